@@ -1,0 +1,1 @@
+"""Engines: the existing executors that run what was placed, one adapter each."""

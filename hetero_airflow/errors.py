@@ -1,0 +1,100 @@
+"""The exceptions that this package raises, each with what was asked, what was found, and what to do.
+
+::
+
+    HeteroError
+    ├── RequestError(ValueError)       a device request that can't be read or contradicts itself
+    ├── SettingsError(ValueError)      an option in [hetero] that can't be read
+    ├── RegistryError(LookupError)     a policy, probe or engine name that no table row has
+    ├── ProbeError                     a vendor's library or tool that answers with nonsense
+    ├── NoLeaseError(RuntimeError)     the process runs without a device lease
+    └── StoreError
+        ├── StoreUnavailable           the database is down, locked or not migrated
+        ├── LeaseNotFound(LookupError) a lease id that the store does not know
+        ├── LeaseLost                  a fencing token that is older than the lease's
+        └── InvalidTransition          a lease state change that the table does not allow
+"""
+
+from __future__ import annotations
+
+
+class HeteroError(Exception):
+    """Root of the tree; the three parts of its text are fields too.
+
+    >>> print(HeteroError("4 GPUs", found="2 on the largest worker", remedy="Ask for 2"))
+    4 GPUs; found 2 on the largest worker. Ask for 2.
+    """
+
+    def __init__(self, asked: str, *, found: str, remedy: str) -> None:
+        self.asked = asked
+        self.found = found
+        self.remedy = remedy
+        super().__init__(f"{asked}; found {found}. {remedy.rstrip('.')}.")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.__dict__, str(self)))
+
+
+def _rebuild(cls: type[HeteroError], fields: dict[str, object], text: str) -> HeteroError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, text)
+    error.__dict__.update(fields)
+    return error
+
+
+class RequestError(HeteroError, ValueError):
+    """A device request that can't be read, contradicts itself or goes past a limit.
+
+    `field` is the argument that is wrong, `value` its (shortened) text.
+    """
+
+    def __init__(self, field: str, value: object, *, found: str, remedy: str) -> None:
+        self.field = field
+        self.value = shorten(value)
+        super().__init__(f"{field}={self.value}", found=found, remedy=remedy)
+
+
+class SettingsError(HeteroError, ValueError):
+    """An option in the section [hetero] that can't be read."""
+
+
+class RegistryError(HeteroError, LookupError):
+    """A policy, probe or engine name that neither the tables nor an entry point has."""
+
+
+class ProbeError(HeteroError):
+    """A vendor's library or tool that answered with something its parser can't read."""
+
+
+class NoLeaseError(HeteroError, RuntimeError):
+    """The process asks for its lease but runs without one."""
+
+
+class StoreError(HeteroError):
+    """The store can't do what it was asked."""
+
+
+class StoreUnavailable(StoreError):
+    """The database is down, locked, or its tables are missing."""
+
+
+class LeaseNotFound(StoreError, LookupError):
+    """A lease id that the store does not know."""
+
+
+class LeaseLost(StoreError):
+    """A fencing token that is not the lease's own: the lease was granted anew or ended."""
+
+
+class InvalidTransition(StoreError):
+    """A lease state change that `model.lease.TRANSITIONS` does not have."""
+
+
+def shorten(value: object, limit: int = 80) -> str:
+    """The value's repr in at most `limit` characters, so that a 100 kB string can't flood an error.
+
+    >>> shorten("a" * 1000, limit=12)
+    "'aaaaaaa...'"
+    """
+    text = repr(value[: limit * 2] if isinstance(value, str) else value)
+    return text if len(text) <= limit else f"{text[: limit - 4]}...{text[-1]}"

@@ -1,0 +1,1 @@
+"""Where the plugin drives Airflow: executor, coordinator, configuration, DB manager."""

@@ -1,0 +1,1 @@
+"""Matching: what fits (a bool with a typed reason), and, apart from it, how well (a number). Pure."""

@@ -1,0 +1,117 @@
+"""One physical unit that a probe found, or a MIG instance of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from hetero_airflow.units import MAX_BYTES, MILLI_PER_DEVICE
+
+Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._+-]*$", max_length=128)]
+"""A vendor, kind or model: lower case, parts joined by dashes (``a100-sxm4-80gb``)."""
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+
+
+class Device(BaseModel):
+    """What is true of a device for as long as it is there; what changes by the second is `Telemetry`.
+
+    A CPU is one device a host, leased core by core. A GPU in MIG mode is not leasable itself; its
+    instances are, each a device whose `parent` is the GPU's id.
+
+    >>> a100 = Device(id="GPU-1", vendor="nvidia", kind="gpu", model="a100-sxm4-80gb", index=0, memory_bytes=2**36)
+    >>> a100.capacity_milli
+    1000
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: Text
+    """What the vendor's software accepts as a name that survives a reboot: an NVML UUID, a PCI address, ``cpu``."""
+    vendor: Word
+    kind: Word
+    model: Word
+    index: int = Field(ge=0, le=100_000)
+    """The number that the vendor's tools show."""
+    memory_bytes: int = Field(ge=0, le=MAX_BYTES)
+    cores: tuple[int, ...] = ()
+    """Of a CPU: the ids of the logical cores that this process may run on, ordered by NUMA node."""
+    partition: Word | None = None
+    """Of a MIG instance: its profile, ``1g.10gb``."""
+    parent: Text | None = None
+    leasable: bool = True
+    """False for a device that must not be leased, for the reason that `problem` gives."""
+    problem: str | None = Field(default=None, max_length=500)
+    driver: str | None = Field(default=None, max_length=64)
+    capability: str | None = Field(default=None, max_length=64)
+    """CUDA compute capability (``8.0``), ROCm target (``gfx942``): what compiled code must suit."""
+    numa_node: int | None = None
+    pci: str | None = Field(default=None, max_length=64)
+    peers: tuple[str, ...] = ()
+    """Ids of the devices that a direct link (NVLink, xGMI, HCCS) joins to this one."""
+    simulated: bool = False
+    details: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
+    """Further facts that a probe has and nothing decides on: sockets, clock_mhz, pcie_generation."""
+
+    @property
+    def capacity_milli(self) -> int:
+        """How much can be leased: 1000 a device, 1000 a core of a CPU."""
+        return MILLI_PER_DEVICE * len(self.cores) if self.kind == "cpu" else MILLI_PER_DEVICE
+
+    def __str__(self) -> str:
+        name = f"{self.vendor}/{self.model}" + (f" mig-{self.partition}" if self.partition else "")
+        return f"{name} (simulated)" if self.simulated else name
+
+
+class Telemetry(BaseModel):
+    """What a device reports about this moment; None where the vendor does not say."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    device_id: Text
+    memory_free_bytes: int | None = None
+    utilization: float | None = None
+    """0 to 1."""
+    temperature_c: float | None = None
+    power_w: float | None = None
+    ecc_errors: int | None = None
+    """Uncorrected ECC errors since the driver was loaded."""
+    xid: int | None = None
+    """NVIDIA's number of the last critical error that the driver reported, where it does."""
+
+
+def model_tokens(model: str) -> frozenset[str]:
+    """The words of a model name that a request may use, neighbours joined too.
+
+    >>> sorted(model_tokens("rtx-4090"))
+    ['4090', 'rtx', 'rtx4090']
+    """
+    return frozenset(_tokens(model))
+
+
+def _tokens(model: str) -> Iterator[str]:
+    parts = model.split("-")
+    yield from parts
+    yield from (a + b for a, b in pairwise(parts))
+
+
+def is_model_of(asked: str, tokens: frozenset[str]) -> bool:
+    """Whether a device whose `model_tokens` these are is of the model that was asked for.
+
+    Every dash-separated word must appear; a word that ends with a letter may be continued by
+    digits only (``910b`` is also ``910b3``, ``a10`` is never ``a100``).
+
+    >>> is_model_of("a100-80gb", model_tokens("a100-sxm4-80gb")), is_model_of("a10", model_tokens("a100-40gb"))
+    (True, False)
+    >>> is_model_of("910b", model_tokens("910b3"))
+    True
+    """
+    return all(
+        word in tokens
+        or (word[-1].isalpha() and any(c.isdigit() for c in word)
+            and any(t.startswith(word) and t[len(word):].isdigit() for t in tokens))
+        for word in asked.split("-")
+    )  # fmt: skip

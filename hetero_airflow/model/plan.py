@@ -1,0 +1,142 @@
+"""The decisions of one cycle, each with its account."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from hetero_airflow.model.lease import Claim
+
+
+class ReasonCode(StrEnum):
+    """Why a device, a worker or a whole request does not fit."""
+
+    KIND = "kind"
+    """No device of the vendor or kind."""
+    MODEL = "model"
+    """Another model."""
+    PARTITION = "partition"
+    """Not the MIG profile, or a MIG instance where a whole device was asked."""
+    MEMORY = "memory"
+    """Memory of the device outside the range."""
+    DRIVER = "driver"
+    """Driver version outside the specifier, or unknown."""
+    RUNTIME = "runtime"
+    """Software missing, or its version outside the specifier."""
+    LABELS = "labels"
+    """A label of the worker is missing or different."""
+    HEALTH = "health"
+    """The device reports a problem and is not leasable."""
+    LOST = "lost"
+    """The worker has not been seen in time."""
+    COUNT = "count"
+    """The worker has fewer such devices than asked, even when idle."""
+    CPUS = "cpus"
+    """The host has fewer cores than asked, even when idle."""
+    HOST_MEMORY = "host_memory"
+    """The host has less memory than asked, even when idle."""
+    BUSY = "busy"
+    """Fits, but too much of it is leased at the moment."""
+    RESERVED = "reserved"
+    """Fits and is free, but is kept for a request that comes first."""
+    NO_WORKER = "no_worker"
+    """No worker is known yet."""
+
+
+TRANSIENT = frozenset({ReasonCode.LOST, ReasonCode.HEALTH, ReasonCode.BUSY, ReasonCode.RESERVED, ReasonCode.NO_WORKER})
+"""Reasons that waiting can cure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One thing that is in the way: a typed fact with both sides, asked and found."""
+
+    code: ReasonCode
+    asked: str
+    found: str
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether waiting can cure it."""
+        return self.code in TRANSIENT
+
+    def __str__(self) -> str:
+        return f"{self.code}: asked {self.asked}, found {self.found}"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One placement that was possible, and its score with the terms that made it."""
+
+    worker_id: str
+    device_ids: tuple[str, ...]
+    score: float
+    terms: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AlternativeAccount:
+    """What became of one alternative: how many workers were looked at, what ruled them out, what was left."""
+
+    asked: str
+    evaluated: int
+    filtered: tuple[tuple[int, Reason], ...]
+    """(number of workers, one reason that stands for them), the most frequent first."""
+    candidates: tuple[Candidate, ...] = ()
+    """The best few, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Why a decision came out as it did; kept with it in the store."""
+
+    policy: str
+    summary: str
+    alternatives: tuple[AlternativeAccount, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Lease these devices of this worker to the request."""
+
+    request_id: str
+    worker_id: str
+    alternative: int
+    claims: tuple[Claim, ...]
+    account: Account
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Leave the request pending; `position` in the queue counts from 1."""
+
+    request_id: str
+    position: int
+    reason: Reason
+    account: Account
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """No known worker could ever satisfy the request, even when idle; `nearest` says what comes closest."""
+
+    request_id: str
+    reason: Reason
+    nearest: str
+    account: Account
+
+
+Decision = Place | Wait | Refuse
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The decisions of one cycle, in the order in which they were made."""
+
+    decisions: tuple[Decision, ...] = ()
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The placements to commit."""
+        return tuple(decision for decision in self.decisions if isinstance(decision, Place))

@@ -1,0 +1,61 @@
+"""A host process that offers devices, and what discovery says of it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from hetero_airflow.model.device import Device, Telemetry, Text
+
+MAX_DEVICES = 4096
+
+
+class WorkerState(StrEnum):
+    """Whether a worker takes tasks."""
+
+    ONLINE = "online"
+    """Seen within its time limit; takes tasks."""
+    LOST = "lost"
+    """Not seen for longer than that; keeps its leases until their processes are known to be gone."""
+
+
+class Worker(BaseModel):
+    """A worker and its devices, as the last discovery found them.
+
+    `runtime` maps a software's name to its installed version (``{"cuda": "12.4", "torch": "2.13.0"}``).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: Text
+    host: Text
+    engine: str = "local"
+    devices: tuple[Device, ...] = Field(max_length=MAX_DEVICES)
+    runtime: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
+    state: WorkerState = WorkerState.ONLINE
+
+    @model_validator(mode="after")
+    def _ids_are_unique(self) -> Worker:
+        seen: set[str] = set()
+        for device in self.devices:
+            if device.id in seen:
+                raise ValueError(f"two devices of worker {self.id!r} have the id {device.id!r}")
+            seen.add(device.id)
+        return self
+
+    @property
+    def cpu(self) -> Device | None:
+        """The host's CPU device, from which `cpus` and `host_memory` are leased."""
+        return next((device for device in self.devices if device.kind == "cpu"), None)
+
+
+class Inventory(BaseModel):
+    """What one discovery found: a worker, its readings, and a line for each probe that failed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    worker: Worker
+    telemetry: tuple[Telemetry, ...] = ()
+    problems: tuple[str, ...] = ()

@@ -1,0 +1,16 @@
+"""Policies: who goes first, and where. Pure.
+
+To add one: write ``policies/<name>.py`` and add a row to `POLICIES`; the contract suite runs over
+every row by itself.
+"""
+
+from __future__ import annotations
+
+GROUP = "hetero_airflow.policies"
+
+POLICIES: dict[str, str] = {
+    "priority": "hetero_airflow.policies.priority:Priority",
+    "fifo": "hetero_airflow.policies.fifo:Fifo",
+    "round_robin": "hetero_airflow.policies.round_robin:RoundRobin",
+}
+"""Policy name → "module:class"; the class takes no arguments."""

@@ -1,0 +1,43 @@
+"""Names → classes: a table of strings each plug-in point, and entry points of other packages.
+
+Rows are imported when they are asked for, so that torch, celery and kubernetes stay optional.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from hetero_airflow.errors import RegistryError
+
+
+def names(group: str, table: Mapping[str, str]) -> list[str]:
+    """All names that `load` knows: the table's rows, then those of the entry-point group."""
+    return [*table, *(point.name for point in entry_points(group=group) if point.name not in table)]
+
+
+def load(group: str, table: Mapping[str, str], name: str) -> Any:
+    """The object that a table row ``"module:attribute"`` or an entry point of the group stands for.
+
+    >>> load("hetero_airflow.policies", {"path": "os:getcwd"}, "path").__name__
+    'getcwd'
+
+    :raises RegistryError: no such name, or a row that can't be imported
+    """
+    target = table.get(name) or next((p.value for p in entry_points(group=group) if p.name == name), None)
+    if target is None:
+        known = names(group, table)
+        near = difflib.get_close_matches(name, known, n=1)
+        raise RegistryError(
+            f"{group} {name!r}", found="no such name", remedy=f"Use {' or '.join(near) or ', '.join(known)}"
+        )
+    module, _, attribute = target.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise RegistryError(
+            f"{group} {name!r}", found=f"{target} can't be imported: {error}", remedy="Install what it needs"
+        ) from error

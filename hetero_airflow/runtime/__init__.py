@@ -1,0 +1,1 @@
+"""What runs inside the task. Never imports airflow or SQLAlchemy, so it works in a plain container."""

@@ -1,0 +1,1 @@
+"""The cycle that joins request, matching, policy, lease and dispatch."""

@@ -1,0 +1,48 @@
+"""Names and defaults of the options in the configuration section ``[hetero]``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SECTION = "hetero"
+
+SIMULATED_DEVICES_VARIABLE = "HETERO_AIRFLOW_SIMULATED_DEVICES"
+"""Environment variable that adds devices that are not there, marked simulated everywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: its default as written in a configuration file, and what it does."""
+
+    name: str
+    default: str
+    type: str
+    description: str
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "policy", "priority", "string", "Who goes first, and where: priority, fifo, round_robin, or an entry point."
+    ),
+    Option(
+        "pool",
+        "hetero_devices",
+        "string",
+        "Airflow pool of device tasks. A task that waits for a device is QUEUED and holds a slot of its pool, so "
+        "device tasks have one of their own; the executor creates it without a limit.",
+    ),
+    Option("queue", "hetero", "string", "Queue that [sdk] queue_to_coordinator maps to the device coordinator."),
+    Option(
+        "lease_timeout_s",
+        "60",
+        "float",
+        "A lease that its executor has not renewed for this long is expired. Its devices stay held until the "
+        "process is known to be gone.",
+    ),
+    Option("discovery_interval_s", "60", "float", "How often the executor looks at the hardware of its host again."),
+    Option("probe_timeout_s", "10", "float", "Time limit of one vendor's probe."),
+    Option("worker_timeout_s", "180", "float", "A worker not seen for this long is lost: it gets no new task."),
+    Option("history_days", "30", "float", "Ended requests, their leases and decisions are kept for this long."),
+    Option("labels", "{}", "string", "Labels of this host's worker, as a JSON object of texts."),
+)
+"""Every option of the section, as provider info and `airflow hetero config` show it."""

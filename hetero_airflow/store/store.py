@@ -1,0 +1,138 @@
+"""The ports of the store: the truth about workers, requests and leases, and the history of decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.plan import Plan
+from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.model.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSeen:
+    """A worker's inventory, as just discovered; also its heartbeat.
+
+    A device that is leased and missing from the new inventory stays known, not leasable and with
+    a `problem`, until its lease has ended.
+    """
+
+    worker: Worker
+    telemetry: tuple[Telemetry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker that has not been seen in time. Its leases stay."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A request that waits from now on; the same id again, while it waits or holds a lease, changes nothing."""
+
+    pending: Pending
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A request that does not wait any longer, with what became of it; unknown ids are passed over."""
+
+    request_id: str
+    cause: str
+
+
+Event = WorkerSeen | WorkerLost | Submitted | Withdrawn
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What became of a plan: leases granted, and ids of requests whose devices someone else took meanwhile."""
+
+    leases: tuple[Lease, ...] = ()
+    refused: tuple[str, ...] = ()
+
+
+class Store(Protocol):
+    """Holds the state of the world. Every method is one transaction and may block on the database.
+
+    :raises StoreUnavailable: (every method) the database is down, locked, or not migrated
+    """
+
+    def record(self, events: Sequence[Event], now: datetime) -> None:
+        """Take note of what happened, in order."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """The present state; cheap when nothing has changed since the last call."""
+        ...
+
+    def commit(self, plan: Plan, now: datetime, expires_at: datetime) -> Commit:
+        """Grant the placements of a plan and keep every decision's account.
+
+        Each placement is granted whole or refused whole: refused when a device is gone, not
+        leasable or leased meanwhile, when the cores or memory are taken, or when the request no
+        longer waits. A refusal stops no other placement of the plan.
+        """
+        ...
+
+    def renew(self, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
+        """Extend the leases given as (lease id, token); the ids that are not held with that token any more.
+
+        A granted or expired lease that is renewed becomes active.
+        """
+        ...
+
+    def move(self, lease_id: str, token: int, to: LeaseState, now: datetime, cause: str = "") -> Lease:
+        """Change a lease's state; a terminal state frees its devices and ends its request, in the same transaction.
+
+        :raises LeaseNotFound: no such lease
+        :raises LeaseLost: the token is not the lease's
+        :raises InvalidTransition: `TRANSITIONS` has no such change
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """All that the store knows of one request: for explain."""
+
+    pending: Pending
+    state: str
+    """waiting, placed, or ended"""
+    ended_at: datetime | None
+    cause: str
+    """Why it ended, where it did."""
+    leases: tuple[Lease, ...]
+    decisions: tuple[dict[str, Any], ...]
+    """Newest first, each with ``decided_at`` (ISO 8601), ``outcome`` (place, wait, refuse), ``position``, ``reason``,
+    ``nearest`` and ``account`` as JSON values, None where the outcome has none."""
+
+
+class History(Protocol):
+    """Reads what happened, and forgets what is old."""
+
+    def story(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> Story | None:
+        """The newest request of a task instance, or None if it never asked."""
+        ...
+
+    def telemetry(self) -> dict[tuple[str, str], Telemetry]:
+        """(worker id, device id) → last reading."""
+        ...
+
+    def last_seen(self) -> dict[str, datetime]:
+        """Worker id → when it was last seen."""
+        ...
+
+    def prune(self, before: datetime) -> int:
+        """Delete ended requests, their leases and decisions from before that time; how many requests went.
+
+        Of a waiting request, all decisions but the newest go too.
+        """
+        ...

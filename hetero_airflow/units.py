@@ -1,0 +1,149 @@
+"""Bytes, durations, shares and byte ranges: one grammar for code, configuration and command line."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+
+from hetero_airflow.errors import RequestError
+
+MILLI_PER_DEVICE = 1000
+"""A device is leased in thousandths: a share of 0.5 is 500, a whole device or one CPU core 1000."""
+
+MAX_BYTES = 1 << 50
+"""One pebibyte: no device or host of today comes near it, a mistyped unit does."""
+
+MAX_DURATION_S = 366 * 86400.0
+
+_BYTE_UNITS = {
+    "": 1, "B": 1,
+    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+    "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40,
+}  # fmt: skip
+_DURATION_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+
+
+def parse_bytes(value: object, field: str = "memory") -> int:
+    """Bytes from an int or a text such as ``40GiB`` (binary) or ``80GB`` (decimal).
+
+    >>> parse_bytes("40GiB"), parse_bytes("80GB"), parse_bytes(1024)
+    (42949672960, 80000000000, 1024)
+
+    :raises RequestError: not a size, zero, negative, or above one pebibyte
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        size: float = value
+    else:
+        found = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) and len(value) <= 64 else None
+        if found is None or found[2].upper() not in _BYTE_UNITS:
+            raise RequestError(field, value, found="no size", remedy='Write a size such as "40GiB" or "80GB"')
+        size = float(found[1]) * _BYTE_UNITS[found[2].upper()]
+    if not 0 < size <= MAX_BYTES:
+        raise RequestError(field, value, found=f"{size:.0f} bytes", remedy="Ask for more than 0 and at most 1024TiB")
+    return math.ceil(size)
+
+
+def format_bytes(size: int) -> str:
+    """A size as people read it, in binary units.
+
+    >>> format_bytes(42949672960), format_bytes(85520809984), format_bytes(512)
+    ('40GiB', '79.6GiB', '512B')
+    """
+    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= factor:
+            return f"{size / factor:.1f}".removesuffix(".0") + unit
+    return f"{size}B"
+
+
+def parse_duration_s(value: object, field: str = "wait_timeout") -> float:
+    """Seconds from a number, a timedelta, or a text such as ``90s``, ``30m``, ``2h``, ``1d``.
+
+    >>> parse_duration_s("30m"), parse_duration_s(5)
+    (1800.0, 5.0)
+
+    :raises RequestError: not a duration, zero, negative, or above 366 days
+    """
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        seconds = float(min(value, 2 * MAX_DURATION_S))
+    else:
+        found = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) and len(value) <= 64 else None
+        if found is None or found[2] not in _DURATION_UNITS:
+            raise RequestError(field, value, found="no duration", remedy='Write a duration such as "30m" or "2h"')
+        seconds = float(found[1]) * _DURATION_UNITS[found[2]]
+    if not 0 < seconds <= MAX_DURATION_S:
+        raise RequestError(field, value, found=f"{seconds:g} s", remedy="Ask for more than 0 s and at most 366d")
+    return seconds
+
+
+def share_to_milli(share: float) -> int:
+    """A share (0 to 1) in thousandths of a device, at least one.
+
+    >>> share_to_milli(0.5), share_to_milli(1 / 3)
+    (500, 333)
+    """
+    return max(1, round(share * MILLI_PER_DEVICE))
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """A closed range of bytes; None is open. A bare size means "at least".
+
+    >>> str(ByteRange.parse("24GiB..80GiB")), str(ByteRange.parse("40GiB"))
+    ('24GiB..80GiB', '40GiB..')
+    >>> ByteRange.parse("40GiB..").holds(parse_bytes("48GiB"))
+    True
+    """
+
+    minimum: int | None
+    maximum: int | None
+
+    @classmethod
+    def parse(cls, value: object, field: str = "memory") -> ByteRange:
+        """A range from ``40GiB..``, ``..80GiB``, ``24GiB..80GiB``, ``40GiB``, an int, or a range.
+
+        :raises RequestError: not a range, open at both ends, or upside down
+        """
+        if isinstance(value, ByteRange):
+            return value
+        if not (isinstance(value, str) and ".." in value):
+            return cls(parse_bytes(value, field), None)
+        low, _, high = value.partition("..")
+        if not low.strip() and not high.strip():
+            raise RequestError(
+                field, value, found="a range open at both ends", remedy='Write "40GiB.." or leave it out'
+            )
+        minimum = parse_bytes(low, field) if low.strip() else None
+        maximum = parse_bytes(high, field) if high.strip() else None
+        if minimum is not None and maximum is not None and minimum > maximum:
+            raise RequestError(field, value, found="a range that ends before it begins", remedy="Swap the two sizes")
+        return cls(minimum, maximum)
+
+    def holds(self, size: int) -> bool:
+        """Whether the size lies in the range."""
+        return (self.minimum is None or size >= self.minimum) and (self.maximum is None or size <= self.maximum)
+
+    def __str__(self) -> str:
+        low = "" if self.minimum is None else format_bytes_exact(self.minimum)
+        high = "" if self.maximum is None else format_bytes_exact(self.maximum)
+        return f"{low}..{high}"
+
+
+def format_bytes_exact(size: int) -> str:
+    """A size in the largest unit that loses nothing, so that parsing it gives the same size.
+
+    >>> format_bytes_exact(80 * 10**9), format_bytes_exact(40 * 2**30), format_bytes_exact(1001)
+    ('80GB', '40GiB', '1001B')
+    """
+    for unit, factor in (
+        ("TiB", 2**40), ("TB", 10**12), ("GiB", 2**30), ("GB", 10**9),
+        ("MiB", 2**20), ("MB", 10**6), ("KiB", 2**10), ("KB", 10**3),
+    ):  # fmt: skip
+        if size % factor == 0:
+            return f"{size // factor}{unit}"
+    return f"{size}B"
