@@ -1,1 +1,1 @@
-"""The cycle that joins request, matching, policy, lease and dispatch."""
+"""The cycle: one pass from expired leases to dispatched work; the same code live and simulated."""

@@ -1,0 +1,105 @@
+"""Equal workers: two workers of one shape differ in nothing that a decision looks at but ids and leases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hetero_airflow.model.device import Device
+from hetero_airflow.model.worker import Worker
+
+MAX_SHAPES = 20_000
+"""Shapes kept; more, and all are forgotten and made anew. 10,000 workers of different kinds still fit twice."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shape:
+    """A class of equal workers. Its devices are known by position: ordered by index, then id.
+
+    Two shapes of one `Shapes` are equal only if they are the same object.
+    """
+
+    devices: tuple[Device, ...]
+    """Of the first worker that had this shape."""
+    runtime: Mapping[str, str]
+    """Names in lower case."""
+    labels: Mapping[str, str]
+    cpu: int | None
+    """Position of the CPU device."""
+    capacity: tuple[tuple[int, int], ...]
+    """(thousandths, bytes) of each device."""
+    links: tuple[frozenset[int], ...]
+    """For each device, the positions of its peers."""
+    accelerators: int
+
+    @property
+    def cpu_device(self) -> Device | None:
+        """The CPU device."""
+        return None if self.cpu is None else self.devices[self.cpu]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seat:
+    """One worker as its shape sees it: which of its device ids stands at which position."""
+
+    worker: Worker
+    shape: Shape
+    device_ids: tuple[str, ...]
+    position: Mapping[str, int] = field(default_factory=dict)
+
+
+class Shapes:
+    """Finds the shape of a worker; remembers it for as long as the worker is the same object."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[object, Shape] = {}
+        self._seats: dict[str, Seat] = {}
+
+    def seat(self, worker: Worker) -> Seat:
+        """The worker's shape and the positions of its devices.
+
+        >>> from hetero_airflow.testing import a_worker
+        >>> shapes = Shapes()
+        >>> shapes.seat(a_worker("a")).shape is shapes.seat(a_worker("b")).shape
+        True
+        """
+        known = self._seats.get(worker.id)
+        if known is not None and known.worker is worker:
+            return known
+        if len(self._shapes) > MAX_SHAPES or len(self._seats) > 2 * MAX_SHAPES:
+            self._shapes.clear()
+            self._seats.clear()
+        seat = self._seats[worker.id] = self._seat(worker)
+        return seat
+
+    def _seat(self, worker: Worker) -> Seat:
+        devices = tuple(sorted(worker.devices, key=lambda device: (device.index, device.id)))
+        position = {device.id: place for place, device in enumerate(devices)}
+        links = tuple(frozenset(position[peer] for peer in device.peers if peer in position) for device in devices)
+        cpu = worker.cpu
+        runtime = {name.lower(): version for name, version in sorted(worker.runtime.items())}
+        key = (
+            tuple((_device_key(device), linked) for device, linked in zip(devices, links, strict=True)),
+            None if cpu is None else position[cpu.id],
+            tuple(runtime.items()),
+            tuple(sorted(worker.labels.items())),
+        )
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shapes[key] = Shape(
+                devices=devices,
+                runtime=runtime,
+                labels=dict(worker.labels),
+                cpu=None if cpu is None else position[cpu.id],
+                capacity=tuple((device.capacity_milli, device.memory_bytes) for device in devices),
+                links=links,
+                accelerators=sum(device.kind != "cpu" for device in devices),
+            )
+        return Seat(worker, shape, tuple(device.id for device in devices), position)
+
+
+def _device_key(device: Device) -> tuple[object, ...]:
+    return (
+        device.vendor, device.kind, device.model, device.partition, device.memory_bytes, len(device.cores),
+        device.driver, device.leasable, device.problem, device.numa_node, device.simulated,
+    )  # fmt: skip

@@ -1,0 +1,23 @@
+"""Turns: each DAG in its turn, each worker and device in its turn."""
+
+from __future__ import annotations
+
+from hetero_airflow.matching.scoring import LeastRecent
+from hetero_airflow.model.snapshot import Pending
+from hetero_airflow.policies.greedy import Greedy
+from hetero_airflow.policies.queue import by_turn
+
+
+class RoundRobin(Greedy):
+    """DAGs in turn, the one served longest ago first; on the worker, then the device, granted longest ago.
+
+    While a DAG's request is the head, its younger ones don't overtake it: they would use up its DAG's
+    turn, so that other DAGs could delay the head for ever.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("round_robin", by_turn, LeastRecent(), may_pass=_is_of_another_dag)
+
+
+def _is_of_another_dag(pending: Pending, head: Pending) -> bool:
+    return pending.dag_id != head.dag_id

@@ -1,0 +1,174 @@
+"""One pass: reap, snapshot, decide, commit, dispatch, leave the rest pending with its reasons."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from hetero_airflow.engines.engine import Engine
+from hetero_airflow.errors import InvalidTransition, LeaseLost, LeaseNotFound
+from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.plan import Decision, Plan, Refuse, Wait
+from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.policies.policy import Policy
+from hetero_airflow.policies.priority import Priority
+from hetero_airflow.scheduling.plan_check import plan_faults
+from hetero_airflow.scheduling.reaper import reap
+from hetero_airflow.store.store import Store, Submitted
+
+log = logging.getLogger(__name__)
+
+MAX_ROUNDS = 3
+"""How often one cycle decides: once, and again while others take what it chose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undispatched:
+    """A lease whose work the engine did not take; it is released, and its request waits again."""
+
+    lease: Lease
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class CycleResult:
+    """What one cycle did."""
+
+    reaped: tuple[Lease, ...] = ()
+    """Leases that expired or were taken back, as they are now."""
+    plan: Plan = field(default_factory=Plan)
+    """The newest decision on each request. If nothing had changed, that of the cycle before."""
+    dispatched: tuple[Lease, ...] = ()
+    undispatched: tuple[Undispatched, ...] = ()
+    raced: tuple[str, ...] = ()
+    """Ids of requests whose devices others took in every round; they are decided again in the next cycle."""
+    is_decided: bool = True
+    """False if nothing had changed, so that the plan of the cycle before still holds."""
+
+    @property
+    def waiting(self) -> tuple[Wait, ...]:
+        """The requests that wait, in the order of the queue."""
+        return tuple(decision for decision in self.plan.decisions if isinstance(decision, Wait))
+
+    @property
+    def refused(self) -> tuple[Refuse, ...]:
+        """The requests that no known worker can ever run."""
+        return tuple(decision for decision in self.plan.decisions if isinstance(decision, Refuse))
+
+
+def run_cycle(store: Store, policy: Policy, engine: Engine, now: datetime, lease_timeout_s: float) -> CycleResult:
+    """One cycle without a memory of the one before.
+
+    :raises StoreUnavailable: the database is down; what was committed by then is also dispatched
+    """
+    return Cycle(store, policy, engine, lease_timeout_s).run(now)
+
+
+class Cycle:
+    """Cycles over one store; remembers what was decided last, so that nothing is decided twice.
+
+    The engine is asked through its port of three methods. The store, the policy and the engine
+    may be real or simulated.
+    """
+
+    def __init__(self, store: Store, policy: Policy, engine: Engine, lease_timeout_s: float) -> None:
+        self._store = store
+        self._policy = policy
+        self._engine = engine
+        self._lease_timeout = timedelta(seconds=lease_timeout_s)
+        self._safe: Policy = Priority()
+        self._decided: tuple[Snapshot, Plan] | None = None
+        self._undispatched: dict[str, tuple[Undispatched, Pending]] = {}
+        self._warned = ""
+
+    def run(self, now: datetime) -> CycleResult:
+        """One pass, in the six steps of the architecture.
+
+        :raises StoreUnavailable: the database is down; what was committed by then is also dispatched
+        """
+        # 1. Reap expired leases. Lost workers are recorded by who drives the cycle, see `reaper.lost_workers`.
+        self._take_back(now)
+        reaped = reap(self._store, self._engine, self._store.snapshot().leases, now)
+        decisions: dict[str, Decision] = {}
+        dispatched: list[Lease] = []
+        undispatched: list[Undispatched] = []
+        for number in range(MAX_ROUNDS):
+            # 2. Take a snapshot.
+            snapshot = self._store.snapshot()
+            if number == 0 and self._decided is not None and _is_unchanged(self._decided[0], snapshot):
+                return CycleResult(reaped, self._decided[1], is_decided=False)
+            # 3. Let the policy decide a plan.
+            plan = self._decide(snapshot, now)
+            decisions |= {decision.request_id: decision for decision in plan.decisions}
+            # 4. Commit it; the store refuses what someone else took meanwhile.
+            commit = self._store.commit(plan, now, now + self._lease_timeout)
+            # 5. Dispatch what was granted.
+            failed = self._dispatch(commit.leases, snapshot)
+            undispatched += failed
+            dispatched += (lease for lease in commit.leases if lease.id not in self._undispatched)
+            if not commit.refused:
+                break
+        # 6. Leave the rest pending: the store has each reason; what could not be dispatched waits again.
+        self._take_back(now)
+        plan = Plan(tuple(decisions.values()))
+        self._decided = None if commit.refused else (snapshot, plan)
+        return CycleResult(reaped, plan, tuple(dispatched), tuple(undispatched), commit.refused)
+
+    def _decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+        """The policy's plan, or where it has none that can be used, the safe policy's."""
+        try:
+            plan = self._policy.decide(snapshot, now)
+            faults = plan_faults(snapshot, plan)
+            cause = f"its plan does not fit: {'; '.join(faults[:3])}" if faults else ""
+        except Exception as error:  # noqa: BLE001  a policy from another package may raise anything
+            cause = f"it raised {type(error).__name__}: {error}"
+        if not cause:
+            self._warned = ""
+            return plan
+        if cause != self._warned:
+            log.warning("Policy %s is passed over, %s. The policy priority decides.", _name(self._policy), cause)
+        self._warned = cause
+        return self._safe.decide(snapshot, now)
+
+    def _dispatch(self, leases: Iterable[Lease], snapshot: Snapshot) -> list[Undispatched]:
+        """Hand over the work of the leases; those that the engine did not take are noted for `_take_back`."""
+        pending = {one.id: one for one in snapshot.pending}
+        failed = []
+        for lease in leases:
+            try:
+                self._engine.dispatch(lease)
+            except Exception as error:  # noqa: BLE001  engines are foreign code; one task must not stop the others
+                cause = f"not dispatched: {type(error).__name__}: {error}"
+                log.warning("Lease %s is released and its request waits again, %s", lease.id, cause)
+                failed.append(Undispatched(lease, cause))
+                self._undispatched[lease.id] = (failed[-1], pending[lease.request_id])
+        return failed
+
+    def _take_back(self, now: datetime) -> None:
+        """Release what was not dispatched and let it wait again; where the store is down, in the next cycle."""
+        for lease_id, (failed, pending) in list(self._undispatched.items()):
+            try:
+                self._store.move(lease_id, failed.lease.token, LeaseState.RELEASED, now, failed.cause)
+            except (LeaseNotFound, LeaseLost, InvalidTransition) as error:
+                log.debug("Lease %s had ended already: %s", lease_id, error)
+            self._store.record([Submitted(pending)], now)
+            del self._undispatched[lease_id]
+
+
+def _is_unchanged(before: Snapshot, after: Snapshot) -> bool:
+    """Whether a policy would see the same; that leases were renewed changes nothing for it.
+
+    Stores hand out the same object for a part that did not change; another one is taken as changed.
+    """
+    return before.sequence == after.sequence or (
+        before.workers is after.workers
+        and before.usage is after.usage
+        and before.pending is after.pending
+        and before.dag_tokens == after.dag_tokens
+    )
+
+
+def _name(policy: Policy) -> str:
+    return str(getattr(policy, "name", type(policy).__name__))

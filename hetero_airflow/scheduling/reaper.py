@@ -1,0 +1,78 @@
+"""Leases that were not renewed, and what becomes of them; workers that were not seen."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+
+from hetero_airflow.engines.engine import Engine, Liveness
+from hetero_airflow.errors import InvalidTransition, LeaseLost, LeaseNotFound
+from hetero_airflow.model.lease import TERMINAL, Lease, LeaseState
+from hetero_airflow.model.worker import Worker, WorkerState
+from hetero_airflow.store.store import Store, WorkerLost
+
+log = logging.getLogger(__name__)
+
+
+def reap(store: Store, engine: Engine, leases: Iterable[Lease], now: datetime) -> tuple[Lease, ...]:
+    """Expire the leases that are due, take back those whose work is over; the leases that were moved, as they are now.
+
+    An expired lease is taken back when its process is known to be gone, or when Airflow does not want
+    its work any more and no process of it was seen. While that is unknown of wanted work, and
+    whenever a process was seen, it keeps its devices: rather a device idle than one given to two.
+    """
+    moved = []
+    for lease in leases:
+        current = lease
+        if lease.state is not LeaseState.EXPIRED and lease.state not in TERMINAL and lease.expires_at <= now:
+            expired = _move(store, lease, LeaseState.EXPIRED, now, f"not renewed since {lease.expires_at:%H:%M:%S} UTC")
+            if expired is None:
+                continue
+            current = expired
+        if current.state is LeaseState.EXPIRED:
+            cause = _why_over(engine, current)
+            current = (_move(store, current, LeaseState.EVICTED, now, cause) if cause else None) or current
+        if current is not lease:
+            moved.append(current)
+    return tuple(moved)
+
+
+def lost_workers(
+    workers: Iterable[Worker], last_seen: Mapping[str, datetime], now: datetime, worker_timeout_s: float
+) -> tuple[WorkerLost, ...]:
+    """An event for each online worker that has not been seen in time; the caller records them.
+
+    The cycle does not ask by itself: when a worker was last seen is the store's `History`, a query
+    that is worth its cost a few times a minute, not at every pass.
+    """
+    limit = now - timedelta(seconds=worker_timeout_s)
+    return tuple(
+        WorkerLost(worker.id)
+        for worker in workers
+        if worker.state is WorkerState.ONLINE and last_seen.get(worker.id, now) < limit
+    )
+
+
+def _why_over(engine: Engine, lease: Lease) -> str | None:
+    """Why an expired lease may be taken back, or None if it must be kept."""
+    try:
+        liveness = engine.liveness(lease)
+        is_wanted = engine.is_wanted(lease)
+    except Exception as error:  # noqa: BLE001  whatever an engine raises means that it can't tell
+        log.warning("Lease %s keeps its devices: the engine can't tell of its process: %s", lease.id, error)
+        return None
+    if liveness is Liveness.GONE:
+        return "its process is gone"
+    if liveness is Liveness.UNKNOWN and not is_wanted:
+        return "its work is not wanted any more"
+    return None
+
+
+def _move(store: Store, lease: Lease, to: LeaseState, now: datetime, cause: str) -> Lease | None:
+    """The moved lease, or None where another scheduler or the lease's holder was faster."""
+    try:
+        return store.move(lease.id, lease.token, to, now, cause)
+    except (LeaseNotFound, LeaseLost, InvalidTransition) as error:
+        log.debug("Lease %s was not moved to %s: %s", lease.id, to, error)
+        return None
