@@ -50,6 +50,8 @@ class Snapshot:
     pending: tuple[Pending, ...] = ()
     leases: tuple[Lease, ...] = ()
     """The live ones: granted, active or expired."""
+    dag_tokens: Mapping[str, int] = field(default_factory=dict)
+    """DAG id → the greatest fencing token that one of its requests ever got; absent for never: whose turn it is."""
 
     def used(self, worker_id: str, device_id: str) -> Usage:
         """What is leased of one device."""
