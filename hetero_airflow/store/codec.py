@@ -1,0 +1,60 @@
+"""Decisions and requests as the JSON values that the tables hold, and back. Pure; no pickle anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.plan import Account, Decision, Place, Reason, Refuse, Wait
+
+ACCOUNT: TypeAdapter[Account] = TypeAdapter(Account)
+REASON: TypeAdapter[Reason] = TypeAdapter(Reason)
+READINGS: TypeAdapter[tuple[Telemetry, ...]] = TypeAdapter(tuple[Telemetry, ...])
+CORES: TypeAdapter[tuple[int, ...]] = TypeAdapter(tuple[int, ...])
+
+_OUTCOMES: dict[type[Decision], str] = {Place: "place", Wait: "wait", Refuse: "refuse"}
+
+
+def decision_columns(decision: Decision) -> dict[str, Any]:
+    """The decision's columns, where ``reason`` and ``account`` are JSON texts."""
+    reason = None if isinstance(decision, Place) else REASON.dump_json(decision.reason).decode()
+    return {
+        "request_id": decision.request_id,
+        "outcome": _OUTCOMES[type(decision)],
+        "position": decision.position if isinstance(decision, Wait) else None,
+        "reason": reason,
+        "nearest": decision.nearest if isinstance(decision, Refuse) else None,
+        "account": ACCOUNT.dump_json(decision.account).decode(),
+    }
+
+
+def decision_story(columns: Mapping[str, Any], decided_at: datetime) -> dict[str, Any]:
+    """The decision as a `Story` tells it: JSON values all through."""
+    return {
+        "decided_at": decided_at.isoformat(),
+        "outcome": columns["outcome"],
+        "position": columns["position"],
+        "reason": None if columns["reason"] is None else json.loads(columns["reason"]),
+        "nearest": columns["nearest"],
+        "account": json.loads(columns["account"]),
+    }
+
+
+def digest(*texts: object) -> str:
+    """64 hexadecimal digits that are the same for the same texts."""
+    return hashlib.sha256("\0".join(map(str, texts)).encode(errors="replace")).hexdigest()
+
+
+def clean_cause(cause: str) -> str:
+    """The cause as every database takes it: no NUL, no half characters, at most 2,000 characters.
+
+    >>> clean_cause("killed\\x00")
+    'killed\\ufffd'
+    """
+    return cause[:2000].replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()

@@ -1,0 +1,47 @@
+"""What every store says of leases in the same way: ids, what can be granted at all, errors. Pure."""
+
+from __future__ import annotations
+
+from hetero_airflow.errors import LeaseLost, LeaseNotFound
+from hetero_airflow.model.lease import Claim
+from hetero_airflow.units import MILLI_PER_DEVICE
+
+
+def lease_id(request_id: str, token: int) -> str:
+    """The id of the lease that got that token: request ids are unique, so no other lease of any store has it."""
+    return f"{request_id}.{token}"
+
+
+def is_sound(claims: tuple[Claim, ...]) -> bool:
+    """Whether the claims of a placement can be granted at all: some, none below zero or empty, no device twice.
+
+    A wrong plan must not be able to upset the books, whatever policy made it.
+    """
+    ids = {claim.device_id for claim in claims}
+    return (
+        bool(claims)
+        and len(ids) == len(claims)
+        and all(claim.milli >= 0 and claim.memory_bytes >= 0 for claim in claims)
+        and all(claim.milli + claim.memory_bytes > 0 for claim in claims)
+    )
+
+
+def suits(kind: str, claim: Claim) -> bool:
+    """Whether the claim's thousandths suit a device of that kind: whole cores of a CPU, some of an accelerator."""
+    return claim.milli % MILLI_PER_DEVICE == 0 if kind == "cpu" else claim.milli > 0
+
+
+def not_found(lease_id: str) -> LeaseNotFound:
+    """The error for a lease id that the store does not know."""
+    return LeaseNotFound(
+        f"lease {lease_id}", found="no such lease", remedy="It never was, or its history was pruned: ask for a new one"
+    )
+
+
+def lost(lease_id: str, token: int, own: int) -> LeaseLost:
+    """The error for a token that is not the lease's own."""
+    return LeaseLost(
+        f"lease {lease_id} with token {token}",
+        found=f"its token is {own}",
+        remedy="Stop the work that holds the other token; whoever holds this lease now goes on",
+    )

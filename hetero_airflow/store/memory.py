@@ -1,0 +1,297 @@
+"""The store as plain Python values: for the simulator and for tests. One thread, nothing survives it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.lease import TERMINAL, TRANSITIONS, Claim, Lease, LeaseState, check_transition
+from hetero_airflow.model.plan import Decision, Place, Plan, Refuse, Wait
+from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.model.worker import Worker, WorkerState
+from hetero_airflow.store.codec import clean_cause, decision_columns, decision_story
+from hetero_airflow.store.cores import choose_cores
+from hetero_airflow.store.inventory import DeviceRecord, join_worker, take_inventory
+from hetero_airflow.store.leases import is_sound, lease_id, lost, not_found
+from hetero_airflow.store.store import Commit, Event, Story, Submitted, WorkerLost, WorkerSeen
+from hetero_airflow.store.view import View
+from hetero_airflow.units import MILLI_PER_DEVICE
+
+
+@dataclass(slots=True)
+class _Host:
+    reported: Worker
+    state: WorkerState
+    seen_at: datetime
+    devices: dict[str, DeviceRecord] = field(default_factory=dict)
+    telemetry: tuple[Telemetry, ...] = ()
+
+
+@dataclass(slots=True)
+class _Request:
+    pending: Pending
+    state: str = "waiting"
+    ended_at: datetime | None = None
+    cause: str = ""
+    lease_ids: list[str] = field(default_factory=list)
+    newest: Decision | None = None
+    """Since it was submitted."""
+    decisions: list[tuple[datetime, Decision]] = field(default_factory=list)
+
+
+class MemoryStore:
+    """A `Store` and its `History` in this process's memory.
+
+    :param keeps_history: False forgets ended requests, their leases, and all but the newest decision
+        at once, so that a long simulation needs no more memory than what lives; an ended lease is
+        then not found
+    """
+
+    def __init__(self, *, keeps_history: bool = True) -> None:
+        self._keeps_history = keeps_history
+        self._view = View()
+        self._sequence = 0
+        self._token = 0
+        self._hosts: dict[str, _Host] = {}
+        self._requests: dict[str, _Request] = {}
+        self._leases: dict[str, Lease] = {}
+        self._cores: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+
+    # -- Store ---------------------------------------------------------------------------------------------------------
+
+    def record(self, events: Sequence[Event], now: datetime) -> None:
+        """Take note of what happened, in order."""
+        is_visible = False
+        for event in events:
+            if isinstance(event, WorkerSeen):
+                is_visible |= self._see(event, now)
+            elif isinstance(event, WorkerLost):
+                is_visible |= self._lose(event.worker_id)
+            elif isinstance(event, Submitted):
+                is_visible |= self._submit(event.pending)
+            else:
+                is_visible |= self._end(event.request_id, "waiting", now, event.cause)
+        self._sequence += is_visible
+
+    def snapshot(self) -> Snapshot:
+        """The present state; cheap when nothing has changed since the last call."""
+        return self._view.snapshot(self._sequence)
+
+    def commit(self, plan: Plan, now: datetime, expires_at: datetime) -> Commit:
+        """Grant the placements of a plan and keep every decision's account; see the port."""
+        leases: list[Lease] = []
+        refused: list[str] = []
+        has_ended = False
+        for decision in plan.decisions:
+            request = self._requests.get(decision.request_id)
+            is_waiting = request is not None and request.state == "waiting"
+            if isinstance(decision, Place):
+                lease = self._grant(decision, now, expires_at) if is_waiting else None
+                if lease is None:
+                    refused.append(decision.request_id)
+                    continue
+                leases.append(lease)
+            if request is not None and is_waiting:
+                self._keep(request, decision, now)
+                if isinstance(decision, Refuse):
+                    has_ended |= self._end(decision.request_id, "waiting", now, str(decision.reason))
+        self._sequence += bool(leases) or has_ended
+        return Commit(tuple(leases), tuple(refused))
+
+    def renew(self, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
+        """Extend the leases given as (lease id, token); the ids that are not held with that token any more."""
+        gone: set[str] = set()
+        is_visible = False
+        for held_id, token in holds:
+            lease = self._view.lease(held_id)
+            if lease is None or lease.token != token:
+                gone.add(held_id)
+            elif lease.state != LeaseState.ACTIVE or lease.expires_at != expires_at:
+                self._put(lease.model_copy(update={"state": LeaseState.ACTIVE, "expires_at": expires_at}))
+                is_visible = True
+        self._sequence += is_visible
+        return frozenset(gone)
+
+    def move(self, lease_id: str, token: int, to: LeaseState, now: datetime, cause: str = "") -> Lease:
+        """Change a lease's state; a terminal state frees its devices and ends its request; see the port."""
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            raise not_found(lease_id)
+        if lease.token != token:
+            raise lost(lease_id, token, lease.token)
+        check_transition(lease_id, lease.state, to)
+        moved = lease.model_copy(update={"state": to})
+        self._put(moved)
+        if to in TERMINAL:
+            for claim in lease.claims:
+                self._free(lease.worker_id, claim)
+            self._end(lease.request_id, "placed", now, cause or TRANSITIONS[lease.state, to])
+        self._sequence += 1
+        return moved
+
+    # -- History -------------------------------------------------------------------------------------------------------
+
+    def story(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> Story | None:
+        """The newest request of a task instance, or None if it never asked."""
+        asked = (dag_id, run_id, task_id, map_index)
+        own = [r for r in self._requests.values() if _instance(r.pending) == asked]
+        if not own:
+            return None
+        newest = max(own, key=lambda r: (r.pending.submitted_at, r.pending.try_number, r.pending.id))
+        decisions = (decision_story(decision_columns(d), at) for at, d in reversed(newest.decisions))
+        leases = tuple(self._leases[lease_id] for lease_id in newest.lease_ids)
+        return Story(newest.pending, newest.state, newest.ended_at, newest.cause, leases, tuple(decisions))
+
+    def telemetry(self) -> dict[tuple[str, str], Telemetry]:
+        """(worker id, device id) → last reading."""
+        return {(i, reading.device_id): reading for i, host in self._hosts.items() for reading in host.telemetry}
+
+    def last_seen(self) -> dict[str, datetime]:
+        """Worker id → when it was last seen."""
+        return {worker_id: host.seen_at for worker_id, host in self._hosts.items()}
+
+    def prune(self, before: datetime) -> int:
+        """Delete ended requests, their leases and decisions from before that time; how many requests went."""
+        old = [i for i, r in self._requests.items() if r.ended_at is not None and r.ended_at < before]
+        for request_id in old:
+            self._forget(request_id)
+        for request in self._requests.values():
+            if request.state == "waiting":
+                del request.decisions[:-1]
+        return len(old)
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def _see(self, seen: WorkerSeen, now: datetime) -> bool:
+        host = self._hosts.get(seen.worker.id)
+        if host is None:
+            host = self._hosts[seen.worker.id] = _Host(seen.worker, WorkerState.ONLINE, now)
+        elif host.reported == seen.worker and host.state == WorkerState.ONLINE:
+            host.seen_at = now
+            host.telemetry = seen.telemetry or host.telemetry
+            return False
+        host.devices = take_inventory(host.devices, seen.worker, host.seen_at)
+        host.reported, host.state, host.seen_at = seen.worker, WorkerState.ONLINE, now
+        host.telemetry = seen.telemetry or host.telemetry
+        self._show_worker(host)
+        return True
+
+    def _lose(self, worker_id: str) -> bool:
+        host = self._hosts.get(worker_id)
+        if host is None or host.state == WorkerState.LOST:
+            return False
+        host.state = WorkerState.LOST
+        self._show_worker(host)
+        return True
+
+    def _show_worker(self, host: _Host) -> None:
+        self._view.put_worker(
+            join_worker(host.reported, (record.device for record in host.devices.values()), host.state)
+        )
+        usage = {device_id: record.usage for device_id, record in host.devices.items()}
+        self._view.put_usage(host.reported.id, usage, replace=True)
+
+    def _submit(self, pending: Pending) -> bool:
+        request = self._requests.get(pending.id)
+        if request is None:
+            self._requests[pending.id] = _Request(pending)
+        elif request.state == "ended":
+            request.pending, request.state, request.ended_at, request.cause = pending, "waiting", None, ""
+            request.newest = None
+        else:
+            return False
+        self._view.put_pending(pending)
+        return True
+
+    def _end(self, request_id: str, state: str, now: datetime, cause: str) -> bool:
+        request = self._requests.get(request_id)
+        if request is None or request.state != state:
+            return False
+        request.state, request.ended_at, request.cause = "ended", now, clean_cause(cause)
+        self._view.drop_pending(request_id)
+        if not self._keeps_history:
+            self._forget(request_id)
+        return True
+
+    def _forget(self, request_id: str) -> None:
+        for own in self._requests.pop(request_id).lease_ids:
+            del self._leases[own]
+
+    # -- leases --------------------------------------------------------------------------------------------------------
+
+    def _grant(self, place: Place, now: datetime, expires_at: datetime) -> Lease | None:
+        host = self._hosts.get(place.worker_id)
+        if host is None or host.state != WorkerState.ONLINE or not is_sound(place.claims):
+            return None
+        granted: dict[str, DeviceRecord] = {}
+        claims: list[Claim] = []
+        for claim in place.claims:
+            known = host.devices.get(claim.device_id)
+            record = None if known is None else known.grant(claim, now)
+            cores = None if record is None else self._choose_cores(place.worker_id, record, claim)
+            if record is None or cores is None:
+                return None
+            granted[claim.device_id] = record
+            claims.append(claim.model_copy(update={"cores": cores}))
+        host.devices.update(granted)
+        self._view.put_usage(place.worker_id, {device_id: record.usage for device_id, record in granted.items()})
+        self._view.drop_pending(place.request_id)
+        self._token += 1
+        request = self._requests[place.request_id]
+        request.state = "placed"
+        self._view.put_dag_token(request.pending.dag_id, self._token)
+        for claim in claims:
+            self._cores[place.worker_id, claim.device_id].update(claim.cores)
+        lease = Lease(
+            id=lease_id(place.request_id, self._token),
+            request_id=place.request_id,
+            worker_id=place.worker_id,
+            alternative=place.alternative,
+            claims=tuple(claims),
+            token=self._token,
+            state=LeaseState.GRANTED,
+            granted_at=now,
+            expires_at=expires_at,
+        )
+        request.lease_ids.append(lease.id)
+        self._put(lease)
+        return lease
+
+    def _choose_cores(self, worker_id: str, record: DeviceRecord, claim: Claim) -> tuple[int, ...] | None:
+        if record.device.kind != "cpu":
+            return ()
+        taken = self._cores[worker_id, record.device.id]
+        return choose_cores(record.device.cores, taken, claim.milli // MILLI_PER_DEVICE)
+
+    def _put(self, lease: Lease) -> None:
+        self._leases[lease.id] = lease
+        if lease.state in TERMINAL:
+            self._view.drop_lease(lease.id)
+        else:
+            self._view.put_lease(lease)
+
+    def _free(self, worker_id: str, claim: Claim) -> None:
+        host = self._hosts[worker_id]
+        record = host.devices[claim.device_id].free(claim)
+        self._cores[worker_id, claim.device_id].difference_update(claim.cores)
+        if record is None:
+            del host.devices[claim.device_id]
+            self._show_worker(host)
+        else:
+            host.devices[claim.device_id] = record
+            self._view.put_usage(worker_id, {claim.device_id: record.usage})
+
+    def _keep(self, request: _Request, decision: Decision, now: datetime) -> None:
+        if isinstance(decision, Wait) and decision == request.newest:
+            return
+        request.newest = decision
+        if not self._keeps_history:
+            request.decisions.clear()
+        request.decisions.append((now, decision))
+
+
+def _instance(pending: Pending) -> tuple[str, str, str, int]:
+    return pending.dag_id, pending.run_id, pending.task_id, pending.map_index

@@ -1,0 +1,130 @@
+"""The store in a SQL database: Airflow's own, SQLite or PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from functools import lru_cache
+from threading import Lock
+
+from sqlalchemy import Engine, delete, func, select, update
+
+from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.plan import Plan, Wait
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.store import tables
+from hetero_airflow.store.sql_events import record_events
+from hetero_airflow.store.sql_leases import Committing, WaitDigests, move_lease, read_newest, renew_leases
+from hetero_airflow.store.sql_reading import read_last_seen, read_story, read_telemetry, update_view
+from hetero_airflow.store.sql_transaction import chunks, read_state, reading, writing
+from hetero_airflow.store.store import Commit, Event, Story
+from hetero_airflow.store.view import View
+
+
+class SqlStore:
+    """A `Store` and its `History` in a SQL database; several processes may work on one.
+
+    It opens and closes connections of its own, so the caller's sessions are left alone. On SQLite,
+    the caller must not hold a transaction that has written while it calls: there is one writer a
+    file. May be used by several threads.
+
+    :param engine: of a database that `airflow db migrate` has prepared; in Airflow, `airflow.settings.engine`
+    :param lock_timeout_s: how long to wait for another writer; on SQLite the engine's own busy timeout counts
+    """
+
+    def __init__(self, engine: Engine, *, lock_timeout_s: float = 10.0) -> None:
+        self._engine = engine
+        self._lock_timeout_s = lock_timeout_s
+        self._read_request = lru_cache(maxsize=4096)(DeviceRequest.model_validate_json)
+        self._digests = WaitDigests()
+        self._view: View | None = None
+        self._sequence = 0
+        self._lock = Lock()
+
+    # -- Store ---------------------------------------------------------------------------------------------------------
+
+    def record(self, events: Sequence[Event], now: datetime) -> None:
+        """Take note of what happened, in order."""
+        if events:
+            with writing(self._engine, self._lock_timeout_s) as transaction:
+                record_events(transaction, events, now)
+
+    def snapshot(self) -> Snapshot:
+        """The present state; one small query when nothing has changed since the last call, else what changed."""
+        with self._lock, reading(self._engine) as connection:
+            sequence, pruned = read_state(self._engine, connection)
+            if self._view is None or not pruned <= self._sequence <= sequence:
+                self._view, self._sequence = View(), 0
+            view, since = self._view, self._sequence
+            if sequence != since:
+                self._view = None  # an exception may leave it half changed: the next call reads all anew
+                update_view(connection, view, since, self._read_request)
+                self._view, self._sequence = view, sequence
+            return view.snapshot(sequence)
+
+    def commit(self, plan: Plan, now: datetime, expires_at: datetime) -> Commit:
+        """Grant the placements of a plan and keep every decision's account; writes nothing where nothing is new."""
+        digests = self._digests.of(plan)
+        if all(isinstance(decision, Wait) for decision in plan.decisions):
+            with reading(self._engine) as connection:
+                newest = read_newest(connection, plan.decisions)
+            if all(own == digests[request_id] for request_id, (own, _) in newest.items()):
+                return Commit()
+        with writing(self._engine, self._lock_timeout_s) as transaction:
+            return Committing(transaction, now, expires_at, digests).commit(plan)
+
+    def renew(self, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
+        """Extend the leases given as (lease id, token); the ids that are not held with that token any more."""
+        if not holds:
+            return frozenset()
+        with writing(self._engine, self._lock_timeout_s) as transaction:
+            return renew_leases(transaction, holds, expires_at)
+
+    def move(self, lease_id: str, token: int, to: LeaseState, now: datetime, cause: str = "") -> Lease:
+        """Change a lease's state; a terminal state frees its devices and ends its request; see the port."""
+        with writing(self._engine, self._lock_timeout_s) as transaction:
+            return move_lease(transaction, lease_id, token, to, now, cause)
+
+    # -- History -------------------------------------------------------------------------------------------------------
+
+    def story(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> Story | None:
+        """The newest request of a task instance, or None if it never asked."""
+        with reading(self._engine) as connection:
+            return read_story(connection, (dag_id, run_id, task_id, map_index), self._read_request)
+
+    def telemetry(self) -> dict[tuple[str, str], Telemetry]:
+        """(worker id, device id) → last reading."""
+        with reading(self._engine) as connection:
+            return read_telemetry(connection)
+
+    def last_seen(self) -> dict[str, datetime]:
+        """Worker id → when it was last seen."""
+        with reading(self._engine) as connection:
+            return read_last_seen(connection)
+
+    def prune(self, before: datetime) -> int:
+        """Delete ended requests, their leases and decisions from before that time; how many requests went."""
+        request, lease, decision = tables.request, tables.lease, tables.decision
+        with writing(self._engine, self._lock_timeout_s) as transaction:
+            connection = transaction.connection
+            newest = (
+                select(func.max(decision.c.id))
+                .join(request, request.c.id == decision.c.request_id)
+                .where(request.c.state == "waiting")
+                .group_by(decision.c.request_id)
+            )
+            waiting = select(request.c.id).where(request.c.state == "waiting")
+            connection.execute(delete(decision).where(decision.c.request_id.in_(waiting), decision.c.id.not_in(newest)))
+            ended = select(request.c.id).where(request.c.state == "ended", request.c.ended_at < before)
+            old = list(connection.execute(ended).scalars())
+            for ids in chunks(old):
+                leases = select(lease.c.id).where(lease.c.request_id.in_(ids))
+                connection.execute(delete(tables.lease_device).where(tables.lease_device.c.lease_id.in_(leases)))
+                connection.execute(delete(lease).where(lease.c.request_id.in_(ids)))
+                connection.execute(delete(decision).where(decision.c.request_id.in_(ids)))
+                connection.execute(delete(request).where(request.c.id.in_(ids)))
+            if old:
+                connection.execute(update(tables.state).values(pruned=tables.state.c.sequence))
+            return len(old)

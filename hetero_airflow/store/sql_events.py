@@ -1,0 +1,217 @@
+"""What happened to workers and requests, written to the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Row, bindparam, delete, insert, select, update
+
+from hetero_airflow.model.device import Device
+from hetero_airflow.model.snapshot import Pending
+from hetero_airflow.model.worker import Worker, WorkerState
+from hetero_airflow.store import tables
+from hetero_airflow.store.codec import READINGS, clean_cause, digest
+from hetero_airflow.store.inventory import DeviceRecord, take_inventory
+from hetero_airflow.store.sql_transaction import Writing, chunks
+from hetero_airflow.store.store import Event, Submitted, Withdrawn, WorkerLost, WorkerSeen
+
+_WORKER, _DEVICE, _REQUEST = tables.worker.c, tables.device.c, tables.request.c
+_UPDATE_WORKER = update(tables.worker).where(_WORKER.id == bindparam("key"))
+_UPDATE_DEVICE = update(tables.device).where(
+    _DEVICE.worker_id == bindparam("worker_key"), _DEVICE.id == bindparam("key")
+)
+_DELETE_DEVICE = delete(tables.device).where(
+    _DEVICE.worker_id == bindparam("worker_key"), _DEVICE.id == bindparam("key")
+)
+_UPDATE_REQUEST = update(tables.request).where(_REQUEST.id == bindparam("key"))
+_UPDATE_TELEMETRY = update(tables.telemetry).where(tables.telemetry.c.worker_id == bindparam("key"))
+
+
+def record_events(writing: Writing, events: Sequence[Event], now: datetime) -> None:
+    """Write the events, in order; those of one table at once."""
+    workers = [event for event in events if isinstance(event, WorkerSeen | WorkerLost)]
+    requests = [event for event in events if isinstance(event, Submitted | Withdrawn)]
+    if workers:
+        _Workers(writing, workers, now).write()
+    if requests:
+        _write_requests(writing, requests, now)
+
+
+class _Workers:
+    """One batch of workers that were seen or lost.
+
+    A worker that reports the same inventory as before costs one row of `hetero_telemetry`.
+    """
+
+    def __init__(self, writing: Writing, events: Sequence[WorkerSeen | WorkerLost], now: datetime) -> None:
+        self._writing, self._events, self._now = writing, events, now
+        ids = {event.worker.id if isinstance(event, WorkerSeen) else event.worker_id for event in events}
+        query = select(_WORKER.id, _WORKER.state, _WORKER.digest, _WORKER.inventory)
+        self._known: dict[str, tuple[str, str, str]] = {
+            row.id: (row.state, row.digest, row.inventory)
+            for chunk in chunks(sorted(ids))
+            for row in writing.connection.execute(query.where(_WORKER.id.in_(chunk)))
+        }
+        self._seen: dict[str, str | None] = {}
+
+    def write(self) -> None:
+        """All of them, in order."""
+        for event in self._events:
+            if isinstance(event, WorkerSeen):
+                self._see(event)
+            else:
+                self._lose(event.worker_id)
+        times = [{"key": key, "seen_at": self._now} for key, readings in self._seen.items() if readings is None]
+        both = [
+            {"key": key, "seen_at": self._now, "readings": readings}
+            for key, readings in self._seen.items()
+            if readings is not None
+        ]
+        self._writing.execute_many(_UPDATE_TELEMETRY, times)
+        self._writing.execute_many(_UPDATE_TELEMETRY, both)
+
+    def _see(self, event: WorkerSeen) -> None:
+        worker = event.worker
+        reported = digest(worker.model_dump_json(exclude={"state"}))
+        if self._known.get(worker.id, ())[:2] != (WorkerState.ONLINE, reported):
+            self._take(worker, reported)
+        readings = READINGS.dump_json(event.telemetry).decode() if event.telemetry else None
+        self._seen[worker.id] = readings or self._seen.get(worker.id)
+
+    def _take(self, worker: Worker, reported: str) -> None:
+        connection, stamp = self._writing.connection, self._writing.stamp
+        head = worker.model_copy(update={"devices": (), "state": WorkerState.ONLINE}).model_dump_json()
+        known = self._known.get(worker.id)
+        if known is None:
+            row = {"id": worker.id, "state": WorkerState.ONLINE, "inventory": head, "digest": reported}
+            connection.execute(insert(tables.worker), row | {"changed": stamp})
+            connection.execute(
+                insert(tables.telemetry), {"worker_id": worker.id, "seen_at": self._now, "readings": "[]"}
+            )
+        has_changed = self._write_devices(worker)
+        if known is not None:
+            values: dict[str, Any] = {"key": worker.id, "digest": reported}
+            has_changed |= (known[0], known[2]) != (WorkerState.ONLINE, head)
+            if has_changed:
+                values |= {"state": WorkerState.ONLINE, "inventory": head, "changed": stamp}
+            connection.execute(_UPDATE_WORKER, values)
+        self._writing.is_visible |= has_changed or known is None
+        self._known[worker.id] = (WorkerState.ONLINE, reported, head)
+
+    def _write_devices(self, worker: Worker) -> bool:
+        connection, stamp = self._writing.connection, self._writing.stamp
+        rows = connection.execute(
+            select(tables.device).where(_DEVICE.worker_id == worker.id).order_by(_DEVICE.position)
+        ).all()
+        before = {row.id: device_record(row) for row in rows}
+        after = take_inventory(before, worker, self._last_seen(worker.id))
+        known = {row.id: _columns(before[row.id], row.position) for row in rows}
+        wanted = {key: _columns(record, position) for position, (key, record) in enumerate(after.items())}
+        new = [
+            {"worker_id": worker.id, "id": key, "last_granted_at": None, "changed": stamp, **columns}
+            for key, columns in wanted.items()
+            if key not in known
+        ]
+        changed = [
+            {"worker_key": worker.id, "key": key, "changed": stamp, **columns}
+            for key, columns in wanted.items()
+            if key in known and known[key] != columns
+        ]
+        gone = [{"worker_key": worker.id, "key": key} for key in known if key not in wanted]
+        self._writing.execute_many(_DELETE_DEVICE, gone)
+        self._writing.execute_many(_UPDATE_DEVICE, changed)
+        self._writing.execute_many(insert(tables.device), new)
+        return bool(new or changed or gone)
+
+    def _last_seen(self, worker_id: str) -> datetime:
+        column = tables.telemetry.c.seen_at
+        query = select(column).where(tables.telemetry.c.worker_id == worker_id)
+        seen_at: datetime = self._writing.connection.execute(query).scalar_one()
+        return seen_at
+
+    def _lose(self, worker_id: str) -> None:
+        known = self._known.get(worker_id)
+        if known is not None and known[0] != WorkerState.LOST:
+            values = {"key": worker_id, "state": WorkerState.LOST, "changed": self._writing.stamp}
+            self._writing.connection.execute(_UPDATE_WORKER, values)
+            self._known[worker_id] = (WorkerState.LOST, known[1], known[2])
+            self._writing.is_visible = True
+
+
+def device_record(row: Row[*tuple[Any, ...]]) -> DeviceRecord:
+    """The record that a whole row of `hetero_device` holds."""
+    return DeviceRecord(
+        Device.model_validate_json(row.inventory),
+        row.used_milli,
+        row.used_memory_bytes,
+        row.last_granted_at,
+        row.is_vanished,
+    )
+
+
+def _columns(record: DeviceRecord, position: int) -> dict[str, Any]:
+    return {
+        "position": position,
+        "inventory": record.device.model_dump_json(exclude_defaults=True),
+        "kind": record.device.kind,
+        "leasable": record.device.leasable,
+        "is_vanished": record.is_vanished,
+        "offered_milli": record.device.capacity_milli,
+        "offered_memory_bytes": record.offered_memory_bytes,
+        "capacity_milli": record.capacity_milli,
+        "capacity_memory_bytes": record.capacity_memory_bytes,
+        "used_milli": record.used_milli,
+        "used_memory_bytes": record.used_memory_bytes,
+    }
+
+
+def _write_requests(writing: Writing, events: Sequence[Submitted | Withdrawn], now: datetime) -> None:
+    ids = {event.pending.id if isinstance(event, Submitted) else event.request_id for event in events}
+    query = select(_REQUEST.id, _REQUEST.state)
+    states: dict[str, str] = {
+        row.id: row.state
+        for chunk in chunks(sorted(ids))
+        for row in writing.connection.execute(query.where(_REQUEST.id.in_(chunk)))
+    }
+    stored = frozenset(states)
+    rows: dict[str, dict[str, Any]] = {}
+    endings: dict[str, dict[str, Any]] = {}
+    for event in events:
+        if isinstance(event, Submitted):
+            pending = event.pending
+            if states.get(pending.id, "ended") == "ended":
+                rows[pending.id] = _request_columns(pending) | {"changed": writing.stamp}
+                states[pending.id] = "waiting"
+        elif states.get(event.request_id) == "waiting":
+            ending = request_ending(event.cause, now, writing.stamp)
+            rows.get(event.request_id, endings.setdefault(event.request_id, {})).update(ending)
+            states[event.request_id] = "ended"
+    writing.execute_many(insert(tables.request), [{"id": key} | row for key, row in rows.items() if key not in stored])
+    writing.execute_many(_UPDATE_REQUEST, [{"key": key} | row for key, row in rows.items() if key in stored])
+    endings = {key: row for key, row in endings.items() if key not in rows}
+    writing.execute_many(_UPDATE_REQUEST, [{"key": key} | row for key, row in endings.items()])
+    writing.is_visible |= bool(rows or endings)
+
+
+def request_ending(cause: str, now: datetime, stamp: int) -> Mapping[str, Any]:
+    """The columns of a request that ends."""
+    return {"state": "ended", "ended_at": now, "cause": clean_cause(cause), "changed": stamp}
+
+
+def _request_columns(pending: Pending) -> dict[str, Any]:
+    return {
+        "dag_id": pending.dag_id,
+        "run_id": pending.run_id,
+        "task_id": pending.task_id,
+        "map_index": pending.map_index,
+        "try_number": pending.try_number,
+        "request": pending.request.model_dump_json(exclude_defaults=True),
+        "weight": pending.weight,
+        "submitted_at": pending.submitted_at,
+        "state": "waiting",
+        "ended_at": None,
+        "cause": "",
+        "newest_decision": None,
+    }

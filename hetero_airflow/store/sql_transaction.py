@@ -1,0 +1,172 @@
+"""Transactions of the SQL store: one writer at a time, readers that see one moment, errors in the project's words.
+
+Writers first update the one row of ``hetero_state``. On PostgreSQL this row lock makes them queue
+up, so that they can neither deadlock nor see half of each other's work, and the rows' `changed`
+grow in the order of their commits. On SQLite there is one writer a file anyway: ``BEGIN IMMEDIATE``
+asks for that right at once, where the busy timeout of the connection (5 s unless its maker says
+otherwise) lets it wait. A transaction that began with a read and wrote later would be refused
+without any wait ("database is locked"), since its view of the file would be out of date.
+
+A writer that hangs must not stop all others for ever: on PostgreSQL, waiting for the row ends after
+`lock_timeout_s`, and the server ends the session of a writer that does nothing for three times as
+long, which gives the lock back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from sqlalchemy import URL, Connection, Engine, func, select, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from hetero_airflow.errors import StoreError, StoreUnavailable
+from hetero_airflow.store import tables
+
+T = TypeVar("T")
+
+_TAKE_LOCK = update(tables.state).values(sequence=tables.state.c.sequence)
+_READ_STATE = select(tables.state.c.sequence, tables.state.c.fence, tables.state.c.pruned)
+
+
+@dataclass(slots=True)
+class Writing:
+    """An open transaction that holds the writers' lock."""
+
+    connection: Connection
+    stamp: int
+    """The sequence that what it writes will carry."""
+    fence: int
+    """The token of the newest lease."""
+    is_visible: bool = False
+    """Whether it changed what a snapshot shows: then the sequence grows."""
+
+    def execute_many(self, statement: Any, rows: Sequence[dict[str, Any]]) -> None:
+        """Execute the statement once a row; not at all where there is none."""
+        if rows:
+            self.connection.execute(statement, rows)
+
+
+@contextmanager
+def writing(engine: Engine, lock_timeout_s: float) -> Iterator[Writing]:
+    """A transaction that holds the writers' lock until it is committed, or rolled back by an exception.
+
+    :raises StoreUnavailable: the database is down, locked for too long, or not migrated
+    """
+    with _translated(engine), engine.begin() as connection:
+        _begin(connection, "BEGIN IMMEDIATE")
+        if engine.dialect.name == "postgresql":
+            milliseconds = round(1000 * lock_timeout_s)
+            connection.execute(
+                select(
+                    func.set_config("lock_timeout", str(milliseconds), True),
+                    func.set_config("idle_in_transaction_session_timeout", str(3 * milliseconds), True),
+                )
+            )
+        connection.execute(_TAKE_LOCK)
+        state = connection.execute(_READ_STATE).one_or_none()
+        if state is None:
+            raise _not_migrated(engine, "no row in hetero_state")
+        transaction = Writing(connection, stamp=state.sequence + 1, fence=state.fence)
+        yield transaction
+        if transaction.is_visible:
+            connection.execute(update(tables.state).values(sequence=transaction.stamp, fence=transaction.fence))
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """A transaction whose statements all see the same moment; it blocks nobody.
+
+    :raises StoreUnavailable: the database is down, locked for too long, or not migrated
+    """
+    with _translated(engine), engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execution_options(isolation_level="REPEATABLE READ")
+        _begin(connection, "BEGIN")
+        yield connection
+
+
+def read_state(engine: Engine, connection: Connection) -> tuple[int, int]:
+    """The sequence, and the sequence at which ended rows were last deleted."""
+    state = connection.execute(_READ_STATE).one_or_none()
+    if state is None:
+        raise _not_migrated(engine, "no row in hetero_state")
+    return state.sequence, state.pruned
+
+
+def chunks(values: Iterable[T], size: int = 500) -> Iterator[list[T]]:
+    """The values in lists that every database takes in one statement (SQLite once took 999 values)."""
+    rest = iter(values)
+    while chunk := list(islice(rest, size)):
+        yield chunk
+
+
+def _begin(connection: Connection, statement: str) -> None:
+    """Python's sqlite3 opens a transaction at the first write only, so reads before it would each be alone."""
+    if connection.dialect.name == "sqlite" and not connection.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]
+        connection.exec_driver_sql(statement)
+
+
+@contextmanager
+def _translated(engine: Engine) -> Iterator[None]:
+    try:
+        yield
+    except (DBAPIError, PoolTimeout) as error:
+        raise _unavailable(engine, error) from (None if _holds_secret(engine.url, error) else error)
+    except ValidationError as error:
+        raise StoreError(
+            "a row of the store as JSON",
+            found=f"{error.error_count()} errors in a {error.title}, first: {error.errors()[0]['msg']}",
+            remedy="Another version of hetero-airflow or a hand wrote it: run one version, and `airflow db migrate`",
+        ) from error
+
+
+def _unavailable(engine: Engine, error: Exception) -> StoreUnavailable:
+    cause = getattr(error, "orig", None) or error
+    text = " ".join(str(cause).split())[:300] or type(cause).__name__
+    for secret in _secrets(engine.url):
+        text = text.replace(secret, "***")
+    code = getattr(cause, "pgcode", None)
+    if code in ("42P01", "42703") or text.startswith(("no such table", "no such column")):
+        return _not_migrated(engine, text)
+    if code == "55P03" or "database is locked" in text:
+        return StoreUnavailable(
+            f"the writers' lock of {_name(engine.url)}",
+            found=text,
+            remedy="Another process holds it for too long: look for one that hangs; the next cycle tries again",
+        )
+    return StoreUnavailable(
+        f"the store in {_name(engine.url)}",
+        found=text,
+        remedy="Check that the database of [database] sql_alchemy_conn runs and can be reached from here",
+    )
+
+
+def _not_migrated(engine: Engine, found: str) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"the tables hetero_* in {_name(engine.url)}", found=found, remedy="Run `airflow db migrate`"
+    )
+
+
+def _name(url: URL) -> str:
+    """The database without user, password and options.
+
+    >>> from sqlalchemy import make_url
+    >>> _name(make_url("postgresql+psycopg2://u:secret@db:5432/airflow")), _name(make_url("sqlite:////a.db"))
+    ('postgresql airflow at db', 'sqlite /a.db')
+    """
+    return f"{url.get_backend_name()} {url.database or 'in memory'}" + (f" at {url.host}" if url.host else "")
+
+
+def _secrets(url: URL) -> list[str]:
+    given = [url.password, *(value for key, value in url.query.items() if "pass" in key.lower())]
+    return [str(secret) for secret in given if secret]
+
+
+def _holds_secret(url: URL, error: Exception) -> bool:
+    return any(secret in str(error) for secret in _secrets(url))

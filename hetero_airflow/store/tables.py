@@ -1,0 +1,235 @@
+"""The store's tables in Airflow's metadata database, all named ``hetero_…``.
+
+What a snapshot shows carries `changed`: the sequence at which the row last changed, so that a
+snapshot reads only the rows that are newer than the one before. JSON is kept as text and read by
+pydantic straight from it; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Dialect,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    event,
+    text,
+)
+from sqlalchemy.engine import Connection
+from sqlalchemy.types import TypeDecorator
+
+VERSION_TABLE = "hetero_alembic_version"
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "%(table_name)s_%(column_0_N_name)s_idx",
+        "uq": "%(table_name)s_%(column_0_N_name)s_key",
+        "ck": "%(table_name)s_%(constraint_name)s_check",
+        "fk": "%(table_name)s_%(column_0_N_name)s_fkey",
+        "pk": "%(table_name)s_pkey",
+    }
+)
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware time; UTC in the database, which for SQLite means a text without a zone."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Refuse a time without a zone: nobody could say later which one it had."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise TypeError(f"the time {value} has no zone; give an aware one, such as Clock.now()")
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Aware again."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+ID = String(320)
+NAME = String(250)
+WORD = String(16)
+
+state = Table(
+    "hetero_state",
+    metadata,
+    Column("id", Integer, autoincrement=False),
+    Column("sequence", BigInteger, nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    Column("pruned", BigInteger, nullable=False),
+    PrimaryKeyConstraint("id"),
+    CheckConstraint("id = 1", name="one_row"),
+    comment="One row. Writers lock it; sequence counts what a snapshot shows, fence the leases; pruned is the sequence "
+    "at which ended rows were last deleted, so that what was read before must be read anew.",
+)
+
+worker = Table(
+    "hetero_worker",
+    metadata,
+    Column("id", ID),
+    Column("state", WORD, nullable=False),
+    Column("inventory", Text, nullable=False, comment="The worker without its devices, JSON"),
+    Column("digest", String(64), nullable=False, comment="Of the whole inventory as it was reported"),
+    Column("changed", BigInteger, nullable=False),
+    PrimaryKeyConstraint("id"),
+    Index(None, "changed"),
+)
+
+device = Table(
+    "hetero_device",
+    metadata,
+    Column("worker_id", ID),
+    Column("id", ID),
+    Column("position", Integer, nullable=False, comment="In the worker's inventory"),
+    Column("inventory", Text, nullable=False, comment="The device, JSON"),
+    Column("kind", String(128), nullable=False),
+    Column("leasable", Boolean, nullable=False),
+    Column("is_vanished", Boolean, nullable=False, comment="Goes when its last lease ends"),
+    Column("offered_milli", Integer, nullable=False),
+    Column("offered_memory_bytes", BigInteger, comment="Of a CPU: host memory that leases share out"),
+    Column("capacity_milli", Integer, nullable=False, comment="What is offered, or what is used where that is more"),
+    Column("capacity_memory_bytes", BigInteger),
+    Column("used_milli", Integer, nullable=False),
+    Column("used_memory_bytes", BigInteger, nullable=False),
+    Column("last_granted_at", UtcDateTime),
+    Column("changed", BigInteger, nullable=False),
+    PrimaryKeyConstraint("worker_id", "id"),
+    ForeignKeyConstraint(["worker_id"], ["hetero_worker.id"], ondelete="CASCADE"),
+    CheckConstraint("used_milli >= 0 AND used_milli <= capacity_milli", name="milli"),
+    CheckConstraint(
+        "used_memory_bytes >= 0 AND (capacity_memory_bytes IS NULL OR used_memory_bytes <= capacity_memory_bytes)",
+        name="memory",
+    ),
+    Index(None, "changed"),
+)
+
+telemetry = Table(
+    "hetero_telemetry",
+    metadata,
+    Column("worker_id", ID),
+    Column("seen_at", UtcDateTime, nullable=False),
+    Column("readings", Text, nullable=False, comment="The last readings of the worker's devices, a JSON list"),
+    PrimaryKeyConstraint("worker_id"),
+    ForeignKeyConstraint(["worker_id"], ["hetero_worker.id"], ondelete="CASCADE"),
+    comment="What changes with every heartbeat; no snapshot shows it",
+)
+
+request = Table(
+    "hetero_request",
+    metadata,
+    Column("id", ID),
+    Column("dag_id", NAME, nullable=False),
+    Column("run_id", NAME, nullable=False),
+    Column("task_id", NAME, nullable=False),
+    Column("map_index", Integer, nullable=False),
+    Column("try_number", Integer, nullable=False),
+    Column("request", Text, nullable=False, comment="The DeviceRequest, JSON"),
+    Column("weight", BigInteger, nullable=False),
+    Column("submitted_at", UtcDateTime, nullable=False),
+    Column("state", WORD, nullable=False, comment="waiting, placed or ended"),
+    Column("ended_at", UtcDateTime),
+    Column("cause", Text, nullable=False),
+    Column("newest_decision", String(64), comment="Digest of the newest decision since it was submitted"),
+    Column("changed", BigInteger, nullable=False),
+    PrimaryKeyConstraint("id"),
+    Index(None, "changed"),
+    Index(None, "state", "ended_at"),
+    Index(None, "dag_id", "run_id", "task_id", "map_index"),
+)
+
+dag = Table(
+    "hetero_dag",
+    metadata,
+    Column("dag_id", NAME),
+    Column("token", BigInteger, nullable=False, comment="The greatest that one of its requests ever got"),
+    Column("changed", BigInteger, nullable=False),
+    PrimaryKeyConstraint("dag_id"),
+    Index(None, "changed"),
+    comment="Whose turn it is; outlives the leases",
+)
+
+lease = Table(
+    "hetero_lease",
+    metadata,
+    Column("id", ID),
+    Column("request_id", ID, nullable=False),
+    Column("worker_id", ID, nullable=False),
+    Column("alternative", Integer, nullable=False),
+    Column("token", BigInteger, nullable=False),
+    Column("state", WORD, nullable=False),
+    Column("granted_at", UtcDateTime, nullable=False),
+    Column("expires_at", UtcDateTime, nullable=False),
+    Column("ended_at", UtcDateTime),
+    Column("cause", Text, nullable=False),
+    Column("changed", BigInteger, nullable=False),
+    PrimaryKeyConstraint("id"),
+    UniqueConstraint("token"),
+    ForeignKeyConstraint(["request_id"], ["hetero_request.id"], ondelete="CASCADE"),
+    Index(None, "changed"),
+    Index(None, "state"),
+    Index(None, "request_id"),
+)
+
+lease_device = Table(
+    "hetero_lease_device",
+    metadata,
+    Column("lease_id", ID),
+    Column("position", Integer, nullable=False),
+    Column("worker_id", ID, nullable=False),
+    Column("device_id", ID, nullable=False),
+    Column("milli", Integer, nullable=False),
+    Column("memory_bytes", BigInteger, nullable=False),
+    Column("cores", Text, nullable=False, comment="Ids of the CPU cores that the lease holds, a JSON list"),
+    Column("is_held", Boolean, nullable=False),
+    PrimaryKeyConstraint("lease_id", "position"),
+    ForeignKeyConstraint(["lease_id"], ["hetero_lease.id"], ondelete="CASCADE"),
+    UniqueConstraint("lease_id", "device_id"),
+)
+Index(
+    "hetero_lease_device_held_idx",
+    lease_device.c.worker_id,
+    lease_device.c.device_id,
+    sqlite_where=lease_device.c.is_held,
+    postgresql_where=lease_device.c.is_held,
+)
+
+decision = Table(
+    "hetero_decision",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer, "sqlite")),
+    Column("request_id", ID, ForeignKey("hetero_request.id", ondelete="CASCADE"), nullable=False),
+    Column("decided_at", UtcDateTime, nullable=False),
+    Column("outcome", WORD, nullable=False, comment="place, wait or refuse"),
+    Column("position", Integer),
+    Column("reason", Text, comment="JSON"),
+    Column("nearest", Text),
+    Column("account", Text, nullable=False, comment="JSON"),
+    PrimaryKeyConstraint("id"),
+    Index(None, "request_id", "id"),
+)
+
+
+@event.listens_for(state, "after_create")
+def insert_state(target: Table, connection: Connection, **_: object) -> None:
+    """Insert the one row, wherever the table is created from the metadata; the first migration does the same."""
+    connection.execute(text("INSERT INTO hetero_state (id, sequence, fence, pruned) VALUES (1, 0, 0, 0)"))

@@ -1,0 +1,121 @@
+"""The live part of the world, kept ready so that a snapshot costs what changed since the last one."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+
+from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.snapshot import UNUSED, Pending, Snapshot, Usage
+from hetero_airflow.model.worker import Worker
+
+
+class Usages(Mapping[tuple[str, str], Usage]):
+    """(worker id, device id) → usage, held worker by worker: a copy costs one pointer a worker, not one a device."""
+
+    __slots__ = ("_by_worker",)
+
+    def __init__(self, by_worker: Mapping[str, Mapping[str, Usage]]) -> None:
+        self._by_worker = by_worker
+
+    def __getitem__(self, key: tuple[str, str]) -> Usage:
+        return self._by_worker[key[0]][key[1]]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return ((worker_id, device_id) for worker_id, usages in self._by_worker.items() for device_id in usages)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_worker.values()))
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+class View:
+    """Workers by id, usage, pending by time of submission, live leases by token; what makes a `Snapshot`.
+
+    A part that did not change is the same object in the next snapshot, which policies may rely on
+    for what they cache.
+    """
+
+    def __init__(self) -> None:
+        self._workers: dict[str, Worker] = {}
+        self._is_sorted = True
+        self._usage: dict[str, Mapping[str, Usage]] = {}
+        self._pending: list[Pending] = []
+        self._submitted: dict[str, datetime] = {}
+        self._leases: dict[str, Lease] = {}
+        self._dag_tokens: dict[str, int] = {}
+        self._last = Snapshot(sequence=-1, usage=Usages({}))
+        self._changed = {"workers", "usage", "pending", "leases", "dag_tokens"}
+
+    def put_worker(self, worker: Worker) -> None:
+        """Take in a worker, or replace it."""
+        self._is_sorted &= worker.id in self._workers
+        self._workers[worker.id] = worker
+        self._changed.add("workers")
+
+    def put_usage(self, worker_id: str, usage: Mapping[str, Usage], *, replace: bool = False) -> None:
+        """Take in the usage of some of a worker's devices, or with `replace` of all of them."""
+        known = {} if replace else self._usage.get(worker_id, {})
+        merged = {device_id: value for device_id, value in {**known, **usage}.items() if value != UNUSED}
+        if merged:
+            self._usage[worker_id] = merged
+        else:
+            self._usage.pop(worker_id, None)
+        self._changed.add("usage")
+
+    def put_pending(self, pending: Pending) -> None:
+        """Take in a request that waits, or replace it."""
+        self.drop_pending(pending.id)
+        insort(self._pending, pending, key=_order)
+        self._submitted[pending.id] = pending.submitted_at
+        self._changed.add("pending")
+
+    def drop_pending(self, request_id: str) -> None:
+        """Let go of a request that does not wait any longer; unknown ids are passed over."""
+        submitted_at = self._submitted.pop(request_id, None)
+        if submitted_at is not None:
+            del self._pending[bisect_left(self._pending, (submitted_at, request_id), key=_order)]
+            self._changed.add("pending")
+
+    def put_lease(self, lease: Lease) -> None:
+        """Take in a live lease, or replace it. New ones come in the order of their tokens."""
+        self._leases[lease.id] = lease
+        self._changed.add("leases")
+
+    def drop_lease(self, lease_id: str) -> None:
+        """Let go of a lease that has ended; unknown ids are passed over."""
+        if self._leases.pop(lease_id, None) is not None:
+            self._changed.add("leases")
+
+    def put_dag_token(self, dag_id: str, token: int) -> None:
+        """Take in the token of the newest lease of a DAG's requests."""
+        self._dag_tokens[dag_id] = token
+        self._changed.add("dag_tokens")
+
+    def lease(self, lease_id: str) -> Lease | None:
+        """The live lease of that id."""
+        return self._leases.get(lease_id)
+
+    def snapshot(self, sequence: int) -> Snapshot:
+        """The present state under that sequence."""
+        last, changed = self._last, self._changed
+        if sequence != last.sequence or changed:
+            if not self._is_sorted:
+                self._workers, self._is_sorted = dict(sorted(self._workers.items())), True
+            self._last = Snapshot(
+                sequence,
+                tuple(self._workers.values()) if "workers" in changed else last.workers,
+                Usages(self._usage.copy()) if "usage" in changed else last.usage,
+                tuple(self._pending) if "pending" in changed else last.pending,
+                tuple(self._leases.values()) if "leases" in changed else last.leases,
+                self._dag_tokens.copy() if "dag_tokens" in changed else last.dag_tokens,
+            )
+            self._changed = set()
+        return self._last
+
+
+def _order(pending: Pending) -> tuple[datetime, str]:
+    return pending.submitted_at, pending.id
