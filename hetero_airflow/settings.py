@@ -46,3 +46,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("labels", "{}", "string", "Labels of this host's worker, as a JSON object of texts."),
 )
 """Every option of the section, as provider info and `airflow hetero config` show it."""
+
+
+def default(name: str) -> str:
+    """The default of an option, as a configuration file would say it."""
+    return next(option.default for option in OPTIONS if option.name == name)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.model.device import Device
-from hetero_airflow.model.lease import Claim
-from hetero_airflow.model.plan import Account, Place
+from hetero_airflow.model.lease import Claim, Lease
+from hetero_airflow.model.plan import Account, Place, Plan
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.snapshot import Pending
-from hetero_airflow.model.worker import Worker
+from hetero_airflow.model.snapshot import Pending, Snapshot, Usage
+from hetero_airflow.model.worker import Worker, WorkerState
+from hetero_airflow.runtime.task_lease import TaskLease
+from hetero_airflow.store.store import Commit, Store
 from hetero_airflow.units import parse_bytes
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 """The time at which `FakeClock` starts."""
@@ -65,3 +72,171 @@ def a_place(request_id: str = "r1", worker_id: str = "worker-a", **milli_by_devi
     """A placement that claims thousandths of devices: ``a_place("r1", **{"GPU-0": 1000})``."""
     claims = tuple(Claim(device_id=device_id, milli=milli) for device_id, milli in milli_by_device.items())
     return Place(request_id, worker_id, 0, claims, Account("test", "as the test says"))
+
+
+def a_task_lease(**fields: Any) -> TaskLease:
+    """What a task is told of two whole A100, unless told otherwise."""
+    given = {
+        "id": "lease-1",
+        "token": 3,
+        "worker": "host-a",
+        "vendor": "nvidia",
+        "kind": "gpu",
+        "model": "a100-sxm4-40gb",
+        "ids": ("GPU-b", "GPU-a"),
+        "indexes": (2, 5),
+        "memory_bytes": 40 * 2**30,
+        "share": None,
+    }
+    return TaskLease(**given | fields)
+
+
+class FakeEngine:
+    """An engine that takes note of what it is given, and says what it is told to say."""
+
+    def __init__(self) -> None:
+        self.dispatched: list[Lease] = []
+        self.failing: set[str] = set()
+        """Ids of requests whose dispatch raises."""
+        self.unwanted: set[str] = set()
+        """Ids of requests that Airflow does not want any more."""
+        self.alive: dict[str, Liveness] = {}
+        """Request id → what is known of its process; UNKNOWN where absent."""
+
+    def dispatch(self, lease: Lease) -> None:
+        """Take note of the lease, or raise."""
+        if lease.request_id in self.failing:
+            raise RuntimeError("the engine is told to fail")
+        self.dispatched.append(lease)
+
+    def is_wanted(self, lease: Lease) -> bool:
+        """False for those told to be unwanted."""
+        return lease.request_id not in self.unwanted
+
+    def liveness(self, lease: Lease) -> Liveness:
+        """What it was told."""
+        return self.alive.get(lease.request_id, Liveness.UNKNOWN)
+
+
+class RejectingStore:
+    """A store whose `commit` refuses placements, as if another scheduler had been faster (Nomad's RejectPlan).
+
+    :param refusals: request id → how many of its placements are refused before one is let through
+    """
+
+    def __init__(self, store: Store, refusals: Mapping[str, int]) -> None:
+        self._store = store
+        self.left = dict(refusals)
+
+    def commit(self, plan: Plan, now: datetime, expires_at: datetime) -> Commit:
+        """Grant what is not to be refused."""
+        refused = tuple(place.request_id for place in plan.places if self.left.get(place.request_id, 0) > 0)
+        self.left |= {request_id: self.left[request_id] - 1 for request_id in refused}
+        kept = Plan(tuple(decision for decision in plan.decisions if decision.request_id not in refused))
+        commit = self._store.commit(kept, now, expires_at)
+        return Commit(commit.leases, (*commit.refused, *refused))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+_MODELS = (
+    ("nvidia", "gpu", "a100-sxm4-40gb", "40GiB"),
+    ("nvidia", "gpu", "a100-sxm4-80gb", "80GiB"),
+    ("nvidia", "gpu", "tesla-v100-sxm2-16gb", "16GiB"),
+    ("amd", "gpu", "mi300x", "192GiB"),
+    ("ascend", "npu", "910b3", "64GiB"),
+)
+_TEXTS = (
+    "gpu", "gpu:2", "gpu:4", "gpu:0.5", "gpu:0.25", "a100", "a100-80gb:2", "amd:1", "910b", "npu:2", "mig-1g.10gb",
+    "cpu", "cpu:3", "h100", "acme/x1:2",
+)  # fmt: skip
+
+
+def devices(index: int) -> SearchStrategy[Device]:
+    """Hypothesis strategy: an accelerator, sometimes unwell, simulated, in MIG mode's pieces, of an odd driver."""
+    from hypothesis import strategies as st
+
+    def build(model: tuple[str, str, str, str], form: str, driver: str | None, node: int | None) -> Device:
+        vendor, kind, name, memory = model
+        fields: dict[str, Any] = {"vendor": vendor, "kind": kind, "driver": driver, "numa_node": node}
+        if form == "unwell":
+            fields |= {"leasable": False, "problem": "too hot"}
+        elif form == "mig":
+            memory, fields = "10GiB", fields | {"partition": "1g.10gb", "parent": "GPU-mig"}
+        elif form == "simulated":
+            fields |= {"simulated": True}
+        peers = (f"GPU-{index ^ 1}",) if form == "linked" else ()
+        return a_device(f"GPU-{index}", name, memory, index=index, peers=peers, **fields)
+
+    forms = st.sampled_from(["well", "well", "linked", "linked", "unwell", "mig", "simulated"])
+    drivers = st.sampled_from([None, "550.54.15", "535.1", "r550 (beta)"])
+    return st.builds(build, st.sampled_from(_MODELS), forms, drivers, st.sampled_from([None, 0, 1]))
+
+
+def workers(id: str) -> SearchStrategy[Worker]:
+    """Hypothesis strategy: a worker of 0 to 5 accelerators, sometimes without a CPU, sometimes lost."""
+    from hypothesis import strategies as st
+
+    def build(found: list[Device], cores: int, labels: dict[str, str], state: WorkerState) -> Worker:
+        cpu = (a_cpu(cores, "32GiB"),) if cores else ()
+        return a_worker(id, (*cpu, *found), labels=labels, state=state)
+
+    found = st.integers(0, 5).flatmap(lambda number: st.tuples(*(devices(index) for index in range(number))))
+    labels = st.sampled_from([{}, {"zone": "eu"}])
+    states = st.sampled_from([WorkerState.ONLINE] * 5 + [WorkerState.LOST])
+    return st.builds(build, found, st.sampled_from([0, 2, 4, 8]), labels, states)
+
+
+def requests() -> SearchStrategy[DeviceRequest]:
+    """Hypothesis strategy: one to three alternatives, in order or not, with and without further conditions."""
+    from hypothesis import strategies as st
+
+    beside = st.sampled_from([
+        {}, {}, {}, {"cpus": 2}, {"cpus": 3, "host_memory": "12GiB"}, {"host_memory": "20GiB"}, {"memory": "20GiB.."},
+        {"memory": "..20GiB"}, {"driver": ">=540"}, {"runtime": {"cuda": ">=12"}}, {"runtime": {"jax": ">=0.4"}},
+        {"labels": {"zone": "eu"}},
+    ])  # fmt: skip
+
+    def build(texts: list[str], extra: dict[str, Any], is_ordered: bool, priority: str) -> DeviceRequest:
+        allowed = {"host_memory", "runtime", "labels"}
+        words = [
+            {"device": text} | {k: v for k, v in extra.items() if not text.startswith("cpu") or k in allowed}
+            for text in texts
+        ]
+        parsed = DeviceRequest.parse(words, priority=priority)
+        return parsed.model_copy(update={"is_ordered": is_ordered})
+
+    texts = st.lists(st.sampled_from(_TEXTS), min_size=1, max_size=3)
+    return st.builds(build, texts, beside, st.booleans(), st.sampled_from(["urgent", "medium", "medium", "low"]))
+
+
+def snapshots(max_workers: int = 4, max_pending: int = 8) -> SearchStrategy[Snapshot]:
+    """Hypothesis strategy: a store at some moment; what is leased fits most devices, but not all."""
+    from hypothesis import strategies as st
+
+    @st.composite
+    def build(draw: st.DrawFn) -> Snapshot:
+        present = tuple(draw(workers(f"worker-{number}")) for number in range(draw(st.integers(0, max_workers))))
+        usage = {}
+        for worker in present:
+            for device in worker.devices:
+                part = draw(st.sampled_from([0, 0, 0, 0.25, 0.5, 1, 1, 1.5]))
+                if part:
+                    at = EPOCH - timedelta(seconds=draw(st.integers(1, 5)))
+                    milli, memory = int(device.capacity_milli * part), int(device.memory_bytes * part)
+                    usage[worker.id, device.id] = Usage(milli, memory, at)
+        pending = tuple(
+            Pending(
+                f"r{number}",
+                draw(requests()),
+                EPOCH + timedelta(seconds=draw(st.integers(0, 3))),
+                draw(st.integers(1, 3)),
+                draw(st.sampled_from(["a", "b", "c"])),
+            )
+            for number in range(draw(st.integers(0, max_pending)))
+        )
+        dag_tokens = draw(st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(1, 9)))
+        return Snapshot(7, present, usage, pending, dag_tokens=dag_tokens)
+
+    return build()

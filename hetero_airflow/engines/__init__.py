@@ -1,1 +1,13 @@
-"""Engines: the existing executors that run what was placed, one adapter each."""
+"""Engines: the existing executors that run what was placed, one adapter each.
+
+To add one: write ``engines/<name>.py`` and add a row to `ENGINES`.
+"""
+
+from __future__ import annotations
+
+GROUP = "hetero_airflow.engines"
+
+ENGINES: dict[str, str] = {
+    "local": "hetero_airflow.engines.local:LocalEngine",
+}
+"""Engine name → "module:class"."""

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import cached_property
+from operator import itemgetter
 from typing import Annotated, Any, Self, TypeVar
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -83,16 +84,21 @@ def _read_mapping(field: str, value: object) -> Mapping[object, object]:
 
 
 def _read_runtime(value: object) -> object:
-    requirements = _read_mapping("runtime", value or {})
-    return {str(k).lower(): _specifier(v, f"runtime[{k!r}]") for k, v in sorted(requirements.items(), key=str)}
+    requirements = _read_mapping("runtime", {} if value is None else value)
+    read: dict[str, str] = {}
+    for name, specifier in sorted(((str(k).lower(), v) for k, v in requirements.items()), key=itemgetter(0)):
+        if name in read:
+            raise RequestError("runtime", name, found="the name twice, in upper and lower case", remedy="Say it once")
+        read[name] = _specifier(specifier, f"runtime[{name!r}]")
+    return read
 
 
 def _read_labels(value: object) -> object:
-    labels = _read_mapping("labels", value or {})
+    labels = _read_mapping("labels", {} if value is None else value)
     for key, text in labels.items():
         if not isinstance(text, str) or len(text) > 256:
             raise RequestError(f"labels[{key!r}]", text, found=type(text).__name__, remedy="Give a short text")
-    return dict(sorted(labels.items(), key=str))
+    return {str(name): labels[name] for name in sorted(labels, key=str)}
 
 
 ByteRangeField = Annotated[
@@ -270,7 +276,7 @@ class DeviceRequest(BaseModel):
         >>> DeviceRequest.parse("gpu:2").fingerprint == DeviceRequest.parse({"device": "gpu", "count": 2}).fingerprint
         True
         """
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        text = json.dumps(self.model_dump(mode="json", exclude_defaults=True), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __hash__(self) -> int:
@@ -299,12 +305,9 @@ def _read_quota(quota: object) -> dict[str, object]:
 def _read_priority(priority: object) -> Priority:
     if priority is None:
         return Priority.MEDIUM
-    try:
-        return Priority(priority)  # type: ignore[arg-type]  # any value is looked up
-    except ValueError as error:
-        raise RequestError(
-            "priority", priority, found="an unknown class", remedy=f"Use {', '.join(Priority)}"
-        ) from error
+    if isinstance(priority, str) and priority in tuple(Priority):
+        return Priority(priority)
+    raise RequestError("priority", priority, found="an unknown class", remedy=f"Use {', '.join(Priority)}")
 
 
 def _parse_alternative(word: object, shared: Mapping[str, object]) -> Alternative:

@@ -1,0 +1,87 @@
+"""The section [hetero] of Airflow's configuration, read once when the executor starts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from airflow.configuration import conf
+from airflow.utils.net import get_hostname
+
+from hetero_airflow import policies
+from hetero_airflow.errors import SettingsError, shorten
+from hetero_airflow.registry import names
+from hetero_airflow.settings import SECTION, default
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The options of `hetero_airflow.settings.OPTIONS`, parsed."""
+
+    policy: str
+    pool: str
+    queue: str
+    lease_timeout_s: float
+    discovery_interval_s: float
+    probe_timeout_s: float
+    worker_timeout_s: float
+    history_days: float
+    labels: dict[str, str]
+    worker_id: str
+
+
+def read_configuration() -> Configuration:
+    """The options as configured.
+
+    :raises SettingsError: an option that can't be read
+    """
+    return Configuration(
+        policy=_policy(),
+        pool=_text("pool"),
+        queue=_text("queue"),
+        lease_timeout_s=_seconds("lease_timeout_s"),
+        discovery_interval_s=_seconds("discovery_interval_s"),
+        probe_timeout_s=_seconds("probe_timeout_s"),
+        worker_timeout_s=_seconds("worker_timeout_s"),
+        history_days=_seconds("history_days"),
+        labels=_labels(),
+        worker_id=get_hostname(),
+    )
+
+
+def _text(name: str) -> str:
+    return str(conf.get(SECTION, name, fallback=default(name))).strip() or default(name)
+
+
+def _policy() -> str:
+    name = _text("policy")
+    known = names(policies.GROUP, policies.POLICIES)
+    if name not in known:
+        raise SettingsError(f"[{SECTION}] policy = {name}", found="no such policy", remedy=f"Use {', '.join(known)}")
+    return name
+
+
+def _seconds(name: str) -> float:
+    text = _text(name)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:
+        raise SettingsError(f"[{SECTION}] {name} = {shorten(text)}", found="no positive number", remedy="Give one")
+    return value
+
+
+def _labels() -> dict[str, str]:
+    text = _text("labels")
+    try:
+        labels = json.loads(text)
+    except ValueError:
+        labels = None
+    if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
+        raise SettingsError(
+            f"[{SECTION}] labels = {shorten(text)}",
+            found="no JSON object of texts",
+            remedy='Write it as {"zone": "a", "rack": "7"}',
+        )
+    return labels

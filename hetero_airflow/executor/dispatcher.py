@@ -1,0 +1,279 @@
+"""Drives the cycle inside Airflow's scheduler: holds device tasks until they are placed, and hands them over.
+
+Nothing here may stop the scheduler's loop. A database that does not answer costs one warning: tasks
+stay held and running ones keep their devices until it answers again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow.executors.workloads import ExecuteTask
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from hetero_airflow.engines.engine import Liveness
+from hetero_airflow.engines.local import LocalEngine
+from hetero_airflow.errors import HeteroError, StoreUnavailable
+from hetero_airflow.executor.carrier import Asked, load_lease
+from hetero_airflow.executor.configuration import Configuration
+from hetero_airflow.executor.inventory_watch import InventoryWatch
+from hetero_airflow.executor.lease_keeper import LeaseKeeper, Report
+from hetero_airflow.executor.periods import Periods
+from hetero_airflow.executor.task_instances import queued_ids, record_lease, refresh_queued
+from hetero_airflow.executor.task_log import write_task_log
+from hetero_airflow.executor.templates import render_request
+from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.plan import Refuse, Wait
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.snapshot import Pending
+from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.policies.policy import Policy
+from hetero_airflow.runtime.task_lease import TaskLease, task_lease
+from hetero_airflow.scheduling.cycle import Cycle
+from hetero_airflow.store.sql import SqlStore
+from hetero_airflow.store.store import Event, Submitted, Withdrawn, WorkerLost, WorkerSeen
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class HeldTask:
+    """A task that is QUEUED for Airflow and waits here for its devices."""
+
+    workload: ExecuteTask
+    asked: Asked
+    since: datetime
+    request: DeviceRequest | None = None
+    """None until its templates are rendered and the store knows it."""
+    told: str = ""
+    """The last reason for waiting that its log has."""
+
+    @property
+    def request_id(self) -> str:
+        """The store's name of the request: the id of the task instance, new for each try."""
+        return str(self.workload.ti.id)
+
+
+class Dispatcher:
+    """Everything between a device task that Airflow queued and its hand-over to the engine."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        store: SqlStore,
+        policy: Policy,
+        engine: LocalEngine,
+        keeper: LeaseKeeper,
+        *,
+        sessions: Callable[[], AbstractContextManager[Session]],
+        report: Report,
+        renew_token: Callable[[ExecuteTask], None],
+        queued_timeout_s: float,
+    ) -> None:
+        self.held: dict[Any, HeldTask] = {}
+        self._configuration = configuration
+        self._store = store
+        self._engine = engine
+        self._keeper = keeper
+        self._sessions = sessions
+        self._report = report
+        self._renew_token = renew_token
+        self._inventory = InventoryWatch(configuration)
+        self._cycle = Cycle(store, policy, self, lease_timeout_s=configuration.lease_timeout_s)
+        self._placed: list[tuple[HeldTask, TaskLease]] = []
+        self._periods = Periods(refresh=queued_timeout_s / 4, workers=configuration.worker_timeout_s / 4, prune=3600)
+        self._outage = ""
+
+    def hold(self, workload: ExecuteTask, asked: Asked, now: datetime) -> None:
+        """Keep a task until its devices are there. Touches no database: the scheduler is inside a transaction."""
+        self.held[workload.key] = HeldTask(workload, asked, now)
+
+    def drop(self, key: Any, cause: str, now: datetime) -> None:
+        """Let go of a held task that Airflow does not want any more."""
+        held = self.held.pop(key, None)
+        if held is not None and held.request is not None:
+            self._store.record([Withdrawn(held.request_id, cause)], now)
+
+    def tick(self, now: datetime) -> None:
+        """One round: what is there, who is gone, who comes next, what is free, who gets it."""
+        try:
+            self._take_inventory(now)
+            self._drop_unwanted(now)
+            self._submit(now)
+            self._keeper.tick(now)
+            self._place(now)
+            self._keep_house(now)
+        except (StoreUnavailable, SQLAlchemyError) as error:
+            text = str(error) if isinstance(error, StoreUnavailable) else type(error).__name__
+            if text != self._outage:
+                log.warning("%s Held tasks stay held, running ones keep their devices.", text)
+            self._outage = text
+        else:
+            self._outage = ""
+
+    def close(self) -> None:
+        """Stop what runs beside the scheduler."""
+        self._inventory.close()
+
+    # What the cycle asks of an engine.
+
+    def dispatch(self, lease: Lease) -> None:
+        """Hand the task of a lease that was just granted to the engine."""
+        held = next(task for task in self.held.values() if task.request_id == lease.request_id)
+        self._hand_over(held, lease)
+
+    def is_wanted(self, lease: Lease) -> bool:
+        """Whether Airflow still wants the task of the lease to run."""
+        return self._keeper.is_wanted(lease)
+
+    def liveness(self, lease: Lease) -> Liveness:
+        """Whether a process of the lease runs."""
+        return self._keeper.liveness(lease)
+
+    def _hand_over(self, held: HeldTask, lease: Lease) -> None:
+        worker = next(worker for worker in self._store.snapshot().workers if worker.id == lease.worker_id)
+        assert held.request is not None
+        told = task_lease(lease, worker, held.request.alternatives[lease.alternative])
+        workload = held.workload
+        workload.ti.queue = self._configuration.queue
+        workload.ti.context_carrier = load_lease(workload.ti.context_carrier, told)
+        self._renew_token(workload)
+        self._keeper.begin(workload.key, lease)
+        self._engine.hand_over(workload)
+        del self.held[workload.key]
+        self._placed.append((held, told))
+
+    def _take_inventory(self, now: datetime) -> None:
+        inventory = self._inventory.poll()
+        if inventory is not None:
+            self._store.record([WorkerSeen(inventory.worker, inventory.telemetry)], now)
+
+    def _drop_unwanted(self, now: datetime) -> None:
+        """Let go of held tasks that a user marked, cleared or deleted, or that have waited too long."""
+        if not self.held:
+            return
+        with self._sessions() as session:
+            queued = queued_ids(session, [held.request_id for held in self.held.values()])
+        for key, held in list(self.held.items()):
+            if held.request_id not in queued:
+                self.drop(key, "Airflow does not want it any more", now)
+            elif held.request and held.request.wait_timeout_s is not None:
+                waited_s = (now - held.since).total_seconds()
+                if waited_s > held.request.wait_timeout_s:
+                    text = f"asked to wait at most {held.request.wait_timeout_s:g} s for {held.request}; {held.told}"
+                    self._fail(key, f"No device in time: {text}", now)
+
+    def _submit(self, now: datetime) -> None:
+        events: list[Event] = []
+        for key, held in list(self.held.items()):
+            if held.request is not None or self._keeper.holds_request(held.request_id):
+                continue
+            try:
+                held.request = self._resolve(held)
+            except HeteroError as error:
+                self._fail(key, f"The device request can't be read: {error}", now)
+                continue
+            lease = self._lease_of(held.request_id)
+            if lease is not None:
+                self._hand_over(held, lease)
+            else:
+                events.append(Submitted(self._pending(held, held.request)))
+        if events:
+            self._store.record(events, now)
+
+    def _resolve(self, held: HeldTask) -> DeviceRequest:
+        if isinstance(held.asked, DeviceRequest):
+            return held.asked
+        ti = held.workload.ti
+        with self._sessions() as session:
+            return render_request(session, ti.dag_id, ti.run_id, held.asked)
+
+    def _lease_of(self, request_id: str) -> Lease | None:
+        """The lease that a scheduler which died got for a task before it could start."""
+        return next((lease for lease in self._store.snapshot().leases if lease.request_id == request_id), None)
+
+    def _pending(self, held: HeldTask, request: DeviceRequest) -> Pending:
+        ti = held.workload.ti
+        return Pending(
+            id=held.request_id,
+            request=request,
+            submitted_at=held.since,
+            weight=ti.priority_weight,
+            dag_id=ti.dag_id,
+            run_id=ti.run_id,
+            task_id=ti.task_id,
+            map_index=-1 if ti.map_index is None else ti.map_index,
+            try_number=ti.try_number,
+        )
+
+    def _place(self, now: datetime) -> None:
+        self._withdraw_forgotten(now)
+        plan = self._cycle.run(now).plan
+        keys = {held.request_id: key for key, held in self.held.items()}
+        for decision in plan.decisions:
+            key = keys.get(decision.request_id)
+            if key is None:
+                continue
+            if isinstance(decision, Refuse):
+                self._fail(key, f"No known worker can ever run this: {decision.reason}. {decision.nearest}", now)
+            elif isinstance(decision, Wait):
+                self._tell_wait(self.held[key], decision, now)
+        self._record_placed(now)
+
+    def _withdraw_forgotten(self, now: datetime) -> None:
+        """Take requests out of the queue whose tasks Airflow has given up while no scheduler looked."""
+        known = {held.request_id for held in self.held.values()}
+        forgotten = [pending.id for pending in self._store.snapshot().pending if pending.id not in known]
+        if not forgotten:
+            return
+        with self._sessions() as session:
+            queued = queued_ids(session, forgotten)
+        events = [Withdrawn(id_, "Airflow does not want it any more") for id_ in forgotten if id_ not in queued]
+        if events:
+            self._store.record(events, now)
+
+    def _tell_wait(self, held: HeldTask, decision: Wait, now: datetime) -> None:
+        text = f"Waiting for {held.request}: {decision.reason}"
+        if text != held.told:
+            held.told = text
+            write_task_log(held.workload.log_path, f"{text} (place {decision.position} in the queue)", now)
+
+    def _record_placed(self, now: datetime) -> None:
+        placed, self._placed = self._placed, []
+        if not placed:
+            return
+        with self._sessions() as session:
+            for held, lease in placed:
+                record_lease(session, held.workload, lease)
+        for held, lease in placed:
+            waited_s = (now - held.since).total_seconds()
+            write_task_log(held.workload.log_path, f"Placed after {waited_s:.1f} s on {lease}", now)
+
+    def _keep_house(self, now: datetime) -> None:
+        if self.held and self._periods.is_due("refresh", now):
+            with self._sessions() as session:
+                refresh_queued(session, [held.request_id for held in self.held.values()], now)
+        if self._periods.is_due("workers", now):
+            self._store.record(list(self._lost_workers(now)), now)
+        if self._periods.is_due("prune", now):
+            self._store.prune(now - timedelta(days=self._configuration.history_days))
+
+    def _lost_workers(self, now: datetime) -> Iterable[Event]:
+        limit = now - timedelta(seconds=self._configuration.worker_timeout_s)
+        seen = self._store.last_seen()
+        for worker in self._store.snapshot().workers:
+            if worker.state is WorkerState.ONLINE and seen.get(worker.id, now) < limit:
+                yield WorkerLost(worker.id)
+
+    def _fail(self, key: Any, text: str, now: datetime) -> None:
+        held = self.held[key]
+        log.error("%s: %s", key, text)
+        write_task_log(held.workload.log_path, text, now, "error")
+        self.drop(key, text, now)
+        self._report(key, "failed", text)

@@ -1,0 +1,189 @@
+"""The executor: what Airflow's scheduler sees. Device tasks go through the dispatcher, all others straight through."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow.configuration import conf
+from airflow.executors.base_executor import BaseExecutor
+from airflow.executors.workloads import ExecuteTask
+from airflow.models.pool import Pool
+from airflow.utils.session import create_session
+from airflow.utils.state import TaskInstanceState
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from hetero_airflow import engines, policies
+from hetero_airflow.errors import RequestError
+from hetero_airflow.executor.carrier import KEY, unpack_request
+from hetero_airflow.executor.configuration import read_configuration
+from hetero_airflow.executor.dispatcher import Dispatcher
+from hetero_airflow.executor.lease_keeper import LeaseKeeper
+from hetero_airflow.registry import load
+from hetero_airflow.store.sql import SqlStore
+
+_sessions = functools.partial(create_session, scoped=False)
+"""Sessions of our own: the scoped one is the scheduler's, in the middle of its work."""
+
+
+class HeteroExecutor(BaseExecutor):
+    """Holds device tasks until they are placed, then hands them to an engine that exists already.
+
+    Configure it as ``[core] executor = hetero_airflow.executor.HeteroExecutor``, alone or beside others.
+    """
+
+    is_local = True
+    serve_logs = True
+    supports_callbacks = True
+    supports_connection_test = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._engine = load(engines.GROUP, engines.ENGINES, "local")(self.parallelism, self.team_name)
+
+    def start(self) -> None:
+        """Start the engine and open the store."""
+        configuration = read_configuration()
+        _ensure_pool(configuration.pool)
+        self._engine.start(self.job_id, self.callback_sink, self.name)
+        store = SqlStore(_engine_of_airflow())
+        self._keeper = LeaseKeeper(
+            store,
+            self._engine,
+            sessions=_sessions,
+            report=self._report,
+            lease_timeout_s=configuration.lease_timeout_s,
+        )
+        self._dispatcher = Dispatcher(
+            configuration,
+            store,
+            load(policies.GROUP, policies.POLICIES, configuration.policy)(),
+            self._engine,
+            self._keeper,
+            sessions=_sessions,
+            report=self._report,
+            renew_token=self._renew_token,
+            queued_timeout_s=conf.getfloat("scheduler", "task_queued_timeout"),
+        )
+        self._store = store
+
+    def queue_workload(self, workload: Any, session: Session) -> None:
+        """Hold a device task; pass everything else to the engine. Runs inside the scheduler's transaction."""
+        if not (isinstance(workload, ExecuteTask) and self._take(workload)):
+            self._engine.accept(workload, session)
+
+    def heartbeat(self) -> None:
+        """One round of everything: what ended, what is placed now, what the engine starts."""
+        open_slots = self.slots_available
+        self._emit_metrics(open_slots, len(self._keeper.running), len(self._dispatcher.held))  # type: ignore[no-untyped-call]
+        self._collect()
+        self._dispatcher.tick(datetime.now(UTC))
+        self._engine.heartbeat()
+
+    def change_state(self, key: Any, state: Any, info: Any = None, remove_running: bool = True) -> None:
+        """Take note of a task's state; the scheduler itself calls this for a task that it declares dead."""
+        if state in (TaskInstanceState.FAILED, TaskInstanceState.SUCCESS) and key in self._keeper.running:
+            self._keeper.end(key, f"Airflow declared the task {state}")
+        super().change_state(key, state, info, remove_running)
+
+    def has_task(self, task_instance: Any) -> bool:
+        """Whether the task is held or runs here, so that an end event of its past is stale."""
+        key = task_instance.key
+        return key in self._dispatcher.held or key in self._keeper.running or self._engine.has_task(task_instance)
+
+    def revoke_task(self, *, ti: Any) -> None:
+        """Let go of a task that Airflow found stuck in the queue."""
+        now = datetime.now(UTC)
+        self._dispatcher.drop(ti.key, "Airflow revoked it", now)
+        if self._engine.withdraw(ti.key):
+            self._keeper.end(ti.key, "Airflow revoked it")
+
+    def try_adopt_task_instances(self, tis: Sequence[Any]) -> Sequence[Any]:
+        """Take over device tasks of a scheduler that died; those that can't be are returned."""
+        leases = {lease.request_id: lease for lease in self._store.snapshot().leases}
+        others = []
+        for ti in tis:
+            if ti.state == TaskInstanceState.QUEUED and KEY in (ti.executor_config or {}):
+                self._take(ExecuteTask.make(ti, generator=self.jwt_generator))
+            elif str(ti.id) in leases:
+                self._keeper.begin(ti.key, leases[str(ti.id)], is_adopted=True)
+            else:
+                others.append(ti)
+        return list(self._engine.try_adopt(others))
+
+    @property
+    def slots_occupied(self) -> int:
+        """Workloads that run or wait for a free process. Held ones take none, or they would stop all others."""
+        return int(self._engine.occupied) + len(self._keeper.running)
+
+    @property
+    def slots_available(self) -> int:
+        """How many more workloads may be queued here."""
+        return int(self.parallelism) - self.slots_occupied
+
+    def debug_dump(self) -> None:
+        """Log what is held and what runs."""
+        self.log.info("Held: %s", [str(held.workload.key) for held in self._dispatcher.held.values()])
+        self.log.info("Running: %s", {str(key): task.lease.id for key, task in self._keeper.running.items()})
+
+    def end(self) -> None:
+        """Wait for the running tasks, then free what they held."""
+        self._engine.end()
+        self._collect()
+        self._dispatcher.close()
+        self._keeper.tick(datetime.now(UTC))
+
+    def terminate(self) -> None:
+        """Stop without waiting."""
+        self._dispatcher.close()
+        self._engine.terminate()
+
+    def _take(self, workload: ExecuteTask) -> bool:
+        """Hold a workload that asks for a device; whether it does."""
+        try:
+            asked = unpack_request(workload.ti.executor_config, workload.ti.map_index)
+        except RequestError as error:
+            self._report(workload.key, "failed", str(error))
+            return True
+        if asked is not None:
+            self._dispatcher.hold(workload, asked, datetime.now(UTC))
+        return asked is not None
+
+    def _collect(self) -> None:
+        """Take in what the engine reports. The end of a task that is held again already is not news."""
+        for key, (state, info) in self._engine.collect().items():
+            if key not in self._keeper.running:
+                super().change_state(key, state, info)
+            elif state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED):
+                if state == TaskInstanceState.FAILED and self._keeper.survives(key):
+                    continue
+                self._keeper.end(key, "the task ended")
+                if key not in self._dispatcher.held:
+                    super().change_state(key, state, info)
+
+    def _report(self, key: Any, state: str, reason: str | None) -> None:
+        if reason:
+            self.log_task_event(event="hetero_airflow", extra=reason, ti_key=key)
+        super().change_state(key, TaskInstanceState(state), reason)
+
+    def _renew_token(self, workload: ExecuteTask) -> None:
+        """A held task may have outlived the token that it was queued with."""
+        workload.token = workload.generate_token(str(workload.ti.id), self.jwt_generator)
+
+
+def _engine_of_airflow() -> Any:
+    from airflow import settings
+
+    return settings.engine
+
+
+def _ensure_pool(name: str) -> None:
+    """Device tasks have a pool of their own: a held task is QUEUED and would eat slots of any other."""
+    with create_session(scoped=False) as session:
+        if session.scalar(select(Pool).where(Pool.pool == name)) is None:
+            session.add(
+                Pool(pool=name, slots=-1, description="Tasks that wait for or use devices", include_deferred=False)
+            )

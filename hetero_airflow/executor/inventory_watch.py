@@ -1,0 +1,88 @@
+"""Looks at the hardware of this host again and again, without ever blocking the scheduler's loop."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+import time
+from typing import IO
+
+from pydantic import ValidationError
+
+from hetero_airflow.executor.configuration import Configuration
+from hetero_airflow.model.worker import Inventory
+
+log = logging.getLogger(__name__)
+
+
+class InventoryWatch:
+    """Runs discovery in a process of its own; `poll` picks up what it found."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._configuration = configuration
+        self._process: subprocess.Popen[bytes] | None = None
+        self._output: IO[bytes] | None = None
+        self._next_at = 0.0
+        self._problems: tuple[str, ...] = ()
+
+    def poll(self) -> Inventory | None:
+        """The newest inventory if one has just come in; starts a discovery when one is due. Never blocks."""
+        if self._process is None:
+            if time.monotonic() >= self._next_at:
+                self._begin()
+            return None
+        if self._process.poll() is None:
+            if time.monotonic() >= self._next_at:
+                self._process.kill()
+            return None
+        return self._finish()
+
+    def close(self) -> None:
+        """Stop a discovery that is under way."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        if self._output is not None:
+            self._output.close()
+
+    def _begin(self) -> None:
+        configuration = self._configuration
+        self._next_at = time.monotonic() + max(configuration.discovery_interval_s, 2 * configuration.probe_timeout_s)
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed when the process has ended
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "hetero_airflow.discovery",
+                configuration.worker_id,
+                json.dumps(configuration.labels),
+                str(configuration.probe_timeout_s),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+        )
+
+    def _finish(self) -> Inventory | None:
+        assert self._process is not None
+        assert self._output is not None
+        code, self._process = self._process.returncode, None
+        with self._output as output:
+            output.seek(0)
+            text = output.read()
+        if code != 0:
+            log.warning("Discovery ended with code %s; the last inventory is kept.", code)
+            return None
+        try:
+            inventory = Inventory.model_validate_json(text)
+        except ValidationError as error:
+            log.warning("Discovery answered with something unreadable; the last inventory is kept: %s", error)
+            return None
+        if inventory.problems != self._problems:
+            self._problems = inventory.problems
+            for problem in inventory.problems:
+                log.warning("Discovery: %s", problem)
+        return inventory

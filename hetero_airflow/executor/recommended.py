@@ -1,0 +1,61 @@
+"""The settings of Airflow that make device tasks fast and safe, each with what it costs to leave it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from hetero_airflow.executor import coordinator_names
+from hetero_airflow.executor.selection import CLASSPATH
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """One setting: section, option, the value to set, and what happens without it."""
+
+    section: str
+    option: str
+    value: str
+    cost: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return f"AIRFLOW__{self.section.upper()}__{self.option.upper()}"
+
+
+def recommendations(queue: str) -> tuple[Recommendation, ...]:
+    """What to set, for device tasks that are sent to this queue."""
+    return (
+        Recommendation("core", "executor", CLASSPATH, "device tasks run unplaced: nobody keeps two off one device"),
+        Recommendation(
+            "sdk",
+            "coordinators",
+            json.dumps({coordinator_names.NAME: {"classpath": coordinator_names.CLASSPATH}}),
+            "devices are bound after the DAG file is parsed, and a task whose supervisor dies keeps its device",
+        ),
+        Recommendation(
+            "sdk",
+            "queue_to_coordinator",
+            json.dumps({queue: coordinator_names.NAME}),
+            "the coordinator is not called for device tasks",
+        ),
+        Recommendation(
+            "workers",
+            "min_heartbeat_interval",
+            "1",
+            "a device idles for up to 5 s after each task, and a task that is marked or cleared runs on for as long",
+        ),
+        Recommendation(
+            "scheduler",
+            "orphaned_tasks_check_interval",
+            "30",
+            "after a crash of the scheduler, waiting tasks wait for up to 300 s more",
+        ),
+        Recommendation(
+            "scheduler",
+            "task_instance_heartbeat_timeout",
+            "60",
+            "a task on a lost worker holds its devices for 300 s",
+        ),
+    )

@@ -1,0 +1,63 @@
+"""Renders device arguments that hold Jinja templates, in the scheduler, before the task is placed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow.models.dagrun import DagRun
+from airflow.models.serialized_dag import SerializedDagModel
+from jinja2 import StrictUndefined, TemplateError
+from jinja2.sandbox import SandboxedEnvironment
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from hetero_airflow.errors import RequestError
+from hetero_airflow.model.request import DeviceRequest
+
+_ENVIRONMENT = SandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
+
+
+def render_request(session: Session, dag_id: str, run_id: str, arguments: Mapping[str, Any]) -> DeviceRequest:
+    """The request that the arguments make in this DAG run.
+
+    Templates may use ``params``, ``dag_run`` (with conf, run_id, logical_date), ``run_id``,
+    ``logical_date`` and ``ds``.
+
+    :raises RequestError: a template that can't be rendered, or a rendered request that is not valid
+    """
+    context = _context(session, dag_id, run_id)
+    rendered = {name: _render(name, value, context) for name, value in arguments.items()}
+    return DeviceRequest.parse(rendered.pop("device"), **rendered)
+
+
+def _context(session: Session, dag_id: str, run_id: str) -> dict[str, Any]:
+    run = session.scalar(select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id))
+    if run is None:
+        raise RequestError("device", run_id, found="no such DAG run", remedy="Trigger the DAG again")
+    serialized = SerializedDagModel.get(dag_id, session=session)
+    defaults = serialized.dag.params.dump() if serialized else {}
+    date = run.logical_date or run.run_after
+    about_run = {"conf": run.conf or {}, "run_id": run.run_id, "logical_date": run.logical_date, "dag_id": dag_id}
+    return {
+        "params": {**defaults, **(run.conf or {})},
+        "dag_run": about_run,
+        "run_id": run.run_id,
+        "logical_date": run.logical_date,
+        "ds": date.strftime("%Y-%m-%d"),
+    }
+
+
+def _render(field: str, value: Any, context: Mapping[str, Any]) -> Any:
+    if isinstance(value, str):
+        try:
+            return _ENVIRONMENT.from_string(value).render(context)
+        except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
+            raise RequestError(
+                field, value, found=f"a template that fails: {error}", remedy="Use params, dag_run, run_id or ds"
+            ) from error
+    if isinstance(value, Mapping):
+        return {name: _render(field, item, context) for name, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return type(value)(_render(field, item, context) for item in value)
+    return value

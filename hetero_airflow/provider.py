@@ -1,0 +1,40 @@
+"""What Airflow's provider discovery reads. Imports nothing heavy: every Airflow process calls it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hetero_airflow import __version__
+from hetero_airflow.settings import OPTIONS, SECTION
+
+
+def get_provider_info() -> dict[str, Any]:
+    """The provider's surface: executor, tables, command line, decorator, configuration."""
+    return {
+        "package-name": "hetero-airflow",
+        "name": "Heterogeneous compute",
+        "description": "Device-aware scheduling: tasks say what hardware they need.",
+        "versions": [__version__],
+        "executors": ["hetero_airflow.executor.HeteroExecutor"],
+        "db-managers": ["hetero_airflow.executor.db_manager.HeteroDBManager"],
+        "cli": ["hetero_airflow.cli.commands.get_commands"],
+        "task-decorators": [
+            {"name": "device", "class-name": "hetero_airflow.operators.decorator.device_task"},
+        ],
+        "config": {
+            SECTION: {
+                "description": "Device-aware scheduling.",
+                "options": {
+                    option.name: {
+                        "description": option.description,
+                        "version_added": "0.1.0",
+                        "type": option.type,
+                        "example": None,
+                        # Airflow formats defaults with str.format
+                        "default": option.default.replace("{", "{{").replace("}", "}}"),
+                    }
+                    for option in OPTIONS
+                },
+            }
+        },
+    }

@@ -1,0 +1,86 @@
+"""Makes the leased devices the only ones that the vendors' software sees.
+
+Sources of the variables' meaning: NVIDIA's CUDA programming guide (CUDA_VISIBLE_DEVICES takes
+UUIDs of GPUs and MIG instances), AMD's ROCm "GPU isolation" page (ROCR_VISIBLE_DEVICES selects
+first, HIP_VISIBLE_DEVICES counts within what is left), Ascend's CANN reference
+(ASCEND_RT_VISIBLE_DEVICES takes logical numbers), Google's libtpu (TPU_VISIBLE_CHIPS, with the
+bounds that a part of a host needs).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from hetero_airflow.runtime.task_lease import VARIABLE, TaskLease
+
+_HIDDEN = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "ROCR_VISIBLE_DEVICES": "",
+    "HIP_VISIBLE_DEVICES": "",
+    "ASCEND_RT_VISIBLE_DEVICES": "",
+    "TPU_VISIBLE_CHIPS": "",
+}
+"""What each vendor's software is told by a lease that has none of its devices."""
+
+_TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+
+
+def lease_environment(lease: TaskLease, inherited: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables that bind a process to its lease; set them before a framework is imported.
+
+    `inherited` is the environment that they are added to: options that it holds are kept.
+
+    >>> lease = TaskLease(id="l", token=1, worker="a", vendor="nvidia", kind="gpu", model="a100", ids=("GPU-8f",),
+    ...                   indexes=(3,), memory_bytes=2**35, share=0.5)
+    >>> environment = lease_environment(lease)
+    >>> environment["CUDA_VISIBLE_DEVICES"], environment["XLA_PYTHON_CLIENT_MEM_FRACTION"]
+    ('GPU-8f', '0.5')
+    """
+    variables = {VARIABLE: lease.model_dump_json(), **_HIDDEN, **_visible(lease)}
+    if lease.share is not None:
+        options = [(inherited or {}).get("PYTORCH_ALLOC_CONF"), f"per_process_memory_fraction:{lease.share:g}"]
+        variables["PYTORCH_ALLOC_CONF"] = ",".join(option for option in options if option)
+        variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{lease.share:g}"
+    if lease.cores:
+        variables["OMP_NUM_THREADS"] = str(len(lease.cores))
+    return variables
+
+
+def _visible(lease: TaskLease) -> dict[str, str]:
+    ids, indexes = ",".join(lease.ids), ",".join(map(str, lease.indexes))
+    if lease.kind == "cpu":
+        return {}
+    if lease.vendor == "nvidia":
+        return {"CUDA_VISIBLE_DEVICES": ids, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    if lease.vendor == "amd":
+        return {"ROCR_VISIBLE_DEVICES": ids, "HIP_VISIBLE_DEVICES": ",".join(map(str, range(len(lease.ids))))}
+    if lease.vendor == "ascend":
+        return {"ASCEND_RT_VISIBLE_DEVICES": indexes}
+    if lease.vendor == "google":
+        bounds = _TPU_BOUNDS.get(len(lease.ids))
+        part = {"TPU_CHIPS_PER_PROCESS_BOUNDS": bounds, "TPU_PROCESS_BOUNDS": "1,1,1"} if bounds else {}
+        return {"TPU_VISIBLE_CHIPS": indexes, **part}
+    return {}
+
+
+@contextmanager
+def bound(lease: TaskLease) -> Iterator[None]:
+    """Within: environment and CPU affinity of the lease, for this process and all it starts. Then as before."""
+    variables = lease_environment(lease, os.environ)
+    before = {name: os.environ.get(name) for name in variables}
+    affinity = os.sched_getaffinity(0)
+    cores = affinity.intersection(lease.cores)
+    try:
+        os.environ.update(variables)
+        if cores:
+            os.sched_setaffinity(0, cores)
+        yield
+    finally:
+        os.sched_setaffinity(0, affinity)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,24 @@
+"""Airflow's parse-time policy, entry point ``airflow.policy``.
+
+Airflow imports this while it initialises itself, so nothing that imports airflow in turn may be
+imported here before the policy is called.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.policies import hookimpl
+
+
+@hookimpl
+def task_policy(task: Any) -> None:
+    """Complete mapped device tasks, when a DAG file is parsed.
+
+    :raises RequestError: becomes the DAG file's import error
+    """
+    if not task.is_mapped:
+        return
+    from hetero_airflow.operators.mapped import complete_mapped_task
+
+    complete_mapped_task(task)

@@ -1,0 +1,29 @@
+"""A shell command on devices."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.sdk import Context
+
+from hetero_airflow.operators.device import DeviceOperator
+from hetero_airflow.runtime.task_lease import VARIABLE, current_lease
+from hetero_airflow.runtime.visible_devices import lease_environment
+
+
+class DeviceBashOperator(DeviceOperator, BashOperator):
+    """Airflow's BashOperator with the arguments of `DeviceOperator`.
+
+    The command sees the lease's variables whatever `env` and `append_env` say.
+
+    >>> from hetero_airflow.operators import DeviceBashOperator
+    >>> DeviceBashOperator(task_id="smi", bash_command="nvidia-smi -i $CUDA_VISIBLE_DEVICES", device="nvidia")
+    <Task(DeviceBashOperator): smi>
+    """
+
+    def get_env(self, context: Context) -> dict[str, Any]:
+        """The variables that the command sees."""
+        env: dict[str, Any] = super().get_env(context)
+        return env | lease_environment(current_lease(), env) if VARIABLE in os.environ else env

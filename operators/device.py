@@ -1,0 +1,74 @@
+"""What all device operators share: the request goes to the executor, the lease comes back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from airflow.sdk import BaseOperator, Context
+
+from hetero_airflow.executor.carrier import ARGUMENTS, KEY, pack_request, unload_lease
+from hetero_airflow.executor.selection import device_task_defaults
+from hetero_airflow.runtime.task_lease import VARIABLE, current_lease
+from hetero_airflow.runtime.visible_devices import bound
+
+
+class DeviceOperator(BaseOperator):
+    """Mix in before another operator to give it devices: ``class MyOperator(DeviceOperator, SomeOperator)``.
+
+    The arguments are those of `hetero_airflow.model.request.DeviceRequest.parse`. Any of them may hold
+    a Jinja template over ``params``, ``dag_run``, ``run_id``, ``ds`` and ``logical_date``; it is
+    rendered before the task is placed.
+
+    :param device: what to run on: ``gpu``, ``a100:2``, ``gpu:0.5``, a list of alternatives, a set, ...
+    :param quota: count, share, memory, cpus, host_memory
+    :param runtime: software → version specifier
+    :param driver: version specifier of the driver
+    :param labels: label → value of the worker
+    :param priority: urgent, high, medium or low
+    :param wait_timeout: fail after waiting for longer
+    :raises RequestError: when the DAG file is parsed, if the arguments make no request
+    """
+
+    def __init__(
+        self,
+        *,
+        device: Any,
+        quota: Any = None,
+        runtime: Any = None,
+        driver: Any = None,
+        labels: Any = None,
+        priority: Any = None,
+        wait_timeout: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        given = dict(zip(ARGUMENTS, (device, quota, runtime, driver, labels, priority, wait_timeout), strict=True))
+        executor_config = {**(kwargs.pop("executor_config", None) or {})}
+        executor_config.setdefault(KEY, pack_request([given]))
+        super().__init__(executor_config=executor_config, **{**device_task_defaults(), **kwargs})
+
+    def execute(self, context: Context) -> Any:
+        """Run the operator proper with the lease bound to this process."""
+        with self._lease_bound(context):
+            return super().execute(context)
+
+    @contextmanager
+    def _lease_bound(self, context: Context) -> Iterator[None]:
+        """Bind the lease here if no coordinator did so before the DAG file was parsed."""
+        if VARIABLE in os.environ:
+            self.log.info("Device: %s", current_lease())
+            yield
+            return
+        lease = unload_lease(getattr(context["ti"], "context_carrier", None))
+        if lease is None:
+            self.log.warning(
+                "No device lease: this task was not placed by HeteroExecutor, and runs on whatever is visible. "
+                "`airflow hetero config --check` says what is missing."
+            )
+            yield
+            return
+        self.log.info("Device: %s (bound by the operator; a coordinator would have bound it before parsing)", lease)
+        with bound(lease):
+            yield

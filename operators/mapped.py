@@ -1,0 +1,65 @@
+"""Gives mapped device tasks what plain ones get from their constructor.
+
+A mapped operator is not constructed before it runs, so its request would never reach the executor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow.sdk.definitions.mappedoperator import MappedOperator
+
+from hetero_airflow.errors import RequestError
+from hetero_airflow.executor.carrier import ARGUMENTS, KEY, pack_request
+from hetero_airflow.executor.selection import device_task_defaults
+from hetero_airflow.operators.device import DeviceOperator
+
+
+def complete_mapped_task(task: object) -> None:
+    """Put the requests of a mapped device task into its ``executor_config``; leave every other task alone.
+
+    :raises RequestError: becomes the DAG file's import error
+    """
+    if not isinstance(task, MappedOperator) or not _is_device_operator(task.operator_class):
+        return
+    partial = task.partial_kwargs
+    for name, value in device_task_defaults().items():
+        if partial.get(name) in (None, "default_pool"):
+            partial[name] = value
+    given = {name: partial.get(name) for name in ARGUMENTS}
+    instances, stride = _instances(given, task._get_specified_expand_input().value)
+    partial["executor_config"] = {**(partial.get("executor_config") or {}), KEY: pack_request(instances, stride)}
+
+
+def _is_device_operator(operator_class: object) -> bool:
+    return isinstance(operator_class, type) and issubclass(operator_class, DeviceOperator)
+
+
+def _instances(given: Mapping[str, Any], expanded: Any) -> tuple[list[Mapping[str, Any]], int]:
+    """The arguments of each different instance, and the stride between them, as Airflow counts map indexes."""
+    if isinstance(expanded, Sequence):
+        return [{**given, **{k: v for k, v in row.items() if k in ARGUMENTS}} for row in expanded] or [given], 1
+    if not isinstance(expanded, Mapping):
+        return [given], 1
+    names = [name for name in expanded if name in ARGUMENTS]
+    if not names:
+        return [given], 1
+    if len(names) > 1:
+        raise RequestError(
+            names[1],
+            "expanded",
+            found=f"{names[0]} expanded too",
+            remedy='Expand whole requests: expand(device=[{"device": "gpu", "count": 2}, ...])',
+        )
+    after = [expanded[name] for name in list(expanded)[list(expanded).index(names[0]) + 1 :]]
+    values = expanded[names[0]]
+    if not all(isinstance(value, (list, tuple)) for value in (values, *after)):
+        raise RequestError(
+            names[0],
+            "expanded",
+            found="a list that is known only at run time",
+            remedy=f"Expand {names[0]} over a literal list, and as the last of the arguments",
+        )
+    return [{**given, names[0]: value} for value in values] or [given], math.prod(len(value) for value in after) or 1

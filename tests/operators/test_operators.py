@@ -1,0 +1,175 @@
+import pytest
+from airflow.sdk import DAG, task
+
+from hetero_airflow.errors import RequestError
+from hetero_airflow.executor.carrier import KEY, unpack_request
+from hetero_airflow.executor.selection import hetero_executor_name
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.operators import DeviceBashOperator, DevicePythonOperator
+from hetero_airflow.operators.mapped import complete_mapped_task
+from hetero_airflow.runtime import current_lease
+from hetero_airflow.runtime.visible_devices import bound
+from hetero_airflow.testing import a_task_lease
+
+
+@pytest.fixture
+def dag():
+    with DAG("a_dag", schedule=None) as dag:
+        yield dag
+
+
+def asked(operator, map_index=-1):
+    complete_mapped_task(operator)
+    return unpack_request(operator.executor_config, map_index)
+
+
+def test_the_request_travels_in_executor_config_beside_the_authors_own(dag):
+    operator = DevicePythonOperator(
+        task_id="t", python_callable=print, device="gpu:2", executor_config={"pod_override": 1}, retries=2
+    )
+    assert operator.executor_config["pod_override"] == 1
+    assert asked(operator) == DeviceRequest.parse("gpu:2")
+    assert operator.retries == 2
+
+
+def test_the_decorator_takes_what_the_operator_takes(dag):
+    @task.device(device={"device": "gpu", "memory": "40GiB.."}, runtime={"torch": ">=2.8"}, retries=3)
+    def train(x=1):
+        return x
+
+    operator = train().operator
+    assert asked(operator) == DeviceRequest.parse("gpu", quota={"memory": "40GiB.."}, runtime={"torch": ">=2.8"})
+    assert operator.retries == 3
+
+
+def test_a_mapped_task_gets_its_request_by_the_policy(dag):
+    mapped = DeviceBashOperator.partial(task_id="t", device="gpu", driver=">=550").expand(bash_command=["a", "b"])
+    assert unpack_request(mapped.executor_config, 0) is None
+    assert asked(mapped, 1) == DeviceRequest.parse("gpu", driver=">=550")
+
+
+def test_a_mapped_decorated_task_gets_its_request_by_the_policy(dag):
+    @task.device(device="npu:2")
+    def train(x):
+        return x
+
+    train.expand(x=[1, 2, 3])
+    assert asked(dag.get_task("train"), 2) == DeviceRequest.parse("npu:2")
+
+
+def test_expanding_the_device_gives_each_instance_its_own(dag):
+    mapped = DeviceBashOperator.partial(task_id="t").expand(device=["gpu:1", "cpu:2"], bash_command=["a", "b", "c"])
+    texts = [str(asked(mapped, index)) for index in range(6)]
+    assert texts == ["1 × gpu"] * 3 + ["2 × cpu"] * 3
+
+
+def test_expand_kwargs_gives_each_instance_its_own(dag):
+    rows = [{"bash_command": "a", "device": "gpu:0.5"}, {"bash_command": "b", "device": "tpu:4"}]
+    mapped = DeviceBashOperator.partial(task_id="t").expand_kwargs(rows)
+    assert [str(asked(mapped, index)) for index in range(2)] == ["0.5 of a gpu", "4 × tpu"]
+
+
+def test_a_device_that_is_known_only_at_run_time_is_refused_when_the_file_is_parsed(dag):
+    @task
+    def devices():
+        return ["gpu"]
+
+    mapped = DeviceBashOperator.partial(task_id="t", bash_command="a").expand(device=devices())
+    with pytest.raises(RequestError, match="known only at run time"):
+        complete_mapped_task(mapped)
+
+
+def test_two_expanded_arguments_of_a_request_are_refused(dag):
+    mapped = DeviceBashOperator.partial(task_id="t", bash_command="a").expand(device=["gpu"], priority=["low"])
+    with pytest.raises(RequestError, match="Expand whole requests"):
+        complete_mapped_task(mapped)
+
+
+def test_a_mapped_task_with_a_bad_device_is_refused_when_the_file_is_parsed(dag):
+    mapped = DeviceBashOperator.partial(task_id="t", device="gpuu").expand(bash_command=["a"])
+    with pytest.raises(RequestError, match='Did you mean "gpu"'):
+        complete_mapped_task(mapped)
+
+
+def test_tasks_that_ask_for_no_device_are_left_alone(dag):
+    @task
+    def plain(x):
+        return x
+
+    plain.expand(x=[1])
+    mapped = dag.get_task("plain")
+    complete_mapped_task(mapped)
+    assert mapped.executor_config == {}
+
+
+@pytest.mark.parametrize(
+    "device", ["gpuu", "gpu:0", "gpu:-1", "gpu:nan", "gpu:" + "9" * 19, "x" * 100_000, 5, None, []]
+)
+def test_a_bad_device_is_refused_when_the_file_is_parsed(dag, device):
+    with pytest.raises(RequestError) as caught:
+        DevicePythonOperator(task_id="t", python_callable=print, device=device)
+    assert "device=" in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("configured", "name"),
+    [
+        ("LocalExecutor", None),
+        ("hetero_airflow.executor.HeteroExecutor", "hetero_airflow.executor.HeteroExecutor"),
+        ("LocalExecutor, devices:hetero_airflow.executor.HeteroExecutor", "devices"),
+        ("LocalExecutor;team1=hetero_airflow.executor.HeteroExecutor", "hetero_airflow.executor.HeteroExecutor"),
+    ],
+)
+def test_our_executor_is_found_under_any_name(configured, name):
+    assert hetero_executor_name(configured) == name
+
+
+@pytest.mark.parametrize("configured", ["LocalExecutor,hetero_airflow.executor.HeteroExecutor"])
+def test_device_tasks_choose_our_executor_and_pool_by_themselves(monkeypatch, dag, configured):
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", configured)
+    plain = DevicePythonOperator(task_id="t", python_callable=print, device="gpu")
+    assert (plain.executor, plain.pool) == ("hetero_airflow.executor.HeteroExecutor", "hetero_devices")
+    mapped = DeviceBashOperator.partial(task_id="m", device="gpu").expand(bash_command=["a"])
+    complete_mapped_task(mapped)
+    assert (mapped.executor, mapped.pool) == (plain.executor, plain.pool)
+    own = DevicePythonOperator(task_id="o", python_callable=print, device="gpu", pool="mine", executor="LocalExecutor")
+    assert (own.executor, own.pool) == ("LocalExecutor", "mine")
+
+
+class AnInstance:
+    def __init__(self, carrier=None):
+        self.context_carrier = carrier
+
+
+def test_the_operator_binds_the_lease_where_no_coordinator_did(dag):
+    from hetero_airflow.executor.carrier import load_lease
+
+    operator = DevicePythonOperator(task_id="t", python_callable=current_lease, device="gpu")
+    lease = a_task_lease()
+    assert operator.execute({"ti": AnInstance(load_lease(None, lease))}) == lease
+
+
+def test_a_lease_that_the_coordinator_bound_is_used_as_it_is(dag):
+    operator = DevicePythonOperator(task_id="t", python_callable=current_lease, device="gpu")
+    with bound(a_task_lease(id="from-coordinator")):
+        assert operator.execute({"ti": AnInstance()}).id == "from-coordinator"
+
+
+def test_a_task_that_was_not_placed_runs_and_says_so(dag, caplog):
+    operator = DevicePythonOperator(task_id="t", python_callable=lambda: 42, device="gpu")
+    assert operator.execute({"ti": AnInstance()}) == 42
+
+
+def test_a_command_sees_its_lease_even_with_an_environment_of_its_own(dag):
+    operator = DeviceBashOperator(task_id="t", bash_command="x", device="gpu", env={"ONLY": "this"})
+    with bound(a_task_lease()):
+        env = operator.get_env({})
+    assert env["ONLY"] == "this"
+    assert env["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
+    assert "PATH" not in env
+
+
+def test_executor_config_key_is_not_overwritten_by_a_nested_operator(dag):
+    operator = DevicePythonOperator(task_id="t", python_callable=print, device="gpu")
+    assert list(operator.executor_config) == [KEY]

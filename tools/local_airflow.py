@@ -1,0 +1,238 @@
+"""A real Airflow in a folder of its own: boots it, talks to it, and stops what it started.
+
+The demo and the system tests use it. It is configured as `airflow hetero config` recommends.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from hetero_airflow.executor.recommended import recommendations
+
+COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
+USER = "admin"
+
+
+class LocalAirflow:
+    """One Airflow: its folder, its environment, its processes."""
+
+    def __init__(
+        self,
+        home: Path,
+        dags: Path,
+        *,
+        database: str | None = None,
+        simulated: str = "",
+        settings: Mapping[str, str] | None = None,
+        components: Sequence[str] = COMPONENTS,
+    ) -> None:
+        self.home = home
+        self.port = _free_port()
+        self.url = f"http://localhost:{self.port}"
+        self.password = secrets.token_urlsafe(12)
+        self.components = tuple(components)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._client: httpx.Client | None = None
+        log_port, triggerer_log_port = _free_port(), _free_port()
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")},
+            **{each.variable: each.value for each in recommendations("hetero")},
+            "AIRFLOW_HOME": str(home),
+            "AIRFLOW__API__PORT": str(self.port),
+            "AIRFLOW__API__WORKERS": "1",
+            "AIRFLOW__API__HOST": "127.0.0.1",
+            "AIRFLOW__API__BASE_URL": self.url,
+            "AIRFLOW__API__SECRET_KEY": secrets.token_urlsafe(32),
+            "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_urlsafe(64),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+            "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
+            "AIRFLOW__CORE__FERNET_KEY": "",
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__PARALLELISM": "8",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
+            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database or f"sqlite:///{home}/airflow.db",
+            "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(log_port),
+            "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(triggerer_log_port),
+            "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "True",
+            "HETERO_AIRFLOW_SIMULATED_DEVICES": simulated,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            **(settings or {}),
+        }
+        self.environment.pop("PYTHONDONTWRITEBYTECODE", None)
+
+    def __enter__(self) -> LocalAirflow:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self, timeout_s: float = 120) -> None:
+        """Migrate the database, start the components, wait until all answer."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        passwords = self.home / "passwords.json"
+        passwords.touch(mode=0o600)
+        passwords.write_text(f'{{"{USER}": "{self.password}"}}')
+        self.run("db", "migrate")
+        for name in self.components:
+            self.launch(name)
+        self.wait_until(self.is_healthy, "Airflow to answer", timeout_s)
+
+    def launch(self, name: str) -> None:
+        """Start one component; its output goes to ``<home>/<name>.log``."""
+        with (self.home / f"{name}.log").open("ab") as output:
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "airflow", name],
+                env=self.environment,
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def kill(self, name: str) -> None:
+        """``kill -9`` the main process of a component and nothing else."""
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def stop(self) -> None:
+        """Ask each component to stop; kill what does not within its time."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        for name in ("scheduler", "dag-processor", "triggerer", "api-server"):
+            if name in self._processes:
+                _stop_group(self._processes.pop(name))
+
+    def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """``airflow`` with these arguments, to its end."""
+        done = subprocess.run(
+            [sys.executable, "-m", "airflow", *arguments],
+            env=self.environment,
+            cwd=self.home,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        if check and done.returncode != 0:
+            raise RuntimeError(
+                f"airflow {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+            )
+        return done
+
+    def is_healthy(self) -> bool:
+        """Whether the API server answers and sees the other components."""
+        for name, process in self._processes.items():
+            if process.poll() is not None:
+                log = (self.home / f"{name}.log").read_text(errors="replace")
+                raise RuntimeError(f"airflow {name} ended with {process.returncode}:\n{log[-4000:]}")
+        try:
+            health = httpx.get(f"{self.url}/api/v2/monitor/health", timeout=5).json()
+        except (httpx.HTTPError, ValueError):
+            return False
+        seen = {"scheduler": "scheduler", "dag-processor": "dag_processor", "triggerer": "triggerer"}
+        return all(health[key]["status"] == "healthy" for name, key in seen.items() if name in self._processes)
+
+    def api(self, method: str, path: str, **kwargs: Any) -> Any:
+        """One call of Airflow's public API (``path`` below ``/api/v2``), as JSON."""
+        if self._client is None:
+            answer = httpx.post(
+                f"{self.url}/auth/token", json={"username": USER, "password": self.password}, timeout=30
+            )
+            answer.raise_for_status()
+            token = answer.json()["access_token"]
+            headers = {"Authorization": f"Bearer {token}"}
+            self._client = httpx.Client(base_url=f"{self.url}/api/v2", headers=headers, timeout=30)
+        answer = self._client.request(method, path, **kwargs)
+        if answer.status_code >= 400:
+            raise RuntimeError(f"{method} {path} answered {answer.status_code}: {answer.text[:2000]}")
+        return answer.json() if answer.content else None
+
+    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None, timeout_s: float = 120) -> str:
+        """Start a run of the DAG as soon as Airflow has read its file; its run id."""
+
+        def is_known() -> bool:
+            for error in self.api("GET", "/importErrors")["import_errors"]:
+                raise RuntimeError(f"{error['filename']} can't be imported:\n{error['stack_trace']}")
+            return any(dag["dag_id"] == dag_id for dag in self.api("GET", "/dags?limit=100")["dags"])
+
+        self.wait_until(is_known, f"Airflow to read the DAG {dag_id}", timeout_s)
+        self.api("PATCH", f"/dags/{dag_id}", json={"is_paused": False})
+        run = self.api("POST", f"/dags/{dag_id}/dagRuns", json={"logical_date": None, "conf": dict(conf or {})})
+        return str(run["dag_run_id"])
+
+    def tasks(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
+        """The task instances of a run, as the API gives them."""
+        found = self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances?limit=1000")
+        return list(found["task_instances"])
+
+    def wait_for_run(self, dag_id: str, run_id: str, timeout_s: float = 240) -> str:
+        """The state in which a run ended."""
+        state = ""
+
+        def is_over() -> bool:
+            nonlocal state
+            state = self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"]
+            return state in ("success", "failed")
+
+        self.wait_until(is_over, f"the run {run_id} of {dag_id} to end", timeout_s)
+        return state
+
+    def xcom(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> Any:
+        """What a task returned."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/return_value"
+        return self.api("GET", f"{path}?map_index={map_index}&deserialize=true")["value"]
+
+    def log_text(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1) -> str:
+        """A task's log as Airflow's UI shows it."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
+        content = self.api("GET", f"{path}?map_index={map_index}")["content"]
+        return "\n".join(str(line.get("event", line)) if isinstance(line, dict) else str(line) for line in content)
+
+    def wait_until(self, condition: Any, what: str, timeout_s: float = 120, every_s: float = 0.25) -> Any:
+        """What the condition gives once it is true.
+
+        :raises TimeoutError: it did not become true in time
+        """
+        end = time.monotonic() + timeout_s
+        while not (found := condition()):
+            if time.monotonic() > end:
+                raise TimeoutError(f"waited {timeout_s:g} s for {what}; see the logs in {self.home}")
+            time.sleep(every_s)
+        return found
+
+    def pid(self, name: str) -> int:
+        """The main process of a component."""
+        return self._processes[name].pid
+
+
+def _stop_group(process: subprocess.Popen[bytes], timeout_s: float = 20) -> None:
+    """SIGTERM to the main process, SIGKILL to whatever is left of its session."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout_s)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
