@@ -74,13 +74,12 @@ state = Table(
     "hetero_state",
     metadata,
     Column("id", Integer, autoincrement=False),
-    Column("sequence", BigInteger, nullable=False),
-    Column("fence", BigInteger, nullable=False),
-    Column("pruned", BigInteger, nullable=False),
+    Column("sequence", BigInteger, nullable=False, comment="Grows with each change that a snapshot shows"),
+    Column("fence", BigInteger, nullable=False, comment="Token of the newest lease"),
+    Column("pruned", BigInteger, nullable=False, comment="Sequence of the last deletion: older reads are void"),
     PrimaryKeyConstraint("id"),
     CheckConstraint("id = 1", name="one_row"),
-    comment="One row. Writers lock it; sequence counts what a snapshot shows, fence the leases; pruned is the sequence "
-    "at which ended rows were last deleted, so that what was read before must be read anew.",
+    comment="One row, which writers lock",
 )
 
 worker = Table(
