@@ -1,0 +1,69 @@
+"""The stores that the contract suite runs over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, create_engine, event
+
+from hetero_airflow.store import tables
+from hetero_airflow.store.memory import MemoryStore
+from hetero_airflow.store.sql import SqlStore
+
+POSTGRES = pytest.param("postgres", marks=pytest.mark.postgres)
+
+
+@pytest.fixture(scope="session")
+def postgres_engine(make_postgres_database: Callable[[], str]) -> Iterator[Engine]:
+    engine = create_engine(make_postgres_database())
+    tables.metadata.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+def make_sqlite_engine(path: Path) -> Engine:
+    """As Airflow makes it: foreign keys are checked, readers and the writer do not block each other."""
+    engine = create_engine(f"sqlite:///{path}")
+
+    @event.listens_for(engine, "connect")
+    def set_pragmas(connection, _record) -> None:
+        connection.execute("PRAGMA foreign_keys=ON")
+        connection.execute("PRAGMA journal_mode=WAL")
+
+    return engine
+
+
+@pytest.fixture(scope="session")
+def sqlite_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    engine = make_sqlite_engine(tmp_path_factory.mktemp("sqlite") / "store.db")
+    tables.metadata.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+def empty(engine: Engine) -> None:
+    """As after the first migration."""
+    with engine.begin() as connection:
+        for table in reversed(tables.metadata.sorted_tables):
+            connection.execute(table.delete())
+        tables.insert_state(tables.state, connection)
+
+
+@pytest.fixture(params=["sqlite", POSTGRES])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """Of an empty database with the tables."""
+    made: Engine = request.getfixturevalue(f"{request.param}_engine")
+    empty(made)
+    return made
+
+
+@pytest.fixture(params=["memory", "sqlite", POSTGRES])
+def store(request: pytest.FixtureRequest) -> MemoryStore | SqlStore:
+    """Each implementation, empty."""
+    if request.param == "memory":
+        return MemoryStore()
+    engine: Engine = request.getfixturevalue(f"{request.param}_engine")
+    empty(engine)
+    return SqlStore(engine)
