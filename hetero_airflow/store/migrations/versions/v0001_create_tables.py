@@ -66,7 +66,7 @@ def upgrade() -> None:
         sa.Column(
             "pruned", sa.BigInteger(), nullable=False, comment="Sequence of the last deletion: older reads are void"
         ),
-        sa.CheckConstraint("id = 1", name="hetero_state_one_row_check"),
+        sa.CheckConstraint("id = 1", name=op.f("hetero_state_one_row_check")),
         sa.PrimaryKeyConstraint("id", name="hetero_state_pkey"),
         comment="One row, which writers lock",
     )
@@ -125,9 +125,9 @@ def upgrade() -> None:
         sa.Column("changed", sa.BigInteger(), nullable=False),
         sa.CheckConstraint(
             "used_memory_bytes >= 0 AND (capacity_memory_bytes IS NULL OR used_memory_bytes <= capacity_memory_bytes)",
-            name="hetero_device_memory_check",
+            name=op.f("hetero_device_memory_check"),
         ),
-        sa.CheckConstraint("used_milli >= 0 AND used_milli <= capacity_milli", name="hetero_device_milli_check"),
+        sa.CheckConstraint("used_milli >= 0 AND used_milli <= capacity_milli", name=op.f("hetero_device_milli_check")),
         sa.ForeignKeyConstraint(
             ["worker_id"], ["hetero_worker.id"], name="hetero_device_worker_id_fkey", ondelete="CASCADE"
         ),

@@ -1,0 +1,132 @@
+"""How fast the stores are; run ``python tests/benchmarks/bench_store.py [workers]``.
+
+Prints, for memory, SQLite and PostgreSQL, with 1,000 workers unless told otherwise:
+grants and releases per second, alone and twenty a plan; a snapshot of which nothing, or one lease,
+changed; and what a heartbeat costs.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from importlib.util import module_from_spec, spec_from_file_location
+from itertools import count
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from sqlalchemy import create_engine
+
+from hetero_airflow.model.lease import LeaseState
+from hetero_airflow.model.plan import Account, Plan, Reason, ReasonCode, Wait
+from hetero_airflow.store import tables
+from hetero_airflow.store.memory import MemoryStore
+from hetero_airflow.store.sql import SqlStore
+from hetero_airflow.store.store import Submitted, WorkerSeen
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
+
+LATER = EPOCH + timedelta(hours=1)
+_numbers = count()
+
+
+def rate(operation: Callable[[], int], seconds: float = 2.0) -> float:
+    """Units per second, where the operation says how many units it did."""
+    operation()
+    done, start = 0, perf_counter()
+    while perf_counter() - start < seconds:
+        done += operation()
+    return done / (perf_counter() - start)
+
+
+def measure(store: Any, workers: int) -> dict[str, str]:
+    """One row of the table."""
+    devices = (a_cpu(32), *(a_device(f"GPU-{n}", index=n) for n in range(8)))
+    start = perf_counter()
+    store.record([WorkerSeen(a_worker(f"w{n:05}", devices)) for n in range(workers)], EPOCH)
+    first = perf_counter()
+    store.snapshot()
+    read = perf_counter()
+
+    pending = a_pending()
+
+    def grant_and_release(batch: int) -> int:
+        ids = [f"r{next(_numbers)}" for _ in range(batch)]
+        store.record([Submitted(replace(pending, id=key)) for key in ids], EPOCH)
+        plan = Plan(
+            tuple(a_place(key, f"w{n % workers:05}", **{"GPU-3": 1000, "cpu": 4000}) for n, key in enumerate(ids))
+        )
+        for lease in store.commit(plan, EPOCH, LATER).leases:
+            store.move(lease.id, lease.token, LeaseState.RELEASED, EPOCH)
+        return batch
+
+    def grant_and_look() -> int:
+        grant_and_release(1)
+        store.snapshot()
+        return 1
+
+    def look() -> int:
+        store.snapshot()
+        return 1
+
+    same = a_worker("w00000", devices)
+
+    def beat() -> int:
+        store.record([WorkerSeen(same)], EPOCH)
+        return 1
+
+    store.record([Submitted(a_pending(f"waits{n}")) for n in range(1000)], EPOCH)
+    reason, account = Reason(ReasonCode.BUSY, "a", "b"), Account("p", "s")
+    waits = Plan(tuple(Wait(f"waits{n}", n, reason, account) for n in range(1000)))
+
+    def wait() -> int:
+        store.commit(waits, EPOCH, LATER)
+        return 1
+
+    single, with_look = rate(lambda: grant_and_release(1)), rate(grant_and_look)
+    return {
+        "workers recorded": f"{1e3 * (first - start):.0f} ms",
+        "first snapshot": f"{1e3 * (read - first):.0f} ms",
+        "submit+grant+release": f"{single:.0f}/s",
+        "20 a plan": f"{rate(lambda: grant_and_release(20)):.0f}/s",
+        "snapshot unchanged": f"{1e6 / rate(look):.0f} µs",
+        "snapshot after one": f"{1e6 * max(0.0, 1 / with_look - 1 / single):.0f} µs",
+        "heartbeat": f"{1e6 / rate(beat):.0f} µs",
+        "1000 waits unchanged": f"{1e3 / rate(wait):.1f} ms",
+    }
+
+
+@contextmanager
+def stores() -> Iterator[dict[str, Any]]:
+    """The three, empty; PostgreSQL as the tests start it."""
+    spec = spec_from_file_location("conftest", Path(__file__).parents[1] / "conftest.py")
+    conftest = module_from_spec(spec)
+    spec.loader.exec_module(conftest)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        postgres = stack.enter_context(conftest.running_postgres())
+        found = {"memory": MemoryStore()}
+        for name, url in {"sqlite": f"sqlite:///{folder}/store.db", "postgresql": postgres}.items():
+            engine = create_engine(url)
+            stack.callback(engine.dispose)
+            if name == "sqlite":
+                with engine.connect() as connection:
+                    connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+            tables.metadata.create_all(engine)
+            found[name] = SqlStore(engine)
+        yield found
+
+
+def main() -> None:
+    workers = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    with stores() as made:
+        print(f"{workers} workers of 32 cores and 8 GPUs")
+        for name, store in made.items():
+            print(name, *(f"{what}: {figure}" for what, figure in measure(store, workers).items()), sep="\n  ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Several processes at once on one database: nothing is leased twice, nothing is lost, nobody deadlocks."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+
+from sqlalchemy import create_engine, select
+
+from hetero_airflow.errors import StoreError
+from hetero_airflow.model.lease import Claim, LeaseState
+from hetero_airflow.model.plan import Account, Place, Plan, Reason, ReasonCode, Wait
+from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.store import tables
+from hetero_airflow.store.codec import CORES
+from hetero_airflow.store.sql import SqlStore
+from hetero_airflow.store.store import Submitted, Withdrawn, WorkerLost, WorkerSeen
+from hetero_airflow.testing import EPOCH, a_pending, a_worker
+
+PROCESSES = 4
+LATER = EPOCH + timedelta(days=1)
+ACCOUNT = Account("random", "by chance")
+
+
+def operate(store: SqlStore, rng: random.Random, name: str, number: int) -> None:
+    """One random operation on what the last snapshot shows, which may be out of date when it arrives."""
+    now = EPOCH + timedelta(seconds=number)
+    snapshot = store.snapshot()
+    kind = rng.choices(("submit", "commit", "end", "renew", "worker", "prune"), (4, 6, 6, 2, 2, 1))[0]
+    if kind == "submit":
+        store.record([Submitted(a_pending(f"{name}-{number}", at_s=number))], now)
+    elif kind == "commit":
+        waits = (Wait(p.id, 1, Reason(ReasonCode.BUSY, "a", "b"), ACCOUNT) for p in snapshot.pending[:3])
+        store.commit(Plan((*random_places(rng, snapshot), *waits)), now, LATER)
+    elif kind == "renew":
+        store.renew([(lease.id, lease.token) for lease in snapshot.leases], LATER + timedelta(seconds=number))
+    elif kind == "end" and snapshot.leases:
+        lease = rng.choice(snapshot.leases)
+        to = rng.choice((LeaseState.RELEASED, LeaseState.EVICTED, LeaseState.EXPIRED))
+        try:
+            store.move(lease.id, lease.token, to, now)
+        except StoreError as error:
+            if type(error).__name__ not in ("InvalidTransition", "LeaseNotFound"):  # another process was faster
+                raise
+    elif kind == "worker":
+        worker = a_worker(f"w{rng.randrange(2)}")
+        fewer = worker.model_copy(update={"devices": worker.devices[: rng.randrange(1, 4)]})
+        withdrawn = [Withdrawn(p.id, "cleared") for p in snapshot.pending[5:6]]
+        event, *_ = rng.choices((WorkerSeen(worker), WorkerSeen(fewer), WorkerLost(worker.id)), (6, 2, 1))
+        store.record([*withdrawn, event], now)
+    elif kind == "prune":
+        store.prune(now)
+
+
+def random_places(rng: random.Random, snapshot: Snapshot) -> list[Place]:
+    pending = rng.sample(snapshot.pending, min(len(snapshot.pending), 3))
+    return [Place(p.id, f"w{rng.randrange(2)}", 0, random_claims(rng), ACCOUNT) for p in pending]
+
+
+def random_claims(rng: random.Random) -> tuple[Claim, ...]:
+    gpu = Claim(device_id=f"GPU-{rng.randrange(2)}", milli=rng.choice((300, 1000)))
+    cpu = Claim(device_id="cpu", milli=1000 * rng.randrange(1, 5), memory_bytes=rng.choice((0, 2**34)))
+    return rng.choice(((gpu,), (cpu,), (gpu, cpu), (cpu, gpu)))
+
+
+def main(url: str, name: str, operations: int) -> None:
+    engine = create_engine(url)
+    store, rng = SqlStore(engine), random.Random(name)
+    for number in range(operations):
+        operate(store, rng, name, number)
+        if number % 20 == 0:
+            bit_by_bit, at_once = store.snapshot(), SqlStore(engine).snapshot()
+            assert bit_by_bit.sequence != at_once.sequence or bit_by_bit == at_once
+    engine.dispose()
+
+
+def test_processes_at_once_never_lease_a_device_twice(engine):
+    operations = 250 if engine.dialect.name == "postgresql" else 100
+    store = SqlStore(engine)
+    store.record([WorkerSeen(a_worker("w0")), WorkerSeen(a_worker("w1"))], EPOCH)
+    url = engine.url.render_as_string(hide_password=False)
+    command = [sys.executable, str(Path(__file__)), url]
+    running = [
+        subprocess.Popen([*command, f"p{n}", str(operations)], stderr=subprocess.PIPE, text=True)
+        for n in range(PROCESSES)
+    ]
+    errors = [process.communicate()[1] for process in running]
+    assert [process.returncode for process in running] == [0] * PROCESSES, "\n".join(errors)
+
+    snapshot = store.snapshot()
+    used: Counter[tuple[str, str]] = Counter()
+    cores: list[tuple[str, int]] = []
+    for lease in snapshot.leases:
+        for claim in lease.claims:
+            used[lease.worker_id, claim.device_id] += claim.milli
+            cores += [(lease.worker_id, core) for core in claim.cores]
+    assert len(cores) == len(set(cores))
+    assert dict(used) == {key: usage.milli for key, usage in snapshot.usage.items() if usage.milli}
+    assert all(milli <= (8000 if device_id == "cpu" else 1000) for (_, device_id), milli in used.items())
+    with engine.connect() as connection:
+        fence = connection.execute(select(tables.state.c.fence)).scalar_one()
+        tokens = connection.execute(select(tables.lease.c.token)).scalars().all()
+        held = connection.execute(select(tables.lease_device).where(tables.lease_device.c.is_held)).all()
+    assert fence > operations / 2, "hardly anything was leased: the test shows nothing"
+    assert len(set(tokens)) == len(tokens)
+    assert max(tokens, default=fence) <= fence
+    assert {row.lease_id for row in held} == {lease.id for lease in snapshot.leases}
+    assert all(len(CORES.validate_json(row.cores)) in (0, row.milli // 1000) for row in held)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
