@@ -1,0 +1,154 @@
+"""CPU cores and host memory: psutil, /proc/cpuinfo, /sys, control groups.
+
+The host is one device with the id ``cpu``. Its cores are those that this process may run on
+(affinity), no more than its CPU quota keeps busy; its memory is what the tightest control group
+leaves. A container therefore offers what it was given, not what the host has.
+
+``/proc/cpuinfo`` of an AMD host begins with::
+
+    processor       : 0
+    vendor_id       : AuthenticAMD
+    cpu family      : 25
+    model           : 1
+    model name      : AMD EPYC 7763 64-Core Processor
+
+and of an Arm host names no model, only its maker (0x48 is HiSilicon)::
+
+    processor       : 0
+    BogoMIPS        : 200.00
+    CPU implementer : 0x48
+    CPU part        : 0xd01
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from hetero_airflow.discovery.answers import to_bytes, to_count, to_ids, to_number, to_word
+from hetero_airflow.discovery.cgroup import cpu_quota, memory_limits, usable_cores
+from hetero_airflow.discovery.probe import ProbeResult
+from hetero_airflow.discovery.reading import read_text
+from hetero_airflow.errors import ProbeError
+from hetero_airflow.model.device import Device, Telemetry
+
+DEVICE_ID = "cpu"
+
+_VENDORS = {
+    "GenuineIntel": "intel", "AuthenticAMD": "amd", "HygonGenuine": "hygon",
+    "0x41": "arm", "0x48": "hisilicon", "0x4e": "nvidia", "0x50": "ampere", "0x61": "apple", "0xc0": "ampere",
+}  # fmt: skip
+"""``vendor_id`` on x86, ``CPU implementer`` on Arm → vendor; anything else is ``generic``."""
+
+_NOISE = re.compile(
+    r"\((?:r|tm)\)|@.*|\b(?:cpu|processor|intel|amd|hygon)\b|\b(?:[0-9]+|dual|quad|six|eight)-core\b", re.IGNORECASE
+)
+
+
+def probe() -> ProbeResult:
+    """The CPU of this host."""
+    return parse(read(Path("/")))
+
+
+def read(root: Path) -> dict[str, Any]:
+    """What the kernel and psutil say; `root` is another folder in tests."""
+    memory = psutil.virtual_memory()
+    cpus = root / "sys/devices/system/cpu"
+    return {
+        "cpuinfo": read_text(root / "proc/cpuinfo", limit=16384) or "",
+        "machine": platform.machine(),
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "nodes": {
+            folder.name: read_text(folder / "cpulist", limit=65536)
+            for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
+        },
+        "packages": {read_text(path) for path in cpus.glob("cpu[0-9]*/topology/physical_package_id")},
+        "physical_cores": psutil.cpu_count(logical=False),
+        "online_cores": psutil.cpu_count(),
+        "clock_khz": read_text(cpus / "cpu0/cpufreq/cpuinfo_max_freq"),
+        "memory_total": memory.total,
+        "memory_available": memory.available,
+        "memory_limits": memory_limits(root),
+        "cpu_quota": cpu_quota(root),
+        "load": os.getloadavg()[0],
+    }
+
+
+def parse(facts: Mapping[str, Any]) -> ProbeResult:
+    """The one device that these facts describe. Utilization is the load of the last minute a core, at most 1.
+
+    :raises ProbeError: no core or no memory, which no host has
+    """
+    cpuinfo = _fields(facts.get("cpuinfo"))
+    cores = _ordered(facts.get("affinity") or (), facts.get("nodes") or {})
+    quota = to_number(facts.get("cpu_quota"))
+    usable = cores[: usable_cores(len(cores), quota)]
+    total = to_bytes(facts.get("memory_total"))
+    if not usable or not total:
+        raise ProbeError(
+            "the cores and memory of this host",
+            found=f"{len(usable)} cores and {total or 0} bytes",
+            remedy="Mount /proc and /sys into the container",
+        )
+    free = to_bytes(facts.get("memory_available"))
+    for limit, working_set in facts.get("memory_limits") or ():
+        total = min(total, limit)
+        free = max(0, min(free, limit - working_set)) if free is not None else None
+    load = to_number(facts.get("load"))
+    online = to_count(facts.get("online_cores")) or len(cores)
+    khz = to_number(facts.get("clock_khz"))
+    mhz = khz / 1000 if khz else to_number(cpuinfo.get("cpu mhz"))
+    device = Device(
+        id=DEVICE_ID,
+        vendor=_VENDORS.get(cpuinfo.get("vendor_id") or cpuinfo.get("cpu implementer") or "", "generic"),
+        kind="cpu",
+        model=_model(cpuinfo.get("model name"), facts.get("machine")),
+        index=0,
+        memory_bytes=total,
+        cores=usable,
+        details={
+            "sockets": len({p for p in facts.get("packages") or () if p}) or None,
+            "numa_nodes": len(facts.get("nodes") or ()) or None,
+            "physical_cores": to_count(facts.get("physical_cores")),
+            "logical_cores": online,
+            "clock_mhz": round(mhz) if mhz else None,
+            "cpu_quota": quota,
+        },
+    )
+    utilization = min(1.0, load / online) if load is not None and online else None
+    return ProbeResult((device,), (Telemetry(device_id=DEVICE_ID, memory_free_bytes=free, utilization=utilization),))
+
+
+def _fields(cpuinfo: object) -> dict[str, str]:
+    """The fields of the first processor, names in lower case."""
+    fields: dict[str, str] = {}
+    for line in (cpuinfo if isinstance(cpuinfo, str) else "").splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip().lower(), value.strip())
+    return fields
+
+
+def _model(name: str | None, machine: object) -> str:
+    """A short word: ``epyc-7763``, or the architecture where the kernel names no model.
+
+    >>> _model("Intel(R) Xeon(R) Platinum 8480+", "x86_64"), _model(None, "aarch64")
+    ('xeon-platinum-8480+', 'aarch64')
+    """
+    return to_word(_NOISE.sub(" ", name or ""), fallback=to_word(str(machine).replace("_", "-"), fallback="cpu"))
+
+
+def _ordered(affinity: Any, nodes: Mapping[str, Any]) -> tuple[int, ...]:
+    """The cores ordered by NUMA node, then by number; those of no node come last."""
+    node_of = {
+        core: int(name.removeprefix("node"))
+        for name, text in nodes.items()
+        if name.removeprefix("node").isdecimal()
+        for core in to_ids(text)
+    }
+    return tuple(sorted(set(affinity), key=lambda core: (node_of.get(core, 1 << 16), core)))
