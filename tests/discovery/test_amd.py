@@ -1,0 +1,168 @@
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero_airflow.discovery import amd
+from hetero_airflow.discovery.probe import ProbeResult
+from hetero_airflow.errors import ProbeError
+from hetero_airflow.model.device import Device, Telemetry, is_model_of, model_tokens
+
+MIB = 1 << 20
+
+
+def test_a_radeon_of_rocm_6(fixture_text):
+    static, metric = (json.loads(fixture_text(f"amd/{name}-rx6600.json")) for name in ("static", "metric"))
+    details = {"pcie_generation": 4, "pcie_width": 16, "compute_units": None, "compute_partition": None}
+    assert amd.parse(static, metric) == ProbeResult(
+        devices=(
+            Device(
+                id="0000:0b:00.0",
+                vendor="amd",
+                kind="gpu",
+                model="navi-23-radeon-rx-6600-6600-xt",
+                index=0,
+                memory_bytes=8176 * MIB,
+                driver="7.0.0",
+                numa_node=0,
+                pci="0000:0b:00.0",
+                details=details,
+            ),
+        ),
+        telemetry=(
+            Telemetry(
+                device_id="0000:0b:00.0",
+                memory_free_bytes=7974 * MIB,
+                utilization=0.01,
+                temperature_c=37,
+                power_w=6,
+                ecc_errors=0,
+            ),
+        ),
+    )
+
+
+def test_an_instinct_of_rocm_7_with_warnings_before_its_json(fixture_text):
+    result = amd.parse(amd.parse_json(fixture_text("amd/static-mi210.txt")), None)
+    details = {"pcie_generation": 4, "pcie_width": 16, "compute_units": 104, "compute_partition": None}
+    assert result == ProbeResult(
+        devices=(
+            Device(
+                id="amd-0",
+                vendor="amd",
+                kind="gpu",
+                model="instinct-mi210",
+                index=0,
+                memory_bytes=65520 * MIB,
+                driver="6.14.0",
+                capability="gfx90a",
+                numa_node=1,
+                details=details,
+            ),
+        )
+    )
+
+
+def test_metrics_of_rocm_7_are_joined_by_the_number_of_the_gpu(fixture_text):
+    metric = json.loads(fixture_text("amd/metric-r9700.json"))
+    static = [{"gpu": 0, "bus": {"bdf": "0000:03:00.0"}}, {"gpu": 1, "bus": {"bdf": "0000:06:00.0"}}]
+    assert amd.parse(static, metric).telemetry == (
+        Telemetry(
+            device_id="0000:03:00.0",
+            memory_free_bytes=10126 * MIB,
+            utilization=0.91,
+            temperature_c=63,
+            power_w=300,
+            ecc_errors=0,
+        ),
+    )
+
+
+def test_the_serial_number_is_the_id_that_rocr_takes():
+    static = [{"gpu": 0, "asic": {"asic_serial": "0x4162405E51BB99B0"}, "bus": {"bdf": "0000:03:00.0"}}]
+    assert amd.parse(static, []).devices[0].id == "GPU-4162405e51bb99b0"
+
+
+def test_partitions_that_share_a_serial_number_are_told_apart_by_their_address():
+    static = [
+        {"gpu": n, "asic": {"asic_serial": "0x4162405E51BB99B0"}, "bus": {"bdf": f"0000:03:00.{n}"}} for n in (0, 1)
+    ]
+    assert [device.id for device in amd.parse(static, []).devices] == ["0000:03:00.0", "0000:03:00.1"]
+
+
+def test_xgmi_links_make_peers(fixture_text):
+    static = [{"gpu": 0, "bus": {"bdf": "0000:01:00.0"}}, {"gpu": 1, "bus": {"bdf": "0001:01:00.0"}}]
+    result = amd.parse(static, [], json.loads(fixture_text("amd/topology-mi300.json")))
+    assert [device.peers for device in result.devices] == [("0001:01:00.0",), ("0000:01:00.0",)]
+
+
+@pytest.mark.parametrize(
+    ("market_name", "product_name", "asked"),
+    [
+        ("AMD Instinct MI300X", "AMD Instinct MI300X OAM", "mi300x"),
+        ("AMD Radeon Graphics", "AMD Instinct MI325X", "mi325x"),
+        ("N/A", "AMD Instinct MI350X OAM", "mi350x"),
+        ("AMD Radeon RX 7900 XTX", "N/A", "rx-7900-xtx"),
+    ],
+)
+def test_models_answer_to_the_words_of_the_catalogue(market_name, product_name, asked):
+    static = [{"gpu": 0, "asic": {"market_name": market_name}, "board": {"product_name": product_name}}]
+    assert is_model_of(asked, model_tokens(amd.parse(static, []).devices[0].model))
+
+
+def test_the_tool_is_asked_where_there_is_no_library(fixture_text, tmp_path, put_tool):
+    for name in ("static", "metric"):
+        (tmp_path / f"{name}.json").write_text(fixture_text(f"amd/{name}-rx6600.json"))
+    put_tool("amd-smi", f'[ "$2" = --json ] && exec cat {tmp_path}/$1.json')
+    result = amd.probe()
+    assert [device.id for device in result.devices] == ["0000:0b:00.0"]
+    assert [reading.power_w for reading in result.telemetry] == [6]
+
+
+def test_no_library_and_no_tool_is_an_empty_result(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(amd, "NODES", f"{tmp_path}/kfd")
+    assert amd.probe() == ProbeResult()
+    (tmp_path / "kfd").touch()
+    line = f"{tmp_path}/kfd is here, but amd-smi is not, so no device can be told; install the package amd-smi-lib."
+    assert amd.probe() == ProbeResult(problems=(line,))
+
+
+def test_a_tool_without_json_is_an_error_that_quotes_it():
+    with pytest.raises(ProbeError) as caught:
+        amd.parse_json("ERROR:root:Unable to detect any GPU devices, check amdgpu version\n")
+    assert "Unable to detect any GPU devices" in caught.value.found
+
+
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(
+            st.sampled_from(["gpu", "gpu_data", "asic", "market_name", "bus", "bdf", "vram", "size", "links", "value"]),
+            inner,
+            max_size=5,
+        ),
+    ),
+    max_leaves=20,
+)
+
+
+@given(json_values, json_values, json_values)
+def test_no_json_stops_the_parser(static, metric, topology):
+    result = amd.parse(static, metric, topology)
+    assert {t.device_id for t in result.telemetry} <= {d.id for d in result.devices}
+
+
+@given(st.text(alphabet=st.sampled_from('[]{}":,0123456789eE.-+ \ngpuN/A')))
+def test_no_text_gives_another_error_than_a_probe_error(text):
+    with suppress(ProbeError):
+        assert isinstance(amd.parse(amd.parse_json(text), []), ProbeResult)
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, "[" + "9" * 10_000 + "]"])
+def test_json_that_python_refuses_is_a_probe_error(text):
+    with pytest.raises(ProbeError):
+        amd.parse_json(text)
