@@ -1,0 +1,132 @@
+"""FPGA cards of Xilinx and Intel on the PCI bus, and the FPGA part of a system on a chip.
+
+Cards are known by the PCI ids that their kernel drivers, xocl and dfl-pci, list. An Alveo card has
+two functions; the second, the user's, is the one that XRT opens by its address. Of a U250::
+
+    /sys/bus/pci/devices/0000:65:00.1/vendor    0x10ee
+    /sys/bus/pci/devices/0000:65:00.1/device    0x5005
+    /sys/bus/pci/devices/0000:65:00.1/driver    -> ../../../bus/pci/drivers/xocl
+
+A Zynq has no card; its FPGA manager stands for it::
+
+    /sys/class/fpga_manager/fpga0/name     Xilinx ZynqMP FPGA Manager
+    /sys/class/fpga_manager/fpga0/state    operating
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hetero_airflow.discovery.answers import to_pci, to_text, to_version, to_word
+from hetero_airflow.discovery.probe import ProbeResult
+from hetero_airflow.discovery.reading import read_pci, read_text, to_numa_node
+from hetero_airflow.model.device import Device
+
+XILINX = "0x10ee"
+INTEL = "0x8086"
+
+_CARDS: dict[tuple[str, str, str | None], tuple[str, str, int]] = {
+    (XILINX, "0x5001", None): ("xilinx", "alveo-u200", 64),
+    (XILINX, "0x5005", None): ("xilinx", "alveo-u250", 64),
+    (XILINX, "0x500d", None): ("xilinx", "alveo-u280", 8),
+    (XILINX, "0x5021", None): ("xilinx", "alveo-u50", 8),
+    (XILINX, "0x505d", None): ("xilinx", "alveo-u55c", 16),
+    (INTEL, "0x09c4", None): ("intel", "pac-arria-10", 8),
+    (INTEL, "0x0b30", None): ("intel", "pac-n3000-arria-10", 9),
+    (INTEL, "0x0b2b", None): ("intel", "pac-d5005-stratix-10", 32),
+    (INTEL, "0xbcce", "0x138d"): ("intel", "pac-d5005-stratix-10", 32),
+    (INTEL, "0xbcce", "0x1770"): ("intel", "n6000-agilex", 16),
+    (INTEL, "0xbcce", "0x1771"): ("intel", "n6001-agilex", 16),
+}
+"""(vendor, device, subsystem where it matters) → vendor, model, GiB of HBM or else of DDR on the card (data sheets)."""
+
+_MANAGERS = (("xilinx", "xilinx"), ("altera", "intel"), ("intel", "intel"), ("stratix", "intel"))
+"""A word in the name of an FPGA manager → its vendor."""
+
+
+def probe() -> ProbeResult:
+    """The FPGAs of this host."""
+    return parse(*read(Path("/")))
+
+
+def read(root: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """PCI devices of the two vendors that are FPGA cards, and FPGA managers; `root` is another folder in tests."""
+    cards: list[dict[str, Any]] = []
+    for device in read_pci(root, frozenset({XILINX, INTEL})):
+        if _card(device):
+            folder = root / "sys/bus/pci/devices" / str(device["pci"])
+            version = read_text(root / f"sys/module/{to_word(device['driver'])}/version")
+            cards.append({
+                **device,
+                "driver_version": version,
+                "regions": len(list(folder.glob("fpga_region/region*/dfl-port.*"))),
+            })  # fmt: skip
+    managers = [
+        {
+            "id": folder.name,
+            "name": read_text(folder / "name"),
+            "state": read_text(folder / "state"),
+            "path": str((folder / "device").resolve()),
+        }
+        for folder in sorted((root / "sys/class/fpga_manager").glob("fpga[0-9]*"))
+    ]
+    return cards, managers
+
+
+def parse(cards: Sequence[Mapping[str, Any]], managers: Sequence[Mapping[str, Any]]) -> ProbeResult:
+    """Devices from what the kernel shows; a manager that belongs to a card on the PCI bus is no device of its own."""
+    devices: list[Device] = []
+    for card in cards:
+        known, pci = _card(card), to_pci(card.get("pci"))
+        if known and pci:
+            driver = to_text(card.get("driver"))
+            devices.append(
+                Device(
+                    id=pci,
+                    vendor=known[0],
+                    kind="fpga",
+                    model=known[1],
+                    index=len(devices),
+                    memory_bytes=known[2] << 30,
+                    leasable=driver is not None,
+                    problem=None if driver else "No driver is bound to it; load xocl or dfl-pci.",
+                    driver=to_version(card.get("driver_version")),
+                    numa_node=to_numa_node(to_text(card.get("numa_node"))),
+                    pci=pci,
+                    details={"driver_name": driver, "regions": card.get("regions") or None},
+                )
+            )
+    for manager in managers:
+        name = to_text(manager.get("name"), limit=128) or ""
+        if "/pci" in str(manager.get("path")):
+            continue
+        state = to_text(manager.get("state"))
+        devices.append(
+            Device(
+                id=to_word(manager.get("id"), fallback="fpga"),
+                vendor=next((vendor for word, vendor in _MANAGERS if word in name.lower()), "generic"),
+                kind="fpga",
+                model=_chip(name),
+                index=len(devices),
+                memory_bytes=0,
+                details={"state": state},
+            )
+        )
+    return ProbeResult(tuple(devices))
+
+
+def _card(device: Mapping[str, Any]) -> tuple[str, str, int] | None:
+    key = (str(device.get("vendor")), str(device.get("device")))
+    return _CARDS.get((*key, None)) or _CARDS.get((*key, device.get("subsystem_device")))
+
+
+def _chip(manager: str) -> str:
+    """The chip in a manager's name.
+
+    >>> _chip("Xilinx ZynqMP FPGA Manager"), _chip("Altera SOCFPGA FPGA Manager")
+    ('zynqmp', 'socfpga')
+    """
+    words = [w for w in to_word(manager).split("-") if w not in ("xilinx", "altera", "intel", "fpga", "manager")]
+    return "-".join(words) or "fpga"
