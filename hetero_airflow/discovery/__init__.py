@@ -1,10 +1,16 @@
 """Discovery: one probe a vendor, each a function that reads and a pure one that parses.
 
 To add a vendor: write ``discovery/<vendor>.py``, add a row to `PROBES`, and put real outputs of
-its tool into ``tests/fixtures/<vendor>/``.
+its tool into ``tests/fixtures/<vendor>/``. A row in `TRACES` is optional.
+
+Each probe runs in a process of its own with a time limit (`isolation`). Rejected were threads, since
+a call into a hung driver can't be ended, and one process for all, since a library that crashes would
+take the other vendors' answers with it.
 """
 
 from __future__ import annotations
+
+from hetero_airflow.settings import SIMULATED_DEVICES_VARIABLE
 
 GROUP = "hetero_airflow.probes"
 
@@ -18,3 +24,16 @@ PROBES: dict[str, str] = {
     "simulated": "hetero_airflow.discovery.simulated:probe",
 }
 """Probe name → "module:function"; the order is the order of the devices."""
+
+TRACES: dict[str, tuple[str, ...]] = {
+    "nvidia": ("/dev/nvidia*", "/proc/driver/nvidia", "/dev/dxg"),
+    "amd": ("/dev/kfd",),
+    "ascend": ("/dev/davinci*",),
+    "google": ("/dev/accel*", "/dev/vfio/[0-9]*", "$TPU_ACCELERATOR_TYPE"),
+    "fpga": ("/sys/class/fpga_manager/*", "/sys/class/fpga_region/*", "/sys/bus/pci/drivers/xocl"),
+    "simulated": (f"${SIMULATED_DEVICES_VARIABLE}",),
+}
+"""Probe name → what is there wherever its vendor is: paths with wildcards, ``$`` environment variables.
+
+A probe none of whose traces is there is not run, which saves a process; one without a row always is.
+"""

