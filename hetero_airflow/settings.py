@@ -9,6 +9,9 @@ SECTION = "hetero"
 SIMULATED_DEVICES_VARIABLE = "HETERO_AIRFLOW_SIMULATED_DEVICES"
 """Environment variable that adds devices that are not there, marked simulated everywhere."""
 
+LEASE_VARIABLE = "HETERO_AIRFLOW_LEASE"
+"""Environment variable that holds a task's lease as JSON; subprocesses inherit it, which marks them as the lease's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Option:

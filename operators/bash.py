@@ -9,8 +9,9 @@ from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import Context
 
 from hetero_airflow.operators.device import DeviceOperator
-from hetero_airflow.runtime.task_lease import VARIABLE, current_lease
+from hetero_airflow.runtime.task_lease import current_lease
 from hetero_airflow.runtime.visible_devices import lease_environment
+from hetero_airflow.settings import LEASE_VARIABLE
 
 
 class DeviceBashOperator(DeviceOperator, BashOperator):
@@ -26,4 +27,4 @@ class DeviceBashOperator(DeviceOperator, BashOperator):
     def get_env(self, context: Context) -> dict[str, Any]:
         """The variables that the command sees."""
         env: dict[str, Any] = super().get_env(context)
-        return env | lease_environment(current_lease(), env) if VARIABLE in os.environ else env
+        return env | lease_environment(current_lease(), env) if LEASE_VARIABLE in os.environ else env

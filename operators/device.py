@@ -11,8 +11,9 @@ from airflow.sdk import BaseOperator, Context
 
 from hetero_airflow.executor.carrier import ARGUMENTS, KEY, pack_request, unload_lease
 from hetero_airflow.executor.selection import device_task_defaults
-from hetero_airflow.runtime.task_lease import VARIABLE, current_lease
+from hetero_airflow.runtime.task_lease import current_lease
 from hetero_airflow.runtime.visible_devices import bound
+from hetero_airflow.settings import LEASE_VARIABLE
 
 
 class DeviceOperator(BaseOperator):
@@ -57,7 +58,7 @@ class DeviceOperator(BaseOperator):
     @contextmanager
     def _lease_bound(self, context: Context) -> Iterator[None]:
         """Bind the lease here if no coordinator did so before the DAG file was parsed."""
-        if VARIABLE in os.environ:
+        if LEASE_VARIABLE in os.environ:
             self.log.info("Device: %s", current_lease())
             yield
             return

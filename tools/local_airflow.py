@@ -44,6 +44,7 @@ class LocalAirflow:
         self.password = secrets.token_urlsafe(12)
         self.components = tuple(components)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._killed: list[int] = []
         self._client: httpx.Client | None = None
         log_port, triggerer_log_port = _free_port(), _free_port()
         self.environment = {
@@ -75,7 +76,11 @@ class LocalAirflow:
         self.environment.pop("PYTHONDONTWRITEBYTECODE", None)
 
     def __enter__(self) -> LocalAirflow:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -110,15 +115,26 @@ class LocalAirflow:
         process = self._processes.pop(name)
         process.kill()
         process.wait()
+        self._killed.append(process.pid)
 
     def stop(self) -> None:
         """Ask each component to stop; kill what does not within its time."""
         if self._client is not None:
             self._client.close()
             self._client = None
-        for name in ("scheduler", "dag-processor", "triggerer", "api-server"):
-            if name in self._processes:
-                _stop_group(self._processes.pop(name))
+        workers = {name: process for name, process in self._processes.items() if name != "api-server"}
+        for process in workers.values():
+            process.terminate()
+        for name, process in workers.items():
+            # the scheduler waits for its tasks; the others have nothing to lose
+            _wait_for_group(process, 20 if name == "scheduler" else 3)
+        if "api-server" in self._processes:
+            self._processes["api-server"].terminate()
+            _wait_for_group(self._processes["api-server"], 5)
+        self._processes.clear()
+        for group in self._killed:
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """``airflow`` with these arguments, to its end."""
@@ -222,9 +238,8 @@ class LocalAirflow:
         return self._processes[name].pid
 
 
-def _stop_group(process: subprocess.Popen[bytes], timeout_s: float = 20) -> None:
-    """SIGTERM to the main process, SIGKILL to whatever is left of its session."""
-    process.terminate()
+def _wait_for_group(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Wait for a process that was asked to stop; SIGKILL to whatever is left of its session."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout_s)
     with suppress(ProcessLookupError):

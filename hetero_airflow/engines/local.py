@@ -77,9 +77,10 @@ class LocalEngine:
         """Whether a task that ran on this host name is within reach."""
         return bool(hostname == self._host)
 
-    def end(self) -> None:
-        """Wait for the running tasks, then stop the worker processes."""
+    def end(self) -> dict[Any, tuple[Any, Any]]:
+        """Wait for the running tasks, then stop the worker processes; what ended meanwhile."""
         self.executor.end()
+        return dict(self.executor.get_event_buffer())
 
     def terminate(self) -> None:
         """Stop without waiting."""

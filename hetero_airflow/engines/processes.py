@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from hetero_airflow.runtime.task_lease import VARIABLE
+from hetero_airflow.settings import LEASE_VARIABLE
 
 _PROC = Path("/proc")
 _START_SLACK_S = 5.0
@@ -30,7 +30,7 @@ def lease_processes(lease_id: str, leader: int | None, started_at: datetime | No
     pid that is younger is somebody else's.
     """
     group = leader if leader is not None and not _is_reused(leader, started_at) else None
-    marker = f'{VARIABLE}={{"id":"{lease_id}"'.encode()
+    marker = f'{LEASE_VARIABLE}={{"id":"{lease_id}"'.encode()
     return [pid for pid in _pids() if _is_in_group(pid, group) or _has_in_environment(pid, marker)]
 
 

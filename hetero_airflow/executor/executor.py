@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -79,7 +79,7 @@ class HeteroExecutor(BaseExecutor):
         """One round of everything: what ended, what is placed now, what the engine starts."""
         open_slots = self.slots_available
         self._emit_metrics(open_slots, len(self._keeper.running), len(self._dispatcher.held))  # type: ignore[no-untyped-call]
-        self._collect()
+        self._take_in(self._engine.collect())
         self._dispatcher.tick(datetime.now(UTC))
         self._engine.heartbeat()
 
@@ -106,6 +106,8 @@ class HeteroExecutor(BaseExecutor):
         leases = {lease.request_id: lease for lease in self._store.snapshot().leases}
         others = []
         for ti in tis:
+            if ti.key in self._dispatcher.held or ti.key in self._keeper.running:
+                continue  # ours already: a scheduler that was slow to heartbeat is asked to adopt its own tasks
             if ti.state == TaskInstanceState.QUEUED and KEY in (ti.executor_config or {}):
                 self._take(ExecuteTask.make(ti, generator=self.jwt_generator))
             elif str(ti.id) in leases:
@@ -131,8 +133,7 @@ class HeteroExecutor(BaseExecutor):
 
     def end(self) -> None:
         """Wait for the running tasks, then free what they held."""
-        self._engine.end()
-        self._collect()
+        self._take_in(self._engine.end())
         self._dispatcher.close()
         self._keeper.tick(datetime.now(UTC))
 
@@ -152,9 +153,9 @@ class HeteroExecutor(BaseExecutor):
             self._dispatcher.hold(workload, asked, datetime.now(UTC))
         return asked is not None
 
-    def _collect(self) -> None:
-        """Take in what the engine reports. The end of a task that is held again already is not news."""
-        for key, (state, info) in self._engine.collect().items():
+    def _take_in(self, events: Mapping[Any, tuple[Any, Any]]) -> None:
+        """What the engine reports. The end of a task that is held again already is not news."""
+        for key, (state, info) in events.items():
             if key not in self._keeper.running:
                 super().change_state(key, state, info)
             elif state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED):

@@ -10,9 +10,7 @@ from hetero_airflow.errors import NoLeaseError, shorten
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.worker import Worker
-
-VARIABLE = "HETERO_AIRFLOW_LEASE"
-"""Holds the lease as JSON; subprocesses inherit it, which also marks them as belonging to the lease."""
+from hetero_airflow.settings import LEASE_VARIABLE
 
 _TORCH_TYPES = {"nvidia": "cuda", "amd": "cuda", "ascend": "npu", "google": "xla"}
 """Vendor → torch's device type; ROCm builds of torch call their devices cuda."""
@@ -106,16 +104,16 @@ def current_lease() -> TaskLease:
 
     :raises NoLeaseError: the process runs without one, as under `dag.test()` or another executor
     """
-    text = os.environ.get(VARIABLE)
+    text = os.environ.get(LEASE_VARIABLE)
     if not text:
         raise NoLeaseError(
             "the device lease of this process",
-            found=f"no {VARIABLE} in the environment",
+            found=f"no {LEASE_VARIABLE} in the environment",
             remedy="Run the task with HeteroExecutor; `airflow hetero config --check` says what is missing",
         )
     try:
         return TaskLease.model_validate_json(text)
     except ValidationError as error:
         raise NoLeaseError(
-            f"the device lease in {VARIABLE}", found=shorten(text), remedy="Leave that variable to HeteroExecutor"
+            f"the device lease in {LEASE_VARIABLE}", found=shorten(text), remedy="Leave that variable to HeteroExecutor"
         ) from error

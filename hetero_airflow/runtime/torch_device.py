@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from hetero_airflow.runtime.task_lease import VARIABLE, current_lease
+from hetero_airflow.runtime.task_lease import current_lease
+from hetero_airflow.settings import LEASE_VARIABLE
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +19,7 @@ def torch_device() -> torch.device:
     """
     import torch
 
-    if VARIABLE not in os.environ:
+    if LEASE_VARIABLE not in os.environ:
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     lease = current_lease()
     device = torch.device(lease.torch_device)

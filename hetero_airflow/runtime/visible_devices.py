@@ -13,7 +13,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from hetero_airflow.runtime.task_lease import VARIABLE, TaskLease
+from hetero_airflow.runtime.task_lease import TaskLease
+from hetero_airflow.settings import LEASE_VARIABLE
 
 _HIDDEN = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -38,7 +39,7 @@ def lease_environment(lease: TaskLease, inherited: Mapping[str, str] | None = No
     >>> environment["CUDA_VISIBLE_DEVICES"], environment["XLA_PYTHON_CLIENT_MEM_FRACTION"]
     ('GPU-8f', '0.5')
     """
-    variables = {VARIABLE: lease.model_dump_json(), **_HIDDEN, **_visible(lease)}
+    variables = {LEASE_VARIABLE: lease.model_dump_json(), **_HIDDEN, **_visible(lease)}
     if lease.share is not None:
         options = [(inherited or {}).get("PYTORCH_ALLOC_CONF"), f"per_process_memory_fraction:{lease.share:g}"]
         variables["PYTORCH_ALLOC_CONF"] = ",".join(option for option in options if option)

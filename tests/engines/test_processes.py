@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from hetero_airflow.engines.processes import end_processes, lease_processes
-from hetero_airflow.runtime.task_lease import VARIABLE
+from hetero_airflow.settings import LEASE_VARIABLE
 from hetero_airflow.testing import a_task_lease
 
 
@@ -17,7 +17,7 @@ def start():
     started = []
 
     def _start(code="import time; print(flush=True); time.sleep(600)", lease=None, **kwargs):
-        environment = {**os.environ, **({VARIABLE: lease.model_dump_json()} if lease else {})}
+        environment = {**os.environ, **({LEASE_VARIABLE: lease.model_dump_json()} if lease else {})}
         process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, **kwargs)
         started.append(process)
         process.stdout.readline()

@@ -4,8 +4,8 @@ import pytest
 
 from hetero_airflow.errors import NoLeaseError
 from hetero_airflow.runtime import current_lease, torch_device
-from hetero_airflow.runtime.task_lease import VARIABLE
 from hetero_airflow.runtime.visible_devices import bound, lease_environment
+from hetero_airflow.settings import LEASE_VARIABLE
 from hetero_airflow.testing import a_task_lease
 
 HIDDEN = {
@@ -46,7 +46,7 @@ HIDDEN = {
 )
 def test_each_vendor_sees_its_own_devices_and_no_other_vendor_any(fields, expected):
     lease = a_task_lease(**fields)
-    assert lease_environment(lease) == {VARIABLE: lease.model_dump_json(), **HIDDEN, **expected}
+    assert lease_environment(lease) == {LEASE_VARIABLE: lease.model_dump_json(), **HIDDEN, **expected}
 
 
 def test_options_of_the_allocator_that_are_there_already_are_kept():
@@ -81,7 +81,7 @@ def test_cores_that_the_host_does_not_give_us_do_not_break_the_task():
 
 
 def test_a_lease_that_cannot_be_read_is_a_clear_error(monkeypatch):
-    monkeypatch.setenv(VARIABLE, '{"id": 1}')
+    monkeypatch.setenv(LEASE_VARIABLE, '{"id": 1}')
     with pytest.raises(NoLeaseError, match="Leave that variable to HeteroExecutor"):
         current_lease()
 
@@ -105,7 +105,7 @@ def test_torch_device_string_of_each_vendor(fields, expected):
 def test_torch_device_follows_the_lease_and_works_without_one(monkeypatch):
     import torch
 
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(LEASE_VARIABLE, raising=False)
     assert torch_device().type in ("cpu", "cuda")
     with bound(a_task_lease(simulated=True, share=0.5)):
         assert torch_device() == torch.device("cpu")

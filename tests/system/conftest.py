@@ -1,0 +1,46 @@
+"""A real Airflow for the tests of this folder."""
+
+from pathlib import Path
+
+import pytest
+from local_airflow import LocalAirflow
+
+HERE = Path(__file__).parent
+SIMULATED = "nvidia/h100-80gb:2,ascend/910b:2"
+QUICK = {
+    # so that a test sees within seconds what an installation sees within minutes
+    "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
+    "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "6",
+    "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "3",
+    "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "10",
+    "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "2",
+}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.system)
+
+
+@pytest.fixture(scope="session")
+def airflow(tmp_path_factory):
+    """Airflow on SQLite with HeteroExecutor alone, two simulated GPUs and two simulated NPUs."""
+    home = tmp_path_factory.mktemp("airflow")
+    with LocalAirflow(home, HERE / "dags", simulated=SIMULATED, settings=QUICK) as airflow:
+        yield airflow
+
+
+@pytest.fixture(scope="session")
+def airflow_on_postgres(tmp_path_factory, make_postgres_database):
+    """Airflow on PostgreSQL with HeteroExecutor beside LocalExecutor, and no coordinator."""
+    home = tmp_path_factory.mktemp("airflow_on_postgres")
+    settings = {
+        **QUICK,
+        "AIRFLOW__CORE__EXECUTOR": "LocalExecutor,devices:hetero_airflow.executor.HeteroExecutor",
+        "AIRFLOW__SDK__COORDINATORS": "{}",
+        "AIRFLOW__SDK__QUEUE_TO_COORDINATOR": "{}",
+    }
+    database = make_postgres_database()
+    with LocalAirflow(home, HERE / "dags", simulated=SIMULATED, settings=settings, database=database) as airflow:
+        yield airflow
