@@ -1,0 +1,101 @@
+# What a developer runs; `make help` lists it. Every target first sets up all it needs in .venv:
+# nothing but make and a Python from 3.11 on has to be there, and nothing outside this folder is touched.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo up test lint bench-overhead install lock clean moved
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+HOME_OF_TESTS := $(CURDIR)/.airflow/home
+
+# The caller's settings must not reach into the environment that is made here. PYTHONDONTWRITEBYTECODE
+# alone makes Airflow start four times slower.
+unexport PYTHONDONTWRITEBYTECODE PYTHONHOME PYTHONPATH PYTHONSTARTUP PYTHONWARNINGS VIRTUAL_ENV
+unexport PIP_PREFIX PIP_TARGET PIP_USER PIP_NO_COMPILE PIP_CONSTRAINT PIP_REQUIREMENT HETERO_AIRFLOW_LEASE
+unexport $(filter AIRFLOW%,$(.VARIABLES))
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+help:  ## show this
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
+	@echo
+	@echo '  PYTHON=/path/to/python make …   choose the Python that .venv is made with'
+	@echo '  On Linux, torch comes with CUDA from PyPI; where PyTorch'"'"'s own index can be reached,'
+	@echo '  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make … takes the small CPU build.'
+
+demo: $(VENV)/.installed  ## boot Airflow, retrain a model on the best device here, say why it ran where
+	@$(RUN) tools/demo.py
+
+up: $(VENV)/.installed  ## leave an Airflow with the example DAGs running until Ctrl-C
+	@$(RUN) tools/up.py
+
+test: lint  ## lint, then all tests: unit, system (a real Airflow), PostgreSQL
+	@echo '== pytest'
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -m '$(TESTS)'
+
+# Tests that need an accelerator run where the kernel shows one.
+TESTS := not bench$(if $(wildcard /dev/nvidia0 /dev/kfd /dev/davinci0),, and not gpu)
+
+lint: $(VENV)/.installed  ## ruff, mypy, and the layers of the house (import-linter)
+	@echo '== ruff check'
+	@$(RUN) -m ruff check .
+	@echo '== ruff format --check'
+	@$(RUN) -m ruff format --check .
+	@echo '== mypy'
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' $(RUN) -m mypy
+	@echo '== import-linter'
+	@$(VENV)/bin/lint-imports
+
+bench-overhead: $(VENV)/.installed  ## measure what a device task costs more than a plain one
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' $(RUN) tests/benchmarks/bench_overhead.py
+
+install: $(VENV)/.installed  ## set up .venv and nothing else
+
+$(VENV)/.installed: $(VENV)/bin/python requirements.lock pyproject.toml
+	@echo '== Installing the versions of requirements.lock into $(VENV) (the first time takes some minutes)'
+	@$(RUN) -m pip install -qq --requirement requirements.lock
+	@echo '== Installing hetero-airflow itself, editable'
+	@$(RUN) -m pip install -qq --no-deps --no-build-isolation --editable .
+	@printf '%s\n' '$(CURDIR)' > $@
+
+$(VENV)/bin/python:
+	@for python in $(or $(PYTHON),python3.11 python3.12 python3.13 python3); do \
+	  $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 || continue; \
+	  found=$$python; \
+	  $$python -c 'import ensurepip, venv' >/dev/null 2>&1 || continue; \
+	  echo "== Making $(VENV) with $$($$python --version)"; \
+	  rm -rf $(VENV) && exec $$python -m venv $(VENV); \
+	done; \
+	if [ -n "$$found" ]; then \
+	  echo "Asked for a Python that can make virtual environments; $$found lacks the modules venv or ensurepip." \
+	    "On Debian and Ubuntu: apt install python3-venv." >&2; \
+	else \
+	  echo "Asked for Python 3.11 or newer; found none as $(or $(PYTHON),python3.11 python3.12 python3.13 python3)." \
+	    "Install one, or give its path: PYTHON=/path/to/python make …" >&2; \
+	fi; exit 1
+
+# A virtual environment does not survive a move: it is made anew where its stamp names another folder.
+ifneq ($(wildcard $(VENV)/.installed),)
+ifneq ($(shell cat $(VENV)/.installed),$(CURDIR))
+$(VENV)/bin/python: moved
+endif
+endif
+
+# One resolution for all Pythons, systems and extras. The CUDA libraries are left out: torch pins its own exactly,
+# so that pip takes them with torch's CUDA build and leaves them with its CPU build.
+lock:  ## write requirements.lock anew, pins kept where they still fit; UPGRADE=1 takes the newest
+	@$(MAKE) --silent $(VENV)/bin/python
+	@echo '== Resolving'
+	@$(RUN) -m venv build/lock && build/lock/bin/python -m pip install -qq uv
+	@$(if $(UPGRADE),rm -f build/pins,cp requirements.lock build/pins)
+	@printf 'setuptools>=80\ntorch==2.13.0\n' | build/lock/bin/uv pip compile pyproject.toml - --all-extras --universal \
+	  --python-version 3.11 --no-annotate --no-header --no-emit-index-url --no-emit-find-links --quiet -o build/pins
+	@{ echo '# Every package, pinned. Written by `make lock`; do not edit.'; \
+	  sed -e '/^nvidia-ml-py=/b' -e '/^cuda-/d' -e '/^nvidia-/d' -e '/^triton=/d' build/pins; } > build/requirements.lock
+	@mv build/requirements.lock requirements.lock
+	@echo "== requirements.lock pins $$(grep -c == requirements.lock) packages"
+
+clean:  ## remove what the other targets made: .venv, .airflow, caches
+	rm -rf $(VENV) .airflow build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
