@@ -91,10 +91,15 @@ class InvalidTransition(StoreError):
 
 
 def shorten(value: object, limit: int = 80) -> str:
-    """The value's repr in at most `limit` characters, so that a 100 kB string can't flood an error.
+    """The value's repr in at most `limit` characters, so that no value can flood an error or break it.
+
+    A value whose repr fails (nested too deep, an integer of 5000 digits) is shown by its type.
 
     >>> shorten("a" * 1000, limit=12)
     "'aaaaaaa...'"
     """
-    text = repr(value[: limit * 2] if isinstance(value, str) else value)
+    try:
+        text = repr(value[: limit * 2] if isinstance(value, str) else value)
+    except Exception:  # noqa: BLE001  a foreign repr may raise anything
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= limit else f"{text[: limit - 4]}...{text[-1]}"

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from datetime import timedelta
 
-from hetero_airflow.errors import RequestError
+from hetero_airflow.errors import RequestError, shorten
 
 MILLI_PER_DEVICE = 1000
 """A device is leased in thousandths: a share of 0.5 is 500, a whole device or one CPU core 1000."""
@@ -43,7 +43,9 @@ def parse_bytes(value: object, field: str = "memory") -> int:
             raise RequestError(field, value, found="no size", remedy='Write a size such as "40GiB" or "80GB"')
         size = float(found[1]) * _BYTE_UNITS[found[2].upper()]
     if not 0 < size <= MAX_BYTES:
-        raise RequestError(field, value, found=f"{size:.0f} bytes", remedy="Ask for more than 0 and at most 1024TiB")
+        raise RequestError(
+            field, value, found=f"{shorten(math.ceil(size))} bytes", remedy="Ask for more than 0 and at most 1024TiB"
+        )
     return math.ceil(size)
 
 
@@ -70,7 +72,7 @@ def parse_duration_s(value: object, field: str = "wait_timeout") -> float:
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        seconds = float(min(value, 2 * MAX_DURATION_S))
+        seconds = float(max(-1, min(value, 2 * MAX_DURATION_S)))
     else:
         found = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) and len(value) <= 64 else None
         if found is None or found[2] not in _DURATION_UNITS:

@@ -113,5 +113,5 @@ def is_model_of(asked: str, tokens: frozenset[str]) -> bool:
         word in tokens
         or (word[-1].isalpha() and any(c.isdigit() for c in word)
             and any(t.startswith(word) and t[len(word):].isdigit() for t in tokens))
-        for word in asked.split("-")
+        for word in asked.split("-") if word
     )  # fmt: skip

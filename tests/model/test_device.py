@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from hetero_airflow.model.catalogue import KINDS, MODELS, VENDORS
+from hetero_airflow.model.device import Device, is_model_of, model_tokens
+from hetero_airflow.model.device_words import parse_device
+from hetero_airflow.testing import a_cpu, a_device, a_worker
+
+
+@pytest.mark.parametrize(
+    ("asked", "model", "expected"),
+    [
+        ("a100", "a100-sxm4-80gb", True),
+        ("a100-80gb", "a100-sxm4-80gb", True),
+        ("80gb-a100", "a100-sxm4-80gb", True),
+        ("a10", "a100-sxm4-80gb", False),
+        ("a100", "a10", False),
+        ("rtx-4090", "geforce-rtx-4090", True),
+        ("rtx4090", "geforce-rtx-4090", True),
+        ("4090", "geforce-rtx-4090", True),
+        ("910b", "910b3", True),
+        ("910b", "910b", True),
+        ("910b3", "910b", False),
+        ("910b", "910c", False),
+        ("l4", "l40s", False),
+        ("v5e", "v5e", True),
+        ("mi300x", "instinct-mi300x", True),
+        ("a100-", "a100-sxm4-80gb", True),
+        ("a100--80gb", "a100-sxm4-80gb", True),
+    ],
+)
+def test_every_word_that_was_asked_for_is_part_of_the_model(asked: str, model: str, expected: bool) -> None:
+    assert is_model_of(asked, model_tokens(model)) is expected
+
+
+WORDS = st.from_regex(r"[a-z0-9][a-z0-9._+-]{0,20}", fullmatch=True)
+
+
+@given(WORDS, WORDS)
+def test_no_word_is_a_crash_and_a_model_is_itself(asked: str, model: str) -> None:
+    assert isinstance(is_model_of(asked, model_tokens(model)), bool)
+    assert is_model_of(model, model_tokens(model))
+
+
+def test_every_well_known_word_is_read() -> None:
+    for word in [*KINDS, *VENDORS, *MODELS]:
+        assert parse_device(word)
+        assert parse_device(f"{word}:2")["count"] == 2
+
+
+def test_a_well_known_model_is_of_a_well_known_vendor_and_kind() -> None:
+    assert {vendor for vendor, _, _ in MODELS.values()} <= set(VENDORS)
+    assert {kind for _, kind, _ in MODELS.values()} <= set(KINDS)
+    assert all(memory > 0 for _, _, memory in MODELS.values())
+
+
+def test_a_cpu_is_leased_core_by_core() -> None:
+    assert (a_cpu(6).capacity_milli, a_device().capacity_milli) == (6000, 1000)
+
+
+def test_a_device_says_what_it_is_and_that_it_is_pretended() -> None:
+    assert str(a_device()) == "nvidia/a100-sxm4-40gb"
+    assert str(a_device(partition="1g.10gb", simulated=True)) == "nvidia/a100-sxm4-40gb mig-1g.10gb (simulated)"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"model": "A100"}, {"model": "a 100"}, {"index": -1}, {"id": ""}, {"vendor": ""}, {"colour": "red"}],
+)
+def test_a_device_that_can_not_be_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Device.model_validate(a_device().model_dump() | fields)
+
+
+def test_a_worker_survives_json_and_has_no_device_twice() -> None:
+    worker = a_worker(labels={"zone": "eu"})
+    assert type(worker).model_validate_json(worker.model_dump_json()) == worker
+    with pytest.raises(ValidationError, match="two devices of worker 'w' have the id 'GPU-0'"):
+        a_worker("w", (a_device(), a_device()))
+
+
+def test_the_cpu_of_a_worker_is_found() -> None:
+    assert a_worker().cpu == a_cpu()
+    assert a_worker(devices=(a_device(),)).cpu is None

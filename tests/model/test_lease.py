@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from hetero_airflow.errors import InvalidTransition
+from hetero_airflow.model.lease import TERMINAL, TRANSITIONS, LeaseState, check_transition
+from hetero_airflow.model.plan import TRANSIENT, Plan, Reason, ReasonCode
+from hetero_airflow.testing import a_place
+
+
+@pytest.mark.parametrize("current", LeaseState)
+@pytest.mark.parametrize("to", LeaseState)
+def test_only_the_changes_of_the_table_are_allowed(current: LeaseState, to: LeaseState) -> None:
+    if (current, to) in TRANSITIONS:
+        check_transition("l1", current, to)
+    else:
+        with pytest.raises(InvalidTransition, match=f"lease l1 to become {to}; found it is {current}"):
+            check_transition("l1", current, to)
+
+
+def test_what_has_ended_never_changes_and_all_else_can_end() -> None:
+    assert not {a for a, _ in TRANSITIONS} & TERMINAL
+    assert {a for a, b in TRANSITIONS if b in TERMINAL} == set(LeaseState) - TERMINAL
+
+
+def test_the_refusal_says_what_is_allowed() -> None:
+    with pytest.raises(InvalidTransition) as caught:
+        check_transition("l1", LeaseState.ACTIVE, LeaseState.GRANTED)
+    assert caught.value.remedy == "From there it may become evicted, expired, released"
+
+
+def test_waiting_cures_what_is_transient() -> None:
+    curable = {code for code in ReasonCode if Reason(code, "a", "b").is_transient}
+    assert curable == TRANSIENT == {"lost", "health", "busy", "reserved", "no_worker"}
+    assert str(Reason(ReasonCode.BUSY, "2 × gpu", "1 free")) == "busy: asked 2 × gpu, found 1 free"
+
+
+def test_a_plan_knows_its_placements() -> None:
+    place = a_place("r1", **{"GPU-0": 1000})
+    assert Plan((place,)).places == (place,)
+    assert Plan().places == ()

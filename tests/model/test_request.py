@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero_airflow.errors import RequestError
+from hetero_airflow.model.request import MAX_ALTERNATIVES, Alternative, DeviceRequest, Priority
+from hetero_airflow.testing import requests
+from hetero_airflow.units import ByteRange
+
+GIB = 2**30
+EVERYTHING: dict[str, Any] = {
+    "device": ["h100:2", {"device": "gpu:0.5", "memory": "8GiB.."}, "cpu:8"],
+    "runtime": {"torch": ">=2.8"},
+    "labels": {"zone": "eu"},
+    "priority": "high",
+    "wait_timeout": "2h",
+}
+
+
+def parse(device: object = "gpu", **fields: Any) -> DeviceRequest:
+    return DeviceRequest.parse(device, **fields)
+
+
+@pytest.mark.parametrize(
+    ("device", "alternatives"),
+    [
+        ("gpu", (Alternative(kind="gpu"),)),
+        (" GPU:2 ", (Alternative(kind="gpu", count=2),)),
+        ("gpu:0.5", (Alternative(kind="gpu", share=0.5),)),
+        ("gpu:.25", (Alternative(kind="gpu", share=0.25),)),
+        ("amd", (Alternative(vendor="amd", kind="gpu"),)),
+        ("a100-80gb:4", (Alternative(vendor="nvidia", kind="gpu", model="a100-80gb", count=4),)),
+        ("acme/x1", (Alternative(vendor="acme", model="x1"),)),
+        ("acme/npu:2", (Alternative(vendor="acme", kind="npu", count=2),)),
+        ("x9000", (Alternative(model="x9000"),)),
+        ("mig-1g.10gb", (Alternative(vendor="nvidia", kind="gpu", partition="1g.10gb"),)),
+        ("cpu:8", (Alternative(kind="cpu", count=8),)),
+        (["h100:2", "a100:4"], (
+            Alternative(vendor="nvidia", kind="gpu", model="h100", count=2),
+            Alternative(vendor="nvidia", kind="gpu", model="a100", count=4),
+        )),
+        ({"device": "gpu", "count": 2, "memory": "40GiB.."}, (
+            Alternative(kind="gpu", count=2, memory=ByteRange(40 * GIB, None)),
+        )),
+        (Alternative(kind="gpu", count=3), (Alternative(kind="gpu", count=3),)),
+    ],
+)  # fmt: skip
+def test_what_a_user_writes_is_read(device: object, alternatives: tuple[Alternative, ...]) -> None:
+    assert parse(device) == DeviceRequest(alternatives=alternatives)
+
+
+def test_everything_at_once() -> None:
+    shared: dict[str, Any] = {"runtime": {"torch": ">=2.8"}, "labels": {"zone": "eu"}}
+    assert parse(**EVERYTHING) == DeviceRequest(
+        alternatives=(
+            Alternative(vendor="nvidia", kind="gpu", model="h100", count=2, **shared),
+            Alternative(kind="gpu", share=0.5, memory=ByteRange(8 * GIB, None), **shared),
+            Alternative(kind="cpu", count=8, **shared),
+        ),
+        priority=Priority.HIGH,
+        wait_timeout_s=7200.0,
+    )
+
+
+def test_a_set_leaves_the_choice_to_the_policy_and_has_no_order() -> None:
+    assert parse({"a100", "h100"}) == parse({"h100", "a100"})
+    assert not parse({"a100", "h100"}).is_ordered
+    assert parse(["a100", "h100"]).is_ordered
+
+
+def test_a_quota_applies_where_an_alternative_does_not_say_it_itself() -> None:
+    request = parse(["h100", {"device": "a100", "memory": "80GiB.."}], quota={"memory": "40GiB..", "cpus": 4})
+    assert [(str(a.memory), a.cpus) for a in request.alternatives] == [("40GiB..", 4), ("80GiB..", 4)]
+
+
+def test_the_same_quantity_said_twice_is_no_contradiction() -> None:
+    assert parse("gpu:2", quota={"count": 2}) == parse("gpu:2")
+
+
+LONG = "x" * 100_000
+DEEP: list[object] = []
+for _ in range(100_000):
+    DEEP = [DEEP]
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "remedy"),
+    [
+        ({"device": "gpuu"}, "device", 'Did you mean "gpu"?'),
+        ({"device": "nvida"}, "device", 'Did you mean "nvidia"?'),
+        ({"device": "wat"}, "device", "Use a kind (cpu, gpu"),
+        ({"device": ""}, "device", 'Write it as "gpu:2"'),
+        ({"device": "gpu:"}, "device", "Give a whole number of devices"),
+        ({"device": "gpu:0"}, "device", "Give a whole number of devices"),
+        ({"device": "gpu:-1"}, "device", "Give a whole number of devices"),
+        ({"device": "gpu:1.5"}, "device", "Give a whole number of devices"),
+        ({"device": "gpu:nan"}, "device", "Give a whole number of devices"),
+        ({"device": "gpu:٣"}, "device", "Give a whole number of devices"),
+        ({"device": "gpu:5000"}, "count", "Give a whole number from 1 to 4096"),
+        ({"device": "gpu:2:3"}, "device", 'Write it as "gpu:2"'),
+        ({"device": "amd/mig-1g.10gb"}, "device", "MIG is NVIDIA's"),
+        ({"device": LONG}, "device", "Give at most 256"),
+        ({"device": 7}, "device", 'Give a text such as "gpu:2"'),
+        ({"device": None}, "device", 'Give a text such as "gpu:2"'),
+        ({"device": []}, "device", f"Give 1 to {MAX_ALTERNATIVES}"),
+        ({"device": ["gpu"] * 17}, "device", f"Give 1 to {MAX_ALTERNATIVES}"),
+        ({"device": DEEP}, "device", 'Give a text such as "gpu:2"'),
+        ({"device": Unprintable()}, "device", 'Give a text such as "gpu:2"'),
+        ({"device": {}}, "device", "Say one, as in"),
+        ({"device": {"count": 2}}, "device", "Say one, as in"),
+        ({"device": {"device": "gpu", "colour": "red"}}, "device", "Use device, vendor, kind"),
+        ({"device": {"device": "gpu:2", "count": 3}}, "count", "Say it once"),
+        ({"device": "gpu:2", "quota": {"count": 3}}, "count", "Say it once"),
+        ({"device": "gpu:2", "quota": {"share": 0.5}}, "share", "A share is of one device"),
+        ({"device": "cpu:0.5"}, "share", 'Write the number of cores as "cpu:8"'),
+        ({"device": "cpu", "quota": {"memory": "8GiB"}}, "memory", "Use host_memory for the memory of the host"),
+        ({"device": "cpu", "quota": {"cpus": 8}}, "cpus", 'Write the number of cores as "cpu:8"'),
+        ({"quota": 5}, "quota", "Give a mapping of count, share"),
+        ({"quota": {"gpus": 5}}, "quota", "Use count, share"),
+        ({"quota": {"count": 0}}, "count", "Give a whole number from 1"),
+        ({"quota": {"count": -3}}, "count", "Give a whole number from 1"),
+        ({"quota": {"count": 10**18}}, "count", "Give a whole number from 1"),
+        ({"quota": {"count": 10**5000}}, "count", "Give a whole number from 1"),
+        ({"quota": {"count": True}}, "count", "Give a whole number from 1"),
+        ({"quota": {"count": "2"}}, "count", "Give a whole number from 1"),
+        ({"quota": {"count": math.nan}}, "count", "Give a whole number from 1"),
+        ({"quota": {"share": math.nan}}, "share", "Give a number above 0 and below 1"),
+        ({"quota": {"share": 0}}, "share", "Give a number above 0 and below 1"),
+        ({"quota": {"share": 1}}, "share", "Give a number above 0 and below 1"),
+        ({"quota": {"share": -0.5}}, "share", "Give a number above 0 and below 1"),
+        ({"quota": {"memory": "40 apples"}}, "memory", 'Write a size such as "40GiB"'),
+        ({"quota": {"memory": "0GiB"}}, "memory", "Ask for more than 0"),
+        ({"quota": {"memory": 10**18}}, "memory", "at most 1024TiB"),
+        ({"quota": {"memory": 10**400}}, "memory", "at most 1024TiB"),
+        ({"quota": {"memory": -1}}, "memory", "Ask for more than 0"),
+        ({"quota": {"memory": math.nan}}, "memory", 'Write a size such as "40GiB"'),
+        ({"quota": {"memory": "80GiB..40GiB"}}, "memory", "Swap the two sizes"),
+        ({"quota": {"memory": ".."}}, "memory", 'Write "40GiB.."'),
+        ({"quota": {"memory": LONG}}, "memory", 'Write a size such as "40GiB"'),
+        ({"quota": {"host_memory": 10**5000}}, "host_memory", "at most 1024TiB"),
+        ({"runtime": "torch"}, "runtime", "Give a mapping"),
+        ({"runtime": 0}, "runtime", "Give a mapping"),
+        ({"runtime": []}, "runtime", "Give a mapping"),
+        ({"runtime": {"torch": "new"}}, "runtime['torch']", "Write one as pip does"),
+        ({"runtime": {"torch": 2}}, "runtime['torch']", "Write one as pip does"),
+        ({"runtime": {"torch": ">=" + "9" * 100_000}}, "runtime['torch']", "Write one as pip does"),
+        ({"runtime": {"cuda": ">=12", "CUDA": "<12"}}, "runtime", "Say it once"),
+        ({"runtime": {LONG: ">=1"}}, "runtime", "Use names of 1 to 128"),
+        ({"runtime": {1: ">=1"}}, "runtime", "Use names of 1 to 128"),
+        ({"runtime": {str(n): ">=1" for n in range(33)}}, "runtime", "at most 32"),
+        ({"driver": "newest"}, "driver", "Write one as pip does"),
+        ({"driver": 550}, "driver", "Write one as pip does"),
+        ({"labels": False}, "labels", "Give a mapping"),
+        ({"labels": {"zone": 3}}, "labels['zone']", "Give a short text"),
+        ({"labels": {"zone": LONG}}, "labels['zone']", "Give a short text"),
+        ({"priority": "asap"}, "priority", "Use urgent, high, medium, low"),
+        ({"priority": 1}, "priority", "Use urgent, high, medium, low"),
+        ({"priority": ["high"]}, "priority", "Use urgent, high, medium, low"),
+        ({"priority": Unprintable()}, "priority", "Use urgent, high, medium, low"),
+        ({"wait_timeout": 0}, "wait_timeout", "Ask for more than 0 s"),
+        ({"wait_timeout": -(10**400)}, "wait_timeout", "Ask for more than 0 s"),
+        ({"wait_timeout": 10**400}, "wait_timeout", "at most 366d"),
+        ({"wait_timeout": math.nan}, "wait_timeout", "Ask for more than 0 s"),
+        ({"wait_timeout": math.inf}, "wait_timeout", "at most 366d"),
+        ({"wait_timeout": timedelta(days=-1)}, "wait_timeout", "Ask for more than 0 s"),
+        ({"wait_timeout": "2 fortnights"}, "wait_timeout", 'Write a duration such as "30m"'),
+        ({"wait_timeout": True}, "wait_timeout", 'Write a duration such as "30m"'),
+    ],
+    ids=lambda value: repr(value)[:40] if isinstance(value, str) else "",
+)
+def test_what_can_not_be_read_names_the_field_the_value_and_a_valid_form(
+    arguments: dict[str, Any], field: str, remedy: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse(**arguments)
+    assert caught.value.field == field
+    assert remedy in caught.value.remedy
+    assert len(caught.value.value) <= 80
+    assert len(str(caught.value)) < 700
+
+
+def test_a_ready_request_takes_no_other_argument() -> None:
+    ready = parse("gpu")
+    assert parse(ready) is ready
+    with pytest.raises(RequestError, match="Say it in the DeviceRequest itself"):
+        parse(ready, priority="high")
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = st.sampled_from(["device", "quota", "runtime", "driver", "labels", "priority", "wait_timeout"])
+
+
+@given(st.dictionaries(NAMES, ANYTHING, min_size=1))
+def test_anything_at_all_is_read_or_refused_with_a_request_error(arguments: dict[str, Any]) -> None:
+    try:
+        request = parse(**arguments)
+    except RequestError:
+        return
+    assert DeviceRequest.model_validate_json(request.model_dump_json()) == request
+
+
+@given(requests())
+def test_a_request_survives_json_and_pickle_with_the_same_fingerprint(request_: DeviceRequest) -> None:
+    for copy in (
+        DeviceRequest.model_validate_json(request_.model_dump_json()),
+        DeviceRequest.model_validate(json.loads(request_.model_dump_json(exclude_defaults=True))),
+        pickle.loads(pickle.dumps(request_)),
+    ):
+        assert (copy, copy.fingerprint, hash(copy)) == (request_, request_.fingerprint, hash(request_))
+
+
+def test_a_fingerprint_is_the_same_everywhere_and_for_ever() -> None:
+    assert parse("gpu").fingerprint == "7e84e03275d3ffcc"
+    assert parse(**EVERYTHING).fingerprint == "e95f44170f2404f2"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_equal"),
+    [
+        (parse("gpu:2"), parse({"device": "gpu", "count": 2}), True),
+        (parse("gpu", labels={"a": "1", "b": "2"}), parse("gpu", labels={"b": "2", "a": "1"}), True),
+        (parse("gpu", quota={"memory": 40 * GIB}), parse("gpu", quota={"memory": "40GiB.."}), True),
+        (parse("gpu"), parse("gpu:2"), False),
+        (parse("gpu"), parse("gpu", priority="high"), False),
+        (parse(["gpu", "cpu"]), parse(["cpu", "gpu"]), False),
+        (parse("gpu"), parse({"gpu"}), False),
+    ],
+)
+def test_fingerprints_are_equal_where_requests_are(one: DeviceRequest, other: DeviceRequest, is_equal: bool) -> None:
+    assert (one == other) is is_equal
+    assert (one.fingerprint == other.fingerprint) is is_equal
+
+
+def test_equal_alternatives_have_one_key() -> None:
+    one, other = parse("gpu:2").alternatives[0], parse({"kind": "gpu", "count": 2}).alternatives[0]
+    assert (one.key, hash(one)) == (other.key, hash(other))
+    assert one.key != parse("gpu:3").alternatives[0].key
+
+
+def test_priorities_rank_from_urgent_to_low() -> None:
+    assert [priority.rank for priority in Priority] == [0, 1, 2, 3]
+
+
+def test_a_request_reads_as_it_was_written() -> None:
+    request = parse("nvidia/a100:2", quota={"cpus": 8, "host_memory": "16GiB", "memory": "40GiB.."}, driver=">=550")
+    assert str(request) == "2 × nvidia/a100 (memory=40GiB.., cpus=8, host_memory=16GiB, driver>=550)"
+    assert str(parse({"gpu:0.5", "cpu"})) == "1 × cpu | 0.5 of a gpu"

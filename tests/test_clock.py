@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from datetime import UTC, timedelta
+
+from hetero_airflow.clock import SystemClock
+from hetero_airflow.testing import EPOCH, FakeClock
+
+
+def test_the_system_clock_is_aware_and_in_utc() -> None:
+    assert SystemClock().now().tzinfo is UTC
+
+
+def test_the_fake_clock_moves_when_told() -> None:
+    clock = FakeClock()
+    assert (clock.now(), clock.advance(5), clock.now()) == (EPOCH, EPOCH + timedelta(seconds=5), clock.now())
