@@ -45,6 +45,8 @@ class Verdict:
     unwell: Miss | None = None
     suitable: tuple[int, ...] = ()
     usable: tuple[int, ...] = ()
+    needs: tuple[Need, ...] = ()
+    """What is taken of each of the usable devices that is chosen."""
 
     @property
     def is_possible(self) -> bool:
@@ -93,7 +95,8 @@ def judge(alternative: Alternative, shape: Shape) -> Verdict:
     if never is not None:
         return Verdict(never)
     usable = tuple(position for position in suitable if shape.devices[position].leasable)
-    return Verdict(None, _unwell_miss(alternative, shape, suitable, usable), tuple(suitable), usable)
+    needs = tuple(device_need(alternative, shape.devices[position]) for position in usable)
+    return Verdict(None, _unwell_miss(alternative, shape, suitable, usable), tuple(suitable), usable, needs)
 
 
 def device_need(alternative: Alternative, device: Device) -> Need:

@@ -28,10 +28,15 @@ MAX_STATES = 200_000
 MAX_OUTCOMES = 500_000
 """Outcomes kept between cycles, about 300 bytes each."""
 
-Kept = tuple[Need, ...]
-"""For each position of a shape, what must be left free for the request that comes first."""
 
 _NO_NEED = Need(0, 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """For each position of a shape, what must be left free for the request that comes first."""
+
+    needs: tuple[Need, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ class Matcher:
         self.shapes = Shapes()
         self._states: dict[object, State] = {}
         self._idle: dict[tuple[Shape, bool], State] = {}
+        self._kept: dict[tuple[Need, ...], Kept] = {}
         self._verdicts: dict[tuple[str, Shape], Verdict] = {}
         self._outcomes = 0
 
@@ -123,7 +129,7 @@ class Matcher:
             return lost_miss(alternative)
         if verdict.unwell is not None:
             return verdict.unwell
-        needs = {p: device_need(alternative, shape.devices[p]) for p in verdict.usable}
+        needs = dict(zip(verdict.usable, verdict.needs, strict=True))
         free = [p for p, need in needs.items() if _has_room(state, p, need, _NO_NEED)]
         beside = host_need(alternative)
         if len(free) < device_count(alternative):
@@ -131,9 +137,9 @@ class Matcher:
         if beside is not None and not _has_room(state, _cpu(shape), beside, _NO_NEED):
             return _short_of_host(alternative, state, beside)
         if kept is not None:
-            free = [p for p in free if _has_room(state, p, needs[p], kept[p])]
+            free = [p for p in free if _has_room(state, p, needs[p], kept.needs[p])]
             if len(free) < device_count(alternative) or not (
-                beside is None or _has_room(state, _cpu(shape), beside, kept[_cpu(shape)])
+                beside is None or _has_room(state, _cpu(shape), beside, kept.needs[_cpu(shape)])
             ):
                 return make_miss(
                     ReasonCode.RESERVED, str(alternative), "a fit, which is kept for the first in the queue"
@@ -165,13 +171,15 @@ class Matcher:
             verdict = self.verdict(alternative, shape)
             if not verdict.is_servable:
                 continue
-            takes = [(p, device_need(alternative, shape.devices[p])) for p in verdict.usable]
+            takes = list(zip(verdict.usable, verdict.needs, strict=True))
             beside = host_need(alternative)
             if beside is not None:
                 takes.append((_cpu(shape), beside))
             for p, need in takes:
                 needs[p] = Need(max(needs[p].milli, need.milli), max(needs[p].memory_bytes, need.memory_bytes))
-        return tuple(needs) if any(need != _NO_NEED for need in needs) else None
+        if all(need == _NO_NEED for need in needs):
+            return None
+        return self._kept.setdefault(tuple(needs), Kept(tuple(needs)))
 
 
 def _cpu(shape: Shape) -> int:

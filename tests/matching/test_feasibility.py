@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hetero_airflow.matching.feasibility import Need, Verdict, check_worker, device_need, host_need, judge
+from hetero_airflow.matching.shapes import Shapes
+from hetero_airflow.model.device import Device
+from hetero_airflow.model.plan import Reason, ReasonCode
+from hetero_airflow.model.request import Alternative, DeviceRequest
+from hetero_airflow.model.worker import Worker, WorkerState
+from hetero_airflow.testing import a_cpu, a_device, a_worker
+
+GIB = 2**30
+
+
+def an_alternative(device: object = "gpu", **fields: Any) -> Alternative:
+    return DeviceRequest.parse(device, **fields).alternatives[0]
+
+
+A100 = a_device()
+MIG = a_device("MIG-0", memory="10GiB", partition="1g.10gb", parent="GPU-9")
+PARENT = a_device("GPU-9", leasable=False, problem="in MIG mode")
+MI300 = a_device("MI-0", "mi300x", "192GiB", vendor="amd")
+N910 = a_device("N-0", "910b3", "64GiB", vendor="ascend", kind="npu")
+
+
+def with_driver(driver: str | None) -> Device:
+    return a_device(driver=driver)
+
+
+K, M, P = ReasonCode.KIND, ReasonCode.MODEL, ReasonCode.PARTITION
+NAME = "nvidia/a100-sxm4-40gb"
+
+
+@pytest.mark.parametrize(
+    ("alternative", "device", "reason"),
+    [
+        (an_alternative("gpu"), A100, None),
+        (an_alternative("nvidia"), A100, None),
+        (an_alternative("a100-40gb"), A100, None),
+        (an_alternative("amd"), A100, Reason(K, "amd/gpu", NAME)),
+        (an_alternative("npu"), A100, Reason(K, "npu", NAME)),
+        (an_alternative("910b"), N910, None),
+        (an_alternative("acme/910b"), N910, Reason(K, "acme/910b", "ascend/910b3")),
+        (an_alternative("h100"), A100, Reason(M, "nvidia/h100", NAME)),
+        (an_alternative("a10"), A100, Reason(M, "nvidia/a10", NAME)),
+        (an_alternative("a100-80gb"), A100, Reason(M, "nvidia/a100-80gb", NAME)),
+        (an_alternative("gpu"), MIG, Reason(P, "gpu, not a MIG instance", f"{NAME} mig-1g.10gb")),
+        (an_alternative("mig-1g.10gb"), MIG, None),
+        (an_alternative("mig-2g.20gb"), MIG, Reason(P, "mig-2g.20gb", f"{NAME} mig-1g.10gb")),
+        (an_alternative("mig-1g.10gb"), A100, Reason(P, "mig-1g.10gb", NAME)),
+        (an_alternative("gpu", quota={"memory": "40GiB.."}), A100, None),
+        (
+            an_alternative("gpu", quota={"memory": "41GiB.."}),
+            A100,
+            Reason(ReasonCode.MEMORY, "41GiB..", "40GiB"),
+        ),
+        (an_alternative("gpu", quota={"memory": "..39GiB"}), A100, Reason(ReasonCode.MEMORY, "..39GiB", "40GiB")),
+        (an_alternative("gpu:0.5", quota={"memory": "20GiB.."}), A100, None),
+        (
+            an_alternative("gpu:0.5", quota={"memory": "21GiB.."}),
+            A100,
+            Reason(ReasonCode.MEMORY, "21GiB..", "20GiB for a share of 0.5"),
+        ),
+        (an_alternative("gpu", driver=">=550"), A100, None),
+        (an_alternative("gpu", driver=">=560"), A100, Reason(ReasonCode.DRIVER, "driver>=560", "550.54.15")),
+        (
+            an_alternative("gpu", driver=">=560"),
+            with_driver(None),
+            Reason(ReasonCode.DRIVER, "driver>=560", "no known version"),
+        ),
+        (
+            an_alternative("gpu", driver=">=560"),
+            with_driver("r560 (beta)"),
+            Reason(ReasonCode.DRIVER, "driver>=560", "'r560 (beta)', which is no version"),
+        ),
+        (an_alternative("cpu"), A100, Reason(K, "cpu", NAME)),
+        (
+            an_alternative("acme/x86-64"),
+            a_cpu(vendor="acme"),
+            Reason(K, "acme/x86-64", "a CPU, which is asked for as cpu"),
+        ),
+    ],
+)
+def test_a_device_is_of_the_kind_that_is_asked_for_or_a_reason_says_why_not(
+    alternative: Alternative, device: Device, reason: Reason | None
+) -> None:
+    assert check_worker(alternative, a_worker(devices=(device,))) == (reason is None, reason)
+
+
+@pytest.mark.parametrize(
+    ("alternative", "worker", "reason"),
+    [
+        (an_alternative("gpu:2"), a_worker(), None),
+        (an_alternative("gpu:3"), a_worker(), Reason(ReasonCode.COUNT, "3 × gpu", "2")),
+        (an_alternative("cpu:8"), a_worker(), None),
+        (an_alternative("cpu:9"), a_worker(), Reason(ReasonCode.COUNT, "9 cores", "8")),
+        (an_alternative("cpu"), a_worker(devices=()), Reason(K, "cpu", "a worker without devices")),
+        (an_alternative("gpu", quota={"cpus": 9}), a_worker(), Reason(ReasonCode.CPUS, "9 cores", "8")),
+        (
+            an_alternative("gpu", quota={"cpus": 1}),
+            a_worker(devices=(A100,)),
+            Reason(ReasonCode.CPUS, "1 cores", "0"),
+        ),
+        (
+            an_alternative("cpu", quota={"host_memory": "65GiB"}),
+            a_worker(),
+            Reason(ReasonCode.HOST_MEMORY, "65GiB of host memory", "64GiB"),
+        ),
+        (an_alternative("gpu", labels={"zone": "eu"}), a_worker(labels={"zone": "eu", "x": "y"}), None),
+        (
+            an_alternative("gpu", labels={"zone": "eu"}),
+            a_worker(labels={"zone": "us"}),
+            Reason(ReasonCode.LABELS, "zone=eu", "zone=us"),
+        ),
+        (
+            an_alternative("gpu", labels={"zone": "eu"}),
+            a_worker(),
+            Reason(ReasonCode.LABELS, "zone=eu", "no label zone"),
+        ),
+        (an_alternative("gpu", runtime={"CUDA": ">=12.4", "torch": "==2.9.*"}), a_worker(), None),
+        (an_alternative("gpu", runtime={"cuda": ">=12.4"}), a_worker(runtime={"CUDA": "12.4"}), None),
+        (
+            an_alternative("gpu", runtime={"cuda": ">=13"}),
+            a_worker(),
+            Reason(ReasonCode.RUNTIME, "cuda>=13", "cuda: 12.4"),
+        ),
+        (
+            an_alternative("gpu", runtime={"jax": ">=0.4"}),
+            a_worker(),
+            Reason(ReasonCode.RUNTIME, "jax>=0.4", "jax: no known version"),
+        ),
+        (
+            an_alternative("gpu"),
+            a_worker(state=WorkerState.LOST),
+            Reason(ReasonCode.LOST, "1 × gpu", "a worker that has not been seen in time"),
+        ),
+        (
+            an_alternative("a100"),
+            a_worker(devices=(PARENT,)),
+            Reason(ReasonCode.HEALTH, "1 × nvidia/a100", "0 well of 1: in MIG mode"),
+        ),
+        (an_alternative("gpu"), a_worker(devices=(PARENT, A100)), None),
+        (
+            an_alternative("gpu", quota={"cpus": 1}),
+            a_worker(devices=(a_cpu(leasable=False, problem="offline"), A100)),
+            Reason(ReasonCode.HEALTH, "1 × gpu (cpus=1)", "its CPU: offline"),
+        ),
+    ],
+)
+def test_a_worker_has_enough_of_all_or_a_reason_says_of_what_not(
+    alternative: Alternative, worker: Worker, reason: Reason | None
+) -> None:
+    assert check_worker(alternative, worker) == (reason is None, reason)
+
+
+def test_permanent_and_transient_reasons_are_told_apart() -> None:
+    shape = Shapes().seat(a_worker(devices=(PARENT, a_device("GPU-1", index=1)))).shape
+    verdict = judge(an_alternative("gpu:2"), shape)
+    assert (verdict.is_possible, verdict.is_servable) == (True, False)
+    assert (verdict.suitable, verdict.usable) == ((0, 1), (1,))
+    impossible = judge(an_alternative("gpu:3"), shape)
+    assert (impossible.is_possible, impossible.is_servable) == (False, False)
+
+
+def test_a_verdict_names_positions_and_needs() -> None:
+    shape = Shapes().seat(a_worker(devices=(MI300, a_device("GPU-1", index=1)))).shape
+    need = Need(250, 10 * GIB)
+    assert judge(an_alternative("nvidia:0.25"), shape) == Verdict(None, None, (1,), (1,), (need,))
+
+
+@pytest.mark.parametrize(
+    ("alternative", "of_device", "of_host"),
+    [
+        (an_alternative("gpu"), Need(1000, 40 * GIB), None),
+        (an_alternative("gpu:0.1"), Need(100, 4 * GIB), None),
+        (an_alternative({"device": "gpu", "share": 1 / 3}), Need(333, 40 * GIB * 333 // 1000), None),
+        (an_alternative("gpu:2", quota={"cpus": 3}), Need(1000, 40 * GIB), Need(3000, 0)),
+        (an_alternative("gpu", quota={"host_memory": "8GiB"}), Need(1000, 40 * GIB), Need(0, 8 * GIB)),
+    ],
+)
+def test_needs_of_accelerators(alternative: Alternative, of_device: Need, of_host: Need | None) -> None:
+    assert (device_need(alternative, A100), host_need(alternative)) == (of_device, of_host)
+
+
+def test_needs_of_a_cpu_are_cores_and_host_memory() -> None:
+    alternative = an_alternative("cpu:8", quota={"host_memory": "2GiB"})
+    assert (device_need(alternative, a_cpu()), host_need(alternative)) == (Need(8000, 2 * GIB), None)
+
+
+def test_three_thirds_of_a_device_fit_its_memory() -> None:
+    odd = a_device(memory="40961MiB")
+    need = device_need(an_alternative({"device": "gpu", "share": 1 / 3}), odd)
+    assert 3 * need.memory_bytes <= odd.memory_bytes

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+
+from hetero_airflow.matching.fleet import Fleet
+from hetero_airflow.matching.matcher import Matcher
+from hetero_airflow.matching.scoring import Tight
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.snapshot import Snapshot, Usage
+from hetero_airflow.model.worker import Worker
+from hetero_airflow.testing import a_cpu, a_device, a_worker
+
+GIB = 2**30
+SMALL = a_device("GPU-0", "t4", "16GiB")
+BIG = a_device("GPU-1", "a100", "80GiB", index=1)
+
+
+def best(
+    device: object, workers: tuple[Worker, ...], usage: dict[tuple[str, str], int] | None = None
+) -> tuple[str, ...]:
+    """The worker, then the devices, that the tightest fit is on."""
+    held = {key: Usage(milli, milli * GIB // 1000) for key, milli in (usage or {}).items()}
+    fleet = Fleet(Matcher(Tight()), Snapshot(1, workers, held))
+    [(worker, fit)] = fleet.ranking(DeviceRequest.parse(device).alternatives[0]).best()
+    seat = fleet.seats[worker]
+    return (seat.worker.id, *(seat.device_ids[position] for position in fit.chosen))
+
+
+def test_the_smallest_sufficient_memory_is_taken_first() -> None:
+    assert best("gpu", (a_worker("a", (BIG,)), a_worker("b", (SMALL,)))) == ("b", "GPU-0")
+    assert best("gpu", (a_worker("a", (BIG, SMALL)),)) == ("a", "GPU-0")
+    asked = {"device": "gpu", "memory": "17GiB.."}
+    assert best(asked, (a_worker("a", (BIG,)), a_worker("b", (SMALL,)))) == ("a", "GPU-1")
+
+
+def test_shares_are_packed_onto_shared_devices() -> None:
+    workers = (a_worker("a"), a_worker("b"))
+    assert best("gpu:0.25", workers, {("b", "GPU-1"): 500}) == ("b", "GPU-1")
+    assert best("gpu:0.25", workers, {("b", "GPU-1"): 500, ("a", "GPU-0"): 750}) == ("a", "GPU-0")
+    assert best("gpu:0.5", workers, {("b", "GPU-1"): 500, ("a", "GPU-0"): 750}) == ("b", "GPU-1")
+
+
+def test_the_fuller_worker_is_filled_first() -> None:
+    assert best("gpu", (a_worker("a"), a_worker("b")), {("b", "GPU-0"): 1000}) == ("b", "GPU-1")
+
+
+def test_a_worker_whose_devices_are_linked_goes_before_one_that_is_fuller() -> None:
+    linked = a_worker("z", (a_device("GPU-0", peers=("GPU-1",)), a_device("GPU-1", index=1, peers=("GPU-0",))))
+    loose = a_worker("a", tuple(a_device(f"GPU-{i}", index=i) for i in range(3)))
+    assert best("gpu:2", (loose, linked), {("a", "GPU-0"): 1000}) == ("z", "GPU-0", "GPU-1")
+
+
+def test_one_numa_node_goes_before_two() -> None:
+    apart = a_worker("a", (a_device("GPU-0", numa_node=0), a_device("GPU-1", index=1, numa_node=1)))
+    near = a_worker("b", (a_device("GPU-0", numa_node=1), a_device("GPU-1", index=1, numa_node=1)))
+    assert best("gpu:2", (apart, near)) == ("b", "GPU-0", "GPU-1")
+
+
+def test_real_devices_go_before_simulated_ones_whatever_else_fits_better() -> None:
+    pretend = a_worker("a", (a_device("GPU-0", "t4", "16GiB", simulated=True),))
+    assert best("gpu", (pretend, a_worker("b", (BIG,)))) == ("b", "GPU-1")
+    mixed = a_worker("a", tuple(a_device(f"GPU-{i}", index=i, simulated=i < 2) for i in range(4)))
+    assert best("gpu:2", (mixed,)) == ("a", "GPU-2", "GPU-3")
+    assert best("gpu:3", (mixed,)) == ("a", "GPU-0", "GPU-2", "GPU-3")
+
+
+def test_cores_are_taken_from_a_host_without_accelerators_then_from_the_fuller_one() -> None:
+    plain = (a_worker("y", (a_cpu(),)), a_worker("z", (a_cpu(),)))
+    assert best("cpu:2", (a_worker("a"), *plain)) == ("y", "cpu")
+    assert best("cpu:2", (a_worker("a"), *plain), {("z", "cpu"): 2000}) == ("z", "cpu")
+
+
+def test_ties_go_to_the_lower_worker_id_and_device_index() -> None:
+    devices = (a_device("GPU-b", index=0), a_device("GPU-a", index=1))
+    assert best("gpu", (a_worker("b", devices), a_worker("a", devices))) == ("a", "GPU-b")
+
+
+def test_the_terms_are_named_and_sum_to_the_score() -> None:
+    fleet = Fleet(Matcher(Tight()), Snapshot(1, (a_worker(),), {("worker-a", "GPU-0"): Usage(500, 20 * GIB)}))
+    [(_, fit)] = fleet.ranking(DeviceRequest.parse("gpu:0.25").alternatives[0]).best()
+    assert dict(fit.terms) == pytest.approx({"real": 20, "memory": 7.321224, "shared": 3.0, "packed": 0.2})
+    assert fit.score == pytest.approx(30.521224)
