@@ -1,0 +1,308 @@
+"""What every row of `POLICIES` must keep, against an oracle that knows no classes and no caches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hetero_airflow.matching.compatibility import version_obstacle
+from hetero_airflow.model.device import Device, is_model_of, model_tokens
+from hetero_airflow.model.plan import Place, Plan, ReasonCode, Refuse, Wait
+from hetero_airflow.model.request import Alternative
+from hetero_airflow.model.snapshot import Pending, Snapshot, Usage
+from hetero_airflow.model.worker import Worker, WorkerState
+from hetero_airflow.policies import GROUP, POLICIES
+from hetero_airflow.policies.policy import Policy
+from hetero_airflow.registry import load
+from hetero_airflow.scheduling.plan_check import plan_faults
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_worker, snapshots
+
+thorough = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+rows = pytest.mark.parametrize("name", POLICIES)
+
+
+def make(name: str) -> Policy:
+    policy: Policy = load(GROUP, POLICIES, name)()
+    return policy
+
+
+# The oracle.
+
+
+def is_suitable(alternative: Alternative, device: Device) -> bool:
+    if device.kind == "cpu" or alternative.kind == "cpu":
+        return device.kind == alternative.kind == "cpu" and alternative.vendor in (None, device.vendor)
+    share = device.memory_bytes * alternative.milli // 1000
+    return (
+        alternative.vendor in (None, device.vendor)
+        and alternative.kind in (None, device.kind)
+        and (alternative.model is None or is_model_of(alternative.model, model_tokens(device.model)))
+        and alternative.partition == device.partition
+        and (alternative.memory is None or alternative.memory.holds(share))
+        and (alternative.driver is None or version_obstacle(device.driver, alternative.driver) is None)
+    )
+
+
+def fits(alternative: Alternative, worker: Worker, used: Counter[tuple[str, str, str]], *, is_idle: bool) -> bool:
+    """Whether the worker could take it now, or with `is_idle` if it were idle, well and seen."""
+    if any(worker.labels.get(name) != value for name, value in alternative.labels.items()):
+        return False
+    if any(version_obstacle(worker.runtime.get(name), spec) for name, spec in alternative.runtime.items()):
+        return False
+    if worker.state is WorkerState.LOST and not is_idle:
+        return False
+
+    def has(device: Device, milli: int, memory: int) -> bool:
+        if is_idle:
+            return device.capacity_milli >= milli and device.memory_bytes >= memory
+        taken = [used[worker.id, device.id, what] for what in ("milli", "memory")]
+        return (
+            device.leasable
+            and (milli == 0 or device.capacity_milli - taken[0] >= milli)
+            and (memory == 0 or device.memory_bytes - taken[1] >= memory)
+        )
+
+    suitable = [device for device in worker.devices if is_suitable(alternative, device)]
+    if alternative.kind == "cpu":
+        return any(has(device, 1000 * alternative.count, alternative.host_memory or 0) for device in suitable)
+    free = [d for d in suitable if has(d, alternative.milli, d.memory_bytes * alternative.milli // 1000)]
+    if len(free) < alternative.count:
+        return False
+    if not (alternative.cpus or alternative.host_memory):
+        return True
+    cpu = worker.cpu
+    return cpu is not None and has(cpu, 1000 * (alternative.cpus or 0), alternative.host_memory or 0)
+
+
+def usage_of(snapshot: Snapshot) -> Counter[tuple[str, str, str]]:
+    used: Counter[tuple[str, str, str]] = Counter()
+    for (worker_id, device_id), usage in snapshot.usage.items():
+        used[worker_id, device_id, "milli"] = usage.milli
+        used[worker_id, device_id, "memory"] = usage.memory_bytes
+    return used
+
+
+def take(used: Counter[tuple[str, str, str]], place: Place) -> None:
+    for claim in place.claims:
+        used[place.worker_id, claim.device_id, "milli"] += claim.milli
+        used[place.worker_id, claim.device_id, "memory"] += claim.memory_bytes
+
+
+# The contract.
+
+
+@rows
+@thorough
+@given(snapshot=snapshots())
+def test_a_plan_fits_its_snapshot_and_decides_each_request_once(name: str, snapshot: Snapshot) -> None:
+    assert plan_faults(snapshot, make(name).decide(snapshot, EPOCH)) == []
+
+
+@rows
+@thorough
+@given(snapshot=snapshots(), before=snapshots())
+def test_the_same_snapshot_gives_the_same_plan_whatever_was_decided_before(
+    name: str, snapshot: Snapshot, before: Snapshot
+) -> None:
+    used = make(name)
+    used.decide(before, EPOCH)
+    turned = replace(snapshot, workers=snapshot.workers[::-1], pending=snapshot.pending[::-1])
+    expected = make(name).decide(snapshot, EPOCH)
+    assert used.decide(snapshot, EPOCH) == expected
+    assert used.decide(turned, EPOCH) == expected
+
+
+@rows
+@thorough
+@given(snapshot=snapshots())
+def test_a_placement_gives_what_one_alternative_asks(name: str, snapshot: Snapshot) -> None:
+    pending = {one.id: one for one in snapshot.pending}
+    workers = {worker.id: worker for worker in snapshot.workers}
+    used = usage_of(snapshot)
+    for place in make(name).decide(snapshot, EPOCH).places:
+        alternative = pending[place.request_id].request.alternatives[place.alternative]
+        worker = workers[place.worker_id]
+        assert fits(alternative, worker, used, is_idle=False)
+        devices = {device.id: device for device in worker.devices}
+        own = [claim for claim in place.claims if is_suitable(alternative, devices[claim.device_id])]
+        beside = [claim for claim in place.claims if claim not in own]
+        if alternative.kind == "cpu":
+            assert [(c.milli, c.memory_bytes) for c in own] == [
+                (1000 * alternative.count, alternative.host_memory or 0)
+            ]
+            assert beside == []
+        else:
+            whole = [devices[claim.device_id].memory_bytes for claim in own]
+            assert [claim.milli for claim in own] == [alternative.milli] * alternative.count
+            assert [claim.memory_bytes for claim in own] == [size * alternative.milli // 1000 for size in whole]
+            asked = (1000 * (alternative.cpus or 0), alternative.host_memory or 0)
+            assert [(claim.milli, claim.memory_bytes) for claim in beside] == ([asked] if any(asked) else [])
+        take(used, place)
+
+
+@rows
+@thorough
+@given(snapshot=snapshots())
+def test_alternatives_are_tried_in_order_and_nobody_before_the_head_waits_for_nothing(
+    name: str, snapshot: Snapshot
+) -> None:
+    pending = {one.id: one for one in snapshot.pending}
+    used = usage_of(snapshot)
+    for decision in make(name).decide(snapshot, EPOCH).decisions:
+        request = pending[decision.request_id].request
+        could = [any(fits(a, w, used, is_idle=False) for w in snapshot.workers) for a in request.alternatives]
+        if isinstance(decision, Place):
+            assert not (request.is_ordered and any(could[: decision.alternative]))
+            take(used, decision)
+        elif not isinstance(decision, Wait) or decision.reason.code is ReasonCode.BUSY:
+            assert not any(could)
+            break
+
+
+@rows
+@thorough
+@given(snapshot=snapshots())
+def test_only_what_no_known_worker_could_ever_run_is_refused(name: str, snapshot: Snapshot) -> None:
+    plan = make(name).decide(snapshot, EPOCH)
+    refused = {decision.request_id for decision in plan.decisions if isinstance(decision, Refuse)}
+    impossible = {
+        one.id
+        for one in snapshot.pending
+        if snapshot.workers
+        and not any(
+            fits(alternative, worker, Counter(), is_idle=True)
+            for alternative in one.request.alternatives
+            for worker in snapshot.workers
+        )
+    }
+    assert refused == impossible
+
+
+@rows
+def test_without_workers_everything_waits_for_one(name: str) -> None:
+    snapshot = Snapshot(1, pending=(a_pending("r1", "gpu"), a_pending("r2", "acme/x1:9", at_s=1)))
+    decisions = make(name).decide(snapshot, EPOCH).decisions
+    assert [(d.request_id, d.position, d.reason.code) for d in decisions if isinstance(d, Wait)] == [
+        ("r1", 1, ReasonCode.NO_WORKER),
+        ("r2", 2, ReasonCode.NO_WORKER),
+    ]
+
+
+# Backfill.
+
+Duration = dict[str, int]
+
+
+class World:
+    """Runs what a policy places, each request for its own time, until nothing changes any more."""
+
+    def __init__(self, snapshot: Snapshot, name: str, durations: Duration, ends: dict[tuple[str, str], int]) -> None:
+        self._policy = make(name)
+        self._snapshot = snapshot
+        self._durations = durations
+        self._running: list[tuple[int, str, str, int, int]] = [
+            (ends[key], *key, usage.milli, usage.memory_bytes) for key, usage in sorted(snapshot.usage.items())
+        ]
+        self._usage = dict(snapshot.usage)
+        self._token = 10
+        self.started: dict[str, int] = {}
+
+    def run(self) -> None:
+        now = 0
+        while True:
+            self._place(now)
+            if not self._running:
+                return
+            now = min(end for end, *_ in self._running)
+            for end, worker_id, device_id, milli, memory in [r for r in self._running if r[0] == now]:
+                self._running.remove((end, worker_id, device_id, milli, memory))
+                self._add(worker_id, device_id, -milli, -memory)
+
+    def _place(self, now: int) -> None:
+        at = EPOCH + timedelta(seconds=now)
+        self._snapshot = replace(self._snapshot, usage=dict(self._usage), sequence=self._snapshot.sequence + 1)
+        plan = self._policy.decide(self._snapshot, at)
+        assert plan_faults(self._snapshot, plan) == []
+        pending = {one.id: one for one in self._snapshot.pending}
+        tokens = dict(self._snapshot.dag_tokens)
+        for place in plan.places:
+            one = pending.pop(place.request_id)
+            self.started[one.id] = now
+            self._token += 1
+            tokens[one.dag_id] = self._token
+            for claim in place.claims:
+                end = now + self._durations[one.id]
+                self._running.append((end, place.worker_id, claim.device_id, claim.milli, claim.memory_bytes))
+                self._add(place.worker_id, claim.device_id, claim.milli, claim.memory_bytes, at)
+        self._snapshot = replace(self._snapshot, pending=tuple(pending.values()), dag_tokens=tokens)
+
+    def _add(self, worker_id: str, device_id: str, milli: int, memory: int, at: object = None) -> None:
+        before = self._usage.get((worker_id, device_id), Usage())
+        self._usage[worker_id, device_id] = Usage(
+            before.milli + milli,
+            before.memory_bytes + memory,
+            at or before.last_granted_at,  # type: ignore[arg-type]
+        )
+
+
+def head_of(plan: Plan) -> int | None:
+    """Where in the plan the request stands that waits for running work first."""
+    for index, decision in enumerate(plan.decisions):
+        if isinstance(decision, Wait):
+            return index if decision.reason.code is ReasonCode.BUSY else None
+    return None
+
+
+@rows
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(data=st.data())
+def test_backfill_never_delays_the_head(name: str, data: st.DataObject) -> None:
+    snapshot = data.draw(snapshots(max_workers=3, max_pending=10))
+    plan = make(name).decide(snapshot, EPOCH)
+    head = head_of(plan)
+    if head is None:
+        return
+    durations = {one.id: data.draw(st.integers(1, 12), label=one.id) for one in snapshot.pending}
+    ends = {key: data.draw(st.integers(1, 12), label=str(key)) for key in sorted(snapshot.usage)}
+    head_id = plan.decisions[head].request_id
+    kept = {decision.request_id for decision in plan.decisions[: head + 1]}
+    alone = replace(snapshot, pending=tuple(one for one in snapshot.pending if one.id in kept))
+
+    crowded_world, lonely_world = World(snapshot, name, durations, ends), World(alone, name, durations, ends)
+    crowded_world.run()
+    lonely_world.run()
+    assert crowded_world.started.get(head_id, 10**9) <= lonely_world.started.get(head_id, 10**9)
+
+
+@rows
+def test_what_the_head_can_never_use_is_backfilled(name: str) -> None:
+    worker = a_worker("a", (a_cpu(), a_device("GPU-0"), a_device("MI-0", "mi300x", "192GiB", vendor="amd", index=1)))
+    usage = {("a", "GPU-0"): Usage(1000, 40 * 2**30)}
+    wanted = (Pending("head", a_pending(device="nvidia").request, EPOCH, dag_id="x"),)
+    later = tuple(
+        Pending(f"r{number}", a_pending(device=text).request, EPOCH + timedelta(seconds=1 + number), dag_id="y")
+        for number, text in enumerate(["amd", "cpu:2", "gpu:0.5"])
+    )
+    plan = make(name).decide(Snapshot(1, (worker,), usage, wanted + later), EPOCH)
+    assert [(type(d).__name__, d.request_id) for d in plan.decisions] == [
+        ("Wait", "head"),
+        ("Place", "r0"),
+        ("Place", "r1"),
+        ("Wait", "r2"),
+    ]
+
+
+@rows
+def test_what_the_head_waits_for_is_not_backfilled(name: str) -> None:
+    pending = (a_pending("head", "gpu:2", dag_id="x"), a_pending("later", "gpu", at_s=1, dag_id="y"))
+    usage = {("worker-a", "GPU-0"): Usage(1000, 40 * 2**30)}
+    plan = make(name).decide(Snapshot(1, (a_worker(),), usage, pending), EPOCH)
+    assert [(d.request_id, d.reason.code) for d in plan.decisions if isinstance(d, Wait)] == [
+        ("head", ReasonCode.BUSY),
+        ("later", ReasonCode.RESERVED),
+    ]

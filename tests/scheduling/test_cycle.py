@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+
+from hetero_airflow.engines.engine import Liveness
+from hetero_airflow.errors import StoreUnavailable
+from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.plan import Place, Plan
+from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.policies.fifo import Fifo
+from hetero_airflow.policies.policy import Policy
+from hetero_airflow.policies.priority import Priority
+from hetero_airflow.scheduling.cycle import MAX_ROUNDS, Cycle, CycleResult, run_cycle
+from hetero_airflow.store.memory import MemoryStore
+from hetero_airflow.store.store import Commit, Submitted, WorkerLost, WorkerSeen
+from hetero_airflow.testing import (
+    EPOCH,
+    FakeClock,
+    FakeEngine,
+    RejectingStore,
+    a_pending,
+    a_place,
+    a_worker,
+    snapshots,
+)
+
+
+class CountingPolicy:
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.policy = policy or Priority()
+        self.decided = 0
+
+    def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+        self.decided += 1
+        return self.policy.decide(snapshot, now)
+
+
+class FixedPolicy:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+        return self.plan
+
+
+class BrokenPolicy:
+    def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+        raise ZeroDivisionError("no workers left to divide by")
+
+
+def a_store(*devices: object) -> MemoryStore:
+    store = MemoryStore()
+    submitted = [Submitted(a_pending(f"r{n}", device, at_s=n)) for n, device in enumerate(devices)]
+    store.record([WorkerSeen(a_worker()), *submitted], EPOCH)
+    return store
+
+
+def outcomes(result: CycleResult) -> list[tuple[str, str]]:
+    return [(type(decision).__name__, decision.request_id) for decision in result.plan.decisions]
+
+
+def test_a_cycle_places_dispatches_and_leaves_the_rest_with_reasons() -> None:
+    store, engine = a_store("gpu", "gpu:2", "cpu:2", "h100"), FakeEngine()
+    result = run_cycle(store, Priority(), engine, EPOCH, 60)
+    assert outcomes(result) == [("Place", "r0"), ("Wait", "r1"), ("Place", "r2"), ("Refuse", "r3")]
+    assert [lease.request_id for lease in result.dispatched] == ["r0", "r2"]
+    assert list(result.dispatched) == engine.dispatched
+    assert {lease.expires_at for lease in engine.dispatched} == {EPOCH + timedelta(seconds=60)}
+    assert [wait.request_id for wait in result.waiting] == ["r1"]
+    assert [refuse.request_id for refuse in result.refused] == ["r3"]
+    assert [pending.id for pending in store.snapshot().pending] == ["r1"]
+    story = store.story("dag", "run", "r1")
+    assert story is not None
+    assert story.decisions[0]["outcome"] == "wait"
+
+
+def test_nothing_is_decided_again_while_nothing_changes() -> None:
+    store, policy, clock = a_store("gpu:2", "gpu"), CountingPolicy(), FakeClock()
+    cycle = Cycle(store, policy, FakeEngine(), 60)
+    first, second, third = (cycle.run(clock.advance(1)) for _ in range(3))
+    assert [r.is_decided for r in (first, second, third)] == [True, True, False]
+    assert (policy.decided, third) == (2, CycleResult((), second.plan, is_decided=False))
+    store.renew([(lease.id, lease.token) for lease in first.dispatched], clock.now() + timedelta(seconds=60))
+    assert not cycle.run(clock.advance(1)).is_decided
+    store.record([Submitted(a_pending("new", "cpu"))], clock.now())
+    assert [lease.request_id for lease in cycle.run(clock.advance(1)).dispatched] == ["new"]
+
+
+def test_what_someone_else_took_is_decided_again_on_a_fresh_snapshot() -> None:
+    store, policy, engine = a_store("gpu", "gpu", "h100"), CountingPolicy(), FakeEngine()
+    result = Cycle(RejectingStore(store, {"r0": 1}), policy, engine, 60).run(EPOCH)
+    assert sorted(lease.request_id for lease in engine.dispatched) == ["r0", "r1"]
+    assert (policy.decided, result.raced) == (2, ())
+    assert sorted(outcomes(result)) == [("Place", "r0"), ("Place", "r1"), ("Refuse", "r2")]
+
+
+def test_a_race_that_is_always_lost_ends_after_a_few_rounds_and_is_taken_up_again() -> None:
+    store, policy, engine = a_store("gpu"), CountingPolicy(), FakeEngine()
+    cycle = Cycle(RejectingStore(store, {"r0": MAX_ROUNDS}), policy, engine, 60)
+    result = cycle.run(EPOCH)
+    assert (policy.decided, result.raced, result.dispatched) == (MAX_ROUNDS, ("r0",), ())
+    assert [lease.request_id for lease in cycle.run(EPOCH).dispatched] == ["r0"]
+
+
+BAD_PLANS = [
+    Plan(),
+    Plan((a_place("r0", **{"GPU-0": 1001}),)),
+    Plan((a_place("r0", **{"GPU-9": 1000}),)),
+    Plan((a_place("r0", "worker-z", **{"GPU-0": 1000}),)),
+    Plan((a_place("stranger", **{"GPU-0": 1000}),)),
+    Plan((a_place("r0", **{"GPU-0": 1000}), a_place("r0", **{"GPU-1": 1000}))),
+]
+
+
+@pytest.mark.parametrize("policy", [BrokenPolicy(), *map(FixedPolicy, BAD_PLANS)])
+def test_a_policy_that_fails_is_passed_over_with_one_warning(policy: Policy, caplog: pytest.LogCaptureFixture) -> None:
+    store, engine, clock = a_store("gpu"), FakeEngine(), FakeClock()
+    cycle = Cycle(store, policy, engine, 60)
+    with caplog.at_level(logging.WARNING):
+        cycle.run(clock.now())
+    assert [lease.request_id for lease in engine.dispatched] == ["r0"]
+    [record] = caplog.records
+    assert "is passed over" in record.getMessage()
+    assert "The policy priority decides" in record.getMessage()
+
+
+def test_the_same_failure_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    store = a_store("gpu:2", "gpu")
+    cycle = Cycle(store, BrokenPolicy(), FakeEngine(), 60)
+    with caplog.at_level(logging.WARNING):
+        for number in range(3):
+            store.record([Submitted(a_pending(f"more{number}", "gpu", at_s=9))], EPOCH)
+            cycle.run(EPOCH)
+    assert [record.getMessage() for record in caplog.records] == [
+        "Policy BrokenPolicy is passed over, it raised ZeroDivisionError: no workers left to divide by. "
+        "The policy priority decides."
+    ]
+
+
+def test_what_the_engine_does_not_take_is_released_and_waits_again() -> None:
+    store, engine = a_store("gpu:2", "cpu"), FakeEngine()
+    engine.failing = {"r0"}
+    cycle = Cycle(store, Fifo(), engine, 60)
+    result = cycle.run(EPOCH)
+    assert [(one.lease.request_id, one.cause) for one in result.undispatched] == [
+        ("r0", "not dispatched: RuntimeError: the engine is told to fail")
+    ]
+    assert [lease.request_id for lease in result.dispatched] == ["r1"]
+    assert [pending.id for pending in store.snapshot().pending] == ["r0"]
+    assert store.snapshot().pending[0] == a_pending("r0", "gpu:2")
+    story = store.story("dag", "run", "r0")
+    assert story is not None
+    assert [lease.state for lease in story.leases] == [LeaseState.RELEASED]
+    engine.failing = set()
+    assert [lease.request_id for lease in cycle.run(EPOCH).dispatched] == ["r0"]
+
+
+def test_a_database_that_fails_after_a_failed_dispatch_loses_no_request() -> None:
+    class FailingStore(MemoryStore):
+        is_down = False
+
+        def move(self, lease_id: str, token: int, to: LeaseState, now: datetime, cause: str = "") -> Lease:
+            if self.is_down:
+                raise StoreUnavailable("move", found="no database", remedy="Start it")
+            return super().move(lease_id, token, to, now, cause)
+
+    store, engine = FailingStore(), FakeEngine()
+    store.record([WorkerSeen(a_worker()), Submitted(a_pending("r0", "gpu:2"))], EPOCH)
+    cycle = Cycle(store, Fifo(), engine, 60)
+    engine.failing, store.is_down = {"r0"}, True
+    with pytest.raises(StoreUnavailable):
+        cycle.run(EPOCH)
+    engine.failing, store.is_down = set(), False
+    assert [lease.request_id for lease in cycle.run(EPOCH).dispatched] == ["r0"]
+
+
+def test_an_expired_lease_whose_process_is_gone_gives_its_devices_to_the_next() -> None:
+    store, engine, clock = a_store("gpu:2", "gpu:2"), FakeEngine(), FakeClock()
+    cycle = Cycle(store, Fifo(), engine, 60)
+    cycle.run(clock.now())
+    engine.alive = {"r0": Liveness.ALIVE}
+    late = cycle.run(clock.advance(61))
+    assert [(lease.request_id, lease.state) for lease in late.reaped] == [("r0", LeaseState.EXPIRED)]
+    assert late.dispatched == ()
+    engine.alive = {"r0": Liveness.GONE}
+    after = cycle.run(clock.advance(1))
+    assert [(lease.request_id, lease.state) for lease in after.reaped] == [("r0", LeaseState.EVICTED)]
+    assert [lease.request_id for lease in after.dispatched] == ["r1"]
+
+
+def test_a_lost_worker_gets_nothing() -> None:
+    store = a_store("gpu")
+    store.record([WorkerLost("worker-a")], EPOCH)
+    result = run_cycle(store, Priority(), FakeEngine(), EPOCH, 60)
+    assert [str(wait.reason.code) for wait in result.waiting] == ["lost"]
+
+
+@settings(max_examples=50, deadline=None)
+@given(snapshot=snapshots())
+def test_whatever_is_placed_the_store_accepts(snapshot: Snapshot) -> None:
+    store, engine = MemoryStore(), FakeEngine()
+    store.record([WorkerSeen(worker) for worker in snapshot.workers], EPOCH)
+    store.record([Submitted(pending) for pending in snapshot.pending], EPOCH)
+    result = run_cycle(store, Priority(), engine, EPOCH, 60)
+    assert (result.raced, result.undispatched) == ((), ())
+    placed = [decision for decision in result.plan.decisions if isinstance(decision, Place)]
+    assert [place.request_id for place in placed] == [lease.request_id for lease in engine.dispatched]
+
+
+def test_a_commit_that_loses_everything_still_gives_a_result() -> None:
+    class DeafStore(MemoryStore):
+        def commit(self, plan: Plan, now: datetime, expires_at: datetime) -> Commit:
+            return Commit((), tuple(place.request_id for place in plan.places))
+
+    store = DeafStore()
+    store.record([WorkerSeen(a_worker()), Submitted(a_pending("r0"))], EPOCH)
+    assert run_cycle(store, Priority(), FakeEngine(), EPOCH, 60).raced == ("r0",)

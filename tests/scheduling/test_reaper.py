@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from hetero_airflow.engines.engine import Liveness
+from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.policies.fifo import Fifo
+from hetero_airflow.scheduling.cycle import run_cycle
+from hetero_airflow.scheduling.reaper import lost_workers, reap
+from hetero_airflow.store.memory import MemoryStore
+from hetero_airflow.store.store import Submitted, WorkerLost, WorkerSeen
+from hetero_airflow.testing import EPOCH, FakeEngine, a_pending, a_worker
+
+LATE = EPOCH + timedelta(seconds=61)
+
+
+def a_store_with_a_lease() -> tuple[MemoryStore, FakeEngine, Lease]:
+    store, engine = MemoryStore(), FakeEngine()
+    store.record([WorkerSeen(a_worker()), Submitted(a_pending("r0"))], EPOCH)
+    run_cycle(store, Fifo(), engine, EPOCH, 60)
+    return store, engine, engine.dispatched[0]
+
+
+@pytest.mark.parametrize(
+    ("liveness", "is_wanted", "state"),
+    [
+        (Liveness.GONE, True, LeaseState.EVICTED),
+        (Liveness.GONE, False, LeaseState.EVICTED),
+        (Liveness.UNKNOWN, True, LeaseState.EXPIRED),
+        (Liveness.UNKNOWN, False, LeaseState.EVICTED),
+        (Liveness.ALIVE, True, LeaseState.EXPIRED),
+        (Liveness.ALIVE, False, LeaseState.EXPIRED),
+    ],
+)
+def test_an_expired_lease_keeps_its_devices_until_its_work_is_over(
+    liveness: Liveness, is_wanted: bool, state: LeaseState
+) -> None:
+    store, engine, lease = a_store_with_a_lease()
+    engine.alive = {"r0": liveness}
+    engine.unwanted = set() if is_wanted else {"r0"}
+    assert reap(store, engine, store.snapshot().leases, LATE) == (lease.model_copy(update={"state": state}),)
+    held = store.snapshot().used("worker-a", "GPU-0").milli
+    assert held == (1000 if state is LeaseState.EXPIRED else 0)
+
+
+def test_a_lease_that_was_renewed_in_time_stays() -> None:
+    store, engine, lease = a_store_with_a_lease()
+    engine.alive = {"r0": Liveness.GONE}
+    assert reap(store, engine, store.snapshot().leases, EPOCH + timedelta(seconds=59)) == ()
+    assert store.snapshot().leases == (lease,)
+
+
+def test_an_expired_lease_is_asked_about_at_every_pass() -> None:
+    store, engine, _ = a_store_with_a_lease()
+    assert [moved.state for moved in reap(store, engine, store.snapshot().leases, LATE)] == [LeaseState.EXPIRED]
+    assert reap(store, engine, store.snapshot().leases, LATE) == ()
+    engine.alive = {"r0": Liveness.GONE}
+    assert [moved.state for moved in reap(store, engine, store.snapshot().leases, LATE)] == [LeaseState.EVICTED]
+
+
+def test_a_lease_that_ended_meanwhile_is_passed_over() -> None:
+    store, engine, lease = a_store_with_a_lease()
+    stale = store.snapshot().leases
+    store.move(lease.id, lease.token, LeaseState.RELEASED, EPOCH)
+    assert reap(store, engine, stale, LATE) == ()
+
+
+def test_an_engine_that_can_not_answer_keeps_the_devices(caplog: pytest.LogCaptureFixture) -> None:
+    class DeafEngine(FakeEngine):
+        def liveness(self, lease: Lease) -> Liveness:
+            raise OSError("no answer")
+
+    store, _, lease = a_store_with_a_lease()
+    moved = reap(store, DeafEngine(), store.snapshot().leases, LATE)
+    assert [one.state for one in moved] == [LeaseState.EXPIRED]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Lease {lease.id} keeps its devices: the engine can't tell of its process: no answer"
+    ]
+
+
+def test_workers_not_seen_in_time_are_lost_once() -> None:
+    workers = (a_worker("late"), a_worker("seen"), a_worker("lost", state=WorkerState.LOST), a_worker("new"))
+    seen = {"late": EPOCH, "seen": EPOCH + timedelta(seconds=2), "lost": EPOCH}
+    assert lost_workers(workers, seen, LATE, 60) == (WorkerLost("late"),)
