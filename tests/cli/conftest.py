@@ -1,0 +1,108 @@
+"""A console to read from, and a migrated Airflow home that the commands are run on."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import RenderableType
+from sqlalchemy import NullPool, create_engine
+
+from hetero_airflow.cli.output import show
+from hetero_airflow.model.device import Telemetry
+from hetero_airflow.policies.priority import Priority
+from hetero_airflow.scheduling.cycle import run_cycle
+from hetero_airflow.store.sql import SqlStore
+from hetero_airflow.store.store import Submitted, WorkerSeen
+from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_pending, a_worker
+
+Render = Callable[..., str]
+
+
+@pytest.fixture
+def render(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Render:
+    """What a user of a pipe or a terminal of that width reads, without the blanks at the ends of lines."""
+
+    def rendered(parts: Iterable[RenderableType], width: int = 100) -> str:
+        monkeypatch.setenv("COLUMNS", str(width))
+        show(*parts)
+        return "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
+
+    return rendered
+
+
+@dataclass
+class Installation:
+    """An Airflow home, and how its ``airflow`` is called."""
+
+    home: Path
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self.home}/airflow.db"
+
+    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        own = ("AIRFLOW", "HETERO", "COLUMNS", "FORCE_COLOR", "PYTHONDONTWRITEBYTECODE")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+        environment |= {"AIRFLOW_HOME": str(self.home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False", **variables}
+        return subprocess.run(
+            [sys.executable, "-m", "airflow", *arguments],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="session")
+def unmigrated(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    """An Airflow without tables."""
+    return Installation(tmp_path_factory.mktemp("unmigrated"))
+
+
+@pytest.fixture(scope="session")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    """A migrated Airflow with one worker, where one task is placed, two wait and one was refused."""
+    made = Installation(tmp_path_factory.mktemp("airflow"))
+    done = made.run("db", "migrate")
+    assert done.returncode == 0, done.stderr
+    gpu = a_device("GPU-5a3c1f2e-8c1b-4a0e-9d52-1f2f3a4b5c6d")
+    worker = a_worker(devices=(a_cpu(), gpu, a_device("SIM-0", model="t4", memory="16GiB", simulated=True)))
+    engine = create_engine(made.url, poolclass=NullPool)
+    store = SqlStore(engine)
+    asked = [
+        a_pending("placed", "a100", quota={"cpus": 2}, priority="high"),
+        a_pending("waits", ["a100", "h100:2"], map_index=3, run_id="manual__2026-01-01T00:00:00+00:00"),
+        a_pending("[red]waits\x1b[31m", "a100:0.5", priority="low"),
+        a_pending("refused", "h100"),
+    ]
+    reading = Telemetry(device_id=gpu.id, memory_free_bytes=2**34)
+    store.record([WorkerSeen(worker, (reading,)), *map(Submitted, asked)], EPOCH)
+    run_cycle(store, Priority(), FakeEngine(), EPOCH + timedelta(seconds=5), lease_timeout_s=60)
+    engine.dispose()
+    with sqlite3.connect(made.home / "airflow.db") as connection:
+        _insert(connection, "slot_pool", pool="hetero_devices", slots=-1)
+        _insert(connection, "dag_run", dag_id="dag", run_id="run", id=1)
+        for task_id in ("placed", "plain"):
+            values = {"dag_id": "dag", "run_id": "run", "map_index": -1, "state": "success"}
+            _insert(connection, "task_instance", id=f"{task_id:>032}", task_id=task_id, **values)
+    connection.close()
+    return made
+
+
+def _insert(connection: sqlite3.Connection, table: str, **values: Any) -> None:
+    """A row with these values, and something in each other column that must have a value."""
+    for _, name, kind, is_required, default, _ in connection.execute(f"PRAGMA table_info({table})"):
+        if is_required and default is None and name not in values:
+            values[name] = datetime.now(UTC).isoformat() if kind == "TIMESTAMP" else 0
+    marks = ", ".join("?" * len(values))
+    connection.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", list(values.values()))
