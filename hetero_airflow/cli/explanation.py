@@ -1,0 +1,113 @@
+"""``airflow hetero explain``: why a task waits, or why it got its devices. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from pydantic import TypeAdapter
+from rich.console import RenderableType
+
+from hetero_airflow.cli.device_words import count, lease_lines, request_lines, task_name, try_text
+from hetero_airflow.cli.output import age, cell, clean, clean_all, moment, table
+from hetero_airflow.matching.explain import account_text
+from hetero_airflow.model.lease import TERMINAL, Lease
+from hetero_airflow.model.plan import Account, Candidate
+from hetero_airflow.model.worker import Worker
+from hetero_airflow.store.codec import ACCOUNT
+from hetero_airflow.store.store import Story
+
+_STORY: TypeAdapter[Story] = TypeAdapter(Story)
+
+
+def story_json(story: Story) -> dict[str, Any]:
+    """A story as JSON values."""
+    value: dict[str, Any] = _STORY.dump_python(story, mode="json")
+    return value
+
+
+def explanation(story: Story, workers: Mapping[str, Worker], now: datetime) -> Iterator[RenderableType]:
+    """The request, what became of it, and the account of the decision that made it so."""
+    pending = story.pending
+    yield cell(f"{task_name(pending)}, run {try_text(pending)}", style="bold")
+    rows = (
+        (cell("Asks for"), cell(*request_lines(pending.request))),
+        (cell("Priority"), cell(f"{pending.request.priority}, weight {pending.weight}")),
+        (cell("Submitted"), cell(f"{moment(pending.submitted_at)}, {age(pending.submitted_at, now)} ago")),
+        (cell(story.state.capitalize()), cell(*_outcome(story, workers, now))),
+    )
+    yield table(("", ""), rows)
+    if story.decisions:
+        yield cell("")
+        yield from _decision(story.decisions[0], story.leases, now)
+    if len(story.decisions) > 1:
+        yield cell(f"{count(len(story.decisions) - 1, 'earlier decision')}: see --json")
+
+
+def _outcome(story: Story, workers: Mapping[str, Worker], now: datetime) -> Iterator[str]:
+    newest = story.decisions[0] if story.decisions else None
+    if story.state == "waiting":
+        if newest is None or newest["outcome"] != "wait":
+            yield "The scheduler has not decided on it yet; if this stays so, no scheduler runs with HeteroExecutor"
+        else:
+            yield f"at position {newest['position']} of the queue"
+            yield _reason_text(newest["reason"])
+    elif story.state == "ended":
+        ended = f"{moment(story.ended_at)}, {age(story.ended_at, now)} ago" if story.ended_at else "at an unknown time"
+        yield f"{ended}: {story.cause or 'no cause is known'}"
+        if newest is not None and newest["outcome"] == "refuse":
+            yield f"No known worker could ever run it. Nearest: {newest['nearest']}"
+    if story.leases:
+        lease = story.leases[-1]
+        before = "before: " if story.state == "waiting" else ""
+        granted = f"granted {age(lease.granted_at, now)} ago"
+        yield f"{before}on {lease.worker_id}, lease {lease.id} ({lease.state}), {granted}"
+        yield from lease_lines(lease, workers.get(lease.worker_id))
+        if lease.state not in TERMINAL:
+            yield f"renewed until {moment(lease.expires_at)}"
+
+
+def _decision(decision: Mapping[str, Any], leases: Sequence[Lease], now: datetime) -> Iterator[RenderableType]:
+    account = ACCOUNT.validate_python(clean_all(decision["account"]))
+    decided_at = datetime.fromisoformat(decision["decided_at"])
+    yield cell(f"Decided {age(decided_at, now)} ago, {moment(decided_at)}", style="bold")
+    yield cell(*account_text(account).split("\n"))
+    if decision["outcome"] == "place" and leases:
+        yield cell(*_why_it_won(account, leases[-1]))
+
+
+def _why_it_won(account: Account, lease: Lease) -> Iterator[str]:
+    if not 0 <= lease.alternative < len(account.alternatives):
+        return
+    if lease.alternative > 0:
+        yield f"Alternative {lease.alternative + 1} was taken"
+    candidates = account.alternatives[lease.alternative].candidates
+    held = {clean(claim.device_id) for claim in lease.claims}
+    own = next((c for c in candidates if c.worker_id == clean(lease.worker_id) and held.issuperset(c.device_ids)), None)
+    if own is None:
+        return
+    others = [candidate for candidate in candidates if candidate is not own]
+    where = _where(own)
+    if not others:
+        yield f"{where} won: nothing else was possible"
+        return
+    best = max(others, key=lambda candidate: candidate.score)
+    if own.score > best.score:
+        yield f"{where} won: it scored {own.score:.4g}, the next best {_where(best)} {best.score:.4g}"
+        gains = {name: own.terms.get(name, 0.0) - best.terms.get(name, 0.0) for name in {**own.terms, **best.terms}}
+        term = max(gains, key=lambda name: (gains[name], name), default=None)
+        if term is not None:
+            yield f"what told: {term} {own.terms.get(term, 0.0):.4g} against {best.terms.get(term, 0.0):.4g}"
+    elif own.score == best.score:
+        yield f"{where} won: {_where(best)} scored {best.score:.4g} too, and of equals the first is taken"
+
+
+def _where(candidate: Candidate) -> str:
+    return f"{candidate.worker_id} ({', '.join(candidate.device_ids)})"
+
+
+def _reason_text(reason: Mapping[str, str] | None) -> str:
+    if reason is None:
+        return "no reason is known"
+    return f"{reason['code']}: asked {reason['asked']}, found {reason['found']}"
