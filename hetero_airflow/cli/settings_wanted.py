@@ -1,0 +1,87 @@
+"""The recommended settings beside an installation's own: what is good enough, and what to set. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hetero_airflow.executor.coordinator_names import CLASSPATH as COORDINATOR
+from hetero_airflow.executor.coordinator_names import NAME
+from hetero_airflow.executor.recommended import Recommendation, recommendations
+from hetero_airflow.executor.selection import hetero_executor_name
+
+ReadOption = Callable[[str, str], str | None]
+"""(section, option) → the text that the installation has, None for none."""
+
+_REPLACEABLE = frozenset({"", "LocalExecutor"})
+"""Executors that HeteroExecutor does the work of; others stay first in the list, as the default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A recommendation, what the installation has, and what it should have: its own value where that is as good."""
+
+    recommendation: Recommendation
+    current: str | None
+    wanted: str
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing is to be done."""
+        return self.current == self.wanted
+
+
+def settings_wanted(queue: str, read: ReadOption) -> tuple[Setting, ...]:
+    """Each recommended setting. What the installation has of its own beside it, such as other coordinators, stays."""
+    coordinated = is_coordinated(queue, read)
+    return tuple(
+        Setting(each, current := read(each.section, each.option), _wanted(each, current, coordinated))
+        for each in recommendations(queue)
+    )
+
+
+def is_coordinated(queue: str, read: ReadOption) -> bool:
+    """Whether tasks of the queue go through our coordinator, whatever its name is here."""
+    coordinators = _json_object(read("sdk", "coordinators"))
+    queues = _json_object(read("sdk", "queue_to_coordinator"))
+    entry = (coordinators or {}).get(str((queues or {}).get(queue)))
+    return isinstance(entry, Mapping) and entry.get("classpath") == COORDINATOR
+
+
+def _wanted(recommendation: Recommendation, current: str | None, coordinated: bool) -> str:
+    value = recommendation.value
+    if recommendation.section == "sdk":
+        if coordinated and current is not None:
+            return current
+        own = _json_object(current) or {}
+        merged = {**json.loads(value), **own} if _has_our_coordinator(own) else {**own, **json.loads(value)}
+        return str(current) if merged == own else json.dumps(merged)
+    if recommendation.option == "executor":
+        if hetero_executor_name(current or "") is not None:
+            return str(current)
+        return value if (current or "") in _REPLACEABLE else f"{current},{value}"
+    # All others are times: shorter is as good.
+    return str(current) if _is_time_up_to(current, float(value)) else value
+
+
+def _has_our_coordinator(coordinators: Mapping[str, Any]) -> bool:
+    entry = coordinators.get(NAME)
+    return isinstance(entry, Mapping) and entry.get("classpath") == COORDINATOR
+
+
+def _is_time_up_to(text: str | None, limit_s: float) -> bool:
+    try:
+        return 0 < float(text or "") <= limit_s
+    except ValueError:
+        return False
+
+
+def _json_object(text: str | None) -> dict[str, Any] | None:
+    """The object, or None where the text is none."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
