@@ -1,0 +1,158 @@
+"""What the commands do: read, have a pure function make the text, print. Imported when a command runs."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from airflow.cli.utils import redirect_stdout_log_handlers_to_stderr
+from airflow.utils.providers_configuration_loader import providers_configuration_loaded
+
+from hetero_airflow.cli.output import clean, console, show, show_json
+from hetero_airflow.errors import HeteroError
+
+if TYPE_CHECKING:
+    from hetero_airflow.model.plan import Plan
+    from hetero_airflow.model.snapshot import Snapshot
+    from hetero_airflow.store.sql import SqlStore
+
+
+def _action(function: Callable[[Namespace], None]) -> Callable[[Namespace], None]:
+    """Turn an error of ours into its text and exit code 1, and keep log lines out of what is printed."""
+
+    @functools.wraps(function)
+    @providers_configuration_loaded
+    def run(args: Namespace) -> None:
+        redirect_stdout_log_handlers_to_stderr()
+        try:
+            function(args)
+        except HeteroError as error:
+            console(sys.stderr).out(clean(error))
+            sys.exit(1)
+
+    return run
+
+
+@_action
+def devices(args: Namespace) -> None:
+    """Look at this machine's hardware now."""
+    from hetero_airflow.cli.device_table import device_report
+    from hetero_airflow.discovery.discover import discover
+    from hetero_airflow.executor.configuration import read_configuration
+
+    configuration = read_configuration()
+    inventory = discover(
+        configuration.worker_id, labels=configuration.labels, probe_timeout_s=configuration.probe_timeout_s
+    )
+    if args.json:
+        show_json(inventory.model_dump(mode="json"))
+    else:
+        show(*device_report(inventory))
+
+
+@_action
+def workers(args: Namespace) -> None:
+    """The workers that the store knows."""
+    from hetero_airflow.cli.worker_table import worker_report, workers_json
+    from hetero_airflow.executor.configuration import read_configuration
+
+    store = _open_store()
+    snapshot, last_seen = store.snapshot(), store.last_seen()
+    if args.json:
+        show_json(workers_json(snapshot, last_seen, store.telemetry()))
+    else:
+        show(*worker_report(snapshot, last_seen, datetime.now(UTC), read_configuration().worker_timeout_s))
+
+
+@_action
+def queue(args: Namespace) -> None:
+    """Who waits, and who holds what."""
+    from hetero_airflow.cli.placed_requests import placed_requests
+    from hetero_airflow.cli.queue_tables import queue_json, queue_report, waiting_in_order
+
+    now = datetime.now(UTC)
+    snapshot = _open_store().snapshot()
+    placed = placed_requests(_database(), [lease.request_id for lease in snapshot.leases])
+    waiting = waiting_in_order(snapshot, _decide(snapshot, now))
+    if args.json:
+        show_json(queue_json(waiting, snapshot, placed))
+    else:
+        show(*queue_report(waiting, snapshot, placed, now))
+
+
+@_action
+def explain(args: Namespace) -> None:
+    """Why one task waits, or got what it has."""
+    from hetero_airflow.cli.explanation import explanation, story_json
+    from hetero_airflow.cli.never_asked import never_asked
+
+    store = _open_store()
+    story = store.story(args.dag_id, args.run_id, args.task_id, args.map_index)
+    if story is None:
+        raise never_asked(args.dag_id, args.run_id, args.task_id, args.map_index)
+    if args.json:
+        show_json(story_json(story))
+    else:
+        workers = {worker.id: worker for worker in store.snapshot().workers}
+        show(*explanation(story, workers, datetime.now(UTC)))
+
+
+@_action
+def config(args: Namespace) -> None:
+    """The settings that an installation needs, or what it lacks."""
+
+    from hetero_airflow.cli.installation import check_installation, configured, read_option
+    from hetero_airflow.cli.installation_check import check_report
+    from hetero_airflow.cli.settings_text import environment_text, ini_text
+    from hetero_airflow.cli.settings_wanted import settings_wanted
+
+    if args.check:
+        findings = check_installation(_database())
+        show(*check_report(findings))
+        sys.exit(0 if all(finding.is_well for finding in findings) else 1)
+    settings = settings_wanted(configured("queue"), read_option)
+    text = environment_text if args.env else ini_text
+    console().out(text(settings, configured("pool")))
+
+
+@_action
+def schema(args: Namespace) -> None:
+    """What a request may look like as JSON."""
+    from hetero_airflow.model.request import DeviceRequest
+
+    show_json(DeviceRequest.model_json_schema())
+
+
+def _database() -> Any:
+    from airflow import settings
+
+    return settings.engine
+
+
+def _open_store() -> SqlStore:
+    from hetero_airflow.store.sql import SqlStore
+
+    return SqlStore(_database())
+
+
+def _decide(snapshot: Snapshot, now: datetime) -> Plan:
+    """What the scheduler's next cycle decides as things stand; the policy priority stands in for one that fails."""
+    from hetero_airflow import policies
+    from hetero_airflow.executor.configuration import read_configuration
+    from hetero_airflow.policies.priority import Priority
+    from hetero_airflow.registry import load
+
+    name = read_configuration().policy
+    try:
+        plan: Plan = load(policies.GROUP, policies.POLICIES, name)().decide(snapshot, now)
+    except HeteroError:
+        raise
+    except Exception as error:  # noqa: BLE001  a policy from another package may raise anything
+        text = f"The policy {name} raised {type(error).__name__}: {error}. As in the scheduler, priority decides."
+        console(sys.stderr).out(clean(text))
+        plan = Priority().decide(snapshot, now)
+    return plan

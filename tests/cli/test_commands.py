@@ -1,0 +1,276 @@
+"""The real ``airflow hetero …``, each command in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+from sqlalchemy import NullPool, create_engine
+
+from hetero_airflow.cli.explanation import story_json
+from hetero_airflow.cli.placed_requests import placed_requests
+from hetero_airflow.cli.queue_tables import queue_json, waiting_in_order
+from hetero_airflow.cli.worker_table import workers_json
+from hetero_airflow.executor.recommended import recommendations
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.worker import Inventory
+from hetero_airflow.policies.priority import Priority
+from hetero_airflow.store.sql import SqlStore
+from hetero_airflow.testing import EPOCH
+
+pytestmark = pytest.mark.system
+
+RUN = "manual__2026-01-01T00:00:00+00:00"
+BY_HAND = {"HETERO_AIRFLOW_SIMULATED_DEVICES": "nvidia/h100-80gb:2"}
+
+
+@pytest.fixture(scope="module")
+def store(installation):
+    engine = create_engine(installation.url, poolclass=NullPool)
+    yield SqlStore(engine)
+    engine.dispose()
+
+
+def assert_fails(done: subprocess.CompletedProcess[str], text: str, code: int = 1) -> None:
+    assert (done.returncode, done.stdout) == (code, "")
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_every_call_of_airflow_pays_for_the_definitions_only():
+    script = (
+        "import airflow.cli.cli_config, hetero_airflow, sys; before = set(sys.modules);"
+        "import hetero_airflow.cli.commands as c; c.get_commands(); print(sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "['hetero_airflow.cli', 'hetero_airflow.cli.commands']"
+
+
+def test_devices_needs_no_database(unmigrated):
+    done = unmigrated.run("hetero", "devices", AIRFLOW__DATABASE__SQL_ALCHEMY_CONN="sqlite:////nowhere/a.db", **BY_HAND)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split("  ")[0] for line in done.stdout.splitlines()]
+    assert "nvidia/h100-80gb (simulated) (gpu 0)" in lines
+    assert "simulated-nvidia-h100-80gb-1" in lines
+    assert lines[0].endswith("2 of them simulated")
+    assert "\x1b" not in done.stdout
+
+
+def test_devices_as_json_is_an_inventory(unmigrated):
+    labels = {"AIRFLOW__HETERO__LABELS": '{"zone": "a"}', "FORCE_COLOR": "1"}
+    done = unmigrated.run("hetero", "devices", "--json", **BY_HAND, **labels)
+    inventory = Inventory.model_validate_json(done.stdout)
+    assert inventory.worker.labels == {"zone": "a"}
+    assert [device.id for device in inventory.worker.devices if device.simulated] == [
+        "simulated-nvidia-h100-80gb-0",
+        "simulated-nvidia-h100-80gb-1",
+    ]
+    assert inventory.worker.cpu is not None
+
+
+def test_workers(installation, store):
+    done = installation.run("hetero", "workers")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0].split() == ["WORKER", "STATE", "LAST", "SEEN", "LEASED", "/", "TOTAL"]
+    for line in ("2 / 8 cpu cores", "1 / 1 nvidia/a100-sxm4-40gb", "0 / 1 nvidia/t4 (simulated)"):
+        assert line in done.stdout
+    assert "Worker worker-a is silent" in done.stdout
+    as_json = installation.run("hetero", "workers", "--json", FORCE_COLOR="1")
+    assert json.loads(as_json.stdout) == workers_json(store.snapshot(), store.last_seen(), store.telemetry())
+
+
+def test_queue(installation, store):
+    done = installation.run("hetero", "queue", COLUMNS="120")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    assert lines[:2] == ["Waiting: 2", lines[1]]
+    assert lines[2].startswith("1  dag.waits[3]")
+    assert lines[3].split()[:1] == [RUN]
+    assert any(line.startswith("2  dag.[red]waits\\x1b[31m") for line in lines)
+    assert f"More about the first: airflow hetero explain dag {RUN} waits --map-index 3" in lines
+    assert lines[-5:-1] == [
+        lines[-5],
+        "run",
+        "  nvidia/a100-sxm4-40gb GPU-5a3c1f2e-8c1b-4a0e-9d52-1f2f3a4b5c6d",
+        "  2 cpu cores (0-1)",
+    ]
+    assert lines[-5].startswith("dag.placed ")
+    as_json = installation.run("hetero", "queue", "--json", FORCE_COLOR="1")
+    snapshot = store.snapshot()
+    placed = placed_requests(store._engine, [lease.request_id for lease in snapshot.leases])
+    assert list(placed) == ["placed"]
+    waiting = waiting_in_order(snapshot, Priority().decide(snapshot, EPOCH))
+    assert json.loads(as_json.stdout) == queue_json(waiting, snapshot, placed)
+
+
+@pytest.mark.parametrize(
+    ("task", "lines"),
+    [
+        (["run", "placed"], ["Placed     on worker-a, lease placed.1 (granted)", "worker-a ", "won: nothing else"]),
+        ([RUN, "waits", "--map-index", "3"], ["Waiting    at position 1 of the queue", "  2 × nvidia/h100: 1 worker"]),
+        (["run", "refused"], ["No known worker could ever run it. Nearest: worker worker-a has", "Ended "]),
+        (["run", "[red]waits\x1b[31m"], ["dag.[red]waits\\x1b[31m, run run", "0.5 of a nvidia/a100, cooperative"]),
+    ],
+)
+def test_explain(installation, task, lines):
+    done = installation.run("hetero", "explain", "dag", *task)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line for line in lines if line not in done.stdout] == []
+
+
+def test_explain_as_json(installation, store):
+    done = installation.run("hetero", "explain", "dag", RUN, "waits", "--map-index", "3", "--json", FORCE_COLOR="1")
+    assert json.loads(done.stdout) == story_json(store.story("dag", RUN, "waits", 3))
+
+
+@pytest.mark.parametrize(
+    ("task", "text"),
+    [
+        (
+            ["[red]\x1b[31m", "run", "x"],
+            "the device request of [red]\\x1b[31m.x in run run; found no run of a DAG [red]\\x1b[31m. "
+            "`airflow dags list` names the DAGs.\n",
+        ),
+        (
+            ["dag", "run", "x"],
+            "the device request of dag.x in run run; found no such task in the run. Its tasks are placed, plain.\n",
+        ),
+        (
+            ["dag", "run", "plain"],
+            "the device request of dag.plain in run run; found no request of it; it is success. "
+            "It asks for no device, was not sent to HeteroExecutor, or its history was pruned.\n",
+        ),
+        (
+            ["dag", "rum", "plain", "--map-index", "7"],
+            "the device request of dag.plain[7] in run rum; found no such run. Its newest runs are run.\n",
+        ),
+    ],
+)
+def test_explain_of_what_never_asked(installation, task, text):
+    done = installation.run("hetero", "explain", *task)
+    assert_fails(done, text)
+    assert done.stderr == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["explain", "dag", "run"], "the following arguments are required: task_id"),
+        (["explain", "dag", "run", "x", "--map-index", "three"], "invalid int value: 'three'"),
+        (["queue", "--csv"], "unrecognized arguments: --csv"),
+    ],
+)
+def test_bad_arguments(installation, arguments, text):
+    done = installation.run("hetero", *arguments)
+    assert done.returncode == 2
+    assert text in " ".join(done.stderr.split()).replace("│ ", "")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "table"),
+    [
+        (["workers"], "hetero_state"),
+        (["queue", "--json"], "hetero_state"),
+        (["explain", "dag", "run", "x"], "hetero_request"),
+    ],
+)
+def test_a_database_that_is_not_migrated(unmigrated, command, table):
+    done = unmigrated.run("hetero", *command)
+    assert_fails(done, "Run `airflow db migrate`.")
+    assert done.stderr == (
+        f"the tables hetero_* in sqlite {unmigrated.home}/airflow.db; found no such table: {table}. "
+        "Run `airflow db migrate`.\n"
+    )
+
+
+def test_config_is_what_airflow_cfg_takes(installation):
+    done = installation.run("hetero", "config")
+    assert (done.returncode, done.stderr) == (0, "")
+    parser = ConfigParser()
+    parser.read_string(done.stdout)
+    assert {(section, option): value for section in parser.sections() for option, value in parser[section].items()} == {
+        (each.section, each.option): each.value for each in recommendations("hetero")
+    }
+
+
+def test_what_config_prints_satisfies_its_check(installation):
+    queue = {"AIRFLOW__HETERO__QUEUE": "gpus"}
+    printed = installation.run("hetero", "config", "--env", **queue).stdout
+    words = [word for word in shlex.split(printed, comments=True) if word != "export"]
+    variables = dict(word.split("=", 1) for word in words)
+    assert json.loads(variables["AIRFLOW__SDK__QUEUE_TO_COORDINATOR"]) == {"gpus": "hetero"}
+    done = installation.run("hetero", "config", "--check", **queue, **variables)
+    assert done.returncode == 0, done.stdout
+    assert [line[:7] for line in done.stdout.splitlines()] == ["ok     "] * 11 + ["All is "]
+    assert "ok     [core] parallelism: 32, for 2 accelerators" in done.stdout
+
+
+def test_check_of_an_installation_that_lacks_everything(unmigrated):
+    bad = {"LABELS": "nonsense", "POOL": "[red]"}
+    done = unmigrated.run(
+        "hetero",
+        "config",
+        "--check",
+        AIRFLOW__CORE__PARALLELISM="0",
+        **{f"AIRFLOW__HETERO__{name}": value for name, value in bad.items()},
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    found = [line for line in done.stdout.splitlines() if not line.startswith("    ")]
+    assert found == [
+        "to do  [core] executor: LocalExecutor",
+        "to do  [sdk] coordinators: not set",
+        "to do  [sdk] queue_to_coordinator: not set",
+        "to do  [workers] min_heartbeat_interval: 5",
+        "to do  [scheduler] orphaned_tasks_check_interval: 300.0",
+        "to do  [scheduler] task_instance_heartbeat_timeout: 300",
+        "to do  section [hetero]: [hetero] labels = 'nonsense', no JSON object of texts",
+        "ok     [database] sql_alchemy_conn: SQLite, which serves one scheduler only",
+        "to do  tables hetero_*: no such table: hetero_state",
+        "to do  pool [red]: no answer: OperationalError",
+        "to do  [core] parallelism: 0",
+        "To do: 10 of 11.",
+    ]
+
+
+def test_schema(unmigrated):
+    done = unmigrated.run("hetero", "schema", FORCE_COLOR="1")
+    assert json.loads(done.stdout) == DeviceRequest.model_json_schema()
+
+
+def test_an_option_that_can_t_be_read(unmigrated):
+    done = unmigrated.run("hetero", "devices", AIRFLOW__HETERO__LABELS="[red]\x1b[31m")
+    assert_fails(done, "[hetero] labels = '[red]\\x1b[31m'; found no JSON object of texts. Write it as ")
+
+
+def test_a_policy_that_raises_is_named_and_replaced_as_in_the_scheduler(installation, tmp_path: Path):
+    (tmp_path / "broken.py").write_text(
+        "class Broken:\n    def decide(self, snapshot, now):\n        raise ZeroDivisionError('by\\x1bzero')\n"
+    )
+    info = tmp_path / "broken-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[hetero_airflow.policies]\nbroken = broken:Broken\n")
+    done = installation.run("hetero", "queue", "--json", AIRFLOW__HETERO__POLICY="broken", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0
+    assert done.stderr == (
+        "The policy broken raised ZeroDivisionError: by\\x1bzero. As in the scheduler, priority decides.\n"
+    )
+    assert [each["position"] for each in json.loads(done.stdout)["waiting"]] == [1, 2]
+
+
+def test_a_reader_that_leaves_early_is_no_crash(unmigrated):
+    done = subprocess.run(
+        ["bash", "-c", f"{shlex.quote(sys.executable)} -m airflow hetero schema | head -c 1"],
+        env={"AIRFLOW_HOME": str(unmigrated.home), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, "Traceback" in done.stderr) == ("{", False)
