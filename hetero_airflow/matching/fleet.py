@@ -13,13 +13,11 @@ from itertools import count
 
 from hetero_airflow.matching.feasibility import Miss
 from hetero_airflow.matching.matcher import Fit, Kept, Matcher, Outcome, State
-from hetero_airflow.matching.scoring import NOTHING, Held
 from hetero_airflow.matching.shapes import Seat, Shape
 from hetero_airflow.model.lease import Claim
 from hetero_airflow.model.plan import Reason
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.snapshot import Snapshot
-from hetero_airflow.model.worker import WorkerState
 
 _Entry = tuple[tuple[float, ...], int, int, State]
 """What it is ranked by, the first worker of the state when it was ranked, a serial number, the state."""
@@ -31,7 +29,7 @@ class Fleet:
     def __init__(self, matcher: Matcher, snapshot: Snapshot) -> None:
         self.matcher = matcher
         self.seats: list[Seat] = [matcher.seat(w) for w in sorted(snapshot.workers, key=lambda worker: worker.id)]
-        self.states = _present_states(matcher, self.seats, snapshot)
+        self.states = matcher.present(self.seats, snapshot)
         self.members: dict[State, list[int]] = {}
         """State → heap of workers that were in it at some time of this decision; see `lowest`."""
         self.sizes: Counter[State] = Counter(self.states)
@@ -158,24 +156,3 @@ class Ranking:
         for entry in held.values():
             heapq.heappush(heap, entry)
         return [(worker, self._fleet.outcome(self._alternative, state)) for state, (_, worker, _, _) in held.items()]
-
-
-def _present_states(matcher: Matcher, seats: list[Seat], snapshot: Snapshot) -> list[State]:
-    """The state of each worker; those without a lease cost nothing but the look-up of their shape."""
-    uses_history = matcher.placement.uses_history
-    held: dict[str, dict[str, Held]] = {}
-    for (worker_id, device_id), usage in snapshot.usage.items():
-        last = usage.last_granted_at
-        granted_s = last.timestamp() if uses_history and last is not None else 0.0
-        if usage.milli or usage.memory_bytes or granted_s:
-            held.setdefault(worker_id, {})[device_id] = Held(usage.milli, usage.memory_bytes, granted_s)
-    states = []
-    for seat in seats:
-        is_lost = seat.worker.state is WorkerState.LOST
-        mine = held.get(seat.worker.id)
-        if mine is None:
-            states.append(matcher.idle(seat.shape, is_lost))
-        else:
-            found = tuple(mine.get(device_id, NOTHING) for device_id in seat.device_ids)
-            states.append(matcher.state(seat.shape, is_lost, found))
-    return states

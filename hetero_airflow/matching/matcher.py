@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetero_airflow.matching.feasibility import (
@@ -20,7 +20,8 @@ from hetero_airflow.matching.scoring import NOTHING, Held, Placement
 from hetero_airflow.matching.shapes import Seat, Shape, Shapes
 from hetero_airflow.model.plan import ReasonCode
 from hetero_airflow.model.request import Alternative
-from hetero_airflow.model.worker import Worker
+from hetero_airflow.model.snapshot import Snapshot, Usage
+from hetero_airflow.model.worker import Worker, WorkerState
 
 MAX_STATES = 200_000
 """States kept between cycles; more, and all are forgotten and asked again."""
@@ -73,7 +74,8 @@ class Matcher:
     def _forget(self) -> None:
         self.shapes = Shapes()
         self._states: dict[object, State] = {}
-        self._idle: dict[tuple[Shape, bool], State] = {}
+        self._present: dict[str, tuple[Seat, State]] = {}
+        self._usage: Mapping[tuple[str, str], Usage] = {}
         self._kept: dict[tuple[Need, ...], Kept] = {}
         self._verdicts: dict[tuple[str, Shape], Verdict] = {}
         self._outcomes = 0
@@ -95,13 +97,32 @@ class Matcher:
             state = self._states[key] = State(shape, is_lost, held)
         return state
 
-    def idle(self, shape: Shape, is_lost: bool) -> State:
-        """The state in which nothing is leased."""
-        state = self._idle.get((shape, is_lost))
-        if state is None:
-            held = (NOTHING,) * len(shape.devices)
-            state = self._idle[shape, is_lost] = self.state(shape, is_lost, held)
-        return state
+    def present(self, seats: Sequence[Seat], snapshot: Snapshot) -> list[State]:
+        """The state of each worker of a snapshot, in the order of the seats.
+
+        Worked out anew for workers of which something was leased or freed since the last time only; a
+        store helps by handing out the same objects for the usage that did not change.
+        """
+        changed = _changed_workers(self._usage, snapshot.usage)
+        states: list[State] = []
+        now: dict[str, tuple[Seat, State]] = {}
+        for seat in seats:
+            worker_id = seat.worker.id
+            known = self._present.get(worker_id)
+            if known is None or known[0] is not seat or worker_id in changed:
+                held = tuple(self._held(snapshot.used(worker_id, device_id)) for device_id in seat.device_ids)
+                known = (seat, self.state(seat.shape, seat.worker.state is WorkerState.LOST, held))
+            now[worker_id] = known
+            states.append(known[1])
+        self._present, self._usage = now, snapshot.usage
+        return states
+
+    def _held(self, usage: Usage) -> Held:
+        last = usage.last_granted_at
+        granted_s = last.timestamp() if self.placement.uses_history and last is not None else 0.0
+        if not (usage.milli or usage.memory_bytes or granted_s):
+            return NOTHING
+        return Held(usage.milli, usage.memory_bytes, granted_s)
 
     def verdict(self, alternative: Alternative, shape: Shape) -> Verdict:
         """What is true of the alternative on workers of the shape, whatever is leased."""
@@ -180,6 +201,21 @@ class Matcher:
         if all(need == _NO_NEED for need in needs):
             return None
         return self._kept.setdefault(tuple(needs), Kept(tuple(needs)))
+
+
+def _changed_workers(before: Mapping[tuple[str, str], Usage], after: Mapping[tuple[str, str], Usage]) -> set[str]:
+    """Ids of the workers whose usage is not the same objects as before."""
+    if after is before:
+        return set()
+    changed, known = set(), 0
+    for key, usage in after.items():
+        old = before.get(key)
+        known += old is not None
+        if old is not usage:
+            changed.add(key[0])
+    if known != len(before):
+        changed |= {key[0] for key in before if key not in after}
+    return changed
 
 
 def _cpu(shape: Shape) -> int:

@@ -106,3 +106,23 @@ def test_links_are_part_of_the_shape_ids_are_not() -> None:
 
     assert a_pair("x", "y", linked=True) is a_pair("u", "v", linked=True)
     assert a_pair("x", "y", linked=True) is not a_pair("u", "v", linked=False)
+
+
+def test_what_was_leased_or_freed_since_the_last_decision_is_seen() -> None:
+    matcher = Matcher(Tight())
+    workers = tuple(a_worker(f"w{number}") for number in range(3))
+    taken, full = Usage(1000, 40 * GIB), Usage(500, 20 * GIB)
+    steps: list[dict[tuple[str, str], Usage]] = [
+        {},
+        {("w0", "GPU-0"): taken},
+        {("w0", "GPU-0"): taken, ("w1", "GPU-0"): full},
+        {("w1", "GPU-0"): full},
+        {("w1", "GPU-0"): taken, ("w2", "GPU-1"): taken},
+        {},
+    ]
+    for sequence, usage in enumerate(steps):
+        present = workers if sequence != 4 else (*workers[:2], a_worker("w2", labels={"zone": "eu"}))
+        snapshot = Snapshot(sequence, present, usage)
+        warm, cold = Fleet(matcher, snapshot), Fleet(Matcher(Tight()), snapshot)
+        assert [state.held for state in warm.states] == [state.held for state in cold.states]
+        assert [state.shape.labels for state in warm.states] == [worker.labels for worker in present]
