@@ -1,1 +1,17 @@
-"""The store: workers, requests, leases and decisions; exclusivity is a fact of the database."""
+"""The store: workers, requests, leases and decisions; exclusivity is a fact of the database.
+
+====================== =============================================================================
+``store.py``           the ports `Store` and `History`, and the events
+``memory.py``          both as plain Python values: simulator and tests
+``sql.py``             both in Airflow's database; ``sql_transaction.py`` (lock, errors), ``sql_events.py``,
+                       ``sql_leases.py`` and ``sql_reading.py`` are its parts
+``tables.py``          the tables; ``migrations/`` makes them
+``view.py``            the live part of the world, from which both make their snapshots
+``inventory.py``, ``leases.py``, ``cores.py``, ``codec.py``  what both decide in the same way; pure
+====================== =============================================================================
+
+Writers queue up on one row (``hetero_state``) instead of each locking what it touches. Rejected: row
+locks in a fixed order (a plan touches workers, requests and devices; one statement out of order is a
+deadlock), serialisable transactions (the retries fall on the caller, and SQLite has none), and a lock
+in a process (there may be several schedulers). ``tests/benchmarks/bench_store.py`` prints what it costs.
+"""

@@ -57,12 +57,10 @@ class SqlStore:
             sequence, pruned = read_state(self._engine, connection)
             if self._view is None or not pruned <= self._sequence <= sequence:
                 self._view, self._sequence = View(), 0
-            view, since = self._view, self._sequence
-            if sequence != since:
-                self._view = None  # an exception may leave it half changed: the next call reads all anew
-                update_view(connection, view, since, self._read_request)
-                self._view, self._sequence = view, sequence
-            return view.snapshot(sequence)
+            if sequence != self._sequence:
+                update_view(connection, self._view, self._sequence, self._read_request)
+                self._sequence = sequence
+            return self._view.snapshot(sequence)
 
     def commit(self, plan: Plan, now: datetime, expires_at: datetime) -> Commit:
         """Grant the placements of a plan and keep every decision's account; writes nothing where nothing is new."""

@@ -34,16 +34,18 @@ ReadRequest = Callable[[str], DeviceRequest]
 
 
 def update_view(connection: Connection, view: View, since: int, read_request: ReadRequest) -> None:
-    """Take into the view what changed after that sequence; from 0, everything that lives."""
-    anew = _update_workers(connection, view, since)
+    """Take into the view what changed after that sequence; from 0, everything that lives.
+
+    May be called again with the same sequence, so an exception half way does no harm.
+    """
+    _update_workers(connection, view, since)
     usage: defaultdict[str, dict[str, Usage]] = defaultdict(dict)
     columns = (_DEVICE.worker_id, _DEVICE.id, _DEVICE.used_milli, _DEVICE.used_memory_bytes, _DEVICE.last_granted_at)
     if since:
         for row in connection.execute(select(*columns).where(_DEVICE.changed > since)):
             usage[row.worker_id][row.id] = Usage(row.used_milli, row.used_memory_bytes, row.last_granted_at)
     for worker_id, changed in usage.items():
-        if worker_id not in anew:
-            view.put_usage(worker_id, changed)
+        view.put_usage(worker_id, changed)
 
     requests = select(tables.request)
     lives = _REQUEST.changed > since if since else _REQUEST.state == "waiting"
@@ -65,7 +67,7 @@ def update_view(connection: Connection, view: View, since: int, read_request: Re
             view.put_lease(lease)
 
 
-def _update_workers(connection: Connection, view: View, since: int) -> frozenset[str]:
+def _update_workers(connection: Connection, view: View, since: int) -> None:
     workers = {row.id: row for row in connection.execute(select(tables.worker).where(_WORKER.changed > since))}
     query = select(tables.device).order_by(_DEVICE.worker_id, _DEVICE.position)
     devices: defaultdict[str, list[Row[*tuple[Any, ...]]]] = defaultdict(list)
@@ -84,7 +86,6 @@ def _update_workers(connection: Connection, view: View, since: int) -> frozenset
             part.id: Usage(part.used_milli, part.used_memory_bytes, part.last_granted_at) for part in devices[worker_id]
         }
         view.put_usage(worker_id, usage, replace=True)
-    return frozenset(workers)
 
 
 def read_pending(row: Row[*tuple[Any, ...]], read_request: ReadRequest) -> Pending | None:

@@ -2,10 +2,11 @@
 
 Writers first update the one row of ``hetero_state``. On PostgreSQL this row lock makes them queue
 up, so that they can neither deadlock nor see half of each other's work, and the rows' `changed`
-grow in the order of their commits. On SQLite there is one writer a file anyway: ``BEGIN IMMEDIATE``
-asks for that right at once, where the busy timeout of the connection (5 s unless its maker says
-otherwise) lets it wait. A transaction that began with a read and wrote later would be refused
-without any wait ("database is locked"), since its view of the file would be out of date.
+grow in the order of their commits. On SQLite there is one writer a file anyway. That the first
+statement writes is what matters there: it asks for the right to write at once, as ``BEGIN
+IMMEDIATE`` would, and waits for it as long as the busy timeout of the connection says (5 s unless
+its maker gave another). A transaction that reads first and writes later can be refused without any
+wait ("database is locked"), since what it has read is out of date by then.
 
 A writer that hangs must not stop all others for ever: on PostgreSQL, waiting for the row ends after
 `lock_timeout_s`, and the server ends the session of a writer that does nothing for three times as
@@ -59,7 +60,6 @@ def writing(engine: Engine, lock_timeout_s: float) -> Iterator[Writing]:
     :raises StoreUnavailable: the database is down, locked for too long, or not migrated
     """
     with _translated(engine), engine.begin() as connection:
-        _begin(connection, "BEGIN IMMEDIATE")
         if engine.dialect.name == "postgresql":
             milliseconds = round(1000 * lock_timeout_s)
             connection.execute(
@@ -87,7 +87,8 @@ def reading(engine: Engine) -> Iterator[Connection]:
     with _translated(engine), engine.connect() as connection:
         if engine.dialect.name == "postgresql":
             connection.execution_options(isolation_level="REPEATABLE READ")
-        _begin(connection, "BEGIN")
+        if engine.dialect.name == "sqlite":
+            _begin(connection)
         yield connection
 
 
@@ -106,10 +107,10 @@ def chunks(values: Iterable[T], size: int = 500) -> Iterator[list[T]]:
         yield chunk
 
 
-def _begin(connection: Connection, statement: str) -> None:
-    """Python's sqlite3 opens a transaction at the first write only, so reads before it would each be alone."""
-    if connection.dialect.name == "sqlite" and not connection.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]
-        connection.exec_driver_sql(statement)
+def _begin(connection: Connection) -> None:
+    """Python's sqlite3 opens a transaction at the first write only; without one, each read sees its own moment."""
+    if not connection.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]
+        connection.exec_driver_sql("BEGIN")
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import traceback
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta, timezone
 
+import psycopg2
 import pytest
 from sqlalchemy import create_engine, event, insert, select, text, update
 from sqlalchemy.exc import IntegrityError, StatementError
@@ -73,6 +74,37 @@ def test_what_was_deleted_since_is_gone_from_the_next_snapshot(engine):
     assert reader.snapshot() == writer.snapshot() == SqlStore(engine).snapshot()
 
 
+def test_a_snapshot_is_of_one_moment(engine):
+    reader, elsewhere = prepared(engine, "r1"), create_engine(engine.url)
+    before = SqlStore(elsewhere).snapshot()
+    plans = [Plan((a_place("r1", cpu=1000),))]
+
+    def write_meanwhile(_connection, _cursor, statement, *_):
+        if "hetero_state" in statement and plans:
+            SqlStore(elsewhere).commit(plans.pop(), EPOCH, LATER)
+
+    event.listen(engine, "after_cursor_execute", write_meanwhile)
+    found = reader.snapshot()
+    event.remove(engine, "after_cursor_execute", write_meanwhile)
+    assert not plans
+    assert found == before
+    assert reader.snapshot() == SqlStore(elsewhere).snapshot() != before
+    elsewhere.dispose()
+
+
+def test_pruning_leaves_no_row_behind_even_where_foreign_keys_are_off(tmp_path):
+    engine = create_engine(f"sqlite:///{tmp_path}/plain.db")
+    tables.metadata.create_all(engine)
+    store = prepared(engine, "r1")
+    (lease,) = store.commit(Plan((a_place("r1", cpu=1000),)), EPOCH, LATER).leases
+    store.move(lease.id, lease.token, LeaseState.RELEASED, EPOCH)
+    store.prune(LATER)
+    with engine.connect() as connection:
+        for table in (tables.request, tables.lease, tables.lease_device, tables.decision):
+            assert connection.execute(select(table)).all() == []
+    engine.dispose()
+
+
 def test_a_database_that_was_reset_is_read_anew(engine, empty):
     store = prepared(engine, "r1")
     store.record([Withdrawn("r1", "x")], EPOCH)
@@ -82,7 +114,8 @@ def test_a_database_that_was_reset_is_read_anew(engine, empty):
 
 
 @pytest.mark.postgres
-def test_no_device_is_leased_twice_even_without_the_writers_lock(postgres_engine, empty, monkeypatch):
+@pytest.mark.parametrize("rival", [a_place("r2", **{"GPU-0": 1000}), a_place("r1", **{"GPU-1": 1000})])
+def test_nothing_is_leased_twice_even_without_the_writers_lock(postgres_engine, empty, monkeypatch, rival):
     empty(postgres_engine)
     first, second = prepared(postgres_engine, "r1", "r2"), SqlStore(postgres_engine)
     monkeypatch.setattr(sql_transaction, "_TAKE_LOCK", select(1))
@@ -90,15 +123,14 @@ def test_no_device_is_leased_twice_even_without_the_writers_lock(postgres_engine
     with sql_transaction.writing(postgres_engine, 10) as transaction:
         plan = Plan((a_place("r1", **{"GPU-0": 1000}),))
         granted = Committing(transaction, EPOCH, LATER, {}).commit(plan)
-        plan = Plan((a_place("r2", **{"GPU-0": 1000}),))
-        other = threading.Thread(target=lambda: made.append(second.commit(plan, EPOCH, LATER)))
+        other = threading.Thread(target=lambda: made.append(second.commit(Plan((rival,)), EPOCH, LATER)))
         other.start()
         other.join(0.5)
-        assert other.is_alive(), "it waits for the row of the device"
+        assert other.is_alive(), "it waits for the row of the device or the request"
     other.join()
     assert len(granted.leases) == 1
-    assert made[0].refused == ("r2",)
-    assert first.snapshot().used("worker-a", "GPU-0").milli == 1000
+    assert made[0].refused == (rival.request_id,)
+    assert {key: usage.milli for key, usage in first.snapshot().usage.items()} == {("worker-a", "GPU-0"): 1000}
 
 
 def test_the_table_refuses_what_no_condition_caught(engine):
@@ -224,11 +256,15 @@ def test_a_database_that_is_down_is_told_without_its_password(call):
     assert "s3cr3t" not in "".join(traceback.format_exception(raised.value))
 
 
-def test_a_password_in_the_drivers_own_text_is_hidden():
-    engine = create_engine("postgresql+psycopg2://ada@127.0.0.1/airflow?passfile=s3cr3t&bad_option=s3cr3t")
+@pytest.mark.parametrize("url", ["ada:s3cr3t@db/airflow", "ada@db/airflow?password=s3cr3t"])
+def test_a_password_in_the_drivers_own_text_is_hidden(url):
+    def connect():
+        raise psycopg2.OperationalError("invalid dsn: host=db password=s3cr3t")
+
+    engine = create_engine(f"postgresql+psycopg2://{url}", creator=connect)
     with pytest.raises(StoreUnavailable) as raised:
         SqlStore(engine).snapshot()
-    assert "bad_option" in str(raised.value)
+    assert raised.value.found == "invalid dsn: host=db password=***"
     assert "s3cr3t" not in "".join(traceback.format_exception(raised.value))
 
 

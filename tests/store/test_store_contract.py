@@ -105,7 +105,7 @@ def test_a_heartbeat_without_readings_keeps_the_last_ones(store):
     store.record([WorkerSeen(a_worker(), (first,))], EPOCH)
     store.record([WorkerSeen(a_worker())], LATER)
     assert store.telemetry() == {("worker-a", "GPU-0"): first}
-    store.record([WorkerSeen(a_worker(), (second,))], LATER)
+    store.record([WorkerSeen(a_worker(), (second,)), WorkerSeen(a_worker())], LATER)
     assert store.telemetry() == {("worker-a", "GPU-1"): second}
 
 
@@ -166,9 +166,11 @@ def test_a_device_that_vanished_and_is_back_is_leasable_again(store):
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 500}))
     store.record([WorkerSeen(a_worker(devices=(a_cpu(),))), WorkerSeen(a_worker())], LATER)
     assert store.snapshot().workers == (a_worker(),)
-    grant(store, a_place("r2", **{"GPU-0": 500}))
+    (second,) = grant(store, a_place("r2", **{"GPU-0": 500}))
     release(store, lease)
     assert store.snapshot().used("worker-a", "GPU-0").milli == 500
+    release(store, second)
+    assert store.snapshot().workers == (a_worker(),)
 
 
 def test_a_cpu_that_shrinks_below_what_is_leased_gives_nothing_until_enough_is_free(store):
@@ -189,13 +191,14 @@ def test_a_cpu_that_shrinks_below_what_is_leased_gives_nothing_until_enough_is_f
 
 
 def test_host_memory_that_shrinks_below_what_is_leased_gives_nothing_until_enough_is_free(store):
-    prepare(store, "r1", "r2", worker=a_worker(devices=(a_cpu(memory="64GiB"),)))
+    prepare(store, "r1", "r2", "r3", worker=a_worker(devices=(a_cpu(memory="64GiB"),)))
     (lease,) = grant(store, place("r1", Claim(device_id="cpu", milli=0, memory_bytes=40 * GIB)))
     store.record([WorkerSeen(a_worker(devices=(a_cpu(memory="32GiB"),)))], LATER)
     one_gib = Plan((place("r2", Claim(device_id="cpu", milli=0, memory_bytes=GIB)),))
     assert store.commit(one_gib, LATER, LATER).refused == ("r2",)
     release(store, lease)
     grant(store, place("r2", Claim(device_id="cpu", milli=0, memory_bytes=32 * GIB)))
+    assert store.commit(Plan((place("r3", *one_gib.places[0].claims),)), LATER, LATER).refused == ("r3",)
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
