@@ -98,8 +98,8 @@ class FakeEngine:
         self.dispatched: list[Lease] = []
         self.failing: set[str] = set()
         """Ids of requests whose dispatch raises."""
-        self.unwanted: set[str] = set()
-        """Ids of requests that Airflow does not want any more."""
+        self.foreign: set[str] = set()
+        """Ids of requests that another scheduler has."""
         self.alive: dict[str, Liveness] = {}
         """Request id → what is known of its process; UNKNOWN where absent."""
 
@@ -109,9 +109,9 @@ class FakeEngine:
             raise RuntimeError("the engine is told to fail")
         self.dispatched.append(lease)
 
-    def is_wanted(self, lease: Lease) -> bool:
-        """False for those told to be unwanted."""
-        return lease.request_id not in self.unwanted
+    def is_ours(self, request_id: str) -> bool:
+        """False for those told to be foreign."""
+        return request_id not in self.foreign
 
     def liveness(self, lease: Lease) -> Liveness:
         """What it was told."""

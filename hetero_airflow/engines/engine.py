@@ -26,8 +26,8 @@ class Engine(Protocol):
         """Hand over the work of a lease that was just granted. Does not wait for it to start."""
         ...
 
-    def is_wanted(self, lease: Lease) -> bool:
-        """Whether the work of the lease is still to be run or running, as far as Airflow is concerned."""
+    def is_ours(self, request_id: str) -> bool:
+        """Whether this engine has the work of a request; another scheduler's requests are decided, but left to it."""
         ...
 
     def liveness(self, lease: Lease) -> Liveness:

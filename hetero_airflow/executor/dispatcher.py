@@ -7,8 +7,8 @@ stay held and running ones keep their devices until it answers again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -32,12 +32,12 @@ from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Refuse, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Pending
-from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.runtime.task_lease import TaskLease, task_lease
 from hetero_airflow.scheduling.cycle import Cycle
+from hetero_airflow.scheduling.reaper import lost_workers
 from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.store import Event, Submitted, Withdrawn, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import Event, Submitted, Withdrawn, WorkerSeen
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +87,7 @@ class Dispatcher:
         self._inventory = InventoryWatch(configuration)
         self._cycle = Cycle(store, policy, self, lease_timeout_s=configuration.lease_timeout_s)
         self._placed: list[tuple[HeldTask, TaskLease]] = []
+        self._requests: dict[str, Any] = {}
         self._periods = Periods(refresh=queued_timeout_s / 4, workers=configuration.worker_timeout_s / 4, prune=3600)
         self._outage = ""
 
@@ -100,15 +101,31 @@ class Dispatcher:
         if held is not None and held.request is not None:
             self._store.record([Withdrawn(held.request_id, cause)], now)
 
-    def tick(self, now: datetime) -> None:
-        """One round: what is there, who is gone, who comes next, what is free, who gets it."""
-        try:
+    def decide(self, now: datetime) -> None:
+        """What comes before the engine starts anything: who is gone, who comes next, what is free, who gets it."""
+        with self._weathering_outages():
             self._take_inventory(now)
             self._drop_unwanted(now)
             self._submit(now)
-            self._keeper.tick(now)
+            self._keeper.free_ended(now)
             self._place(now)
+
+    def settle(self, now: datetime) -> None:
+        """What can wait until the engine has started what was placed: records, renewals, housekeeping."""
+        with self._weathering_outages():
+            self._record_placed(now)
+            self._keeper.watch(now)
             self._keep_house(now)
+
+    def close(self) -> None:
+        """Stop what runs beside the scheduler."""
+        self._inventory.close()
+
+    @contextmanager
+    def _weathering_outages(self) -> Iterator[None]:
+        """A database that does not answer costs one warning, not the scheduler's loop."""
+        try:
+            yield
         except (StoreUnavailable, SQLAlchemyError) as error:
             text = str(error) if isinstance(error, StoreUnavailable) else type(error).__name__
             if text != self._outage:
@@ -117,20 +134,15 @@ class Dispatcher:
         else:
             self._outage = ""
 
-    def close(self) -> None:
-        """Stop what runs beside the scheduler."""
-        self._inventory.close()
-
     # What the cycle asks of an engine.
 
     def dispatch(self, lease: Lease) -> None:
         """Hand the task of a lease that was just granted to the engine."""
-        held = next(task for task in self.held.values() if task.request_id == lease.request_id)
-        self._hand_over(held, lease)
+        self._hand_over(self.held[self._requests[lease.request_id]], lease)
 
-    def is_wanted(self, lease: Lease) -> bool:
-        """Whether Airflow still wants the task of the lease to run."""
-        return self._keeper.is_wanted(lease)
+    def is_ours(self, request_id: str) -> bool:
+        """Whether the task of a request is held here."""
+        return request_id in self._requests
 
     def liveness(self, lease: Lease) -> Liveness:
         """Whether a process of the lease runs."""
@@ -214,17 +226,15 @@ class Dispatcher:
 
     def _place(self, now: datetime) -> None:
         self._withdraw_forgotten(now)
-        plan = self._cycle.run(now).plan
-        keys = {held.request_id: key for key, held in self.held.items()}
-        for decision in plan.decisions:
-            key = keys.get(decision.request_id)
-            if key is None:
+        self._requests = {held.request_id: key for key, held in self.held.items() if held.request}
+        for decision in self._cycle.run(now).plan.decisions:
+            key = self._requests[decision.request_id]
+            if key not in self.held:
                 continue
             if isinstance(decision, Refuse):
                 self._fail(key, f"No known worker can ever run this: {decision.reason}. {decision.nearest}", now)
             elif isinstance(decision, Wait):
                 self._tell_wait(self.held[key], decision, now)
-        self._record_placed(now)
 
     def _withdraw_forgotten(self, now: datetime) -> None:
         """Take requests out of the queue whose tasks Airflow has given up while no scheduler looked."""
@@ -260,16 +270,10 @@ class Dispatcher:
             with self._sessions() as session:
                 refresh_queued(session, [held.request_id for held in self.held.values()], now)
         if self._periods.is_due("workers", now):
-            self._store.record(list(self._lost_workers(now)), now)
+            workers, seen = self._store.snapshot().workers, self._store.last_seen()
+            self._store.record(lost_workers(workers, seen, now, self._configuration.worker_timeout_s), now)
         if self._periods.is_due("prune", now):
             self._store.prune(now - timedelta(days=self._configuration.history_days))
-
-    def _lost_workers(self, now: datetime) -> Iterable[Event]:
-        limit = now - timedelta(seconds=self._configuration.worker_timeout_s)
-        seen = self._store.last_seen()
-        for worker in self._store.snapshot().workers:
-            if worker.state is WorkerState.ONLINE and seen.get(worker.id, now) < limit:
-                yield WorkerLost(worker.id)
 
     def _fail(self, key: Any, text: str, now: datetime) -> None:
         held = self.held[key]

@@ -46,6 +46,8 @@ class HeteroExecutor(BaseExecutor):
 
     def start(self) -> None:
         """Start the engine and open the store."""
+        import hetero_airflow.executor.coordinator  # noqa: F401  the engine's worker processes inherit it by fork
+
         configuration = read_configuration()
         _ensure_pool(configuration.pool)
         self._engine.start(self.job_id, self.callback_sink, self.name)
@@ -80,8 +82,10 @@ class HeteroExecutor(BaseExecutor):
         open_slots = self.slots_available
         self._emit_metrics(open_slots, len(self._keeper.running), len(self._dispatcher.held))  # type: ignore[no-untyped-call]
         self._take_in(self._engine.collect())
-        self._dispatcher.tick(datetime.now(UTC))
+        now = datetime.now(UTC)
+        self._dispatcher.decide(now)
         self._engine.heartbeat()
+        self._dispatcher.settle(now)
 
     def change_state(self, key: Any, state: Any, info: Any = None, remove_running: bool = True) -> None:
         """Take note of a task's state; the scheduler itself calls this for a task that it declares dead."""
@@ -135,7 +139,7 @@ class HeteroExecutor(BaseExecutor):
         """Wait for the running tasks, then free what they held."""
         self._take_in(self._engine.end())
         self._dispatcher.close()
-        self._keeper.tick(datetime.now(UTC))
+        self._keeper.free_ended(datetime.now(UTC))
 
     def terminate(self) -> None:
         """Stop without waiting."""

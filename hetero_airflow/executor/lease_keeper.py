@@ -84,7 +84,7 @@ class LeaseKeeper:
         self.running[key] = RunningTask(key, lease, is_adopted)
 
     def end(self, key: Any, cause: str, to: LeaseState = LeaseState.RELEASED) -> None:
-        """The task is over for Airflow. Its lease is freed at the next `tick` that finds its processes gone."""
+        """The task is over for Airflow. Its lease is freed at the next `free_ended` that finds its processes gone."""
         task = self.running.pop(key, None)
         if task is not None:
             self._ending[task.lease.id] = EndingTask(task.lease, to, cause)
@@ -102,17 +102,12 @@ class LeaseKeeper:
             return True
         return False
 
-    def tick(self, now: datetime) -> None:
-        """Free what has ended, renew what runs, find what was lost."""
-        self._free_ended(now)
+    def watch(self, now: datetime) -> None:
+        """Renew the leases of what runs, and find what was lost."""
         if self._periods.is_due("renew", now):
             self._renew(now)
         if self.running and self._periods.is_due("watch", now):
             self._find_lost(now)
-
-    def is_wanted(self, lease: Lease) -> bool:
-        """Whether Airflow still wants the task of the lease to run."""
-        return self._process(lease).is_wanted
 
     def liveness(self, lease: Lease) -> Liveness:
         """Whether a process of the lease runs."""
@@ -132,7 +127,8 @@ class LeaseKeeper:
             return Liveness.UNKNOWN
         return Liveness.GONE
 
-    def _free_ended(self, now: datetime) -> None:
+    def free_ended(self, now: datetime) -> None:
+        """Free the leases of ended tasks whose processes are gone; stop the processes that are left."""
         if not self._ending:
             return
         with self._sessions() as session:

@@ -58,6 +58,15 @@ class CycleResult:
         return tuple(decision for decision in self.plan.decisions if isinstance(decision, Refuse))
 
 
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """What the last cycle decided, and on what."""
+
+    snapshot: Snapshot
+    ours: frozenset[str]
+    plan: Plan
+
+
 def run_cycle(store: Store, policy: Policy, engine: Engine, now: datetime, lease_timeout_s: float) -> CycleResult:
     """One cycle without a memory of the one before.
 
@@ -79,7 +88,7 @@ class Cycle:
         self._engine = engine
         self._lease_timeout = timedelta(seconds=lease_timeout_s)
         self._safe: Policy = Priority()
-        self._decided: tuple[Snapshot, Plan] | None = None
+        self._decided: _Decided | None = None
         self._undispatched: dict[str, tuple[Undispatched, Pending]] = {}
         self._warned = ""
 
@@ -97,10 +106,13 @@ class Cycle:
         for number in range(MAX_ROUNDS):
             # 2. Take a snapshot.
             snapshot = self._store.snapshot()
-            if number == 0 and self._decided is not None and _is_unchanged(self._decided[0], snapshot):
-                return CycleResult(reaped, self._decided[1], is_decided=False)
-            # 3. Let the policy decide a plan.
+            ours = frozenset(pending.id for pending in snapshot.pending if self._engine.is_ours(pending.id))
+            last = self._decided
+            if number == 0 and last is not None and last.ours == ours and _is_unchanged(last.snapshot, snapshot):
+                return CycleResult(reaped, last.plan, is_decided=False)
+            # 3. Let the policy decide a plan over all requests; what is not ours, its own scheduler carries out.
             plan = self._decide(snapshot, now)
+            plan = Plan(tuple(decision for decision in plan.decisions if decision.request_id in ours))
             decisions |= {decision.request_id: decision for decision in plan.decisions}
             # 4. Commit it; the store refuses what someone else took meanwhile.
             commit = self._store.commit(plan, now, now + self._lease_timeout)
@@ -113,7 +125,7 @@ class Cycle:
         # 6. Leave the rest pending: the store has each reason; what could not be dispatched waits again.
         self._take_back(now)
         plan = Plan(tuple(decisions.values()))
-        self._decided = None if commit.refused else (snapshot, plan)
+        self._decided = None if commit.refused else _Decided(snapshot, ours, plan)
         return CycleResult(reaped, plan, tuple(dispatched), tuple(undispatched), commit.refused)
 
     def _decide(self, snapshot: Snapshot, now: datetime) -> Plan:

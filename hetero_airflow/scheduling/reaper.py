@@ -16,11 +16,10 @@ log = logging.getLogger(__name__)
 
 
 def reap(store: Store, engine: Engine, leases: Iterable[Lease], now: datetime) -> tuple[Lease, ...]:
-    """Expire the leases that are due, take back those whose work is over; the leases that were moved, as they are now.
+    """Expire the leases that are due, take back those whose process is gone; the leases that moved, as they are now.
 
-    An expired lease is taken back when its process is known to be gone, or when Airflow does not want
-    its work any more and no process of it was seen. While that is unknown of wanted work, and
-    whenever a process was seen, it keeps its devices: rather a device idle than one given to two.
+    An expired lease keeps its devices for as long as its process is there or nothing is known of
+    it: rather a device idle than one given to two.
     """
     moved = []
     for lease in leases:
@@ -30,9 +29,8 @@ def reap(store: Store, engine: Engine, leases: Iterable[Lease], now: datetime) -
             if expired is None:
                 continue
             current = expired
-        if current.state is LeaseState.EXPIRED:
-            cause = _why_over(engine, current)
-            current = (_move(store, current, LeaseState.EVICTED, now, cause) if cause else None) or current
+        if current.state is LeaseState.EXPIRED and _is_gone(engine, current):
+            current = _move(store, current, LeaseState.EVICTED, now, "its process is gone") or current
         if current is not lease:
             moved.append(current)
     return tuple(moved)
@@ -54,19 +52,13 @@ def lost_workers(
     )
 
 
-def _why_over(engine: Engine, lease: Lease) -> str | None:
-    """Why an expired lease may be taken back, or None if it must be kept."""
+def _is_gone(engine: Engine, lease: Lease) -> bool:
+    """Whether an expired lease may be taken back."""
     try:
-        liveness = engine.liveness(lease)
-        is_wanted = engine.is_wanted(lease)
+        return engine.liveness(lease) is Liveness.GONE
     except Exception as error:  # noqa: BLE001  whatever an engine raises means that it can't tell
         log.warning("Lease %s keeps its devices: the engine can't tell of its process: %s", lease.id, error)
-        return None
-    if liveness is Liveness.GONE:
-        return "its process is gone"
-    if liveness is Liveness.UNKNOWN and not is_wanted:
-        return "its work is not wanted any more"
-    return None
+        return False
 
 
 def _move(store: Store, lease: Lease, to: LeaseState, now: datetime, cause: str) -> Lease | None:

@@ -219,3 +219,21 @@ def test_a_commit_that_loses_everything_still_gives_a_result() -> None:
     store = DeafStore()
     store.record([WorkerSeen(a_worker()), Submitted(a_pending("r0"))], EPOCH)
     assert run_cycle(store, Priority(), FakeEngine(), EPOCH, 60).raced == ("r0",)
+
+
+def test_another_schedulers_request_keeps_its_place_but_is_left_to_it() -> None:
+    store, engine = a_store("gpu:2", "gpu"), FakeEngine()
+    engine.foreign = {"r0"}
+    result = Cycle(store, Fifo(), engine, 60).run(EPOCH)
+    assert [decision.request_id for decision in result.plan.decisions] == ["r1"]
+    assert engine.dispatched == []
+    assert [pending.id for pending in store.snapshot().pending] == ["r0", "r1"]
+
+
+def test_a_request_that_is_taken_over_is_decided_although_nothing_else_changed() -> None:
+    store, engine = a_store("gpu"), FakeEngine()
+    engine.foreign = {"r0"}
+    cycle = Cycle(store, Fifo(), engine, 60)
+    cycle.run(EPOCH)
+    engine.foreign = set()
+    assert [lease.request_id for lease in cycle.run(EPOCH).dispatched] == ["r0"]

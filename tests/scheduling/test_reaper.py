@@ -25,22 +25,16 @@ def a_store_with_a_lease() -> tuple[MemoryStore, FakeEngine, Lease]:
 
 
 @pytest.mark.parametrize(
-    ("liveness", "is_wanted", "state"),
+    ("liveness", "state"),
     [
-        (Liveness.GONE, True, LeaseState.EVICTED),
-        (Liveness.GONE, False, LeaseState.EVICTED),
-        (Liveness.UNKNOWN, True, LeaseState.EXPIRED),
-        (Liveness.UNKNOWN, False, LeaseState.EVICTED),
-        (Liveness.ALIVE, True, LeaseState.EXPIRED),
-        (Liveness.ALIVE, False, LeaseState.EXPIRED),
+        (Liveness.GONE, LeaseState.EVICTED),
+        (Liveness.UNKNOWN, LeaseState.EXPIRED),
+        (Liveness.ALIVE, LeaseState.EXPIRED),
     ],
 )
-def test_an_expired_lease_keeps_its_devices_until_its_work_is_over(
-    liveness: Liveness, is_wanted: bool, state: LeaseState
-) -> None:
+def test_an_expired_lease_keeps_its_devices_until_its_process_is_gone(liveness: Liveness, state: LeaseState) -> None:
     store, engine, lease = a_store_with_a_lease()
     engine.alive = {"r0": liveness}
-    engine.unwanted = set() if is_wanted else {"r0"}
     assert reap(store, engine, store.snapshot().leases, LATE) == (lease.model_copy(update={"state": state}),)
     held = store.snapshot().used("worker-a", "GPU-0").milli
     assert held == (1000 if state is LeaseState.EXPIRED else 0)
