@@ -7,14 +7,15 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from hetero_airflow.engines.engine import Liveness
+from hetero_airflow.errors import StoreError
 from hetero_airflow.model.device import Device
-from hetero_airflow.model.lease import Claim, Lease
+from hetero_airflow.model.lease import Claim, Lease, LeaseState
 from hetero_airflow.model.plan import Account, Place, Plan
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Pending, Snapshot, Usage
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.runtime.task_lease import TaskLease
-from hetero_airflow.store.store import Commit, Store
+from hetero_airflow.store.store import Commit, Move, Store
 from hetero_airflow.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -89,6 +90,14 @@ def a_task_lease(**fields: Any) -> TaskLease:
         "share": None,
     }
     return TaskLease(**given | fields)
+
+
+def move_lease(store: Store, lease_id: str, token: int, to: LeaseState, now: datetime, cause: str = "") -> Lease:
+    """Move one lease, and raise what the store says against it."""
+    outcome = store.move([Move(lease_id, token, to, cause)], now)[0]
+    if isinstance(outcome, StoreError):
+        raise outcome
+    return outcome
 
 
 class FakeEngine:

@@ -5,7 +5,7 @@ All knowledge of LocalExecutor's queues and keys sits here, since Airflow 3.4 ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -65,13 +65,13 @@ class LocalEngine:
         """Workloads that LocalExecutor counts as its own."""
         return int(self.executor.slots_occupied)
 
-    def processes(self, lease_id: str, pid: int | None, started_at: datetime | None) -> list[int]:
-        """Pids of the processes of a lease on this host."""
-        return lease_processes(lease_id, pid, started_at)
+    def processes(self, leases: Mapping[str, tuple[int | None, datetime | None]]) -> dict[str, list[int]]:
+        """Lease id → pids of its processes on this host, for leases given as id → (pid of the task, its start)."""
+        return lease_processes(leases)
 
     def signal(self, lease_id: str, pid: int | None, started_at: datetime | None, number: int) -> None:
         """Send a signal to the processes of a lease on this host."""
-        signal_processes(lease_id, pid, number, started_at)
+        signal_processes(lease_id, (pid, started_at), number)
 
     def is_local(self, hostname: str) -> bool:
         """Whether a task that ran on this host name is within reach."""

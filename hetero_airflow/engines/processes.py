@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -19,31 +19,36 @@ import psutil
 from hetero_airflow.settings import LEASE_VARIABLE
 
 _PROC = Path("/proc")
+_MARKER = f'{LEASE_VARIABLE}={{"id":"'.encode()
 _START_SLACK_S = 5.0
 """Between the fork of a task's process and the start time that Airflow notes for it."""
 
 
-def lease_processes(lease_id: str, leader: int | None, started_at: datetime | None = None) -> list[int]:
-    """Pids of the live processes of a lease.
-
-    `leader` is the pid of the task's process, `started_at` when it was started: a process of that
-    pid that is younger is somebody else's.
-    """
-    group = leader if leader is not None and not _is_reused(leader, started_at) else None
-    marker = f'{LEASE_VARIABLE}={{"id":"{lease_id}"'.encode()
-    return [pid for pid in _pids() if _is_in_group(pid, group) or _has_in_environment(pid, marker)]
+Leader = tuple[int | None, datetime | None]
+"""Pid of a task's own process and when it was started; a process of that pid that is younger is somebody else's."""
 
 
-def signal_processes(lease_id: str, leader: int | None, number: int, started_at: datetime | None = None) -> list[int]:
+def lease_processes(leases: Mapping[str, Leader]) -> dict[str, list[int]]:
+    """Lease id → pids of its live processes, for those leases that have any. Reads ``/proc`` once."""
+    groups = {pid: id_ for id_, (pid, start) in leases.items() if pid is not None and not _is_reused(pid, start)}
+    found: dict[str, list[int]] = {}
+    for pid in _pids():
+        id_ = groups.get(_group(pid)) or _marked_lease(pid)
+        if id_ is not None and id_ in leases and not _is_zombie(pid):
+            found.setdefault(id_, []).append(pid)
+    return found
+
+
+def signal_processes(lease_id: str, leader: Leader, number: int) -> list[int]:
     """Send a signal to the processes of a lease; their pids."""
-    found = lease_processes(lease_id, leader, started_at)
+    found = lease_processes({lease_id: leader}).get(lease_id, [])
     for pid in found:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
     return found
 
 
-def end_processes(lease_id: str, leader: int | None, grace_s: float) -> list[int]:
+def end_processes(lease_id: str, leader: Leader, grace_s: float) -> list[int]:
     """Stop what is left of a lease: SIGTERM, and SIGKILL after the grace time. Blocks for it at most.
 
     Returns the pids that were there.
@@ -53,7 +58,7 @@ def end_processes(lease_id: str, leader: int | None, grace_s: float) -> list[int
     left = found
     while left and time.monotonic() < end:
         time.sleep(0.02)
-        left = lease_processes(lease_id, leader)
+        left = lease_processes({lease_id: leader}).get(lease_id, [])
     if left:
         signal_processes(lease_id, leader, signal.SIGKILL)
     return found
@@ -75,20 +80,21 @@ def _is_reused(pid: int, started_at: datetime | None) -> bool:
         return False
 
 
-def _is_in_group(pid: int, group: int | None) -> bool:
-    if group is None:
-        return False
+def _group(pid: int) -> int:
     try:
-        return os.getpgid(pid) == group and not _is_zombie(pid)
+        return os.getpgid(pid)
     except (ProcessLookupError, PermissionError):
-        return False
+        return 0
 
 
-def _has_in_environment(pid: int, marker: bytes) -> bool:
+def _marked_lease(pid: int) -> str | None:
+    """The id of the lease in the environment that the process was started with."""
     try:
-        return marker in (_PROC / str(pid) / "environ").read_bytes() and not _is_zombie(pid)
+        environment = (_PROC / str(pid) / "environ").read_bytes()
     except OSError:
-        return False
+        return None
+    _, found, rest = environment.partition(_MARKER)
+    return rest.partition(b'"')[0].decode(errors="replace") if found else None
 
 
 def _is_zombie(pid: int) -> bool:

@@ -55,7 +55,7 @@ class DeviceCoordinator(BaseCoordinator):
                 target=functools.partial(_run_until_parent_dies, os.getpid()),
             )
             exit_code = process.wait()
-        left = end_processes(lease.id, process.pid, _GRACE_S) if lease else []
+        left = end_processes(lease.id, (process.pid, None), _GRACE_S) if lease else []
         if left and logger:
             logger.warning("Processes outlived the task and were stopped, to free its devices", pids=left)
         return self.ExecutionResult(exit_code, process.final_state)

@@ -14,11 +14,11 @@ from sqlalchemy.orm import Session
 
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.engines.local import LocalEngine
-from hetero_airflow.errors import LeaseLost, LeaseNotFound
+from hetero_airflow.errors import StoreError
 from hetero_airflow.executor.periods import Periods
 from hetero_airflow.executor.task_instances import TaskProcess, task_processes
 from hetero_airflow.model.lease import Lease, LeaseState
-from hetero_airflow.store.store import Store
+from hetero_airflow.store.store import Move, Store
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class LeaseKeeper:
             return task_processes(session, [lease.request_id]).get(lease.request_id, TaskProcess())
 
     def _liveness(self, lease: Lease, process: TaskProcess) -> Liveness:
-        if self._engine.processes(lease.id, process.pid, process.started_at):
+        if self._engine.processes({lease.id: (process.pid, process.started_at)}):
             return Liveness.ALIVE
         if process.state == "queued" or (process.hostname and not self._engine.is_local(process.hostname)):
             return Liveness.UNKNOWN
@@ -133,16 +133,15 @@ class LeaseKeeper:
             return
         with self._sessions() as session:
             processes = task_processes(session, [task.lease.request_id for task in self._ending.values()])
-        for task in list(self._ending.values()):
-            process = processes.get(task.lease.request_id, TaskProcess())
-            left = self._engine.processes(task.lease.id, process.pid, process.started_at)
-            if left:
-                self._stop(task, process, left, now)
-                continue
-            try:
-                self._store.move(task.lease.id, task.lease.token, task.to, now, task.cause)
-            except (LeaseNotFound, LeaseLost) as error:
-                log.warning("A lease was already taken back when its task ended: %s", error)
+        known = {id_: processes.get(task.lease.request_id, TaskProcess()) for id_, task in self._ending.items()}
+        left = self._engine.processes({id_: (process.pid, process.started_at) for id_, process in known.items()})
+        for id_, pids in left.items():
+            self._stop(self._ending[id_], known[id_], pids, now)
+        gone = [task for id_, task in self._ending.items() if id_ not in left]
+        outcomes = self._store.move([Move(t.lease.id, t.lease.token, t.to, t.cause) for t in gone], now)
+        for task, outcome in zip(gone, outcomes, strict=True):
+            if isinstance(outcome, StoreError):
+                log.warning("A lease had been taken back when its task ended: %s", outcome)
             del self._ending[task.lease.id]
 
     def _stop(self, task: EndingTask, process: TaskProcess, left: list[int], now: datetime) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from hetero_airflow.engines.engine import Engine
-from hetero_airflow.errors import InvalidTransition, LeaseLost, LeaseNotFound
+from hetero_airflow.errors import StoreError
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Decision, Plan, Refuse, Wait
 from hetero_airflow.model.snapshot import Pending, Snapshot
@@ -16,7 +16,7 @@ from hetero_airflow.policies.policy import Policy
 from hetero_airflow.policies.priority import Priority
 from hetero_airflow.scheduling.plan_check import plan_faults
 from hetero_airflow.scheduling.reaper import reap
-from hetero_airflow.store.store import Store, Submitted
+from hetero_airflow.store.store import Move, Store, Submitted
 
 log = logging.getLogger(__name__)
 
@@ -160,13 +160,14 @@ class Cycle:
 
     def _take_back(self, now: datetime) -> None:
         """Release what was not dispatched and let it wait again; where the store is down, in the next cycle."""
-        for lease_id, (failed, pending) in list(self._undispatched.items()):
-            try:
-                self._store.move(lease_id, failed.lease.token, LeaseState.RELEASED, now, failed.cause)
-            except (LeaseNotFound, LeaseLost, InvalidTransition) as error:
-                log.debug("Lease %s had ended already: %s", lease_id, error)
-            self._store.record([Submitted(pending)], now)
-            del self._undispatched[lease_id]
+        if not self._undispatched:
+            return
+        moves = [Move(id_, f.lease.token, LeaseState.RELEASED, f.cause) for id_, (f, _) in self._undispatched.items()]
+        for outcome in self._store.move(moves, now):
+            if isinstance(outcome, StoreError):
+                log.debug("A lease that was not dispatched had ended already: %s", outcome)
+        self._store.record([Submitted(pending) for _, pending in self._undispatched.values()], now)
+        self._undispatched.clear()
 
 
 def _is_unchanged(before: Snapshot, after: Snapshot) -> bool:

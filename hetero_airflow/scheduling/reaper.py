@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 from hetero_airflow.engines.engine import Engine, Liveness
-from hetero_airflow.errors import InvalidTransition, LeaseLost, LeaseNotFound
 from hetero_airflow.model.lease import TERMINAL, Lease, LeaseState
 from hetero_airflow.model.worker import Worker, WorkerState
-from hetero_airflow.store.store import Store, WorkerLost
+from hetero_airflow.store.store import Move, Store, WorkerLost
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +62,8 @@ def _is_gone(engine: Engine, lease: Lease) -> bool:
 
 def _move(store: Store, lease: Lease, to: LeaseState, now: datetime, cause: str) -> Lease | None:
     """The moved lease, or None where another scheduler or the lease's holder was faster."""
-    try:
-        return store.move(lease.id, lease.token, to, now, cause)
-    except (LeaseNotFound, LeaseLost, InvalidTransition) as error:
-        log.debug("Lease %s was not moved to %s: %s", lease.id, to, error)
-        return None
+    outcome = store.move([Move(lease.id, lease.token, to, cause)], now)[0]
+    if isinstance(outcome, Lease):
+        return outcome
+    log.debug("Lease %s was not moved to %s: %s", lease.id, to, outcome)
+    return None

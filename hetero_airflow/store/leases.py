@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from hetero_airflow.errors import LeaseLost, LeaseNotFound
-from hetero_airflow.model.lease import Claim
+from hetero_airflow.errors import InvalidTransition, LeaseLost, LeaseNotFound, StoreError
+from hetero_airflow.model.lease import Claim, Lease, check_transition
+from hetero_airflow.store.store import Move
 from hetero_airflow.units import MILLI_PER_DEVICE
 
 
@@ -31,17 +32,22 @@ def suits(kind: str, claim: Claim) -> bool:
     return claim.milli % MILLI_PER_DEVICE == 0 if kind == "cpu" else claim.milli > 0
 
 
-def not_found(lease_id: str) -> LeaseNotFound:
-    """The error for a lease id that the store does not know."""
-    return LeaseNotFound(
-        f"lease {lease_id}", found="no such lease", remedy="It never was, or its history was pruned: ask for a new one"
-    )
-
-
-def lost(lease_id: str, token: int, own: int) -> LeaseLost:
-    """The error for a token that is not the lease's own."""
-    return LeaseLost(
-        f"lease {lease_id} with token {token}",
-        found=f"its token is {own}",
-        remedy="Stop the work that holds the other token; whoever holds this lease now goes on",
-    )
+def movable(move: Move, lease: Lease | None) -> Lease | StoreError:
+    """The lease if it may move, else the error that says why not."""
+    if lease is None:
+        return LeaseNotFound(
+            f"lease {move.lease_id}",
+            found="no such lease",
+            remedy="It never was, or its history was pruned: ask for a new one",
+        )
+    if lease.token != move.token:
+        return LeaseLost(
+            f"lease {move.lease_id} with token {move.token}",
+            found=f"its token is {lease.token}",
+            remedy="Stop the work that holds the other token; whoever holds this lease now goes on",
+        )
+    try:
+        check_transition(lease.id, lease.state, move.to)
+    except InvalidTransition as error:
+        return error
+    return lease

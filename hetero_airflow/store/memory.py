@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from hetero_airflow.errors import StoreError
 from hetero_airflow.model.device import Telemetry
-from hetero_airflow.model.lease import TERMINAL, TRANSITIONS, Claim, Lease, LeaseState, check_transition
+from hetero_airflow.model.lease import TERMINAL, TRANSITIONS, Claim, Lease, LeaseState
 from hetero_airflow.model.plan import Decision, Place, Plan, Refuse, Wait
 from hetero_airflow.model.snapshot import Pending, Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.store.codec import clean_cause, decision_columns, decision_story
 from hetero_airflow.store.cores import choose_cores
 from hetero_airflow.store.inventory import DeviceRecord, join_worker, take_inventory
-from hetero_airflow.store.leases import is_sound, lease_id, lost, not_found
-from hetero_airflow.store.store import Commit, Event, Story, Submitted, WorkerLost, WorkerSeen
+from hetero_airflow.store.leases import is_sound, lease_id, movable
+from hetero_airflow.store.store import Commit, Event, Move, Story, Submitted, WorkerLost, WorkerSeen
 from hetero_airflow.store.view import View
 from hetero_airflow.units import MILLI_PER_DEVICE
 
@@ -115,20 +116,20 @@ class MemoryStore:
         self._sequence += is_visible
         return frozenset(gone)
 
-    def move(self, lease_id: str, token: int, to: LeaseState, now: datetime, cause: str = "") -> Lease:
-        """Change a lease's state; a terminal state frees its devices and ends its request; see the port."""
-        lease = self._leases.get(lease_id)
-        if lease is None:
-            raise not_found(lease_id)
-        if lease.token != token:
-            raise lost(lease_id, token, lease.token)
-        check_transition(lease_id, lease.state, to)
-        moved = lease.model_copy(update={"state": to})
+    def move(self, moves: Sequence[Move], now: datetime) -> tuple[Lease | StoreError, ...]:
+        """Change the states of leases; the outcome of each move, in order; see the port."""
+        return tuple(self._move(move, now) for move in moves)
+
+    def _move(self, move: Move, now: datetime) -> Lease | StoreError:
+        lease = movable(move, self._leases.get(move.lease_id))
+        if isinstance(lease, StoreError):
+            return lease
+        moved = lease.model_copy(update={"state": move.to})
         self._put(moved)
-        if to in TERMINAL:
+        if move.to in TERMINAL:
             for claim in lease.claims:
                 self._free(lease.worker_id, claim)
-            self._end(lease.request_id, "placed", now, cause or TRANSITIONS[lease.state, to])
+            self._end(lease.request_id, "placed", now, move.cause or TRANSITIONS[lease.state, move.to])
         self._sequence += 1
         return moved
 

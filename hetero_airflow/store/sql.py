@@ -9,17 +9,18 @@ from threading import Lock
 
 from sqlalchemy import Engine, delete, func, select, update
 
+from hetero_airflow.errors import StoreError
 from hetero_airflow.model.device import Telemetry
-from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Plan, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql_events import record_events
-from hetero_airflow.store.sql_leases import Committing, WaitDigests, move_lease, read_newest, renew_leases
+from hetero_airflow.store.sql_leases import Committing, WaitDigests, move_leases, read_newest, renew_leases
 from hetero_airflow.store.sql_reading import read_last_seen, read_story, read_telemetry, update_view
 from hetero_airflow.store.sql_transaction import chunks, read_state, reading, writing
-from hetero_airflow.store.store import Commit, Event, Story
+from hetero_airflow.store.store import Commit, Event, Move, Story
 from hetero_airflow.store.view import View
 
 
@@ -80,10 +81,12 @@ class SqlStore:
         with writing(self._engine, self._lock_timeout_s) as transaction:
             return renew_leases(transaction, holds, expires_at)
 
-    def move(self, lease_id: str, token: int, to: LeaseState, now: datetime, cause: str = "") -> Lease:
-        """Change a lease's state; a terminal state frees its devices and ends its request; see the port."""
+    def move(self, moves: Sequence[Move], now: datetime) -> tuple[Lease | StoreError, ...]:
+        """Change the states of leases, in one transaction; the outcome of each move, in order; see the port."""
+        if not moves:
+            return ()
         with writing(self._engine, self._lock_timeout_s) as transaction:
-            return move_lease(transaction, lease_id, token, to, now, cause)
+            return move_leases(transaction, moves, now)
 
     # -- History -------------------------------------------------------------------------------------------------------
 

@@ -14,18 +14,19 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, case, delete, exists, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
+from hetero_airflow.errors import StoreError
 from hetero_airflow.model.device import Device
-from hetero_airflow.model.lease import TERMINAL, TRANSITIONS, Claim, Lease, LeaseState, check_transition
+from hetero_airflow.model.lease import TERMINAL, TRANSITIONS, Claim, Lease, LeaseState
 from hetero_airflow.model.plan import Decision, Place, Plan, Wait
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import CORES, clean_cause, decision_columns, digest
 from hetero_airflow.store.cores import choose_cores
-from hetero_airflow.store.leases import is_sound, lease_id, lost, not_found, suits
+from hetero_airflow.store.leases import is_sound, lease_id, movable, suits
 from hetero_airflow.store.sql_events import request_ending
 from hetero_airflow.store.sql_reading import read_leases
 from hetero_airflow.store.sql_transaction import Writing, chunks
-from hetero_airflow.store.store import Commit
+from hetero_airflow.store.store import Commit, Move
 from hetero_airflow.units import MILLI_PER_DEVICE
 
 _WORKER, _DEVICE, _REQUEST = tables.worker.c, tables.device.c, tables.request.c
@@ -293,24 +294,30 @@ def renew_leases(writing: Writing, holds: Sequence[tuple[str, int]], expires_at:
     return frozenset(held_id for held_id, token in holds if tokens.get(held_id) != token)
 
 
-def move_lease(writing: Writing, lease_id: str, token: int, to: LeaseState, now: datetime, cause: str) -> Lease:
-    """Change the lease's state; if it is terminal, free its devices and end its request."""
-    connection = writing.connection
-    lease = next(iter(read_leases(connection, _LEASE.id == lease_id)), None)
-    if lease is None:
-        raise not_found(lease_id)
-    if lease.token != token:
-        raise lost(lease_id, token, lease.token)
-    check_transition(lease_id, lease.state, to)
-    cause = clean_cause(cause or TRANSITIONS[lease.state, to])
-    values: dict[str, Any] = {"state": to, "cause": cause, "changed": writing.stamp}
-    if to in TERMINAL:
+def move_leases(writing: Writing, moves: Sequence[Move], now: datetime) -> tuple[Lease | StoreError, ...]:
+    """Change the leases' states; where one is terminal, free its devices and end its request."""
+    leases: dict[str, Lease] = {}
+    for ids in chunks({move.lease_id for move in moves}):
+        leases |= {lease.id: lease for lease in read_leases(writing.connection, _LEASE.id.in_(ids))}
+    outcomes: list[Lease | StoreError] = []
+    for move in moves:
+        outcome = movable(move, leases.get(move.lease_id))
+        if isinstance(outcome, Lease):
+            outcome = leases[outcome.id] = _move_lease(writing, outcome, move, now)
+        outcomes.append(outcome)
+    return tuple(outcomes)
+
+
+def _move_lease(writing: Writing, lease: Lease, move: Move, now: datetime) -> Lease:
+    cause = clean_cause(move.cause or TRANSITIONS[lease.state, move.to])
+    values: dict[str, Any] = {"state": move.to, "cause": cause, "changed": writing.stamp}
+    if move.to in TERMINAL:
         values["ended_at"] = now
         _free(writing, lease)
         end_request(writing, lease.request_id, "placed", cause, now)
-    connection.execute(update(tables.lease).where(_LEASE.id == lease_id).values(values))
+    writing.connection.execute(update(tables.lease).where(_LEASE.id == lease.id).values(values))
     writing.is_visible = True
-    return lease.model_copy(update={"state": to})
+    return lease.model_copy(update={"state": move.to})
 
 
 def _free(writing: Writing, lease: Lease) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+from hetero_airflow.errors import StoreError
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan
@@ -52,6 +53,16 @@ Event = WorkerSeen | WorkerLost | Submitted | Withdrawn
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """A lease's change to another state; without a cause, the transition table's words stand for it."""
+
+    lease_id: str
+    token: int
+    to: LeaseState
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """What became of a plan: leases granted, and ids of requests whose devices someone else took meanwhile."""
 
@@ -89,12 +100,11 @@ class Store(Protocol):
         """
         ...
 
-    def move(self, lease_id: str, token: int, to: LeaseState, now: datetime, cause: str = "") -> Lease:
-        """Change a lease's state; a terminal state frees its devices and ends its request, in the same transaction.
+    def move(self, moves: Sequence[Move], now: datetime) -> tuple[Lease | StoreError, ...]:
+        """Change the states of leases; a terminal state frees the devices and ends the request, in one transaction.
 
-        :raises LeaseNotFound: no such lease
-        :raises LeaseLost: the token is not the lease's
-        :raises InvalidTransition: `TRANSITIONS` has no such change
+        The outcome of each move, in order: the lease as it is now, or why it stayed as it was (LeaseNotFound,
+        LeaseLost for another token, InvalidTransition). A move that fails stops no other.
         """
         ...
 

@@ -28,7 +28,7 @@ from hetero_airflow.store import tables
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.sql import SqlStore
 from hetero_airflow.store.store import Submitted, WorkerSeen
-from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
 
 LATER = EPOCH + timedelta(hours=1)
 _numbers = count()
@@ -61,7 +61,7 @@ def measure(store: Any, workers: int) -> dict[str, str]:
             tuple(a_place(key, f"w{n % workers:05}", **{"GPU-3": 1000, "cpu": 4000}) for n, key in enumerate(ids))
         )
         for lease in store.commit(plan, EPOCH, LATER).leases:
-            store.move(lease.id, lease.token, LeaseState.RELEASED, EPOCH)
+            move_lease(store, lease.id, lease.token, LeaseState.RELEASED, EPOCH)
         return batch
 
     def look_after_one() -> float:

@@ -12,7 +12,7 @@ from hetero_airflow.policies.priority import Priority
 from hetero_airflow.scheduling.cycle import run_cycle
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import Story, Submitted, Withdrawn, WorkerSeen
-from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_pending, a_worker
+from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_pending, a_worker, move_lease
 
 DECIDED = EPOCH + timedelta(seconds=10)
 NOW = EPOCH + timedelta(seconds=70)
@@ -172,7 +172,9 @@ priority: no known worker could ever run it
 def test_an_ended_task_has_its_cause_and_what_it_held(render):
     store = a_store(a_pending("r1", "gpu:0.5"), a_pending("r2"), a_pending("r3"))
     lease = store.commit(Plan((place("r1"),)), DECIDED, EPOCH + LATER).leases[0]
-    store.move(lease.id, lease.token, LeaseState.EVICTED, DECIDED + timedelta(seconds=30), "its host\x1b[31m is gone")
+    move_lease(
+        store, lease.id, lease.token, LeaseState.EVICTED, DECIDED + timedelta(seconds=30), "its host\x1b[31m is gone"
+    )
     store.record([Withdrawn("r2", "revoked"), Withdrawn("r3", "")], DECIDED)
     assert text_of(render, store, "r1").splitlines()[4:8] == [
         "Ended      2026-01-01 00:00:40 UTC, 30 s ago: its host\\x1b[31m is gone",
@@ -189,7 +191,7 @@ def test_an_ended_task_has_its_cause_and_what_it_held(render):
 def test_a_task_that_waits_again_shows_the_lease_it_had_as_past(render):
     store = a_store(a_pending("r1", "gpu:0.5"))
     lease = store.commit(Plan((place("r1"),)), EPOCH, EPOCH + LATER).leases[0]
-    store.move(lease.id, lease.token, LeaseState.RELEASED, EPOCH, "not dispatched")
+    move_lease(store, lease.id, lease.token, LeaseState.RELEASED, EPOCH, "not dispatched")
     store.record([Submitted(a_pending("r1", "gpu:0.5"))], DECIDED)
     store.commit(Plan((wait("r1", 1),)), DECIDED, EPOCH + LATER)
     assert text_of(render, store, "r1").splitlines()[4:7] == [

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import pytest
 from hypothesis import given, settings
 
 from hetero_airflow.engines.engine import Liveness
-from hetero_airflow.errors import StoreUnavailable
+from hetero_airflow.errors import StoreError, StoreUnavailable
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Place, Plan
 from hetero_airflow.model.snapshot import Snapshot
@@ -16,7 +17,7 @@ from hetero_airflow.policies.policy import Policy
 from hetero_airflow.policies.priority import Priority
 from hetero_airflow.scheduling.cycle import MAX_ROUNDS, Cycle, CycleResult, run_cycle
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.store import Commit, Submitted, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import Commit, Move, Submitted, WorkerLost, WorkerSeen
 from hetero_airflow.testing import (
     EPOCH,
     FakeClock,
@@ -163,10 +164,10 @@ def test_a_database_that_fails_after_a_failed_dispatch_loses_no_request() -> Non
     class FailingStore(MemoryStore):
         is_down = False
 
-        def move(self, lease_id: str, token: int, to: LeaseState, now: datetime, cause: str = "") -> Lease:
+        def move(self, moves: Sequence[Move], now: datetime) -> tuple[Lease | StoreError, ...]:
             if self.is_down:
                 raise StoreUnavailable("move", found="no database", remedy="Start it")
-            return super().move(lease_id, token, to, now, cause)
+            return super().move(moves, now)
 
     store, engine = FailingStore(), FakeEngine()
     store.record([WorkerSeen(a_worker()), Submitted(a_pending("r0", "gpu:2"))], EPOCH)

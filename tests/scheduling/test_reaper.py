@@ -12,7 +12,7 @@ from hetero_airflow.scheduling.cycle import run_cycle
 from hetero_airflow.scheduling.reaper import lost_workers, reap
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import Submitted, WorkerLost, WorkerSeen
-from hetero_airflow.testing import EPOCH, FakeEngine, a_pending, a_worker
+from hetero_airflow.testing import EPOCH, FakeEngine, a_pending, a_worker, move_lease
 
 LATE = EPOCH + timedelta(seconds=61)
 
@@ -58,7 +58,7 @@ def test_an_expired_lease_is_asked_about_at_every_pass() -> None:
 def test_a_lease_that_ended_meanwhile_is_passed_over() -> None:
     store, engine, lease = a_store_with_a_lease()
     stale = store.snapshot().leases
-    store.move(lease.id, lease.token, LeaseState.RELEASED, EPOCH)
+    move_lease(store, lease.id, lease.token, LeaseState.RELEASED, EPOCH)
     assert reap(store, engine, stale, LATE) == ()
 
 

@@ -20,7 +20,7 @@ from hetero_airflow.store import sql_transaction, tables
 from hetero_airflow.store.sql import SqlStore
 from hetero_airflow.store.sql_leases import Committing
 from hetero_airflow.store.store import Submitted, Withdrawn, WorkerSeen
-from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_worker
+from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_worker, move_lease
 
 LATER = EPOCH + timedelta(seconds=60)
 
@@ -54,7 +54,7 @@ def test_what_one_store_writes_another_reads(engine):
     assert second.snapshot() == first.snapshot()
     (lease,) = first.commit(Plan((a_place("r1", cpu=1000),)), EPOCH, LATER).leases
     assert second.snapshot() == first.snapshot()
-    second.move(lease.id, lease.token, LeaseState.RELEASED, LATER)
+    move_lease(second, lease.id, lease.token, LeaseState.RELEASED, LATER)
     assert first.snapshot() == second.snapshot() == SqlStore(engine).snapshot()
 
 
@@ -97,7 +97,7 @@ def test_pruning_leaves_no_row_behind_even_where_foreign_keys_are_off(tmp_path):
     tables.metadata.create_all(engine)
     store = prepared(engine, "r1")
     (lease,) = store.commit(Plan((a_place("r1", cpu=1000),)), EPOCH, LATER).leases
-    store.move(lease.id, lease.token, LeaseState.RELEASED, EPOCH)
+    move_lease(store, lease.id, lease.token, LeaseState.RELEASED, EPOCH)
     store.prune(LATER)
     with engine.connect() as connection:
         for table in (tables.request, tables.lease, tables.lease_device, tables.decision):
@@ -213,7 +213,7 @@ CALLS = {
     "snapshot": lambda store: store.snapshot(),
     "commit": lambda store: store.commit(Plan((a_place("r1", cpu=1000),)), EPOCH, LATER),
     "renew": lambda store: store.renew([("r1.1", 1)], LATER),
-    "move": lambda store: store.move("r1.1", 1, LeaseState.RELEASED, EPOCH),
+    "move": lambda store: move_lease(store, "r1.1", 1, LeaseState.RELEASED, EPOCH),
     "story": lambda store: store.story("dag", "run", "r1"),
     "telemetry": lambda store: store.telemetry(),
     "last_seen": lambda store: store.last_seen(),

@@ -22,7 +22,7 @@ from hetero_airflow.model.plan import (
 from hetero_airflow.model.snapshot import Usage
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store.store import Commit, Submitted, Withdrawn, WorkerLost, WorkerSeen
-from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
 
 LATER = EPOCH + timedelta(seconds=60)
 MUCH_LATER = EPOCH + timedelta(days=2)
@@ -69,7 +69,7 @@ def grant(store, *places: Place) -> tuple[Lease, ...]:
 
 
 def release(store, lease: Lease, now=LATER, cause="") -> Lease:
-    return store.move(lease.id, lease.token, LeaseState.RELEASED, now, cause)
+    return move_lease(store, lease.id, lease.token, LeaseState.RELEASED, now, cause)
 
 
 # -- workers -----------------------------------------------------------------------------------------------------------
@@ -417,7 +417,7 @@ def test_cores_of_live_leases_never_meet_and_freed_ones_are_given_again(store):
 def test_a_renewed_lease_is_active_and_lasts_longer(store):
     prepare(store, "r1", "r2")
     first, second = grant(store, a_place("r1", **{"GPU-0": 1000}), a_place("r2", **{"GPU-1": 1000}))
-    store.move(second.id, second.token, LeaseState.EXPIRED, EPOCH)
+    move_lease(store, second.id, second.token, LeaseState.EXPIRED, EPOCH)
     before = store.snapshot()
     assert store.renew([(first.id, first.token), (second.id, second.token)], MUCH_LATER) == frozenset()
     renewed = {"state": LeaseState.ACTIVE, "expires_at": MUCH_LATER}
@@ -447,7 +447,7 @@ def reach(store, lease: Lease, state: LeaseState) -> None:
     if state == LeaseState.ACTIVE:
         store.renew([(lease.id, lease.token)], LATER)
     elif state != LeaseState.GRANTED:
-        store.move(lease.id, lease.token, state, EPOCH)
+        move_lease(store, lease.id, lease.token, state, EPOCH)
 
 
 @pytest.mark.parametrize(("was", "to"), list(product(LeaseState, LeaseState)))
@@ -456,12 +456,12 @@ def test_a_lease_changes_as_the_table_of_transitions_says(store, was, to):
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
     reach(store, lease, was)
     if (was, to) in TRANSITIONS:
-        assert store.move(lease.id, lease.token, to, LATER) == lease.model_copy(update={"state": to})
+        assert move_lease(store, lease.id, lease.token, to, LATER) == lease.model_copy(update={"state": to})
         assert store.story("dag", "run", "r1").leases[0].state == to
     else:
         before = store.snapshot()
         with pytest.raises(InvalidTransition, match=f"lease r1.1 to become {to}; found it is {was}"):
-            store.move(lease.id, lease.token, to, LATER)
+            move_lease(store, lease.id, lease.token, to, LATER)
         assert store.snapshot() is before
 
 
@@ -470,7 +470,7 @@ def test_a_lease_changes_as_the_table_of_transitions_says(store, was, to):
 def test_the_end_of_a_lease_frees_its_devices_and_ends_its_request(store, end, cause):
     prepare(store, "r1", "r2")
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000, "cpu": 4000}))
-    store.move(lease.id, lease.token, end, LATER, cause)
+    move_lease(store, lease.id, lease.token, end, LATER, cause)
     found = store.snapshot()
     assert found.leases == ()
     assert found.usage == {("worker-a", "GPU-0"): Usage(0, 0, EPOCH), ("worker-a", "cpu"): Usage(0, 0, EPOCH)}
@@ -483,7 +483,7 @@ def test_the_end_of_a_lease_frees_its_devices_and_ends_its_request(store, end, c
 def test_an_expired_lease_still_holds_its_devices(store):
     prepare(store, "r1", "r2")
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
-    store.move(lease.id, lease.token, LeaseState.EXPIRED, LATER)
+    move_lease(store, lease.id, lease.token, LeaseState.EXPIRED, LATER)
     assert store.snapshot().used("worker-a", "GPU-0").milli == 1000
     assert store.commit(Plan((a_place("r2", **{"GPU-0": 1000}),)), LATER, LATER).refused == ("r2",)
 
@@ -493,9 +493,9 @@ def test_moving_an_unknown_lease_or_with_another_token_raises_and_changes_nothin
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
     before = store.snapshot()
     with pytest.raises(LeaseNotFound, match="lease nothing; found no such lease"):
-        store.move("nothing", 1, LeaseState.RELEASED, LATER)
+        move_lease(store, "nothing", 1, LeaseState.RELEASED, LATER)
     with pytest.raises(LeaseLost, match=r"lease r1\.1 with token 2; found its token is 1"):
-        store.move(lease.id, 2, LeaseState.RELEASED, LATER)
+        move_lease(store, lease.id, 2, LeaseState.RELEASED, LATER)
     assert store.snapshot() is before
 
 
@@ -599,7 +599,7 @@ def test_pruning_forgets_what_ended_before_and_keeps_what_lives(store):
     assert store.snapshot() == before
     assert store.story("dag", "run", "old") is None
     with pytest.raises(LeaseNotFound):
-        store.move(old.id, old.token, LeaseState.EXPIRED, LATER)
+        move_lease(store, old.id, old.token, LeaseState.EXPIRED, LATER)
     assert store.story("dag", "run", "new").leases[0].id == new.id
     assert store.story("dag", "run", "placed").leases == (placed,)
     assert [d["position"] for d in store.story("dag", "run", "waiting").decisions] == [2]

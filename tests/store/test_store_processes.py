@@ -19,7 +19,7 @@ from hetero_airflow.store import tables
 from hetero_airflow.store.codec import CORES
 from hetero_airflow.store.sql import SqlStore
 from hetero_airflow.store.store import Submitted, Withdrawn, WorkerLost, WorkerSeen
-from hetero_airflow.testing import EPOCH, a_pending, a_worker
+from hetero_airflow.testing import EPOCH, a_pending, a_worker, move_lease
 
 PROCESSES = 4
 LATER = EPOCH + timedelta(days=1)
@@ -42,7 +42,7 @@ def operate(store: SqlStore, rng: random.Random, name: str, number: int) -> None
         lease = rng.choice(snapshot.leases)
         to = rng.choice((LeaseState.RELEASED, LeaseState.EVICTED, LeaseState.EXPIRED))
         try:
-            store.move(lease.id, lease.token, to, now)
+            move_lease(store, lease.id, lease.token, to, now)
         except StoreError as error:
             if type(error).__name__ not in ("InvalidTransition", "LeaseNotFound"):  # another process was faster
                 raise
