@@ -219,7 +219,7 @@ class LocalAirflow:
         """A task's log as Airflow's UI shows it."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
         content = self.api("GET", f"{path}?map_index={map_index}")["content"]
-        return "\n".join(str(line.get("event", line)) if isinstance(line, dict) else str(line) for line in content)
+        return "\n".join(_log_line(line) for line in content)
 
     def wait_until(self, condition: Any, what: str, timeout_s: float = 120, every_s: float = 0.25) -> Any:
         """What the condition gives once it is true.
@@ -236,6 +236,14 @@ class LocalAirflow:
     def pid(self, name: str) -> int:
         """The main process of a component."""
         return self._processes[name].pid
+
+
+def _log_line(line: Any) -> str:
+    """The event of a structured line, and the exceptions that it carries beside it."""
+    if not isinstance(line, dict):
+        return str(line)
+    errors = (f"{error.get('exc_type')}: {error.get('exc_value')}" for error in line.get("error_detail") or ())
+    return "\n".join([str(line.get("event", line)), *errors])
 
 
 def _wait_for_group(process: subprocess.Popen[bytes], timeout_s: float) -> None:
