@@ -1,0 +1,34 @@
+"""A device that is chosen when the DAG is triggered, by a parameter.
+
+Templates are rendered before the task is placed. They may use params, dag_run, run_id, logical_date and ds.
+
+To choose an accelerator on a machine without one, start Airflow with
+``HETERO_AIRFLOW_SIMULATED_DEVICES="nvidia/h100-80gb:2,ascend/910b:2"``. What was not real says "simulated".
+"""
+
+from __future__ import annotations
+
+from airflow.sdk import Param, dag, task
+
+from hetero_airflow.runtime import current_lease
+
+
+@task.device(device="{{ params.device }}", priority="{{ params.priority }}")
+def run_there() -> str:
+    return str(current_lease())
+
+
+@dag(
+    schedule=None,
+    params={
+        "device": Param("cpu", type="string", examples=["cpu", "gpu", "nvidia/h100-80gb:2", "ascend/910b"]),
+        "priority": Param("medium", enum=["urgent", "high", "medium", "low"]),
+    },
+    tags=["hetero_airflow", "example"],
+    doc_md=__doc__,
+)
+def templated() -> None:
+    run_there()
+
+
+templated()

@@ -1,0 +1,118 @@
+"""Every example in one real Airflow with two simulated GPUs and two simulated NPUs."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from local_airflow import LocalAirflow
+
+pytestmark = pytest.mark.system
+
+DAGS = Path(__file__).resolve().parents[2] / "dags"
+CONFS = {
+    "alternatives": {},
+    "bash_on_device": {},
+    "mapped": {},
+    "retrain_digits": {},
+    "shares": {},
+    "templated": {"device": "ascend/910b:2", "priority": "high"},
+}
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory):
+    home = tmp_path_factory.mktemp("airflow")
+    # A simulated GPU comes without cores, so that torch would take all: on a busy host its threads wait for each other.
+    settings = {"OMP_NUM_THREADS": "1", "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False"}
+    with LocalAirflow(home, DAGS, simulated="nvidia/h100-80gb:2,ascend/910b:2", settings=settings) as airflow:
+        yield airflow
+
+
+@pytest.fixture(scope="module")
+def runs(airflow):
+    """DAG id → run id, all of them over and well."""
+    runs = {dag_id: airflow.trigger(dag_id, conf) for dag_id, conf in CONFS.items()}
+    states = {dag_id: airflow.wait_for_run(dag_id, run_id, 240) for dag_id, run_id in runs.items()}
+    bad = [
+        f"{dag_id}.{ti['task_id']} is {ti['state']}:\n{airflow.log_text(dag_id, runs[dag_id], ti['task_id'])[-3000:]}"
+        for dag_id, state in states.items()
+        if state != "success"
+        for ti in airflow.tasks(dag_id, runs[dag_id])
+        if ti["state"] == "failed"
+    ]
+    assert set(states.values()) == {"success"}, "\n".join(bad)
+    return runs
+
+
+def test_every_file_is_one_dag_that_airflow_reads_without_error(airflow, runs):
+    assert airflow.api("GET", "/importErrors")["import_errors"] == []
+    dags = airflow.api("GET", "/dags?limit=100")["dags"]
+    assert sorted(dag["dag_id"] for dag in dags) == sorted(path.stem for path in DAGS.glob("*.py")) == sorted(CONFS)
+
+
+def test_the_first_alternative_is_taken_and_said_to_be_simulated(airflow, runs):
+    said = airflow.xcom("alternatives", runs["alternatives"], "in_order")
+    assert said.startswith("the first that fitted: 1 × nvidia/h100-80gb (simulated)")
+
+
+def test_of_a_set_the_policy_chooses(airflow, runs):
+    said = airflow.xcom("alternatives", runs["alternatives"], "whichever_is_best")
+    assert said.startswith(
+        (
+            "what the policy chose: 1 × nvidia/h100-80gb (simulated)",
+            "what the policy chose: 1 × ascend/910b (simulated)",
+        )
+    )
+
+
+def test_two_halves_share_one_gpu_at_the_same_time(airflow, runs):
+    said = [airflow.xcom("shares", runs["shares"], task) for task in ("one_half", "other_half")]
+    assert said[0] == said[1]
+    assert said[0].startswith("0.5 of a (cooperative) nvidia/h100-80gb (simulated)")
+    tasks = airflow.tasks("shares", runs["shares"])
+    begins = [datetime.fromisoformat(ti["start_date"]) for ti in tasks]
+    ends = [datetime.fromisoformat(ti["end_date"]) for ti in tasks]
+    assert max(begins) < min(ends)
+
+
+def test_mapped_instances_have_one_request_or_each_its_own(airflow, runs):
+    run_id = runs["mapped"]
+    scores = [airflow.xcom("mapped", run_id, "score", index) for index in range(4)]
+    assert [score.split(" on ")[0] for score in scores] == [f"part {index}" for index in range(4)]
+    assert [airflow.xcom("mapped", run_id, "add", index) for index in range(2)] == [3, 7]
+    compared = [airflow.xcom("mapped", run_id, "compare", index).split(" on ")[0] for index in range(3)]
+    assert compared[:2] == ["1 × nvidia/h100-80gb (simulated)", "2 × ascend/910b (simulated)"]
+    assert compared[2].startswith("1 × ")
+    assert "(simulated)" not in compared[2]
+
+
+def test_a_shell_command_sees_its_lease(airflow, runs):
+    said = airflow.xcom("bash_on_device", runs["bash_on_device"], "say_where")
+    assert said.startswith("1 × nvidia/h100-80gb (simulated)")
+    log = airflow.log_text("bash_on_device", runs["bash_on_device"], "say_where")
+    assert "CUDA_VISIBLE_DEVICES is 'simulated-nvidia-h100-80gb-" in log
+
+
+def test_a_parameter_chooses_the_device(airflow, runs):
+    assert airflow.xcom("templated", runs["templated"], "run_there").startswith("2 × ascend/910b (simulated)")
+
+
+def test_the_retrained_model_is_good_and_published_with_a_card(airflow, runs):
+    run_id = runs["retrain_digits"]
+    model = Path(airflow.xcom("retrain_digits", run_id, "publish"))
+    card = json.loads(model.with_suffix(".json").read_text())
+    assert card["accuracy"] == airflow.xcom("retrain_digits", run_id, "evaluate") > 0.95
+    assert card["run_id"] == run_id
+    assert (card["trained_on"]["device"], card["trained_on"]["torch_device"]) == ("nvidia/h100-80gb", "cpu")
+    assert card["trained_on"]["simulated"] is True
+    assert model.is_relative_to(airflow.home)
+
+
+def test_a_model_that_is_not_good_enough_is_skipped(airflow, runs):
+    run_id = airflow.trigger("retrain_digits", {"accuracy_threshold": 1, "epochs": 1})
+    assert airflow.wait_for_run("retrain_digits", run_id, 120) == "success"
+    states = {ti["task_id"]: ti["state"] for ti in airflow.tasks("retrain_digits", run_id)}
+    assert states.pop("publish") == "skipped"
+    assert set(states.values()) == {"success"}
+    assert "is below the threshold 1" in airflow.log_text("retrain_digits", run_id, "publish")
