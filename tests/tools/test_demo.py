@@ -1,0 +1,88 @@
+"""``make demo`` as its users meet it: a run that goes well, one that fails, one that is interrupted."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import foreground
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HOME = ROOT / ".airflow" / "demo"
+
+
+def start_demo(**environment):
+    return subprocess.Popen(
+        [sys.executable, ROOT / "tools" / "demo.py"],
+        env={**os.environ, "HETERO_AIRFLOW_SIMULATED_DEVICES": "", **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def processes_of_the_demo():
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(HOME):
+                found.append(process.pid)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def test_a_folder_takes_one_airflow_only(tmp_path):
+    foreground.refuse_second(tmp_path)
+    sleeper = subprocess.Popen(["sleep", "60"], cwd=tmp_path)
+    try:
+        with pytest.raises(foreground.StillRunning, match=rf"kill {sleeper.pid}$"):
+            foreground.refuse_second(tmp_path)
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+@pytest.mark.system
+def test_a_run_says_where_each_task_ran_and_why_and_where_the_model_lies():
+    demo = start_demo(OMP_NUM_THREADS="1")
+    output, _ = demo.communicate(timeout=280)
+    assert demo.returncode == 0, output
+    assert re.search(r"train .* 1 × (cpu|gpu): the only worker that fits", output.replace("\n", " "))
+    assert float(re.search(r"Accuracy: ([0-9.]+)%", output)[1]) > 95
+    model = Path(re.search(r"Model: +(.*)", output)[1])
+    assert model.is_relative_to(HOME)
+    assert model.stat().st_size > 10_000
+    assert processes_of_the_demo() == []
+
+
+@pytest.mark.system
+def test_a_run_that_fails_shows_the_end_of_the_log_and_where_the_logs_lie():
+    demo = start_demo(HETERO_AIRFLOW_DATA="/dev/null/no-folder")
+    output, _ = demo.communicate(timeout=280)
+    assert demo.returncode == 1, output
+    assert "The end of the log of prepare_training" in output
+    assert "/dev/null/no-folder" in output
+    assert f"Logs lie in {HOME / 'logs'}" in output
+    assert processes_of_the_demo() == []
+
+
+@pytest.mark.system
+def test_an_interrupted_demo_leaves_no_process():
+    demo = start_demo()
+    end = time.monotonic() + 120
+    lines = []
+    while time.monotonic() < end and "prepare_training: running" not in "".join(lines[-1:]):
+        lines.append(demo.stdout.readline())
+    demo.send_signal(signal.SIGINT)
+    demo.send_signal(signal.SIGINT)
+    output, _ = demo.communicate(timeout=120)
+    assert demo.returncode == 130, "".join(lines) + output
+    assert "Interrupted." in output
+    assert processes_of_the_demo() == []
