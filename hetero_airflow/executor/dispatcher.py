@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from airflow.executors.workloads import ExecuteTask
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Session
 
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.engines.local import LocalEngine
-from hetero_airflow.errors import HeteroError, StoreUnavailable
+from hetero_airflow.errors import RequestError, StoreUnavailable
 from hetero_airflow.executor.carrier import Asked, load_lease
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.inventory_watch import InventoryWatch
 from hetero_airflow.executor.lease_keeper import LeaseKeeper, Report
 from hetero_airflow.executor.periods import Periods
-from hetero_airflow.executor.task_instances import queued_ids, record_lease, refresh_queued
+from hetero_airflow.executor.task_instances import TaskInstances
 from hetero_airflow.executor.task_log import write_task_log
-from hetero_airflow.executor.templates import render_request
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Refuse, Wait
 from hetero_airflow.model.request import DeviceRequest
@@ -71,7 +69,7 @@ class Dispatcher:
         engine: LocalEngine,
         keeper: LeaseKeeper,
         *,
-        sessions: Callable[[], AbstractContextManager[Session]],
+        tasks: TaskInstances,
         report: Report,
         renew_token: Callable[[ExecuteTask], None],
         queued_timeout_s: float,
@@ -81,13 +79,15 @@ class Dispatcher:
         self._store = store
         self._engine = engine
         self._keeper = keeper
-        self._sessions = sessions
+        self._tasks = tasks
         self._report = report
         self._renew_token = renew_token
         self._inventory = InventoryWatch(configuration)
         self._cycle = Cycle(store, policy, self, lease_timeout_s=configuration.lease_timeout_s)
         self._placed: list[tuple[HeldTask, TaskLease]] = []
         self._requests: dict[str, Any] = {}
+        self._news: list[Event] = []
+        """What the store is to be told at the next occasion."""
         self._periods = Periods(refresh=queued_timeout_s / 4, workers=configuration.worker_timeout_s / 4, prune=3600)
         self._outage = ""
 
@@ -95,20 +95,21 @@ class Dispatcher:
         """Keep a task until its devices are there. Touches no database: the scheduler is inside a transaction."""
         self.held[workload.key] = HeldTask(workload, asked, now)
 
-    def drop(self, key: Any, cause: str, now: datetime) -> None:
-        """Let go of a held task that Airflow does not want any more."""
+    def drop(self, key: Any, cause: str) -> None:
+        """Let go of a held task that Airflow does not want any more. Touches no database either."""
         held = self.held.pop(key, None)
         if held is not None and held.request is not None:
-            self._store.record([Withdrawn(held.request_id, cause)], now)
+            self._news.append(Withdrawn(held.request_id, cause))
 
     def decide(self, now: datetime) -> None:
         """What comes before the engine starts anything: who is gone, who comes next, what is free, who gets it."""
         with self._weathering_outages():
             self._take_inventory(now)
             self._drop_unwanted(now)
-            self._submit(now)
             self._keeper.free_ended(now)
+            self._submit(now)
             self._place(now)
+            self._outage = ""
 
     def settle(self, now: datetime) -> None:
         """What can wait until the engine has started what was placed: records, renewals, housekeeping."""
@@ -131,8 +132,6 @@ class Dispatcher:
             if text != self._outage:
                 log.warning("%s Held tasks stay held, running ones keep their devices.", text)
             self._outage = text
-        else:
-            self._outage = ""
 
     # What the cycle asks of an engine.
 
@@ -149,7 +148,8 @@ class Dispatcher:
         return self._keeper.liveness(lease)
 
     def _hand_over(self, held: HeldTask, lease: Lease) -> None:
-        worker = next(worker for worker in self._store.snapshot().workers if worker.id == lease.worker_id)
+        workers = {worker.id: worker for worker in self._store.snapshot().workers}
+        worker = workers[lease.worker_id]
         assert held.request is not None
         told = task_lease(lease, worker, held.request.alternatives[lease.alternative])
         workload = held.workload
@@ -170,11 +170,10 @@ class Dispatcher:
         """Let go of held tasks that a user marked, cleared or deleted, or that have waited too long."""
         if not self.held:
             return
-        with self._sessions() as session:
-            queued = queued_ids(session, [held.request_id for held in self.held.values()])
+        queued = self._tasks.queued([held.request_id for held in self.held.values()])
         for key, held in list(self.held.items()):
             if held.request_id not in queued:
-                self.drop(key, "Airflow does not want it any more", now)
+                self.drop(key, "Airflow does not want it any more")
             elif held.request and held.request.wait_timeout_s is not None:
                 waited_s = (now - held.since).total_seconds()
                 if waited_s > held.request.wait_timeout_s:
@@ -182,29 +181,29 @@ class Dispatcher:
                     self._fail(key, f"No device in time: {text}", now)
 
     def _submit(self, now: datetime) -> None:
-        events: list[Event] = []
+        """Tell the store who waits now, and who does not any more."""
         for key, held in list(self.held.items()):
             if held.request is not None or self._keeper.holds_request(held.request_id):
                 continue
             try:
-                held.request = self._resolve(held)
-            except HeteroError as error:
+                request = self._resolve(held)
+            except RequestError as error:
                 self._fail(key, f"The device request can't be read: {error}", now)
                 continue
             lease = self._lease_of(held.request_id)
+            held.request = request
             if lease is not None:
                 self._hand_over(held, lease)
             else:
-                events.append(Submitted(self._pending(held, held.request)))
-        if events:
-            self._store.record(events, now)
+                self._news.append(Submitted(self._pending(held, request)))
+        if self._news:
+            self._store.record(self._news, now)
+            self._news.clear()
 
     def _resolve(self, held: HeldTask) -> DeviceRequest:
         if isinstance(held.asked, DeviceRequest):
             return held.asked
-        ti = held.workload.ti
-        with self._sessions() as session:
-            return render_request(session, ti.dag_id, ti.run_id, held.asked)
+        return self._tasks.render(held.workload, held.asked)
 
     def _lease_of(self, request_id: str) -> Lease | None:
         """The lease that a scheduler which died got for a task before it could start."""
@@ -242,11 +241,9 @@ class Dispatcher:
         forgotten = [pending.id for pending in self._store.snapshot().pending if pending.id not in known]
         if not forgotten:
             return
-        with self._sessions() as session:
-            queued = queued_ids(session, forgotten)
-        events = [Withdrawn(id_, "Airflow does not want it any more") for id_ in forgotten if id_ not in queued]
-        if events:
-            self._store.record(events, now)
+        queued = self._tasks.queued(forgotten)
+        gone = [Withdrawn(id_, "Airflow does not want it any more") for id_ in forgotten if id_ not in queued]
+        self._store.record(gone, now)
 
     def _tell_wait(self, held: HeldTask, decision: Wait, now: datetime) -> None:
         text = f"Waiting for {held.request}: {decision.reason}"
@@ -258,17 +255,16 @@ class Dispatcher:
         placed, self._placed = self._placed, []
         if not placed:
             return
-        with self._sessions() as session:
-            for held, lease in placed:
-                record_lease(session, held.workload, lease)
+        self._tasks.record_leases([(held.workload, lease) for held, lease in placed])
         for held, lease in placed:
             waited_s = (now - held.since).total_seconds()
             write_task_log(held.workload.log_path, f"Placed after {waited_s:.1f} s on {lease}", now)
 
     def _keep_house(self, now: datetime) -> None:
-        if self.held and self._periods.is_due("refresh", now):
-            with self._sessions() as session:
-                refresh_queued(session, [held.request_id for held in self.held.values()], now)
+        if self._periods.is_due("refresh", now):
+            ids = [held.request_id for held in self.held.values()]
+            ids += [task.lease.request_id for task in self._keeper.running.values()]
+            self._tasks.refresh_queued(ids, now)
         if self._periods.is_due("workers", now):
             workers, seen = self._store.snapshot().workers, self._store.last_seen()
             self._store.record(lost_workers(workers, seen, now, self._configuration.worker_timeout_s), now)
@@ -279,5 +275,5 @@ class Dispatcher:
         held = self.held[key]
         log.error("%s: %s", key, text)
         write_task_log(held.workload.log_path, text, now, "error")
-        self.drop(key, text, now)
+        self.drop(key, text)
         self._report(key, "failed", text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -22,11 +21,9 @@ from hetero_airflow.executor.carrier import KEY, unpack_request
 from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.lease_keeper import LeaseKeeper
+from hetero_airflow.executor.task_instances import TaskInstances
 from hetero_airflow.registry import load
 from hetero_airflow.store.sql import SqlStore
-
-_sessions = functools.partial(create_session, scoped=False)
-"""Sessions of our own: the scoped one is the scheduler's, in the middle of its work."""
 
 
 class HeteroExecutor(BaseExecutor):
@@ -45,17 +42,22 @@ class HeteroExecutor(BaseExecutor):
         self._engine = load(engines.GROUP, engines.ENGINES, "local")(self.parallelism, self.team_name)
 
     def start(self) -> None:
-        """Start the engine and open the store."""
+        """Open the store and start the engine.
+
+        :raises SettingsError: an option of [hetero] that can't be read
+        :raises StoreUnavailable: the database can't be reached, or `airflow db migrate` was not run
+        """
         import hetero_airflow.executor.coordinator  # noqa: F401  the engine's worker processes inherit it by fork
 
         configuration = read_configuration()
         _ensure_pool(configuration.pool)
+        store, tasks = SqlStore(_engine_of_airflow()), TaskInstances()
+        store.snapshot()  # fails now, and clearly, where it would fail later
         self._engine.start(self.job_id, self.callback_sink, self.name)
-        store = SqlStore(_engine_of_airflow())
         self._keeper = LeaseKeeper(
             store,
             self._engine,
-            sessions=_sessions,
+            tasks=tasks,
             report=self._report,
             lease_timeout_s=configuration.lease_timeout_s,
         )
@@ -65,7 +67,7 @@ class HeteroExecutor(BaseExecutor):
             load(policies.GROUP, policies.POLICIES, configuration.policy)(),
             self._engine,
             self._keeper,
-            sessions=_sessions,
+            tasks=tasks,
             report=self._report,
             renew_token=self._renew_token,
             queued_timeout_s=conf.getfloat("scheduler", "task_queued_timeout"),
@@ -100,8 +102,7 @@ class HeteroExecutor(BaseExecutor):
 
     def revoke_task(self, *, ti: Any) -> None:
         """Let go of a task that Airflow found stuck in the queue."""
-        now = datetime.now(UTC)
-        self._dispatcher.drop(ti.key, "Airflow revoked it", now)
+        self._dispatcher.drop(ti.key, "Airflow revoked it")
         if self._engine.withdraw(ti.key):
             self._keeper.end(ti.key, "Airflow revoked it")
 

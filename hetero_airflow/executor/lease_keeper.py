@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy.orm import Session
+from sqlalchemy.exc import SQLAlchemyError
 
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.engines.local import LocalEngine
 from hetero_airflow.errors import StoreError
 from hetero_airflow.executor.periods import Periods
-from hetero_airflow.executor.task_instances import TaskProcess, task_processes
+from hetero_airflow.executor.task_instances import TaskInstances, TaskProcess
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.store.store import Move, Store
 
@@ -66,7 +65,7 @@ class LeaseKeeper:
         store: Store,
         engine: LocalEngine,
         *,
-        sessions: Callable[[], AbstractContextManager[Session]],
+        tasks: TaskInstances,
         report: Report,
         lease_timeout_s: float,
     ) -> None:
@@ -74,7 +73,7 @@ class LeaseKeeper:
         self._ending: dict[str, EndingTask] = {}
         self._store = store
         self._engine = engine
-        self._sessions = sessions
+        self._tasks = tasks
         self._report = report
         self._lease_timeout = timedelta(seconds=lease_timeout_s)
         self._periods = Periods(renew=lease_timeout_s / 4, watch=_WATCH_EVERY_S)
@@ -96,7 +95,10 @@ class LeaseKeeper:
     def survives(self, key: Any) -> bool:
         """Whether the task runs although the engine reported its failure: another process got there first."""
         task = self.running[key]
-        process = self._process(task.lease)
+        try:
+            process = self._process(task.lease)
+        except SQLAlchemyError:
+            return False
         if process.state == "running" and self._liveness(task.lease, process) is Liveness.ALIVE:
             task.is_adopted = True
             return True
@@ -117,8 +119,7 @@ class LeaseKeeper:
         return [*(task.lease for task in self.running.values()), *(task.lease for task in self._ending.values())]
 
     def _process(self, lease: Lease) -> TaskProcess:
-        with self._sessions() as session:
-            return task_processes(session, [lease.request_id]).get(lease.request_id, TaskProcess())
+        return self._tasks.processes([lease.request_id]).get(lease.request_id, TaskProcess())
 
     def _liveness(self, lease: Lease, process: TaskProcess) -> Liveness:
         if self._engine.processes({lease.id: (process.pid, process.started_at)}):
@@ -131,8 +132,7 @@ class LeaseKeeper:
         """Free the leases of ended tasks whose processes are gone; stop the processes that are left."""
         if not self._ending:
             return
-        with self._sessions() as session:
-            processes = task_processes(session, [task.lease.request_id for task in self._ending.values()])
+        processes = self._tasks.processes([task.lease.request_id for task in self._ending.values()])
         known = {id_: processes.get(task.lease.request_id, TaskProcess()) for id_, task in self._ending.items()}
         left = self._engine.processes({id_: (process.pid, process.started_at) for id_, process in known.items()})
         for id_, pids in left.items():
@@ -173,8 +173,7 @@ class LeaseKeeper:
                 self._lose(key, "its device lease was taken back")
 
     def _find_lost(self, now: datetime) -> None:
-        with self._sessions() as session:
-            processes = task_processes(session, [task.lease.request_id for task in self.running.values()])
+        processes = self._tasks.processes([task.lease.request_id for task in self.running.values()])
         for key, task in list(self.running.items()):
             process = processes.get(task.lease.request_id, TaskProcess())
             if process.is_wanted and self._liveness(task.lease, process) is not Liveness.GONE:

@@ -1,10 +1,11 @@
-"""What Airflow's database says of task instances. Sessions are the caller's, and are short."""
+"""What Airflow's database says of task instances."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from airflow._shared.state import TaskScope
@@ -12,10 +13,12 @@ from airflow.executors.workloads import ExecuteTask
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.taskinstancehistory import TaskInstanceHistory
 from airflow.state import get_state_backend
+from airflow.utils.session import create_session
 from airflow.utils.state import TaskInstanceState
 from sqlalchemy import select, update
-from sqlalchemy.orm import Session
 
+from hetero_airflow.executor.templates import render_request
+from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.runtime.task_lease import TaskLease
 
 STATE_KEY = "hetero.lease"
@@ -38,50 +41,70 @@ class TaskProcess:
         return self.state in (TaskInstanceState.QUEUED, TaskInstanceState.RUNNING)
 
 
-def task_processes(session: Session, ids: Collection[str]) -> dict[str, TaskProcess]:
-    """Task instance id → its process, for those ids that Airflow still knows, past tries included."""
-    if not ids:
-        return {}
-    uuids = [UUID(id_) for id_ in ids]
-    found: dict[str, TaskProcess] = {}
-    past = select(
-        TaskInstanceHistory.task_instance_id,
-        TaskInstanceHistory.pid,
-        TaskInstanceHistory.hostname,
-        TaskInstanceHistory.start_date,
-    ).where(TaskInstanceHistory.task_instance_id.in_(uuids))
-    for id_, pid, hostname, started_at in session.execute(past):
-        found[str(id_)] = TaskProcess(None, pid, hostname or "", started_at)
-    present = select(
-        TaskInstance.id, TaskInstance.state, TaskInstance.pid, TaskInstance.hostname, TaskInstance.start_date
-    ).where(TaskInstance.id.in_(uuids))
-    for id_, state, pid, hostname, started_at in session.execute(present):
-        found[str(id_)] = TaskProcess(state, pid, hostname or "", started_at)
-    return found
+class TaskInstances:
+    """Airflow's task instances, read and written in short sessions of our own.
 
+    The scoped session is the scheduler's, in the middle of its work.
+    """
 
-def queued_ids(session: Session, ids: Collection[str]) -> set[str]:
-    """Which of these task instances are still QUEUED."""
-    if not ids:
-        return set()
-    query = select(TaskInstance.id).where(
-        TaskInstance.id.in_([UUID(id_) for id_ in ids]), TaskInstance.state == TaskInstanceState.QUEUED
-    )
-    return {str(id_) for id_ in session.scalars(query)}
+    def processes(self, ids: Collection[str]) -> dict[str, TaskProcess]:
+        """Task instance id → its process, for those ids that Airflow still knows, past tries included."""
+        if not ids:
+            return {}
+        uuids = [UUID(id_) for id_ in ids]
+        past = select(
+            TaskInstanceHistory.task_instance_id,
+            TaskInstanceHistory.pid,
+            TaskInstanceHistory.hostname,
+            TaskInstanceHistory.start_date,
+        ).where(TaskInstanceHistory.task_instance_id.in_(uuids))
+        present = select(
+            TaskInstance.id, TaskInstance.state, TaskInstance.pid, TaskInstance.hostname, TaskInstance.start_date
+        ).where(TaskInstance.id.in_(uuids))
+        found: dict[str, TaskProcess] = {}
+        with create_session(scoped=False) as session:
+            for id_, pid, hostname, started_at in session.execute(past):
+                found[str(id_)] = TaskProcess(None, pid, hostname or "", started_at)
+            for id_, state, pid, hostname, started_at in session.execute(present):
+                found[str(id_)] = TaskProcess(state, pid, hostname or "", started_at)
+        return found
 
+    def queued(self, ids: Collection[str]) -> set[str]:
+        """Which of these are still QUEUED."""
+        if not ids:
+            return set()
+        query = select(TaskInstance.id).where(
+            TaskInstance.id.in_([UUID(id_) for id_ in ids]), TaskInstance.state == TaskInstanceState.QUEUED
+        )
+        with create_session(scoped=False) as session:
+            return {str(id_) for id_ in session.scalars(query)}
 
-def refresh_queued(session: Session, ids: Iterable[str], now: datetime) -> None:
-    """Tell Airflow that these held tasks are not stuck, or its time limit for QUEUED would revoke them."""
-    session.execute(
-        update(TaskInstance)
-        .where(TaskInstance.id.in_([UUID(id_) for id_ in ids]), TaskInstance.state == TaskInstanceState.QUEUED)
-        .values(queued_dttm=now)
-        .execution_options(synchronize_session=False)
-    )
+    def refresh_queued(self, ids: Collection[str], now: datetime) -> None:
+        """Tell Airflow that those of these that are still QUEUED are not stuck, or its time limit would revoke them."""
+        if not ids:
+            return
+        statement = (
+            update(TaskInstance)
+            .where(TaskInstance.id.in_([UUID(id_) for id_ in ids]), TaskInstance.state == TaskInstanceState.QUEUED)
+            .values(queued_dttm=now)
+            .execution_options(synchronize_session=False)
+        )
+        with create_session(scoped=False) as session:
+            session.execute(statement)
 
+    def record_leases(self, leases: Sequence[tuple[ExecuteTask, TaskLease]]) -> None:
+        """Leave each task a record of its lease in its state store, where retries and Airflow's UI find it."""
+        backend = get_state_backend()
+        with create_session(scoped=False) as session:
+            for workload, lease in leases:
+                ti = workload.ti
+                scope = TaskScope(ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index)
+                backend.set(scope, STATE_KEY, lease.model_dump_json(), session=session)
 
-def record_lease(session: Session, workload: ExecuteTask, lease: TaskLease) -> None:
-    """Leave the task a record of its lease in its state store, where retries and Airflow's UI find it."""
-    ti = workload.ti
-    scope = TaskScope(ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index)
-    get_state_backend().set(scope, STATE_KEY, lease.model_dump_json(), session=session)
+    def render(self, workload: ExecuteTask, arguments: Mapping[str, Any]) -> DeviceRequest:
+        """The request that arguments with templates make in the task's DAG run.
+
+        :raises RequestError: a template that can't be rendered, or a rendered request that is not valid
+        """
+        with create_session(scoped=False) as session:
+            return render_request(session, workload.ti.dag_id, workload.ti.run_id, arguments)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hetero_airflow.matching.compatibility import version_obstacle
 from hetero_airflow.matching.shapes import Shape, Shapes
-from hetero_airflow.model.device import Device, is_model_of, model_tokens
+from hetero_airflow.model.device import Device, device_tokens, is_model_of, model_tokens
 from hetero_airflow.model.plan import TRANSIENT, Reason, ReasonCode
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.worker import Worker, WorkerState
@@ -143,7 +143,7 @@ def _device_miss(alternative: Alternative, device: Device) -> Miss | None:
         return make_miss(ReasonCode.KIND, asked, found, amount=alternative.kind == device.kind)
     if device.kind == "cpu" and alternative.kind != "cpu":
         return make_miss(ReasonCode.KIND, asked, "a CPU, which is asked for as cpu")
-    if alternative.model is not None and not is_model_of(alternative.model, model_tokens(device.model)):
+    if alternative.model is not None and not is_model_of(alternative.model, device_tokens(device)):
         return make_miss(ReasonCode.MODEL, asked, found, amount=_likeness(alternative.model, device.model))
     if alternative.partition != device.partition:
         return make_miss(

@@ -92,6 +92,16 @@ def model_tokens(model: str) -> frozenset[str]:
     return frozenset(_tokens(model))
 
 
+def device_tokens(device: Device) -> frozenset[str]:
+    """The words by which a request may name a device: those of its model, and its size, which makers often leave out.
+
+    >>> h100 = Device(id="GPU-1", vendor="nvidia", kind="gpu", model="h100-pcie", index=0, memory_bytes=85520809984)
+    >>> is_model_of("h100-80gb", device_tokens(h100))
+    True
+    """
+    return model_tokens(device.model) | {f"{round(device.memory_bytes / 2**30)}gb"}
+
+
 def _tokens(model: str) -> Iterator[str]:
     parts = model.split("-")
     yield from parts

@@ -1,0 +1,120 @@
+"""An executor's inside without Airflow around it: the real store in memory, and stand-ins for Airflow's own parts."""
+
+from datetime import timedelta
+from types import SimpleNamespace
+from uuid import UUID, uuid5
+
+import pytest
+
+from hetero_airflow.executor.configuration import Configuration
+from hetero_airflow.executor.dispatcher import Dispatcher
+from hetero_airflow.executor.lease_keeper import LeaseKeeper
+from hetero_airflow.executor.task_instances import TaskProcess
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.policies.priority import Priority
+from hetero_airflow.store.memory import MemoryStore
+from hetero_airflow.store.store import WorkerSeen
+from hetero_airflow.testing import EPOCH, FakeClock, a_worker
+
+
+class StandInEngine:
+    """What LocalEngine is to the dispatcher; processes are told, not started."""
+
+    def __init__(self):
+        self.started, self.alive, self.signals = [], {}, []
+
+    def hand_over(self, workload):
+        self.started.append(workload)
+
+    def processes(self, leases):
+        return {id_: self.alive[id_] for id_ in leases if id_ in self.alive}
+
+    def signal(self, lease_id, pid, started_at, number):
+        self.signals.append((lease_id, number))
+
+    def is_local(self, hostname):
+        return hostname == "here"
+
+
+class StandInTasks:
+    """What TaskInstances is to the dispatcher: Airflow's rows as a dict."""
+
+    def __init__(self):
+        self.rows, self.records, self.refreshed = {}, [], []
+
+    def processes(self, ids):
+        return {id_: self.rows[id_] for id_ in ids if id_ in self.rows}
+
+    def queued(self, ids):
+        return {id_ for id_ in ids if id_ in self.rows and self.rows[id_].state == "queued"}
+
+    def refresh_queued(self, ids, now):
+        self.refreshed.append((sorted(ids), now))
+
+    def record_leases(self, leases):
+        self.records += leases
+
+    def render(self, workload, arguments):
+        return DeviceRequest.parse(**arguments)
+
+
+class Bench:
+    """Everything between Airflow and the store, and handles on both ends."""
+
+    def __init__(self, store=None):
+        self.clock, self.engine, self.tasks = FakeClock(), StandInEngine(), StandInTasks()
+        self.store = store or MemoryStore()
+        self.reports, self.tokens = [], []
+        configuration = Configuration("priority", "p", "hetero", 60, 1e6, 10, 180, 30, {}, "worker-a")
+        self.keeper = LeaseKeeper(self.store, self.engine, tasks=self.tasks, report=self.report, lease_timeout_s=60)
+        self.dispatcher = Dispatcher(
+            configuration, self.store, Priority(), self.engine, self.keeper, tasks=self.tasks, report=self.report,
+            renew_token=lambda workload: self.tokens.append(workload.key), queued_timeout_s=600,
+        )  # fmt: skip
+        self.dispatcher._inventory = SimpleNamespace(poll=lambda: None, close=lambda: None)
+
+    def report(self, key, state, reason):
+        self.reports.append((key, state, reason))
+
+    def hold(self, name, device="gpu", **arguments):
+        """A QUEUED task instance of that name; its request id."""
+        self.clock.advance(0.001)  # so that the queue's order is that of the calls
+        id_ = uuid5(UUID(int=0), name)
+        ti = SimpleNamespace(
+            id=id_, dag_id="dag", run_id="run", task_id=name, map_index=-1, try_number=1, priority_weight=1,
+            queue="default", context_carrier=None,
+        )  # fmt: skip
+        workload = SimpleNamespace(ti=ti, key=name, log_path=None)
+        self.tasks.rows[str(id_)] = TaskProcess("queued")
+        self.dispatcher.hold(workload, DeviceRequest.parse(device, **arguments), self.clock.now())
+        return str(id_)
+
+    def beat(self, seconds=0.0):
+        """One heartbeat, after that time."""
+        now = self.clock.advance(seconds)
+        self.dispatcher.decide(now)
+        self.dispatcher.settle(now)
+
+    def run(self, request_id, pid=100):
+        """The task's process has begun."""
+        self.tasks.rows[request_id] = TaskProcess("running", pid, "here", self.clock.now())
+        self.engine.alive[self.lease(request_id).id] = [pid]
+
+    def lease(self, request_id):
+        return next(lease for lease in self.store.snapshot().leases if lease.request_id == request_id)
+
+    @property
+    def started(self):
+        return [workload.key for workload in self.engine.started]
+
+
+@pytest.fixture
+def bench():
+    bench = Bench()
+    bench.store.record([WorkerSeen(a_worker())], EPOCH - timedelta(seconds=1))
+    return bench
+
+
+@pytest.fixture
+def make_bench():
+    return Bench

@@ -1,0 +1,135 @@
+import signal
+
+from hetero_airflow.executor.task_instances import TaskProcess
+from hetero_airflow.model.lease import LeaseState
+from hetero_airflow.testing import move_lease
+
+
+def start(bench, name="a", device="gpu:2"):
+    id_ = bench.hold(name, device)
+    bench.beat()
+    bench.run(id_)
+    return id_, bench.lease(id_)
+
+
+def states(bench, name="a"):
+    return [lease.state for lease in bench.store.story("dag", "run", name).leases]
+
+
+def test_a_lease_is_freed_only_when_its_processes_are_gone(bench, caplog):
+    _, lease = start(bench)
+    bench.keeper.end("a", "the task ended")
+    bench.beat(1)
+    assert states(bench) == [LeaseState.ACTIVE]
+    assert bench.engine.signals == [(lease.id, signal.SIGTERM)]
+    bench.beat(4)
+    assert bench.engine.signals == [(lease.id, signal.SIGTERM)]
+    bench.beat(1)
+    assert bench.engine.signals[1] == (lease.id, signal.SIGKILL)
+    bench.engine.alive.clear()
+    bench.beat(1)
+    assert states(bench) == [LeaseState.RELEASED]
+
+
+def test_leases_of_what_runs_and_of_what_ends_slowly_are_renewed(bench):
+    start(bench)
+    bench.keeper.end("a", "the task ended")
+    for _ in range(20):
+        bench.beat(15)
+    assert states(bench) == [LeaseState.ACTIVE]
+
+
+def test_a_task_whose_process_is_gone_is_reported_failed_and_its_lease_evicted(bench):
+    start(bench)
+    bench.beat(5)
+    bench.engine.alive.clear()
+    bench.beat(5)
+    bench.beat(5)
+    assert bench.reports == []
+    bench.beat(5)
+    assert [(key, state) for key, state, _ in bench.reports] == [("a", "failed")]
+    assert "process 100 on here is gone" in bench.reports[0][2]
+    bench.beat(1)
+    assert states(bench) == [LeaseState.EVICTED]
+
+
+def test_a_task_that_has_not_started_yet_is_not_lost(bench):
+    bench.hold("a")
+    for _ in range(10):
+        bench.beat(5)
+    assert bench.reports == []
+    assert states(bench) == [LeaseState.ACTIVE]
+
+
+def test_a_task_on_another_host_is_not_judged_from_here(bench):
+    id_, _ = start(bench)
+    bench.engine.alive.clear()
+    bench.tasks.rows[id_] = TaskProcess("running", 100, "elsewhere", bench.clock.now())
+    for _ in range(10):
+        bench.beat(5)
+    assert bench.reports == []
+
+
+def test_an_adopted_task_that_ends_is_reported_since_no_engine_will(make_bench, bench):
+    id_, lease = start(bench)
+    heir = make_bench(bench.store)
+    heir.tasks.rows = bench.tasks.rows
+    heir.engine.alive = bench.engine.alive
+    heir.keeper.begin("a", lease, is_adopted=True)
+    heir.beat(5)
+    heir.engine.alive.clear()
+    heir.tasks.rows[id_] = TaskProcess("success", 100, "here", heir.clock.now())
+    for _ in range(4):
+        heir.beat(5)
+    assert heir.reports == [("a", "success", None)]
+    assert states(heir) == [LeaseState.RELEASED]
+
+
+def test_a_cleared_task_is_over_for_its_old_try(make_bench, bench):
+    """Its row is history under the old id; what runs under it is being stopped by Airflow."""
+    id_, lease = start(bench)
+    heir = make_bench(bench.store)
+    heir.keeper.begin("a", lease, is_adopted=True)
+    heir.engine.alive = {lease.id: [100]}
+    heir.tasks.rows[id_] = TaskProcess(None, 100, "here", heir.clock.now())
+    for _ in range(4):
+        heir.beat(5)
+    assert heir.reports == [("a", "success", None)]
+    assert states(heir)[0] is LeaseState.ACTIVE
+    heir.engine.alive.clear()
+    heir.beat(1)
+    assert states(heir) == [LeaseState.RELEASED]
+
+
+def test_an_expired_lease_of_a_dead_scheduler_is_taken_back_once_its_process_is_gone(make_bench, bench):
+    id_, lease = start(bench)
+    heir = make_bench(bench.store)
+    heir.tasks.rows, heir.engine.alive = bench.tasks.rows, {lease.id: [100]}
+    heir.beat(100)
+    assert states(heir) == [LeaseState.EXPIRED]
+    heir.engine.alive.clear()
+    heir.tasks.rows[id_] = TaskProcess("queued")
+    heir.beat(1)
+    assert states(heir) == [LeaseState.EXPIRED], "it was dispatched and may still start: unknown is not gone"
+    heir.tasks.rows[id_] = TaskProcess("failed", 100, "here", heir.clock.now())
+    heir.beat(1)
+    assert states(heir) == [LeaseState.EVICTED]
+
+
+def test_a_failure_report_of_a_task_that_runs_all_the_same_is_not_believed(bench):
+    """A copy that a dead scheduler had dispatched got there first; ours was turned away by Airflow."""
+    id_, lease = start(bench)
+    assert bench.keeper.survives("a")
+    bench.engine.alive.clear()
+    assert not bench.keeper.survives("a")
+    bench.engine.alive = {lease.id: [100]}
+    bench.tasks.rows[id_] = TaskProcess("failed", 100, "here", bench.clock.now())
+    assert not bench.keeper.survives("a")
+
+
+def test_a_task_whose_lease_was_taken_back_is_stopped(bench):
+    _, lease = start(bench)
+    move_lease(bench.store, lease.id, lease.token, LeaseState.EVICTED, bench.clock.now())
+    bench.beat(15)
+    assert bench.engine.signals[0] == (lease.id, signal.SIGKILL)
+    assert [(key, state) for key, state, _ in bench.reports] == [("a", "failed")]
