@@ -17,6 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Before anything imports airflow: the examples that come with it register a listener, and the home of
+# whoever runs the tests is not for them.
+os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="hetero-airflow-home-"))
+
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import OperationalError
 

@@ -76,7 +76,7 @@ def _labels() -> dict[str, str]:
     text = _text("labels")
     try:
         labels = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         labels = None
     if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
         raise SettingsError(

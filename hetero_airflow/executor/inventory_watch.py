@@ -17,6 +17,9 @@ from hetero_airflow.model.worker import Inventory
 
 log = logging.getLogger(__name__)
 
+COMMAND = (sys.executable, "-m", "hetero_airflow.discovery")
+"""Prints an `Inventory` as JSON; gets the worker's id, its labels, and the time limit of a probe."""
+
 
 class InventoryWatch:
     """Runs discovery in a process of its own; `poll` picks up what it found."""
@@ -55,9 +58,7 @@ class InventoryWatch:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed when the process has ended
         self._process = subprocess.Popen(
             [
-                sys.executable,
-                "-m",
-                "hetero_airflow.discovery",
+                *COMMAND,
                 configuration.worker_id,
                 json.dumps(configuration.labels),
                 str(configuration.probe_timeout_s),

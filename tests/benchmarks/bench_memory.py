@@ -1,0 +1,35 @@
+"""What HeteroExecutor adds to the memory of the scheduler's process, against plain LocalExecutor.
+
+``make bench-memory``. Unique memory (USS) of the scheduler's main process after the DAG of the
+overhead benchmark has run once; under LocalExecutor its device tasks run as plain ones.
+"""
+
+import tempfile
+from pathlib import Path
+
+import psutil
+from local_airflow import LocalAirflow
+
+DAGS = Path(__file__).parent / "dags"
+
+
+def main():
+    figures = {}
+    for executor in ("LocalExecutor", "LocalExecutor,hetero_airflow.executor.HeteroExecutor"):
+        settings = {"AIRFLOW__CORE__EXECUTOR": executor}
+        simulated = "nvidia/h100-80gb:16"
+        with (
+            tempfile.TemporaryDirectory() as home,
+            LocalAirflow(Path(home), DAGS, simulated=simulated, settings=settings) as airflow,
+        ):
+            run_id = airflow.trigger("overhead")
+            print(f"{executor}: {airflow.wait_for_run('overhead', run_id, 600)}", flush=True)
+            figures[executor] = psutil.Process(airflow.pid("scheduler")).memory_full_info().uss / 2**20
+    for executor, mebibytes in figures.items():
+        print(f"{mebibytes:8.1f} MiB  {executor}")
+    plain, ours = figures.values()
+    print(f"{ours - plain:8.1f} MiB  added, {ours / plain:.2f} ×")
+
+
+if __name__ == "__main__":
+    main()

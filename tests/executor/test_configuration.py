@@ -1,0 +1,38 @@
+import pytest
+
+from hetero_airflow.errors import SettingsError
+from hetero_airflow.executor.configuration import read_configuration
+
+
+def test_the_defaults_are_those_that_the_provider_shows():
+    configuration = read_configuration()
+    assert (configuration.policy, configuration.pool, configuration.queue) == ("priority", "hetero_devices", "hetero")
+    assert (configuration.lease_timeout_s, configuration.labels) == (60.0, {})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("policy", "prioritty", "priority, fifo, round_robin"),
+        ("lease_timeout_s", "soon", "no positive number"),
+        ("lease_timeout_s", "nan", "no positive number"),
+        ("probe_timeout_s", "-1", "no positive number"),
+        ("labels", "zone=a", "no JSON object of texts"),
+        ("labels", '{"zone": 1}', "no JSON object of texts"),
+        ("labels", "[" * 100_000, "no JSON object of texts"),
+    ],
+)
+def test_an_option_that_can_not_be_read_is_named_with_its_value_and_what_to_write(monkeypatch, option, value, words):
+    monkeypatch.setenv(f"AIRFLOW__HETERO__{option.upper()}", value)
+    with pytest.raises(SettingsError) as caught:
+        read_configuration()
+    assert f"[hetero] {option} = " in str(caught.value)
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_options_are_read_from_airflows_configuration(monkeypatch):
+    monkeypatch.setenv("AIRFLOW__HETERO__POLICY", "fifo")
+    monkeypatch.setenv("AIRFLOW__HETERO__LABELS", '{"zone": "a"}')
+    configuration = read_configuration()
+    assert (configuration.policy, configuration.labels) == ("fifo", {"zone": "a"})

@@ -1,0 +1,77 @@
+import sys
+import time
+
+import pytest
+
+from hetero_airflow.executor.configuration import Configuration
+from hetero_airflow.executor.inventory_watch import InventoryWatch
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    """A watch over a program that stands in for the discovery of this host."""
+    opened = []
+
+    def _watch(code):
+        monkeypatch.setattr("hetero_airflow.executor.inventory_watch.COMMAND", (sys.executable, "-c", code))
+        watch = InventoryWatch(Configuration("priority", "p", "q", 60, 0.4, 0.2, 180, 30, {"zone": "a"}, "host-a"))
+        opened.append(watch)
+        return watch
+
+    yield _watch
+    for one in opened:
+        one.close()
+
+
+def poll(watch, seconds=10):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if (inventory := watch.poll()) is not None:
+            return inventory
+    return None
+
+
+WORKER = (
+    '{"worker": {"id": "host-a", "host": "host-a", "devices": [], "labels": {"zone": "a"}}, '
+    '"problems": ["npu-smi hangs"]}'
+)
+
+
+def test_the_scheduler_is_never_kept_waiting(watch):
+    one = watch("import time; time.sleep(600)")
+    begin = time.monotonic()
+    for _ in range(100):
+        assert one.poll() is None
+    assert time.monotonic() - begin < 0.3
+
+
+def test_an_inventory_comes_in_and_its_problems_are_logged_once(watch, caplog):
+    one = watch(f"print('''{WORKER}''')")
+    assert poll(one).worker.labels == {"zone": "a"}
+    assert poll(one).worker.id == "host-a"
+    assert [record.getMessage() for record in caplog.records] == ["Discovery: npu-smi hangs"]
+
+
+@pytest.mark.parametrize(
+    "code", ["print('rubbish')", "raise SystemExit(3)", "import os; os.kill(os.getpid(), 11)", "print('[' * 10**6)"]
+)
+def test_a_discovery_that_fails_keeps_the_last_inventory_and_says_so(watch, caplog, code):
+    one = watch(code)
+    assert poll(one, 2) is None
+    assert any("the last inventory is kept" in record.getMessage() for record in caplog.records)
+
+
+def test_a_discovery_that_hangs_is_ended_and_tried_again(watch, caplog):
+    one = watch("import time; time.sleep(600)")
+    assert poll(one, 1.5) is None
+    assert any("ended with code -9" in record.getMessage() for record in caplog.records)
+
+
+def test_this_host_is_discovered_for_real():
+    watch = InventoryWatch(Configuration("priority", "p", "q", 60, 60, 10, 180, 30, {"zone": "a"}, "host-a"))
+    try:
+        inventory = poll(watch, 30)
+    finally:
+        watch.close()
+    assert (inventory.worker.id, inventory.worker.labels) == ("host-a", {"zone": "a"})
+    assert inventory.worker.cpu is not None
