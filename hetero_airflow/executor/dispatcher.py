@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.executors.workloads import ExecuteTask
@@ -30,6 +30,7 @@ from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Refuse, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Pending
+from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.runtime.task_lease import TaskLease, task_lease
 from hetero_airflow.scheduling.cycle import Cycle
@@ -38,6 +39,9 @@ from hetero_airflow.store.sql import SqlStore
 from hetero_airflow.store.store import Event, Submitted, Withdrawn, WorkerSeen
 
 log = logging.getLogger(__name__)
+
+_NEW = timedelta(seconds=1)
+"""A task that was held for less is not looked up again: Airflow itself refuses to start one that is not QUEUED."""
 
 
 @dataclass(slots=True)
@@ -85,10 +89,16 @@ class Dispatcher:
         self._inventory = InventoryWatch(configuration)
         self._cycle = Cycle(store, policy, self, lease_timeout_s=configuration.lease_timeout_s)
         self._placed: list[tuple[HeldTask, TaskLease]] = []
+        self._unrecorded: list[tuple[ExecuteTask, TaskLease]] = []
         self._requests: dict[str, Any] = {}
         self._news: list[Event] = []
         """What the store is to be told at the next occasion."""
-        self._periods = Periods(refresh=queued_timeout_s / 4, workers=configuration.worker_timeout_s / 4, prune=3600)
+        self._token_age = timedelta(seconds=queued_timeout_s / 4)
+        self._now = datetime.min.replace(tzinfo=UTC)
+        self._workers: dict[str, Worker] = {}
+        self._periods = Periods(
+            record=1, refresh=queued_timeout_s / 4, workers=configuration.worker_timeout_s / 4, prune=3600
+        )
         self._outage = ""
 
     def hold(self, workload: ExecuteTask, asked: Asked, now: datetime) -> None:
@@ -104,6 +114,7 @@ class Dispatcher:
     def decide(self, now: datetime) -> None:
         """What comes before the engine starts anything: who is gone, who comes next, what is free, who gets it."""
         with self._weathering_outages():
+            self._now, self._workers = now, {}
             self._take_inventory(now)
             self._drop_unwanted(now)
             self._keeper.free_ended(now)
@@ -114,7 +125,7 @@ class Dispatcher:
     def settle(self, now: datetime) -> None:
         """What can wait until the engine has started what was placed: records, renewals, housekeeping."""
         with self._weathering_outages():
-            self._record_placed(now)
+            self._tell_placed(now)
             self._keeper.watch(now)
             self._keep_house(now)
 
@@ -148,18 +159,23 @@ class Dispatcher:
         return self._keeper.liveness(lease)
 
     def _hand_over(self, held: HeldTask, lease: Lease) -> None:
-        workers = {worker.id: worker for worker in self._store.snapshot().workers}
-        worker = workers[lease.worker_id]
         assert held.request is not None
-        told = task_lease(lease, worker, held.request.alternatives[lease.alternative])
+        told = task_lease(lease, self._worker(lease.worker_id), held.request.alternatives[lease.alternative])
         workload = held.workload
         workload.ti.queue = self._configuration.queue
         workload.ti.context_carrier = load_lease(workload.ti.context_carrier, told)
-        self._renew_token(workload)
+        if self._now - held.since > self._token_age:
+            self._renew_token(workload)
         self._keeper.begin(workload.key, lease)
         self._engine.hand_over(workload)
         del self.held[workload.key]
         self._placed.append((held, told))
+
+    def _worker(self, worker_id: str) -> Worker:
+        """The worker of a lease that was just read or granted, so that the last snapshot has it."""
+        if worker_id not in self._workers:
+            self._workers = {worker.id: worker for worker in self._store.snapshot().workers}
+        return self._workers[worker_id]
 
     def _take_inventory(self, now: datetime) -> None:
         inventory = self._inventory.poll()
@@ -168,10 +184,9 @@ class Dispatcher:
 
     def _drop_unwanted(self, now: datetime) -> None:
         """Let go of held tasks that a user marked, cleared or deleted, or that have waited too long."""
-        if not self.held:
-            return
-        queued = self._tasks.queued([held.request_id for held in self.held.values()])
-        for key, held in list(self.held.items()):
+        old = {key: held for key, held in self.held.items() if now - held.since >= _NEW}
+        queued = self._tasks.queued([held.request_id for held in old.values()])
+        for key, held in old.items():
             if held.request_id not in queued:
                 self.drop(key, "Airflow does not want it any more")
             elif held.request and held.request.wait_timeout_s is not None:
@@ -182,15 +197,18 @@ class Dispatcher:
 
     def _submit(self, now: datetime) -> None:
         """Tell the store who waits now, and who does not any more."""
-        for key, held in list(self.held.items()):
-            if held.request is not None or self._keeper.holds_request(held.request_id):
+        new = {key: held for key, held in self.held.items() if held.request is None}
+        # a scheduler that died may have got a lease for a task that it could not start
+        leases = {lease.request_id: lease for lease in self._store.snapshot().leases} if new else {}
+        for key, held in new.items():
+            if self._keeper.holds_request(held.request_id):
                 continue
             try:
                 request = self._resolve(held)
             except RequestError as error:
                 self._fail(key, f"The device request can't be read: {error}", now)
                 continue
-            lease = self._lease_of(held.request_id)
+            lease = leases.get(held.request_id)
             held.request = request
             if lease is not None:
                 self._hand_over(held, lease)
@@ -204,10 +222,6 @@ class Dispatcher:
         if isinstance(held.asked, DeviceRequest):
             return held.asked
         return self._tasks.render(held.workload, held.asked)
-
-    def _lease_of(self, request_id: str) -> Lease | None:
-        """The lease that a scheduler which died got for a task before it could start."""
-        return next((lease for lease in self._store.snapshot().leases if lease.request_id == request_id), None)
 
     def _pending(self, held: HeldTask, request: DeviceRequest) -> Pending:
         ti = held.workload.ti
@@ -251,16 +265,17 @@ class Dispatcher:
             held.told = text
             write_task_log(held.workload.log_path, f"{text} (place {decision.position} in the queue)", now)
 
-    def _record_placed(self, now: datetime) -> None:
-        placed, self._placed = self._placed, []
-        if not placed:
-            return
-        self._tasks.record_leases([(held.workload, lease) for held, lease in placed])
-        for held, lease in placed:
+    def _tell_placed(self, now: datetime) -> None:
+        for held, lease in self._placed:
             waited_s = (now - held.since).total_seconds()
             write_task_log(held.workload.log_path, f"Placed after {waited_s:.1f} s on {lease}", now)
+        self._unrecorded += [(held.workload, lease) for held, lease in self._placed]
+        self._placed.clear()
 
     def _keep_house(self, now: datetime) -> None:
+        if self._unrecorded and self._periods.is_due("record", now):
+            self._tasks.record_leases(self._unrecorded)
+            self._unrecorded.clear()
         if self._periods.is_due("refresh", now):
             ids = [held.request_id for held in self.held.values()]
             ids += [task.lease.request_id for task in self._keeper.running.values()]

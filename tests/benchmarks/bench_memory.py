@@ -1,6 +1,6 @@
 """What HeteroExecutor adds to the memory of the scheduler's process, against plain LocalExecutor.
 
-``make bench-memory``. Unique memory (USS) of the scheduler's main process after the DAG of the
+``make bench-memory``. Resident memory (RSS) of the scheduler's main process after the DAG of the
 overhead benchmark has run once; under LocalExecutor its device tasks run as plain ones.
 """
 
@@ -24,7 +24,7 @@ def main():
         ):
             run_id = airflow.trigger("overhead")
             print(f"{executor}: {airflow.wait_for_run('overhead', run_id, 600)}", flush=True)
-            figures[executor] = psutil.Process(airflow.pid("scheduler")).memory_full_info().uss / 2**20
+            figures[executor] = psutil.Process(airflow.pid("scheduler")).memory_info().rss / 2**20
     for executor, mebibytes in figures.items():
         print(f"{mebibytes:8.1f} MiB  {executor}")
     plain, ours = figures.values()
