@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up test lint bench-overhead install lock clean moved
+.PHONY: help demo up test lint bench-overhead bench-memory bench-store install lock clean moved
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -21,8 +21,8 @@ help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
 	@echo
 	@echo '  PYTHON=/path/to/python make …   choose the Python that .venv is made with'
-	@echo '  On Linux, torch comes with CUDA from PyPI; where PyTorch'"'"'s own index can be reached,'
-	@echo '  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make … takes the small CPU build.'
+	@echo '  On Linux, torch comes with CUDA; PIP_EXTRA_INDEX_URL=… make … with the address of'
+	@echo '  PyTorch'"'"'s index of CPU builds takes the small one.'
 
 demo: $(VENV)/.installed  ## boot Airflow, retrain a model on the best device here, say why it ran where
 	@$(RUN) tools/demo.py
@@ -48,7 +48,13 @@ lint: $(VENV)/.installed  ## ruff, mypy, and the layers of the house (import-lin
 	@$(VENV)/bin/lint-imports
 
 bench-overhead: $(VENV)/.installed  ## measure what a device task costs more than a plain one
-	@AIRFLOW_HOME='$(HOME_OF_TESTS)' $(RUN) tests/benchmarks/bench_overhead.py
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools $(RUN) tests/benchmarks/bench_overhead.py
+
+bench-memory: $(VENV)/.installed  ## measure what HeteroExecutor adds to the scheduler's memory
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools $(RUN) tests/benchmarks/bench_memory.py
+
+bench-store: $(VENV)/.installed  ## measure leases a second in memory, SQLite and PostgreSQL
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tests $(RUN) tests/benchmarks/bench_store.py
 
 install: $(VENV)/.installed  ## set up .venv and nothing else
 

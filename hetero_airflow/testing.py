@@ -107,6 +107,9 @@ class FakeEngine:
         self.dispatched: list[Lease] = []
         self.failing: set[str] = set()
         """Ids of requests whose dispatch raises."""
+        self.far: set[str] = set()
+        """Ids of workers that are out of reach."""
+        self.slots: int | None = None
         self.foreign: set[str] = set()
         """Ids of requests that another scheduler has."""
         self.alive: dict[str, Liveness] = {}
@@ -121,6 +124,14 @@ class FakeEngine:
     def is_ours(self, request_id: str) -> bool:
         """False for those told to be foreign."""
         return request_id not in self.foreign
+
+    def reaches(self, worker_id: str) -> bool:
+        """False for those told to be far."""
+        return worker_id not in self.far
+
+    def open_slots(self) -> int | None:
+        """What it was told."""
+        return self.slots
 
     def liveness(self, lease: Lease) -> Liveness:
         """What it was told."""

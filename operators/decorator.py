@@ -30,7 +30,7 @@ class DeviceDecoratedOperator(DeviceOperator, DecoratedOperator, PythonOperator)
         op_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        arguments = {"python_callable": python_callable, "op_args": op_args, "op_kwargs": op_kwargs}
+        arguments: dict[str, Any] = {"python_callable": python_callable, "op_args": op_args, "op_kwargs": op_kwargs}
         super().__init__(kwargs_to_upstream=arguments, **arguments, **kwargs)
 
 

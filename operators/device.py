@@ -43,17 +43,29 @@ class DeviceOperator(BaseOperator):
         labels: Any = None,
         priority: Any = None,
         wait_timeout: Any = None,
+        executor: str | None = None,
+        executor_config: dict[str, Any] | None = None,
+        pool: str | None = None,
         **kwargs: Any,
     ) -> None:
         given = dict(zip(ARGUMENTS, (device, quota, runtime, driver, labels, priority, wait_timeout), strict=True))
-        executor_config = {**(kwargs.pop("executor_config", None) or {})}
-        executor_config.setdefault(KEY, pack_request([given]))
-        super().__init__(executor_config=executor_config, **{**device_task_defaults(), **kwargs})
+        defaults = device_task_defaults()
+        super().__init__(
+            executor=executor or defaults.get("executor"),
+            executor_config={**(executor_config or {}), KEY: pack_request([given])},
+            pool=pool or defaults.get("pool"),
+            **kwargs,
+        )
 
     def execute(self, context: Context) -> Any:
         """Run the operator proper with the lease bound to this process."""
         with self._lease_bound(context):
             return super().execute(context)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Go on after a deferral, with the lease of this leg bound to this process."""
+        with self._lease_bound(context):
+            return super().resume_execution(next_method, next_kwargs, context)
 
     @contextmanager
     def _lease_bound(self, context: Context) -> Iterator[None]:

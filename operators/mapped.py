@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from airflow.sdk.bases.decorator import DecoratedMappedOperator
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from hetero_airflow.errors import RequestError
@@ -29,7 +30,9 @@ def complete_mapped_task(task: object) -> None:
         if partial.get(name) in (None, "default_pool"):
             partial[name] = value
     given = {name: partial.get(name) for name in ARGUMENTS}
-    instances, stride = _instances(given, task._get_specified_expand_input().value)
+    # what a decorated task expands over are the arguments of its function, whatever their names
+    expanded = None if isinstance(task, DecoratedMappedOperator) else task._get_specified_expand_input().value
+    instances, stride = _instances(given, expanded)
     partial["executor_config"] = {**(partial.get("executor_config") or {}), KEY: pack_request(instances, stride)}
 
 

@@ -87,5 +87,6 @@ def join(
         devices=tuple(devices.values()),
         runtime=software,
         labels=dict(labels),
+        problems=tuple(result for result in results.values() if isinstance(result, str))[:32],
     )
     return Inventory(worker=worker, telemetry=tuple(telemetry), problems=tuple(problems))

@@ -30,6 +30,14 @@ class Engine(Protocol):
         """Whether this engine has the work of a request; another scheduler's requests are decided, but left to it."""
         ...
 
+    def reaches(self, worker_id: str) -> bool:
+        """Whether what is dispatched here can run on that worker."""
+        ...
+
+    def open_slots(self) -> int | None:
+        """How many more placements could start at once; None for any number. More would hold their devices idle."""
+        ...
+
     def liveness(self, lease: Lease) -> Liveness:
         """Whether a process of the lease runs."""
         ...

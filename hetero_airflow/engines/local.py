@@ -5,8 +5,10 @@ All knowledge of LocalExecutor's queues and keys sits here, since Airflow 3.4 ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from airflow.executors.local_executor import LocalExecutor
@@ -60,18 +62,41 @@ class LocalEngine:
         """Those of another scheduler's tasks that LocalExecutor can't take over: all."""
         return self.executor.try_adopt_task_instances(task_instances)
 
+    def open_slots(self) -> int:
+        """How many workloads would start at once: LocalExecutor itself would take any number into its pipe."""
+        executor = self.executor
+        busy = sum(not title.endswith(b"<idle>") for title in self._titles())
+        waiting = executor._unread_messages.value + len(executor.queued_tasks) + len(executor.queued_callbacks)
+        return max(0, int(executor.parallelism) - busy - int(waiting))
+
+    def has_in_hand(self, task_instance_id: str) -> bool:
+        """Whether a workload may still start: it waits in the pipe, or a worker process says that it has it."""
+        if self.executor._unread_messages.value > 0 or self.executor.queued_tasks:
+            return True
+        return any(task_instance_id.encode() in title for title in self._titles())
+
+    def _titles(self) -> Iterator[bytes]:
+        """What LocalExecutor's worker processes say they do; one that is just starting says nothing of it yet."""
+        for pid in list(self.executor.workers):
+            with suppress(OSError):
+                yield Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0 ")
+
+    def fail_connection_test(self, key: Any) -> None:
+        """Forget a connection test that Airflow gave up."""
+        self.executor.fail_connection_test(key)
+
     @property
     def occupied(self) -> int:
         """Workloads that LocalExecutor counts as its own."""
         return int(self.executor.slots_occupied)
 
     def processes(self, leases: Mapping[str, tuple[int | None, datetime | None]]) -> dict[str, list[int]]:
-        """Lease id → pids of its processes on this host, for leases given as id → (pid of the task, its start)."""
+        """Lease id → pids of its processes on this host, for leases given as id → (pid of the task, when last seen)."""
         return lease_processes(leases)
 
-    def signal(self, lease_id: str, pid: int | None, started_at: datetime | None, number: int) -> None:
+    def signal(self, lease_id: str, pid: int | None, seen_at: datetime | None, number: int) -> None:
         """Send a signal to the processes of a lease on this host."""
-        signal_processes(lease_id, (pid, started_at), number)
+        signal_processes(lease_id, (pid, seen_at), number)
 
     def is_local(self, hostname: str) -> bool:
         """Whether a task that ran on this host name is within reach."""

@@ -20,17 +20,17 @@ from hetero_airflow.settings import LEASE_VARIABLE
 
 _PROC = Path("/proc")
 _MARKER = f'{LEASE_VARIABLE}={{"id":"'.encode()
-_START_SLACK_S = 5.0
-"""Between the fork of a task's process and the start time that Airflow notes for it."""
+_SLACK_S = 5.0
+"""Between what two clocks of one host, and of a database, may say of one moment."""
 
 
 Leader = tuple[int | None, datetime | None]
-"""Pid of a task's own process and when it was started; a process of that pid that is younger is somebody else's."""
+"""Pid of a task's own process, and when Airflow last knew it there; a process of that pid that is younger is not it."""
 
 
 def lease_processes(leases: Mapping[str, Leader]) -> dict[str, list[int]]:
     """Lease id → pids of its live processes, for those leases that have any. Reads ``/proc`` once."""
-    groups = {pid: id_ for id_, (pid, start) in leases.items() if pid is not None and not _is_reused(pid, start)}
+    groups = {pid: id_ for id_, (pid, seen) in leases.items() if pid is not None and not _is_reused(pid, seen)}
     found: dict[str, list[int]] = {}
     for pid in _pids():
         id_ = groups.get(_group(pid)) or _marked_lease(pid)
@@ -71,11 +71,11 @@ def _pids() -> Iterator[int]:
             yield int(entry)
 
 
-def _is_reused(pid: int, started_at: datetime | None) -> bool:
-    if started_at is None:
+def _is_reused(pid: int, seen_at: datetime | None) -> bool:
+    if seen_at is None:
         return False
     try:
-        return psutil.Process(pid).create_time() > started_at.timestamp() + _START_SLACK_S
+        return psutil.Process(pid).create_time() > seen_at.timestamp() + _SLACK_S
     except psutil.Error:
         return False
 

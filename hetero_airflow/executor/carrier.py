@@ -53,9 +53,9 @@ def unpack_request(executor_config: object, map_index: int) -> Asked | None:
         entries: Sequence[Mapping[str, Any]] = held["requests"]
         entry = entries[(max(map_index, 0) // held["stride"]) % len(entries)]
         if "template" in entry:
-            return dict(entry["template"])
+            return {name: value for name, value in entry["template"].items() if name in ARGUMENTS}
         return DeviceRequest.model_validate(entry["request"])
-    except (TypeError, KeyError, IndexError, ZeroDivisionError, ValidationError) as error:
+    except (AttributeError, TypeError, KeyError, IndexError, ZeroDivisionError, ValidationError) as error:
         raise RequestError(
             f"executor_config[{KEY!r}]",
             held,
@@ -76,6 +76,8 @@ def is_template(value: object) -> bool:
 def _entry(arguments: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in arguments.items() if name in ARGUMENTS and value is not None}
     if is_template(list(given.values())):
+        if "device" not in given:
+            raise RequestError("device", None, found="nothing", remedy='Say one, such as "gpu:2"')
         return {"template": given}
     request = DeviceRequest.parse(given.pop("device", None), **given)
     return {"request": request.model_dump(mode="json", exclude_defaults=True)}

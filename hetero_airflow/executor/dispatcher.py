@@ -18,10 +18,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.engines.local import LocalEngine
-from hetero_airflow.errors import RequestError, StoreUnavailable
+from hetero_airflow.errors import RequestError, StoreError
 from hetero_airflow.executor.carrier import Asked, load_lease
 from hetero_airflow.executor.configuration import Configuration
-from hetero_airflow.executor.inventory_watch import InventoryWatch
+from hetero_airflow.executor.inventory_watch import InventoryWatch, with_unseen
 from hetero_airflow.executor.lease_keeper import LeaseKeeper, Report
 from hetero_airflow.executor.periods import Periods
 from hetero_airflow.executor.task_instances import TaskInstances
@@ -29,7 +29,7 @@ from hetero_airflow.executor.task_log import write_task_log
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Refuse, Wait
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.snapshot import Pending
+from hetero_airflow.model.snapshot import Pending, Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.runtime.task_lease import TaskLease, task_lease
@@ -99,11 +99,11 @@ class Dispatcher:
         self._periods = Periods(
             record=1, refresh=queued_timeout_s / 4, workers=configuration.worker_timeout_s / 4, prune=3600
         )
-        self._outage = ""
+        self._outages: dict[str, str] = {}
 
-    def hold(self, workload: ExecuteTask, asked: Asked, now: datetime) -> None:
+    def hold(self, workload: ExecuteTask, asked: Asked, since: datetime) -> None:
         """Keep a task until its devices are there. Touches no database: the scheduler is inside a transaction."""
-        self.held[workload.key] = HeldTask(workload, asked, now)
+        self.held[workload.key] = HeldTask(workload, asked, since)
 
     def drop(self, key: Any, cause: str) -> None:
         """Let go of a held task that Airflow does not want any more. Touches no database either."""
@@ -113,18 +113,17 @@ class Dispatcher:
 
     def decide(self, now: datetime) -> None:
         """What comes before the engine starts anything: who is gone, who comes next, what is free, who gets it."""
-        with self._weathering_outages():
+        with self._weathering_outages("deciding"):
             self._now, self._workers = now, {}
             self._take_inventory(now)
             self._drop_unwanted(now)
             self._keeper.free_ended(now)
             self._submit(now)
             self._place(now)
-            self._outage = ""
 
     def settle(self, now: datetime) -> None:
         """What can wait until the engine has started what was placed: records, renewals, housekeeping."""
-        with self._weathering_outages():
+        with self._weathering_outages("housekeeping"):
             self._tell_placed(now)
             self._keeper.watch(now)
             self._keep_house(now)
@@ -134,15 +133,17 @@ class Dispatcher:
         self._inventory.close()
 
     @contextmanager
-    def _weathering_outages(self) -> Iterator[None]:
-        """A database that does not answer costs one warning, not the scheduler's loop."""
+    def _weathering_outages(self, step: str) -> Iterator[None]:
+        """A database that does not answer, or a full disk, costs one warning, not the scheduler's loop."""
         try:
             yield
-        except (StoreUnavailable, SQLAlchemyError) as error:
-            text = str(error) if isinstance(error, StoreUnavailable) else type(error).__name__
-            if text != self._outage:
-                log.warning("%s Held tasks stay held, running ones keep their devices.", text)
-            self._outage = text
+        except (StoreError, SQLAlchemyError, OSError) as error:
+            text = str(error) if isinstance(error, (StoreError, OSError)) else type(error).__name__
+            if text != self._outages.get(step):
+                log.warning("%s: %s Held tasks stay held, running ones keep their devices.", step.capitalize(), text)
+            self._outages[step] = text
+        else:
+            self._outages.pop(step, None)
 
     # What the cycle asks of an engine.
 
@@ -153,6 +154,14 @@ class Dispatcher:
     def is_ours(self, request_id: str) -> bool:
         """Whether the task of a request is held here."""
         return request_id in self._requests
+
+    def reaches(self, worker_id: str) -> bool:
+        """Whether the worker is this host: LocalExecutor runs what it gets here and nowhere else."""
+        return worker_id == self._configuration.worker_id
+
+    def open_slots(self) -> int | None:
+        """How many more tasks would start at once."""
+        return self._engine.open_slots()
 
     def liveness(self, lease: Lease) -> Liveness:
         """Whether a process of the lease runs."""
@@ -166,7 +175,7 @@ class Dispatcher:
         workload.ti.context_carrier = load_lease(workload.ti.context_carrier, told)
         if self._now - held.since > self._token_age:
             self._renew_token(workload)
-        self._keeper.begin(workload.key, lease)
+        self._keeper.begin(workload.key, lease, lambda: self.hold(workload, held.asked, held.since))
         self._engine.hand_over(workload)
         del self.held[workload.key]
         self._placed.append((held, told))
@@ -180,7 +189,9 @@ class Dispatcher:
     def _take_inventory(self, now: datetime) -> None:
         inventory = self._inventory.poll()
         if inventory is not None:
-            self._store.record([WorkerSeen(inventory.worker, inventory.telemetry)], now)
+            known = next((w for w in self._store.snapshot().workers if w.id == inventory.worker.id), None)
+            worker = with_unseen(inventory.worker, known) if known else inventory.worker
+            self._store.record([WorkerSeen(worker, inventory.telemetry)], now)
 
     def _drop_unwanted(self, now: datetime) -> None:
         """Let go of held tasks that a user marked, cleared or deleted, or that have waited too long."""
@@ -196,24 +207,29 @@ class Dispatcher:
                     self._fail(key, f"No device in time: {text}", now)
 
     def _submit(self, now: datetime) -> None:
-        """Tell the store who waits now, and who does not any more."""
-        new = {key: held for key, held in self.held.items() if held.request is None}
-        # a scheduler that died may have got a lease for a task that it could not start
-        leases = {lease.request_id: lease for lease in self._store.snapshot().leases} if new else {}
-        for key, held in new.items():
-            if self._keeper.holds_request(held.request_id):
+        """Tell the store who waits now, and who does not any more.
+
+        Also takes up what the store knows better than we do: the answer to a commit may have been
+        lost, and a scheduler that died may have submitted a task, or got a lease that it could not use.
+        """
+        snapshot = self._store.snapshot() if self.held else Snapshot(0)
+        pending = {one.id: one for one in snapshot.pending}
+        leases = {lease.request_id: lease for lease in snapshot.leases}
+        for key, held in list(self.held.items()):
+            id_ = held.request_id
+            if (held.request is not None and id_ in pending) or self._keeper.holds_request(id_):
                 continue
             try:
-                request = self._resolve(held)
+                held.request = held.request or self._resolve(held)
             except RequestError as error:
                 self._fail(key, f"The device request can't be read: {error}", now)
                 continue
-            lease = leases.get(held.request_id)
-            held.request = request
-            if lease is not None:
-                self._hand_over(held, lease)
+            if id_ in leases:
+                self._hand_over(held, leases[id_])
+            elif id_ in pending:
+                held.since = pending[id_].submitted_at
             else:
-                self._news.append(Submitted(self._pending(held, request)))
+                self._news.append(Submitted(self._pending(held, held.request)))
         if self._news:
             self._store.record(self._news, now)
             self._news.clear()
@@ -241,7 +257,7 @@ class Dispatcher:
         self._withdraw_forgotten(now)
         self._requests = {held.request_id: key for key, held in self.held.items() if held.request}
         for decision in self._cycle.run(now).plan.decisions:
-            key = self._requests[decision.request_id]
+            key = self._requests.get(decision.request_id)
             if key not in self.held:
                 continue
             if isinstance(decision, Refuse):
@@ -273,9 +289,6 @@ class Dispatcher:
         self._placed.clear()
 
     def _keep_house(self, now: datetime) -> None:
-        if self._unrecorded and self._periods.is_due("record", now):
-            self._tasks.record_leases(self._unrecorded)
-            self._unrecorded.clear()
         if self._periods.is_due("refresh", now):
             ids = [held.request_id for held in self.held.values()]
             ids += [task.lease.request_id for task in self._keeper.running.values()]
@@ -285,6 +298,9 @@ class Dispatcher:
             self._store.record(lost_workers(workers, seen, now, self._configuration.worker_timeout_s), now)
         if self._periods.is_due("prune", now):
             self._store.prune(now - timedelta(days=self._configuration.history_days))
+        if self._unrecorded and self._periods.is_due("record", now):
+            unrecorded, self._unrecorded = self._unrecorded, []
+            self._tasks.record_leases(unrecorded)
 
     def _fail(self, key: Any, text: str, now: datetime) -> None:
         held = self.held[key]

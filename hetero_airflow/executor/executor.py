@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,10 +14,11 @@ from airflow.models.pool import Pool
 from airflow.utils.session import create_session
 from airflow.utils.state import TaskInstanceState
 from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from hetero_airflow import engines, policies
-from hetero_airflow.errors import RequestError
+from hetero_airflow.errors import RequestError, StoreUnavailable
 from hetero_airflow.executor.carrier import KEY, unpack_request
 from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.executor.dispatcher import Dispatcher
@@ -108,18 +110,26 @@ class HeteroExecutor(BaseExecutor):
 
     def try_adopt_task_instances(self, tis: Sequence[Any]) -> Sequence[Any]:
         """Take over device tasks of a scheduler that died; those that can't be are returned."""
-        leases = {lease.request_id: lease for lease in self._store.snapshot().leases}
+        try:
+            leases = {lease.request_id: lease for lease in self._store.snapshot().leases}
+        except StoreUnavailable as error:
+            # Airflow tries again after the driver's errors, not after ours
+            raise error.__cause__ or error from None
         others = []
         for ti in tis:
             if ti.key in self._dispatcher.held or ti.key in self._keeper.running:
                 continue  # ours already: a scheduler that was slow to heartbeat is asked to adopt its own tasks
             if ti.state == TaskInstanceState.QUEUED and KEY in (ti.executor_config or {}):
                 self._take(ExecuteTask.make(ti, generator=self.jwt_generator))
-            elif str(ti.id) in leases:
-                self._keeper.begin(ti.key, leases[str(ti.id)], is_adopted=True)
+            elif str(ti.id) in leases and self._engine.is_local(ti.hostname):
+                self._keeper.begin(ti.key, leases[str(ti.id)])
             else:
                 others.append(ti)
         return list(self._engine.try_adopt(others))
+
+    def fail_connection_test(self, key: Any) -> None:
+        """Forget a connection test that Airflow gave up."""
+        self._engine.fail_connection_test(key)
 
     @property
     def slots_occupied(self) -> int:
@@ -188,8 +198,7 @@ def _engine_of_airflow() -> Any:
 
 def _ensure_pool(name: str) -> None:
     """Device tasks have a pool of their own: a held task is QUEUED and would eat slots of any other."""
-    with create_session(scoped=False) as session:
+    pool = Pool(pool=name, slots=-1, description="Tasks that wait for or use devices", include_deferred=False)
+    with suppress(IntegrityError), create_session(scoped=False) as session:  # another scheduler may be faster
         if session.scalar(select(Pool).where(Pool.pool == name)) is None:
-            session.add(
-                Pool(pool=name, slots=-1, description="Tasks that wait for or use devices", include_deferred=False)
-            )
+            session.add(pool)

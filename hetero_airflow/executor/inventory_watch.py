@@ -13,12 +13,25 @@ from typing import IO
 from pydantic import ValidationError
 
 from hetero_airflow.executor.configuration import Configuration
-from hetero_airflow.model.worker import Inventory
+from hetero_airflow.model.worker import Inventory, Worker
 
 log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "hetero_airflow.discovery")
 """Prints an `Inventory` as JSON; gets the worker's id, its labels, and the time limit of a probe."""
+
+
+def with_unseen(worker: Worker, known: Worker) -> Worker:
+    """The worker with the devices that were known before, where a probe failed: not seen is not gone.
+
+    They get no task until a discovery sees them again.
+    """
+    if not worker.problems:
+        return worker
+    seen = {device.id for device in worker.devices}
+    lost = {"leasable": False, "problem": f"not seen now: {worker.problems[0]}"[:500]}
+    unseen = tuple(device.model_copy(update=lost) for device in known.devices if device.id not in seen)
+    return worker.model_copy(update={"devices": worker.devices + unseen})
 
 
 class InventoryWatch:

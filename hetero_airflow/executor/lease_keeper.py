@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -40,8 +40,8 @@ class RunningTask:
 
     key: Any
     lease: Lease
-    is_adopted: bool = False
-    """True if the engine will not report its end."""
+    hold_again: Callable[[], None] | None = None
+    """Puts it back into the queue, with the same try; None if it was adopted while it ran."""
     over_since: datetime | None = None
     """Since when its process is known to be gone, or Airflow does not want it any more."""
 
@@ -76,11 +76,13 @@ class LeaseKeeper:
         self._tasks = tasks
         self._report = report
         self._lease_timeout = timedelta(seconds=lease_timeout_s)
+        self._seen: dict[str, tuple[datetime, Liveness]] = {}
+        self._now = datetime.min.replace(tzinfo=UTC)
         self._periods = Periods(renew=lease_timeout_s / 4, watch=_WATCH_EVERY_S)
 
-    def begin(self, key: Any, lease: Lease, *, is_adopted: bool = False) -> None:
+    def begin(self, key: Any, lease: Lease, hold_again: Callable[[], None] | None = None) -> None:
         """Answer for a lease from now on."""
-        self.running[key] = RunningTask(key, lease, is_adopted)
+        self.running[key] = RunningTask(key, lease, hold_again)
 
     def end(self, key: Any, cause: str, to: LeaseState = LeaseState.RELEASED) -> None:
         """The task is over for Airflow. Its lease is freed at the next `free_ended` that finds its processes gone."""
@@ -99,21 +101,24 @@ class LeaseKeeper:
             process = self._process(task.lease)
         except SQLAlchemyError:
             return False
-        if process.state == "running" and self._liveness(task.lease, process) is Liveness.ALIVE:
-            task.is_adopted = True
-            return True
-        return False
+        return process.state == "running" and self._look([(task.lease, process)])[task.lease.id] is Liveness.ALIVE
 
     def watch(self, now: datetime) -> None:
         """Renew the leases of what runs, and find what was lost."""
+        self._now = now
         if self._periods.is_due("renew", now):
             self._renew(now)
         if self.running and self._periods.is_due("watch", now):
             self._find_lost(now)
 
     def liveness(self, lease: Lease) -> Liveness:
-        """Whether a process of the lease runs."""
-        return self._liveness(lease, self._process(lease))
+        """Whether a process of the lease runs, as it was at most a few seconds ago: each look scans all processes."""
+        seen = self._seen.get(lease.id)
+        if seen is None or self._now - seen[0] >= timedelta(seconds=_WATCH_EVERY_S):
+            live = {known.id for known in self._store.snapshot().leases}
+            self._seen = {id_: one for id_, one in self._seen.items() if id_ in live}
+            seen = self._seen[lease.id] = (self._now, self._look([(lease, self._process(lease))])[lease.id])
+        return seen[1]
 
     def _leases(self) -> list[Lease]:
         return [*(task.lease for task in self.running.values()), *(task.lease for task in self._ending.values())]
@@ -121,20 +126,28 @@ class LeaseKeeper:
     def _process(self, lease: Lease) -> TaskProcess:
         return self._tasks.processes([lease.request_id]).get(lease.request_id, TaskProcess())
 
-    def _liveness(self, lease: Lease, process: TaskProcess) -> Liveness:
-        if self._engine.processes({lease.id: (process.pid, process.started_at)}):
-            return Liveness.ALIVE
-        if process.state == "queued" or (process.hostname and not self._engine.is_local(process.hostname)):
-            return Liveness.UNKNOWN
-        return Liveness.GONE
+    def _look(self, tasks: Sequence[tuple[Lease, TaskProcess]]) -> dict[str, Liveness]:
+        """Lease id → whether a process of it runs, by one scan."""
+        alive = self._engine.processes({lease.id: (process.pid, process.seen_at) for lease, process in tasks})
+        found = {}
+        for lease, process in tasks:
+            is_far = bool(process.hostname) and not self._engine.is_local(process.hostname)
+            if lease.id in alive:
+                found[lease.id] = Liveness.ALIVE
+            elif is_far or (process.state == "queued" and self._engine.has_in_hand(lease.request_id)):
+                found[lease.id] = Liveness.UNKNOWN
+            else:
+                found[lease.id] = Liveness.GONE
+        return found
 
     def free_ended(self, now: datetime) -> None:
         """Free the leases of ended tasks whose processes are gone; stop the processes that are left."""
+        self._now = now
         if not self._ending:
             return
         processes = self._tasks.processes([task.lease.request_id for task in self._ending.values()])
         known = {id_: processes.get(task.lease.request_id, TaskProcess()) for id_, task in self._ending.items()}
-        left = self._engine.processes({id_: (process.pid, process.started_at) for id_, process in known.items()})
+        left = self._engine.processes({id_: (process.pid, process.seen_at) for id_, process in known.items()})
         for id_, pids in left.items():
             self._stop(self._ending[id_], known[id_], pids, now)
         gone = [task for id_, task in self._ending.items() if id_ not in left]
@@ -158,7 +171,7 @@ class LeaseKeeper:
             number = signal.SIGKILL
         else:
             return
-        self._engine.signal(task.lease.id, process.pid, process.started_at, number)
+        self._engine.signal(task.lease.id, process.pid, process.seen_at, number)
 
     def _renew(self, now: datetime) -> None:
         leases = self._leases()
@@ -169,24 +182,33 @@ class LeaseKeeper:
             if task.lease.id in lost:
                 log.error("Lease %s of %s was taken back while its task ran; the task is stopped.", task.lease.id, key)
                 process = self._process(task.lease)
-                self._engine.signal(task.lease.id, process.pid, process.started_at, signal.SIGKILL)
+                self._engine.signal(task.lease.id, process.pid, process.seen_at, signal.SIGKILL)
                 self._lose(key, "its device lease was taken back")
 
     def _find_lost(self, now: datetime) -> None:
-        processes = self._tasks.processes([task.lease.request_id for task in self.running.values()])
+        known = self._tasks.processes([task.lease.request_id for task in self.running.values()])
+        processes = {key: known.get(task.lease.request_id, TaskProcess()) for key, task in self.running.items()}
+        liveness = self._look([(task.lease, processes[key]) for key, task in self.running.items()])
         for key, task in list(self.running.items()):
-            process = processes.get(task.lease.request_id, TaskProcess())
-            if process.is_wanted and self._liveness(task.lease, process) is not Liveness.GONE:
+            process = processes[key]
+            if process.is_wanted and liveness[task.lease.id] is not Liveness.GONE:
                 task.over_since = None
                 continue
             task.over_since = task.over_since or now
-            if now - task.over_since < timedelta(seconds=_LOST_AFTER_S):
-                continue
-            if process.is_wanted:
-                self._lose(key, f"its process {process.pid} on {process.hostname} is gone")
-            elif task.is_adopted:
-                self._report(key, "success", None)
-                self.end(key, "the task ended under another scheduler")
+            if now - task.over_since >= timedelta(seconds=_LOST_AFTER_S):
+                self._conclude(key, task, process)
+
+    def _conclude(self, key: Any, task: RunningTask, process: TaskProcess) -> None:
+        """What the engine should have reported and did not."""
+        if not process.is_wanted:
+            self._report(key, "success", None)
+            self.end(key, "Airflow does not want the task any more")
+        elif process.state == "queued" and task.hold_again is not None:
+            log.warning("The engine lost %s before it began; it is held again.", key)
+            self.end(key, "the engine lost the task before it began", LeaseState.EVICTED)
+            task.hold_again()
+        else:
+            self._lose(key, f"its process {process.pid} on {process.hostname} is gone")
 
     def _lose(self, key: Any, cause: str) -> None:
         self._report(key, "failed", f"HeteroExecutor: {cause}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import logging
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -15,11 +16,13 @@ from airflow.models.taskinstancehistory import TaskInstanceHistory
 from airflow.state import get_state_backend
 from airflow.utils.session import create_session
 from airflow.utils.state import TaskInstanceState
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 
 from hetero_airflow.executor.templates import render_request
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.runtime.task_lease import TaskLease
+
+log = logging.getLogger(__name__)
 
 STATE_KEY = "hetero.lease"
 """Key in the task state store under which a task finds the record of its last lease."""
@@ -33,7 +36,8 @@ class TaskProcess:
     """None once the try is history."""
     pid: int | None = None
     hostname: str = ""
-    started_at: datetime | None = None
+    seen_at: datetime | None = None
+    """When Airflow last heard of the process; not its start, since a task that was deferred keeps its first one."""
 
     @property
     def is_wanted(self) -> bool:
@@ -56,17 +60,21 @@ class TaskInstances:
             TaskInstanceHistory.task_instance_id,
             TaskInstanceHistory.pid,
             TaskInstanceHistory.hostname,
-            TaskInstanceHistory.start_date,
+            func.coalesce(TaskInstanceHistory.end_date, TaskInstanceHistory.updated_at, TaskInstanceHistory.start_date),
         ).where(TaskInstanceHistory.task_instance_id.in_(uuids))
         present = select(
-            TaskInstance.id, TaskInstance.state, TaskInstance.pid, TaskInstance.hostname, TaskInstance.start_date
+            TaskInstance.id,
+            TaskInstance.state,
+            TaskInstance.pid,
+            TaskInstance.hostname,
+            func.coalesce(TaskInstance.last_heartbeat_at, TaskInstance.start_date),
         ).where(TaskInstance.id.in_(uuids))
         found: dict[str, TaskProcess] = {}
         with create_session(scoped=False) as session:
-            for id_, pid, hostname, started_at in session.execute(past):
-                found[str(id_)] = TaskProcess(None, pid, hostname or "", started_at)
-            for id_, state, pid, hostname, started_at in session.execute(present):
-                found[str(id_)] = TaskProcess(state, pid, hostname or "", started_at)
+            for id_, pid, hostname, seen_at in session.execute(past):
+                found[str(id_)] = TaskProcess(None, pid, hostname or "", seen_at)
+            for id_, state, pid, hostname, seen_at in session.execute(present):
+                found[str(id_)] = TaskProcess(state, pid, hostname or "", seen_at)
         return found
 
     def queued(self, ids: Collection[str]) -> set[str]:
@@ -92,14 +100,20 @@ class TaskInstances:
         with create_session(scoped=False) as session:
             session.execute(statement)
 
-    def record_leases(self, leases: Sequence[tuple[ExecuteTask, TaskLease]]) -> None:
-        """Leave each task a record of its lease in its state store, where retries and Airflow's UI find it."""
+    def record_leases(self, leases: Iterable[tuple[ExecuteTask, TaskLease]]) -> None:
+        """Leave each task a record of its lease in its state store, where retries and Airflow's UI find it.
+
+        What can't be recorded is logged and passed over: the lease itself is in our own tables.
+        """
         backend = get_state_backend()
-        with create_session(scoped=False) as session:
-            for workload, lease in leases:
-                ti = workload.ti
-                scope = TaskScope(ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index)
-                backend.set(scope, STATE_KEY, lease.model_dump_json(), session=session)
+        for workload, lease in leases:
+            ti = workload.ti
+            scope = TaskScope(ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index)
+            try:
+                with create_session(scoped=False) as session:
+                    backend.set(scope, STATE_KEY, lease.model_dump_json(), session=session)
+            except Exception as error:  # noqa: BLE001  the backend may be anybody's
+                log.warning("The lease of %s is not on record in the task state store: %s", ti.key, error)
 
     def render(self, workload: ExecuteTask, arguments: Mapping[str, Any]) -> DeviceRequest:
         """The request that arguments with templates make in the task's DAG run.

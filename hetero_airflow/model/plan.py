@@ -40,11 +40,25 @@ class ReasonCode(StrEnum):
     """Fits, but too much of it is leased at the moment."""
     RESERVED = "reserved"
     """Fits and is free, but is kept for a request that comes first."""
+    SLOTS = "slots"
+    """Fits and is free, but the engine has no free process to run it."""
+    UNPROBED = "unprobed"
+    """No known device fits, but a probe failed, so that there may be some that are not known."""
     NO_WORKER = "no_worker"
     """No worker is known yet."""
 
 
-TRANSIENT = frozenset({ReasonCode.LOST, ReasonCode.HEALTH, ReasonCode.BUSY, ReasonCode.RESERVED, ReasonCode.NO_WORKER})
+TRANSIENT = frozenset(
+    {
+        ReasonCode.LOST,
+        ReasonCode.HEALTH,
+        ReasonCode.BUSY,
+        ReasonCode.RESERVED,
+        ReasonCode.SLOTS,
+        ReasonCode.UNPROBED,
+        ReasonCode.NO_WORKER,
+    }
+)
 """Reasons that waiting can cure."""
 
 

@@ -34,6 +34,8 @@ class Worker(BaseModel):
     devices: tuple[Device, ...] = Field(max_length=MAX_DEVICES)
     runtime: dict[str, str] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)
+    problems: tuple[str, ...] = Field(default=(), max_length=32)
+    """A line for each probe that failed in the last discovery: devices of its vendor may be missing here."""
     state: WorkerState = WorkerState.ONLINE
 
     @model_validator(mode="after")

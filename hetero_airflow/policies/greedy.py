@@ -141,6 +141,11 @@ class _Walk:
         if reason.is_transient:
             self._wait(pending, reason, accounts)
             return
+        blind = next((seat.worker for seat in self._fleet.seats if seat.worker.problems), None)
+        if blind is not None:
+            found = f"no known device that fits, but on worker {blind.id} {blind.problems[0]}"
+            self._wait(pending, Reason(ReasonCode.UNPROBED, reason.asked, found), accounts)
+            return
         near = nearest(self._fleet, pending.request.alternatives)
         account = Account(self._policy, "no known worker could ever run it", accounts)
         self.decisions.append(Refuse(pending.id, reason, str(near), account))

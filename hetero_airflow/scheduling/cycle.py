@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from hetero_airflow.engines.engine import Engine
@@ -12,8 +12,10 @@ from hetero_airflow.errors import StoreError
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Decision, Plan, Refuse, Wait
 from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.policies.priority import Priority
+from hetero_airflow.scheduling.own_part import own_part
 from hetero_airflow.scheduling.plan_check import plan_faults
 from hetero_airflow.scheduling.reaper import reap
 from hetero_airflow.store.store import Move, Store, Submitted
@@ -64,7 +66,12 @@ class _Decided:
 
     snapshot: Snapshot
     ours: frozenset[str]
+    slots: int | None
     plan: Plan
+
+    def holds_for(self, snapshot: Snapshot, ours: frozenset[str], slots: int | None) -> bool:
+        """Whether a decision now would come out the same."""
+        return self.ours == ours and self.slots == slots and _is_unchanged(self.snapshot, snapshot)
 
 
 def run_cycle(store: Store, policy: Policy, engine: Engine, now: datetime, lease_timeout_s: float) -> CycleResult:
@@ -78,7 +85,7 @@ def run_cycle(store: Store, policy: Policy, engine: Engine, now: datetime, lease
 class Cycle:
     """Cycles over one store; remembers what was decided last, so that nothing is decided twice.
 
-    The engine is asked through its port of three methods. The store, the policy and the engine
+    The engine is asked through its port of five methods. The store, the policy and the engine
     may be real or simulated.
     """
 
@@ -89,6 +96,7 @@ class Cycle:
         self._lease_timeout = timedelta(seconds=lease_timeout_s)
         self._safe: Policy = Priority()
         self._decided: _Decided | None = None
+        self._reach: tuple[tuple[Worker, ...], tuple[Worker, ...]] | None = None
         self._undispatched: dict[str, tuple[Undispatched, Pending]] = {}
         self._warned = ""
 
@@ -108,11 +116,11 @@ class Cycle:
             snapshot = self._store.snapshot()
             ours = frozenset(pending.id for pending in snapshot.pending if self._engine.is_ours(pending.id))
             last = self._decided
-            if number == 0 and last is not None and last.ours == ours and _is_unchanged(last.snapshot, snapshot):
+            slots = self._engine.open_slots() if ours else None
+            if number == 0 and last is not None and last.holds_for(snapshot, ours, slots):
                 return CycleResult(reaped, last.plan, is_decided=False)
             # 3. Let the policy decide a plan over all requests; what is not ours, its own scheduler carries out.
-            plan = self._decide(snapshot, now)
-            plan = Plan(tuple(decision for decision in plan.decisions if decision.request_id in ours))
+            plan = own_part(self._decide(self._within_reach(snapshot), now), ours, slots)
             decisions |= {decision.request_id: decision for decision in plan.decisions}
             # 4. Commit it; the store refuses what someone else took meanwhile.
             commit = self._store.commit(plan, now, now + self._lease_timeout)
@@ -124,9 +132,18 @@ class Cycle:
                 break
         # 6. Leave the rest pending: the store has each reason; what could not be dispatched waits again.
         self._take_back(now)
-        plan = Plan(tuple(decisions.values()))
-        self._decided = None if commit.refused else _Decided(snapshot, ours, plan)
-        return CycleResult(reaped, plan, tuple(dispatched), tuple(undispatched), commit.refused)
+        self._decided = None if commit.refused else _Decided(snapshot, ours, slots, plan)
+        return CycleResult(
+            reaped, Plan(tuple(decisions.values())), tuple(dispatched), tuple(undispatched), commit.refused
+        )
+
+    def _within_reach(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot without the workers that the engine can't run anything on."""
+        if self._reach is None or self._reach[0] is not snapshot.workers:
+            near = tuple(worker for worker in snapshot.workers if self._engine.reaches(worker.id))
+            self._reach = (snapshot.workers, near if len(near) < len(snapshot.workers) else snapshot.workers)
+        near = self._reach[1]
+        return snapshot if near is snapshot.workers else replace(snapshot, workers=near)
 
     def _decide(self, snapshot: Snapshot, now: datetime) -> Plan:
         """The policy's plan, or where it has none that can be used, the safe policy's."""

@@ -98,6 +98,7 @@ def test_ids_found_twice_are_kept_once_and_reported():
             devices=(first, a_device("GPU-1")),
             runtime={"python": "3.12.1", "cuda": "12.4"},
             labels={"zone": "a"},
+            problems=("amd: no answer within 10 s.",),
         ),
         telemetry=(Telemetry(device_id="GPU-0", xid=1),),
         problems=("amd: no answer within 10 s.", "acme: GPU-0 was found by nvidia already; kept once."),

@@ -22,6 +22,7 @@ class StandInEngine:
 
     def __init__(self):
         self.started, self.alive, self.signals = [], {}, []
+        self.slots, self.in_hand = None, set()
 
     def hand_over(self, workload):
         self.started.append(workload)
@@ -31,6 +32,12 @@ class StandInEngine:
 
     def signal(self, lease_id, pid, started_at, number):
         self.signals.append((lease_id, number))
+
+    def open_slots(self):
+        return self.slots
+
+    def has_in_hand(self, task_instance_id):
+        return task_instance_id in self.in_hand
 
     def is_local(self, hostname):
         return hostname == "here"

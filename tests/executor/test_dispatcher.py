@@ -4,10 +4,12 @@ import pytest
 
 from hetero_airflow.errors import StoreUnavailable
 from hetero_airflow.executor.carrier import unload_lease
+from hetero_airflow.executor.inventory_watch import with_unseen
 from hetero_airflow.executor.task_instances import TaskProcess
+from hetero_airflow.model.plan import Plan
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import Submitted, WorkerSeen
-from hetero_airflow.testing import EPOCH, a_device, a_pending, a_worker
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
 
 
 def test_a_placed_task_carries_its_lease_and_the_coordinators_queue(bench):
@@ -32,6 +34,7 @@ def test_tasks_wait_until_devices_are_free_and_get_a_new_token_if_theirs_is_old(
 
 def test_held_tasks_and_those_that_wait_in_the_engine_are_kept_fresh(bench):
     ids = [bench.hold(name) for name in "abc"]
+    bench.engine.in_hand = set(ids)
     bench.beat()
     bench.beat(149)
     bench.beat(1)
@@ -111,7 +114,7 @@ def test_a_task_that_was_leased_by_a_scheduler_which_died_starts_on_that_lease(m
     assert second.store.snapshot().leases == (first.lease(id_),)
 
 
-def test_a_database_that_does_not_answer_costs_one_warning_and_loses_nothing(make_bench, caplog):
+def test_a_database_that_does_not_answer_costs_one_warning_a_step_and_loses_nothing(make_bench, caplog):
     class FailingStore(MemoryStore):
         is_down = False
 
@@ -127,7 +130,7 @@ def test_a_database_that_does_not_answer_costs_one_warning_and_loses_nothing(mak
     for _ in range(3):
         bench.beat(1)
     warnings = [record.getMessage() for record in caplog.records if "Start it" in record.getMessage()]
-    assert len(warnings) == 1
+    assert [text.partition(":")[0] for text in warnings] == ["Deciding", "Housekeeping"]
     bench.store.is_down = False
     bench.beat(1)
     assert bench.started == ["a"]
@@ -162,3 +165,116 @@ def test_every_device_kind_reaches_the_task(bench, device):
     bench.hold("a", device)
     bench.beat()
     assert unload_lease(bench.engine.started[0].ti.context_carrier).worker == "worker-a"
+
+
+def test_a_commit_whose_answer_was_lost_is_taken_up(make_bench):
+    class ForgetfulStore(MemoryStore):
+        is_cut_off = True
+
+        def commit(self, plan, now, expires_at):
+            done = super().commit(plan, now, expires_at)
+            if self.is_cut_off and plan.places:
+                self.is_cut_off = False
+                raise StoreUnavailable("the answer", found="none", remedy="Wait")
+            return done
+
+    bench = make_bench(ForgetfulStore())
+    bench.store.record([WorkerSeen(a_worker())], EPOCH)
+    bench.hold("a")
+    bench.beat()
+    assert bench.started == []
+    bench.beat(1)
+    assert bench.started == ["a"]
+    assert len(bench.store.snapshot().leases) == 1
+
+
+def test_a_lost_race_leaves_the_rest_of_the_plan_standing(make_bench):
+    """Another scheduler takes a device between the decision and the commit."""
+
+    class RacingStore(MemoryStore):
+        races = 1
+
+        def commit(self, plan, now, expires_at):
+            if self.races and len(plan.places) == 2:
+                self.races = 0
+                self.record([Submitted(a_pending("foreign"))], now)
+                super().commit(Plan((a_place("foreign", **{"GPU-1": 1000}),)), now, expires_at)
+            return super().commit(plan, now, expires_at)
+
+    bench = make_bench(RacingStore())
+    bench.store.record([WorkerSeen(a_worker())], EPOCH)
+    bench.hold("a")
+    bench.hold("b")
+    for _ in range(3):
+        bench.beat(0.5)
+    assert bench.started == ["a"]
+    assert list(bench.dispatcher.held) == ["b"]
+
+
+def test_no_more_is_placed_than_the_engine_can_start(bench):
+    bench.engine.slots = 1
+    bench.hold("a")
+    bench.hold("b")
+    bench.beat()
+    assert bench.started == ["a"]
+    assert "a process of the engine" in bench.dispatcher.held["b"].told
+    bench.beat(1)
+    assert bench.started == ["a", "b"]
+
+
+def test_nothing_is_placed_on_a_worker_that_this_engine_does_not_reach(bench):
+    bench.store.record([WorkerSeen(a_worker("elsewhere", devices=(a_device("GPU-9"),)))], EPOCH)
+    for name in "abc":
+        bench.hold(name)
+    bench.beat()
+    assert bench.started == ["a", "b"]
+
+
+def test_a_probe_that_fails_makes_tasks_wait_and_not_fail(make_bench):
+    bench = make_bench()
+    blind = a_worker(devices=(a_cpu(),), problems=("nvidia: no answer within 10 s",))
+    bench.store.record([WorkerSeen(blind)], EPOCH)
+    bench.hold("a")
+    bench.beat()
+    assert bench.reports == []
+    assert "no answer within 10 s" in bench.dispatcher.held["a"].told
+    bench.store.record([WorkerSeen(a_worker())], bench.clock.now())
+    bench.beat(1)
+    assert bench.started == ["a"]
+
+
+def test_devices_that_a_failed_probe_did_not_see_stay_known_but_get_no_task(bench):
+    before = a_worker()
+    after = a_worker(devices=(a_cpu(),), problems=("nvidia: no answer within 10 s",))
+    seen = with_unseen(after, before)
+    assert [(device.id, device.leasable) for device in seen.devices] == [
+        ("cpu", True), ("GPU-0", False), ("GPU-1", False),
+    ]  # fmt: skip
+    assert "no answer within 10 s" in seen.devices[1].problem
+    assert with_unseen(a_worker(devices=(a_cpu(),)), before).devices == (a_cpu(),)
+
+
+def test_the_waiting_limit_counts_from_the_first_scheduler_that_held_the_task(make_bench):
+    first = make_bench()
+    first.store.record([WorkerSeen(a_worker())], EPOCH)
+    first.hold("a", "gpu:2")
+    first.hold("b", wait_timeout=30)
+    first.beat()
+    second = make_bench(first.store)
+    second.clock.advance(20)
+    second.hold("b", wait_timeout=30)
+    second.beat()
+    second.beat(11)
+    assert [(key, state) for key, state, _ in second.reports] == [("b", "failed")]
+
+
+def test_a_full_disk_costs_one_warning_and_not_the_loop(bench, caplog):
+    def poll():
+        raise OSError(28, "No space left on device")
+
+    bench.dispatcher._inventory.poll = poll
+    for _ in range(3):
+        bench.beat(1)
+    assert [r.getMessage() for r in caplog.records if "No space left" in r.getMessage()] == [
+        "Deciding: [Errno 28] No space left on device Held tasks stay held, running ones keep their devices."
+    ]

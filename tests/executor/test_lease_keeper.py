@@ -53,12 +53,40 @@ def test_a_task_whose_process_is_gone_is_reported_failed_and_its_lease_evicted(b
     assert states(bench) == [LeaseState.EVICTED]
 
 
-def test_a_task_that_has_not_started_yet_is_not_lost(bench):
-    bench.hold("a")
+def test_a_task_that_the_engine_still_has_in_hand_is_not_lost(bench):
+    bench.engine.in_hand = {bench.hold("a")}
     for _ in range(10):
         bench.beat(5)
     assert bench.reports == []
     assert states(bench) == [LeaseState.ACTIVE]
+
+
+def test_a_task_that_the_engine_lost_before_it_began_is_held_again_with_the_same_try(bench):
+    bench.hold("a")
+    for _ in range(4):
+        bench.beat(5)
+    assert (bench.started, bench.reports) == (["a", "a"], [])
+    assert sorted(states(bench)) == [LeaseState.ACTIVE, LeaseState.EVICTED]
+
+
+def test_a_task_that_is_over_although_the_engine_never_reported_it_frees_its_devices(bench):
+    """Its supervisor was killed between the task's end and its report."""
+    id_, _ = start(bench)
+    bench.engine.alive.clear()
+    bench.tasks.rows[id_] = TaskProcess("success", 100, "here", bench.clock.now())
+    for _ in range(4):
+        bench.beat(5)
+    assert bench.reports == [("a", "success", None)]
+    assert states(bench) == [LeaseState.RELEASED]
+
+
+def test_one_look_at_the_processes_serves_all_running_tasks(bench):
+    for name in "ab":
+        start(bench, name, "gpu:0.5")
+    looks = []
+    bench.engine.processes = lambda leases: looks.append(len(leases)) or {id_: [1] for id_ in leases}
+    bench.beat(5)
+    assert looks == [2]
 
 
 def test_a_task_on_another_host_is_not_judged_from_here(bench):
@@ -75,7 +103,7 @@ def test_an_adopted_task_that_ends_is_reported_since_no_engine_will(make_bench, 
     heir = make_bench(bench.store)
     heir.tasks.rows = bench.tasks.rows
     heir.engine.alive = bench.engine.alive
-    heir.keeper.begin("a", lease, is_adopted=True)
+    heir.keeper.begin("a", lease)
     heir.beat(5)
     heir.engine.alive.clear()
     heir.tasks.rows[id_] = TaskProcess("success", 100, "here", heir.clock.now())
@@ -89,7 +117,7 @@ def test_a_cleared_task_is_over_for_its_old_try(make_bench, bench):
     """Its row is history under the old id; what runs under it is being stopped by Airflow."""
     id_, lease = start(bench)
     heir = make_bench(bench.store)
-    heir.keeper.begin("a", lease, is_adopted=True)
+    heir.keeper.begin("a", lease)
     heir.engine.alive = {lease.id: [100]}
     heir.tasks.rows[id_] = TaskProcess(None, 100, "here", heir.clock.now())
     for _ in range(4):
@@ -109,10 +137,11 @@ def test_an_expired_lease_of_a_dead_scheduler_is_taken_back_once_its_process_is_
     assert states(heir) == [LeaseState.EXPIRED]
     heir.engine.alive.clear()
     heir.tasks.rows[id_] = TaskProcess("queued")
-    heir.beat(1)
+    heir.engine.in_hand = {id_}
+    heir.beat(5)
     assert states(heir) == [LeaseState.EXPIRED], "it was dispatched and may still start: unknown is not gone"
     heir.tasks.rows[id_] = TaskProcess("failed", 100, "here", heir.clock.now())
-    heir.beat(1)
+    heir.beat(5)
     assert states(heir) == [LeaseState.EVICTED]
 
 

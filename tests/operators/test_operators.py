@@ -1,4 +1,5 @@
 import pytest
+import structlog
 from airflow.sdk import DAG, task
 
 from hetero_airflow.errors import RequestError
@@ -61,6 +62,42 @@ def test_expanding_the_device_gives_each_instance_its_own(dag):
     mapped = DeviceBashOperator.partial(task_id="t").expand(device=["gpu:1", "cpu:2"], bash_command=["a", "b", "c"])
     texts = [str(asked(mapped, index)) for index in range(6)]
     assert texts == ["1 × gpu"] * 3 + ["2 × cpu"] * 3
+
+
+def test_the_arguments_of_a_decorated_function_are_its_own_whatever_their_names(dag):
+    @task.device(device="gpu")
+    def train(labels, priority):
+        return labels
+
+    train.expand(labels=[["cat"], ["dog"]], priority=["low", "high"])
+    assert [asked(dag.get_task("train"), index) for index in range(4)] == [DeviceRequest.parse("gpu")] * 4
+
+
+def test_a_template_without_a_device_is_refused_when_the_file_is_parsed(dag):
+    mapped = DeviceBashOperator.partial(task_id="t", quota={"memory": "{{ params.m }}"}).expand(bash_command=["a"])
+    with pytest.raises(RequestError, match="device=None"):
+        complete_mapped_task(mapped)
+
+
+def test_default_args_of_the_dag_hold_for_device_tasks(monkeypatch):
+    monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "LocalExecutor,hetero_airflow.executor.HeteroExecutor")
+    default_args = {"pool": "team_a", "executor_config": {"pod_override": 1}, "device": "npu"}
+    with DAG("d", schedule=None, default_args=default_args):
+        operator = DevicePythonOperator(task_id="t", python_callable=print)
+    assert (operator.pool, operator.executor_config["pod_override"]) == ("team_a", 1)
+    assert asked(operator) == DeviceRequest.parse("npu")
+
+
+def test_a_resumed_task_has_its_lease_bound_too(dag):
+    from hetero_airflow.executor.carrier import load_lease
+
+    class Resuming(DevicePythonOperator):
+        def resume(self, context, event=None):
+            return current_lease()
+
+    operator = Resuming(task_id="t", python_callable=print, device="gpu")
+    lease = a_task_lease()
+    assert operator.resume_execution("resume", {}, {"ti": AnInstance(load_lease(None, lease))}) == lease
 
 
 def test_expand_kwargs_gives_each_instance_its_own(dag):
@@ -158,7 +195,9 @@ def test_a_lease_that_the_coordinator_bound_is_used_as_it_is(dag):
 
 def test_a_task_that_was_not_placed_runs_and_says_so(dag, caplog):
     operator = DevicePythonOperator(task_id="t", python_callable=lambda: 42, device="gpu")
-    assert operator.execute({"ti": AnInstance()}) == 42
+    with structlog.testing.capture_logs() as logs:
+        assert operator.execute({"ti": AnInstance()}) == 42
+    assert [log["log_level"] for log in logs if log["event"].startswith("No device lease")] == ["warning"]
 
 
 def test_a_command_sees_its_lease_even_with_an_environment_of_its_own(dag):

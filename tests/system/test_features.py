@@ -3,6 +3,7 @@
 import json
 import os
 import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -102,11 +103,10 @@ def test_no_two_tasks_of_all_these_overlapped(airflow, features):
 
 
 def test_the_lease_is_on_record_in_the_task_state_store(airflow, features):
-    with sqlite3.connect(f"file:{airflow.home}/airflow.db?mode=ro", uri=True) as database:
+    with closing(sqlite3.connect(f"file:{airflow.home}/airflow.db?mode=ro", uri=True)) as database:
         rows = database.execute(
             "select value from task_state_store where key = 'hetero.lease' and task_id = 'half'"
         ).fetchall()
-    database.close()
     assert [json.loads(json.loads(value) if value.startswith('"') else value)["share"] for (value,) in rows] == [0.5]
 
 
@@ -179,6 +179,15 @@ def test_a_running_task_that_is_cleared_runs_again_and_never_beside_itself(airfl
     )
     assert airflow.wait_for_run("long", run_id, 90) == "success"
     assert airflow.tasks("long", run_id)[0]["try_number"] == 2
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(marker.read_text()), 0)
+    query = (
+        "select granted_at, hetero_lease.ended_at from hetero_lease join hetero_request on hetero_request.id = request_id "
+        "where run_id = ? order by token"
+    )
+    with closing(sqlite3.connect(f"file:{airflow.home}/airflow.db?mode=ro", uri=True)) as database:
+        (_, first_ended), (second_granted, _) = database.execute(query, (run_id,)).fetchall()
+    assert first_ended <= second_granted
 
 
 def test_torch_is_not_imported_by_the_scheduler(airflow):

@@ -40,14 +40,13 @@ def use_device(seconds=1.0):
 
 
 class DeferringOperator(DevicePythonOperator):
-    """Uses its device, waits without one, and uses one again: the same task try, queued twice."""
+    """Waits without a device, for longer than a process may differ from its start, then uses one for long."""
 
     def execute(self, context):
-        self.defer(trigger=TimeDeltaTrigger(timedelta(seconds=0.2)), method_name="resume")
+        self.defer(trigger=TimeDeltaTrigger(timedelta(seconds=8)), method_name="resume")
 
     def resume(self, context, event=None):
-        with self._lease_bound(context):
-            return use_device(0.1)
+        return use_device(12)
 
 
 with DAG("exclusive", schedule=None):

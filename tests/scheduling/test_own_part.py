@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from hetero_airflow.model.plan import Account, Place, Plan, Reason, ReasonCode, Wait
+from hetero_airflow.scheduling.own_part import own_part
+from hetero_airflow.testing import a_place
+
+BUSY = Reason(ReasonCode.BUSY, "1 × gpu", "0 of 2 free")
+ACCOUNT = Account("test", "as the test says")
+
+
+def a_wait(request_id: str, position: int) -> Wait:
+    return Wait(request_id, position, BUSY, ACCOUNT)
+
+
+def test_everything_is_ours_and_there_are_slots_enough() -> None:
+    plan = Plan((a_place("a", **{"GPU-0": 1000}), a_wait("b", 1)))
+    assert own_part(plan, {"a", "b"}, None) == plan
+    assert own_part(plan, {"a", "b"}, 1) == plan
+
+
+def test_what_is_another_schedulers_is_left_out_and_keeps_its_place_in_the_queue() -> None:
+    plan = Plan((a_wait("a", 1), a_wait("b", 2)))
+    assert own_part(plan, {"b"}, None).decisions == (a_wait("b", 2),)
+
+
+def test_placements_beyond_the_slots_wait_in_their_order() -> None:
+    places = [a_place(name, **{"GPU-0": 100}) for name in "abc"]
+    decisions = own_part(Plan((places[0], a_wait("x", 1), *places[1:])), {*"abcx"}, 1).decisions
+    assert [type(decision) for decision in decisions] == [Place, Wait, Wait, Wait]
+    assert [(d.request_id, d.position, d.reason.code) for d in decisions if isinstance(d, Wait)] == [
+        ("x", 1, ReasonCode.BUSY),
+        ("b", 2, ReasonCode.SLOTS),
+        ("c", 3, ReasonCode.SLOTS),
+    ]
+
+
+def test_placements_of_others_take_no_slot_of_ours() -> None:
+    plan = Plan(tuple(a_place(name, **{"GPU-0": 100}) for name in "ab"))
+    assert own_part(plan, {"b"}, 1).decisions == plan.decisions[1:]
