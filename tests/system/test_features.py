@@ -182,8 +182,8 @@ def test_a_running_task_that_is_cleared_runs_again_and_never_beside_itself(airfl
     with pytest.raises(ProcessLookupError):
         os.kill(int(marker.read_text()), 0)
     query = (
-        "select granted_at, hetero_lease.ended_at from hetero_lease join hetero_request on hetero_request.id = request_id "
-        "where run_id = ? order by token"
+        "select lease.granted_at, lease.ended_at from hetero_lease lease "
+        "join hetero_request request on request.id = lease.request_id where request.run_id = ? order by lease.token"
     )
     with closing(sqlite3.connect(f"file:{airflow.home}/airflow.db?mode=ro", uri=True)) as database:
         (_, first_ended), (second_granted, _) = database.execute(query, (run_id,)).fetchall()
