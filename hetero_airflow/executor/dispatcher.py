@@ -41,7 +41,8 @@ from hetero_airflow.store.store import Event, Submitted, Withdrawn, WorkerSeen
 log = logging.getLogger(__name__)
 
 _NEW = timedelta(seconds=1)
-"""A task that was held for less is not looked up again: Airflow itself refuses to start one that is not QUEUED."""
+"""A task that was held for less is not looked up again: Airflow itself refuses to start one that is not QUEUED. And
+what was placed for less is not written about yet."""
 
 
 @dataclass(slots=True)
@@ -88,17 +89,14 @@ class Dispatcher:
         self._renew_token = renew_token
         self._inventory = InventoryWatch(configuration)
         self._cycle = Cycle(store, policy, self, lease_timeout_s=configuration.lease_timeout_s)
-        self._placed: list[tuple[HeldTask, TaskLease]] = []
-        self._unrecorded: list[tuple[ExecuteTask, TaskLease]] = []
+        self._placed: list[tuple[HeldTask, TaskLease, datetime]] = []
         self._requests: dict[str, Any] = {}
         self._news: list[Event] = []
         """What the store is to be told at the next occasion."""
         self._token_age = timedelta(seconds=queued_timeout_s / 4)
         self._now = datetime.min.replace(tzinfo=UTC)
         self._workers: dict[str, Worker] = {}
-        self._periods = Periods(
-            record=1, refresh=queued_timeout_s / 4, workers=configuration.worker_timeout_s / 4, prune=3600
-        )
+        self._periods = Periods(refresh=queued_timeout_s / 4, workers=configuration.worker_timeout_s / 4, prune=3600)
         self._outages: dict[str, str] = {}
 
     def hold(self, workload: ExecuteTask, asked: Asked, since: datetime) -> None:
@@ -124,13 +122,14 @@ class Dispatcher:
     def settle(self, now: datetime) -> None:
         """What can wait until the engine has started what was placed: records, renewals, housekeeping."""
         with self._weathering_outages("housekeeping"):
-            self._tell_placed(now)
             self._keeper.watch(now)
             self._keep_house(now)
 
     def close(self) -> None:
-        """Stop what runs beside the scheduler."""
+        """Stop what runs beside the scheduler, and write down what is not yet."""
         self._inventory.close()
+        with self._weathering_outages("housekeeping"):
+            self._tell_placed()
 
     @contextmanager
     def _weathering_outages(self, step: str) -> Iterator[None]:
@@ -178,7 +177,7 @@ class Dispatcher:
         self._keeper.begin(workload.key, lease, lambda: self.hold(workload, held.asked, held.since))
         self._engine.hand_over(workload)
         del self.held[workload.key]
-        self._placed.append((held, told))
+        self._placed.append((held, told, self._now))
 
     def _worker(self, worker_id: str) -> Worker:
         """The worker of a lease that was just read or granted, so that the last snapshot has it."""
@@ -281,12 +280,13 @@ class Dispatcher:
             held.told = text
             write_task_log(held.workload.log_path, f"{text} (place {decision.position} in the queue)", now)
 
-    def _tell_placed(self, now: datetime) -> None:
-        for held, lease in self._placed:
-            waited_s = (now - held.since).total_seconds()
-            write_task_log(held.workload.log_path, f"Placed after {waited_s:.1f} s on {lease}", now)
-        self._unrecorded += [(held.workload, lease) for held, lease in self._placed]
-        self._placed.clear()
+    def _tell_placed(self) -> None:
+        """Write about what was placed a little while ago, so as not to compete with its start."""
+        placed, self._placed = self._placed, []
+        for held, lease, at in placed:
+            waited_s = (at - held.since).total_seconds()
+            write_task_log(held.workload.log_path, f"Placed after {waited_s:.1f} s on {lease}", at)
+        self._tasks.record_leases((held.workload, lease) for held, lease, _ in placed)
 
     def _keep_house(self, now: datetime) -> None:
         if self._periods.is_due("refresh", now):
@@ -298,9 +298,8 @@ class Dispatcher:
             self._store.record(lost_workers(workers, seen, now, self._configuration.worker_timeout_s), now)
         if self._periods.is_due("prune", now):
             self._store.prune(now - timedelta(days=self._configuration.history_days))
-        if self._unrecorded and self._periods.is_due("record", now):
-            unrecorded, self._unrecorded = self._unrecorded, []
-            self._tasks.record_leases(unrecorded)
+        if self._placed and now - self._placed[0][2] >= _NEW:
+            self._tell_placed()
 
     def _fail(self, key: Any, text: str, now: datetime) -> None:
         held = self.held[key]

@@ -134,11 +134,19 @@ class LeaseKeeper:
             is_far = bool(process.hostname) and not self._engine.is_local(process.hostname)
             if lease.id in alive:
                 found[lease.id] = Liveness.ALIVE
-            elif is_far or (process.state == "queued" and self._engine.has_in_hand(lease.request_id)):
+            elif is_far or (process.state == "queued" and self._may_start(lease)):
                 found[lease.id] = Liveness.UNKNOWN
             else:
                 found[lease.id] = Liveness.GONE
         return found
+
+    def _may_start(self, lease: Lease) -> bool:
+        """Whether a task that was dispatched and has not begun may still do so.
+
+        Our engine tells of ours; of a scheduler that died, worker processes may live on and begin what they had.
+        """
+        is_ours = any(task.lease.id == lease.id for task in self.running.values())
+        return not is_ours or self._engine.has_in_hand(lease.request_id)
 
     def free_ended(self, now: datetime) -> None:
         """Free the leases of ended tasks whose processes are gone; stop the processes that are left."""

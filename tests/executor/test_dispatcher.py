@@ -18,6 +18,8 @@ def test_a_placed_task_carries_its_lease_and_the_coordinators_queue(bench):
     workload = bench.engine.started[0]
     lease = unload_lease(workload.ti.context_carrier)
     assert (workload.ti.queue, lease.ids) == ("hetero", ("GPU-0", "GPU-1"))
+    assert bench.tasks.records == [], "that would compete with the task's start"
+    bench.beat(1)
     assert [(record[0].key, record[1]) for record in bench.tasks.records] == [("train", lease)]
 
 

@@ -137,7 +137,6 @@ def test_an_expired_lease_of_a_dead_scheduler_is_taken_back_once_its_process_is_
     assert states(heir) == [LeaseState.EXPIRED]
     heir.engine.alive.clear()
     heir.tasks.rows[id_] = TaskProcess("queued")
-    heir.engine.in_hand = {id_}
     heir.beat(5)
     assert states(heir) == [LeaseState.EXPIRED], "it was dispatched and may still start: unknown is not gone"
     heir.tasks.rows[id_] = TaskProcess("failed", 100, "here", heir.clock.now())
