@@ -46,6 +46,9 @@ def worker_report(
     yield table(("WORKER", "STATE", "LAST SEEN", "LEASED / TOTAL"), rows, whole=0)
     for worker_id in silent:
         yield cell(f"Worker {worker_id} is silent and no scheduler has said so: does one run?", style="yellow")
+    for worker in snapshot.workers:
+        for problem in worker.problems:
+            yield cell(f"Worker {worker.id} may have more devices: {problem}", style="yellow")
 
 
 def workers_json(

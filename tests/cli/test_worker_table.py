@@ -27,7 +27,7 @@ def a_snapshot() -> Snapshot:
     lost = a_worker(
         "worker-b", (a_device("GPU-0", model="h100"),), host="b.example", state=WorkerState.LOST, runtime={}
     )
-    silent = a_worker("worker-c", (a_cpu(),), runtime={})
+    silent = a_worker("worker-c", (a_cpu(),), runtime={}, problems=("nvidia: no answer within 10 s.",))
     new = a_worker("worker-d", (a_cpu(),), runtime={})
     usage = {
         ("worker-a", "cpu"): Usage(4000, 2**32),
@@ -64,7 +64,8 @@ worker-c        online  5 min 1 s ago  0 / 8 cpu cores
 engine local                           0B / 64GiB of host memory
 worker-d        online  never          0 / 8 cpu cores
 engine local                           0B / 64GiB of host memory
-Worker worker-c is silent and no scheduler has said so: does one run?"""
+Worker worker-c is silent and no scheduler has said so: does one run?
+Worker worker-c may have more devices: nvidia: no answer within 10 s."""
     )
 
 
@@ -85,6 +86,7 @@ def test_json_has_readings_and_leased_amounts():
             "engine": "local",
             "runtime": worker.runtime,
             "labels": {"zone": "a"},
+            "problems": [],
             "state": "online",
             "last_seen": "2026-01-01T00:00:00+00:00",
             "devices": [

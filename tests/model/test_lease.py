@@ -31,7 +31,7 @@ def test_the_refusal_says_what_is_allowed() -> None:
 
 def test_waiting_cures_what_is_transient() -> None:
     curable = {code for code in ReasonCode if Reason(code, "a", "b").is_transient}
-    assert curable == TRANSIENT == {"lost", "health", "busy", "reserved", "no_worker"}
+    assert curable == TRANSIENT == {"lost", "health", "busy", "reserved", "slots", "unprobed", "no_worker"}
     assert str(Reason(ReasonCode.BUSY, "2 × gpu", "1 free")) == "busy: asked 2 × gpu, found 1 free"
 
 
