@@ -119,10 +119,13 @@ class HeteroExecutor(BaseExecutor):
         for ti in tis:
             if ti.key in self._dispatcher.held or ti.key in self._keeper.running:
                 continue  # ours already: a scheduler that was slow to heartbeat is asked to adopt its own tasks
-            if ti.state == TaskInstanceState.QUEUED and KEY in (ti.executor_config or {}):
+            lease = leases.get(str(ti.id))
+            if lease is not None and not self._dispatcher.reaches(lease.worker_id):
+                others.append(ti)  # what it has begun, or may begin, is on a host that we can't see
+            elif ti.state == TaskInstanceState.QUEUED and KEY in (ti.executor_config or {}):
                 self._take(ExecuteTask.make(ti, generator=self.jwt_generator))
-            elif str(ti.id) in leases and self._engine.is_local(ti.hostname):
-                self._keeper.begin(ti.key, leases[str(ti.id)])
+            elif lease is not None:
+                self._keeper.begin(ti.key, lease)
             else:
                 others.append(ti)
         return list(self._engine.try_adopt(others))

@@ -1,0 +1,139 @@
+from types import SimpleNamespace
+
+import pytest
+from airflow.executors.workloads import ExecuteTask
+from airflow.utils.state import TaskInstanceState
+
+from hetero_airflow.executor.executor import HeteroExecutor
+from hetero_airflow.executor.task_instances import TaskProcess
+from hetero_airflow.model.lease import LeaseState
+from hetero_airflow.model.plan import Plan
+from hetero_airflow.store.store import Submitted, WorkerSeen
+from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_worker
+
+SUCCESS, FAILED = TaskInstanceState.SUCCESS, TaskInstanceState.FAILED
+
+
+@pytest.fixture
+def executor(bench, monkeypatch):
+    """The executor over the bench's inside, with an engine that reports what it is told to."""
+    monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "s" * 64)
+    executor = HeteroExecutor(parallelism=4)
+    bench.engine.events, bench.engine.has_task, bench.engine.occupied = {}, lambda ti: False, 0
+    bench.engine.collect = lambda: bench.engine.events
+    bench.engine.heartbeat = lambda: None
+    bench.engine.withdraw = lambda key: False
+    bench.engine.try_adopt = lambda tis: tis
+    bench.engine.accepted = []
+    bench.engine.accept = lambda workload, session: bench.engine.accepted.append(workload)
+    executor._engine, executor._store = bench.engine, bench.store
+    executor._keeper, executor._dispatcher = bench.keeper, bench.dispatcher
+    return executor
+
+
+def start(bench, name="a"):
+    id_ = bench.hold(name, "gpu:2")
+    bench.beat()
+    bench.run(id_)
+    return id_
+
+
+def a_task_instance(key, id_, state, device=True, **fields):
+    config = {"hetero": {}} if device else {}
+    return SimpleNamespace(key=key, id=id_, state=state, executor_config=config, **fields)
+
+
+def test_a_task_that_the_scheduler_declares_dead_frees_its_devices(bench, executor):
+    """Trap 2: it tells us, not the engine."""
+    start(bench)
+    executor.change_state("a", FAILED)
+    assert executor.get_event_buffer() == {"a": (FAILED, None)}
+    bench.engine.alive.clear()
+    bench.beat(1)
+    assert bench.store.snapshot().leases == ()
+
+
+def test_held_and_running_tasks_are_known_so_that_old_end_events_are_stale(bench, executor):
+    start(bench)
+    bench.hold("b", "gpu:2")
+    assert [executor.has_task(SimpleNamespace(key=key)) for key in "abc"] == [True, True, False]
+
+
+def test_the_end_of_a_leg_is_swallowed_when_its_key_is_held_again(bench, executor):
+    """Trap 1: Airflow would fail the task that waits under the same key."""
+    start(bench)
+    bench.hold("a", "gpu:2")
+    bench.engine.events, bench.engine.alive = {"a": (SUCCESS, None)}, {}
+    executor.heartbeat()
+    assert executor.get_event_buffer() == {}
+    assert bench.started == ["a", "a"]
+
+
+def test_ends_of_device_tasks_and_of_plain_ones_reach_the_scheduler(bench, executor):
+    start(bench)
+    bench.engine.events, bench.engine.alive = {"a": (SUCCESS, None), "plain": (FAILED, "why")}, {}
+    executor.heartbeat()
+    assert executor.get_event_buffer() == {"a": (SUCCESS, None), "plain": (FAILED, "why")}
+
+
+def test_a_failure_that_is_none_is_not_passed_on(bench, executor):
+    start(bench)
+    bench.engine.events = {"a": (FAILED, None)}
+    executor.heartbeat()
+    assert executor.get_event_buffer() == {}
+    assert "a" in bench.keeper.running
+
+
+def test_a_revoked_task_leaves_without_an_event(bench, executor):
+    start(bench)
+    bench.hold("b", "gpu:2")
+    bench.beat()
+    executor.revoke_task(ti=SimpleNamespace(key="b"))
+    bench.beat(1)
+    assert executor.get_event_buffer() == {}
+    assert (list(bench.dispatcher.held), bench.store.snapshot().pending) == ([], ())
+
+
+def test_what_asks_for_no_device_goes_straight_to_the_engine(bench, executor):
+    callback = object()
+    executor.queue_workload(callback, session=None)
+    assert bench.engine.accepted == [callback]
+
+
+def test_held_tasks_take_no_slot_and_running_ones_do(bench, executor):
+    start(bench)
+    bench.hold("b", "gpu:2")
+    assert (executor.slots_occupied, executor.slots_available) == (1, 3)
+
+
+def test_adoption_takes_what_can_be_seen_and_returns_the_rest(bench, executor, make_bench, monkeypatch):
+    id_ = start(bench)
+    bench.store.record(
+        [WorkerSeen(a_worker("far", devices=(a_device("GPU-9"),))), Submitted(a_pending("far-task"))], EPOCH
+    )
+    bench.store.commit(Plan((a_place("far-task", "far", **{"GPU-9": 1000}),)), EPOCH, EPOCH)
+    heir = make_bench(bench.store)
+    executor._keeper, executor._dispatcher = heir.keeper, heir.dispatcher
+    taken = []
+    monkeypatch.setattr(ExecuteTask, "make", lambda ti, generator: ti.key)
+    monkeypatch.setattr(executor, "_take", taken.append)
+    running = a_task_instance("a", id_, "running")
+    unknown = a_task_instance("b", "no-lease", "running")
+    queued = a_task_instance("c", "new", "queued")
+    plain = a_task_instance("d", "plain", "queued", device=False)
+    far = a_task_instance("e", "far-task", "queued")
+    assert executor.try_adopt_task_instances([running, unknown, queued, plain, far]) == [unknown, plain, far]
+    assert (list(heir.keeper.running), taken) == (["a"], ["c"])
+    begun = heir.keeper.running["a"]
+    assert executor.try_adopt_task_instances([running]) == []
+    assert heir.keeper.running["a"] is begun, "asked to adopt its own, it does not begin anew"
+
+
+def test_the_end_frees_what_ended(bench, executor):
+    id_ = start(bench)
+    bench.engine.alive.clear()
+    bench.tasks.rows[id_] = TaskProcess("success", 100, "here", bench.clock.now())
+    bench.engine.end = lambda: {"a": (SUCCESS, None)}
+    executor.end()
+    (lease,) = bench.store.story("dag", "run", "a").leases
+    assert lease.state is LeaseState.RELEASED
