@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
 from airflow.configuration import conf
@@ -18,6 +17,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from hetero_airflow import engines, policies
+from hetero_airflow.clock import SystemClock
 from hetero_airflow.errors import RequestError, StoreUnavailable
 from hetero_airflow.executor.carrier import KEY, unpack_request
 from hetero_airflow.executor.configuration import read_configuration
@@ -41,6 +41,7 @@ class HeteroExecutor(BaseExecutor):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._clock = SystemClock()
         self._engine = load(engines.GROUP, engines.ENGINES, "local")(self.parallelism, self.team_name)
 
     def start(self) -> None:
@@ -86,7 +87,7 @@ class HeteroExecutor(BaseExecutor):
         open_slots = self.slots_available
         self._emit_metrics(open_slots, len(self._keeper.running), len(self._dispatcher.held))  # type: ignore[no-untyped-call]
         self._take_in(self._engine.collect())
-        now = datetime.now(UTC)
+        now = self._clock.now()
         self._dispatcher.decide(now)
         self._engine.heartbeat()
         self._dispatcher.settle(now)
@@ -153,7 +154,7 @@ class HeteroExecutor(BaseExecutor):
         """Wait for the running tasks, then free what they held."""
         self._take_in(self._engine.end())
         self._dispatcher.close()
-        self._keeper.free_ended(datetime.now(UTC))
+        self._keeper.free_ended(self._clock.now())
 
     def terminate(self) -> None:
         """Stop without waiting."""
@@ -168,7 +169,7 @@ class HeteroExecutor(BaseExecutor):
             self._report(workload.key, "failed", str(error))
             return True
         if asked is not None:
-            self._dispatcher.hold(workload, asked, datetime.now(UTC))
+            self._dispatcher.hold(workload, asked, self._clock.now())
         return asked is not None
 
     def _take_in(self, events: Mapping[Any, tuple[Any, Any]]) -> None:
