@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from hetero_airflow import engines, policies
-from hetero_airflow.clock import SystemClock
+from hetero_airflow.clock import Clock, SystemClock
 from hetero_airflow.errors import RequestError, StoreUnavailable
 from hetero_airflow.executor.carrier import KEY, unpack_request
 from hetero_airflow.executor.configuration import read_configuration
@@ -41,7 +41,7 @@ class HeteroExecutor(BaseExecutor):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._clock = SystemClock()
+        self._clock: Clock = SystemClock()
         self._engine = load(engines.GROUP, engines.ENGINES, "local")(self.parallelism, self.team_name)
 
     def start(self) -> None:

@@ -67,8 +67,7 @@ def test_cores_are_this_tasks_alone(airflow, features):
 
 
 def test_the_coordinator_binds_before_the_dag_file_is_parsed(airflow, features):
-    use = xcom(airflow, features[0], "any_of") if xcom(airflow, features[0], "any_of")["kind"] == "gpu" else None
-    use = use or xcom(airflow, features[0], "half")
+    use = xcom(airflow, features[0], "half")
     assert use["at_parse"] == use["visible"] == use["ids"][0]
 
 
