@@ -8,6 +8,8 @@
     ├── RegistryError(LookupError)     a policy, probe or engine name that no table row has
     ├── ProbeError                     a vendor's library or tool that answers with nonsense
     ├── NoLeaseError(RuntimeError)     the process runs without a device lease
+    ├── TraceError(ValueError)         a trace or workload that can't be read or contradicts itself
+    ├── ClusterError(ValueError)       a pretend cluster that can't be read or can't run the workload
     └── StoreError
         ├── StoreUnavailable           the database is down, locked or not migrated
         ├── LeaseNotFound(LookupError) a lease id that the store does not know
@@ -68,6 +70,14 @@ class ProbeError(HeteroError):
 
 class NoLeaseError(HeteroError, RuntimeError):
     """The process asks for its lease but runs without one."""
+
+
+class TraceError(HeteroError, ValueError):
+    """A trace or workload that can't be read or contradicts itself; says the line and the field."""
+
+
+class ClusterError(HeteroError, ValueError):
+    """A pretend cluster that can't be read, or that can't run the workload."""
 
 
 class StoreError(HeteroError):

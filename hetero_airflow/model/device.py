@@ -66,6 +66,15 @@ class Device(BaseModel):
         return f"{name} (simulated)" if self.simulated else name
 
 
+def device_class(device: Device) -> str:
+    """What speeds and durations are known by: vendor and model, and of a MIG instance its profile.
+
+    >>> device_class(Device(id="a", vendor="nvidia", kind="gpu", model="v100", index=0, memory_bytes=2**34))
+    'nvidia/v100'
+    """
+    return f"{device.vendor}/{device.model}" + (f"/{device.partition}" if device.partition else "")
+
+
 class Telemetry(BaseModel):
     """What a device reports about this moment; None where the vendor does not say."""
 
