@@ -17,6 +17,8 @@ class LeaseState(StrEnum):
     """Committed; the engine has the task, its process is not known to run yet."""
     ACTIVE = "active"
     """The task runs and its holder renews the lease."""
+    PREEMPTED = "preempted"
+    """Its holder has been told to save and end, for another task or to move; it holds its devices until then."""
     EXPIRED = "expired"
     """Not renewed in time. The devices stay held: the process may still be there."""
     RELEASED = "released"
@@ -36,6 +38,11 @@ TRANSITIONS: dict[tuple[LeaseState, LeaseState], str] = {
     (LeaseState.ACTIVE, LeaseState.EXPIRED): "not renewed in time",
     (LeaseState.ACTIVE, LeaseState.RELEASED): "the task ended",
     (LeaseState.ACTIVE, LeaseState.EVICTED): "the task's process was lost",
+    (LeaseState.GRANTED, LeaseState.PREEMPTED): "taken back before it ran",
+    (LeaseState.ACTIVE, LeaseState.PREEMPTED): "taken back for another task",
+    (LeaseState.PREEMPTED, LeaseState.EXPIRED): "not renewed in time",
+    (LeaseState.PREEMPTED, LeaseState.RELEASED): "the task saved and ended",
+    (LeaseState.PREEMPTED, LeaseState.EVICTED): "the task's process was lost",
     (LeaseState.EXPIRED, LeaseState.ACTIVE): "renewed late; the devices were never given away",
     (LeaseState.EXPIRED, LeaseState.RELEASED): "the task ended",
     (LeaseState.EXPIRED, LeaseState.EVICTED): "the process is known to be gone",
@@ -87,3 +94,5 @@ class Lease(BaseModel):
     state: LeaseState
     granted_at: datetime
     expires_at: datetime
+    saved_at: datetime | None = None
+    """When its task last published a checkpoint under it; None for not yet."""

@@ -145,10 +145,26 @@ Decision = Place | Wait | Refuse
 
 
 @dataclass(frozen=True, slots=True)
+class Preempt:
+    """Tell the holder of a lease to save and end; its request waits again, keeps its place by age, and resumes."""
+
+    lease_id: str
+    token: int
+    request_id: str
+    """Whose lease it is."""
+    beneficiary: str | None
+    """Id of the request that is to have the devices; None if the holder itself is to move to better ones."""
+    cause: str
+    """In words, for the holder's log."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The decisions of one cycle, in the order in which they were made."""
 
     decisions: tuple[Decision, ...] = ()
+    preemptions: tuple[Preempt, ...] = ()
+    """What makes room first: a request that is to have the devices is decided to wait until they are free."""
 
     @property
     def places(self) -> tuple[Place, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from hetero_airflow.model.estimates import NO_ESTIMATES, Estimates, TaskName
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.worker import Worker
@@ -25,6 +26,16 @@ class Pending:
     task_id: str = ""
     map_index: int = -1
     try_number: int = 1
+    served: Mapping[str, float] = field(default_factory=dict)
+    """Device class → seconds for which it held all its devices there before; empty if it never ran."""
+    gang: str = ""
+    """Requests of one gang are placed all together or not at all; empty for a request of its own."""
+    gang_size: int = 1
+
+    @property
+    def task(self) -> TaskName:
+        """What estimates are kept by."""
+        return self.dag_id, self.task_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,11 @@ class Snapshot:
     """The live ones: granted, active or expired."""
     dag_tokens: Mapping[str, int] = field(default_factory=dict)
     """DAG id → the greatest fencing token that one of its requests ever got; absent for never: whose turn it is."""
+    holders: Mapping[str, Pending] = field(default_factory=dict)
+    """Request id → the request, of each live lease."""
+    estimates: Estimates = NO_ESTIMATES
+    can_preempt: bool = False
+    """Whether a plan may take leases back."""
 
     def used(self, worker_id: str, device_id: str) -> Usage:
         """What is leased of one device."""

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from hetero_airflow.engines.engine import Engine
+from hetero_airflow.engines.preemptor import Preemptor
 from hetero_airflow.errors import StoreError
+from hetero_airflow.model.estimates import NO_ESTIMATES, Estimates
 from hetero_airflow.model.lease import Lease, LeaseState
-from hetero_airflow.model.plan import Decision, Plan, Refuse, Wait
+from hetero_airflow.model.plan import Decision, Plan, Preempt, Refuse, Wait
 from hetero_airflow.model.snapshot import Pending, Snapshot
 from hetero_airflow.model.worker import Worker
-from hetero_airflow.policies.policy import Policy
+from hetero_airflow.policies.policy import Policy, period_of
 from hetero_airflow.policies.priority import Priority
+from hetero_airflow.scheduling.gangs import torn_gangs
 from hetero_airflow.scheduling.own_part import own_part
 from hetero_airflow.scheduling.plan_check import plan_faults
 from hetero_airflow.scheduling.reaper import reap
-from hetero_airflow.store.store import Move, Store, Submitted
+from hetero_airflow.store.store import Commit, Move, Store, Submitted
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,8 @@ class CycleResult:
     """The newest decision on each request. If nothing had changed, that of the cycle before."""
     dispatched: tuple[Lease, ...] = ()
     undispatched: tuple[Undispatched, ...] = ()
+    preempted: tuple[Lease, ...] = ()
+    """Leases whose holders were told to save and end."""
     raced: tuple[str, ...] = ()
     """Ids of requests whose devices others took in every round; they are decided again in the next cycle."""
     is_decided: bool = True
@@ -68,10 +73,12 @@ class _Decided:
     ours: frozenset[str]
     slots: int | None
     plan: Plan
+    until: datetime | None
 
-    def holds_for(self, snapshot: Snapshot, ours: frozenset[str], slots: int | None) -> bool:
+    def holds_for(self, snapshot: Snapshot, ours: frozenset[str], slots: int | None, now: datetime) -> bool:
         """Whether a decision now would come out the same."""
-        return self.ours == ours and self.slots == slots and _is_unchanged(self.snapshot, snapshot)
+        is_old = self.until is not None and now >= self.until
+        return not is_old and self.ours == ours and self.slots == slots and _is_unchanged(self.snapshot, snapshot)
 
 
 def run_cycle(store: Store, policy: Policy, engine: Engine, now: datetime, lease_timeout_s: float) -> CycleResult:
@@ -87,12 +94,26 @@ class Cycle:
 
     The engine is asked through its port of five methods. The store, the policy and the engine
     may be real or simulated.
+
+    :param preemptor: who tells tasks to end; None: the policy is told that nothing can be taken back
+    :param estimates: what is believed of tasks at present; the same object while nothing new was learned
     """
 
-    def __init__(self, store: Store, policy: Policy, engine: Engine, lease_timeout_s: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        policy: Policy,
+        engine: Engine,
+        lease_timeout_s: float,
+        *,
+        preemptor: Preemptor | None = None,
+        estimates: Callable[[], Estimates] = lambda: NO_ESTIMATES,
+    ) -> None:
         self._store = store
         self._policy = policy
         self._engine = engine
+        self._preemptor = preemptor
+        self._estimates = estimates
         self._lease_timeout = timedelta(seconds=lease_timeout_s)
         self._safe: Policy = Priority()
         self._decided: _Decided | None = None
@@ -111,13 +132,14 @@ class Cycle:
         decisions: dict[str, Decision] = {}
         dispatched: list[Lease] = []
         undispatched: list[Undispatched] = []
+        preempted: list[Lease] = []
         for number in range(MAX_ROUNDS):
             # 2. Take a snapshot.
-            snapshot = self._store.snapshot()
+            snapshot = self._believed(self._store.snapshot())
             ours = frozenset(pending.id for pending in snapshot.pending if self._engine.is_ours(pending.id))
             last = self._decided
             slots = self._engine.open_slots() if ours else None
-            if number == 0 and last is not None and last.holds_for(snapshot, ours, slots):
+            if number == 0 and last is not None and last.holds_for(snapshot, ours, slots, now):
                 return CycleResult(reaped, last.plan, is_decided=False)
             # 3. Let the policy decide a plan over all requests; what is not ours, its own scheduler carries out.
             plan = own_part(self._decide(self._within_reach(snapshot), now), ours, slots)
@@ -125,17 +147,32 @@ class Cycle:
             # 4. Commit it; the store refuses what someone else took meanwhile.
             commit = self._store.commit(plan, now, now + self._lease_timeout)
             # 5. Dispatch what was granted.
-            failed = self._dispatch(commit.leases, snapshot)
-            undispatched += failed
+            undispatched += self._dispatch(commit, snapshot)
             dispatched += (lease for lease in commit.leases if lease.id not in self._undispatched)
+            preempted += self._preempt(plan.preemptions, now)
             if not commit.refused:
                 break
+            self._take_back(now)
         # 6. Leave the rest pending: the store has each reason; what could not be dispatched waits again.
         self._take_back(now)
-        self._decided = None if commit.refused else _Decided(snapshot, ours, slots, plan)
+        period_s = period_of(self._policy)
+        until = None if period_s is None else now + timedelta(seconds=period_s)
+        self._decided = None if commit.refused else _Decided(snapshot, ours, slots, plan, until)
         return CycleResult(
-            reaped, Plan(tuple(decisions.values())), tuple(dispatched), tuple(undispatched), commit.refused
+            reaped,
+            Plan(tuple(decisions.values()), plan.preemptions),
+            tuple(dispatched),
+            tuple(undispatched),
+            tuple(preempted),
+            commit.refused,
         )
+
+    def _believed(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with what the store does not know: estimates, and whether leases can be taken back."""
+        estimates, can_preempt = self._estimates(), self._preemptor is not None
+        if estimates is snapshot.estimates and can_preempt == snapshot.can_preempt:
+            return snapshot
+        return replace(snapshot, estimates=estimates, can_preempt=can_preempt)
 
     def _within_reach(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot without the workers that the engine can't run anything on."""
@@ -161,11 +198,18 @@ class Cycle:
         self._warned = cause
         return self._safe.decide(snapshot, now)
 
-    def _dispatch(self, leases: Iterable[Lease], snapshot: Snapshot) -> list[Undispatched]:
+    def _dispatch(self, commit: Commit, snapshot: Snapshot) -> list[Undispatched]:
         """Hand over the work of the leases; those that the engine did not take are noted for `_take_back`."""
+        if not commit.leases:
+            return []
         pending = {one.id: one for one in snapshot.pending}
         failed = []
-        for lease in leases:
+        torn = {lease.id for lease in torn_gangs(commit.leases, commit.refused, pending)}
+        for lease in commit.leases:
+            if lease.id in torn:
+                failed.append(Undispatched(lease, "not dispatched: others took a device of its gang meanwhile"))
+                self._undispatched[lease.id] = (failed[-1], pending[lease.request_id])
+                continue
             try:
                 self._engine.dispatch(lease)
             except Exception as error:  # noqa: BLE001  engines are foreign code; one task must not stop the others
@@ -174,6 +218,24 @@ class Cycle:
                 failed.append(Undispatched(lease, cause))
                 self._undispatched[lease.id] = (failed[-1], pending[lease.request_id])
         return failed
+
+    def _preempt(self, preemptions: Iterable[Preempt], now: datetime) -> list[Lease]:
+        """Tell the holders of leases to save and end; another scheduler's are left to it."""
+        told: list[Lease] = []
+        own = [one for one in preemptions if self._preemptor is not None and self._engine.is_ours(one.request_id)]
+        moves = [Move(one.lease_id, one.token, LeaseState.PREEMPTED, one.cause) for one in own]
+        for preempt, outcome in zip(own, self._store.move(moves, now), strict=True):
+            if not isinstance(outcome, Lease):
+                log.debug("A lease that was to be preempted had ended already: %s", outcome)
+                continue
+            assert self._preemptor is not None
+            try:
+                self._preemptor.preempt(outcome, preempt.cause)
+            except Exception as error:  # noqa: BLE001  engines are foreign code; the lease stays marked as preempted
+                log.warning("The holder of lease %s could not be told to end: %s", outcome.id, error)
+                continue
+            told.append(outcome)
+        return told
 
     def _take_back(self, now: datetime) -> None:
         """Release what was not dispatched and let it wait again; where the store is down, in the next cycle."""
@@ -192,11 +254,12 @@ def _is_unchanged(before: Snapshot, after: Snapshot) -> bool:
 
     Stores hand out the same object for a part that did not change; another one is taken as changed.
     """
-    return before.sequence == after.sequence or (
+    return (before.sequence == after.sequence and before.estimates is after.estimates) or (
         before.workers is after.workers
         and before.usage is after.usage
         and before.pending is after.pending
         and before.dag_tokens == after.dag_tokens
+        and before.estimates is after.estimates
     )
 
 

@@ -26,7 +26,7 @@ def own_part(plan: Plan, ours: Set[str], slots: int | None) -> Plan:
             decision = replace(decision, position=waiting) if decision.position != waiting else decision
         if decision.request_id in ours:
             decisions.append(decision)
-    return Plan(tuple(decisions))
+    return Plan(tuple(decisions), plan.preemptions)
 
 
 def _waiting_for_slot(place: Place) -> Wait:

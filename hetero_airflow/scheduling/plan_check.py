@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Place, Plan, Wait
 from hetero_airflow.model.snapshot import Pending, Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
+from hetero_airflow.scheduling.gangs import gang_faults
 
 
 def plan_faults(snapshot: Snapshot, plan: Plan) -> list[str]:
     """What is wrong with a plan, a line each; empty if it can be committed.
 
     Each pending request has one decision; each placement names an alternative of its request and an
-    online worker; no device is leased beyond what is free, or while it is not leasable.
+    online worker; no device is leased beyond what is free, or while it is not leasable; a gang is placed
+    whole; what is preempted is a live lease, once.
     """
     pending = {one.id: one for one in snapshot.pending}
     faults = list(_decision_faults(pending, plan))
@@ -33,7 +36,26 @@ def plan_faults(snapshot: Snapshot, plan: Plan) -> list[str]:
             taken[place.worker_id, claim.device_id, "milli"] += claim.milli
             taken[place.worker_id, claim.device_id, "memory"] += claim.memory_bytes
     faults += _capacity_faults(snapshot, workers, taken)
+    faults += gang_faults(snapshot, plan)
+    faults += _preemption_faults(snapshot, plan)
     return faults
+
+
+def _preemption_faults(snapshot: Snapshot, plan: Plan) -> Iterable[str]:
+    if not plan.preemptions:
+        return
+    leases = {lease.id: lease for lease in snapshot.leases}
+    if not snapshot.can_preempt:
+        yield f"it preempts lease {plan.preemptions[0].lease_id}, but nothing here can be preempted"
+    for lease_id, times in Counter(preempt.lease_id for preempt in plan.preemptions).items():
+        if times > 1:
+            yield f"lease {lease_id} is preempted {times} times"
+    for preempt in plan.preemptions:
+        lease = leases.get(preempt.lease_id)
+        if lease is None or (lease.token, lease.request_id) != (preempt.token, preempt.request_id):
+            yield f"it preempts lease {preempt.lease_id} of {preempt.request_id}, which is not there"
+        elif lease.state is LeaseState.PREEMPTED:
+            yield f"it preempts lease {lease.id}, which is preempted already"
 
 
 def _decision_faults(pending: dict[str, Pending], plan: Plan) -> Iterable[str]:

@@ -16,6 +16,7 @@ from hetero_airflow.model.plan import Account, Decision, Place, Reason, Refuse, 
 ACCOUNT: TypeAdapter[Account] = TypeAdapter(Account)
 REASON: TypeAdapter[Reason] = TypeAdapter(Reason)
 READINGS: TypeAdapter[tuple[Telemetry, ...]] = TypeAdapter(tuple[Telemetry, ...])
+SERVED: TypeAdapter[dict[str, float]] = TypeAdapter(dict[str, float])
 CORES: TypeAdapter[tuple[int, ...]] = TypeAdapter(tuple[int, ...])
 
 _OUTCOMES: dict[type[Decision], str] = {Place: "place", Wait: "wait", Refuse: "refuse"}

@@ -17,7 +17,7 @@ from hetero_airflow.store.codec import clean_cause, decision_columns, decision_s
 from hetero_airflow.store.cores import choose_cores
 from hetero_airflow.store.inventory import DeviceRecord, join_worker, take_inventory
 from hetero_airflow.store.leases import is_sound, lease_id, movable
-from hetero_airflow.store.store import Commit, Event, Move, Story, Submitted, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import Commit, Event, Move, Saved, Story, Submitted, WorkerLost, WorkerSeen
 from hetero_airflow.store.view import View
 from hetero_airflow.units import MILLI_PER_DEVICE
 
@@ -73,6 +73,8 @@ class MemoryStore:
                 is_visible |= self._lose(event.worker_id)
             elif isinstance(event, Submitted):
                 is_visible |= self._submit(event.pending)
+            elif isinstance(event, Saved):
+                is_visible |= self._save(event, now)
             else:
                 is_visible |= self._end(event.request_id, "waiting", now, event.cause)
         self._sequence += is_visible
@@ -110,8 +112,10 @@ class MemoryStore:
             lease = self._view.lease(held_id)
             if lease is None or lease.token != token:
                 gone.add(held_id)
-            elif lease.state != LeaseState.ACTIVE or lease.expires_at != expires_at:
-                self._put(lease.model_copy(update={"state": LeaseState.ACTIVE, "expires_at": expires_at}))
+                continue
+            state = LeaseState.PREEMPTED if lease.state == LeaseState.PREEMPTED else LeaseState.ACTIVE
+            if lease.state != state or lease.expires_at != expires_at:
+                self._put(lease.model_copy(update={"state": state, "expires_at": expires_at}))
                 is_visible = True
         self._sequence += is_visible
         return frozenset(gone)
@@ -207,12 +211,20 @@ class MemoryStore:
         self._view.put_pending(pending)
         return True
 
+    def _save(self, saved: Saved, now: datetime) -> bool:
+        lease = self._view.lease(saved.lease_id)
+        if lease is None or lease.token != saved.token:
+            return False
+        self._put(lease.model_copy(update={"saved_at": now}))
+        return True
+
     def _end(self, request_id: str, state: str, now: datetime, cause: str) -> bool:
         request = self._requests.get(request_id)
         if request is None or request.state != state:
             return False
         request.state, request.ended_at, request.cause = "ended", now, clean_cause(cause)
         self._view.drop_pending(request_id)
+        self._view.drop_holder(request_id)
         if not self._keeps_history:
             self._forget(request_id)
         return True
@@ -239,10 +251,10 @@ class MemoryStore:
             claims.append(claim.model_copy(update={"cores": cores}))
         host.devices.update(granted)
         self._view.put_usage(place.worker_id, {device_id: record.usage for device_id, record in granted.items()})
-        self._view.drop_pending(place.request_id)
         self._token += 1
         request = self._requests[place.request_id]
         request.state = "placed"
+        self._view.put_holder(request.pending)
         self._view.put_dag_token(request.pending.dag_id, self._token)
         for claim in claims:
             self._cores[place.worker_id, claim.device_id].update(claim.cores)

@@ -9,13 +9,14 @@ from typing import Any
 from sqlalchemy import Row, bindparam, delete, insert, select, update
 
 from hetero_airflow.model.device import Device
+from hetero_airflow.model.lease import TERMINAL
 from hetero_airflow.model.snapshot import Pending
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.store import tables
-from hetero_airflow.store.codec import READINGS, clean_cause, digest
+from hetero_airflow.store.codec import READINGS, SERVED, clean_cause, digest
 from hetero_airflow.store.inventory import DeviceRecord, take_inventory
 from hetero_airflow.store.sql_transaction import Writing, chunks
-from hetero_airflow.store.store import Event, Submitted, Withdrawn, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import Event, Saved, Submitted, Withdrawn, WorkerLost, WorkerSeen
 
 _WORKER, _DEVICE, _REQUEST = tables.worker.c, tables.device.c, tables.request.c
 _UPDATE_WORKER = update(tables.worker).where(_WORKER.id == bindparam("key"))
@@ -26,6 +27,11 @@ _DELETE_DEVICE = delete(tables.device).where(
     _DEVICE.worker_id == bindparam("worker_key"), _DEVICE.id == bindparam("key")
 )
 _UPDATE_REQUEST = update(tables.request).where(_REQUEST.id == bindparam("key"))
+_SAVE = update(tables.lease).where(
+    tables.lease.c.id == bindparam("key"),
+    tables.lease.c.token == bindparam("held"),
+    tables.lease.c.state.not_in(TERMINAL),
+)
 _UPDATE_TELEMETRY = update(tables.telemetry).where(tables.telemetry.c.worker_id == bindparam("key"))
 
 
@@ -33,6 +39,10 @@ def record_events(writing: Writing, events: Sequence[Event], now: datetime) -> N
     """Write the events, in order; those of one table at once."""
     workers = [event for event in events if isinstance(event, WorkerSeen | WorkerLost)]
     requests = [event for event in events if isinstance(event, Submitted | Withdrawn)]
+    for saved in (event for event in events if isinstance(event, Saved)):
+        key = {"key": saved.lease_id, "held": saved.token}
+        values = {"saved_at": now, "changed": writing.stamp}
+        writing.is_visible |= writing.connection.execute(_SAVE.values(values), key).rowcount == 1
     if workers:
         _Workers(writing, workers, now).write()
     if requests:
@@ -210,6 +220,9 @@ def _request_columns(pending: Pending) -> dict[str, Any]:
         "request": pending.request.model_dump_json(exclude_defaults=True),
         "weight": pending.weight,
         "submitted_at": pending.submitted_at,
+        "served": SERVED.dump_json(dict(pending.served)).decode(),
+        "gang": pending.gang or None,
+        "gang_size": pending.gang_size,
         "state": "waiting",
         "ended_at": None,
         "cause": "",

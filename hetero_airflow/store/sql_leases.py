@@ -285,10 +285,12 @@ def renew_leases(writing: Writing, holds: Sequence[tuple[str, int]], expires_at:
     ids = sorted({held_id for held_id, _ in holds})
     rows = [row for chunk in chunks(ids) for row in writing.connection.execute(query.where(_LEASE.id.in_(chunk)))]
     tokens = {row.id: row.token for row in rows}
-    due = {row.id for row in rows if row.state != LeaseState.ACTIVE or row.expires_at != expires_at}
+    settled = (LeaseState.ACTIVE, LeaseState.PREEMPTED)
+    due = {row.id for row in rows if row.state not in settled or row.expires_at != expires_at}
     own = sorted(due & {held_id for held_id, token in holds if tokens.get(held_id) == token})
     for chunk in chunks(own):
-        values = {"state": LeaseState.ACTIVE, "expires_at": expires_at, "changed": writing.stamp}
+        state = case((_LEASE.state == LeaseState.PREEMPTED, LeaseState.PREEMPTED), else_=LeaseState.ACTIVE)
+        values = {"state": state, "expires_at": expires_at, "changed": writing.stamp}
         writing.connection.execute(update(tables.lease).where(_LEASE.id.in_(chunk)).values(values))
     writing.is_visible = bool(own)
     return frozenset(held_id for held_id, token in holds if tokens.get(held_id) != token)

@@ -18,7 +18,7 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Pending, Usage
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.store import tables
-from hetero_airflow.store.codec import CORES, READINGS, decision_story
+from hetero_airflow.store.codec import CORES, READINGS, SERVED, decision_story
 from hetero_airflow.store.inventory import join_worker
 from hetero_airflow.store.sql_transaction import chunks
 from hetero_airflow.store.store import Story
@@ -48,13 +48,17 @@ def update_view(connection: Connection, view: View, since: int, read_request: Re
         view.put_usage(worker_id, changed)
 
     requests = select(tables.request)
-    lives = _REQUEST.changed > since if since else _REQUEST.state == "waiting"
+    lives = _REQUEST.changed > since if since else _REQUEST.state != "ended"
     for row in connection.execute(requests.where(lives)):
-        pending = read_pending(row, read_request) if row.state == "waiting" else None
-        if pending is None:
-            view.drop_pending(row.id)
-        else:
+        pending = read_pending(row, read_request) if row.state != "ended" else None
+        if pending is not None and row.state == "waiting":
+            view.drop_holder(row.id)
             view.put_pending(pending)
+        elif pending is not None:
+            view.put_holder(pending)
+        else:
+            view.drop_pending(row.id)
+            view.drop_holder(row.id)
 
     for row in connection.execute(select(tables.dag).where(tables.dag.c.changed > since)):
         view.put_dag_token(row.dag_id, row.token)
@@ -105,6 +109,9 @@ def read_pending(row: Row[*tuple[Any, ...]], read_request: ReadRequest) -> Pendi
         row.task_id,
         row.map_index,
         row.try_number,
+        SERVED.validate_json(row.served),
+        row.gang or "",
+        row.gang_size,
     )
 
 
@@ -146,6 +153,7 @@ def read_leases(connection: Connection, condition: ColumnElement[bool]) -> list[
             state=LeaseState(row.state),
             granted_at=row.granted_at,
             expires_at=row.expires_at,
+            saved_at=row.saved_at,
         )
         for row in rows
     ]

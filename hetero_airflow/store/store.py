@@ -49,7 +49,15 @@ class Withdrawn:
     cause: str
 
 
-Event = WorkerSeen | WorkerLost | Submitted | Withdrawn
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A lease whose task has published a checkpoint just now; passed over if it is not held with that token."""
+
+    lease_id: str
+    token: int
+
+
+Event = WorkerSeen | WorkerLost | Submitted | Withdrawn | Saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,7 @@ class Store(Protocol):
     def renew(self, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
         """Extend the leases given as (lease id, token); the ids that are not held with that token any more.
 
-        A granted or expired lease that is renewed becomes active.
+        A granted or expired lease that is renewed becomes active; a preempted one stays so.
         """
         ...
 

@@ -145,6 +145,11 @@ request = Table(
     Column("request", Text, nullable=False, comment="The DeviceRequest, JSON"),
     Column("weight", BigInteger, nullable=False),
     Column("submitted_at", UtcDateTime, nullable=False),
+    Column(
+        "served", Text, nullable=False, server_default="{}", comment="Device class → seconds held before, a JSON object"
+    ),
+    Column("gang", ID, comment="Placed together with the others of this name"),
+    Column("gang_size", Integer, nullable=False, server_default="1"),
     Column("state", WORD, nullable=False, comment="waiting, placed or ended"),
     Column("ended_at", UtcDateTime),
     Column("cause", Text, nullable=False),
@@ -178,6 +183,7 @@ lease = Table(
     Column("state", WORD, nullable=False),
     Column("granted_at", UtcDateTime, nullable=False),
     Column("expires_at", UtcDateTime, nullable=False),
+    Column("saved_at", UtcDateTime, comment="When its task last published a checkpoint"),
     Column("ended_at", UtcDateTime),
     Column("cause", Text, nullable=False),
     Column("changed", BigInteger, nullable=False),

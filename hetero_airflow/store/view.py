@@ -33,7 +33,7 @@ class Usages(Mapping[tuple[str, str], Usage]):
 
 
 class View:
-    """Workers by id, usage, pending by time of submission, live leases by token; what makes a `Snapshot`.
+    """Workers by id, usage, pending by time of submission, live leases by token, their holders; makes a `Snapshot`.
 
     A part that did not change is the same object in the next snapshot, which policies may rely on
     for what they cache.
@@ -46,9 +46,10 @@ class View:
         self._pending: list[Pending] = []
         self._submitted: dict[str, datetime] = {}
         self._leases: dict[str, Lease] = {}
+        self._holders: dict[str, Pending] = {}
         self._dag_tokens: dict[str, int] = {}
         self._last = Snapshot(sequence=-1, usage=Usages({}))
-        self._changed = {"workers", "usage", "pending", "leases", "dag_tokens"}
+        self._changed = {"workers", "usage", "pending", "leases", "dag_tokens", "holders"}
 
     def put_worker(self, worker: Worker) -> None:
         """Take in a worker, or replace it."""
@@ -79,6 +80,17 @@ class View:
         if submitted_at is not None:
             del self._pending[bisect_left(self._pending, (submitted_at, request_id), key=_order)]
             self._changed.add("pending")
+
+    def put_holder(self, pending: Pending) -> None:
+        """Take in a request that got a lease; it does not wait any longer."""
+        self.drop_pending(pending.id)
+        self._holders[pending.id] = pending
+        self._changed.add("holders")
+
+    def drop_holder(self, request_id: str) -> None:
+        """Let go of a request that holds no lease any longer; unknown ids are passed over."""
+        if self._holders.pop(request_id, None) is not None:
+            self._changed.add("holders")
 
     def put_lease(self, lease: Lease) -> None:
         """Take in a live lease, or replace it. New ones come in the order of their tokens."""
@@ -112,6 +124,7 @@ class View:
                 tuple(self._pending) if "pending" in changed else last.pending,
                 tuple(self._leases.values()) if "leases" in changed else last.leases,
                 self._dag_tokens.copy() if "dag_tokens" in changed else last.dag_tokens,
+                self._holders.copy() if "holders" in changed else last.holders,
             )
             self._changed = set()
         return self._last

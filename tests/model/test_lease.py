@@ -26,7 +26,7 @@ def test_what_has_ended_never_changes_and_all_else_can_end() -> None:
 def test_the_refusal_says_what_is_allowed() -> None:
     with pytest.raises(InvalidTransition) as caught:
         check_transition("l1", LeaseState.ACTIVE, LeaseState.GRANTED)
-    assert caught.value.remedy == "From there it may become evicted, expired, released"
+    assert caught.value.remedy == "From there it may become evicted, expired, preempted, released"
 
 
 def test_waiting_cures_what_is_transient() -> None:

@@ -21,7 +21,7 @@ from hetero_airflow.model.plan import (
 )
 from hetero_airflow.model.snapshot import Usage
 from hetero_airflow.model.worker import WorkerState
-from hetero_airflow.store.store import Commit, Submitted, Withdrawn, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import Commit, Saved, Submitted, Withdrawn, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
 
 LATER = EPOCH + timedelta(seconds=60)
@@ -448,6 +448,34 @@ def reach(store, lease: Lease, state: LeaseState) -> None:
         store.renew([(lease.id, lease.token)], LATER)
     elif state != LeaseState.GRANTED:
         move_lease(store, lease.id, lease.token, state, EPOCH)
+
+
+def test_who_holds_a_lease_is_known_until_it_ends(store):
+    one = a_pending("r1", served={"nvidia/k80": 12.5}, gang="g", gang_size=1)
+    store.record([WorkerSeen(a_worker()), Submitted(one)], EPOCH)
+    assert (store.snapshot().pending, store.snapshot().holders) == ((one,), {})
+    (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
+    assert (store.snapshot().pending, store.snapshot().holders) == ((), {"r1": one})
+    move_lease(store, lease.id, lease.token, LeaseState.RELEASED, LATER)
+    assert (store.snapshot().pending, store.snapshot().holders) == ((), {})
+
+
+def test_a_preempted_lease_that_is_renewed_lasts_longer_and_stays_preempted(store):
+    prepare(store, "r1")
+    (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
+    told = move_lease(store, lease.id, lease.token, LeaseState.PREEMPTED, EPOCH)
+    assert store.renew([(lease.id, lease.token)], MUCH_LATER) == frozenset()
+    assert store.snapshot().leases == (told.model_copy(update={"expires_at": MUCH_LATER}),)
+    assert store.snapshot().used("worker-a", "GPU-0").milli == 1000
+
+
+def test_a_lease_remembers_when_its_task_saved(store):
+    prepare(store, "r1")
+    (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
+    store.record([Saved(lease.id, lease.token + 1), Saved("other", 1)], EPOCH)
+    assert store.snapshot().leases == (lease,)
+    store.record([Saved(lease.id, lease.token)], LATER)
+    assert store.snapshot().leases == (lease.model_copy(update={"saved_at": LATER}),)
 
 
 @pytest.mark.parametrize(("was", "to"), list(product(LeaseState, LeaseState)))

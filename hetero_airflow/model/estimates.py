@@ -1,0 +1,90 @@
+"""What is believed of tasks and devices beyond what they ask: speeds, amounts of work, the mix of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hetero_airflow.model.request import Alternative
+
+MIN_SPEED, MAX_SPEED = 1e-9, 1e12
+"""Speeds outside are not believed: what they would say of a duration is no help to anyone."""
+
+MAX_DURATION_S = 10 * 365 * 86400.0
+"""No estimate of a duration is longer."""
+
+TaskName = tuple[str, str]
+"""DAG id and task id: runs of one task are taken to be alike."""
+
+
+class Interval(NamedTuple):
+    """A quantity that is not known exactly: nine of ten lie above `low`, half above `middle`, a tenth above `high`."""
+
+    low: float
+    middle: float
+    high: float
+
+    def scaled(self, factor: float) -> Interval:
+        """The interval of the quantity times a positive factor."""
+        return Interval(self.low * factor, self.middle * factor, self.high * factor)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Estimates:
+    """Immutable. What is absent is not known; a policy must do without it.
+
+    A task's unit of work is its own (steps, or runs): only speeds and works of one task can be combined.
+
+    >>> train = ("dag", "train")
+    >>> known = Estimates({train: {"nvidia/v100": 2.0, "nvidia/k80": 0.5}}, {train: Interval(50, 60, 90)})
+    >>> known.duration_s(train, "nvidia/k80")
+    Interval(low=100.0, middle=120.0, high=180.0)
+    >>> known.duration_s(("dag", "other"), "nvidia/k80") is None
+    True
+    """
+
+    speeds: Mapping[TaskName, Mapping[str, float]] = field(default_factory=dict)
+    """Task → device class → units of work a second, of a run with all the devices that it asks for."""
+    works: Mapping[TaskName, Interval] = field(default_factory=dict)
+    """Task → units of work of a run."""
+    finished_s: tuple[float, ...] = ()
+    """How long ended runs of any task would have taken on the fastest device class that they know, ascending: what
+    is known of the length of a run of which nothing else is known."""
+    mix: tuple[tuple[Alternative, float], ...] = ()
+    """What is asked for, and how often: each first alternative's part of all requests, summing to 1."""
+    default_speeds: Mapping[str, float] = field(default_factory=dict)
+    """Device class → speed relative to others, from the makers' data sheets: for tasks that never ran there."""
+
+    def speed(self, task: TaskName, device_class: str) -> float | None:
+        """Units a second on that class; None where nothing at all is known."""
+        speed = self.speeds.get(task, {}).get(device_class)
+        return None if speed is None else min(max(speed, MIN_SPEED), MAX_SPEED) if speed > 0 else 0.0
+
+    def relative_speeds(self, task: TaskName, device_classes: frozenset[str]) -> dict[str, float]:
+        """Class → speed on it by the fastest of the given classes, 0 to 1; where no speed is known, 1 for all.
+
+        A class without a measured speed takes its relation to the measured ones from the data sheets.
+        """
+        known = {name: speed for name in sorted(device_classes) if (speed := self.speed(task, name)) is not None}
+        if not known:
+            known = {name: self.default_speeds.get(name, 0.0) for name in sorted(device_classes)}
+            if not all(known.values()):
+                return dict.fromkeys(sorted(device_classes), 1.0)
+        ratios = [known[n] / self.default_speeds[n] for n in known if known[n] and self.default_speeds.get(n)]
+        unit = sum(ratios) / len(ratios) if ratios else 0.0
+        fallback = max(known.values())
+        for name in device_classes - known.keys():
+            known[name] = min(self.default_speeds.get(name, 0.0) * unit, fallback) or fallback
+        top = max(known.values())
+        return {name: known[name] / top if top else 1.0 for name in sorted(device_classes)}
+
+    def duration_s(self, task: TaskName, device_class: str) -> Interval | None:
+        """Seconds that a whole run takes on that class, at most `MAX_DURATION_S`; None if it is not known."""
+        work, speed = self.works.get(task), self.speed(task, device_class)
+        if work is None or not speed:
+            return None
+        return Interval(*(min(max(part / speed, 0.0), MAX_DURATION_S) for part in work))
+
+
+NO_ESTIMATES = Estimates()

@@ -1,0 +1,176 @@
+"""Plans that take leases back, and gangs, on their way through a cycle."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+import pytest
+
+from hetero_airflow.model.estimates import Estimates, Interval
+from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.plan import Account, Plan, Preempt, Reason, ReasonCode, Wait
+from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.scheduling.cycle import Cycle
+from hetero_airflow.scheduling.plan_check import plan_faults
+from hetero_airflow.store.memory import MemoryStore
+from hetero_airflow.store.store import Submitted, WorkerSeen
+from hetero_airflow.testing import EPOCH, FakeEngine, RejectingStore, a_pending, a_place, a_worker
+
+
+class PlannedPolicy:
+    """Waits with everything, and preempts what it is told to."""
+
+    def __init__(self, period_s: float | None = None) -> None:
+        self.period_s = period_s
+        self.preempts: dict[str, str | None] = {}
+        self.seen: list[Snapshot] = []
+
+    def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+        self.seen.append(snapshot)
+        reason, account = Reason(ReasonCode.BUSY, "a", "b"), Account("test", "waits")
+        waits = tuple(Wait(one.id, n, reason, account) for n, one in enumerate(snapshot.pending, start=1))
+        preemptions = tuple(
+            Preempt(lease.id, lease.token, lease.request_id, self.preempts[lease.request_id], "for the test")
+            for lease in snapshot.leases
+            if lease.request_id in self.preempts and lease.state is not LeaseState.PREEMPTED
+        )
+        return Plan(waits, preemptions)
+
+
+class FakePreemptor:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.is_broken = False
+
+    def preempt(self, lease: Lease, cause: str) -> None:
+        if self.is_broken:
+            raise RuntimeError("no way to tell")
+        self.told.append((lease.request_id, cause))
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    store = MemoryStore()
+    store.record([WorkerSeen(a_worker()), *(Submitted(a_pending(key)) for key in ("r1", "r2", "r3"))], EPOCH)
+    places = (a_place("r1", **{"GPU-0": 1000}), a_place("r2", **{"GPU-1": 1000}))
+    assert len(store.commit(Plan(places), EPOCH, EPOCH + timedelta(hours=1)).leases) == 2
+    return store
+
+
+def states(store) -> dict[str, LeaseState]:
+    return {lease.request_id: lease.state for lease in store.snapshot().leases}
+
+
+def test_a_preempted_lease_is_marked_and_its_holder_told_once(store):
+    policy, preemptor = PlannedPolicy(), FakePreemptor()
+    policy.preempts = {"r1": "r3"}
+    cycle = Cycle(store, policy, FakeEngine(), 60, preemptor=preemptor)
+    result = cycle.run(EPOCH)
+    assert [lease.request_id for lease in result.preempted] == ["r1"]
+    assert preemptor.told == [("r1", "for the test")]
+    assert states(store) == {"r1": LeaseState.PREEMPTED, "r2": LeaseState.GRANTED}
+    assert store.snapshot().used("worker-a", "GPU-0").milli == 1000
+    store.record([Submitted(a_pending("r4"))], EPOCH)
+    cycle.run(EPOCH)
+    assert preemptor.told == [("r1", "for the test")]
+
+
+def test_nothing_is_preempted_where_the_engine_has_no_way_to(store, caplog):
+    policy = PlannedPolicy()
+    policy.preempts = {"r1": "r3"}
+    with caplog.at_level(logging.WARNING):
+        result = Cycle(store, policy, FakeEngine(), 60).run(EPOCH)
+    assert (result.preempted, states(store)["r1"]) == ((), LeaseState.GRANTED)
+    assert "nothing here can be preempted" in caplog.text
+    assert [snapshot.can_preempt for snapshot in policy.seen] == [False]
+
+
+def test_another_schedulers_lease_is_left_to_it(store):
+    policy, preemptor, engine = PlannedPolicy(), FakePreemptor(), FakeEngine()
+    policy.preempts, engine.foreign = {"r1": "r3", "r2": None}, {"r1"}
+    Cycle(store, policy, engine, 60, preemptor=preemptor).run(EPOCH)
+    assert preemptor.told == [("r2", "for the test")]
+
+
+def test_a_holder_that_can_not_be_told_stops_no_other_decision(store, caplog):
+    policy, preemptor = PlannedPolicy(), FakePreemptor()
+    policy.preempts, preemptor.is_broken = {"r1": "r3"}, True
+    with caplog.at_level(logging.WARNING):
+        result = Cycle(store, policy, FakeEngine(), 60, preemptor=preemptor).run(EPOCH)
+    assert (result.preempted, [wait.request_id for wait in result.waiting]) == ((), ["r3"])
+    assert "could not be told to end: no way to tell" in caplog.text
+
+
+def test_a_policy_that_changes_its_mind_with_time_is_asked_again_in_time(store):
+    policy = PlannedPolicy(period_s=30)
+    cycle = Cycle(store, policy, FakeEngine(), 60)
+    for second in (0, 10, 29, 30, 45, 60):
+        cycle.run(EPOCH + timedelta(seconds=second))
+    assert len(policy.seen) == 3
+
+
+def test_new_estimates_are_seen_and_decided_on(store):
+    known = [Estimates()]
+    policy = PlannedPolicy()
+    cycle = Cycle(store, policy, FakeEngine(), 60, estimates=lambda: known[0])
+    cycle.run(EPOCH)
+    cycle.run(EPOCH)
+    known[0] = Estimates(works={("dag", "r1"): Interval(1, 2, 3)})
+    cycle.run(EPOCH)
+    assert [snapshot.estimates.works for snapshot in policy.seen] == [{}, {("dag", "r1"): Interval(1, 2, 3)}]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"lease_id": "r9.9"}, "it preempts lease r9.9 of r1, which is not there"),
+        ({"token": 77}, "it preempts lease r1.1 of r1, which is not there"),
+        ({"request_id": "r2"}, "it preempts lease r1.1 of r2, which is not there"),
+        ({}, None),
+    ],
+)
+def test_only_live_leases_can_be_preempted(store, change, fault):
+    snapshot = replace(store.snapshot(), can_preempt=True)
+    lease = snapshot.leases[0]
+    preempt = replace(Preempt(lease.id, lease.token, "r1", "r3", "why"), **change)
+    wait = PlannedPolicy().decide(snapshot, EPOCH).decisions
+    assert plan_faults(snapshot, Plan(wait, (preempt,))) == ([fault] if fault else [])
+    assert f"lease {preempt.lease_id} is preempted 2 times" in plan_faults(snapshot, Plan(wait, (preempt, preempt)))
+
+
+class GangPolicy:
+    """Places each member on the GPU of its number."""
+
+    def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+        return Plan(tuple(a_place(one.id, **{f"GPU-{one.id[-1]}": 1000}) for one in snapshot.pending))
+
+
+def a_gang() -> MemoryStore:
+    store = MemoryStore()
+    members = [a_pending(f"m{n}", gang="g", gang_size=2) for n in range(2)]
+    store.record([WorkerSeen(a_worker()), *map(Submitted, members)], EPOCH)
+    return store
+
+
+def test_a_gang_is_dispatched_whole():
+    engine = FakeEngine()
+    Cycle(a_gang(), GangPolicy(), engine, 60).run(EPOCH)
+    assert [lease.request_id for lease in engine.dispatched] == ["m0", "m1"]
+
+
+def test_of_a_gang_that_lost_a_race_in_part_nothing_is_dispatched_and_all_wait_again():
+    store, engine = a_gang(), FakeEngine()
+    result = Cycle(RejectingStore(store, {"m1": 9}), GangPolicy(), engine, 60).run(EPOCH)
+    assert engine.dispatched == []
+    assert result.dispatched == ()
+    assert [pending.id for pending in store.snapshot().pending] == ["m0", "m1"]
+    assert store.snapshot().leases == ()
+
+
+def test_a_plan_that_places_a_gang_in_part_does_not_fit():
+    snapshot = a_gang().snapshot()
+    wait = Wait("m1", 1, Reason(ReasonCode.BUSY, "a", "b"), Account("test", "waits"))
+    plan = Plan((a_place("m0", **{"GPU-0": 1000}), wait))
+    assert plan_faults(snapshot, plan) == ["gang g of 2 is placed in part: 1 now, 0 before"]
