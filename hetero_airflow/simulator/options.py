@@ -1,0 +1,57 @@
+"""What a simulation depends on beside its workload, its cluster and its policy."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Knowledge(StrEnum):
+    """What the policy is told of speeds and works before it has seen anything."""
+
+    NONE = "none"
+    """Nothing: what it knows it has learned from runs that ended."""
+    SPEEDS = "speeds"
+    """Each task's speed on each device class, as if it had been profiled; how long jobs of any task took, once they
+    have ended; nothing of the work of a job that has not ended."""
+    ORACLE = "oracle"
+    """Each job's speeds and its exact work."""
+
+
+def usual_restart_s(devices: int) -> float:
+    """7 s for one device, 30 s for up to 8, 60 s for more: save, start and restore of measured training jobs.
+
+    >>> [usual_restart_s(n) for n in (1, 8, 9)]
+    [7.0, 30.0, 60.0]
+    """
+    return 7.0 if devices <= 1 else 30.0 if devices <= 8 else 60.0
+
+
+def fixed_restart_s(seconds: float) -> Callable[[int], float]:
+    """The same for each number of devices."""
+    return lambda devices: seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Seconds throughout. The defaults are a world without failures, in which decisions are made at every event."""
+
+    restart_s: Callable[[int], float] = usual_restart_s
+    """Number of devices → time for which a job that ran before holds them without progress."""
+    knowledge: Knowledge = Knowledge.SPEEDS
+    cycle_s: float = 0.0
+    """Decisions are made at multiples of this, as by an executor that has a heartbeat; 0: at every event."""
+    mean_uptime_s: float = math.inf
+    """Of a worker, until it fails; exponentially distributed."""
+    repair_s: float = 3600.0
+    checkpoint_s: float = 1800.0
+    """A failure undoes the work since the last multiple of this; a preempted job saves first."""
+    until_s: float = math.inf
+    """Where the simulation ends at the latest."""
+    measured: tuple[int, int] = (0, sys.maxsize)
+    """From and up to which job, by number, the figures count; the simulation ends when all of them have ended."""
+    seed: int = 0
+    """Of the failures."""
