@@ -73,7 +73,14 @@ class NoLeaseError(HeteroError, RuntimeError):
 
 
 class TraceError(HeteroError, ValueError):
-    """A trace or workload that can't be read or contradicts itself; says the line and the field."""
+    """A trace or workload that can't be read or contradicts itself; says the line and the field, where there are."""
+
+    def __init__(
+        self, asked: str, *, found: str, remedy: str, line: int | None = None, field: str | None = None
+    ) -> None:
+        self.line = line
+        self.field = field
+        super().__init__(asked, found=found, remedy=remedy)
 
 
 class ClusterError(HeteroError, ValueError):

@@ -1,0 +1,73 @@
+"""Muri's traces: Philly's jobs, filled up to what a cluster of 64 GPUs can do, with durations.
+
+Published with "Multi-Resource Interleaving for Deep Learning Training" (SIGCOMM 2022) at
+https://github.com/Rivendile/Muri, Apache-2.0 licence. Columns of ``<name>.csv`` (or ``.csv.gz``), among
+others: job_id, num_gpu, submit_time, iterations, model_name, batch_size, iteration_time. Times are milliseconds. In
+``<name>_pr`` all jobs are there at the start.
+
+The recorded mean JCTs come from ``simulator/run_sim.py``. Computed by its rules, SRTF and SRSF come out as recorded
+to the last digit, with one pool of 64 devices as with 8 hosts of 8. The rules: an iteration takes 1.015 times its
+``iteration_time``; at each arrival and each end all jobs are sorted by what remains and placed anew, one that does
+not fit being passed over; and each job that ran before and runs on pays `restart_s`, whether it was moved or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.simulator.cluster import simulated_worker
+from hetero_airflow.simulator.traces.folder import find_file
+from hetero_airflow.simulator.traces.rows import csv_rows, in_order, unique
+from hetero_airflow.simulator.workload import Job, Workload
+
+GPUS = 64
+SLOWDOWN = 1.015
+"""Of each iteration, for the measuring in it (``itertime_overhead_list`` of the publisher's simulator)."""
+
+_RESTART_S = {
+    1: {"vgg16": 7, "vgg19": 7, "resnet18": 4, "shufflenet_v2_x1_0": 4, "bert": 10, "gpt2": 10, "a2c": 38, "dqn": 5},
+    2: {"vgg16": 7, "vgg19": 7, "resnet18": 5, "shufflenet_v2_x1_0": 4, "bert": 10, "gpt2": 10, "a2c": 39, "dqn": 5},
+    4: {"vgg16": 8, "vgg19": 8, "resnet18": 5, "shufflenet_v2_x1_0": 5, "bert": 10, "gpt2": 10, "a2c": 39, "dqn": 6},
+    8: {"vgg16": 9, "vgg19": 9, "resnet18": 7, "shufflenet_v2_x1_0": 5, "bert": 10, "gpt2": 10, "a2c": 46, "dqn": 6},
+    16: {"vgg16": 9, "vgg19": 10, "resnet18": 7, "shufflenet_v2_x1_0": 7, "bert": 10, "gpt2": 10, "a2c": 46, "dqn": 8},
+    32: {"vgg16": 10, "vgg19": 10, "resnet18": 7, "shufflenet_v2_x1_0": 8, "bert": 10, "gpt2": 10, "a2c": 46, "dqn": 8},
+}
+"""GPUs → model → seconds that a start takes, as measured by the publisher (``overhead_dict``)."""
+
+_COLUMNS = ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "batch_size", "iteration_time")
+
+
+def load(name: str, folder: Path) -> Workload:
+    """The jobs of one trace, whose work is in seconds, and one worker of 64 GPUs.
+
+    :raises TraceError: no such file, or one that can't be right
+    """
+    path = find_file(folder, name, (".csv.gz", ".csv"))
+    worker = simulated_worker("gpus", {"nvidia/v100": GPUS})
+    return Workload(name=f"muri/{name}", jobs=tuple(_jobs(path)), workers=(worker,))
+
+
+def restart_s(job: Job) -> float:
+    """Seconds that each start of a job of these traces takes; 10 for a model that was not measured.
+
+    >>> restart_s(Job("0", 0.0, DeviceRequest.parse("gpu:8"), 1.0, task="a2c 64 x8"))
+    46
+    """
+    return _RESTART_S.get(job.request.alternatives[0].count, {}).get(job.task.split(" ")[0], 10)
+
+
+def _jobs(path: Path) -> Iterator[Job]:
+    request = cache(lambda gpus: DeviceRequest.parse(f"gpu:{gpus}"))
+    for row in in_order(unique(csv_rows(path, _COLUMNS), "job_id"), "submit_time"):
+        gpus = row.integer("num_gpu", 1, GPUS)
+        yield Job(
+            id=row.text("job_id"),
+            arrival_s=row.number("submit_time") / 1000,
+            request=request(gpus),
+            work=row.number("iterations", least=1) * row.number("iteration_time", least=1e-3) * SLOWDOWN / 1000,
+            task=f"{row.text('model_name')} {row.text('batch_size')} x{gpus}",
+            group="muri",
+        )

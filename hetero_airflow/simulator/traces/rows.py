@@ -1,0 +1,204 @@
+"""Rows of a trace file, one at a time, each of which can say what is wrong with it.
+
+Files come from strangers: they are read as a stream, every line, number and text has a bound, and what
+can't be right is refused with the file, the line, the field and what to do.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BufferedIOBase
+from pathlib import Path
+
+from hetero_airflow.errors import TraceError, shorten
+
+MAX_LINE_BYTES = 10_000
+"""The longest line of the public traces has 311."""
+MAX_ROWS = 1_000_000
+MAX_TEXT = 200
+MAX_NUMBER = 1e15
+"""Above every number of the public traces by a factor of 1000, and still exact as a float."""
+
+_NUMBER = re.compile(r"[+-]?[0-9]{1,20}(\.[0-9]{0,40})?([eE][+-]?[0-9]{1,3})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a trace.
+
+    >>> row = Row("a.csv", 7, {"gpus": "-1"})
+    >>> row.integer("gpus", least=1)
+    Traceback (most recent call last):
+    hetero_airflow.errors.TraceError: a.csv, line 7, gpus='-1'; found a number below 1. Mend the line or remove it.
+    """
+
+    file: str
+    line: int
+    fields: Mapping[str, str]
+
+    def wrong(self, field: str, found: str, remedy: str = "Mend the line or remove it") -> TraceError:
+        """The error that says so of a field of this line."""
+        where = f"{self.file}, line {self.line}, {field}={shorten(self.fields.get(field))}"
+        return TraceError(where, found=found, remedy=remedy, line=self.line, field=field)
+
+    def text(self, field: str) -> str:
+        """A printable text of 1 to 200 characters."""
+        value = self.fields[field].strip()
+        if not value:
+            raise self.wrong(field, "no text")
+        if len(value) > MAX_TEXT:
+            raise self.wrong(field, f"more than {MAX_TEXT} characters")
+        if not value.isprintable():
+            raise self.wrong(field, "characters that can't be printed")
+        return value
+
+    def number(self, field: str, least: float = 0.0, most: float = MAX_NUMBER) -> float:
+        """A finite number from `least` to `most`."""
+        value = self.fields[field].strip()
+        if _NUMBER.fullmatch(value) is None:
+            raise self.wrong(field, "no finite number")
+        number = float(value)
+        if not least <= number <= most:
+            raise self.wrong(field, f"a number below {least:g}" if number < least else f"a number above {most:g}")
+        return number
+
+    def integer(self, field: str, least: int = 0, most: int = 10**15) -> int:
+        """A whole number from `least` to `most`; ``4.0`` is one."""
+        number = self.number(field, least, most)
+        if not number.is_integer():
+            raise self.wrong(field, "a number with a fraction")
+        return int(number)
+
+
+def csv_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    """The rows of a CSV file, plain or gzip, whose first line names at least `columns`."""
+    lines = _lines(path)
+    header = next(lines, "")
+    names = _split(path, 1, header, _split_csv)
+    missing = [column for column in columns if column not in names]
+    if missing or len(set(names)) < len(names):
+        raise TraceError(
+            f"{path.name}, line 1: the columns {', '.join(columns)}",
+            found=f"{shorten(header.strip())}" + (f", which lacks {', '.join(missing)}" if missing else ""),
+            remedy="Put the names of the columns into the first line, each once",
+            line=1,
+            field=missing[0] if missing else None,
+        )
+    return _rows(path, lines, names, 2, _split_csv)
+
+
+def tab_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    """The rows of a file without a header, whose fields are `columns`, with tabs between."""
+    return _rows(path, _lines(path), columns, 1, lambda line: line.split("\t"))
+
+
+def unique(rows: Iterable[Row], field: str) -> Iterator[Row]:
+    """The rows, of which no two may have the same value."""
+    lines: dict[str, int] = {}
+    for row in rows:
+        first = lines.setdefault(row.fields[field], row.line)
+        if first != row.line:
+            raise row.wrong(field, f"the same in line {first}", "Remove one of the lines, or give it a name of its own")
+        yield row
+
+
+def in_order(rows: Iterable[Row], field: str) -> Iterator[Row]:
+    """The rows, of which none may have a smaller number than the one before."""
+    last = 0.0
+    for row in rows:
+        number = row.number(field)
+        if number < last:
+            raise row.wrong(field, f"less than the {last:g} before it", f"Sort the lines by {field}")
+        last = number
+        yield row
+
+
+def _split_csv(line: str) -> list[str]:
+    """The fields of one line of CSV."""
+    return next(csv.reader([line], strict=True), [])
+
+
+def read_whole(path: Path, limit_bytes: int) -> bytes:
+    """All of a file, plain or gzip, which must not be longer than that."""
+    with _open(path) as file:
+        content = _guarded(path, None, lambda: file.read(limit_bytes + 1))
+    if len(content) > limit_bytes:
+        raise TraceError(
+            path.name, found=f"more than {limit_bytes} bytes", remedy="Give the file as its publisher made it"
+        )
+    return content
+
+
+def _rows(
+    path: Path, lines: Iterator[str], columns: Sequence[str], first: int, split: Callable[[str], list[str]]
+) -> Iterator[Row]:
+    for number, line in enumerate(lines, first):
+        if number - first >= MAX_ROWS:
+            raise TraceError(
+                f"{path.name}, line {number}",
+                found=f"more than {MAX_ROWS} jobs",
+                remedy="Cut the trace into parts",
+                line=number,
+            )
+        if not line.strip():
+            continue
+        fields = _split(path, number, line, split)
+        if len(fields) != len(columns):
+            raise TraceError(
+                f"{path.name}, line {number}: {len(columns)} fields",
+                found=f"{len(fields)} in {shorten(line.strip())}",
+                remedy="Mend the line or remove it; the file may be cut off here",
+                line=number,
+            )
+        yield Row(path.name, number, dict(zip(columns, fields, strict=True)))
+
+
+def _split(path: Path, number: int, line: str, split: Callable[[str], list[str]]) -> list[str]:
+    try:
+        return [field.strip() for field in split(line.rstrip("\r\n"))]
+    except csv.Error as error:
+        raise TraceError(
+            f"{path.name}, line {number}: {shorten(line)}",
+            found=f"no line of CSV ({error})",
+            remedy="Mend the quotes",
+            line=number,
+        ) from error
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with _open(path) as file:
+        number = 0
+        while line := _guarded(path, number + 1, lambda: file.readline(MAX_LINE_BYTES + 1)):
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                found, remedy = f"more than {MAX_LINE_BYTES} bytes", "Give one job a line"
+            elif not line.endswith(b"\n"):
+                found, remedy = "no end of line", "Fetch the file again, or end its last line if that is whole"
+            else:
+                try:
+                    yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+                    continue
+                except UnicodeDecodeError:
+                    found, remedy = "bytes that are not UTF-8", "Fetch the file again, or convert it to UTF-8"
+            raise TraceError(
+                f"{path.name}, line {number}: {shorten(line[:80])}", found=found, remedy=remedy, line=number
+            )
+
+
+def _open(path: Path) -> BufferedIOBase:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+
+
+def _guarded(path: Path, line: int | None, read: Callable[[], bytes]) -> bytes:
+    try:
+        return read()
+    except (OSError, EOFError, zlib.error) as error:
+        where = path.name if line is None else f"{path.name}, line {line}"
+        raise TraceError(
+            where, found=f"a file that ends early or is damaged ({error})", remedy="Fetch the file again", line=line
+        ) from error

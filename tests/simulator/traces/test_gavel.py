@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from hetero_airflow.errors import TraceError
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.simulator.traces import load_trace
+from hetero_airflow.simulator.traces.gavel_speeds import read_speeds
+from hetero_airflow.simulator.workload import Job
+
+HEADER = "job_id,arrival_s,job_type,gpus,total_steps,thr_v100,thr_p100,thr_k80\n"
+SPEEDS = {
+    "v100": {"('LM (batch size 5)', 2)": {"null": 8.0, "('A3C', 1)": [1.0, 2.0]}, "('A3C', 1)": {"null": 4.0}},
+    "p100": {"('LM (batch size 5)', 2)": {"null": 4.0}, "('A3C', 1)": {"null": 2.0}},
+    "k80": {"('LM (batch size 5)', 2)": {"null": 0.0}, "('A3C', 1)": {"null": 1.0}},
+    "v100_unconsolidated": {"('LM (batch size 5)', 2)": {"null": 2.0}},
+    "p100_unconsolidated": {"('LM (batch size 5)', 2)": {"null": 4.0}},
+    "k80_unconsolidated": {},
+}
+TRACE_LINE = "A3C\tpython3 main.py --x %s\tdir\t--steps\t1\t{steps}\t1\t1\t-1.000000\t{arrival}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "gavel").mkdir()
+    (tmp_path / "gavel" / "simulation_throughputs.json.gz").write_bytes(gzip.compress(json.dumps(SPEEDS).encode()))
+    return tmp_path
+
+
+def put(folder: Path, text: str, name: str = "t.csv") -> None:
+    (folder / "gavel" / name).write_text(text)
+
+
+def refusal(folder: Path) -> TraceError:
+    with pytest.raises(TraceError) as caught:
+        load_trace("gavel/t", folder)
+    return caught.value
+
+
+def test_a_job_has_steps_as_work_and_an_unordered_choice_of_the_models_that_can_run_it(folder: Path) -> None:
+    put(folder, HEADER + "7,1.5,LM (batch size 5),2,100,8.0,4.0,0.0\n8,1.5,A3C,1,3,1,1,1\n")
+
+    workload = load_trace("gavel/t", folder)
+
+    assert workload.jobs[0] == Job(
+        id="7",
+        arrival_s=1.5,
+        request=DeviceRequest.parse({"v100:2", "p100:2"}),
+        work=100.0,
+        speeds={"nvidia/v100": 8.0, "nvidia/p100": 4.0},
+        task="LM (batch size 5) x2",
+        group="gavel",
+        spread=0.5,  # the geometric mean of 2/8 and 4/4
+    )
+    assert workload.name == "gavel/t"
+    assert workload.jobs[1].spread == 1.0
+
+
+def test_equal_requests_are_parsed_once(folder: Path) -> None:
+    put(folder, HEADER + "1,0,A3C,1,3,1,1,1\n2,0,LM,1,3,2,2,2\n")
+
+    first, second = load_trace("gavel/t", folder).jobs
+
+    assert first.request is second.request
+
+
+def test_the_publishers_own_form_takes_its_speeds_from_the_table(folder: Path) -> None:
+    put(folder, TRACE_LINE.format(steps=50, arrival=0) + TRACE_LINE.format(steps=60, arrival=9), "t.trace")
+
+    assert [(job.id, job.arrival_s, job.work, dict(job.speeds)) for job in load_trace("gavel/t", folder).jobs] == [
+        ("0", 0.0, 50.0, {"nvidia/v100": 4.0, "nvidia/p100": 2.0, "nvidia/k80": 1.0}),
+        ("1", 9.0, 60.0, {"nvidia/v100": 4.0, "nvidia/p100": 2.0, "nvidia/k80": 1.0}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "found"),
+    [
+        ("1,0,A3C,1,10,0,0,0", "thr_v100", "no speed above 0"),
+        ("1,0,A3C,1,10,nan,1,1", "thr_v100", "no finite number"),
+        ("1,0,A3C,1,10,1,-1,1", "thr_p100", "below 0"),
+        ("1,0,A3C,1,10,1,1,1e300", "thr_k80", "above"),
+        ("1,0,A3C,0,10,1,1,1", "gpus", "below 1"),
+        ("1,0,A3C,1.5,10,1,1,1", "gpus", "fraction"),
+        ("1,0,A3C,1,0,1,1,1", "total_steps", "below"),
+        ("1,0,,1,10,1,1,1", "job_type", "no text"),
+        ("1,-1,A3C,1,10,1,1,1", "arrival_s", "below 0"),
+    ],
+)
+def test_a_line_that_cannot_be_right_is_refused_with_line_and_field(
+    folder: Path, line: str, field: str, found: str
+) -> None:
+    put(folder, f"{HEADER}0,0,A3C,1,10,1,1,1\n{line}\n")
+
+    error = refusal(folder)
+
+    assert (error.line, error.field) == (3, field)
+    assert found in error.found
+
+
+def test_lines_out_of_order_are_refused(folder: Path) -> None:
+    put(folder, HEADER + "0,5,A3C,1,10,1,1,1\n1,4.5,A3C,1,10,1,1,1\n")
+
+    error = refusal(folder)
+
+    assert (error.line, error.field, error.found) == (3, "arrival_s", "less than the 5 before it")
+
+
+def test_a_job_twice_is_refused(folder: Path) -> None:
+    put(folder, HEADER + "0,5,A3C,1,10,1,1,1\n1,5,A3C,1,10,1,1,1\n0,5,A3C,1,10,1,1,1\n")
+
+    error = refusal(folder)
+
+    assert (error.line, error.field, error.found) == (4, "job_id", "the same in line 2")
+
+
+def test_a_job_type_without_speeds_is_refused(folder: Path) -> None:
+    put(folder, TRACE_LINE.format(steps=5, arrival=0).replace("A3C", "GPT-9"), "t.trace")
+
+    error = refusal(folder)
+
+    assert (error.line, error.field) == (1, "job_type")
+    assert "'GPT-9'" in error.asked
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "{",
+        '{"v100": []}',
+        '{"v100": {"A3C": {"null": 1}}}',
+        '{"v100": {"(\'A3C\', 1)": {"null": NaN}}}',
+        '{"v100": {"(\'A3C\', 1)": {"null": -1}}}',
+        '{"v100": {"(\'A3C\', 1)": {"null": true}}}',
+        '{"v100": {"(\'A3C\', 1)": 3}}',
+        "[" * 100_000,
+    ],
+)
+def test_a_table_of_speeds_that_cannot_be_right_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "simulation_throughputs.json").write_text(content)
+
+    with pytest.raises(TraceError) as caught:
+        read_speeds(tmp_path)
+
+    assert str(caught.value).startswith("simulation_throughputs.json")
+
+
+def test_the_published_streams_hold_their_own_speeds(public_traces: Path) -> None:
+    speeds = read_speeds(public_traces / "gavel").together
+
+    for name, jobs in (("h300_seed0", 300), ("m300_seed0", 300)):
+        workload = load_trace(f"gavel/{name}", public_traces)
+        assert len(workload.jobs) == jobs
+        for job in workload.jobs:
+            kind, gpus = job.task.rsplit(" x", 1)
+            measured = {f"nvidia/{model}": speed for model, speed in speeds[kind, int(gpus)].items() if speed}
+            assert job.speeds == pytest.approx(measured)
+            assert 0 < job.spread <= 1
+
+
+@pytest.mark.parametrize("name", ["max_min_fairness", "minimize_makespan", "small_test"])
+def test_the_publishers_own_traces_are_read(public_traces: Path, name: str) -> None:
+    jobs = load_trace(f"gavel/{name}", public_traces).jobs
+
+    assert len(jobs) == len((public_traces / "gavel" / f"{name}.trace").read_text().splitlines())
+    assert all(math.isfinite(job.work / job.speed("nvidia/v100")) for job in jobs)
