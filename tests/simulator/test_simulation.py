@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import datetime
+
+import pytest
+
+from hetero_airflow.errors import ClusterError
+from hetero_airflow.model.lease import LeaseState
+from hetero_airflow.model.plan import Account, Plan, Preempt, Reason, ReasonCode, Wait
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.policies.fifo import Fifo
+from hetero_airflow.policies.priority import Priority
+from hetero_airflow.simulator.cluster import parse_cluster
+from hetero_airflow.simulator.options import Knowledge, Options, fixed_restart_s
+from hetero_airflow.simulator.record import Interval, Outcome, SimulationRecord
+from hetero_airflow.simulator.simulation import Simulation
+from hetero_airflow.simulator.workload import Job, Workload
+
+GPU = DeviceRequest.parse("gpu")
+GPUS = DeviceRequest.parse("gpu:2")
+ANY = DeviceRequest.parse({"v100", "k80"})
+V100, K80 = "nvidia/v100", "nvidia/k80"
+
+
+def simulate(*jobs: Job, cluster: str = "v100=2", policy=None, **options) -> SimulationRecord:
+    workload = Workload("test", jobs)
+    return Simulation(workload, parse_cluster(cluster), policy or Fifo(), "test", Options(**options)).run()
+
+
+def spans(record: SimulationRecord) -> dict[str, tuple[float | None, float | None]]:
+    return {job.id: (job.started_s, job.finished_s) for job in record.jobs}
+
+
+class Swap(Fifo):
+    """FIFO that takes the device of the holder it is told of as soon as another request waits."""
+
+    period_s = 10.0
+
+    def __init__(self, victim: str, from_s: float = 0.0) -> None:
+        super().__init__()
+        self.victim, self.times = victim, 1
+        self.from_s = from_s
+
+    def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+        plan = super().decide(snapshot, now)
+        lease = next((one for one in snapshot.leases if one.request_id == self.victim), None)
+        if lease is None or not self.times or (now.minute * 60 + now.second) < self.from_s:
+            return plan
+        self.times -= 1
+        return replace(plan, preemptions=(Preempt(lease.id, lease.token, self.victim, None, "moves"),))
+
+
+def test_a_job_takes_its_work_by_the_speed_of_its_device():
+    job = Job("a", 5.0, ANY, 100.0, {V100: 4.0, K80: 0.5})
+    assert spans(simulate(job, cluster="v100=1")) == {"a": (5.0, 30.0)}
+    assert spans(simulate(job, cluster="k80=1")) == {"a": (5.0, 205.0)}
+
+
+def test_jobs_wait_for_devices_and_start_when_they_are_free():
+    jobs = (Job("a", 0.0, GPUS, 60.0), Job("b", 1.0, GPU, 30.0), Job("c", 2.0, GPU, 30.0), Job("d", 3.0, GPU, 5.0))
+    assert spans(simulate(*jobs)) == {"a": (0.0, 60.0), "b": (60.0, 90.0), "c": (60.0, 90.0), "d": (90.0, 95.0)}
+
+
+def test_a_job_comes_after_the_jobs_that_it_names():
+    jobs = (
+        Job("fetch", 0.0, GPU, 10.0),
+        Job("left", 0.0, GPU, 20.0, after=("fetch",)),
+        Job("right", 0.0, GPU, 5.0, after=("fetch",)),
+        Job("join", 50.0, GPU, 1.0, after=("left", "right")),
+    )
+    record = simulate(*jobs)
+    assert spans(record) == {"fetch": (0.0, 10.0), "left": (10.0, 30.0), "right": (10.0, 15.0), "join": (50.0, 51.0)}
+    assert [job.submitted_s for job in record.jobs] == [0.0, 10.0, 10.0, 50.0]
+
+
+def test_a_preempted_job_keeps_its_progress_and_pays_for_its_restart():
+    jobs = (Job("a", 0.0, GPU, 100.0), Job("b", 40.0, GPU, 10.0))
+    record = simulate(*jobs, cluster="v100=1", policy=Swap("a", from_s=40), restart_s=fixed_restart_s(7.0))
+    (a, b) = record.jobs
+    assert (b.started_s, b.finished_s) == (107.0, 117.0)
+    assert (a.preemptions, a.migrations, a.outcome) == (1, 0, Outcome.FINISHED)
+    assert a.intervals == (
+        Interval(0.0, 40.0, "v100-0", V100, 1.0, 0.0),
+        Interval(40.0, 107.0, "v100-0", V100, 1.0, 7.0),
+    )
+
+
+def test_a_failure_undoes_the_work_since_the_last_checkpoint():
+    (job,) = simulate(
+        Job("a", 0.0, GPU, 5000.0), cluster="v100=1", mean_uptime_s=3000.0, repair_s=100.0, checkpoint_s=1000.0, seed=3
+    ).jobs
+    assert job.preemptions > 0
+    done = sum(part.end_s - part.start_s - part.overhead_s for part in job.intervals)
+    assert done == pytest.approx(5000.0)
+    for part in job.intervals[:-1]:
+        assert math.fmod(part.end_s - part.start_s - part.overhead_s, 1000.0) == pytest.approx(0.0, abs=1e-6)
+    gaps = [b.start_s - a.end_s for a, b in zip(job.intervals, job.intervals[1:], strict=False)]
+    assert gaps == [pytest.approx(100.0)] * job.preemptions
+
+
+def test_a_gang_runs_on_several_workers_at_once_and_slower_when_spread():
+    gang = Job("g", 0.0, GPU, 100.0, ranks=2, spread=0.5)
+    record = simulate(gang, cluster="v100=2x1")
+    assert spans(record) == {"g": (0.0, 200.0)}
+    assert [part.worker_id for part in record.jobs[0].intervals] == ["v100-0", "v100-1"]
+    assert record.jobs[0].devices == 2.0
+
+
+def test_a_job_without_patience_leaves_when_it_can_not_start_at_once():
+    patience = (math.inf, 0.0, 99.0, 10.0)
+    jobs = [Job(f"j{n}", float(n), GPU, 60.0, patience_s=p) for n, p in enumerate(patience)]
+    record = simulate(*jobs, cluster="v100=1")
+    assert spans(record) == {"j0": (0.0, 60.0), "j1": (None, None), "j2": (60.0, 120.0), "j3": (None, None)}
+    assert [job.outcome for job in record.jobs] == [Outcome.FINISHED, Outcome.LEFT, Outcome.FINISHED, Outcome.LEFT]
+
+
+def test_a_heartbeat_delays_decisions_to_its_next_beat():
+    jobs = (Job("a", 1.0, GPU, 10.0), Job("b", 6.0, GPU, 10.0))
+    assert spans(simulate(*jobs, cluster="v100=1", cycle_s=5.0)) == {"a": (5.0, 15.0), "b": (15.0, 25.0)}
+
+
+def test_the_simulation_ends_where_it_is_told_to():
+    jobs = (Job("a", 0.0, GPU, 10.0), Job("b", 0.0, GPU, 100.0), Job("c", 2.0, GPUS, 9.0))
+    record = simulate(*jobs, until_s=50.0)
+    assert [job.outcome for job in record.jobs] == [Outcome.FINISHED, Outcome.RUNNING, Outcome.WAITING]
+    assert record.jobs[1].intervals == (Interval(0.0, 50.0, "v100-0", V100, 1.0, 0.0),)
+
+
+def test_only_the_measured_jobs_are_told_of_and_waited_for():
+    jobs = [Job(f"j{n}", float(n), GPU, 10.0 if n != 4 else 1e6) for n in range(5)]
+    record = simulate(*jobs, cluster="v100=4", measured=(1, 3))
+    assert [job.id for job in record.jobs] == ["j1", "j2"]
+
+
+def test_a_job_that_no_worker_could_run_is_an_error_that_says_so():
+    with pytest.raises(ClusterError) as caught:
+        simulate(Job("a", 0.0, DeviceRequest.parse("h100:3"), 1.0), cluster="h100=2")
+    assert caught.value.asked == "job a asks for 3 × nvidia/h100"
+    assert "count: asked 3 × nvidia/h100, found 2" in caught.value.found
+
+
+class Spy(Priority):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Snapshot] = []
+
+    def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+        self.seen.append(snapshot)
+        return super().decide(snapshot, now)
+
+
+@pytest.mark.parametrize(
+    ("knowledge", "speed", "work"),
+    [(Knowledge.NONE, None, None), (Knowledge.SPEEDS, 4.0, None), (Knowledge.ORACLE, 4.0, 100.0)],
+)
+def test_a_policy_is_told_what_the_options_say_and_no_more(knowledge, speed, work):
+    policy = Spy()
+    simulate(Job("a", 0.0, ANY, 100.0, {V100: 4.0, K80: 0.5}), policy=policy, knowledge=knowledge)
+    snapshot = policy.seen[0]
+    task = snapshot.pending[0].task
+    assert snapshot.estimates.speed(task, V100) == speed
+    assert (snapshot.estimates.works[task].middle if task in snapshot.estimates.works else None) == work
+    assert snapshot.estimates.finished_s == ()
+    assert snapshot.can_preempt
+
+
+def test_what_finished_is_learned():
+    policy = Spy()
+    jobs = [Job(f"j{n}", 1000.0 * n, ANY, 100.0 * (3 - n), {V100: 4.0, K80: 0.5}) for n in range(3)]
+    simulate(*jobs, policy=policy)
+    told = list(dict.fromkeys(snapshot.estimates.finished_s for snapshot in policy.seen))
+    assert told == [(), (75.0,), (50.0, 75.0), (25.0, 50.0, 75.0)]
+
+
+def test_a_preempted_job_waits_with_what_it_was_served():
+    class Watch(Swap):
+        served: dict[str, float]
+
+        def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+            for pending in snapshot.pending:
+                if pending.served:
+                    self.served = dict(pending.served)
+            return super().decide(snapshot, now)
+
+    policy = Watch("a", from_s=30)
+    simulate(Job("a", 0.0, GPU, 100.0), cluster="v100=1", policy=policy)
+    assert policy.served == {V100: 30.0}
+
+
+def test_the_same_seed_gives_the_same_record():
+    jobs = [Job(f"j{n}", 7.0 * n, GPU, 300.0 + n) for n in range(40)]
+    first, again = (simulate(*jobs, cluster="v100=3x1", mean_uptime_s=2000.0, seed=5) for _ in range(2))
+    other = simulate(*jobs, cluster="v100=3x1", mean_uptime_s=2000.0, seed=6)
+    assert first.jobs == again.jobs
+    assert first.jobs != other.jobs
+
+
+class Restless:
+    """Preempts all that runs, again and again."""
+
+    period_s = 10.0
+
+    def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+        placed = Fifo().decide(snapshot, now)
+        live = [lease for lease in snapshot.leases if lease.state is not LeaseState.PREEMPTED]
+        return replace(
+            placed, preemptions=tuple(Preempt(lease.id, lease.token, lease.request_id, None, "") for lease in live)
+        )
+
+
+def test_a_policy_that_never_settles_does_not_hang_the_simulation():
+    record = simulate(Job("a", 0.0, GPU, 100.0), cluster="v100=1", policy=Restless(), until_s=1e3)
+    assert record.jobs[0].preemptions > 0
+
+
+class Idle:
+    period_s = 1.0
+
+    def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+        reason = Reason(ReasonCode.BUSY, "", "")
+        return Plan(tuple(Wait(p.id, n, reason, Account("", "")) for n, p in enumerate(snapshot.pending, start=1)))
+
+
+def test_a_policy_that_never_places_does_not_hang_the_simulation():
+    assert simulate(Job("a", 0.0, GPU, 1.0), policy=Idle()).jobs[0].outcome is Outcome.WAITING
