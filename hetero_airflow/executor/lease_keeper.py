@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from airflow.utils.state import TaskInstanceState
 from sqlalchemy.exc import SQLAlchemyError
 
 from hetero_airflow.engines.engine import Liveness
@@ -17,6 +18,7 @@ from hetero_airflow.errors import StoreError
 from hetero_airflow.executor.periods import Periods
 from hetero_airflow.executor.task_instances import TaskInstances, TaskProcess
 from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.run import RunEnd
 from hetero_airflow.store.store import Move, Store
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,14 @@ _LOST_AFTER_S = 10.0
 report comes within a heartbeat of a few seconds and knows more."""
 
 _WATCH_EVERY_S = 5.0
+
+_ENDS: dict[str | None, RunEnd] = {
+    TaskInstanceState.SUCCESS: RunEnd.FINISHED,
+    TaskInstanceState.DEFERRED: RunEnd.PAUSED,
+    TaskInstanceState.UP_FOR_RESCHEDULE: RunEnd.PAUSED,
+}
+"""State of a task instance whose process is gone → how the task stood; FAILED for all others. The engine can't tell:
+LocalExecutor reports success of every process that ended in order, that of a task that raised too."""
 
 
 @dataclass(slots=True)
@@ -159,7 +169,7 @@ class LeaseKeeper:
         for id_, pids in left.items():
             self._stop(self._ending[id_], known[id_], pids, now)
         gone = [task for id_, task in self._ending.items() if id_ not in left]
-        outcomes = self._store.move([Move(t.lease.id, t.lease.token, t.to, t.cause) for t in gone], now)
+        outcomes = self._store.move([_ending(task, known[task.lease.id]) for task in gone], now)
         for task, outcome in zip(gone, outcomes, strict=True):
             if isinstance(outcome, StoreError):
                 log.warning("A lease had been taken back when its task ended: %s", outcome)
@@ -221,3 +231,8 @@ class LeaseKeeper:
     def _lose(self, key: Any, cause: str) -> None:
         self._report(key, "failed", f"HeteroExecutor: {cause}")
         self.end(key, cause, LeaseState.EVICTED)
+
+
+def _ending(task: EndingTask, process: TaskProcess) -> Move:
+    end = None if task.to is LeaseState.EVICTED else _ENDS.get(process.state, RunEnd.FAILED)
+    return Move(task.lease.id, task.lease.token, task.to, task.cause, end)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from hetero_airflow.errors import InvalidTransition, LeaseLost, LeaseNotFound, StoreError
-from hetero_airflow.model.lease import Claim, Lease, check_transition
+from hetero_airflow.model.device import Device, device_class
+from hetero_airflow.model.lease import Claim, Lease, LeaseState, check_transition
+from hetero_airflow.model.run import RunEnd
 from hetero_airflow.store.store import Move
 from hetero_airflow.units import MILLI_PER_DEVICE
 
@@ -51,3 +55,29 @@ def movable(move: Move, lease: Lease | None) -> Lease | StoreError:
     except InvalidTransition as error:
         return error
     return lease
+
+
+def run_end(move: Move) -> RunEnd | None:
+    """How the task stood at a move to a terminal state; None if it never ran or nobody knows."""
+    return RunEnd.LOST if move.end is None and move.to is LeaseState.EVICTED else move.end
+
+
+def leased_class(claims: Sequence[Claim], devices: Mapping[str, Device]) -> tuple[str, int] | None:
+    """Class and number of the devices that a lease is about, given those of its worker by id.
+
+    Its accelerators, of which the first gives the class; of a lease of a CPU alone, the cores. None if a
+    device is not known any more.
+
+    >>> from hetero_airflow.testing import a_cpu, a_device
+    >>> devices = {"cpu": a_cpu(), "GPU-0": a_device()}
+    >>> leased_class([Claim(device_id="GPU-0", milli=500), Claim(device_id="cpu", milli=2000)], devices)
+    ('nvidia/a100-sxm4-40gb', 1)
+    >>> leased_class([Claim(device_id="cpu", milli=2000)], devices)
+    ('generic/x86-64', 2)
+    """
+    if not all(claim.device_id in devices for claim in claims):
+        return None
+    accelerators = [devices[claim.device_id] for claim in claims if devices[claim.device_id].kind != "cpu"]
+    if accelerators:
+        return device_class(accelerators[0]), len(accelerators)
+    return device_class(devices[claims[0].device_id]), claims[0].milli // MILLI_PER_DEVICE

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import takewhile
 
 from hetero_airflow.errors import StoreError
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.lease import TERMINAL, TRANSITIONS, Claim, Lease, LeaseState
 from hetero_airflow.model.plan import Decision, Place, Plan, Refuse, Wait
+from hetero_airflow.model.run import Run
 from hetero_airflow.model.snapshot import Pending, Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.store.codec import clean_cause, decision_columns, decision_story
 from hetero_airflow.store.cores import choose_cores
 from hetero_airflow.store.inventory import DeviceRecord, join_worker, take_inventory
-from hetero_airflow.store.leases import is_sound, lease_id, movable
-from hetero_airflow.store.store import Commit, Event, Move, Saved, Story, Submitted, WorkerLost, WorkerSeen
+from hetero_airflow.store.leases import is_sound, lease_id, leased_class, movable, run_end
+from hetero_airflow.store.store import MAX_RUNS, Commit, Event, Move, Saved, Story, Submitted, WorkerLost, WorkerSeen
 from hetero_airflow.store.view import View
 from hetero_airflow.units import MILLI_PER_DEVICE
 
@@ -59,6 +61,7 @@ class MemoryStore:
         self._hosts: dict[str, _Host] = {}
         self._requests: dict[str, _Request] = {}
         self._leases: dict[str, Lease] = {}
+        self._runs: deque[Run] = deque(maxlen=MAX_RUNS)
         self._cores: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
 
     # -- Store ---------------------------------------------------------------------------------------------------------
@@ -131,6 +134,7 @@ class MemoryStore:
         moved = lease.model_copy(update={"state": move.to})
         self._put(moved)
         if move.to in TERMINAL:
+            self._remember(lease, move, now)
             for claim in lease.claims:
                 self._free(lease.worker_id, claim)
             self._end(lease.request_id, "placed", now, move.cause or TRANSITIONS[lease.state, move.to])
@@ -157,6 +161,11 @@ class MemoryStore:
     def last_seen(self) -> dict[str, datetime]:
         """Worker id → when it was last seen."""
         return {worker_id: host.seen_at for worker_id, host in self._hosts.items()}
+
+    def runs(self, since: int = 0) -> tuple[Run, ...]:
+        """The leases that ended after that sequence and of which it is known how, in the order of their ends."""
+        newer = takewhile(lambda run: run.sequence > since, reversed(self._runs))
+        return tuple(newer)[::-1]
 
     def prune(self, before: datetime) -> int:
         """Delete ended requests, their leases and decisions from before that time; how many requests went."""
@@ -272,6 +281,26 @@ class MemoryStore:
         request.lease_ids.append(lease.id)
         self._put(lease)
         return lease
+
+    def _remember(self, lease: Lease, move: Move, now: datetime) -> None:
+        end, devices = run_end(move), self._hosts[lease.worker_id].devices
+        if end is None:
+            return
+        leased = leased_class(lease.claims, {key: devices[key].device for key in (c.device_id for c in lease.claims)})
+        assert leased is not None, "a device stays known for as long as it is leased"
+        pending = self._requests[lease.request_id].pending
+        run = Run(
+            self._sequence + 1,
+            pending.id,
+            pending.task,
+            pending.request.alternatives[0],
+            *leased,
+            (now - lease.granted_at).total_seconds(),
+            end,
+            now,
+            pending.served,
+        )
+        self._runs.append(run)
 
     def _choose_cores(self, worker_id: str, record: DeviceRecord, claim: Claim) -> tuple[int, ...] | None:
         if record.device.kind != "cpu":

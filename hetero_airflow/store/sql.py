@@ -14,11 +14,13 @@ from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Plan, Wait
 from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.run import Run
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql_events import record_events
 from hetero_airflow.store.sql_leases import Committing, WaitDigests, move_leases, read_newest, renew_leases
 from hetero_airflow.store.sql_reading import read_last_seen, read_story, read_telemetry, update_view
+from hetero_airflow.store.sql_runs import read_runs
 from hetero_airflow.store.sql_transaction import chunks, read_state, reading, writing
 from hetero_airflow.store.store import Commit, Event, Move, Story
 from hetero_airflow.store.view import View
@@ -104,6 +106,11 @@ class SqlStore:
         """Worker id → when it was last seen."""
         with reading(self._engine) as connection:
             return read_last_seen(connection)
+
+    def runs(self, since: int = 0) -> tuple[Run, ...]:
+        """The leases that ended after that sequence and of which it is known how, in the order of their ends."""
+        with reading(self._engine) as connection:
+            return read_runs(connection, since, self._read_request)
 
     def prune(self, before: datetime) -> int:
         """Delete ended requests, their leases and decisions from before that time; how many requests went."""

@@ -22,7 +22,7 @@ from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import CORES, clean_cause, decision_columns, digest
 from hetero_airflow.store.cores import choose_cores
-from hetero_airflow.store.leases import is_sound, lease_id, movable, suits
+from hetero_airflow.store.leases import is_sound, lease_id, movable, run_end, suits
 from hetero_airflow.store.sql_events import request_ending
 from hetero_airflow.store.sql_reading import read_leases
 from hetero_airflow.store.sql_transaction import Writing, chunks
@@ -314,7 +314,7 @@ def _move_lease(writing: Writing, lease: Lease, move: Move, now: datetime) -> Le
     cause = clean_cause(move.cause or TRANSITIONS[lease.state, move.to])
     values: dict[str, Any] = {"state": move.to, "cause": cause, "changed": writing.stamp}
     if move.to in TERMINAL:
-        values["ended_at"] = now
+        values |= {"ended_at": now, "outcome": run_end(move)}
         _free(writing, lease)
         end_request(writing, lease.request_id, "placed", cause, now)
     writing.connection.execute(update(tables.lease).where(_LEASE.id == lease.id).values(values))

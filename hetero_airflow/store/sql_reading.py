@@ -83,7 +83,7 @@ def _update_workers(connection: Connection, view: View, since: int) -> None:
             head = Worker.model_validate_json(row.inventory)
             parts = tuple(Device.model_validate_json(part.inventory) for part in devices[worker_id])
         except ValidationError as error:
-            _report("worker", worker_id, error)
+            report_unreadable("worker", worker_id, error)
             continue
         view.put_worker(join_worker(head, parts, WorkerState(row.state)))
         usage = {
@@ -97,7 +97,7 @@ def read_pending(row: Row[*tuple[Any, ...]], read_request: ReadRequest) -> Pendi
     try:
         request = read_request(row.request)
     except ValidationError as error:
-        _report("request", row.id, error)
+        report_unreadable("request", row.id, error)
         return None
     return Pending(
         row.id,
@@ -115,8 +115,8 @@ def read_pending(row: Row[*tuple[Any, ...]], read_request: ReadRequest) -> Pendi
     )
 
 
-def _report(what: str, key: str, error: ValidationError) -> None:
-    """One unreadable row must not stop the scheduling of all others: it is left out of snapshots and logged."""
+def report_unreadable(what: str, key: str, error: ValidationError) -> None:
+    """Log it: one unreadable row must not stop the scheduling of all others, so it is left out."""
     _log.error(
         "The JSON of %s %s is left out of what can be scheduled; found %s. "
         "Run one version of hetero-airflow everywhere, and end or report the %s anew.",

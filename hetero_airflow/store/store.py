@@ -11,6 +11,7 @@ from hetero_airflow.errors import StoreError
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan
+from hetero_airflow.model.run import Run, RunEnd
 from hetero_airflow.model.snapshot import Pending, Snapshot
 from hetero_airflow.model.worker import Worker
 
@@ -68,6 +69,9 @@ class Move:
     token: int
     to: LeaseState
     cause: str = ""
+    end: RunEnd | None = None
+    """Of a move to a terminal state: how the task stood. None: it never ran, or nobody knows; a lease that is evicted
+    is lost all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,10 @@ class Story:
     ``nearest`` and ``account`` as JSON values, None where the outcome has none."""
 
 
+MAX_RUNS = 20_000
+"""Runs that a history gives at once, and that a store in memory remembers."""
+
+
 class History(Protocol):
     """Reads what happened, and forgets what is old."""
 
@@ -146,6 +154,14 @@ class History(Protocol):
 
     def last_seen(self) -> dict[str, datetime]:
         """Worker id → when it was last seen."""
+        ...
+
+    def runs(self, since: int = 0) -> tuple[Run, ...]:
+        """The leases that ended after that sequence and of which it is known how, in the order of their ends.
+
+        Only the newest `MAX_RUNS`, and without those whose device is not known any more. Costs what is
+        newer than `since`; the sequence of the last one is the next call's `since`.
+        """
         ...
 
     def prune(self, before: datetime) -> int:

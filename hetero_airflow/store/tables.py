@@ -185,6 +185,7 @@ lease = Table(
     Column("expires_at", UtcDateTime, nullable=False),
     Column("saved_at", UtcDateTime, comment="When its task last published a checkpoint"),
     Column("ended_at", UtcDateTime),
+    Column("outcome", WORD, comment="How its task stood then; NULL for one that never ran, or if nobody knows"),
     Column("cause", Text, nullable=False),
     Column("changed", BigInteger, nullable=False),
     PrimaryKeyConstraint("id"),

@@ -1,7 +1,10 @@
 import signal
 
+import pytest
+
 from hetero_airflow.executor.task_instances import TaskProcess
 from hetero_airflow.model.lease import LeaseState
+from hetero_airflow.model.run import RunEnd
 from hetero_airflow.testing import move_lease
 
 
@@ -161,3 +164,31 @@ def test_a_task_whose_lease_was_taken_back_is_stopped(bench):
     bench.beat(15)
     assert bench.engine.signals[0] == (lease.id, signal.SIGKILL)
     assert [(key, state) for key, state, _ in bench.reports] == [("a", "failed")]
+
+
+@pytest.mark.parametrize(
+    ("state", "end"),
+    [
+        ("success", RunEnd.FINISHED),
+        ("failed", RunEnd.FAILED),
+        ("up_for_retry", RunEnd.FAILED),
+        (None, RunEnd.FAILED),
+        ("deferred", RunEnd.PAUSED),
+        ("up_for_reschedule", RunEnd.PAUSED),
+    ],
+)
+def test_how_a_task_ended_is_airflows_word_not_the_engines(bench, state, end):
+    id_, _ = start(bench)
+    bench.tasks.rows[id_] = TaskProcess(state, 100, "here", bench.clock.now())
+    bench.engine.alive.clear()
+    bench.keeper.end("a", "the task ended")
+    bench.beat(7)
+    assert [(run.task, run.held_s, run.end) for run in bench.store.runs()] == [(("dag", "a"), 7.0, end)]
+
+
+def test_a_lost_task_is_a_lost_run(bench):
+    start(bench)
+    bench.engine.alive.clear()
+    for _ in range(5):
+        bench.beat(5)
+    assert [run.end for run in bench.store.runs()] == [RunEnd.LOST]

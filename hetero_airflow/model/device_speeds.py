@@ -1,0 +1,78 @@
+"""How fast device models train relative to each other, from the makers' data sheets: for pairs never measured.
+
+The figures are those of the sheets: dense tensor throughput in FP16 or BF16 (FP32 where a device has
+no faster format), without sparsity, and memory bandwidth, of one leasable device: one die of a K80, one
+GCD of an MI250X, one die of a 910C.
+
+- NVIDIA: data sheets of Tesla K80, P40, P100, V100, T4 (2014 to 2018); of A10, A30, A40, A100, L4, L40S, H100,
+  H200; white papers "NVIDIA Ada GPU Architecture" and "RTX Blackwell" for RTX; "DGX B200" for B200. AWS EC2 G5
+  for A10G.
+- AMD: data sheets of Instinct MI100, MI210, MI250X, MI300A, MI300X, MI325X, MI355X.
+- Huawei: Ascend 310P, 910 (Hot Chips 31), 910B and 910C as published with Atlas 800 and CloudMatrix 384.
+- Google: Cloud TPU documentation, "System architecture", versions v2 to v6e.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from hetero_airflow.model.device import is_model_of, model_tokens
+
+COMPUTE_WEIGHT = 0.25
+"""Of the compute roof in the mean of both. The rest is the bandwidth roof's, since most of a training step's
+operators are bound by memory. Chosen between two measurements: Gavel's table (26 jobs of 2019 on V100, P100 and
+K80, in FP32), where 0.1 fits best and 0.25 is off by a factor of 1.6 in the median; and MLPerf's training from A100
+to H100, 2.0 to 2.3 times, for which 0.25 says 1.9 and 0.5 says 2.3."""
+
+SHEETS: dict[str, dict[str, tuple[float, float]]] = {
+    "nvidia": {
+        "k80": (4.37, 240), "m40": (6.8, 288), "p4": (5.5, 192), "p40": (11.8, 347), "p100": (21.2, 732),
+        "v100": (125, 900), "t4": (65, 320), "a10": (125, 600), "a10g": (70, 600), "a16": (17.9, 200),
+        "a30": (165, 933), "a40": (149.7, 696), "a100": (312, 1555), "a100-80gb": (312, 2039), "a800": (312, 2039),
+        "l4": (121, 300), "l40": (181, 864), "l40s": (362, 864), "h20": (148, 4000), "h100": (989, 3350),
+        "h100-pcie": (756, 2000), "h800": (989, 3350), "h200": (989, 4800), "gh200": (989, 4000), "b200": (2250, 8000),
+        "rtx-2080ti": (53.8, 616), "rtx-3090": (71, 936), "rtx-4090": (165, 1008), "rtx-5090": (209.5, 1792),
+        "rtx-a6000": (154.8, 768),
+    },
+    "amd": {
+        "mi100": (184.6, 1229), "mi210": (181, 1638), "mi250": (181, 1638), "mi250x": (191.5, 1638),
+        "mi300a": (980.6, 5300), "mi300x": (1307, 5300), "mi325x": (1307, 6000), "mi355x": (2517, 8000),
+    },
+    "ascend": {"310p": (70, 205), "910a": (256, 1200), "910b": (376, 1600), "910c": (376, 1600)},
+    "google": {"v2": (46, 700), "v3": (123, 900), "v4": (275, 1228), "v5e": (197, 819), "v5p": (459, 2765),
+               "v6e": (918, 1640)},
+}  # fmt: skip
+"""Vendor → model → (dense 16-bit TFLOPS, memory bandwidth in GB/s)."""
+
+_REFERENCE = SHEETS["nvidia"]["v100"]
+_PROFILE = re.compile(r"(?P<slices>[1-9])g\.")
+_SLICES = 7
+"""Compute slices of a GPU in MIG mode."""
+
+
+@lru_cache(maxsize=4096)
+def sheet_speed(device_class: str) -> float | None:
+    """Training speed of one device of that class, of which a V100's is 1; None for a model without a sheet here.
+
+    The weighted geometric mean of the two roofs of the roofline model (Williams et al., CACM 52(4), 2009), each
+    by the V100's. Where several models are named by the class, the one of most words counts. A MIG
+    instance has its compute slices' part of the whole.
+
+    >>> [round(sheet_speed(name), 2) for name in ("nvidia/v100-sxm2-16gb", "nvidia/k80", "nvidia/h100-sxm5-80gb")]
+    [1.0, 0.16, 4.49]
+    >>> round(sheet_speed("nvidia/h100-80gb/1g.10gb") / sheet_speed("nvidia/h100-80gb"), 3)
+    0.143
+    >>> sheet_speed("acme/x1") is None
+    True
+    """
+    vendor, _, rest = device_class.partition("/")
+    model, _, partition = rest.partition("/")
+    tokens = model_tokens(model)
+    named = [name for name in SHEETS.get(vendor, {}) if is_model_of(name, tokens)]
+    if not named:
+        return None
+    tflops, bandwidth = SHEETS[vendor][max(named, key=lambda name: (name.count("-"), len(name), name))]
+    roofs = (tflops / _REFERENCE[0]) ** COMPUTE_WEIGHT * (bandwidth / _REFERENCE[1]) ** (1 - COMPUTE_WEIGHT)
+    profile = _PROFILE.match(partition)
+    return roofs * int(profile["slices"]) / _SLICES if profile else roofs

@@ -1,0 +1,23 @@
+"""How the task of a lease stood when it ended."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Add it; of leases that ended before, nobody knows."""
+    comment = "How its task stood then; NULL for one that never ran, or if nobody knows"
+    op.add_column("hetero_lease", sa.Column("outcome", sa.String(16), nullable=True, comment=comment))
+
+
+def downgrade() -> None:
+    """Take it away."""
+    with op.batch_alter_table("hetero_lease") as lease:
+        lease.drop_column("outcome")

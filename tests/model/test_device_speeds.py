@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hetero_airflow.model.catalogue import MODELS
+from hetero_airflow.model.device_speeds import SHEETS, sheet_speed
+
+
+@pytest.mark.parametrize("model", sorted(name for name, (_, kind, _) in MODELS.items() if kind != "fpga"))
+def test_every_well_known_accelerator_that_trains_has_a_sheet(model):
+    speed = sheet_speed(f"{MODELS[model][0]}/{model}")
+    assert speed is not None
+    assert 0.05 < speed < 50
+
+
+@pytest.mark.parametrize(
+    ("slower", "faster"),
+    [("k80", "p100"), ("p100", "v100"), ("t4", "v100"), ("v100", "a100"), ("a100", "h100"), ("h100", "h200")],
+)
+def test_generations_are_in_order(slower, faster):
+    assert sheet_speed(f"nvidia/{slower}") < sheet_speed(f"nvidia/{faster}")
+
+
+@pytest.mark.parametrize(
+    ("found", "sheet"),
+    [
+        ("nvidia/tesla-v100-sxm2-16gb", "nvidia/v100"),
+        ("nvidia/geforce-rtx-4090", "nvidia/rtx-4090"),
+        ("nvidia/a100-sxm4-80gb", "nvidia/a100-80gb"),
+        ("nvidia/a100-sxm4-40gb", "nvidia/a100"),
+        ("nvidia/h100-pcie", "nvidia/h100-pcie"),
+        ("ascend/910b3", "ascend/910b"),
+        ("amd/instinct-mi300x-oam", "amd/mi300x"),
+    ],
+)
+def test_a_model_as_probes_name_it_is_found_by_its_words(found, sheet):
+    assert sheet_speed(found) == sheet_speed(sheet)
+
+
+def test_a_name_of_more_words_counts_more():
+    assert sheet_speed("nvidia/h100-pcie") < sheet_speed("nvidia/h100-sxm5")
+
+
+def test_a_mig_instance_has_its_slices_part():
+    whole = sheet_speed("nvidia/a100-sxm4-40gb")
+    assert math.isclose(sheet_speed("nvidia/a100-sxm4-40gb/3g.20gb"), whole * 3 / 7)
+
+
+@pytest.mark.parametrize("device_class", ["", "/", "nvidia", "nvidia/", "generic/x86-64", "amd/a100", "acme/x1/y/z"])
+def test_what_has_no_sheet_has_no_speed(device_class):
+    assert sheet_speed(device_class) is None
+
+
+def test_sheets_are_of_positive_sizes():
+    assert all(min(figures) > 0 for models in SHEETS.values() for figures in models.values())

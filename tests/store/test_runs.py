@@ -1,0 +1,111 @@
+"""What every store remembers of ended leases."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from sqlalchemy import update
+
+from hetero_airflow.model.lease import LeaseState
+from hetero_airflow.model.plan import Plan
+from hetero_airflow.model.run import Run, RunEnd
+from hetero_airflow.store import tables
+from hetero_airflow.store.sql import SqlStore
+from hetero_airflow.store.store import Move, Submitted, WorkerSeen
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
+
+MINUTE = timedelta(minutes=1)
+
+
+def grant(store, *pending, now=EPOCH, **milli):
+    store.record([Submitted(one) for one in pending], now)
+    return store.commit(Plan(tuple(a_place(one.id, **milli) for one in pending)), now, now + MINUTE).leases
+
+
+def end(store, leases, now, how=RunEnd.FINISHED, to=LeaseState.RELEASED):
+    store.move([Move(lease.id, lease.token, to, "", how) for lease in leases], now)
+
+
+def seen(store):
+    store.record([WorkerSeen(a_worker())], EPOCH)
+    return store
+
+
+def test_a_run_says_what_was_held_for_how_long_and_how_it_ended(store):
+    asked = a_pending("r1", ["h100", "a100:2"], served={"nvidia/t4": 30.0})
+    leases = grant(seen(store), asked, **{"GPU-0": 1000, "GPU-1": 1000, "cpu": 3000})
+    end(store, leases, EPOCH + 5 * MINUTE)
+    run = Run(
+        store.snapshot().sequence,
+        "r1",
+        ("dag", "r1"),
+        asked.request.alternatives[0],
+        "nvidia/a100-sxm4-40gb",
+        2,
+        300.0,
+        RunEnd.FINISHED,
+        EPOCH + 5 * MINUTE,
+        {"nvidia/t4": 30.0},
+    )
+    assert store.runs() == (run,)
+
+
+def test_a_run_on_cores_alone_counts_them(store):
+    end(store, grant(seen(store), a_pending("r1", "cpu:3"), cpu=3000), EPOCH + MINUTE, RunEnd.PAUSED)
+    (run,) = store.runs()
+    assert (run.device_class, run.devices, run.end) == ("generic/x86-64", 3, RunEnd.PAUSED)
+
+
+def test_only_what_ended_after_the_last_look_is_told(store):
+    first, second = grant(seen(store), a_pending("r1"), a_pending("r2"), cpu=1000)
+    end(store, [second], EPOCH + MINUTE)
+    (run,) = store.runs()
+    assert run.request_id == "r2"
+    assert store.runs(run.sequence) == ()
+    end(store, [first], EPOCH + 2 * MINUTE, RunEnd.FAILED)
+    (run,) = store.runs(run.sequence)
+    assert (run.request_id, run.end) == ("r1", RunEnd.FAILED)
+    assert [one.request_id for one in store.runs()] == ["r2", "r1"]
+
+
+def test_runs_that_end_in_one_transaction_are_all_told(store):
+    end(store, grant(seen(store), a_pending("r1"), a_pending("r2"), a_pending("r3"), cpu=1000), EPOCH + MINUTE)
+    assert [run.request_id for run in store.runs()] == ["r1", "r2", "r3"]
+
+
+def test_a_lease_whose_task_never_ran_is_no_run_and_an_evicted_one_is_lost(store):
+    first, second = grant(seen(store), a_pending("r1"), a_pending("r2"), cpu=1000)
+    end(store, [first], EPOCH + MINUTE, how=None)
+    end(store, [second], EPOCH + MINUTE, how=None, to=LeaseState.EVICTED)
+    assert [(run.request_id, run.end) for run in store.runs()] == [("r2", RunEnd.LOST)]
+
+
+def test_a_request_that_paused_and_finished_is_two_runs(store):
+    asked = a_pending("r1")
+    end(store, grant(seen(store), asked, **{"GPU-0": 1000}), EPOCH + MINUTE, RunEnd.PAUSED)
+    again = a_pending("r1", served={"nvidia/a100-sxm4-40gb": 60.0})
+    end(store, grant(store, again, now=EPOCH + 5 * MINUTE, **{"GPU-0": 1000}), EPOCH + 7 * MINUTE)
+    runs = store.runs()
+    assert [(run.request_id, run.end, run.held_s) for run in runs] == [
+        ("r1", RunEnd.PAUSED, 60.0),
+        ("r1", RunEnd.FINISHED, 120.0),
+    ]
+    assert runs[1].served == {"nvidia/a100-sxm4-40gb": 60.0}
+
+
+def test_runs_of_a_database_outlive_the_process_but_not_their_devices(engine):
+    store = seen(SqlStore(engine))
+    leases = grant(store, a_pending("r1"), **{"GPU-0": 1000}) + grant(store, a_pending("r2"), **{"GPU-1": 1000})
+    end(store, leases, EPOCH + MINUTE)
+    assert [run.request_id for run in SqlStore(engine).runs()] == ["r1", "r2"]
+    store.record([WorkerSeen(a_worker(devices=(a_cpu(), a_device("GPU-1", index=1))))], EPOCH + MINUTE)
+    assert [run.request_id for run in SqlStore(engine).runs()] == ["r2"]
+
+
+def test_a_run_whose_request_can_not_be_read_is_passed_over(engine, caplog):
+    store = seen(SqlStore(engine))
+    end(store, grant(store, a_pending("r1"), a_pending("r2"), cpu=1000), EPOCH + MINUTE)
+    with engine.begin() as connection:
+        connection.execute(update(tables.request).where(tables.request.c.id == "r1").values(request="{"))
+    assert [run.request_id for run in store.runs()] == ["r2"]
+    assert "request 'r1'" in caplog.text
