@@ -56,7 +56,8 @@ def restart_s(job: Job) -> float:
     >>> restart_s(Job("0", 0.0, DeviceRequest.parse("gpu:8"), 1.0, task="a2c 64 x8"))
     46
     """
-    return _RESTART_S.get(job.request.alternatives[0].count, {}).get(job.task.split(" ")[0], 10)
+    gpus = job.request.alternatives[0].count if job.request else 0
+    return _RESTART_S.get(gpus, {}).get(job.task.split(" ")[0], 10)
 
 
 def _jobs(path: Path) -> Iterator[Job]:

@@ -48,11 +48,11 @@ def _at(job: Job, second: int) -> Job:
     return replace(job, arrival_s=float(second), work=FOREVER_S, patience_s=0.0)
 
 
-def asked_devices(request: DeviceRequest) -> float:
+def asked_devices(request: DeviceRequest | None) -> float:
     """Accelerators of the first alternative; a share counts as its fraction, CPU cores not at all.
 
     >>> asked_devices(DeviceRequest.parse("gpu:0.5")), asked_devices(DeviceRequest.parse("cpu:4"))
     (0.5, 0.0)
     """
-    first = request.alternatives[0]
-    return 0.0 if first.kind == "cpu" else first.count * first.milli / 1000
+    first = request.alternatives[0] if request else None
+    return 0.0 if first is None or first.kind == "cpu" else first.count * first.milli / 1000
