@@ -54,7 +54,7 @@ class JobRun:
     @property
     def is_running(self) -> bool:
         """Whether it holds all its devices."""
-        return len(self.holds) == self.job.ranks
+        return bool(self.holds) and len(self.holds) == self.job.ranks
 
     def begin(self, now_s: float, overhead_s: float) -> float:
         """Start or go on; the time at which it will have finished if nothing happens."""

@@ -22,7 +22,7 @@ class Informant:
         works = {}
         if knowledge is Knowledge.ORACLE:
             works = {self._name(job): Interval(job.work, job.work, job.work) for job in workload.jobs}
-        asked = Counter(job.request.alternatives[0] for job in workload.jobs)
+        asked = Counter(job.request.alternatives[0] for job in workload.jobs if job.ranks)
         total = sum(asked.values())
         mix = () if knowledge is Knowledge.NONE else tuple((one, n / total) for one, n in asked.most_common())
         self._known = Estimates(speeds, works, mix=mix)

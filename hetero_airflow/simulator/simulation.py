@@ -17,7 +17,9 @@ from datetime import UTC, datetime, timedelta
 
 from hetero_airflow.errors import ClusterError, StoreError
 from hetero_airflow.model.device import device_class
+from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.snapshot import Pending
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.policy import Policy, period_of
@@ -27,7 +29,8 @@ from hetero_airflow.simulator.job_run import Hold, JobRun
 from hetero_airflow.simulator.knowledge import Informant
 from hetero_airflow.simulator.options import Options
 from hetero_airflow.simulator.record import SimulationRecord
-from hetero_airflow.simulator.workload import Job, Workload
+from hetero_airflow.simulator.standing import Standing
+from hetero_airflow.simulator.workload import ANY_DEVICE, Job, Workload
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import Event, Move, Submitted, Withdrawn, WorkerLost, WorkerSeen
 
@@ -58,6 +61,8 @@ class Simulation:
     [('a', 0.0, 60.0), ('b', 60.0, 120.0)]
 
     :param workers: the cluster; empty: the one that the workload was recorded on
+    :param standing: what waits or runs already when the simulation begins; told of in the record before the workload
+    :param estimates: what the policy is told throughout; None is what `Options.knowledge` says
     """
 
     def __init__(
@@ -67,6 +72,9 @@ class Simulation:
         policy: Policy,
         policy_name: str,
         options: Options | None = None,
+        *,
+        standing: Iterable[Standing] = (),
+        estimates: Estimates | None = None,
     ) -> None:
         self._options = options or Options()
         self._workload = workload
@@ -81,13 +89,14 @@ class Simulation:
             device_class(device) for w in self._workers.values() for device in w.devices if device.kind != "cpu"
         ]
         self._devices = {name: accelerators.count(name) for name in sorted(set(accelerators))}
+        self._standing = tuple(standing)
+        self._jobs = (*(one.job for one in self._standing), *workload.jobs)
         self._informant = Informant(workload, frozenset(self._classes.values()), self._options.knowledge)
+        told = self._informant.estimates if estimates is None else lambda: estimates
         self._store, self._engine = MemoryStore(keeps_history=False), SimulatedEngine()
-        self._cycle = Cycle(
-            self._store, policy, self._engine, _NEVER_S, preemptor=self._engine, estimates=self._informant.estimates
-        )
+        self._cycle = Cycle(self._store, policy, self._engine, _NEVER_S, preemptor=self._engine, estimates=told)
         classes = frozenset(self._classes.values())
-        self._runs = {job.id: JobRun(job, _best_s(job, classes)) for job in workload.jobs}
+        self._runs = {job.id: JobRun(job, _best_s(job, classes)) for job in self._jobs}
         self._by_request: dict[str, tuple[JobRun, Pending]] = {}
         self._successors: defaultdict[str, list[JobRun]] = defaultdict(list)
         self._blockers: dict[str, int] = {}
@@ -96,7 +105,7 @@ class Simulation:
             for before in run.job.after:
                 self._successors[before].append(run)
         first, last = self._options.measured
-        self._unended = {job.id for job in workload.jobs[first:last]}
+        self._unended = {job.id for job in self._jobs[first:last]}
         self._measured = len(self._unended)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = 0
@@ -116,8 +125,10 @@ class Simulation:
         :raises ClusterError: a job that no worker of the cluster could ever run
         """
         self._news += [WorkerSeen(worker) for worker in self._workers.values()]
+        self._set_up()
         for run in self._runs.values():
-            self._at(run.job.arrival_s, lambda run=run: self._arrive(run))  # type: ignore[misc]
+            if not run.is_running:
+                self._at(run.job.arrival_s, lambda run=run: self._arrive(run))  # type: ignore[misc]
         for worker_id in self._workers if math.isfinite(self._options.mean_uptime_s) else ():
             self._plan_failure(worker_id)
         while self._heap and self._unended and self._heap[0][0] <= self._options.until_s:
@@ -131,7 +142,7 @@ class Simulation:
                 break
         end_s = self._options.until_s if self._unended and math.isfinite(self._options.until_s) else self._now_s
         first, last = self._options.measured
-        records = tuple(self._runs[job.id].record(end_s) for job in self._workload.jobs[first:last])
+        records = tuple(self._runs[job.id].record(end_s) for job in self._jobs[first:last])
         return SimulationRecord(
             self._workload.name,
             self._policy_name,
@@ -141,6 +152,26 @@ class Simulation:
             tuple(self._decision_s),
             self._placements,
         )
+
+    def _set_up(self) -> None:
+        """What stands when the simulation begins: who waits keeps its age, who runs its devices."""
+        for standing in self._standing:
+            run, place = self._runs[standing.job.id], standing.place
+            run.submitted_s = standing.submitted_s
+            if place is None:
+                continue
+            self._submit(run)
+            self._store.record(self._news, _time(0.0))
+            self._news.clear()
+            commit = self._store.commit(Plan((place,)), _time(standing.since_s), _time(_NEVER_S))
+            for lease in commit.leases:
+                self._start(lease)
+            if commit.refused:
+                raise ClusterError(
+                    f"job {run.job.id} to go on where it runs, on {place.worker_id}",
+                    found="its devices are not there or held twice",
+                    remedy="Take the snapshot anew",
+                )
 
     # -- the world -----------------------------------------------------------------------------------------------------
 
@@ -155,11 +186,15 @@ class Simulation:
 
     def _submit(self, run: JobRun) -> None:
         job = run.job
-        if run.submitted_s is None:
-            run.submitted_s = self._now_s
+        if run.submitted_s is None or run.started_s is None:
+            run.submitted_s = self._now_s if run.submitted_s is None else run.submitted_s
             if math.isfinite(job.patience_s):
                 heapq.heappush(self._impatient, (self._now_s + job.patience_s, self._serial, run))
                 self._at(self._now_s + job.patience_s, lambda: None)
+        if not job.ranks:
+            run.since_s = run.started_s = self._now_s
+            self._at(self._now_s + run.best_s, lambda: self._finish(run, True))
+            return
         for rank in range(job.ranks):
             request_id = job.id if job.ranks == 1 else f"{job.id}/{rank}"
             pending = Pending(
@@ -287,6 +322,8 @@ class Simulation:
 
 
 def _best_s(job: Job, classes: frozenset[str]) -> float:
+    if not job.ranks:
+        return job.work / job.speed(ANY_DEVICE)
     speed = max((job.speed(name) for name in classes if not name.startswith("generic/")), default=0.0)
     speed = speed or max((job.speed(name) for name in classes), default=0.0)
     return job.work / speed if speed else math.inf

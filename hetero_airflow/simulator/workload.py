@@ -37,7 +37,8 @@ class Job:
     after: tuple[str, ...] = ()
     """Ids of the jobs that must have ended before this one is submitted."""
     ranks: int = 1
-    """Workers that it runs on at the same time, as a gang; each is asked for `request`."""
+    """Workers that it runs on at the same time, as a gang, each asked for `request`; 0 for a job that needs no device
+    and only takes its time."""
     spread: float = 1.0
     """Factor of the speed where the ranks are on several hosts, 0 to 1."""
     patience_s: float = math.inf

@@ -109,6 +109,13 @@ def test_a_gang_runs_on_several_workers_at_once_and_slower_when_spread():
     assert record.jobs[0].devices == 2.0
 
 
+def test_a_job_without_ranks_only_takes_its_time():
+    jobs = (Job("wait", 5.0, GPU, 10.0, ranks=0), Job("a", 0.0, GPU, 1.0, after=("wait",)))
+    record = simulate(*jobs, cluster="v100=1")
+    assert spans(record) == {"wait": (5.0, 15.0), "a": (15.0, 16.0)}
+    assert (record.jobs[0].devices, record.jobs[0].best_device_s, record.jobs[0].intervals) == (0.0, 0.0, ())
+
+
 def test_a_job_without_patience_leaves_when_it_can_not_start_at_once():
     patience = (math.inf, 0.0, 99.0, 10.0)
     jobs = [Job(f"j{n}", float(n), GPU, 60.0, patience_s=p) for n, p in enumerate(patience)]
