@@ -55,3 +55,14 @@ class Options:
     """From and up to which job, by number, the figures count; the simulation ends when all of them have ended."""
     seed: int = 0
     """Of the failures."""
+
+    def told(self) -> dict[str, str | int | float]:
+        """What a report says of them: those that are not as usual."""
+        usual = Options()
+        costs = [self.restart_s(n) for n in (1, 8, 9)]
+        told: dict[str, str | int | float] = {"knowledge": self.knowledge.value}
+        told["restart_s"] = costs[0] if len(set(costs)) == 1 else "/".join(f"{cost:g}" for cost in costs)
+        for name in ("cycle_s", "mean_uptime_s", "repair_s", "checkpoint_s", "until_s", "seed"):
+            if getattr(self, name) != getattr(usual, name):
+                told[name] = getattr(self, name)
+        return told

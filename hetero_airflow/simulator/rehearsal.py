@@ -166,7 +166,7 @@ def _simulate(
         standing=standing,
         estimates=snapshot.estimates,
     )
-    return dict(zip([task.id for task in tasks], simulation.run().jobs, strict=True))
+    return dict(zip([task.id for task in tasks], simulation.run().jobs[len(standing) :], strict=True))
 
 
 def _job(

@@ -141,14 +141,13 @@ class Simulation:
             if self._idle_ticks > _MAX_IDLE_TICKS:
                 break
         end_s = self._options.until_s if self._unended and math.isfinite(self._options.until_s) else self._now_s
-        first, last = self._options.measured
-        records = tuple(self._runs[job.id].record(end_s) for job in self._jobs[first:last])
+        records = tuple(run.record(end_s) for run in self._runs.values())
         return SimulationRecord(
             self._workload.name,
             self._policy_name,
             self._devices,
             records,
-            {"knowledge": self._options.knowledge.value, "seed": self._options.seed},
+            self._options.told(),
             tuple(self._decision_s),
             self._placements,
         )
