@@ -28,6 +28,7 @@ class DeviceOperator(BaseOperator):
     :param runtime: software → version specifier
     :param driver: version specifier of the driver
     :param labels: label → value of the worker
+    :param topology: nvlink or numa of the devices, host, rack or site of a gang; ``nvlink@10m`` waits so long for it
     :param priority: urgent, high, medium or low
     :param wait_timeout: fail after waiting for longer
     :raises RequestError: when the DAG file is parsed, if the arguments make no request
@@ -41,6 +42,7 @@ class DeviceOperator(BaseOperator):
         runtime: Any = None,
         driver: Any = None,
         labels: Any = None,
+        topology: Any = None,
         priority: Any = None,
         wait_timeout: Any = None,
         executor: str | None = None,
@@ -48,7 +50,8 @@ class DeviceOperator(BaseOperator):
         pool: str | None = None,
         **kwargs: Any,
     ) -> None:
-        given = dict(zip(ARGUMENTS, (device, quota, runtime, driver, labels, priority, wait_timeout), strict=True))
+        values = (device, quota, runtime, driver, labels, topology, priority, wait_timeout)
+        given = dict(zip(ARGUMENTS, values, strict=True))
         defaults = device_task_defaults()
         super().__init__(
             executor=executor or defaults.get("executor"),

@@ -29,6 +29,12 @@ def test_every_device_that_it_names_is_in_the_grammar():
         DeviceRequest.parse(device)
 
 
+def test_every_topology_that_it_shows_is_in_the_grammar():
+    (row,) = re.findall(r"^\| `topology` \|.*\|(.*)\|$", README, re.M)
+    texts = re.findall(r'`"([^"]+)"`', row)
+    assert [str(DeviceRequest.parse("gpu:2", topology=text).alternatives[0].topology) for text in texts] == texts
+
+
 def test_every_make_target_that_it_names_is_there():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     assert set(re.findall(r"\bmake ([a-z-]+)", README)) <= targets

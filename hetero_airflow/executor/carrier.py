@@ -20,7 +20,7 @@ from hetero_airflow.runtime.task_lease import TaskLease
 
 KEY = "hetero"
 
-ARGUMENTS = ("device", "quota", "runtime", "driver", "labels", "priority", "wait_timeout")
+ARGUMENTS = ("device", "quota", "runtime", "driver", "labels", "topology", "priority", "wait_timeout")
 """What a device operator takes and `DeviceRequest.parse` reads."""
 
 Asked = DeviceRequest | Mapping[str, Any]

@@ -22,6 +22,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from hetero_airflow.errors import RequestError, shorten
 from hetero_airflow.model.device import Word
 from hetero_airflow.model.device_words import parse_device
+from hetero_airflow.model.topology import Topology
 from hetero_airflow.units import ByteRange, format_bytes_exact, parse_bytes, parse_duration_s, share_to_milli
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -72,6 +73,10 @@ def _read_driver(value: object) -> object:
     return None if value is None else _specifier(value, "driver")
 
 
+def _read_topology(value: object) -> object:
+    return None if value is None else Topology.parse(value)
+
+
 def _read_mapping(field: str, value: object) -> Mapping[object, object]:
     if not isinstance(value, Mapping) or len(value) > MAX_REQUIREMENTS:
         raise RequestError(
@@ -107,6 +112,14 @@ ByteRangeField = Annotated[
     PlainSerializer(lambda r: None if r is None else str(r), return_type=str | None),
 ]
 HostMemoryField = Annotated[int | None, BeforeValidator(_read_size, json_schema_input_type=str | int | None)]
+TopologyField = Annotated[
+    Topology | None,
+    BeforeValidator(
+        _read_topology,
+        json_schema_input_type=Annotated[str, Field(pattern=r"^(nvlink|numa|host|rack|site)(@.+)?$")] | None,
+    ),
+    PlainSerializer(lambda t: None if t is None else str(t), return_type=str | None),
+]
 SpecifierField = Annotated[str | None, BeforeValidator(_read_driver, json_schema_input_type=str | None)]
 
 
@@ -136,6 +149,8 @@ class Alternative(BaseModel):
     runtime: Annotated[dict[str, str], BeforeValidator(_read_runtime)] = Field(default_factory=dict)
     driver: SpecifierField = None
     labels: Annotated[dict[str, str], BeforeValidator(_read_labels)] = Field(default_factory=dict)
+    topology: TopologyField = None
+    """How near together its devices are, or the members of its gang; None: as near as can be had without waiting."""
 
     @model_validator(mode="after")
     def _does_not_contradict_itself(self) -> Self:
@@ -158,6 +173,14 @@ class Alternative(BaseModel):
                         if instead
                         else f'Write the number of cores as "cpu:8" and leave {field} out',
                     )
+            if self.topology is not None and self.topology.level.is_within_worker:
+                raise RequestError(
+                    "topology",
+                    str(self.topology),
+                    found='the device "cpu", whose cores have no links',
+                    remedy='Put topology into the alternative that is an accelerator, as in [{"device": "gpu:2", '
+                    '"topology": "nvlink"}, "cpu:8"]',
+                )
         if self.share is not None and self.count != 1:
             raise RequestError(
                 "share", self.share, found=f"count={self.count}", remedy="A share is of one device: leave the count out"
@@ -193,6 +216,7 @@ class Alternative(BaseModel):
         extras += [f"{name}{spec}" for name, spec in self.runtime.items()]
         extras += [f"driver{self.driver}"] if self.driver else []
         extras += [f"{name}={value}" for name, value in self.labels.items()]
+        extras += [f"topology={self.topology}"] if self.topology else []
         return f"{amount} {self.device_text}" + (f" ({', '.join(extras)})" if extras else "")
 
 
@@ -224,6 +248,7 @@ class DeviceRequest(BaseModel):
         runtime: object = None,
         driver: object = None,
         labels: object = None,
+        topology: object = None,
         priority: object = None,
         wait_timeout: object = None,
     ) -> DeviceRequest:
@@ -233,15 +258,18 @@ class DeviceRequest(BaseModel):
             alternatives among which the policy chooses, a mapping of `Alternative`'s fields (with
             ``device`` as a text among them), or a `DeviceRequest`, which takes no other argument
         :param quota: mapping with any of count, share, memory, cpus, host_memory; applies to each
-            alternative that does not say the same field itself, and so do the following three
+            alternative that does not say the same field itself, and so do the following four
         :param runtime: software name → version specifier
         :param driver: version specifier of the devices' driver
         :param labels: label → value that the worker must carry
+        :param topology: nvlink or numa: what joins the devices; host, rack or site: what the members of a gang
+            share; with ``@10m``, for how long to wait for it before taking what is there
         :param priority: urgent, high, medium or low
         :param wait_timeout: seconds, a timedelta, or a text such as ``2h``
         :raises RequestError: anything that can't be read or contradicts itself
         """
-        shared = {"runtime": runtime, "driver": driver, "labels": labels, **_read_quota(quota)}
+        conditions = {"runtime": runtime, "driver": driver, "labels": labels, "topology": topology}
+        shared = {**conditions, **_read_quota(quota)}
         shared = {field: value for field, value in shared.items() if value is not None}
         rest = {"priority": priority, "wait_timeout": wait_timeout}
         if isinstance(device, DeviceRequest):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request import MAX_ALTERNATIVES, Alternative, DeviceRequest, Priority
+from hetero_airflow.model.topology import Level, Topology
 from hetero_airflow.testing import requests
 from hetero_airflow.units import ByteRange
 
@@ -79,6 +80,21 @@ def test_a_set_leaves_the_choice_to_the_policy_and_has_no_order() -> None:
 def test_a_quota_applies_where_an_alternative_does_not_say_it_itself() -> None:
     request = parse(["h100", {"device": "a100", "memory": "80GiB.."}], quota={"memory": "40GiB..", "cpus": 4})
     assert [(str(a.memory), a.cpus) for a in request.alternatives] == [("40GiB..", 4), ("80GiB..", 4)]
+
+
+def test_a_topology_is_of_each_alternative_that_does_not_say_its_own() -> None:
+    request = parse([{"device": "h100:4", "topology": "numa"}, "a100:4", "cpu:8"], topology="rack@90m")
+    assert [str(a) for a in request.alternatives] == [
+        "4 × nvidia/h100 (topology=numa)",
+        "4 × nvidia/a100 (topology=rack@90m)",
+        "8 × cpu (topology=rack@90m)",
+    ]
+    assert request.alternatives[1].topology == Topology(Level.RACK, 5400.0)
+
+
+def test_the_schema_shows_how_a_topology_is_written() -> None:
+    forms = DeviceRequest.model_json_schema()["$defs"]["Alternative"]["properties"]["topology"]["anyOf"]
+    assert [form.get("pattern") for form in forms] == ["^(nvlink|numa|host|rack|site)(@.+)?$", None]
 
 
 def test_the_same_quantity_said_twice_is_no_contradiction() -> None:
@@ -166,6 +182,17 @@ class Unprintable:
         ({"labels": False}, "labels", "Give a mapping"),
         ({"labels": {"zone": 3}}, "labels['zone']", "Give a short text"),
         ({"labels": {"zone": LONG}}, "labels['zone']", "Give a short text"),
+        ({"topology": "nvswitch"}, "topology", 'as in "nvlink@10m"'),
+        ({"topology": "anywhere"}, "topology", "Write one of nvlink, numa, host, rack, site"),
+        ({"topology": ""}, "topology", "Write one of nvlink"),
+        ({"topology": 3}, "topology", "Write one of nvlink"),
+        ({"topology": LONG}, "topology", "Write one of nvlink"),
+        ({"topology": "nvlink@"}, "topology", 'Write a duration such as "30m"'),
+        ({"topology": "nvlink@soon"}, "topology", 'Write a duration such as "30m"'),
+        ({"topology": "nvlink@0s"}, "topology", "Ask for more than 0 s"),
+        ({"topology": "nvlink@999d"}, "topology", "at most 366d"),
+        ({"topology": "nvlink@1m@2m"}, "topology", 'Write a duration such as "30m"'),
+        ({"device": ["gpu:2", "cpu"], "topology": "numa"}, "topology", "Put topology into the alternative"),
         ({"priority": "asap"}, "priority", "Use urgent, high, medium, low"),
         ({"priority": 1}, "priority", "Use urgent, high, medium, low"),
         ({"priority": ["high"]}, "priority", "Use urgent, high, medium, low"),
@@ -204,7 +231,7 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-NAMES = st.sampled_from(["device", "quota", "runtime", "driver", "labels", "priority", "wait_timeout"])
+NAMES = st.sampled_from(["device", "quota", "runtime", "driver", "labels", "topology", "priority", "wait_timeout"])
 
 
 @given(st.dictionaries(NAMES, ANYTHING, min_size=1))
