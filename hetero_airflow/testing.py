@@ -12,6 +12,7 @@ from hetero_airflow.model.device import Device
 from hetero_airflow.model.lease import Claim, Lease, LeaseState
 from hetero_airflow.model.plan import Account, Place, Plan
 from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.run import Run, RunEnd
 from hetero_airflow.model.snapshot import Pending, Snapshot, Usage
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.runtime.task_lease import TaskLease
@@ -90,6 +91,22 @@ def a_task_lease(**fields: Any) -> TaskLease:
         "share": None,
     }
     return TaskLease(**given | fields)
+
+
+def a_run(**fields: Any) -> Run:
+    """A run of a minute on one A100 that finished at `EPOCH`, unless told otherwise."""
+    given: dict[str, Any] = {
+        "sequence": 1,
+        "request_id": "r1",
+        "task": ("dag", "task"),
+        "asked": DeviceRequest.parse("gpu").alternatives[0],
+        "device_class": "nvidia/a100-sxm4-40gb",
+        "devices": 1,
+        "held_s": 60.0,
+        "end": RunEnd.FINISHED,
+        "ended_at": EPOCH,
+    }
+    return Run(**given | fields)
 
 
 def move_lease(store: Store, lease_id: str, token: int, to: LeaseState, now: datetime, cause: str = "") -> Lease:

@@ -26,6 +26,7 @@ from hetero_airflow.executor.lease_keeper import LeaseKeeper, Report
 from hetero_airflow.executor.periods import Periods
 from hetero_airflow.executor.task_instances import TaskInstances
 from hetero_airflow.executor.task_log import write_task_log
+from hetero_airflow.model.estimates import NO_ESTIMATES
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Refuse, Wait
 from hetero_airflow.model.request import DeviceRequest
@@ -34,6 +35,7 @@ from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.runtime.task_lease import TaskLease, task_lease
 from hetero_airflow.scheduling.cycle import Cycle
+from hetero_airflow.scheduling.learning import Learner, device_classes
 from hetero_airflow.scheduling.reaper import lost_workers
 from hetero_airflow.store.sql import SqlStore
 from hetero_airflow.store.store import Event, Submitted, Withdrawn, WorkerSeen
@@ -88,7 +90,8 @@ class Dispatcher:
         self._report = report
         self._renew_token = renew_token
         self._inventory = InventoryWatch(configuration)
-        self._cycle = Cycle(store, policy, self, lease_timeout_s=configuration.lease_timeout_s)
+        self._learner, self._estimates = Learner(), NO_ESTIMATES
+        self._cycle = Cycle(store, policy, self, configuration.lease_timeout_s, estimates=lambda: self._estimates)
         self._placed: list[tuple[HeldTask, TaskLease, datetime]] = []
         self._requests: dict[str, Any] = {}
         self._news: list[Event] = []
@@ -96,7 +99,9 @@ class Dispatcher:
         self._token_age = timedelta(seconds=queued_timeout_s / 4)
         self._now = datetime.min.replace(tzinfo=UTC)
         self._workers: dict[str, Worker] = {}
-        self._periods = Periods(refresh=queued_timeout_s / 4, workers=configuration.worker_timeout_s / 4, prune=3600)
+        self._periods = Periods(
+            refresh=queued_timeout_s / 4, workers=configuration.worker_timeout_s / 4, learn=60, prune=3600
+        )
         self._outages: dict[str, str] = {}
 
     def hold(self, workload: ExecuteTask, asked: Asked, since: datetime) -> None:
@@ -296,6 +301,9 @@ class Dispatcher:
         if self._periods.is_due("workers", now):
             workers, seen = self._store.snapshot().workers, self._store.last_seen()
             self._store.record(lost_workers(workers, seen, now, self._configuration.worker_timeout_s), now)
+        if self._periods.is_due("learn", now):
+            classes = device_classes(self._store.snapshot().workers)
+            self._estimates = self._learner.refresh(self._store, classes)
         if self._periods.is_due("prune", now):
             self._store.prune(now - timedelta(days=self._configuration.history_days))
         if self._placed and now - self._placed[0][2] >= _NEW:

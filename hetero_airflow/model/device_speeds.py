@@ -73,6 +73,6 @@ def sheet_speed(device_class: str) -> float | None:
     if not named:
         return None
     tflops, bandwidth = SHEETS[vendor][max(named, key=lambda name: (name.count("-"), len(name), name))]
-    roofs = (tflops / _REFERENCE[0]) ** COMPUTE_WEIGHT * (bandwidth / _REFERENCE[1]) ** (1 - COMPUTE_WEIGHT)
+    roofs: float = (tflops / _REFERENCE[0]) ** COMPUTE_WEIGHT * (bandwidth / _REFERENCE[1]) ** (1 - COMPUTE_WEIGHT)
     profile = _PROFILE.match(partition)
     return roofs * int(profile["slices"]) / _SLICES if profile else roofs

@@ -54,7 +54,8 @@ class Estimates:
     mix: tuple[tuple[Alternative, float], ...] = ()
     """What is asked for, and how often: each first alternative's part of all requests, summing to 1."""
     default_speeds: Mapping[str, float] = field(default_factory=dict)
-    """Device class → speed relative to others, from the makers' data sheets: for tasks that never ran there."""
+    """Device class → speed relative to others, from the makers' data sheets and from what tasks of several classes have
+    shown: for tasks that never ran there."""
 
     def speed(self, task: TaskName, device_class: str) -> float | None:
         """Units a second on that class; None where nothing at all is known."""

@@ -137,8 +137,8 @@ class Story:
     ``nearest`` and ``account`` as JSON values, None where the outcome has none."""
 
 
-MAX_RUNS = 20_000
-"""Runs that a history gives at once, and that a store in memory remembers."""
+MAX_RUNS = 10_000
+"""Runs that a history gives at once, and that a store in memory remembers. From SQLite they take 1 s."""
 
 
 class History(Protocol):

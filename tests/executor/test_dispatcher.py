@@ -280,3 +280,23 @@ def test_a_full_disk_costs_one_warning_and_not_the_loop(bench, caplog):
     assert [r.getMessage() for r in caplog.records if "No space left" in r.getMessage()] == [
         "Deciding: [Errno 28] No space left on device Held tasks stay held, running ones keep their devices."
     ]
+
+
+def test_the_policy_is_told_within_a_minute_what_ended_runs_took(bench):
+    told = []
+    decide = bench.policy.decide
+    bench.policy.decide = lambda snapshot, now: told.append(snapshot.estimates) or decide(snapshot, now)
+    bench.hold("a")
+    bench.beat()
+    id_ = bench.hold("b")
+    bench.beat()
+    bench.run(id_)
+    bench.tasks.rows[id_] = TaskProcess("success", 100, "here", bench.clock.now())
+    bench.engine.alive.clear()
+    bench.keeper.end("b", "the task ended")
+    bench.beat(30)
+    bench.beat(40)
+    bench.hold("c")
+    bench.beat()
+    assert told[-2].works == {}
+    assert told[-1].duration_s(("dag", "b"), "nvidia/a100-sxm4-40gb").middle == pytest.approx(30, rel=0.01)
