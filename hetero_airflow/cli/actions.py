@@ -102,6 +102,34 @@ def explain(args: Namespace) -> None:
 
 
 @_action
+def simulate(args: Namespace) -> None:
+    """Policies side by side on a trace or on this installation's history."""
+    from hetero_airflow.cli.history import history_workload
+    from hetero_airflow.cli.progress import progress_bars
+    from hetero_airflow.cli.simulate_arguments import read_experiment
+    from hetero_airflow.cli.simulate_report import simulate_report
+    from hetero_airflow.executor.configuration import read_configuration
+    from hetero_airflow.simulator.experiment import run_experiment
+    from hetero_airflow.simulator.figures import measure, measure_timing
+    from hetero_airflow.simulator.report import as_json
+
+    experiment, window = read_experiment(
+        args,
+        read_configuration().policy,
+        history=lambda days, classes: history_workload(_database(), _open_store(), days, datetime.now(UTC), classes),
+        known=lambda: _open_store().snapshot().workers,
+    )
+    with progress_bars() as progress:
+        records = list(run_experiment(experiment, progress))
+    figures = [measure(record, window) for record in records]
+    timings = [measure_timing(record) for record in records] if args.timing else []
+    if args.json:
+        console().out(as_json(figures, timings), end="")
+    else:
+        show(*simulate_report(figures, timings))
+
+
+@_action
 def config(args: Namespace) -> None:
     """The settings that an installation needs, or what it lacks."""
 

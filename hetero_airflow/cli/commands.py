@@ -12,12 +12,41 @@ _TASK = (
 )
 _MAP_INDEX = Arg(("--map-index",), type=int, default=-1, help="Of a mapped task: which instance, from 0")
 
+_SIMULATE = (
+    Arg(("--trace",), help="A public trace, such as gavel/h300_seed0; without one, what ran in this installation"),
+    Arg(("--traces",), help="The folder of the traces; usually HETERO_AIRFLOW_TRACES says it"),
+    Arg(("--history",), type=float, default=30, metavar="DAYS", help="How far back the installation's history goes"),
+    Arg(("--cluster",), help="Pretend devices: v100=12,p100=3x4 is one worker of 12 and three of 4"),
+    Arg(("--policy",), help="The policy; without one, that of [hetero] policy"),
+    Arg(("--compare",), metavar="POLICIES", help="Others to compare it with: fifo,las"),
+    Arg(
+        ("--knowledge",),
+        choices=("none", "speeds", "oracle"),
+        default="speeds",
+        help="What policies are told at first: nothing, each task's speed on each device, or also its length",
+    ),
+    Arg(
+        ("--restart-cost",),
+        metavar="TIME",
+        help="Of a job that goes on after a preemption; usually 7, 30 or 60 s for 1, up to 8 or more devices",
+    ),
+    Arg(("--jobs",), metavar="FIRST..LAST", help="The jobs that figures are of, by number; the others only compete"),
+    Arg(("--until",), metavar="TIME", help="End the simulation then"),
+    Arg(("--cycle",), metavar="TIME", help="Decide at multiples of this, as a heartbeat does; usually at each event"),
+    Arg(("--uptime",), metavar="TIME", help="Mean time until a worker fails; usually never"),
+    Arg(("--repair",), metavar="TIME", help="How long a failed worker is away; usually 1h"),
+    Arg(("--checkpoint",), metavar="TIME", help="How often jobs save, for failures; usually 30m"),
+    Arg(("--seed",), type=int, default=0, help="Of the failures"),
+    Arg(("--html",), metavar="FILE", help="Write a report with charts there"),
+    Arg(("--timing",), action="store_true", default=False, help="Also say how long deciding took, in JSON too"),
+)
+
 
 def get_commands() -> list[CLICommand]:
     """The commands, as Airflow's command line takes them from the provider info.
 
     >>> [command.name for command in get_commands()[0].subcommands]
-    ['devices', 'workers', 'queue', 'explain', 'config', 'schema']
+    ['devices', 'workers', 'queue', 'explain', 'simulate', 'config', 'schema']
     """
     return [
         GroupCommand(
@@ -29,6 +58,12 @@ def get_commands() -> list[CLICommand]:
                 _command("queue", "List the tasks that wait for devices, in order, then those that hold some", _JSON),
                 _command(
                     "explain", "Say why a task waits, or why it got the devices that it has", *_TASK, _MAP_INDEX, _JSON
+                ),
+                _command(
+                    "simulate",
+                    "Run a trace, or this installation's history, through policies on a pretend cluster",
+                    *_SIMULATE,
+                    _JSON,
                 ),
                 _command(
                     "config",
