@@ -1,0 +1,96 @@
+"""How fast devices and hosts reach each other, in bytes a second and one direction, where nobody has measured it.
+
+The figures are those of the makers' sheets and standards:
+
+- NVLink: white papers of Tesla P100 and V100 (20 and 25 GB/s a link; the sheets count both directions), A100, H100 and
+  Blackwell architectures; data sheets of the bridges of A30, A40, RTX 3090, RTX A6000. Where a switch joins the GPUs
+  the pair has all links, where cables do (P100, V100) at least one.
+- xGMI: data sheets of AMD Instinct MI100 to MI355X, one link of a pair. HCCS: Huawei, Hot Chips 31 (910), and Atlas
+  800T A2 (910B: 392 GB/s in both directions to seven neighbours).
+- PCI Express base specifications 1.0 to 6.0, a lane after encoding.
+- Between sockets: one UPI link of 10.4 GT/s, Intel Xeon Scalable; traffic of a network card may have to cross it
+  too, since nothing says at which socket the card is.
+- Network: 100 Gbit/s a host, unless a label says otherwise. Between racks a quarter of it: of the ratios from 2.5:1
+  to 8:1 that Al-Fares et al. (SIGCOMM 2008, section 2.1.2) name as typical, one in the middle. Between sites 10 Gbit/s,
+  an assumption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from hetero_airflow.model.device import Device, is_model_of, model_tokens
+from hetero_airflow.model.topology import NETWORK_LABEL
+
+_GB = 1e9
+
+DIRECT_GB_S: dict[str, dict[str, float]] = {
+    "nvidia": {
+        "p100": 20, "v100": 25, "a30": 100, "a40": 56.25, "a100": 300, "a800": 200, "h100": 450, "h100-pcie": 300,
+        "h800": 200, "h20": 450, "h200": 450, "gh200": 450, "b200": 900, "rtx-2080ti": 50, "rtx-3090": 56.25,
+        "rtx-a6000": 56.25,
+    },
+    "amd": {
+        "mi100": 46, "mi210": 50, "mi250": 50, "mi250x": 50, "mi300a": 64, "mi300x": 64, "mi325x": 64, "mi355x": 76.8,
+    },
+    "ascend": {"910a": 30, "910b": 28},
+}  # fmt: skip
+"""Vendor → model → GB/s between two devices that a direct link joins."""
+
+DEFAULT_DIRECT_GB_S = 25.0
+"""Of a model without a row: a link of NVLink 2."""
+
+LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+"""PCIe generation → GB/s a lane."""
+
+DEFAULT_PCIE = (3, 16)
+"""Generation and lanes of a device whose probe does not say."""
+
+SOCKET_BYTES_S = 20.8 * _GB
+DEFAULT_NETWORK_GBPS = 100.0
+MAX_NETWORK_GBPS = 100_000.0
+OVERSUBSCRIPTION = 4.0
+WIDE_AREA_BYTES_S = 1.25 * _GB
+
+
+@lru_cache(maxsize=4096)
+def direct_bytes_s(vendor: str, model: str) -> float:
+    """Between two devices of that model which a direct link joins; the row of most words counts.
+
+    >>> direct_bytes_s("nvidia", "h100-80gb-hbm3"), direct_bytes_s("nvidia", "h100-pcie"), direct_bytes_s("acme", "x1")
+    (450000000000.0, 300000000000.0, 25000000000.0)
+    """
+    tokens = model_tokens(model)
+    rows = DIRECT_GB_S.get(vendor, {})
+    named = [name for name in rows if is_model_of(name, tokens)]
+    best = max(named, key=lambda name: (name.count("-"), len(name), name), default=None)
+    return (DEFAULT_DIRECT_GB_S if best is None else rows[best]) * _GB
+
+
+def pcie_bytes_s(device: Device) -> float:
+    """Between a device and its host, by what its probe says of generation and lanes; of a CPU, between its sockets.
+
+    >>> from hetero_airflow.testing import a_device
+    >>> f"{pcie_bytes_s(a_device(details={'pcie_generation': 4, 'pcie_width': 8})) / 1e9:.2f} GB/s"
+    '15.75 GB/s'
+    """
+    if device.kind == "cpu":
+        return SOCKET_BYTES_S
+    generation, lanes = device.details.get("pcie_generation"), device.details.get("pcie_width")
+    lane = LANE_GB_S.get(generation) if isinstance(generation, int) else None
+    width = lanes if isinstance(lanes, int) and 0 < lanes <= 32 else DEFAULT_PCIE[1]
+    return (LANE_GB_S[DEFAULT_PCIE[0]] if lane is None else lane) * width * _GB
+
+
+def network_bytes_s(labels: Mapping[str, str]) -> float:
+    """What a worker's network card carries, by its label; one that is no sensible number is passed over.
+
+    >>> network_bytes_s({"hetero/network_gbps": "25"}), network_bytes_s({"hetero/network_gbps": "fast"})
+    (3125000000.0, 12500000000.0)
+    """
+    try:
+        gbps = float(labels.get(NETWORK_LABEL, DEFAULT_NETWORK_GBPS))
+    except ValueError:
+        gbps = DEFAULT_NETWORK_GBPS
+    return (gbps if 0 < gbps <= MAX_NETWORK_GBPS else DEFAULT_NETWORK_GBPS) * _GB / 8
