@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import NormalDist
 from typing import NamedTuple
 
 from hetero_airflow.model.request import Alternative
@@ -13,6 +16,13 @@ MIN_SPEED, MAX_SPEED = 1e-9, 1e12
 
 MAX_DURATION_S = 10 * 365 * 86400.0
 """No estimate of a duration is longer."""
+
+_NORMAL = NormalDist()
+_TENTH = _NORMAL.inv_cdf(0.9)
+"""Standard deviations from the middle beyond which a tenth lies."""
+
+_CERTAIN = 1e-9
+_ONE_OF_A_MILLION = 1e-6
 
 TaskName = tuple[str, str]
 """DAG id and task id: runs of one task are taken to be alike."""
@@ -28,6 +38,29 @@ class Interval(NamedTuple):
     def scaled(self, factor: float) -> Interval:
         """The interval of the quantity times a positive factor."""
         return Interval(self.low * factor, self.middle * factor, self.high * factor)
+
+    def left_after(self, done: float) -> Interval | None:
+        """What is left where so much is done; None where no more than one of a million would go on for so long.
+
+        The quantity is taken to be log-normal on either side of its middle, given that it is more than `done`.
+
+        >>> run_s = Interval(50.0, 100.0, 200.0)
+        >>> [round(part) for part in run_s.left_after(0)], [round(part) for part in run_s.left_after(150)]
+        ([50, 100, 200], [6, 42, 145])
+        >>> run_s.left_after(100_000) is None
+        True
+        """
+        below, above = (max(math.log(b / a), _CERTAIN) / _TENTH for a, b in pairwise(self))
+        so_far = math.log(done / self.middle) if done > 0 else -math.inf
+        more = 1 - _NORMAL.cdf(so_far / (above if so_far > 0 else below))
+        if more < _ONE_OF_A_MILLION:
+            return None
+        left = []
+        for part in (0.1, 0.5, 0.9):
+            deviation = _NORMAL.inv_cdf(1 - (1 - part) * more)
+            whole = self.middle * math.exp(deviation * (above if deviation > 0 else below))
+            left.append(max(whole - done, 0.0))
+        return Interval(*left)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +112,23 @@ class Estimates:
             known[name] = min(self.default_speeds.get(name, 0.0) * unit, fallback) or fallback
         top = max(known.values())
         return {name: known[name] / top if top else 1.0 for name in sorted(device_classes)}
+
+    def left_s(self, task: TaskName, device_class: str, held_s: float, served: Mapping[str, float]) -> Interval | None:
+        """Seconds for which a run on that class goes on; None if its duration is not known, or long exceeded.
+
+        :param held_s: for how long it has held its devices there
+        :param served: device class → seconds that it ran on others before
+
+        >>> known = Estimates({("dag", "train"): {"nvidia/v100": 2.0}}, {("dag", "train"): Interval(100, 200, 400)})
+        >>> [round(part) for part in known.left_s(("dag", "train"), "nvidia/v100", 30.0, {"nvidia/v100": 120.0})]
+        [6, 42, 145]
+        """
+        work, speed = self.works.get(task), self.speed(task, device_class)
+        if work is None or not speed or min(work) <= 0:
+            return None
+        done = held_s * speed + math.fsum(s * (self.speed(task, name) or 0.0) for name, s in served.items())
+        left = work.left_after(max(done, 0.0))
+        return None if left is None else Interval(*(min(part / speed, MAX_DURATION_S) for part in left))
 
     def duration_s(self, task: TaskName, device_class: str) -> Interval | None:
         """Seconds that a whole run takes on that class, at most `MAX_DURATION_S`; None if it is not known."""
