@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hetero_airflow.matching.compatibility import version_obstacle
+from hetero_airflow.matching.joined import joined_sets, needed_level
 from hetero_airflow.matching.shapes import Shape, Shapes
 from hetero_airflow.model.device import Device, device_tokens, is_model_of, model_tokens
 from hetero_airflow.model.plan import TRANSIENT, Reason, ReasonCode
@@ -91,6 +92,7 @@ def judge(alternative: Alternative, shape: Shape) -> Verdict:
         _software_miss(alternative, shape)
         or _count_miss(alternative, shape, suitable)
         or _host_miss(alternative, shape)
+        or _topology_miss(alternative, shape, suitable)
     )
     if never is not None:
         return Verdict(never)
@@ -202,10 +204,23 @@ def _host_miss(alternative: Alternative, shape: Shape) -> Miss | None:
     return None
 
 
+def _topology_miss(alternative: Alternative, shape: Shape, suitable: list[int]) -> Miss | None:
+    level = needed_level(alternative)
+    if level is None or joined_sets(shape, suitable, level, alternative.count):
+        return None
+    most = max((len(joined) for joined in joined_sets(shape, suitable, level, 1)), default=1)
+    return make_miss(ReasonCode.TOPOLOGY, str(alternative), f"at most {most} joined by {level}", amount=most)
+
+
 def _unwell_miss(alternative: Alternative, shape: Shape, suitable: list[int], usable: tuple[int, ...]) -> Miss | None:
     if len(usable) < device_count(alternative):
         ill = next(shape.devices[p] for p in suitable if p not in usable)
         found = f"{len(usable)} well of {len(suitable)}: {ill.problem or 'not leasable'}"
+        return make_miss(ReasonCode.HEALTH, str(alternative), found, amount=len(usable))
+    level = needed_level(alternative)
+    if level is not None and not joined_sets(shape, usable, level, alternative.count):
+        ill = next(shape.devices[p] for p in suitable if p not in usable)
+        found = f"too few of the well ones joined by {level}: {ill.problem or 'not leasable'}"
         return make_miss(ReasonCode.HEALTH, str(alternative), found, amount=len(usable))
     cpu = shape.cpu_device
     if host_need(alternative) is not None and cpu is not None and not cpu.leasable:

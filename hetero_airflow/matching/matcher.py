@@ -16,6 +16,7 @@ from hetero_airflow.matching.feasibility import (
     lost_miss,
     make_miss,
 )
+from hetero_airflow.matching.joined import joined_sets, needed_level
 from hetero_airflow.matching.scoring import NOTHING, Held, Placement
 from hetero_airflow.matching.shapes import Seat, Shape, Shapes
 from hetero_airflow.model.plan import ReasonCode
@@ -157,20 +158,31 @@ class Matcher:
             return _short_of_devices(alternative, state, verdict, len(free))
         if beside is not None and not _has_room(state, _cpu(shape), beside, _NO_NEED):
             return _short_of_host(alternative, state, beside)
+        choices = _choices(alternative, shape, free)
+        if not choices:
+            return _scattered(alternative, shape, free)
         if kept is not None:
             free = [p for p in free if _has_room(state, p, needs[p], kept.needs[p])]
-            if len(free) < device_count(alternative) or not (
-                beside is None or _has_room(state, _cpu(shape), beside, kept.needs[_cpu(shape)])
-            ):
+            choices = _choices(alternative, shape, free)
+            if not choices or not (beside is None or _has_room(state, _cpu(shape), beside, kept.needs[_cpu(shape)])):
                 return make_miss(
                     ReasonCode.RESERVED, str(alternative), "a fit, which is kept for the first in the queue"
                 )
-        chosen = self.placement.choose(alternative, shape, state.held, free)
-        terms = self.placement.terms(alternative, shape, state.held, verdict, chosen)
+        chosen, terms = self._best(alternative, state, verdict, choices)
         takes = [(p, needs[p]) for p in chosen]
         if beside is not None:
             takes.append((_cpu(shape), beside))
         return Fit(chosen, tuple(takes), sum(terms.values()), terms)
+
+    def _best(
+        self, alternative: Alternative, state: State, verdict: Verdict, choices: Sequence[Sequence[int]]
+    ) -> tuple[tuple[int, ...], Mapping[str, float]]:
+        """The best devices of the sets among which the placement may choose, and the terms of their score."""
+        options = []
+        for free in choices:
+            chosen = self.placement.choose(alternative, state.shape, state.held, free)
+            options.append((chosen, self.placement.terms(alternative, state.shape, state.held, verdict, chosen)))
+        return min(options, key=lambda option: (-sum(option[1].values()), option[0]))
 
     def taken(self, state: State, takes: tuple[tuple[int, Need], ...], granted_s: float) -> State:
         """The state after these needs have been taken at that time."""
@@ -230,6 +242,22 @@ def _has_room(state: State, position: int, need: Need, kept: Need) -> bool:
     return (need.milli == 0 or milli - held.milli - need.milli >= kept.milli) and (
         need.memory_bytes == 0 or memory - held.memory_bytes - need.memory_bytes >= kept.memory_bytes
     )
+
+
+def _choices(alternative: Alternative, shape: Shape, free: Sequence[int]) -> Sequence[Sequence[int]]:
+    """The sets of free devices of any of which the alternative may take what it needs; empty if there are too few."""
+    if len(free) < device_count(alternative):
+        return ()
+    level = needed_level(alternative)
+    return (free,) if level is None else joined_sets(shape, free, level, alternative.count)
+
+
+def _scattered(alternative: Alternative, shape: Shape, free: Sequence[int]) -> Miss:
+    level = needed_level(alternative)
+    assert level is not None, "without a level, enough free devices are a choice"
+    most = max(map(len, joined_sets(shape, free, level, 1)))
+    found = f"{len(free)} free, at most {most} joined by {level}"
+    return make_miss(ReasonCode.SCATTERED, str(alternative), found, amount=most)
 
 
 def _short_of_devices(alternative: Alternative, state: State, verdict: Verdict, free: int) -> Miss:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 
 from hetero_airflow.model.lease import Claim
@@ -36,12 +37,18 @@ class ReasonCode(StrEnum):
     """The host has fewer cores than asked, even when idle."""
     HOST_MEMORY = "host_memory"
     """The host has less memory than asked, even when idle."""
+    TOPOLOGY = "topology"
+    """The worker's devices are not joined as asked, even when idle."""
     BUSY = "busy"
     """Fits, but too much of it is leased at the moment."""
+    SCATTERED = "scattered"
+    """Enough is free, but not as near together as asked."""
     RESERVED = "reserved"
     """Fits and is free, but is kept for a request that comes first."""
     SLOTS = "slots"
     """Fits and is free, but the engine has no free process to run it."""
+    GANG = "gang"
+    """Not all members of its gang are there, or can be placed at the same time."""
     UNPROBED = "unprobed"
     """No known device fits, but a probe failed, so that there may be some that are not known."""
     NO_WORKER = "no_worker"
@@ -53,8 +60,10 @@ TRANSIENT = frozenset(
         ReasonCode.LOST,
         ReasonCode.HEALTH,
         ReasonCode.BUSY,
+        ReasonCode.SCATTERED,
         ReasonCode.RESERVED,
         ReasonCode.SLOTS,
+        ReasonCode.GANG,
         ReasonCode.UNPROBED,
         ReasonCode.NO_WORKER,
     }
@@ -69,6 +78,8 @@ class Reason:
     code: ReasonCode
     asked: str
     found: str
+    until: datetime | None = None
+    """When it ends by itself: what was asked is not insisted on any longer."""
 
     @property
     def is_transient(self) -> bool:
@@ -76,7 +87,8 @@ class Reason:
         return self.code in TRANSIENT
 
     def __str__(self) -> str:
-        return f"{self.code}: asked {self.asked}, found {self.found}"
+        ends = "" if self.until is None else f", until {self.until:%Y-%m-%d %H:%M:%S} UTC"
+        return f"{self.code}: asked {self.asked}, found {self.found}{ends}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +177,8 @@ class Plan:
     decisions: tuple[Decision, ...] = ()
     preemptions: tuple[Preempt, ...] = ()
     """What makes room first: a request that is to have the devices is decided to wait until they are free."""
+    until: datetime | None = None
+    """From when on the decisions may come out otherwise though nothing but the time has changed; None for never."""
 
     @property
     def places(self) -> tuple[Place, ...]:

@@ -24,14 +24,14 @@ _OUTCOMES: dict[type[Decision], str] = {Place: "place", Wait: "wait", Refuse: "r
 
 def decision_columns(decision: Decision) -> dict[str, Any]:
     """The decision's columns, where ``reason`` and ``account`` are JSON texts."""
-    reason = None if isinstance(decision, Place) else REASON.dump_json(decision.reason).decode()
+    reason = None if isinstance(decision, Place) else REASON.dump_json(decision.reason, exclude_none=True).decode()
     return {
         "request_id": decision.request_id,
         "outcome": _OUTCOMES[type(decision)],
         "position": decision.position if isinstance(decision, Wait) else None,
         "reason": reason,
         "nearest": decision.nearest if isinstance(decision, Refuse) else None,
-        "account": ACCOUNT.dump_json(decision.account).decode(),
+        "account": ACCOUNT.dump_json(decision.account, exclude_none=True).decode(),
     }
 
 
