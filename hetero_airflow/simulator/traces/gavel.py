@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from hetero_airflow.model.request import MAX_COUNT, DeviceRequest
-from hetero_airflow.simulator.traces.folder import find_file
+from hetero_airflow.simulator.traces.folder import find_file, trace_folder
 from hetero_airflow.simulator.traces.gavel_speeds import CLASSES, Speeds, read_speeds
 from hetero_airflow.simulator.traces.rows import Row, csv_rows, in_order, tab_rows, unique
 from hetero_airflow.simulator.workload import Job, Workload
@@ -30,11 +30,12 @@ _TRACE = (
 )  # fmt: skip
 
 
-def load(name: str, folder: Path) -> Workload:
+def load(name: str, traces: Path | None) -> Workload:
     """The jobs of one stream; the file does not say on which cluster.
 
     :raises TraceError: no such file, or one that can't be right
     """
+    folder = trace_folder(traces) / "gavel"
     path = find_file(folder, name, (".csv.gz", ".csv", ".trace"))
     speeds = cache(lambda: read_speeds(folder))
     request = cache(request_for)

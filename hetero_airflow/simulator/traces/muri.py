@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.simulator.cluster import simulated_worker
-from hetero_airflow.simulator.traces.folder import find_file
+from hetero_airflow.simulator.traces.folder import find_file, trace_folder
 from hetero_airflow.simulator.traces.rows import csv_rows, in_order, unique
 from hetero_airflow.simulator.workload import Job, Workload
 
@@ -40,11 +40,12 @@ _RESTART_S = {
 _COLUMNS = ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "batch_size", "iteration_time")
 
 
-def load(name: str, folder: Path) -> Workload:
+def load(name: str, traces: Path | None) -> Workload:
     """The jobs of one trace, whose work is in seconds, and one worker of 64 GPUs.
 
     :raises TraceError: no such file, or one that can't be right
     """
+    folder = trace_folder(traces) / "muri"
     path = find_file(folder, name, (".csv.gz", ".csv"))
     worker = simulated_worker("gpus", {"nvidia/v100": GPUS})
     return Workload(name=f"muri/{name}", jobs=tuple(_jobs(path)), workers=(worker,))

@@ -27,7 +27,7 @@ from hetero_airflow.errors import TraceError, shorten
 from hetero_airflow.model.request import MAX_COUNT, DeviceRequest
 from hetero_airflow.model.worker import MAX_DEVICES, Worker
 from hetero_airflow.simulator.cluster import simulated_worker
-from hetero_airflow.simulator.traces.folder import find_file
+from hetero_airflow.simulator.traces.folder import find_file, trace_folder
 from hetero_airflow.simulator.traces.openb_fill import fill
 from hetero_airflow.simulator.traces.rows import Row, csv_rows, unique
 from hetero_airflow.simulator.workload import Job, Workload
@@ -45,11 +45,12 @@ _MODEL = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 _SUFFIXES = (".csv.gz", ".csv")
 
 
-def load(name: str, folder: Path) -> Workload:
+def load(name: str, traces: Path | None) -> Workload:
     """The pods of one mix on the nodes that have GPUs.
 
     :raises TraceError: no such file, one that can't be right, or a mix without times to replay
     """
+    folder = trace_folder(traces) / "openb"
     wanted = _FILL.fullmatch(name)
     mix = wanted["mix"] if wanted else name
     workers = tuple(_workers(find_file(folder, "openb_node_list_gpu_node", _SUFFIXES)))

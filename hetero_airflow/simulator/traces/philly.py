@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hetero_airflow.errors import TraceError, shorten
 from hetero_airflow.model.request import MAX_COUNT, DeviceRequest
-from hetero_airflow.simulator.traces.folder import find_file
+from hetero_airflow.simulator.traces.folder import find_file, trace_folder
 from hetero_airflow.simulator.traces.rows import Row, csv_rows
 from hetero_airflow.simulator.workload import Job, Workload
 
@@ -27,7 +27,7 @@ _MONTH = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
 _TIMESTAMP = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}")
 
 
-def load(name: str, folder: Path) -> Workload:
+def load(name: str, traces: Path | None) -> Workload:
     """The jobs that were submitted in one month (``2017-10``), by time; 0 is when the first of them was.
 
     The files are in no order; jobs of the same second keep that of their lines. The id is the file's name
@@ -37,6 +37,7 @@ def load(name: str, folder: Path) -> Workload:
     """
     if _MONTH.fullmatch(name) is None:
         raise TraceError(f"the trace philly/{shorten(name)}", found="no month", remedy='Write it as "philly/2017-10"')
+    folder = trace_folder(traces) / "philly"
     paths = sorted(p for p in folder.glob("philly_2*") if p.name.endswith((".csv", ".csv.gz")) and p.is_file())
     rows = [(_submitted(row), row) for path in paths for row in csv_rows(path, _COLUMNS)]
     rows = sorted(((at, row) for at, row in rows if row.fields["timestamp"].startswith(name)), key=itemgetter(0))
