@@ -103,7 +103,7 @@ class Estimates:
         known = {name: speed for name in sorted(device_classes) if (speed := self.speed(task, name)) is not None}
         if not known:
             known = {name: self.default_speeds.get(name, 0.0) for name in sorted(device_classes)}
-            if not all(known.values()):
+            if not known or not all(known.values()):
                 return dict.fromkeys(sorted(device_classes), 1.0)
         ratios = [known[n] / self.default_speeds[n] for n in known if known[n] and self.default_speeds.get(n)]
         unit = sum(ratios) / len(ratios) if ratios else 0.0
