@@ -12,7 +12,8 @@ from hetero_airflow.model.snapshot import Snapshot
 class Policy(Protocol):
     """Decides over one snapshot. Pure: the same snapshot and time give the same plan.
 
-    A policy whose answer changes with time alone has an attribute `period_s`, see `period_of`.
+    A policy whose answer changes with time alone says in `Plan.until` when it may next; one that can't tell has
+    an attribute `period_s`, see `period_of`.
     """
 
     def decide(self, snapshot: Snapshot, now: datetime) -> Plan:

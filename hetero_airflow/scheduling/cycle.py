@@ -73,11 +73,10 @@ class _Decided:
     ours: frozenset[str]
     slots: int | None
     plan: Plan
-    until: datetime | None
 
     def holds_for(self, snapshot: Snapshot, ours: frozenset[str], slots: int | None, now: datetime) -> bool:
         """Whether a decision now would come out the same."""
-        is_old = self.until is not None and now >= self.until
+        is_old = self.plan.until is not None and now >= self.plan.until
         return not is_old and self.ours == ours and self.slots == slots and _is_unchanged(self.snapshot, snapshot)
 
 
@@ -142,7 +141,8 @@ class Cycle:
             if number == 0 and last is not None and last.holds_for(snapshot, ours, slots, now):
                 return CycleResult(reaped, last.plan, is_decided=False)
             # 3. Let the policy decide a plan over all requests; what is not ours, its own scheduler carries out.
-            plan = own_part(self._decide(self._within_reach(snapshot), now), ours, slots)
+            gangs = {pending.id: pending.gang for pending in snapshot.pending if pending.gang}
+            plan = own_part(self._decide(self._within_reach(snapshot), now), ours, slots, gangs)
             decisions |= {decision.request_id: decision for decision in plan.decisions}
             # 4. Commit it; the store refuses what someone else took meanwhile.
             commit = self._store.commit(plan, now, now + self._lease_timeout)
@@ -156,11 +156,13 @@ class Cycle:
         # 6. Leave the rest pending: the store has each reason; what could not be dispatched waits again.
         self._take_back(now)
         period_s = period_of(self._policy)
-        until = None if period_s is None else now + timedelta(seconds=period_s)
-        self._decided = None if commit.refused else _Decided(snapshot, ours, slots, plan, until)
+        if period_s is not None:
+            next_at = now + timedelta(seconds=period_s)
+            plan = replace(plan, until=next_at if plan.until is None else min(plan.until, next_at))
+        self._decided = None if commit.refused else _Decided(snapshot, ours, slots, plan)
         return CycleResult(
             reaped,
-            Plan(tuple(decisions.values()), plan.preemptions),
+            Plan(tuple(decisions.values()), plan.preemptions, plan.until),
             tuple(dispatched),
             tuple(undispatched),
             tuple(preempted),

@@ -2,34 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections import Counter
+from collections.abc import Mapping, Set
 from dataclasses import replace
 
 from hetero_airflow.model.plan import Decision, Place, Plan, Reason, ReasonCode, Wait
 
 
-def own_part(plan: Plan, ours: Set[str], slots: int | None) -> Plan:
+def own_part(plan: Plan, ours: Set[str], slots: int | None, gangs: Mapping[str, str]) -> Plan:
     """The decisions on requests that are ours; placements that the engine has no slot for wait instead.
 
-    A position in the queue counts all requests that wait, whoever has them.
+    A gang gets slots for all its members or for none; one that waits for them lets later requests have what
+    is left, since it is not known whether there are ever enough. A gang of which another scheduler has a
+    member is not begun: nobody could start all of it. A position in the queue counts all requests that
+    wait, whoever has them.
+
+    :param gangs: request id → its gang, of the requests that have one
     """
+    placed = [place.request_id for place in plan.places]
+    sizes = Counter(gangs[one] for one in placed if one in gangs)
+    split = {gangs[one] for one in placed if one in gangs and one not in ours}
+    has_slots: dict[str, bool] = {}
     decisions: list[Decision] = []
-    placed = waiting = 0
+    taken = waiting = 0
     for decided in plan.decisions:
         decision = decided
         if isinstance(decision, Place) and decision.request_id in ours:
-            placed += 1
-            if slots is not None and placed > slots:
-                decision = _waiting_for_slot(decision)
+            gang = gangs.get(decision.request_id, "")
+            unit = gang or decision.request_id
+            if unit not in has_slots:
+                needed = sizes[gang] if gang else 1
+                has_slots[unit] = slots is None or taken + needed <= slots
+                taken += needed if has_slots[unit] or not gang else 0
+            if gang in split:
+                decision = _waiting(decision, _SPLIT, "placed, but another scheduler has a member of its gang")
+            elif not has_slots[unit]:
+                found = f"{'too few' if gang else 'none'} free, though {decision.worker_id} has the devices"
+                reason = Reason(ReasonCode.SLOTS, _slots_text(sizes[gang]), found)
+                decision = _waiting(decision, reason, "fits, but the engine has no free process")
         if isinstance(decision, Wait):
             waiting += 1
             decision = replace(decision, position=waiting) if decision.position != waiting else decision
         if decision.request_id in ours:
             decisions.append(decision)
-    return Plan(tuple(decisions), plan.preemptions)
+    return replace(plan, decisions=tuple(decisions))
 
 
-def _waiting_for_slot(place: Place) -> Wait:
-    found = f"none free, though {place.worker_id} has the devices"
-    reason = Reason(ReasonCode.SLOTS, "a process of the engine", found)
-    return Wait(place.request_id, 0, reason, replace(place.account, summary="fits, but the engine has no free process"))
+_SPLIT = Reason(ReasonCode.GANG, "one scheduler for all members of its gang", "a member with another scheduler")
+
+
+def _slots_text(members: int) -> str:
+    return f"{members} processes of the engine" if members > 1 else "a process of the engine"
+
+
+def _waiting(place: Place, reason: Reason, summary: str) -> Wait:
+    return Wait(place.request_id, 0, reason, replace(place.account, summary=summary))

@@ -22,7 +22,7 @@ from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.snapshot import Pending
 from hetero_airflow.model.worker import Worker
-from hetero_airflow.policies.policy import Policy, period_of
+from hetero_airflow.policies.policy import Policy
 from hetero_airflow.scheduling.cycle import Cycle, CycleResult
 from hetero_airflow.simulator.engine import SimulatedEngine
 from hetero_airflow.simulator.job_run import Hold, JobRun
@@ -79,7 +79,7 @@ class Simulation:
         self._options = options or Options()
         self._workload = workload
         self._workers = {worker.id: worker for worker in (tuple(workers) or workload.workers)}
-        self._policy_name, self._period_s = policy_name, period_of(policy)
+        self._policy_name = policy_name
         self._classes = {
             (worker.id, device.id): device_class(device)
             for worker in self._workers.values()
@@ -280,7 +280,7 @@ class Simulation:
             self._preempt(lease for lease, _ in told)
             if not told and not self._let_go():
                 break
-        self._plan_tick(bool(result.dispatched))
+        self._plan_tick(bool(result.dispatched), result.plan.until)
 
     def _run_cycle(self) -> CycleResult:
         now = _time(self._now_s)
@@ -310,14 +310,15 @@ class Simulation:
                 self._news += [Withdrawn(request_id, "its patience has ended") for request_id in ids]
         return len(self._news) > news
 
-    def _plan_tick(self, is_busy: bool) -> None:
-        """Decide again in time where a policy changes its mind with time alone."""
+    def _plan_tick(self, is_busy: bool, until: datetime | None) -> None:
+        """Decide again in time where a policy changes its mind with time alone: then, or after a period."""
         snapshot = self._store.snapshot()
         self._idle_ticks = 0 if is_busy or snapshot.leases else self._idle_ticks + 1
         is_open = bool(snapshot.leases or snapshot.pending)
-        if self._period_s is not None and is_open and self._tick_s <= self._now_s:
-            self._tick_s = self._now_s + self._period_s
-            self._at(self._tick_s, lambda: None)
+        next_s = math.inf if until is None else (until - START).total_seconds()
+        if is_open and self._now_s < next_s < math.inf and not self._now_s < self._tick_s <= next_s:
+            self._tick_s = next_s
+            self._at(next_s, lambda: None)
 
 
 def _best_s(job: Job, classes: frozenset[str]) -> float:

@@ -238,3 +238,14 @@ def test_a_request_that_is_taken_over_is_decided_although_nothing_else_changed()
     cycle.run(EPOCH)
     engine.foreign = set()
     assert [lease.request_id for lease in cycle.run(EPOCH).dispatched] == ["r0"]
+
+
+def test_a_plan_that_says_when_time_may_change_it_stands_until_then() -> None:
+    waits = Priority().decide(a_store("gpu:2", "gpu").snapshot(), EPOCH).decisions[1:]
+    store = a_store("gpu:2", "gpu")
+    Cycle(store, Priority(), FakeEngine(), 60).run(EPOCH)
+    policy = CountingPolicy(FixedPolicy(Plan(waits, until=EPOCH + timedelta(seconds=20))))
+    cycle = Cycle(store, policy, FakeEngine(), 600)
+    untils = [cycle.run(EPOCH + timedelta(seconds=second)).plan.until for second in (1, 19, 20)]
+    assert untils == [EPOCH + timedelta(seconds=20)] * 3
+    assert policy.decided == 2

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
-from hetero_airflow.model.plan import Account, Place, Plan, Reason, ReasonCode, Wait
+from dataclasses import replace
+
+from hetero_airflow.model.plan import Account, Place, Plan, Preempt, Reason, ReasonCode, Wait
 from hetero_airflow.scheduling.own_part import own_part
-from hetero_airflow.testing import a_place
+from hetero_airflow.testing import EPOCH, a_place
 
 BUSY = Reason(ReasonCode.BUSY, "1 × gpu", "0 of 2 free")
 ACCOUNT = Account("test", "as the test says")
@@ -14,18 +16,18 @@ def a_wait(request_id: str, position: int) -> Wait:
 
 def test_everything_is_ours_and_there_are_slots_enough() -> None:
     plan = Plan((a_place("a", **{"GPU-0": 1000}), a_wait("b", 1)))
-    assert own_part(plan, {"a", "b"}, None) == plan
-    assert own_part(plan, {"a", "b"}, 1) == plan
+    assert own_part(plan, {"a", "b"}, None, {}) == plan
+    assert own_part(plan, {"a", "b"}, 1, {}) == plan
 
 
 def test_what_is_another_schedulers_is_left_out_and_keeps_its_place_in_the_queue() -> None:
     plan = Plan((a_wait("a", 1), a_wait("b", 2)))
-    assert own_part(plan, {"b"}, None).decisions == (a_wait("b", 2),)
+    assert own_part(plan, {"b"}, None, {}).decisions == (a_wait("b", 2),)
 
 
 def test_placements_beyond_the_slots_wait_in_their_order() -> None:
     places = [a_place(name, **{"GPU-0": 100}) for name in "abc"]
-    decisions = own_part(Plan((places[0], a_wait("x", 1), *places[1:])), {*"abcx"}, 1).decisions
+    decisions = own_part(Plan((places[0], a_wait("x", 1), *places[1:])), {*"abcx"}, 1, {}).decisions
     assert [type(decision) for decision in decisions] == [Place, Wait, Wait, Wait]
     assert [(d.request_id, d.position, d.reason.code) for d in decisions if isinstance(d, Wait)] == [
         ("x", 1, ReasonCode.BUSY),
@@ -36,4 +38,36 @@ def test_placements_beyond_the_slots_wait_in_their_order() -> None:
 
 def test_placements_of_others_take_no_slot_of_ours() -> None:
     plan = Plan(tuple(a_place(name, **{"GPU-0": 100}) for name in "ab"))
-    assert own_part(plan, {"b"}, 1).decisions == plan.decisions[1:]
+    assert own_part(plan, {"b"}, 1, {}).decisions == plan.decisions[1:]
+
+
+def outcomes(plan: Plan, ours: set[str], slots: int | None, gangs: dict[str, str]) -> list[tuple[str, str]]:
+    return [
+        (d.request_id, "place" if isinstance(d, Place) else str(d.reason.code) if isinstance(d, Wait) else "refuse")
+        for d in own_part(plan, ours, slots, gangs).decisions
+    ]
+
+
+def test_a_gang_gets_slots_for_all_its_members_or_none() -> None:
+    plan = Plan(tuple(a_place(name, **{"GPU-0": 100}) for name in ("a", "g0", "g1", "g2", "b", "c")))
+    gangs = {"g0": "g", "g1": "g", "g2": "g"}
+    waiting = [("g0", "slots"), ("g1", "slots"), ("g2", "slots")]
+    assert outcomes(plan, {*gangs, *"abc"}, 3, gangs) == [
+        ("a", "place"), *waiting, ("b", "place"), ("c", "place"),
+    ]  # fmt: skip
+    assert outcomes(plan, {*gangs, *"abc"}, 2, gangs) == [("a", "place"), *waiting, ("b", "place"), ("c", "slots")]
+    placed = [(name, "place") for name in ("a", "g0", "g1", "g2")]
+    assert outcomes(plan, {*gangs, *"abc"}, 4, gangs) == [*placed, ("b", "slots"), ("c", "slots")]
+
+
+def test_a_gang_of_which_another_scheduler_has_a_member_is_not_begun() -> None:
+    plan = Plan(tuple(a_place(name, **{"GPU-0": 100}) for name in ("g0", "g1", "b")))
+    assert outcomes(plan, {"g0", "b"}, None, {"g0": "g", "g1": "g"}) == [("g0", "gang"), ("b", "place")]
+    assert own_part(plan, {"b", "g0"}, None, {"g0": "g", "g1": "g"}).decisions[0].account == replace(
+        ACCOUNT, summary="placed, but another scheduler has a member of its gang"
+    )
+
+
+def test_preemptions_and_the_time_of_the_next_decision_are_kept() -> None:
+    plan = Plan((a_wait("a", 1),), (Preempt("l", 1, "r", None, "room"),), EPOCH)
+    assert own_part(plan, {"a"}, None, {}) == plan

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -16,7 +16,7 @@ from hetero_airflow.policies.priority import Priority
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Knowledge, Options, fixed_restart_s
 from hetero_airflow.simulator.record import Interval, Outcome, SimulationRecord
-from hetero_airflow.simulator.simulation import Simulation
+from hetero_airflow.simulator.simulation import START, Simulation
 from hetero_airflow.simulator.workload import Job, Workload
 
 GPU = DeviceRequest.parse("gpu")
@@ -235,3 +235,21 @@ class Idle:
 
 def test_a_policy_that_never_places_does_not_hang_the_simulation():
     assert simulate(Job("a", 0.0, GPU, 1.0), policy=Idle()).jobs[0].outcome is Outcome.WAITING
+
+
+class Hesitant:
+    """Places nothing before second 70, and says so."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+
+    def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+        self.asked.append((now - START).total_seconds())
+        until = START + timedelta(seconds=70)
+        return Fifo().decide(snapshot, now) if now >= until else replace(Idle().decide(snapshot, now), until=until)
+
+
+def test_a_policy_that_says_when_it_changes_its_mind_is_asked_then_and_not_before():
+    policy = Hesitant()
+    [job] = simulate(Job("a", 10.0, GPU, 5.0), policy=policy).jobs
+    assert (policy.asked, job.started_s) == ([10.0, 70.0, 75.0], 70.0)
