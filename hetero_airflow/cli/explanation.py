@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 from rich.console import RenderableType
 
 from hetero_airflow.cli.device_words import count, lease_lines, request_lines, task_name, try_text
+from hetero_airflow.cli.foresight import Foresight, answer_lines, start_lines
 from hetero_airflow.cli.output import age, cell, clean, clean_all, moment, table
 from hetero_airflow.matching.explain import account_text
 from hetero_airflow.model.lease import TERMINAL, Lease
@@ -27,17 +28,24 @@ def story_json(story: Story) -> dict[str, Any]:
     return value
 
 
-def explanation(story: Story, workers: Mapping[str, Worker], now: datetime) -> Iterator[RenderableType]:
-    """The request, what became of it, and the account of the decision that made it so."""
+def explanation(
+    story: Story, workers: Mapping[str, Worker], now: datetime, foresight: Foresight | None = None
+) -> Iterator[RenderableType]:
+    """The request, what became of it and is foreseen of it, and the account of the decision that made it so."""
     pending = story.pending
     yield cell(f"{task_name(pending)}, run {try_text(pending)}", style="bold")
-    rows = (
+    rows = [
         (cell("Asks for"), cell(*request_lines(pending.request))),
         (cell("Priority"), cell(f"{pending.request.priority}, weight {pending.weight}")),
         (cell("Submitted"), cell(f"{moment(pending.submitted_at)}, {age(pending.submitted_at, now)} ago")),
         (cell(story.state.capitalize()), cell(*_outcome(story, workers, now))),
-    )
+    ]
+    if foresight is not None and foresight.outlook is not None:
+        rows.append((cell("Starts"), cell(*start_lines(foresight.outlook, now))))
     yield table(("", ""), rows)
+    if foresight is not None and not foresight.starts_now:
+        yield cell("")
+        yield from (cell(line) for line in answer_lines(foresight.answer))
     if story.decisions:
         yield cell("")
         yield from _decision(story.decisions[0], story.leases, now)

@@ -183,7 +183,7 @@ def _others(base: Alternative, devices: Mapping[str, Device], speeds: Mapping[st
         if other is None:
             continue
         surcharge = 0.05 + 0.5 * is_foreign
-        yield other, slowness - 1 + surcharge, f"or {_amount(other)}{_longer(slowness)}"
+        yield other, slowness - 1 + surcharge, _choice(other, slowness)
         yield from _fewer(other, slowness, surcharge)
 
 
@@ -201,19 +201,17 @@ def _fewer(base: Alternative, slowness: float, surcharge: float) -> Iterator[Add
         for number in counts:
             fewer, factor = _with(base, {"count": number}), slowness * base.count / number
             if fewer is not None:
-                yield fewer, factor - 1 + surcharge, f"or {_amount(fewer)}{_longer(factor)}"
+                yield fewer, factor - 1 + surcharge, _choice(fewer, factor)
     if base.count == 1 and base.kind != "cpu":
         for part in (2, 4):
             share = _with(base, {"share": (base.share or 1.0) / part})
             factor = slowness * part
             if share is not None:
-                yield share, factor - 1 + surcharge + 0.1, f"or {_amount(share)}{_longer(factor)}"
+                yield share, factor - 1 + surcharge + 0.1, _choice(share, factor)
 
 
-def _amount(alternative: Alternative) -> str:
-    number = f"{alternative.share:g} of a" if alternative.share is not None else f"{alternative.count} ×"
-    return f"{number} {alternative.device_text}"
-
-
-def _longer(factor: float) -> str:
-    return "" if factor < 1.05 else f", about {factor:.2g} times as long"
+def _choice(added: Alternative, slowness: float) -> str:
+    """The words on an alternative that is added."""
+    number = f"{added.share:g} of a" if added.share is not None else f"{added.count} ×"
+    longer = "" if slowness < 1.05 else f", about {slowness:.2g} times as long"
+    return f"with {number} {added.device_text} as one more choice{longer}"

@@ -43,7 +43,7 @@ def test_fewer_devices_where_fewer_are_free():
     asked = a_pending("r", "a100:4")
     found = answer(a_snapshot([asked], worker, busy=[("w", "a100-sxm4-40gb-0")]))
     assert found.change.request == parsed(["a100:4", "a100:3"])
-    assert found.change.words == "or 3 × nvidia/a100, about 1.3 times as long"
+    assert found.change.words == "with 3 × nvidia/a100 as one more choice, about 1.3 times as long"
     assert found.change.cost == pytest.approx(1 / 3)
     assert (found.place.worker_id, found.place.alternative, len(found.place.claims)) == ("w", 1, 3)
 
@@ -56,7 +56,7 @@ def test_another_model_that_is_free_by_how_slow_it_is():
     known = Estimates({("dag", "r"): speeds})
     found = answer(a_snapshot([asked], *workers, busy=busy, estimates=known))
     assert found.change.request == parsed(["a100", "nvidia/v100"])
-    assert found.change.words == "or 1 × nvidia/v100, about 2 times as long"
+    assert found.change.words == "with 1 × nvidia/v100 as one more choice, about 2 times as long"
     busy.append(("v", "v100-0"))
     found = answer(a_snapshot([asked], *workers, busy=busy, estimates=known))
     assert found.change.request == parsed(["a100", "nvidia/t4"])
@@ -71,7 +71,7 @@ def test_a_device_of_another_maker_comes_after_a_slower_one():
     known = Estimates(default_speeds={"nvidia/a100-sxm4-40gb": 1.0, "nvidia/v100": 0.1, "amd/mi300x": 2.0})
     found = answer(replace(snapshot, estimates=known))
     assert (found.change.request.alternatives[1].vendor, found.change.request.alternatives[1].driver) == ("amd", None)
-    assert found.change.words == "or 1 × amd/mi300x"
+    assert found.change.words == "with 1 × amd/mi300x as one more choice"
 
 
 def test_a_share_where_half_of_a_device_is_free():
@@ -80,7 +80,7 @@ def test_a_share_where_half_of_a_device_is_free():
     snapshot = replace(a_snapshot([a_pending("r", "a100")], worker), usage=usage)
     found = answer(snapshot)
     assert found.change.request == parsed(["a100", "a100:0.5"])
-    assert found.change.words == "or 0.5 of a nvidia/a100, about 2 times as long"
+    assert found.change.words == "with 0.5 of a nvidia/a100 as one more choice, about 2 times as long"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,106 @@
+"""What ``airflow hetero explain`` foresees of a task that waits: when it starts, and what would start it now. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from hetero_airflow.cli.output import age, moment
+from hetero_airflow.cli.request_text import request_text
+from hetero_airflow.model.estimates import TaskName
+from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.scheduling.outlook import Decide, Outlook, outlook
+from hetero_airflow.scheduling.what_if import Answer, cheapest_change
+
+_NAMED = 3
+"""Tasks named where nobody knows how long they run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foresight:
+    """What is foreseen of one request."""
+
+    outlook: Outlook | None
+    """None for a request that was refused."""
+    answer: Answer | None
+    """None if no single change would start it now, or if it starts now as it is."""
+
+    @property
+    def starts_now(self) -> bool:
+        """Whether the next round of the scheduler starts it."""
+        return self.outlook is not None and self.outlook.start_s is not None and self.outlook.start_s.high <= 0
+
+
+def foresee(snapshot: Snapshot, pending: Pending, decide: Decide, now: datetime, period_s: float | None) -> Foresight:
+    """What the policy will do with a request, of the snapshot or refused before, and what it would do with others."""
+    is_waiting = any(one.id == pending.id for one in snapshot.pending)
+    seen = Foresight(outlook(snapshot, pending.id, decide, now, period_s) if is_waiting else None, None)
+    return seen if seen.starts_now else Foresight(seen.outlook, cheapest_change(snapshot, pending, decide, now))
+
+
+def start_lines(seen: Outlook, now: datetime) -> Iterator[str]:
+    """When it starts, as people say it."""
+    if seen.start_s is None:
+        if seen.is_given_up:
+            yield "not foreseen: too much stands before it"
+        elif seen.unknown:
+            yield f"not known: it may wait for {_tasks(seen.unknown)}, and it is not known how much longer that takes"
+        else:
+            yield "not known: no end of a task that runs will help"
+        return
+    low, middle, high = (_span(seconds, now) for seconds in seen.start_s)
+    if seen.start_s.high <= 0:
+        yield "now: the scheduler's next round places it"
+    elif low == high:
+        yield f"in about {middle}, at {moment(now + timedelta(seconds=seen.start_s.middle))}"
+    else:
+        yield f"in about {middle}, with four chances of five between {low} and {high}"
+    if seen.unknown:
+        yield f"or sooner: it is not known how long {_tasks(seen.unknown)} will take"
+
+
+def answer_lines(answer: Answer | None) -> Iterator[str]:
+    """What would start it now, and the exact text to write in the DAG file for it, on a line of its own."""
+    if answer is None:
+        yield "No single change of the request would start it now"
+        return
+    yield f"It would start now, on {answer.place.worker_id}, {answer.change.words}:"
+    yield f"  {request_text(answer.change.request)}"
+
+
+def foresight_json(seen: Foresight | None) -> dict[str, Any]:
+    """What is foreseen as JSON values, under ``outlook`` and ``what_if``; null where nothing is asked or found."""
+    expected, answer = (None, None) if seen is None else (seen.outlook, seen.answer)
+    return {
+        "outlook": expected
+        and {
+            "start_s": expected.start_s and expected.start_s._asdict(),
+            "unknown": [{"dag_id": dag_id, "task_id": task_id} for dag_id, task_id in expected.unknown],
+            "is_given_up": expected.is_given_up,
+        },
+        "what_if": answer
+        and {
+            "words": answer.change.words,
+            "arguments": request_text(answer.change.request),
+            "request": answer.change.request.model_dump(mode="json"),
+            "cost": round(answer.change.cost, 6),
+            "worker_id": answer.place.worker_id,
+            "device_ids": [claim.device_id for claim in answer.place.claims],
+        },
+    }
+
+
+def _span(seconds: float, now: datetime) -> str:
+    return age(now, now + timedelta(seconds=round(seconds)))
+
+
+def _tasks(names: tuple[TaskName, ...]) -> str:
+    """Some names, and how many more.
+
+    >>> _tasks((("dag", "a"), ("dag", "b"), ("dag", "c"), ("dag", "d")))
+    'dag.a, dag.b, dag.c and 1 more'
+    """
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(".".join(name) for name in names[:_NAMED]) + more
