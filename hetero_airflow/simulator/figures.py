@@ -134,7 +134,9 @@ def measure(record: SimulationRecord, window: Window | None = None) -> Figures:
     ends = [job.finished_s for job in counted if job.finished_s is not None]
     is_over = all(job.outcome in (Outcome.FINISHED, Outcome.LEFT) for job in counted)
     finished = sum(window.has(job.finished_s) for job in ranged)
-    groups = sorted({job.group for job in counted})
+    groups: dict[str, list[JobRecord]] = {}
+    for job in counted:
+        groups.setdefault(job.group, []).append(job)
     return Figures(
         workload=record.workload,
         policy=record.policy,
@@ -142,7 +144,7 @@ def measure(record: SimulationRecord, window: Window | None = None) -> Figures:
         options=dict(record.options),
         devices=dict(record.devices),
         all=_group(counted),
-        groups={group: _group([job for job in counted if job.group == group]) for group in groups},
+        groups={name: _group(groups[name]) for name in sorted(groups)},
         makespan_s=max(ends) - min(job.submitted_s for job in counted) if ends and is_over else None,
         busy_utilisation=held / offered if offered else None,
         goodput_utilisation=good / offered if offered else None,
