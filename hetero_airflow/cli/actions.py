@@ -6,6 +6,7 @@ import functools
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +103,30 @@ def explain(args: Namespace) -> None:
 
 
 @_action
+def snapshot(args: Namespace) -> None:
+    """All that a decision looks at."""
+    from hetero_airflow.store.snapshot_file import snapshot_text
+
+    console().out(snapshot_text(_live_snapshot(), datetime.now(UTC)), end="")
+
+
+@_action
+def plan(args: Namespace) -> None:
+    """A DAG run that has not begun."""
+    from hetero_airflow.cli.plan_arguments import read_plan
+    from hetero_airflow.cli.plan_report import plan_json, plan_report
+    from hetero_airflow.executor.configuration import read_configuration
+
+    asked = read_plan(args, read_configuration().policy, datetime.now(UTC), _live_snapshot, _database)
+    rehearsal = asked.rehearse()
+    if args.json:
+        show_json(plan_json(rehearsal, asked.dag_id, asked.policy))
+    else:
+        show(*plan_report(rehearsal, asked.dag_id, asked.policy, asked.source))
+    sys.exit(1 if rehearsal.misses else 0)
+
+
+@_action
 def simulate(args: Namespace) -> None:
     """Policies side by side on a trace or on this installation's history."""
     from hetero_airflow.cli.history import history_workload
@@ -165,6 +190,15 @@ def _open_store() -> SqlStore:
     from hetero_airflow.store.sql import SqlStore
 
     return SqlStore(_database())
+
+
+def _live_snapshot() -> Snapshot:
+    """The store's snapshot with what its history teaches."""
+    from hetero_airflow.scheduling.learning import Learner, device_classes
+
+    store = _open_store()
+    snapshot = store.snapshot()
+    return replace(snapshot, estimates=Learner().refresh(store, device_classes(snapshot.workers)))
 
 
 def _decide(snapshot: Snapshot, now: datetime) -> Plan:

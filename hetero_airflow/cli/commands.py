@@ -12,6 +12,16 @@ _TASK = (
 )
 _MAP_INDEX = Arg(("--map-index",), type=int, default=-1, help="Of a mapped task: which instance, from 0")
 
+_PLAN = (
+    Arg(("dag_file",), help="The path of a DAG file; it is parsed, not run"),
+    Arg(("--dag-id",), help="Which DAG of the file, where it has several"),
+    Arg(("--at",), metavar="TIME", help="When the run starts, ISO 8601; usually now"),
+    Arg(("--conf",), metavar="JSON", help="The run's conf, for templates in device requests"),
+    Arg(("--snapshot",), metavar="FILE", help="A saved snapshot instead of the live one"),
+    Arg(("--assume",), metavar="TIME", default="10m", help="How long a task takes of which nothing is known"),
+    Arg(("--deadline",), metavar="TIME", help="How long the run may take; usually the DAG's dagrun_timeout"),
+    Arg(("--policy",), help="The policy; without one, that of [hetero] policy"),
+)
 _SIMULATE = (
     Arg(("--trace",), help="A public trace, such as gavel/h300_seed0; without one, what ran in this installation"),
     Arg(("--traces",), help="The folder of the traces; usually HETERO_AIRFLOW_TRACES says it"),
@@ -46,7 +56,7 @@ def get_commands() -> list[CLICommand]:
     """The commands, as Airflow's command line takes them from the provider info.
 
     >>> [command.name for command in get_commands()[0].subcommands]
-    ['devices', 'workers', 'queue', 'explain', 'simulate', 'config', 'schema']
+    ['devices', 'workers', 'queue', 'explain', 'plan', 'simulate', 'snapshot', 'config', 'schema']
     """
     return [
         GroupCommand(
@@ -60,11 +70,18 @@ def get_commands() -> list[CLICommand]:
                     "explain", "Say why a task waits, or why it got the devices that it has", *_TASK, _MAP_INDEX, _JSON
                 ),
                 _command(
+                    "plan",
+                    "Rehearse a run of a DAG on the workers as they are; exit code 1 if anything would go wrong",
+                    *_PLAN,
+                    _JSON,
+                ),
+                _command(
                     "simulate",
                     "Run a trace, or this installation's history, through policies on a pretend cluster",
                     *_SIMULATE,
                     _JSON,
                 ),
+                _command("snapshot", "Print all that a decision looks at, as JSON; `plan --snapshot` reads it"),
                 _command(
                     "config",
                     "Print the settings that an installation needs, or check them",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from airflow.models.dagrun import DagRun
@@ -26,7 +27,14 @@ def render_request(session: Session, dag_id: str, run_id: str, arguments: Mappin
 
     :raises RequestError: a template that can't be rendered, or a rendered request that is not valid
     """
-    context = _context(session, dag_id, run_id)
+    return render_arguments(arguments, _context(session, dag_id, run_id))
+
+
+def render_arguments(arguments: Mapping[str, Any], context: Mapping[str, Any]) -> DeviceRequest:
+    """The request that the arguments make where templates see that context.
+
+    :raises RequestError: a template that can't be rendered, or a rendered request that is not valid
+    """
     rendered = {name: _render(name, value, context) for name, value in arguments.items()}
     return DeviceRequest.parse(rendered.pop("device", None), **rendered)
 
@@ -37,13 +45,25 @@ def _context(session: Session, dag_id: str, run_id: str) -> dict[str, Any]:
         raise RequestError("device", run_id, found="no such DAG run", remedy="Trigger the DAG again")
     serialized = SerializedDagModel.get(dag_id, session=session)
     defaults = serialized.dag.params.dump() if serialized else {}
-    date = run.logical_date or run.run_after
-    about_run = {"conf": run.conf or {}, "run_id": run.run_id, "logical_date": run.logical_date, "dag_id": dag_id}
+    return run_context(
+        dag_id, run.run_id, run.logical_date, run.logical_date or run.run_after, defaults, run.conf or {}
+    )
+
+
+def run_context(
+    dag_id: str,
+    run_id: str,
+    logical_date: datetime | None,
+    date: datetime,
+    defaults: Mapping[str, Any],
+    conf: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What templates see of a DAG run: ``params`` (the DAG's defaults and the run's conf), ``dag_run`` and so on."""
     return {
-        "params": {**defaults, **(run.conf or {})},
-        "dag_run": about_run,
-        "run_id": run.run_id,
-        "logical_date": run.logical_date,
+        "params": {**defaults, **conf},
+        "dag_run": {"conf": conf, "run_id": run_id, "logical_date": logical_date, "dag_id": dag_id},
+        "run_id": run_id,
+        "logical_date": logical_date,
         "ds": date.strftime("%Y-%m-%d"),
     }
 

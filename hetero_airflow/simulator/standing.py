@@ -15,9 +15,6 @@ from hetero_airflow.model.snapshot import Pending, Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.simulator.workload import ANY_DEVICE, Job
 
-OVERRUN = 0.1
-"""A run that has taken longer than its estimate is taken to need this part of its time so far again."""
-
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -68,18 +65,19 @@ def expected_job(
 ) -> Job:
     """The job that a request is taken to be; what it was served, and holds at present, counts as done.
 
-    Without an estimate of its work, a run takes `assumed_s` on every device.
+    Without an estimate of its work a run takes `assumed_s` on every device, from now on; so does one that has
+    gone on for longer than its estimate can explain.
     """
     speeds: dict[str, float] = dict(estimates.speeds.get(pending.task, {}))
     work = estimates.works.get(pending.task)
+    left = assumed_s
     if work is None or not any(speeds.values()):
-        speeds, total = {ANY_DEVICE: 1.0}, assumed_s
+        speeds = {ANY_DEVICE: 1.0}
     else:
-        total = work[case]
-        speeds.setdefault(ANY_DEVICE, sorted(speeds.values())[len(speeds) // 2])
-    served = {name: pending.served.get(name, 0.0) + held_s.get(name, 0.0) for name in {*pending.served, *held_s}}
-    done = sum(seconds * speeds.get(name, speeds[ANY_DEVICE]) for name, seconds in served.items())
-    left = total - done if done < total else OVERRUN * done
+        usual = speeds.setdefault(ANY_DEVICE, sorted(speeds.values())[len(speeds) // 2])
+        served = [*pending.served.items(), *held_s.items()]
+        remaining = work.left_after(sum(seconds * speeds.get(name, usual) for name, seconds in served))
+        left = assumed_s * usual if remaining is None else remaining[case]
     return Job(
         pending.id,
         0.0,

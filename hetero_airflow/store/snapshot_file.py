@@ -1,0 +1,122 @@
+"""A snapshot as a JSON file: to rehearse against later, elsewhere, or as a bug report. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hetero_airflow.errors import SettingsError, shorten
+from hetero_airflow.model.estimates import Estimates, Interval
+from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.request import Alternative
+from hetero_airflow.model.snapshot import Pending, Snapshot, Usage
+from hetero_airflow.model.worker import Worker
+
+SCHEMA = 1
+
+
+class SavedSnapshot(NamedTuple):
+    """A snapshot and when it was taken."""
+
+    snapshot: Snapshot
+    taken_at: datetime
+
+
+class _UsageRow(BaseModel):
+    worker_id: str
+    device_id: str
+    usage: Usage
+
+
+class _TaskRow(BaseModel):
+    dag_id: str
+    task_id: str
+    speeds: dict[str, float] = {}
+    work: Interval | None = None
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: int
+    taken_at: datetime
+    sequence: int
+    workers: tuple[Worker, ...]
+    usage: tuple[_UsageRow, ...]
+    pending: tuple[Pending, ...]
+    leases: tuple[Lease, ...]
+    holders: tuple[Pending, ...]
+    dag_tokens: dict[str, int]
+    tasks: tuple[_TaskRow, ...]
+    finished_s: tuple[float, ...]
+    mix: tuple[tuple[Alternative, float], ...]
+    default_speeds: dict[str, float]
+
+
+def snapshot_text(snapshot: Snapshot, taken_at: datetime) -> str:
+    """The file's text.
+
+    >>> from hetero_airflow.testing import EPOCH, a_pending, a_worker
+    >>> snapshot = Snapshot(7, (a_worker(),), pending=(a_pending("r1", "gpu:2"),))
+    >>> read_snapshot(snapshot_text(snapshot, EPOCH)).snapshot.pending == snapshot.pending
+    True
+    """
+    known = snapshot.estimates
+    tasks = (
+        _TaskRow(
+            dag_id=dag, task_id=task, speeds=dict(known.speeds.get((dag, task), {})), work=known.works.get((dag, task))
+        )
+        for dag, task in sorted({*known.speeds, *known.works})
+    )
+    file = _File(
+        schema_version=SCHEMA,
+        taken_at=taken_at,
+        sequence=snapshot.sequence,
+        workers=snapshot.workers,
+        usage=tuple(_UsageRow(worker_id=w, device_id=d, usage=usage) for (w, d), usage in snapshot.usage.items()),
+        pending=snapshot.pending,
+        leases=snapshot.leases,
+        holders=tuple(snapshot.holders.values()),
+        dag_tokens=dict(snapshot.dag_tokens),
+        tasks=tuple(tasks),
+        finished_s=known.finished_s,
+        mix=known.mix,
+        default_speeds=dict(known.default_speeds),
+    )
+    return file.model_dump_json(indent=1) + "\n"
+
+
+def read_snapshot(text: str) -> SavedSnapshot:
+    """The snapshot that a text made by `snapshot_text` holds.
+
+    :raises SettingsError: another text, or one that another version made
+    """
+    try:
+        file = _File.model_validate_json(text)
+        found = "" if file.schema_version == SCHEMA else f"version {file.schema_version} of its form"
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        found = f"at {'.'.join(map(str, first['loc'])) or 'the top'}: {shorten(first['msg'])}"
+    if found:
+        raise SettingsError("a saved snapshot", found=found, remedy="Save one: airflow hetero snapshot > snapshot.json")
+    names = {(row.dag_id, row.task_id): row for row in file.tasks}
+    estimates = Estimates(
+        {name: row.speeds for name, row in names.items() if row.speeds},
+        {name: row.work for name, row in names.items() if row.work is not None},
+        file.finished_s,
+        file.mix,
+        file.default_speeds,
+    )
+    snapshot = Snapshot(
+        file.sequence,
+        file.workers,
+        {(row.worker_id, row.device_id): row.usage for row in file.usage},
+        file.pending,
+        file.leases,
+        file.dag_tokens,
+        {pending.id: pending for pending in file.holders},
+        estimates,
+    )
+    return SavedSnapshot(snapshot, file.taken_at)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from hetero_airflow.errors import SettingsError
+from hetero_airflow.model.estimates import Estimates, Interval
+from hetero_airflow.model.plan import Plan
+from hetero_airflow.store.memory import MemoryStore
+from hetero_airflow.store.snapshot_file import read_snapshot, snapshot_text
+from hetero_airflow.store.store import Submitted, WorkerSeen
+from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker, snapshots
+
+KNOWN = Estimates(
+    {("dag", "train"): {"nvidia/a100": 2.0}},
+    {("dag", "other"): Interval(1.0, 2.0, 3.0)},
+    (1.0, 2.5),
+    ((a_pending().request.alternatives[0], 1.0),),
+    {"nvidia/a100": 3.0},
+)
+
+
+def told(estimates: Estimates) -> tuple[object, ...]:
+    return tuple(getattr(estimates, name) for name in Estimates.__dataclass_fields__)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=30)
+@given(snapshots())
+def test_what_was_saved_is_read_again(snapshot):
+    saved = read_snapshot(snapshot_text(snapshot, EPOCH))
+    assert saved.taken_at == EPOCH
+    assert replace(saved.snapshot, estimates=snapshot.estimates) == snapshot
+    assert told(saved.snapshot.estimates) == told(snapshot.estimates)
+
+
+def test_leases_their_holders_and_estimates_are_saved():
+    store = MemoryStore()
+    store.record([WorkerSeen(a_worker()), Submitted(a_pending("r1", served={"nvidia/k80": 2.0}))], EPOCH)
+    store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), EPOCH, EPOCH)
+    snapshot = replace(store.snapshot(), estimates=KNOWN)
+    saved = read_snapshot(snapshot_text(snapshot, EPOCH)).snapshot
+    assert (saved.leases, saved.holders, dict(saved.usage)) == (
+        snapshot.leases,
+        snapshot.holders,
+        dict(snapshot.usage),
+    )
+    assert told(saved.estimates) == told(KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "at the top: 'Invalid JSON: EOF while parsing a value at line 1 column 0'"),
+        ("{}", "at schema_version: 'Field required'"),
+        (
+            json.dumps({**json.loads(snapshot_text(MemoryStore().snapshot(), EPOCH)), "schema_version": 9}),
+            "version 9 of its form",
+        ),
+    ],
+)
+def test_another_text_is_no_snapshot(text, found):
+    with pytest.raises(SettingsError) as caught:
+        read_snapshot(text)
+    assert (caught.value.asked, caught.value.found) == ("a saved snapshot", found)
