@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.cli.utils import redirect_stdout_log_handlers_to_stderr
@@ -132,7 +133,7 @@ def simulate(args: Namespace) -> None:
     from hetero_airflow.cli.history import history_workload
     from hetero_airflow.cli.progress import progress_bars
     from hetero_airflow.cli.simulate_arguments import read_experiment
-    from hetero_airflow.cli.simulate_report import simulate_report
+    from hetero_airflow.cli.simulate_report import simulate_report, write_report
     from hetero_airflow.executor.configuration import read_configuration
     from hetero_airflow.simulator.experiment import run_experiment
     from hetero_airflow.simulator.figures import measure, measure_timing
@@ -148,6 +149,8 @@ def simulate(args: Namespace) -> None:
         records = list(run_experiment(experiment, progress))
     figures = [measure(record, window) for record in records]
     timings = [measure_timing(record) for record in records] if args.timing else []
+    if args.html:
+        write_report(Path(args.html), records, figures)
     if args.json:
         console().out(as_json(figures, timings), end="")
     else:

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from rich.console import RenderableType
 
 from hetero_airflow.cli.output import cell, table
+from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.simulator.figures import Figures, Timing
+from hetero_airflow.simulator.html import html_page
+from hetero_airflow.simulator.record import SimulationRecord
 from hetero_airflow.simulator.report import comparison, group_rows, timing_rows
 
 _MOST_GROUPS = 20
+
+
+def write_report(path: Path, records: Sequence[SimulationRecord], figures: Sequence[Figures]) -> None:
+    """Write the page with the charts.
+
+    :raises SettingsError: the file can't be written, or what draws charts is not installed
+    """
+    page = html_page(records, figures)
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(
+            f"--html {shorten(str(path))}", found=error.strerror or type(error).__name__, remedy="Name another file"
+        ) from error
 
 
 def simulate_report(figures: Sequence[Figures], timings: Sequence[Timing]) -> Iterator[RenderableType]:
