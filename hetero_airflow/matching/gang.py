@@ -1,0 +1,279 @@
+"""Where all members of a gang fit at the same time, on the workers that reach each other fastest. Takes nothing.
+
+Scopes are tried from the nearest: one worker, one host, one rack, one site, anywhere; in each first the
+workers that reach others fastest, then slower ones too. Of what fits, the placement with the fastest
+bottleneck is taken, then the one on the fewest workers, then the one with the greatest score, then the
+workers first by id.
+
+Within a scope the members are packed class by class, the hungriest first, each class onto the worker that takes
+most of what is left of it. For equal members this finds a packing wherever there is one, and on the
+fewest workers: how many a worker takes does not depend on the others. For unequal members it is vector
+bin packing, which is NP-hard, and the packing is a first-fit-decreasing heuristic: it may miss one that exists.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from hetero_airflow.matching.bandwidth import Bottleneck, bottleneck
+from hetero_airflow.matching.feasibility import device_count
+from hetero_airflow.matching.matcher import Fit, Matcher, Outcome, State
+from hetero_airflow.matching.regions import WIDE_LEVELS, Regions
+from hetero_airflow.matching.scoring import NOTHING
+from hetero_airflow.matching.shapes import Seat
+from hetero_airflow.model.request import Alternative, DeviceRequest
+from hetero_airflow.model.topology import Level
+
+
+class Seating(NamedTuple):
+    """One member placed: its number in the gang, the worker, by which alternative, and where on it."""
+
+    member: int
+    worker: int
+    alternative: int
+    fit: Fit
+
+
+@dataclass(frozen=True, slots=True)
+class GangFit:
+    """Where a whole gang fits; seatings in the order in which they are to be taken."""
+
+    seatings: tuple[Seating, ...]
+    bottleneck: Bottleneck | None
+    """None where the gang has only one device."""
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The workers it is on, ascending."""
+        return tuple(sorted({seating.worker for seating in self.seatings}))
+
+    @property
+    def score(self) -> float:
+        """Of all members together."""
+        return sum(seating.fit.score for seating in self.seatings)
+
+    @property
+    def rank(self) -> tuple[float, int, float, tuple[int, ...]]:
+        """The lower the better."""
+        speed = float("inf") if self.bottleneck is None else self.bottleneck.bytes_per_s
+        return -speed, len(self.workers), -self.score, self.workers
+
+
+class _Class(NamedTuple):
+    """Members that ask for the same."""
+
+    ways: tuple[tuple[int, Alternative], ...]
+    """The alternatives that they may be placed by, with their numbers."""
+    is_ordered: bool
+    members: tuple[int, ...]
+    key: object
+    """Equal for classes that ask for the same."""
+
+
+@dataclass(slots=True)
+class _Chain:
+    """Members of a class placed one after the other on a worker of a state, as far as anyone asked."""
+
+    fits: list[tuple[int, Fit]]
+    states: list[State]
+    """Before the first, and after each."""
+    is_full: bool = False
+
+
+class Board:
+    """The states of all workers at one moment, on which gangs are tried. Nothing here changes them.
+
+    :param outcome: what is true of an alternative on workers of a state, as `Fleet.outcome`
+    """
+
+    def __init__(
+        self,
+        seats: Sequence[Seat],
+        states: Sequence[State],
+        regions: Regions,
+        matcher: Matcher,
+        outcome: Callable[[Alternative, State], Outcome],
+        now: datetime,
+    ) -> None:
+        self._seats = seats
+        self._states = states
+        self._regions = regions
+        self._matcher = matcher
+        self._outcome = outcome
+        self._now_s = now.timestamp()
+        self._chains: dict[tuple[State, object], _Chain] = {}
+
+    def place(self, requests: Sequence[DeviceRequest]) -> GangFit | None:
+        """The best placement of a gang with these requests, or None if it does not fit as a whole.
+
+        Members that ask for the same get it by the same alternative, since the slowest holds up the others;
+        of ordered alternatives, the first that all of them can have.
+        """
+        if len({request.fingerprint for request in requests}) == 1:
+            found = None
+            for number, alternative in enumerate(requests[0].alternatives):
+                alike = _alike(number, alternative, len(requests))
+                fit = self._best([alike], gang_level([alternative]))
+                if fit is not None and (found is None or fit.rank < found.rank):
+                    found = fit
+                if found is not None and requests[0].is_ordered:
+                    break
+            return found
+        alternatives = [alternative for request in requests for alternative in request.alternatives]
+        return self._best(_classes(requests), gang_level(alternatives))
+
+    def room(self, alternative: Alternative, limit: int) -> int:
+        """How many members that ask for this could be placed at the same time, up to a limit, within its level."""
+        level = gang_level([alternative])
+        return max((self._room(region, alternative, limit) for region in self._regions.at(level)), default=0)
+
+    def _room(self, region: Sequence[int], alternative: Alternative, limit: int) -> int:
+        alike = _alike(0, alternative, limit)
+        sizes = Counter(self._states[worker] for worker in region)
+        return min(limit, sum(number * len(self._chain(state, alike, limit)[0]) for state, number in sizes.items()))
+
+    def _best(self, classes: Sequence[_Class], widest: Level) -> GangFit | None:
+        best = self._on_one_worker(classes)
+        for level in WIDE_LEVELS[: WIDE_LEVELS.index(widest) + 1]:
+            for region, speeds in self._regions.shared(level):
+                to_beat = 0.0 if best is None else -best.rank[0]
+                if speeds[0] < to_beat or not self._may_fit(classes, region):
+                    continue
+                for speed in speeds:
+                    if speed < to_beat:
+                        break
+                    found = self._pack(classes, self._regions.fast_part(region, level, speed))
+                    if found is not None:
+                        best = found if best is None or found.rank < best.rank else best
+                        break
+        return best
+
+    def _on_one_worker(self, classes: Sequence[_Class]) -> GangFit | None:
+        """The best single worker; of equal workers the first."""
+        first: dict[State, int] = {}
+        for worker, state in enumerate(self._states):
+            first.setdefault(state, worker)
+        fits = (self._pack(classes, [worker]) for worker in first.values())
+        return min((fit for fit in fits if fit is not None), key=lambda fit: fit.rank, default=None)
+
+    def _may_fit(self, classes: Sequence[_Class], region: Sequence[int]) -> bool:
+        """Whether the region has room for each class, if it had none for the others."""
+        sizes = Counter(self._states[worker] for worker in region)
+        for one in classes:
+            needed = len(one.members)
+            if sum(len(self._chain(state, one, needed)[0]) * number for state, number in sizes.items()) < needed:
+                return False
+        return True
+
+    def _pack(self, classes: Sequence[_Class], workers: Iterable[int]) -> GangFit | None:
+        """All members on these workers, few of them, or None."""
+        by_state: defaultdict[State, list[int]] = defaultdict(list)
+        for worker in workers:
+            by_state[self._states[worker]].append(worker)
+        seatings: list[Seating] = []
+        for one in classes:
+            left = list(one.members)
+            while left:
+                found = self._fullest(one, by_state, len(left))
+                if found is None:
+                    return None
+                state, fits, after = found
+                worker = by_state[state].pop(0)
+                if not by_state[state]:
+                    del by_state[state]
+                insort(by_state[after], worker)
+                seatings += (Seating(left.pop(0), worker, number, fit) for number, fit in fits)
+        return GangFit(tuple(seatings), self._bottleneck(seatings))
+
+    def _fullest(
+        self, one: _Class, by_state: Mapping[State, Sequence[int]], limit: int
+    ) -> tuple[State, list[tuple[int, Fit]], State] | None:
+        """The state whose workers take most members, up to the limit; then the best score, then the first worker."""
+        best, best_key = None, None
+        for state, workers in by_state.items():
+            fits, after = self._chain(state, one, limit)
+            if fits:
+                key = (-len(fits), -sum(fit.score for _, fit in fits), workers[0])
+                if best_key is None or key < best_key:
+                    best, best_key = (state, fits, after), key
+        return best
+
+    def _chain(self, state: State, one: _Class, limit: int) -> tuple[list[tuple[int, Fit]], State]:
+        """Up to so many members placed one after the other on a worker, as many as fit; and the state after that."""
+        chain = self._chains.get((state, one.key))
+        if chain is None:
+            chain = self._chains[state, one.key] = _Chain([], [state])
+        while len(chain.fits) < limit and not chain.is_full:
+            found = self._way(chain.states[-1], one)
+            if found is None:
+                chain.is_full = True
+                break
+            chain.fits.append(found)
+            chain.states.append(self._matcher.taken(chain.states[-1], found[1].takes, self._now_s))
+        number = min(limit, len(chain.fits))
+        return chain.fits[:number], chain.states[number]
+
+    def _way(self, state: State, one: _Class) -> tuple[int, Fit] | None:
+        best: tuple[int, Fit] | None = None
+        for number, alternative in one.ways:
+            outcome = self._outcome(alternative, state)
+            if isinstance(outcome, Fit) and (best is None or outcome.score > best[1].score):
+                best = (number, outcome)
+                if one.is_ordered:
+                    break
+        return best
+
+    def _bottleneck(self, seatings: Iterable[Seating]) -> Bottleneck | None:
+        positions: defaultdict[int, dict[int, None]] = defaultdict(dict)
+        for seating in seatings:
+            positions[seating.worker] |= dict.fromkeys(seating.fit.chosen)
+        parts = []
+        for worker, chosen in sorted(positions.items()):
+            seat = self._seats[worker]
+            devices = {device.id: device for device in seat.worker.devices}
+            parts.append((seat.worker, [devices[seat.device_ids[position]] for position in chosen]))
+        return bottleneck(parts)
+
+
+def idle_states(seats: Sequence[Seat], matcher: Matcher, *, lost: Sequence[bool]) -> list[State]:
+    """The states of the workers if nothing were leased of them."""
+    return [
+        matcher.state(seat.shape, is_lost, (NOTHING,) * len(seat.device_ids))
+        for seat, is_lost in zip(seats, lost, strict=True)
+    ]
+
+
+def gang_level(alternatives: Iterable[Alternative]) -> Level:
+    """The farthest apart that members placed by these alternatives may be."""
+    levels = [Level.ANYWHERE]
+    for alternative in alternatives:
+        topology = alternative.topology
+        if topology is not None and topology.budget_s is None and not topology.level.is_within_worker:
+            levels.append(topology.level)
+    return min(levels, key=lambda level: level.rank)
+
+
+def _alike(number: int, alternative: Alternative, members: int) -> _Class:
+    """All members of a gang, to be placed by one alternative."""
+    return _Class(((number, alternative),), True, tuple(range(members)), (number, alternative.key))
+
+
+def _classes(requests: Sequence[DeviceRequest]) -> list[_Class]:
+    """Members that ask for the same together, the hungriest first."""
+    members: defaultdict[str, list[int]] = defaultdict(list)
+    for number, request in enumerate(requests):
+        members[request.fingerprint].append(number)
+    classes = []
+    for fingerprint, numbers in members.items():
+        request = requests[numbers[0]]
+        classes.append(_Class(tuple(enumerate(request.alternatives)), request.is_ordered, tuple(numbers), fingerprint))
+    return sorted(classes, key=lambda one: (-_appetite(one), one.members))
+
+
+def _appetite(one: _Class) -> int:
+    return max(device_count(alternative) * alternative.milli for _, alternative in one.ways)

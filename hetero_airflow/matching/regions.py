@@ -1,0 +1,74 @@
+"""The workers of a fleet by where they stand: hosts, racks and sites, and how fast each worker reaches others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from hetero_airflow.matching.bandwidth import network_cap, spot
+from hetero_airflow.matching.shapes import Seat
+from hetero_airflow.model.link_speeds import SOCKET_BYTES_S, network_bytes_s, pcie_bytes_s
+from hetero_airflow.model.topology import Level
+from hetero_airflow.model.worker import Worker
+
+WIDE_LEVELS = (Level.HOST, Level.RACK, Level.SITE, Level.ANYWHERE)
+"""The levels that workers can have in common, the nearest first."""
+
+
+class Uplink(NamedTuple):
+    """How fast a worker reaches others, in bytes a second: at most as fast as its slowest accelerator and its card."""
+
+    devices: float
+    network: float
+
+    def reach(self, level: Level) -> float:
+        """To workers that have that level in common with it, if they are no slower."""
+        path = min(self.devices, SOCKET_BYTES_S)
+        return path if level is Level.HOST else min(path, network_cap(level, (self.network,)))
+
+
+def uplink(worker: Worker) -> Uplink:
+    """How fast the worker reaches others."""
+    paths = [pcie_bytes_s(device) for device in worker.devices if device.kind != "cpu"]
+    return Uplink(min(paths, default=SOCKET_BYTES_S), network_bytes_s(worker.labels))
+
+
+class Regions:
+    """Where the workers of a fleet stand; workers are known by their number in it."""
+
+    def __init__(self, seats: Sequence[Seat]) -> None:
+        uplinks = [uplink(seat.worker) for seat in seats]
+        spots = [spot(seat.worker) for seat in seats]
+        everyone = range(len(seats))
+        self._regions: dict[Level, list[tuple[int, ...]]] = {
+            Level.HOST: _grouped((spots[number], number) for number in everyone),
+            Level.RACK: _grouped(((spots[n].site, spots[n].rack), n) for n in everyone if spots[n].rack),
+            Level.SITE: _grouped((spots[number].site, number) for number in everyone),
+            Level.ANYWHERE: [tuple(everyone)] if seats else [],
+        }
+        self._reach = {level: [one.reach(level) for one in uplinks] for level in WIDE_LEVELS}
+        self._speeds = {
+            level: [tuple(sorted({self._reach[level][n] for n in region}, reverse=True)) for region in regions]
+            for level, regions in self._regions.items()
+        }
+
+    def at(self, level: Level) -> Sequence[tuple[int, ...]]:
+        """The sets of workers that have that level in common, each ascending, ordered by their first worker."""
+        return self._regions[level]
+
+    def shared(self, level: Level) -> Iterator[tuple[tuple[int, ...], tuple[float, ...]]]:
+        """The regions of several workers, with the different speeds at which these reach each other, fastest first."""
+        pairs = zip(self._regions[level], self._speeds[level], strict=True)
+        return ((region, speeds) for region, speeds in pairs if len(region) > 1)
+
+    def fast_part(self, region: Sequence[int], level: Level, speed: float) -> Sequence[int]:
+        """The workers of a region that reach others at that level with that speed or faster."""
+        reach = self._reach[level]
+        return [worker for worker in region if reach[worker] >= speed]
+
+
+def _grouped(pairs: Iterable[tuple[object, int]]) -> list[tuple[int, ...]]:
+    groups: dict[object, list[int]] = {}
+    for key, number in pairs:
+        groups.setdefault(key, []).append(number)
+    return [tuple(group) for group in groups.values()]

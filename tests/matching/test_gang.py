@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations_with_replacement
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetero_airflow.matching.bandwidth import bottleneck
+from hetero_airflow.matching.fleet import Fleet
+from hetero_airflow.matching.gang import Board, GangFit, gang_level, idle_states
+from hetero_airflow.matching.matcher import Matcher
+from hetero_airflow.matching.regions import Regions
+from hetero_airflow.matching.scoring import Tight
+from hetero_airflow.model.device import Device
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.snapshot import Snapshot, Usage
+from hetero_airflow.model.topology import Level
+from hetero_airflow.model.worker import Worker
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker
+
+GIB = 2**30
+FULL = Usage(1000, 40 * GIB)
+
+
+def gpus(number: int, **fields: object) -> tuple[Device, ...]:
+    return tuple(a_device(f"GPU-{index}", index=index, **fields) for index in range(number))
+
+
+def a_host(id: str, number: int = 2, **labels: str) -> Worker:
+    given = {f"hetero/{name}": value for name, value in labels.items()}
+    return a_worker(id, (a_cpu(index=9), *gpus(number)), labels=given)
+
+
+def a_board(workers: list[Worker], usage: dict[tuple[str, str], Usage] | None = None) -> Board:
+    matcher = Matcher(Tight())
+    fleet = Fleet(matcher, Snapshot(1, tuple(workers), usage or {}))
+    return Board(fleet.seats, fleet.states, Regions(fleet.seats), matcher, fleet.outcome, EPOCH)
+
+
+def ask(device: object, members: int, **fields: object) -> list[DeviceRequest]:
+    return [DeviceRequest.parse(device, **fields)] * members  # type: ignore[arg-type]
+
+
+def where(fit: GangFit | None, workers: list[Worker]) -> dict[str, int] | None:
+    """How many members are on which worker."""
+    ids = sorted(worker.id for worker in workers)
+    return None if fit is None else dict(Counter(ids[seating.worker] for seating in fit.seatings))
+
+
+@pytest.mark.parametrize(
+    ("members", "expected", "level"),
+    [
+        (2, {"a": 2}, Level.NUMA),
+        (3, {"b": 2, "c": 1}, Level.RACK),
+        (5, {"a": 2, "b": 2, "c": 1}, Level.SITE),
+        (7, {"a": 2, "b": 2, "c": 2, "d": 1}, Level.ANYWHERE),
+        (9, None, None),
+    ],
+)
+def test_a_gang_is_placed_on_the_nearest_workers_that_have_room(
+    members: int, expected: dict[str, int] | None, level: Level | None
+) -> None:
+    workers = [
+        a_host("a", rack="r1", site="s1"),
+        a_host("b", rack="r2", site="s1"),
+        a_host("c", rack="r2", site="s1"),
+        a_host("d", rack="r3", site="s2"),
+    ]
+    fit = a_board(workers).place(ask("gpu", members))
+    assert where(fit, workers) == expected
+    assert (fit.bottleneck.level if fit and fit.bottleneck else None) == level
+
+
+def test_among_equal_levels_the_fastest_network_is_taken_then_the_fewest_workers() -> None:
+    slow = [a_host(name, 4, rack="r1", network_gbps="25") for name in "ab"]
+    fast = [a_host(name, 2, rack="r2", network_gbps="100") for name in "cdef"]
+    workers = [*slow, *fast]
+    assert where(a_board(workers).place(ask("gpu:2", 3)), workers) == {"c": 1, "d": 1, "e": 1}
+    even = [a_host(name, 4, rack="r1") for name in "ab"] + [a_host(name, 2, rack="r2") for name in "cdef"]
+    assert where(a_board(even).place(ask("gpu:2", 3)), even) == {"a": 2, "b": 1}
+
+
+def test_slower_workers_of_a_rack_are_taken_only_where_the_fast_ones_have_no_room() -> None:
+    workers = [a_host(name, rack="r", network_gbps=gbps) for name, gbps in (("a", "10"), ("b", "100"), ("c", "100"))]
+    assert where(a_board(workers).place(ask("gpu:2", 2)), workers) == {"b": 1, "c": 1}
+    assert where(a_board(workers).place(ask("gpu:2", 3)), workers) == {"a": 1, "b": 1, "c": 1}
+
+
+def test_a_hard_level_is_kept() -> None:
+    workers = [a_host("a", rack="r1"), a_host("b", rack="r2")]
+    board = a_board(workers)
+    assert where(board.place(ask("gpu:2", 2, topology="rack")), workers) is None
+    assert where(board.place(ask("gpu:2", 2, topology="site")), workers) == {"a": 1, "b": 1}
+    assert where(board.place(ask("gpu:2", 2, topology="rack@10m")), workers) == {"a": 1, "b": 1}
+    assert where(board.place(ask("gpu", 2, topology="host")), workers) == {"a": 2}
+    assert (
+        board.room(ask("gpu", 1, topology="host")[0].alternatives[0], 9),
+        board.room(ask("gpu", 1)[0].alternatives[0], 9),
+    ) == (2, 4)
+
+
+def test_two_workers_of_one_host_are_one_host() -> None:
+    workers = [a_worker(name, gpus(1), host="box") for name in "ab"] + [a_worker("c", gpus(1))]
+    fit = a_board(workers).place(ask("gpu", 2, topology="host"))
+    assert (where(fit, workers), fit and fit.bottleneck and fit.bottleneck.level) == ({"a": 1, "b": 1}, Level.HOST)
+
+
+def test_all_members_get_the_same_of_their_alternatives() -> None:
+    v100 = a_worker("v", gpus(1, model="v100", memory="16GiB"))
+    k80 = a_worker("k", gpus(2, model="k80", memory="12GiB"))
+    workers = [v100, k80]
+    for device in (["v100", "k80"], {"v100", "k80"}):
+        fit = a_board(workers).place(ask(device, 2))
+        assert where(fit, workers) == {"k": 2}
+    assert a_board(workers).place(ask(["v100", "k80"], 3)) is None
+
+
+def test_unlike_members_are_packed_the_hungriest_first() -> None:
+    workers = [a_host("a", 1), a_host("b", 4)]
+    requests = [*ask("gpu", 1), *ask("gpu:4", 1), *ask("cpu:2", 1)]
+    fit = a_board(workers).place(requests)
+    assert fit is not None
+    assert sorted((seating.member, workers[seating.worker].id) for seating in fit.seatings)[:2] == [(0, "a"), (1, "b")]
+
+
+def test_what_is_leased_is_not_taken() -> None:
+    workers = [a_host("a"), a_host("b")]
+    board = a_board(workers, {("a", "GPU-0"): FULL})
+    assert where(board.place(ask("gpu:2", 2)), workers) is None
+    assert where(board.place(ask("gpu", 3)), workers) == {"a": 1, "b": 2}
+
+
+def test_idle_states_hold_nothing() -> None:
+    matcher, workers = Matcher(Tight()), (a_host("a"), a_host("b"))
+    fleet = Fleet(matcher, Snapshot(1, workers, {("a", "GPU-0"): FULL}))
+    assert idle_states(fleet.seats, matcher, lost=[False, False]) == [fleet.states[1]] * 2
+    assert [state.is_lost for state in idle_states(fleet.seats, matcher, lost=[True, False])] == [True, False]
+
+
+def test_only_hard_levels_beyond_the_worker_bind_a_gang() -> None:
+    texts = ["nvlink", "rack@5m", "site", "host"]
+    alternatives = [DeviceRequest.parse("gpu:2", topology=text).alternatives[0] for text in texts]
+    assert gang_level(alternatives[:2]) is Level.ANYWHERE
+    assert gang_level(alternatives) is Level.HOST
+
+
+# Against brute force.
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> tuple[list[Worker], dict[tuple[str, str], Usage]]:
+    workers, usage = [], {}
+    for number in range(draw(st.integers(1, 4))):
+        labels = {"network_gbps": draw(st.sampled_from(["10", "100"]))}
+        labels |= draw(st.sampled_from([{}, {"rack": "r1"}, {"rack": "r2"}, {"rack": "r1", "site": "s"}]))
+        workers.append(a_host(f"w{number}", draw(st.integers(1, 4)), **labels))
+        for device in workers[-1].devices[1:]:
+            if draw(st.booleans()):
+                usage[workers[-1].id, device.id] = FULL
+    return workers, usage
+
+
+@settings(max_examples=200, deadline=None)
+@given(clusters(), st.integers(1, 2), st.integers(1, 4), st.sampled_from([None, "host", "rack", "site"]))
+def test_a_gang_is_placed_wherever_it_can_be_and_as_fast_as_can_be(
+    cluster: tuple[list[Worker], dict[tuple[str, str], Usage]], count: int, members: int, topology: str | None
+) -> None:
+    workers, usage = cluster
+    free = [[d for d in w.devices[1:] if (w.id, d.id) not in usage] for w in workers]
+    possible = []
+    for chosen in combinations_with_replacement(range(len(workers)), members):
+        needed = {worker: number * count for worker, number in Counter(chosen).items()}
+        if all(len(free[worker]) >= number for worker, number in needed.items()):
+            found = bottleneck([(workers[worker], free[worker][:number]) for worker, number in needed.items()])
+            if found is None or topology is None or found.level.rank <= Level(topology).rank:
+                possible.append((-(float("inf") if found is None else found.bytes_per_s), len(needed)))
+    fit = a_board(workers, usage).place(ask(f"gpu:{count}", members, topology=topology))
+    assert (None if fit is None else fit.rank[:2]) == min(possible, default=None)
+    if fit is not None:
+        assert sorted(seating.member for seating in fit.seatings) == list(range(members))
