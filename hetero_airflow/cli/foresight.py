@@ -43,8 +43,8 @@ def foresee(snapshot: Snapshot, pending: Pending, decide: Decide, now: datetime,
 def start_lines(seen: Outlook, now: datetime) -> Iterator[str]:
     """When it starts, as people say it."""
     if seen.start_s is None:
-        if seen.is_given_up:
-            yield "not foreseen: too much stands before it"
+        if seen.beyond_s is not None:
+            yield f"hardly in less than {_span(seen.beyond_s, now)}: so much stands before it that no more is foreseen"
         elif seen.unknown:
             yield f"not known: it may wait for {_tasks(seen.unknown)}, and it is not known how much longer that takes"
         else:
@@ -78,7 +78,7 @@ def foresight_json(seen: Foresight | None) -> dict[str, Any]:
         and {
             "start_s": expected.start_s and expected.start_s._asdict(),
             "unknown": [{"dag_id": dag_id, "task_id": task_id} for dag_id, task_id in expected.unknown],
-            "is_given_up": expected.is_given_up,
+            "beyond_s": expected.beyond_s,
         },
         "what_if": answer
         and {

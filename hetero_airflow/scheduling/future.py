@@ -62,17 +62,24 @@ class Future:
             dag_tokens=dict(self._dag_tokens),
         )
 
-    def advance(self, period_s: float | None) -> bool:
-        """Go on to the next end of a run, but by no more than the period; False if nothing will happen any more."""
-        next_s = self._ends[0][0] if self._ends else math.inf
-        if period_s is not None and self._leases:
-            next_s = min(next_s, self.time_s + period_s)
-        if math.isinf(next_s):
-            return False
-        self.time_s = next_s
-        while self._ends and self._ends[0][0] <= next_s:
-            self._end(heapq.heappop(self._ends)[2])
-        return True
+    @property
+    def running(self) -> int:
+        """How many leases there are at this moment."""
+        return len(self._leases)
+
+    def advance(self, period_s: float | None, ends: int = 1) -> bool:
+        """Go on until so many runs have ended, by no more than the period; False if nothing will happen any more."""
+        period_ends_s = math.inf if period_s is None or not self._leases else self.time_s + period_s
+        has_moved = False
+        for _ in range(ends):
+            if not self._ends or self._ends[0][0] > period_ends_s:
+                break
+            self.time_s, has_moved = self._ends[0][0], True
+            while self._ends and self._ends[0][0] <= self.time_s:
+                self._end(heapq.heappop(self._ends)[2])
+        if not has_moved and period_ends_s < math.inf:
+            self.time_s, has_moved = period_ends_s, True
+        return has_moved
 
     def carry_out(self, plan: Plan) -> None:
         """Do at this moment what the plan says; what is preempted ends at once and waits again."""

@@ -6,8 +6,9 @@ request. That all runs are long, or all short, together is rarer than the tenths
 is wide rather than narrow.
 
 What it does not know: tasks that will come, devices that will fail, processes that the engine is short of,
-and that a task gives its devices back some moments after it has ended. Of a long queue, it looks at
-what is decided before the request and the next few after it, which may slip into gaps before it.
+and that a task gives its devices back some moments after it has ended. To be done in seconds, of a long
+queue it looks at what is decided before the request and the next few after it, which may slip into gaps
+before it; and where many leases are held, it lets up to one of a hundred end before it decides again.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ MAX_MOMENTS = 2_000
 MAX_IDLE_MOMENTS = 100
 """Moments in a row at which a policy that changes its mind with time alone does nothing."""
 
+_EXACT_MOMENTS = 10
+"""After each so many moments, one run more ends before the next."""
+
 BEHIND = 100
 """Requests looked at that are decided after the one that is asked about."""
 
@@ -44,8 +48,8 @@ class Outlook:
     unknown: tuple[TaskName, ...] = ()
     """Tasks that are in its way or will come before it, and of which it is not known how long they will run. Where
     `start_s` is known, it starts by then even if they never end, and maybe sooner."""
-    is_given_up: bool = False
-    """It takes too many decisions to find out."""
+    beyond_s: float | None = None
+    """Where it takes too many decisions to find out: even if runs are short, it starts later than this."""
 
 
 def outlook(snapshot: Snapshot, request_id: str, decide: Decide, now: datetime, period_s: float | None) -> Outlook:
@@ -68,7 +72,7 @@ def outlook(snapshot: Snapshot, request_id: str, decide: Decide, now: datetime, 
         try:
             start_s = _start_s(future, request_id, decide, now, period_s)
         except _TooMuch:
-            return Outlook(None, tuple(unknown | future.unknown), is_given_up=True)
+            return Outlook(None, tuple(unknown | future.unknown), min([*starts, future.time_s]))
         unknown |= future.unknown
         if start_s is None:
             return Outlook(None, tuple(unknown))
@@ -83,7 +87,7 @@ class _TooMuch(Exception):
 def _start_s(future: Future, request_id: str, decide: Decide, now: datetime, period_s: float | None) -> float | None:
     """Seconds from now until the request is placed in that future; None if it is not."""
     left, idle = MAX_DECISIONS, 0
-    for _ in range(MAX_MOMENTS):
+    for moment in range(MAX_MOMENTS):
         snapshot = future.snapshot()
         left -= len(snapshot.pending)
         if left < 0:
@@ -97,6 +101,7 @@ def _start_s(future: Future, request_id: str, decide: Decide, now: datetime, per
         idle = idle + 1 if is_idle else 0
         if isinstance(own, Refuse) or idle > MAX_IDLE_MOMENTS:
             return None
-        if not plan.preemptions and not future.advance(period_s):
+        ends = 1 + min(moment // _EXACT_MOMENTS, future.running // 100)
+        if not plan.preemptions and not future.advance(period_s, ends):
             return None
     raise _TooMuch

@@ -91,7 +91,10 @@ def test_a_refused_task_has_only_what_would_start_it(render, store):
             Outlook(Interval(60, 60, 60), (("d", "a"), ("d", "b"))),
             ["in about 1 min, at 2026-01-01 00:02:00 UTC", "or sooner: it is not known how long d.a, d.b will take"],
         ),
-        (Outlook(is_given_up=True), ["not foreseen: too much stands before it"]),
+        (
+            Outlook(beyond_s=5400.0),
+            ["hardly in less than 1 h 30 min: so much stands before it that no more is foreseen"],
+        ),
         (Outlook(), ["not known: no end of a task that runs will help"]),
     ],
 )
@@ -114,7 +117,7 @@ def test_json_has_the_numbers_and_the_request(store):
     told = json.loads(json.dumps(foresight_json(foreseen(store, known))))
     start_s = told["outlook"].pop("start_s")
     assert 0 < start_s["low"] < start_s["middle"] < start_s["high"]
-    assert told["outlook"] == {"unknown": [], "is_given_up": False}
+    assert told["outlook"] == {"unknown": [], "beyond_s": None}
     assert DeviceRequest.model_validate(told["what_if"].pop("request")) == DeviceRequest.parse(["a100:2", "a100"])
     assert told["what_if"] == {
         "words": "with 1 × nvidia/a100 as one more choice, about 2 times as long",
@@ -126,6 +129,6 @@ def test_json_has_the_numbers_and_the_request(store):
     assert foresight_json(foreseen(store))["outlook"] == {
         "start_s": None,
         "unknown": [{"dag_id": "dag", "task_id": "runs"}],
-        "is_given_up": False,
+        "beyond_s": None,
     }
     assert foresight_json(None) == {"outlook": None, "what_if": None}
