@@ -5,7 +5,7 @@ import random
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero_airflow.model.device_speeds import sheet_speed
@@ -187,6 +187,7 @@ def test_lengths_of_absurd_size_are_bounded():
     assert middle(estimates, "nvidia/k80", ("dag", "b")) <= MAX_DURATION_S
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(60, 90), min_size=5, max_size=40), st.data())
 def test_one_wild_run_moves_the_estimate_by_less_than_the_others_differ(seconds, data):
     """Whatever it says, the expected duration stays within the range of the others, and so do the other figures."""
@@ -214,6 +215,7 @@ RUNS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(RUNS)
 def test_estimates_are_within_bounds_whatever_the_runs_say(runs):
     learner = Learner()
@@ -230,6 +232,7 @@ def test_estimates_are_within_bounds_whatever_the_runs_say(runs):
     assert sum(part for _, part in estimates.mix) == pytest.approx(1 if runs else 0)
 
 
+@settings(deadline=None)
 @given(RUNS, st.integers(0, 30))
 def test_the_same_runs_teach_the_same_in_however_many_portions(runs, first):
     whole, portions = Learner(), Learner()

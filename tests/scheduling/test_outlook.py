@@ -199,7 +199,7 @@ JOBS = st.lists(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(JOBS)
 def test_with_durations_known_for_certain_it_is_what_the_simulator_finds(asked):
     """The same policy on the same requests, through the store, the cycle and the event loop of the simulator."""
@@ -229,4 +229,6 @@ def test_where_many_leases_are_held_it_is_still_near_the_truth():
         heapq.heappush(free_s, truth[name] + work)
     store = a_world(*map(a_pending, works), gpus=220)
     for name in ("r220", "r230", "r400", "r599"):
-        assert look(store, name, estimates(**works), EPOCH).start_s.middle == pytest.approx(truth[name], abs=10)
+        assert look(store, name, estimates(**works), EPOCH).start_s.middle == pytest.approx(
+            truth[name], rel=0.03, abs=10
+        )

@@ -176,7 +176,7 @@ def test_of_many_changes_the_cheapest_are_tried(monkeypatch):
     assert len(tried) == what_if.MAX_TRIED < len(possible_changes(snapshot, snapshot.pending[0]))
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(snapshots(), requests())
 def test_each_change_is_another_request_with_a_cost_and_the_answer_is_placed_by_the_policy(snapshot, request):
     pending = replace(a_pending("new", at_s=9), request=request)
