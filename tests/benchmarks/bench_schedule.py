@@ -1,0 +1,57 @@
+"""Every policy on the public traces. Run it: ``make bench-schedule``, or with names of sections for some of them.
+
+Writes its tables into ``docs/scheduling.md``, each between the two comments that name its section. Every table has
+blind, aware and oracle baselines, the published number and a lower or upper bound beside our policies, from
+one run of this command: no number is kept from another day. Needs HETERO_AIRFLOW_TRACES.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench_table import Table
+
+SECTIONS = ("truth", "jct", "stream", "makespan", "openb", "philly", "balance", "replay")
+"""Each is a module ``bench_schedule_<name>.py`` beside this one, with a function ``tables``."""
+
+PAGE = Path(__file__).parents[2] / "docs" / "scheduling.md"
+
+
+def run_section(name: str) -> Iterator[Table]:
+    """The tables of a section."""
+    module: Any = importlib.import_module(f"bench_schedule_{name}")
+    yield from module.tables()
+
+
+def replace_section(page: str, name: str, text: str) -> str:
+    """The page with that text between the section's two comments."""
+    pattern = rf"(<!-- bench {name} -->\n).*?(<!-- end {name} -->)"
+    replaced, times = re.subn(pattern, lambda m: m[1] + text + m[2], page, flags=re.DOTALL)
+    if times != 1:
+        raise SystemExit(f"{PAGE.name} has no place for the section {name}: write its two comments first")
+    return replaced
+
+
+def main(names: list[str]) -> None:
+    """Run the sections and write what they measured."""
+    unknown = sorted(set(names) - set(SECTIONS))
+    if unknown:
+        raise SystemExit(f"unknown sections: {', '.join(unknown)}. There are {', '.join(SECTIONS)}")
+    for name in names or SECTIONS:
+        begin = time.perf_counter()
+        texts = []
+        for table in run_section(name):
+            texts.append(table.markdown())
+            print(texts[-1], flush=True)
+        PAGE.write_text(replace_section(PAGE.read_text(), name, "\n".join(texts)))
+        print(f"== {name}: {time.perf_counter() - begin:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

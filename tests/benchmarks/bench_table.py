@@ -1,0 +1,66 @@
+"""Tables of measured figures, as Markdown; what the sections of ``bench_schedule.py`` share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hetero_airflow import policies
+from hetero_airflow.model.worker import Worker
+from hetero_airflow.registry import load
+from hetero_airflow.simulator.figures import Figures, Window, measure
+from hetero_airflow.simulator.options import Knowledge, Options, fixed_restart_s
+from hetero_airflow.simulator.simulation import Simulation
+from hetero_airflow.simulator.workload import Workload
+
+HOUR_S = 3600.0
+
+ON_60_S = Options(restart_s=fixed_restart_s(60.0))
+"""What Gavel's traces are simulated with: a restart costs 60 s, whatever the number of devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A title, a sentence about it, and rows of texts."""
+
+    title: str
+    note: str
+    headers: tuple[str, ...]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        """As it stands in the page; numbers to the right."""
+        lines = [f"### {self.title}", "", self.note, "", f"| {' | '.join(self.headers)} |"]
+        lines.append(f"|{'|'.join(['---', *['---:'] * (len(self.headers) - 1)])}|")
+        lines += (f"| {' | '.join(row)} |" for row in self.rows)
+        return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A policy under one kind of knowledge."""
+
+    label: str
+    policy: str
+    knowledge: Knowledge = Knowledge.SPEEDS
+
+
+def simulate(
+    workload: Workload, workers: Sequence[Worker], row: Row, options: Options = ON_60_S, window: Window | None = None
+) -> Figures:
+    """The figures of one row."""
+    policy = load(policies.GROUP, policies.POLICIES, row.policy)()
+    options = replace(options, knowledge=row.knowledge)
+    if window is not None:
+        options = replace(options, measured=(window.first_job, window.last_job or len(workload.jobs)))
+    return measure(Simulation(workload, workers, policy, row.policy, options).run(), window)
+
+
+def hours(seconds: float | None) -> str:
+    """Two digits after the point; a dash for what is not there."""
+    return "–" if seconds is None else f"{seconds / HOUR_S:.2f}"
+
+
+def percent(share: float | None) -> str:
+    """Of a share from 0 to 1."""
+    return "–" if share is None else f"{100 * share:.1f}"
