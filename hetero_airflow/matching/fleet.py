@@ -87,9 +87,9 @@ class Fleet:
         heapq.heappush(self.members.setdefault(after, []), number)
         self.moves.append((before, after))
 
-    def keep_for(self, alternatives: tuple[Alternative, ...]) -> None:
-        """From now on leave free what a request with these alternatives could ever use; once a decision."""
-        self._kept = {shape: self.matcher.kept(alternatives, shape) for shape in self._shapes}
+    def keep_for(self, alternatives: tuple[Alternative, ...], members: int = 1) -> None:
+        """From now on leave free what so many requests with these alternatives could ever use; once a decision."""
+        self._kept = {shape: self.matcher.kept(alternatives, shape, members) for shape in self._shapes}
         self._rankings.clear()
 
 

@@ -193,11 +193,12 @@ class Matcher:
             held[position] = Held(before.milli + need.milli, before.memory_bytes + need.memory_bytes, when)
         return self.state(state.shape, state.is_lost, tuple(held))
 
-    def kept(self, alternatives: tuple[Alternative, ...], shape: Shape) -> Kept | None:
+    def kept(self, alternatives: tuple[Alternative, ...], shape: Shape, members: int) -> Kept | None:
         """What must stay free on a worker of the shape lest the request be delayed there; None if it can't run there.
 
         On each device that it could use, what the hungriest of its alternatives takes of it: as long as
-        so much is left, whoever is placed beside it can't be the one it waits for.
+        so much is left, whoever is placed beside it can't be the one it waits for. Of a gang, all members
+        may come to the same device.
         """
         needs = [_NO_NEED] * len(shape.devices)
         for alternative in alternatives:
@@ -212,6 +213,9 @@ class Matcher:
                 needs[p] = Need(max(needs[p].milli, need.milli), max(needs[p].memory_bytes, need.memory_bytes))
         if all(need == _NO_NEED for need in needs):
             return None
+        if members > 1:
+            most = zip(needs, shape.capacity, strict=True)
+            needs = [Need(min(n.milli * members, c[0]), min(n.memory_bytes * members, c[1])) for n, c in most]
         return self._kept.setdefault(tuple(needs), Kept(tuple(needs)))
 
 

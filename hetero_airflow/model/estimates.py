@@ -89,6 +89,8 @@ class Estimates:
     default_speeds: Mapping[str, float] = field(default_factory=dict)
     """Device class → speed relative to others, from the makers' data sheets and from what tasks of several classes have
     shown: for tasks that never ran there."""
+    spread: Mapping[TaskName, float] = field(default_factory=dict)
+    """Task → what remains of its speed where its gang is on several hosts, 0 to 1; absent where it is not known."""
 
     def speed(self, task: TaskName, device_class: str) -> float | None:
         """Units a second on that class; None where nothing at all is known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
+from dataclasses import replace
 
 from hetero_airflow.model.estimates import Estimates, Interval, TaskName
 from hetero_airflow.simulator.job_run import JobRun
@@ -25,14 +26,14 @@ class Informant:
         asked = Counter(job.request.alternatives[0] for job in workload.jobs if job.ranks)
         total = sum(asked.values())
         mix = () if knowledge is Knowledge.NONE else tuple((one, n / total) for one, n in asked.most_common())
-        self._known = Estimates(speeds, works, mix=mix)
+        spread = {self._name(job): job.spread for job in workload.jobs if job.spread < 1} if speeds else {}
+        self._known = Estimates(speeds, works, mix=mix, spread=spread)
         self._is_stale = False
 
     def estimates(self) -> Estimates:
         """What is known now."""
         if self._is_stale:
-            known = self._known
-            self._known = Estimates(known.speeds, known.works, tuple(self._finished_s), known.mix, known.default_speeds)
+            self._known = replace(self._known, finished_s=tuple(self._finished_s))
             self._is_stale = False
         return self._known
 

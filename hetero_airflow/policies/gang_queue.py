@@ -1,0 +1,150 @@
+"""The gangs of a queue during one decision: who is missing, where a whole gang fits now, and what is in its way."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+
+from hetero_airflow.matching.fleet import Fleet
+from hetero_airflow.matching.gang import Board, GangFit, gang_level
+from hetero_airflow.matching.ground import Ground
+from hetero_airflow.model.plan import Reason, ReasonCode
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.model.topology import Level
+from hetero_airflow.policies.insistence import undemanding
+
+
+def in_units(queue: Sequence[Pending]) -> Iterator[tuple[Pending, ...]]:
+    """The queue with the members of each gang together, at the place of the first of them."""
+    gangs: defaultdict[str, list[Pending]] = defaultdict(list)
+    for one in queue:
+        if one.gang:
+            gangs[one.gang].append(one)
+    for one in queue:
+        if not one.gang:
+            yield (one,)
+        elif one.gang in gangs:
+            yield tuple(gangs.pop(one.gang))
+
+
+class GangQueue:
+    """The gangs of one decision.
+
+    Where members that run already stand is not looked at: a gang is whole again when those that came back are placed.
+
+    :param ground: the workers of the fleet as gangs see them
+    """
+
+    def __init__(
+        self, snapshot: Snapshot, pending: Iterable[Pending], fleet: Fleet, ground: Ground, now: datetime
+    ) -> None:
+        self._fleet = fleet
+        self._ground = ground
+        self._now = now
+        self._spread = snapshot.estimates.spread
+        self._members: defaultdict[str, list[Pending]] = defaultdict(list)
+        for one in pending:
+            if one.gang:
+                self._members[one.gang].append(one)
+        holders = snapshot.holders.values() if self._members else ()
+        self._holding = Counter(one.gang for one in holders if one.gang)
+        self._present: Board | None = None
+        self._blocked: dict[str, Reason | None] = {}
+        self._misfits: dict[tuple[str, ...], tuple[int, tuple[ReasonCode, str] | None]] = {}
+        """What the members ask → the version of the fleet at which they did not fit, and why, where that was asked."""
+
+    def _new_board(self, *, keeps: bool) -> Board:
+        """What is free now; without `keeps` also what is kept for the head."""
+        fleet = self._fleet
+        outcome = fleet.outcome if keeps else lambda alternative, state: fleet.matcher.outcome(alternative, state, None)
+        return Board(fleet.seats, fleet.states, self._ground.regions, fleet.matcher, outcome, self._now)
+
+    def note_kept(self) -> None:
+        """Take note that something is kept for a head from now on."""
+        self._present = None
+        self._misfits.clear()
+
+    def blocked(self, gang: str) -> Reason | None:
+        """Why the gang can't be placed whatever is free: members are missing, or there is no room for all of them."""
+        if gang not in self._blocked:
+            self._blocked[gang] = self._why_blocked(gang)
+        return self._blocked[gang]
+
+    def _why_blocked(self, gang: str) -> Reason | None:
+        members = self._members[gang]
+        size = members[0].gang_size
+        there = len(members) + self._holding[gang]
+        if there < size:
+            return Reason(ReasonCode.GANG, f"all {size} members of gang {gang}", f"{there} of them submitted")
+        requests = [one.request for one in members]
+        if self._ground.fits_when_idle(requests):
+            return None
+        room = max(self._ground.idle_room(alternative, size) for alternative in requests[0].alternatives)
+        if not _are_alike(requests):
+            return Reason(
+                ReasonCode.GANG, _gang_text(members), "no room for all of them, even when all workers are idle"
+            )
+        ever = max(self._ground.most(alternative) for alternative in requests[0].alternatives)
+        code = ReasonCode.GANG if ever >= len(members) else ReasonCode.COUNT
+        level = gang_level(requests[0].alternatives)
+        if code is ReasonCode.COUNT and level is not Level.ANYWHERE:
+            code = ReasonCode.TOPOLOGY
+        return Reason(code, _gang_text(members), f"room for {room} at the same time, even when all workers are idle")
+
+    def fit(self, members: Sequence[Pending]) -> GangFit | None:
+        """Where all these members fit now."""
+        key = tuple(one.request.fingerprint for one in members)
+        known = self._misfits.get(key)
+        if known is not None and known[0] == self._fleet.version:
+            return None
+        if self._present is None:
+            self._present = self._new_board(keeps=True)
+        found = self._present.place([one.request for one in members])
+        if found is None:
+            self._misfits[key] = (self._fleet.version, None)
+        return found
+
+    def obstacle(self, members: Sequence[Pending]) -> Reason:
+        """What is in the way of a gang that does not fit now, but would if all were idle."""
+        key = tuple(one.request.fingerprint for one in members)
+        known = self._misfits.get(key)
+        if known is None or known[0] != self._fleet.version or known[1] is None:
+            known = self._misfits[key] = (self._fleet.version, self._obstacle([one.request for one in members]))
+        assert known[1] is not None
+        code, found = known[1]
+        return Reason(code, _gang_text(members), found)
+
+    def _obstacle(self, requests: Sequence[DeviceRequest]) -> tuple[ReasonCode, str]:
+        free = self._new_board(keeps=False)
+        if free.place(requests) is not None:
+            return ReasonCode.RESERVED, "a fit, which is kept for the first in the queue"
+        found = "no room for all at the same time"
+        if _are_alike(requests):
+            room = max(free.room(alternative, len(requests)) for alternative in requests[0].alternatives)
+            found = f"room for {room} at the same time"
+        is_demanding = any(alternative.topology for request in requests for alternative in request.alternatives)
+        if is_demanding and free.place([undemanding(request) for request in requests]) is not None:
+            return ReasonCode.SCATTERED, f"{found} as near together as that"
+        return ReasonCode.BUSY, found
+
+    def words(self, members: Sequence[Pending], fit: GangFit) -> str:
+        """A placement of a gang in words."""
+        workers = len(fit.workers)
+        text = f"placed with gang {members[0].gang} of {len(members)} on {workers} worker{'s' if workers > 1 else ''}"
+        if fit.bottleneck is not None:
+            text += f", joined by {fit.bottleneck}"
+        spread = self._spread.get(members[0].task, 1.0)
+        is_spread = fit.bottleneck is not None and fit.bottleneck.level.rank > Level.HOST.rank
+        return text + (f", at {spread:.2g} of its speed on one host" if is_spread and spread < 1 else "")
+
+
+def _are_alike(requests: Sequence[DeviceRequest]) -> bool:
+    return len({request.fingerprint for request in requests}) == 1
+
+
+def _gang_text(members: Sequence[Pending]) -> str:
+    requests = list(dict.fromkeys(str(one.request) for one in members))
+    each = f"{requests[0]} each" if len(requests) == 1 else "; ".join(requests)
+    return f"all {len(members)} of gang {members[0].gang}, {each}"
