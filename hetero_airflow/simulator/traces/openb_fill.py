@@ -9,8 +9,8 @@ from hetero_airflow.errors import TraceError
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.simulator.workload import Job, Workload
 
-FOREVER_S = 1e9
-"""Longer than any arrival, and still a date."""
+FOREVER_S = 1e8
+"""Three years: longer than any arrival, and shorter than the simulator's leases."""
 _MAX_DEMAND = 10.0
 
 

@@ -6,7 +6,10 @@ import pytest
 
 from hetero_airflow.errors import TraceError
 from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.simulator.cluster import simulated_worker
+from hetero_airflow.simulator.record import Outcome
+from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.traces import load_trace
 from hetero_airflow.simulator.traces.openb_fill import FOREVER_S, asked_devices
 from hetero_airflow.simulator.workload import Job
@@ -139,3 +142,12 @@ def test_the_published_mixes_are_read(public_traces: Path) -> None:
         devices = sum(device.kind == "gpu" for worker in workload.workers for device in worker.devices)
         assert (len(workload.workers), devices) == (1213, 6212)
         assert sum(asked_devices(job.request) for job in workload.jobs) == pytest.approx(1.3 * 6212, rel=0.001)
+
+
+def test_a_filled_cluster_is_simulated_to_its_end(folder: Path) -> None:
+    put(folder, *(f"p{i},1000,1,1,1000,,LS,Running,{i},99,{i}" for i in range(4)))
+    workload = load_trace("openb/t_fill2_seed7", folder)
+
+    record = Simulation(workload, (), Fifo(), "fifo").run()
+
+    assert [job.outcome for job in record.jobs] == [Outcome.FINISHED] * 3 + [Outcome.LEFT] * 3
