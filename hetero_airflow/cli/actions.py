@@ -77,30 +77,33 @@ def queue(args: Namespace) -> None:
     from hetero_airflow.cli.queue_tables import queue_json, queue_report, waiting_in_order
 
     now = datetime.now(UTC)
-    snapshot = _open_store().snapshot()
-    placed = placed_requests(_database(), [lease.request_id for lease in snapshot.leases])
-    waiting = waiting_in_order(snapshot, _decide(snapshot, now))
+    live = _live_snapshot()
+    placed = placed_requests(_database(), [lease.request_id for lease in live.leases])
+    waiting = waiting_in_order(live, _deciding()[0](live, now))
     if args.json:
-        show_json(queue_json(waiting, snapshot, placed))
+        show_json(queue_json(waiting, live, placed))
     else:
-        show(*queue_report(waiting, snapshot, placed, now))
+        show(*queue_report(waiting, live, placed, now))
 
 
 @_action
 def explain(args: Namespace) -> None:
     """Why one task waits, or got what it has."""
     from hetero_airflow.cli.explanation import explanation, story_json
+    from hetero_airflow.cli.foresight import foresee, foresight_json
     from hetero_airflow.cli.never_asked import never_asked
 
-    store = _open_store()
-    story = store.story(args.dag_id, args.run_id, args.task_id, args.map_index)
+    now = datetime.now(UTC)
+    story = _open_store().story(args.dag_id, args.run_id, args.task_id, args.map_index)
     if story is None:
         raise never_asked(args.dag_id, args.run_id, args.task_id, args.map_index)
+    live = _live_snapshot()
+    decide, period_s = _deciding()
+    foresight = foresee(story, live, decide, now, period_s)
     if args.json:
-        show_json(story_json(story))
+        show_json(story_json(story) | foresight_json(foresight))
     else:
-        workers = {worker.id: worker for worker in store.snapshot().workers}
-        show(*explanation(story, workers, datetime.now(UTC)))
+        show(*explanation(story, {worker.id: worker for worker in live.workers}, now, foresight))
 
 
 @_action
@@ -204,20 +207,30 @@ def _live_snapshot() -> Snapshot:
     return replace(snapshot, estimates=Learner().refresh(store, device_classes(snapshot.workers)))
 
 
-def _decide(snapshot: Snapshot, now: datetime) -> Plan:
-    """What the scheduler's next cycle decides as things stand; the policy priority stands in for one that fails."""
+def _deciding() -> tuple[Callable[[Snapshot, datetime], Plan], float | None]:
+    """What the scheduler's next cycle decides on a snapshot, and the policy's period in seconds.
+
+    From the moment on at which the policy raises, priority stands in for it.
+    """
     from hetero_airflow import policies
     from hetero_airflow.executor.configuration import read_configuration
+    from hetero_airflow.policies.policy import Policy, period_of
     from hetero_airflow.policies.priority import Priority
     from hetero_airflow.registry import load
 
     name = read_configuration().policy
-    try:
-        plan: Plan = load(policies.GROUP, policies.POLICIES, name)().decide(snapshot, now)
-    except HeteroError:
-        raise
-    except Exception as error:  # noqa: BLE001  a policy from another package may raise anything
-        text = f"The policy {name} raised {type(error).__name__}: {error}. As in the scheduler, priority decides."
-        console(sys.stderr).out(clean(text))
-        plan = Priority().decide(snapshot, now)
-    return plan
+    policy: Policy = load(policies.GROUP, policies.POLICIES, name)()
+
+    def decide(snapshot: Snapshot, now: datetime) -> Plan:
+        nonlocal policy
+        try:
+            return policy.decide(snapshot, now)
+        except HeteroError:
+            raise
+        except Exception as error:  # noqa: BLE001  a policy from another package may raise anything
+            text = f"The policy {name} raised {type(error).__name__}: {error}. As in the scheduler, priority decides."
+            console(sys.stderr).out(clean(text))
+            policy = Priority()
+            return policy.decide(snapshot, now)
+
+    return decide, period_of(policy)

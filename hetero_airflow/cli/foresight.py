@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from hetero_airflow.cli.output import age, moment
 from hetero_airflow.cli.request_text import request_text
 from hetero_airflow.model.estimates import TaskName
-from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.scheduling.outlook import Decide, Outlook, outlook
 from hetero_airflow.scheduling.what_if import Answer, cheapest_change
+from hetero_airflow.store.store import Story
 
 _NAMED = 3
 """Tasks named where nobody knows how long they run."""
@@ -33,11 +34,18 @@ class Foresight:
         return self.outlook is not None and self.outlook.start_s is not None and self.outlook.start_s.high <= 0
 
 
-def foresee(snapshot: Snapshot, pending: Pending, decide: Decide, now: datetime, period_s: float | None) -> Foresight:
-    """What the policy will do with a request, of the snapshot or refused before, and what it would do with others."""
-    is_waiting = any(one.id == pending.id for one in snapshot.pending)
-    seen = Foresight(outlook(snapshot, pending.id, decide, now, period_s) if is_waiting else None, None)
-    return seen if seen.starts_now else Foresight(seen.outlook, cheapest_change(snapshot, pending, decide, now))
+def foresee(
+    story: Story, snapshot: Snapshot, decide: Decide, now: datetime, period_s: float | None
+) -> Foresight | None:
+    """What the policy will do with a request that waits or was refused, and what it would do with others; else None."""
+    pending, newest = story.pending, story.decisions[0] if story.decisions else None
+    if any(one.id == pending.id for one in snapshot.pending):
+        seen = Foresight(outlook(snapshot, pending.id, decide, now, period_s), None)
+    elif story.state == "ended" and newest is not None and newest["outcome"] == "refuse":
+        seen = Foresight(None, None)
+    else:
+        return None
+    return seen if seen.starts_now else replace(seen, answer=cheapest_change(snapshot, pending, decide, now))
 
 
 def start_lines(seen: Outlook, now: datetime) -> Iterator[str]:

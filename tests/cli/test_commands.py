@@ -112,7 +112,16 @@ def test_queue(installation, store):
     ("task", "lines"),
     [
         (["run", "placed"], ["Placed     on worker-a, lease placed.1 (granted)", "worker-a ", "won: nothing else"]),
-        ([RUN, "waits", "--map-index", "3"], ["Waiting    at position 1 of the queue", "  2 × nvidia/h100: 1 worker"]),
+        (
+            [RUN, "waits", "--map-index", "3"],
+            [
+                "Waiting    at position 1 of the queue",
+                "Starts     not known: it may wait for dag.placed, and it is not known how much longer that takes",
+                "It would start now, on worker-a, with 1 × nvidia/t4 as one more choice, about ",
+                '  device=["nvidia/a100", "nvidia/h100:2", "nvidia/t4"]',
+                "  2 × nvidia/h100: 1 worker",
+            ],
+        ),
         (["run", "refused"], ["No known worker could ever run it. Nearest: worker worker-a has", "Ended "]),
         (["run", "[red]waits\x1b[31m"], ["dag.[red]waits\\x1b[31m, run run", "0.5 of a nvidia/a100, cooperative"]),
     ],
@@ -125,7 +134,14 @@ def test_explain(installation, task, lines):
 
 def test_explain_as_json(installation, store):
     done = installation.run("hetero", "explain", "dag", RUN, "waits", "--map-index", "3", "--json", FORCE_COLOR="1")
-    assert json.loads(done.stdout) == story_json(store.story("dag", RUN, "waits", 3))
+    told = json.loads(done.stdout)
+    assert told.pop("outlook") == {
+        "start_s": None,
+        "unknown": [{"dag_id": "dag", "task_id": "placed"}],
+        "beyond_s": None,
+    }
+    assert told.pop("what_if")["arguments"] == 'device=["nvidia/a100", "nvidia/h100:2", "nvidia/t4"]'
+    assert told == story_json(store.story("dag", RUN, "waits", 3))
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,9 @@ def store():
 
 def foreseen(store, estimates=NO_ESTIMATES, task_id="waits") -> Foresight:
     story = store.story("dag", "run", task_id)
-    return foresee(replace(store.snapshot(), estimates=estimates), story.pending, Fifo().decide, NOW, None)
+    seen = foresee(story, replace(store.snapshot(), estimates=estimates), Fifo().decide, NOW, None)
+    assert seen is not None
+    return seen
 
 
 def parts(render, store, foresight, task_id="waits", width=120) -> list[list[str]]:
@@ -104,6 +106,12 @@ def test_a_start_is_said_as_people_say_it(seen, lines):
 
 def test_where_no_change_helps_it_is_said(render, store):
     assert parts(render, store, Foresight(Outlook(), None))[1] == ["No single change of the request would start it now"]
+
+
+def test_of_what_has_its_devices_or_was_withdrawn_nothing_is_foreseen(store):
+    store.record([Withdrawn("waits", "")], NOW)
+    for name in ("runs", "waits"):
+        assert foresee(store.story("dag", "run", name), store.snapshot(), Fifo().decide, NOW, None) is None
 
 
 def test_what_starts_now_needs_no_change(store):
