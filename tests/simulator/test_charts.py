@@ -93,7 +93,7 @@ def test_runs_in_which_nothing_happened_have_charts_too(records: list[Simulation
     texts(gantt_chart(records[0])[0])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.text(min_size=1, max_size=60)
     | st.sampled_from(["$x$", "<script>", "_hidden", "%s{x:g}", "&amp;", "\x00\x1b[31m"])

@@ -59,7 +59,7 @@ def read_nodes(folder: Path) -> dict[str, int]:
 def _submitted(row: Row) -> datetime:
     try:
         text = _TIMESTAMP.fullmatch(row.fields["timestamp"])
-        return datetime.strptime(text[0] if text else "", "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+        return datetime.fromisoformat(text[0] if text else "").replace(tzinfo=UTC)
     except ValueError:
         raise row.wrong("timestamp", "no time", "Write it as 2017-10-09 07:01:55") from None
 

@@ -136,7 +136,7 @@ def test_a_demand_out_of_bounds_is_refused(folder: Path, demand: str) -> None:
 def test_the_published_mixes_are_read(public_traces: Path) -> None:
     lists = sorted((public_traces / "openb").glob("openb_pod_list_*.csv.gz"))
     assert lists
-    for path in lists:
+    for path in lists[::5]:  # of each family of mixes
         mix = path.name.removeprefix("openb_pod_list_").removesuffix(".csv.gz")
         workload = load_trace(f"openb/{mix}_fill1.3_seed42", public_traces)
         devices = sum(device.kind == "gpu" for worker in workload.workers for device in worker.devices)
