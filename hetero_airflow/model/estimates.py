@@ -50,8 +50,8 @@ class Interval(NamedTuple):
         >>> run_s.left_after(100_000) is None
         True
         """
-        below, above = (max(math.log(b / a), _CERTAIN) / _TENTH for a, b in pairwise(self))
-        so_far = math.log(done / self.middle) if done > 0 else -math.inf
+        below, above = (max(math.log(b) - math.log(a), _CERTAIN) / _TENTH for a, b in pairwise(self))
+        so_far = math.log(done) - math.log(self.middle) if done > 0 else -math.inf
         more = 1 - _NORMAL.cdf(so_far / (above if so_far > 0 else below))
         if more < _ONE_OF_A_MILLION:
             return None

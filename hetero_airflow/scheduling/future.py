@@ -67,18 +67,17 @@ class Future:
         """How many leases there are at this moment."""
         return len(self._leases)
 
-    def advance(self, period_s: float | None, ends: int = 1) -> bool:
-        """Go on until so many runs have ended, by no more than the period; False if nothing will happen any more."""
-        period_ends_s = math.inf if period_s is None or not self._leases else self.time_s + period_s
+    def advance(self, limit_s: float, ends: int = 1) -> bool:
+        """Go on until so many runs have ended, at most to the limit; False if nothing will happen any more."""
         has_moved = False
         for _ in range(ends):
-            if not self._ends or self._ends[0][0] > period_ends_s:
+            if not self._ends or self._ends[0][0] > limit_s:
                 break
             self.time_s, has_moved = self._ends[0][0], True
             while self._ends and self._ends[0][0] <= self.time_s:
                 self._end(heapq.heappop(self._ends)[2])
-        if not has_moved and period_ends_s < math.inf:
-            self.time_s, has_moved = period_ends_s, True
+        if not has_moved and limit_s < math.inf:
+            self.time_s, has_moved = limit_s, True
         return has_moved
 
     def carry_out(self, plan: Plan) -> None:

@@ -13,6 +13,7 @@ before it; and where many leases are held, it lets up to one of a hundred end be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -102,6 +103,12 @@ def _start_s(future: Future, request_id: str, decide: Decide, now: datetime, per
         if isinstance(own, Refuse) or idle > MAX_IDLE_MOMENTS:
             return None
         ends = 1 + min(moment // _EXACT_MOMENTS, future.running // 100)
-        if not plan.preemptions and not future.advance(period_s, ends):
+        if not plan.preemptions and not future.advance(_next_s(plan, future.time_s, now, period_s), ends):
             return None
     raise _TooMuch
+
+
+def _next_s(plan: Plan, time_s: float, now: datetime, period_s: float | None) -> float:
+    """When the policy may decide otherwise though nothing but the time has changed."""
+    until_s = math.inf if plan.until is None else (plan.until - now).total_seconds()
+    return min(until_s if until_s > time_s else math.inf, math.inf if period_s is None else time_s + period_s)

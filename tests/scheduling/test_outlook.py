@@ -176,6 +176,9 @@ def test_a_policy_that_decides_by_time_is_asked_in_time():
 
     assert outlook(seen(store, Estimates()), "c", late, NOW, 100.0).start_s == exactly(300)
     assert outlook(seen(store, Estimates()), "c", late, NOW, None).start_s is None
+    soon = NOW + timedelta(seconds=260)
+    says_when = lambda snapshot, now: replace(late(snapshot, now), until=soon if now < soon else None)  # noqa: E731
+    assert outlook(seen(store, Estimates()), "c", says_when, NOW, None).start_s == exactly(260)
     never = lambda snapshot, now: Plan(waits(snapshot))  # noqa: E731
     assert outlook(seen(store, Estimates()), "c", never, NOW, 100.0).start_s is None
 

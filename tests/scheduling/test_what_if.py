@@ -199,3 +199,9 @@ def test_each_change_is_another_request_with_a_cost_and_the_answer_is_placed_by_
 def test_the_most_urgent_can_not_be_made_more_urgent():
     snapshot = a_snapshot([a_pending("r", "a100", priority="urgent")], a_worker("w", gpus(1)))
     assert all(c.request.priority is Priority.URGENT for c in possible_changes(snapshot, snapshot.pending[0]))
+
+
+def test_a_topology_can_be_given_up():
+    snapshot = a_snapshot([a_pending("r", "a100:2", topology="nvlink")], a_worker("w", gpus(2)))
+    without = [c for c in possible_changes(snapshot, snapshot.pending[0]) if c.request == parsed("a100:2")]
+    assert [(change.cost, change.words) for change in without] == [(0.1, "without the topology nvlink")]
