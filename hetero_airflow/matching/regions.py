@@ -34,7 +34,10 @@ def uplink(worker: Worker) -> Uplink:
 
 
 class Regions:
-    """Where the workers of a fleet stand; workers are known by their number in it."""
+    """Where the workers of a fleet stand; workers are known by their number in it.
+
+    A host of which the rack is not known is a rack of its own.
+    """
 
     def __init__(self, seats: Sequence[Seat]) -> None:
         uplinks = [uplink(seat.worker) for seat in seats]
@@ -42,7 +45,7 @@ class Regions:
         everyone = range(len(seats))
         self._regions: dict[Level, list[tuple[int, ...]]] = {
             Level.HOST: _grouped((spots[number], number) for number in everyone),
-            Level.RACK: _grouped(((spots[n].site, spots[n].rack), n) for n in everyone if spots[n].rack),
+            Level.RACK: _grouped((spots[n][:2] if spots[n].rack else spots[n], n) for n in everyone),
             Level.SITE: _grouped((spots[number].site, number) for number in everyone),
             Level.ANYWHERE: [tuple(everyone)] if seats else [],
         }

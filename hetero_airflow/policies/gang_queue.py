@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from operator import attrgetter
 
 from hetero_airflow.matching.fleet import Fleet
 from hetero_airflow.matching.gang import Board, GangFit, gang_level
@@ -45,9 +46,8 @@ class GangQueue:
         self._now = now
         self._spread = snapshot.estimates.spread
         self._members: defaultdict[str, list[Pending]] = defaultdict(list)
-        for one in pending:
-            if one.gang:
-                self._members[one.gang].append(one)
+        for one in sorted((one for one in pending if one.gang), key=attrgetter("id")):
+            self._members[one.gang].append(one)
         holders = snapshot.holders.values() if self._members else ()
         self._holding = Counter(one.gang for one in holders if one.gang)
         self._present: Board | None = None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
+from operator import attrgetter
 
 from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.snapshot import Pending
@@ -67,7 +68,8 @@ def insist(
         }
         if ends:
             note(one, min(ends.values()), frozenset(ends))
-    for members in gangs.values():
+    for gang in gangs.values():
+        members = sorted(gang, key=attrgetter("id"))
         first = min(one.submitted_at for one in members)
         each = [(one, _ends(one.request, first, now)) for one in members]
         times = [end for _, ends in each for end in ends.values()]
