@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hetero_airflow.matching.fleet import Fleet
+from hetero_airflow.matching.fleet import Fleet, Keep
+from hetero_airflow.matching.matcher import Fit
 from hetero_airflow.model.plan import Account, AlternativeAccount, Candidate, Reason
 from hetero_airflow.model.request import Alternative
 
@@ -28,36 +29,34 @@ class Nearest:
         return f"worker {self.worker_id} has {offers} ({self.reason})"
 
 
-def alternative_account(fleet: Fleet, alternative: Alternative) -> AlternativeAccount:
+def alternative_account(fleet: Fleet, alternative: Alternative, keep: Keep | None = None) -> AlternativeAccount:
     """What became of an alternative as things stand; equal reasons are counted, one a code stands for the others."""
-    ranking = fleet.ranking(alternative)
     by_code: dict[str, list[tuple[int, Reason]]] = {}
-    for reason, workers in ranking.filtered.items():
-        if workers:
-            by_code.setdefault(reason.code, []).append((workers, reason))
+    for reason, workers in fleet.census(alternative, keep).filtered().items():
+        by_code.setdefault(reason.code, []).append((workers, reason))
     filtered = [
         (sum(workers for workers, _ in group), min(group, key=lambda pair: (-pair[0], str(pair[1])))[1])
         for group in by_code.values()
     ]
-    candidates = tuple(
-        Candidate(
-            fleet.seats[worker].worker.id,
-            tuple(fleet.seats[worker].device_ids[position] for position in fit.chosen),
-            round(fit.score, 6),
-            {name: round(value, 6) for name, value in fit.terms.items()},
-        )
-        for worker, fit in ranking.best(MAX_CANDIDATES)
-    )
     filtered.sort(key=lambda pair: (-pair[0], str(pair[1])))
+    best = fleet.ranking(alternative, keep).best(MAX_CANDIDATES)
+    candidates = tuple(candidate(fleet, worker, fit) for worker, fit in best)
     return AlternativeAccount(str(alternative), len(fleet.seats), tuple(filtered[:MAX_FILTERED]), candidates)
 
 
-def nearest(fleet: Fleet, alternatives: Sequence[Alternative]) -> Nearest | None:
+def candidate(fleet: Fleet, worker: int, fit: Fit) -> Candidate:
+    """A possible placement by the ids of its worker and devices."""
+    seat = fleet.seats[worker]
+    device_ids = tuple([seat.device_ids[position] for position in fit.chosen])
+    return Candidate(seat.worker.id, device_ids, round(fit.score, 6), fit.terms)
+
+
+def nearest(fleet: Fleet, alternatives: Sequence[Alternative], keep: Keep | None = None) -> Nearest | None:
     """The worker and alternative that come closest to a fit; the earlier alternative and lower worker id on ties."""
     best: Nearest | None = None
     best_closeness: tuple[bool, int, int] | None = None
     for number, alternative in enumerate(alternatives):
-        found = fleet.ranking(alternative).nearest()
+        found = fleet.census(alternative, keep).nearest()
         if found is not None and (best_closeness is None or found[1].closeness > best_closeness):
             worker, miss = found
             best = Nearest(number, fleet.seats[worker].worker.id, miss.reason, _offers(fleet, worker))
@@ -81,23 +80,34 @@ def account_text(account: Account) -> str:
 
     >>> from hetero_airflow.model.plan import ReasonCode
     >>> reason = Reason(ReasonCode.MODEL, "nvidia/h100", "nvidia/a100-sxm4-40gb")
-    >>> candidate = Candidate("b", ("GPU-0",), 21.5, {"real": 20.0, "memory": 1.5})
-    >>> alternative = AlternativeAccount("1 × gpu", 3, ((2, reason),), (candidate,))
-    >>> print(account_text(Account("fifo", "placed on b", (alternative,))))
+    >>> best = Candidate("b", ("GPU-0",), 21.5, {"real": 20.0, "memory": 1.5})
+    >>> second = Candidate("b", ("GPU-1",), 21.25, {"real": 20.0, "memory": 1.25})
+    >>> alternative = AlternativeAccount("1 × gpu", 3, ((2, reason),), (best,))
+    >>> print(account_text(Account("fifo", "placed on b", (alternative,), best)))
     fifo: placed on b
       1 × gpu: 3 workers looked at
         2 ruled out by model: asked nvidia/h100, found nvidia/a100-sxm4-40gb
         possible: b (GPU-0), score 21.5 = real 20 + memory 1.5
+    >>> print(account_text(Account("fifo", "placed on b", (alternative,), second)))
+    fifo: placed on b
+      1 × gpu: 3 workers looked at
+        2 ruled out by model: asked nvidia/h100, found nvidia/a100-sxm4-40gb
+        possible: b (GPU-0), score 21.5 = real 20 + memory 1.5
+      taken, after equal requests: b (GPU-1), score 21.25 = real 20 + memory 1.25
     """
     lines = [f"{account.policy}: {account.summary}"]
     for alternative in account.alternatives:
         lines.append(f"  {alternative.asked}: {_plural(alternative.evaluated, 'worker')} looked at")
         lines += [f"    {workers} ruled out by {reason}" for workers, reason in alternative.filtered]
-        for candidate in alternative.candidates:
-            terms = " + ".join(f"{name} {value:.4g}" for name, value in candidate.terms.items())
-            where = f"{candidate.worker_id} ({', '.join(candidate.device_ids)})"
-            lines.append(f"    possible: {where}, score {candidate.score:.4g} = {terms}")
+        lines += [f"    possible: {_candidate_text(candidate)}" for candidate in alternative.candidates]
+    if account.chosen and not any(account.chosen in alternative.candidates for alternative in account.alternatives):
+        lines.append(f"  taken, after equal requests: {_candidate_text(account.chosen)}")
     return "\n".join(lines)
+
+
+def _candidate_text(candidate: Candidate) -> str:
+    terms = " + ".join(f"{name} {value:.4g}" for name, value in candidate.terms.items())
+    return f"{candidate.worker_id} ({', '.join(candidate.device_ids)}), score {candidate.score:.4g} = {terms}"
 
 
 def _plural(number: int, noun: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hetero_airflow.matching.compatibility import version_obstacle
@@ -46,8 +47,10 @@ class Verdict:
     unwell: Miss | None = None
     suitable: tuple[int, ...] = ()
     usable: tuple[int, ...] = ()
-    needs: tuple[Need, ...] = ()
-    """What is taken of each of the usable devices that is chosen."""
+    need_at: Mapping[int, Need] = field(default_factory=dict)
+    """What is taken of each of the usable devices, by position, where it is chosen."""
+    asked: str = ""
+    """The alternative in words."""
 
     @property
     def is_possible(self) -> bool:
@@ -97,8 +100,9 @@ def judge(alternative: Alternative, shape: Shape) -> Verdict:
     if never is not None:
         return Verdict(never)
     usable = tuple(position for position in suitable if shape.devices[position].leasable)
-    needs = tuple(device_need(alternative, shape.devices[position]) for position in usable)
-    return Verdict(None, _unwell_miss(alternative, shape, suitable, usable), tuple(suitable), usable, needs)
+    need_at = {position: device_need(alternative, shape.devices[position]) for position in usable}
+    unwell = _unwell_miss(alternative, shape, suitable, usable)
+    return Verdict(None, unwell, tuple(suitable), usable, need_at, str(alternative))
 
 
 def device_need(alternative: Alternative, device: Device) -> Need:

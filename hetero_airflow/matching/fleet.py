@@ -1,158 +1,222 @@
-"""All workers during one decision: grouped by state, and ranked for each alternative that is asked for.
+"""All workers, grouped by state: what a decision moves, and what the next decision starts from.
 
-A placement moves one worker from one state to another; each ranking catches up with such moves when
-it is asked again. So a decision costs the states that changed, not the workers that exist.
+A placement moves one worker from one state to another, and so does a lease that ended between two
+decisions. Rankings and censuses (`ranking.py`) catch up with such moves when they are asked again. So a
+decision costs the workers that changed, not those that exist.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from itertools import count
+from heapq import heappop, heappush
 
-from hetero_airflow.matching.feasibility import Miss
 from hetero_airflow.matching.matcher import Fit, Kept, Matcher, Outcome, State
-from hetero_airflow.matching.shapes import Seat, Shape
+from hetero_airflow.matching.ranking import Census, Ranking
+from hetero_airflow.matching.shapes import Seat, Shape, Shapes
 from hetero_airflow.model.lease import Claim
-from hetero_airflow.model.plan import Reason
 from hetero_airflow.model.request import Alternative
-from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.model.snapshot import Snapshot, Usage, Usages
+from hetero_airflow.model.worker import Worker, WorkerState
 
-_Entry = tuple[tuple[float, ...], int, int, State]
-"""What it is ranked by, the first worker of the state when it was ranked, a serial number, the state."""
+_NOTHING: Mapping[str, Usage] = {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Keep:
+    """What must be left free on every worker for a request that comes first; equal ones of a fleet are one object."""
+
+    by_shape: Mapping[Shape, Kept]
+    """Nothing is kept on workers of a shape that is absent."""
+
+
+class Group:
+    """The workers that are in one state at the moment: how many, and which one comes first."""
+
+    __slots__ = ("heap", "size")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.heap: list[int] = []
+        """Every worker of the group, and some that have left it."""
 
 
 class Fleet:
-    """The workers of a snapshot, ordered by id, less what this decision has placed so far."""
+    """The workers of a snapshot, ordered by id, less what has been placed on them since.
+
+    Made once for many decisions: `see` takes in the next snapshot. What it remembers changes no answer.
+    """
 
     def __init__(self, matcher: Matcher, snapshot: Snapshot) -> None:
         self.matcher = matcher
-        self.seats: list[Seat] = [matcher.seat(w) for w in sorted(snapshot.workers, key=lambda worker: worker.id)]
-        self.states = matcher.present(self.seats, snapshot)
-        self.members: dict[State, list[int]] = {}
-        """State → heap of workers that were in it at some time of this decision; see `lowest`."""
-        self.sizes: Counter[State] = Counter(self.states)
+        self.seats: list[Seat] = []
+        self.states: list[State] = []
+        self.groups: dict[State, Group] = {}
+        self._workers: tuple[Worker, ...] = ()
+        self._ids: list[str] = []
+        self._shapes_of: Shapes | None = None
+        self._present: list[State] = []
+        """What the snapshot says, where `states` has what was placed besides."""
+        self._used: list[Mapping[str, Usage]] = []
+        self._placed: set[int] = set()
+        self._log: list[int] = []
+        """Workers that moved, in order, since `_base` moves."""
+        self._base = self._began = 0
+        self._online: frozenset[Shape] = frozenset()
+        self._servable: dict[str, bool] = {}
+        self._keeps: dict[object, Keep] = {}
+        self._rankings: dict[tuple[str, Keep | None], Ranking] = {}
+        self._censuses: dict[tuple[str, Keep | None], Census] = {}
+        self.see(snapshot)
+
+    # -- between decisions ---------------------------------------------------------------------------------------------
+
+    def see(self, snapshot: Snapshot) -> None:
+        """Take in a snapshot: what was placed since the last one is undone, what is different in it is moved.
+
+        Costs a comparison of pointers a worker, and work for each worker of which something was leased or
+        freed; a store helps by handing out the same objects for the workers and usage that did not change.
+        """
+        self._forget_unasked()
+        self.matcher.trim()
+        by_worker = Usages.of(snapshot.usage).by_worker
+        is_new = self.matcher.shapes is not self._shapes_of
+        changed: set[int] = set()
+        if is_new or snapshot.workers is not self._workers:
+            seats = [self.matcher.seat(worker) for worker in sorted(snapshot.workers, key=lambda worker: worker.id)]
+            ids = [seat.worker.id for seat in seats]
+            is_new = is_new or ids != self._ids
+            if not is_new:
+                changed.update(number for number, seat in enumerate(seats) if seat is not self.seats[number])
+            self._workers, self._ids, self._shapes_of = snapshot.workers, ids, self.matcher.shapes
+            self._seat(seats)
+        used = [by_worker.get(worker_id, _NOTHING) for worker_id in self._ids]
+        if is_new:
+            self._start(used)
+        else:
+            pairs = zip(used, self._used, strict=True)
+            changed.update(number for number, (new, old) in enumerate(pairs) if new is not old)
+            for number in changed:
+                self._present[number] = self.matcher.present(self.seats[number], used[number])
+            for number in changed | self._placed:
+                self._move(number, self._present[number])
+        self._used = used
+        self._placed.clear()
+
+    def _seat(self, seats: list[Seat]) -> None:
+        """Take other seats, and forget what depends on which shapes there are."""
+        self.seats = seats
+        self._online = frozenset(seat.shape for seat in seats if seat.worker.state is not WorkerState.LOST)
+        self._servable.clear()
+        self._keeps.clear()
+        self._rankings = {key: ranking for key, ranking in self._rankings.items() if key[1] is None}
+        self._censuses = {key: census for key, census in self._censuses.items() if key[1] is None}
+
+    def _start(self, used: list[Mapping[str, Usage]]) -> None:
+        """Group all workers, and forget what was asked of others."""
+        self._present = [self.matcher.present(seat, usage) for seat, usage in zip(self.seats, used, strict=True)]
+        self.states = self._present.copy()
+        self.groups = {}
         for number, state in enumerate(self.states):
-            self.members.setdefault(state, []).append(number)
-        self.moves: list[tuple[State, State]] = []
-        self._shapes = frozenset(state.shape for state in self.members)
-        self._online = frozenset(state.shape for state in self.members if not state.is_lost)
-        self._kept: dict[Shape, Kept | None] = {}
-        self._rankings: dict[str, Ranking] = {}
+            self._join(number, state)
+        self._rankings, self._censuses = {}, {}
+
+    def _forget_unasked(self) -> None:
+        """Forget what the last decision did not ask for, and the moves that nobody has to catch up with."""
+        self._rankings = {key: ranking for key, ranking in self._rankings.items() if ranking.version >= self._began}
+        self._censuses = {key: census for key, census in self._censuses.items() if census.version >= self._began}
+        version = self.version
+        del self._log[: self._began - self._base]
+        self._base, self._began = self._began, version
+
+    # -- within a decision ---------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
-        """Grows with each placement and reservation: equal questions at one version have equal answers."""
-        return len(self.moves)
+        """Grows with each worker that moves: equal questions at one version have equal answers."""
+        return self._base + len(self._log)
 
-    def outcome(self, alternative: Alternative, state: State) -> Outcome:
-        """What is true of the alternative on workers of the state, given what is kept for the head."""
-        return self.matcher.outcome(alternative, state, self._kept.get(state.shape))
+    def moved_since(self, version: int) -> Sequence[int]:
+        """The workers that moved since that version, some more than once."""
+        return self._log[version - self._base :]
+
+    def outcome(self, alternative: Alternative, state: State, keep: Keep | None = None) -> Outcome:
+        """What is true of the alternative on workers of the state, given what is kept."""
+        return self.matcher.outcome(alternative, state, None if keep is None else keep.by_shape.get(state.shape))
 
     def lowest(self, state: State) -> int | None:
         """The worker of the state that comes first by id."""
-        heap = self.members[state]
-        while heap and self.states[heap[0]] is not state:
-            heapq.heappop(heap)
-        return heap[0] if heap else None
+        group = self.groups.get(state)
+        if group is None:
+            return None
+        heap, states = group.heap, self.states
+        while states[heap[0]] is not state:
+            heappop(heap)
+        return heap[0]
 
-    def ranking(self, alternative: Alternative) -> Ranking:
-        """All workers ranked for the alternative, as of now."""
-        ranking = self._rankings.get(alternative.key)
+    def ranking(self, alternative: Alternative, keep: Keep | None = None) -> Ranking:
+        """The workers where the alternative fits beside what is kept, ranked."""
+        key = (alternative.key, keep)
+        ranking = self._rankings.get(key)
         if ranking is None:
-            ranking = self._rankings[alternative.key] = Ranking(self, alternative)
-        ranking.catch_up()
+            ranking = self._rankings[key] = Ranking(self, alternative, keep)
         return ranking
+
+    def census(self, alternative: Alternative, keep: Keep | None = None) -> Census:
+        """The workers where the alternative does not fit beside what is kept, counted by what is in the way."""
+        key = (alternative.key, keep)
+        census = self._censuses.get(key)
+        if census is None:
+            census = self._censuses[key] = Census(self, alternative, keep)
+        return census
 
     def is_servable(self, alternative: Alternative) -> bool:
         """Whether any worker as it is now, online and well, could run it if it were idle."""
-        return any(self.matcher.verdict(alternative, shape).is_servable for shape in self._online)
+        known = self._servable.get(alternative.key)
+        if known is None:
+            known = any(self.matcher.verdict(alternative, shape).is_servable for shape in self._online)
+            self._servable[alternative.key] = known
+        return known
 
     def claims(self, number: int, fit: Fit) -> tuple[Claim, ...]:
         """What a fit takes of a worker, by device id."""
         ids = self.seats[number].device_ids
-        return tuple(
-            Claim(device_id=ids[position], milli=need.milli, memory_bytes=need.memory_bytes)
-            for position, need in fit.takes
-        )
+        return tuple([Claim(ids[position], need.milli, need.memory_bytes) for position, need in fit.takes])
 
     def take(self, number: int, fit: Fit, now: datetime) -> None:
-        """Note that a fit was placed on a worker."""
+        """Note that a fit of the worker's state was placed on it."""
+        self._placed.add(number)
+        self._move(number, self.matcher.taken(self.states[number], fit, now.timestamp()))
+
+    def keep_for(self, alternatives: tuple[Alternative, ...], members: int = 1) -> Keep:
+        """What to leave free, lest so many requests with these alternatives be delayed; see `Matcher.kept`."""
+        key = (members, *(alternative.key for alternative in alternatives))
+        keep = self._keeps.get(key)
+        if keep is None:
+            kept = {shape: self.matcher.kept(alternatives, shape, members) for shape in self._online}
+            by_shape = {shape: one for shape, one in kept.items() if one is not None}
+            keep = self._keeps.setdefault(frozenset(by_shape.items()), Keep(by_shape))
+            self._keeps[key] = keep
+        return keep
+
+    def _move(self, number: int, after: State) -> None:
         before = self.states[number]
-        after = self.matcher.taken(before, fit.takes, now.timestamp())
-        self.states[number] = after
-        self.sizes[before] -= 1
-        self.sizes[after] += 1
-        heapq.heappush(self.members.setdefault(after, []), number)
-        self.moves.append((before, after))
-
-    def keep_for(self, alternatives: tuple[Alternative, ...], members: int = 1) -> None:
-        """From now on leave free what so many requests with these alternatives could ever use; once a decision."""
-        self._kept = {shape: self.matcher.kept(alternatives, shape, members) for shape in self._shapes}
-        self._rankings.clear()
-
-
-class Ranking:
-    """The workers ranked for one alternative: those that fit by score, the others by how close they come."""
-
-    def __init__(self, fleet: Fleet, alternative: Alternative) -> None:
-        self._fleet = fleet
-        self._alternative = alternative
-        self._fits: list[_Entry] = []
-        self._misses: list[_Entry] = []
-        self._serial = count()
-        self.filtered: Counter[Reason] = Counter()
-        """Reason → number of workers that it rules out."""
-        self.version = fleet.version
-        for state in fleet.members:
-            if fleet.sizes[state]:
-                self._add(state, fleet.sizes[state])
-
-    def catch_up(self) -> None:
-        """Take note of the moves since the last time."""
-        for before, after in self._fleet.moves[self.version :]:
-            outcome = self._fleet.outcome(self._alternative, before)
-            if isinstance(outcome, Miss):
-                self.filtered[outcome.reason] -= 1
-            self._add(after, 1)
-        self.version = self._fleet.version
-
-    def best(self, limit: int = 1) -> list[tuple[int, Fit]]:
-        """(worker, where on it), best first and one a state; ties go to the lower worker id."""
-        found = self._first(self._fits, limit)
-        return [(worker, outcome) for worker, outcome in found if isinstance(outcome, Fit)]
-
-    def nearest(self) -> tuple[int, Miss] | None:
-        """The worker that comes closest without fitting; ties go to the lower worker id."""
-        found = self._first(self._misses, 1)
-        return next(((worker, outcome) for worker, outcome in found if isinstance(outcome, Miss)), None)
-
-    def _add(self, state: State, size: int) -> None:
-        outcome = self._fleet.outcome(self._alternative, state)
-        if isinstance(outcome, Miss):
-            self.filtered[outcome.reason] += size
-        lowest = self._fleet.lowest(state)
-        if lowest is None:
+        if before is after:
             return
-        if isinstance(outcome, Miss):
-            is_curable, stage, amount = outcome.closeness
-            heapq.heappush(self._misses, ((-is_curable, -stage, -amount), lowest, next(self._serial), state))
-        else:
-            heapq.heappush(self._fits, ((-outcome.score,), lowest, next(self._serial), state))
+        self.states[number] = after
+        self._log.append(number)
+        group = self.groups[before]
+        group.size -= 1
+        if group.size == 0:
+            del self.groups[before]
+        self._join(number, after)
 
-    def _first(self, heap: list[_Entry], limit: int) -> list[tuple[int, Outcome]]:
-        """The first entries that still hold; those that moves have made void are dropped on the way."""
-        held: dict[State, _Entry] = {}
-        while heap and len(held) < limit:
-            key, worker, serial, state = heapq.heappop(heap)
-            lowest = self._fleet.lowest(state)
-            if lowest is None or state in held:
-                continue
-            if lowest == worker:
-                held[state] = (key, worker, serial, state)
-            else:
-                heapq.heappush(heap, (key, lowest, serial, state))
-        for entry in held.values():
-            heapq.heappush(heap, entry)
-        return [(worker, self._fleet.outcome(self._alternative, state)) for state, (_, worker, _, _) in held.items()]
+    def _join(self, number: int, state: State) -> None:
+        group = self.groups.get(state)
+        if group is None:
+            group = self.groups[state] = Group()
+        group.size += 1
+        heappush(group.heap, number)
+        if len(group.heap) > 2 * group.size + 64:
+            group.heap = sorted({member for member in group.heap if self.states[member] is state})

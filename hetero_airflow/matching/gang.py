@@ -214,7 +214,7 @@ class Board:
                 chain.is_full = True
                 break
             chain.fits.append(found)
-            chain.states.append(self._matcher.taken(chain.states[-1], found[1].takes, self._now_s))
+            chain.states.append(self._matcher.taken(chain.states[-1], found[1], self._now_s))
         number = min(limit, len(chain.fits))
         return chain.fits[:number], chain.states[number]
 

@@ -21,7 +21,7 @@ from hetero_airflow.matching.scoring import NOTHING, Held, Placement
 from hetero_airflow.matching.shapes import Seat, Shape, Shapes
 from hetero_airflow.model.plan import ReasonCode
 from hetero_airflow.model.request import Alternative
-from hetero_airflow.model.snapshot import Snapshot, Usage
+from hetero_airflow.model.snapshot import UNUSED, Usage
 from hetero_airflow.model.worker import Worker, WorkerState
 
 MAX_STATES = 200_000
@@ -50,6 +50,9 @@ class Fit:
     """(position, need): the devices, then the host's CPU where something is asked of it."""
     score: float
     terms: Mapping[str, float]
+    """Rounded to six digits, for people."""
+    after: list[State] = field(default_factory=list, compare=False, repr=False)
+    """The state that it leaves behind, once that was asked for; see `Matcher.taken`."""
 
 
 Outcome = Fit | Miss
@@ -75,14 +78,15 @@ class Matcher:
     def _forget(self) -> None:
         self.shapes = Shapes()
         self._states: dict[object, State] = {}
-        self._present: dict[str, tuple[Seat, State]] = {}
-        self._usage: Mapping[tuple[str, str], Usage] = {}
         self._kept: dict[tuple[Need, ...], Kept] = {}
         self._verdicts: dict[tuple[str, Shape], Verdict] = {}
         self._outcomes = 0
 
     def trim(self) -> None:
-        """Forget everything if it has grown past its bounds; call it between decisions only."""
+        """Forget everything if it has grown past its bounds; call it between decisions only.
+
+        Whoever holds on to states sees it by `shapes`, which is another object from then on.
+        """
         if len(self._states) > MAX_STATES or self._outcomes > MAX_OUTCOMES:
             self._forget()
 
@@ -98,25 +102,10 @@ class Matcher:
             state = self._states[key] = State(shape, is_lost, held)
         return state
 
-    def present(self, seats: Sequence[Seat], snapshot: Snapshot) -> list[State]:
-        """The state of each worker of a snapshot, in the order of the seats.
-
-        Worked out anew for workers of which something was leased or freed since the last time only; a
-        store helps by handing out the same objects for the usage that did not change.
-        """
-        changed = _changed_workers(self._usage, snapshot.usage)
-        states: list[State] = []
-        now: dict[str, tuple[Seat, State]] = {}
-        for seat in seats:
-            worker_id = seat.worker.id
-            known = self._present.get(worker_id)
-            if known is None or known[0] is not seat or worker_id in changed:
-                held = tuple(self._held(snapshot.used(worker_id, device_id)) for device_id in seat.device_ids)
-                known = (seat, self.state(seat.shape, seat.worker.state is WorkerState.LOST, held))
-            now[worker_id] = known
-            states.append(known[1])
-        self._present, self._usage = now, snapshot.usage
-        return states
+    def present(self, seat: Seat, usage: Mapping[str, Usage]) -> State:
+        """The state of a worker, given what is leased of its devices by their ids."""
+        held = tuple([self._held(usage.get(device_id, UNUSED)) for device_id in seat.device_ids])
+        return self.state(seat.shape, seat.worker.state is WorkerState.LOST, held)
 
     def _held(self, usage: Usage) -> Held:
         last = usage.last_granted_at
@@ -136,62 +125,71 @@ class Matcher:
 
     def outcome(self, alternative: Alternative, state: State, kept: Kept | None) -> Outcome:
         """Where on a worker of the state the alternative fits and how well, or what is in the way."""
-        key = alternative.key if kept is None else (alternative.key, kept)
-        outcome = state.outcomes.get(key)
+        outcome = state.outcomes.get(alternative.key)
         if outcome is None:
-            outcome = state.outcomes[key] = self._outcome(alternative, state, kept)
+            outcome = state.outcomes[alternative.key] = self._outcome(alternative, state)
             self._outcomes += 1
-        return outcome
+        if kept is None or isinstance(outcome, Miss):
+            return outcome
+        key = (alternative.key, kept)
+        beside = state.outcomes.get(key)
+        if beside is None:
+            beside = state.outcomes[key] = self._beside(alternative, state, kept, outcome)
+            self._outcomes += 1
+        return beside
 
-    def _outcome(self, alternative: Alternative, state: State, kept: Kept | None) -> Outcome:
-        shape, verdict = state.shape, self.verdict(alternative, state.shape)
+    def _outcome(self, alternative: Alternative, state: State) -> Outcome:
+        verdict = self.verdict(alternative, state.shape)
         if verdict.never is not None:
             return verdict.never
         if state.is_lost:
             return lost_miss(alternative)
         if verdict.unwell is not None:
             return verdict.unwell
-        needs = dict(zip(verdict.usable, verdict.needs, strict=True))
-        free = [p for p, need in needs.items() if _has_room(state, p, need, _NO_NEED)]
-        beside = host_need(alternative)
+        free, beside = _free(state, verdict, None), host_need(alternative)
         if len(free) < device_count(alternative):
             return _short_of_devices(alternative, state, verdict, len(free))
-        if beside is not None and not _has_room(state, _cpu(shape), beside, _NO_NEED):
+        if beside is not None and not _has_room(state, _cpu(state.shape), beside, _NO_NEED):
             return _short_of_host(alternative, state, beside)
-        choices = _choices(alternative, shape, free)
-        if not choices:
-            return _scattered(alternative, shape, free)
-        if kept is not None:
-            free = [p for p in free if _has_room(state, p, needs[p], kept.needs[p])]
-            choices = _choices(alternative, shape, free)
-            if not choices or not (beside is None or _has_room(state, _cpu(shape), beside, kept.needs[_cpu(shape)])):
-                return make_miss(
-                    ReasonCode.RESERVED, str(alternative), "a fit, which is kept for the first in the queue"
-                )
-        chosen, terms = self._best(alternative, state, verdict, choices)
-        takes = [(p, needs[p]) for p in chosen]
-        if beside is not None:
-            takes.append((_cpu(shape), beside))
-        return Fit(chosen, tuple(takes), sum(terms.values()), terms)
+        choices = _choices(alternative, state.shape, free)
+        return self._best(alternative, state, choices) if choices else _scattered(alternative, state.shape, free)
 
-    def _best(
-        self, alternative: Alternative, state: State, verdict: Verdict, choices: Sequence[Sequence[int]]
-    ) -> tuple[tuple[int, ...], Mapping[str, float]]:
-        """The best devices of the sets among which the placement may choose, and the terms of their score."""
+    def _beside(self, alternative: Alternative, state: State, kept: Kept, alone: Fit) -> Outcome:
+        """The outcome where something is kept, of an alternative that fits as long as nothing is."""
+        shape, verdict = state.shape, self.verdict(alternative, state.shape)
+        free, beside = _free(state, verdict, kept), host_need(alternative)
+        choices = _choices(alternative, shape, free)
+        if not choices or not (beside is None or _has_room(state, _cpu(shape), beside, kept.needs[_cpu(shape)])):
+            return make_miss(ReasonCode.RESERVED, verdict.asked, "a fit, which is kept for the first in the queue")
+        is_untouched = len(free) == len(_free(state, verdict, None))
+        return alone if is_untouched else self._best(alternative, state, choices)
+
+    def _best(self, alternative: Alternative, state: State, choices: Sequence[Sequence[int]]) -> Fit:
+        """The best devices of the sets among which the placement may choose."""
+        shape, verdict, beside = state.shape, self.verdict(alternative, state.shape), host_need(alternative)
         options = []
         for free in choices:
-            chosen = self.placement.choose(alternative, state.shape, state.held, free)
-            options.append((chosen, self.placement.terms(alternative, state.shape, state.held, verdict, chosen)))
-        return min(options, key=lambda option: (-sum(option[1].values()), option[0]))
+            chosen = self.placement.choose(alternative, shape, state.held, free)
+            options.append((chosen, self.placement.terms(alternative, shape, state.held, verdict, chosen)))
+        chosen, terms = min(options, key=lambda option: (-sum(option[1].values()), option[0]))
+        takes = [(p, verdict.need_at[p]) for p in chosen]
+        if beside is not None:
+            takes.append((_cpu(shape), beside))
+        return Fit(chosen, tuple(takes), sum(terms.values()), {name: round(value, 6) for name, value in terms.items()})
 
-    def taken(self, state: State, takes: tuple[tuple[int, Need], ...], granted_s: float) -> State:
-        """The state after these needs have been taken at that time."""
+    def taken(self, state: State, fit: Fit, granted_s: float) -> State:
+        """The state of a worker once a fit of its state has been placed on it at that time."""
+        if fit.after:
+            return fit.after[0]
         held = list(state.held)
         when = granted_s if self.placement.uses_history else 0.0
-        for position, need in takes:
+        for position, need in fit.takes:
             before = held[position]
             held[position] = Held(before.milli + need.milli, before.memory_bytes + need.memory_bytes, when)
-        return self.state(state.shape, state.is_lost, tuple(held))
+        after = self.state(state.shape, state.is_lost, tuple(held))
+        if not self.placement.uses_history:
+            fit.after.append(after)
+        return after
 
     def kept(self, alternatives: tuple[Alternative, ...], shape: Shape, members: int) -> Kept | None:
         """What must stay free on a worker of the shape lest the request be delayed there; None if it can't run there.
@@ -205,7 +203,7 @@ class Matcher:
             verdict = self.verdict(alternative, shape)
             if not verdict.is_servable:
                 continue
-            takes = list(zip(verdict.usable, verdict.needs, strict=True))
+            takes = list(verdict.need_at.items())
             beside = host_need(alternative)
             if beside is not None:
                 takes.append((_cpu(shape), beside))
@@ -217,21 +215,6 @@ class Matcher:
             most = zip(needs, shape.capacity, strict=True)
             needs = [Need(min(n.milli * members, c[0]), min(n.memory_bytes * members, c[1])) for n, c in most]
         return self._kept.setdefault(tuple(needs), Kept(tuple(needs)))
-
-
-def _changed_workers(before: Mapping[tuple[str, str], Usage], after: Mapping[tuple[str, str], Usage]) -> set[str]:
-    """Ids of the workers whose usage is not the same objects as before."""
-    if after is before:
-        return set()
-    changed, known = set(), 0
-    for key, usage in after.items():
-        old = before.get(key)
-        known += old is not None
-        if old is not usage:
-            changed.add(key[0])
-    if known != len(before):
-        changed |= {key[0] for key in before if key not in after}
-    return changed
 
 
 def _cpu(shape: Shape) -> int:
@@ -246,6 +229,15 @@ def _has_room(state: State, position: int, need: Need, kept: Need) -> bool:
     return (need.milli == 0 or milli - held.milli - need.milli >= kept.milli) and (
         need.memory_bytes == 0 or memory - held.memory_bytes - need.memory_bytes >= kept.memory_bytes
     )
+
+
+def _free(state: State, verdict: Verdict, kept: Kept | None) -> list[int]:
+    """The positions where the need fits beside what is held, and leaves what is kept."""
+    return [
+        p
+        for p, need in verdict.need_at.items()
+        if _has_room(state, p, need, _NO_NEED if kept is None else kept.needs[p])
+    ]
 
 
 def _choices(alternative: Alternative, shape: Shape, free: Sequence[int]) -> Sequence[Sequence[int]]:
@@ -269,8 +261,8 @@ def _short_of_devices(alternative: Alternative, state: State, verdict: Verdict, 
         return _short_of_host(alternative, state, device_need(alternative, state.shape.devices[verdict.usable[0]]))
     if alternative.share is not None:
         most = max(1000 - state.held[p].milli for p in verdict.usable)
-        return make_miss(ReasonCode.BUSY, str(alternative), f"{most / 1000:g} of a device free", amount=most)
-    return make_miss(ReasonCode.BUSY, str(alternative), f"{free} of {len(verdict.usable)} free", amount=free)
+        return make_miss(ReasonCode.BUSY, verdict.asked, f"{most / 1000:g} of a device free", amount=most)
+    return make_miss(ReasonCode.BUSY, verdict.asked, f"{free} of {len(verdict.usable)} free", amount=free)
 
 
 def _short_of_host(alternative: Alternative, state: State, need: Need) -> Miss:

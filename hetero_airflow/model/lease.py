@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
@@ -63,14 +64,13 @@ def check_transition(lease_id: str, current: LeaseState, to: LeaseState) -> None
         )
 
 
-class Claim(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Claim:
     """How much of one device: thousandths of it, bytes of its memory, and for a CPU which cores.
 
     A share claims its part of the memory; a whole accelerator all of it. Of a CPU device,
     `memory_bytes` is host memory.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     device_id: str
     milli: int

@@ -103,7 +103,11 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class AlternativeAccount:
-    """What became of one alternative: how many workers were looked at, what ruled them out, what was left."""
+    """What became of one alternative: how many workers were looked at, what ruled them out, what was left.
+
+    It is made once for the equal requests of a cycle that come out alike, and tells how things stood when the
+    first of them was decided: for the later ones, some of the candidates are gone.
+    """
 
     asked: str
     evaluated: int
@@ -120,6 +124,8 @@ class Account:
     policy: str
     summary: str
     alternatives: tuple[AlternativeAccount, ...] = ()
+    chosen: Candidate | None = None
+    """Of a placement: what was taken, with its own score."""
 
 
 @dataclass(frozen=True, slots=True)

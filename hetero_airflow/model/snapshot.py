@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -48,6 +48,42 @@ class Usage:
 
 
 UNUSED = Usage()
+
+
+class Usages(Mapping[tuple[str, str], Usage]):
+    """(worker id, device id) → usage, held worker by worker: a copy costs one pointer a worker, not one a device."""
+
+    __slots__ = ("by_worker",)
+
+    def __init__(self, by_worker: Mapping[str, Mapping[str, Usage]]) -> None:
+        self.by_worker = by_worker
+        """Worker id → device id → usage. Who sees the same object for a worker again knows that nothing changed."""
+
+    @classmethod
+    def of(cls, usage: Mapping[tuple[str, str], Usage]) -> Usages:
+        """The same usage by worker; itself where it is so already.
+
+        >>> Usages.of({("a", "GPU-0"): Usage(500)}).by_worker
+        {'a': {'GPU-0': Usage(milli=500, memory_bytes=0, last_granted_at=None)}}
+        """
+        if isinstance(usage, cls):
+            return usage
+        by_worker: dict[str, dict[str, Usage]] = {}
+        for (worker_id, device_id), value in usage.items():
+            by_worker.setdefault(worker_id, {})[device_id] = value
+        return cls(by_worker)
+
+    def __getitem__(self, key: tuple[str, str]) -> Usage:
+        return self.by_worker[key[0]][key[1]]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return ((worker_id, device_id) for worker_id, usages in self.by_worker.items() for device_id in usages)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.by_worker.values()))
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
 @dataclass(frozen=True, slots=True)

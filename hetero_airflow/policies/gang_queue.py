@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from operator import attrgetter
 
-from hetero_airflow.matching.fleet import Fleet
+from hetero_airflow.matching.fleet import Fleet, Keep
 from hetero_airflow.matching.gang import Board, GangFit, gang_level
 from hetero_airflow.matching.ground import Ground
 from hetero_airflow.model.plan import Reason, ReasonCode
@@ -50,21 +50,24 @@ class GangQueue:
             self._members[one.gang].append(one)
         holders = snapshot.holders.values() if self._members else ()
         self._holding = Counter(one.gang for one in holders if one.gang)
-        self._present: Board | None = None
+        self._boards: dict[Keep | None, Board] = {}
         self._blocked: dict[str, Reason | None] = {}
-        self._misfits: dict[tuple[str, ...], tuple[int, tuple[ReasonCode, str] | None]] = {}
-        """What the members ask → the version of the fleet at which they did not fit, and why, where that was asked."""
+        self._misfits: set[tuple[tuple[str, ...], Keep | None]] = set()
+        """What the members ask, and beside what they do not fit: as long as things are only taken, they never will."""
+        self._obstacles: dict[tuple[str, ...], tuple[int, tuple[ReasonCode, str]]] = {}
+        """What the members ask → the version of the fleet at which it was asked what is in the way, and that."""
 
-    def _new_board(self, *, keeps: bool) -> Board:
-        """What is free now; without `keeps` also what is kept for the head."""
+    def _board(self, keep: Keep | None) -> Board:
+        """What is free now, less what is kept."""
         fleet = self._fleet
-        outcome = fleet.outcome if keeps else lambda alternative, state: fleet.matcher.outcome(alternative, state, None)
-        return Board(fleet.seats, fleet.states, self._ground.regions, fleet.matcher, outcome, self._now)
-
-    def note_kept(self) -> None:
-        """Take note that something is kept for a head from now on."""
-        self._present = None
-        self._misfits.clear()
+        return Board(
+            fleet.seats,
+            fleet.states,
+            self._ground.regions,
+            fleet.matcher,
+            lambda alternative, state: fleet.outcome(alternative, state, keep),
+            self._now,
+        )
 
     def blocked(self, gang: str) -> Reason | None:
         """Why the gang can't be placed whatever is free: members are missing, or there is no room for all of them."""
@@ -93,31 +96,29 @@ class GangQueue:
             code = ReasonCode.TOPOLOGY
         return Reason(code, _gang_text(members), f"room for {room} at the same time, even when all workers are idle")
 
-    def fit(self, members: Sequence[Pending]) -> GangFit | None:
-        """Where all these members fit now."""
+    def fit(self, members: Sequence[Pending], keep: Keep | None) -> GangFit | None:
+        """Where all these members fit now, beside what is kept."""
         key = tuple(one.request.fingerprint for one in members)
-        known = self._misfits.get(key)
-        if known is not None and known[0] == self._fleet.version:
+        if (key, keep) in self._misfits:
             return None
-        if self._present is None:
-            self._present = self._new_board(keeps=True)
-        found = self._present.place([one.request for one in members])
+        if keep not in self._boards:
+            self._boards[keep] = self._board(keep)
+        found = self._boards[keep].place([one.request for one in members])
         if found is None:
-            self._misfits[key] = (self._fleet.version, None)
+            self._misfits.add((key, keep))
         return found
 
     def obstacle(self, members: Sequence[Pending]) -> Reason:
         """What is in the way of a gang that does not fit now, but would if all were idle."""
         key = tuple(one.request.fingerprint for one in members)
-        known = self._misfits.get(key)
-        if known is None or known[0] != self._fleet.version or known[1] is None:
-            known = self._misfits[key] = (self._fleet.version, self._obstacle([one.request for one in members]))
-        assert known[1] is not None
+        known = self._obstacles.get(key)
+        if known is None or known[0] != self._fleet.version:
+            known = self._obstacles[key] = (self._fleet.version, self._obstacle([one.request for one in members]))
         code, found = known[1]
         return Reason(code, _gang_text(members), found)
 
     def _obstacle(self, requests: Sequence[DeviceRequest]) -> tuple[ReasonCode, str]:
-        free = self._new_board(keeps=False)
+        free = self._board(None)
         if free.place(requests) is not None:
             return ReasonCode.RESERVED, "a fit, which is kept for the first in the queue"
         found = "no room for all at the same time"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum
 
@@ -51,7 +51,7 @@ def standing_jobs(snapshot: Snapshot, now: datetime, case: Case, assumed_s: floa
         since_s = (lease.granted_at - now).total_seconds()
         on = lease_class(lease, workers[lease.worker_id])
         job = expected_job(pending, snapshot.estimates, case, assumed_s, {on: -since_s})
-        claims = tuple(claim.model_copy(update={"cores": ()}) for claim in lease.claims)
+        claims = tuple(replace(claim, cores=()) for claim in lease.claims)
         place = Place(pending.id, lease.worker_id, lease.alternative, claims, Account("", "runs already"))
         made.append(Standing(job, (pending.submitted_at - now).total_seconds(), place, min(since_s, 0.0)))
     for pending in snapshot.pending:

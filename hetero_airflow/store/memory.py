@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import takewhile
 
@@ -257,7 +257,7 @@ class MemoryStore:
             if record is None or cores is None:
                 return None
             granted[claim.device_id] = record
-            claims.append(claim.model_copy(update={"cores": cores}))
+            claims.append(replace(claim, cores=cores) if cores else claim)
         host.devices.update(granted)
         self._view.put_usage(place.worker_id, {device_id: record.usage for device_id, record in granted.items()})
         self._token += 1

@@ -8,6 +8,7 @@ and the table's CHECK refuses what would still be wrong.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -203,7 +204,7 @@ class Committing:
                 raise _Refused
             key = (place.worker_id, claim.device_id)
             cores = self._choose_cores(key, claim.milli // MILLI_PER_DEVICE) if key in cpus else ()
-            claims.append(claim.model_copy(update={"cores": cores}))
+            claims.append(replace(claim, cores=cores) if cores else claim)
         return tuple(claims)
 
     def _choose_cores(self, key: tuple[str, str], count: int) -> tuple[int, ...]:

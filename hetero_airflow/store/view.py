@@ -3,33 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 
 from hetero_airflow.model.lease import Lease
-from hetero_airflow.model.snapshot import UNUSED, Pending, Snapshot, Usage
+from hetero_airflow.model.snapshot import UNUSED, Pending, Snapshot, Usage, Usages
 from hetero_airflow.model.worker import Worker
-
-
-class Usages(Mapping[tuple[str, str], Usage]):
-    """(worker id, device id) → usage, held worker by worker: a copy costs one pointer a worker, not one a device."""
-
-    __slots__ = ("_by_worker",)
-
-    def __init__(self, by_worker: Mapping[str, Mapping[str, Usage]]) -> None:
-        self._by_worker = by_worker
-
-    def __getitem__(self, key: tuple[str, str]) -> Usage:
-        return self._by_worker[key[0]][key[1]]
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        return ((worker_id, device_id) for worker_id, usages in self._by_worker.items() for device_id in usages)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._by_worker.values()))
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
 
 
 class View:

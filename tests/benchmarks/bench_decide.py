@@ -1,75 +1,239 @@
-"""How long one decision takes. Run it: ``python tests/benchmarks/bench_decide.py [workers ...]``.
+"""How fast is deciding? Run it: ``python tests/benchmarks/bench_decide.py [workers ...]``; times are of one core.
 
-Prints CPU time: for each policy and size, the first cycle (nothing remembered), the next one after one lease
-has ended (what a busy scheduler sees), and decisions a second.
+1. Placements a second on an idle fleet, and on a half busy one with a mixed queue, of single devices and of several
+   on one worker, against a naive rescan of the same policy (`naive.py`), whose placements must be the same.
+2. Whole cycles with `MemoryStore` at a steady state: a fleet that is full, 10,000 requests that wait, and in each
+   cycle leases that end and requests that arrive.
+3. 15,000 requests over 640 workers, for which Kueue's own benchmark takes 351 s.
+4. Memory of 10,000 workers and 100,000 waiting requests in a fresh process.
 """
 
 from __future__ import annotations
 
+import gc
 import random
+import resource
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
+from statistics import median, quantiles
 
-from hetero_airflow.model.snapshot import Pending, Snapshot, Usage
-from hetero_airflow.policies import GROUP, POLICIES
-from hetero_airflow.registry import load
-from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_worker
+from naive import Naive, Placed
 
-TEXTS = ("gpu", "gpu:2", "a100:4", "a100-80gb", "gpu:0.5", "mi300x:8", "cpu:4", "h100:2", "gpu:0.25", "910b:2")
+from hetero_airflow.model.lease import LeaseState
+from hetero_airflow.model.plan import Plan
+from hetero_airflow.model.snapshot import Pending, Snapshot, Usage, Usages
+from hetero_airflow.model.worker import Worker
+from hetero_airflow.policies.fifo import Fifo
+from hetero_airflow.policies.priority import Priority
+from hetero_airflow.policies.round_robin import RoundRobin
+from hetero_airflow.scheduling.cycle import Cycle
+from hetero_airflow.store.memory import MemoryStore
+from hetero_airflow.store.store import Move, Submitted, WorkerSeen
+from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_pending, a_worker
+
 MODELS = (("nvidia", "a100-sxm4-40gb", "40GiB"), ("nvidia", "a100-sxm4-80gb", "80GiB"), ("amd", "mi300x", "192GiB"))
+SINGLE = ("gpu",)
+GANGS = ("gpu:2", "gpu:4", "gpu:8", "a100:2", "mi300x:4")
+MIXED = ("gpu", "gpu:2", "a100:4", "a100-80gb", "gpu:0.5", "mi300x:8", "cpu:4", "a100-40gb:2", "gpu:0.25", "mi300x")
+NAIVE_S = 5.0
+"""About how long the naive policy may take for a line of the table."""
 
 
-def make_snapshot(workers: int, waiting: int, busy: float, seed: int = 0) -> Snapshot:
-    """Workers of 8 devices in three models, a part of the devices leased at random, and a mix of requests."""
-    rng = random.Random(seed)
-    present, usage = [], {}
-    for number in range(workers):
-        vendor, model, memory = MODELS[number % len(MODELS)]
-        gpus = [
-            a_device(f"GPU-{i}", model, memory, vendor=vendor, index=i, numa_node=i // 4,
-                     peers=tuple(f"GPU-{j}" for j in range(8) if j // 4 == i // 4 and j != i))
-            for i in range(8)
-        ]  # fmt: skip
-        worker = a_worker(f"worker-{number:05}", (a_cpu(64, "512GiB"), *gpus))
-        present.append(worker)
-        for device in gpus:
-            if rng.random() < busy:
-                usage[worker.id, device.id] = Usage(1000, device.memory_bytes, EPOCH)
-    requests = [
-        a_pending(device=text, quota={"memory": "16GiB.."} if "cpu" not in text else None).request for text in TEXTS
+def make_workers(number: int) -> tuple[Worker, ...]:
+    """Workers of a CPU and 8 devices, in three models."""
+    return tuple(_worker(n) for n in range(number))
+
+
+def _worker(number: int) -> Worker:
+    vendor, model, memory = MODELS[number % len(MODELS)]
+    gpus = [
+        a_device(f"GPU-{i}", model, memory, vendor=vendor, index=i, numa_node=i // 4,
+                 peers=tuple(f"GPU-{j}" for j in range(8) if j // 4 == i // 4 and j != i))
+        for i in range(8)
+    ]  # fmt: skip
+    return a_worker(f"worker-{number:05}", (a_cpu(64, "512GiB"), *gpus))
+
+
+def make_usage(workers: Sequence[Worker], busy: float, rng: random.Random) -> Usages:
+    """That part of the accelerators is leased, at random."""
+    return Usages(
+        {
+            worker.id: {
+                device.id: Usage(1000, device.memory_bytes, EPOCH)
+                for device in worker.devices
+                if device.kind != "cpu" and rng.random() < busy
+            }
+            for worker in workers
+        }
+    )
+
+
+def make_pending(texts: Sequence[str], number: int, rng: random.Random, first: int = 0) -> tuple[Pending, ...]:
+    """So many requests of these kinds, mixed; equal ones share their `DeviceRequest`, as those of the SQL store do."""
+    requests = [a_pending(device=text).request for text in texts]
+    return tuple(
+        Pending(
+            f"r{n:06}",
+            rng.choice(requests),
+            EPOCH + timedelta(seconds=n),
+            rng.randint(1, 3),
+            f"dag-{rng.randrange(20)}",
+        )
+        for n in range(first, first + number)
+    )
+
+
+def placed(plan: Plan) -> list[Placed]:
+    """The placements, as `Naive` tells them."""
+    return [
+        (p.request_id, p.worker_id, p.alternative, tuple(claim.device_id for claim in p.claims)) for p in plan.places
     ]
-    pending = tuple(
-        Pending(f"r{i:05}", rng.choice(requests), EPOCH, rng.randint(1, 3), f"dag-{i % 20}") for i in range(waiting)
-    )
-    return Snapshot(1, tuple(present), usage, pending)
 
 
-def measure(name: str, workers: int, waiting: int, busy: float) -> str:
-    """One line of figures."""
-    snapshot = make_snapshot(workers, waiting, busy)
-    policy = load(GROUP, POLICIES, name)()
+def timed(work: Callable[[], object]) -> float:
+    """CPU seconds."""
     begin = time.process_time()
+    work()
+    return time.process_time() - begin
+
+
+def compare(name: str, texts: Sequence[str], workers: tuple[Worker, ...], busy: float) -> str:
+    """One line: as many requests as there are devices (10,000 at least), decided by a fresh and by a warm policy."""
+    rng = random.Random(0)
+    fleet = Snapshot(1, workers, make_usage(workers, busy, rng))
+    snapshot = replace(fleet, pending=make_pending(texts, min(max(8 * len(workers), 100), 20_000), rng))
+    policy = Fifo()
+    first_s = timed(lambda: policy.decide(snapshot, EPOCH))
     plan = policy.decide(snapshot, EPOCH)
-    first = time.process_time() - begin
-    times = []
-    for _ in range(5):
-        ended = next(iter(snapshot.usage))
-        usage = {key: value for key, value in snapshot.usage.items() if key != ended}
-        snapshot = replace(snapshot, sequence=snapshot.sequence + 1, usage=usage)
+    warm_s = min(timed(lambda: policy.decide(snapshot, EPOCH)) for _ in range(3))
+    few = naive_s = 0
+    while naive_s < NAIVE_S / 4 and few < len(snapshot.pending):
+        few = min(max(4, 3 * few), len(snapshot.pending))
+        part = replace(snapshot, pending=snapshot.pending[:few])
+        naive = Naive(part)
         begin = time.process_time()
-        policy.decide(snapshot, EPOCH)
-        times.append(time.process_time() - begin)
-    next_s = sorted(times)[2]
+        expected = naive.decide()
+        naive_s = time.process_time() - begin
+        begin = time.process_time()
+        found = policy.decide(part, EPOCH)
+        ours_s = time.process_time() - begin
+        assert placed(found) == expected, "the naive policy places otherwise"
+    decided, places = len(snapshot.pending), len(plan.places)
     return (
-        f"{name:12} {workers:6} workers {waiting:5} waiting {busy:4.0%} busy: first {first * 1e3:8.1f} ms, "
-        f"next {next_s * 1e3:8.1f} ms, {waiting / next_s:9.0f} decisions/s, {len(plan.places):5} placed"
+        f"{name:7} {len(workers):6} workers {busy:4.0%} busy: {decided:6} decided, {places:6} placed | first "
+        f"{first_s * 1e3:7.1f} ms, warm {warm_s * 1e3:7.1f} ms, {decided / warm_s:8.0f} decisions/s, "
+        f"{places / warm_s:8.0f} placements/s | first {few:5} requests: naive {naive_s * 1e3:7.0f} ms, "
+        f"ours {ours_s * 1e3:6.1f} ms, {naive_s / ours_s:7.0f} ×"
     )
+
+
+class Steady:
+    """A fleet that is full, a queue, and what happens between two cycles."""
+
+    def __init__(self, policy: Callable[[], object], workers: int, waiting: int, changes: int) -> None:
+        self._rng = random.Random(0)
+        self._store = MemoryStore(keeps_history=False)
+        self._engine = FakeEngine()
+        self._cycle = Cycle(self._store, policy(), self._engine, lease_timeout_s=1e9)
+        self._waiting, self._changes = waiting, changes
+        self._submitted = 0
+        self._store.record([WorkerSeen(worker) for worker in make_workers(workers)], EPOCH)
+        self._leases = {}
+        self.placed = 0
+        self._submit(9 * workers + waiting)
+
+    def _submit(self, number: int) -> None:
+        arrived = make_pending(MIXED, number, self._rng, self._submitted)
+        self._submitted += number
+        self._store.record([Submitted(one) for one in arrived], EPOCH)
+
+    def cycle(self) -> float:
+        """One whole cycle: how long it takes."""
+        self._engine.dispatched.clear()
+        begin = time.process_time()
+        result = self._cycle.run(EPOCH)
+        spent = time.process_time() - begin
+        self._leases |= {lease.id: lease for lease in result.dispatched}
+        self.placed += len(result.dispatched)
+        return spent
+
+    def change(self) -> None:
+        """Some leases end, and requests arrive until as many wait as before."""
+        for lease_id in self._rng.sample(sorted(self._leases), min(self._changes, len(self._leases))):
+            lease = self._leases.pop(lease_id)
+            self._store.move([Move(lease.id, lease.token, LeaseState.RELEASED)], EPOCH)
+        missing = self._waiting - len(self._store.snapshot().pending)
+        self._submit(max(0, missing))
+
+
+def steady(name: str, policy: Callable[[], object], workers: int, waiting: int, changes: int, cycles: int) -> str:
+    """One line: the cycle that fills the fleet, then the cycles of the steady state."""
+    world = Steady(policy, workers, waiting, changes)
+    fill_s = world.cycle()
+    filled = world.placed
+    for _ in range(5):
+        world.change()
+        world.cycle()
+    before, times = world.placed, []
+    for _ in range(cycles):
+        world.change()
+        times.append(world.cycle())
+    cuts = quantiles(times, n=100)
+    return (
+        f"{name:11} {workers:6} workers {waiting:6} waiting: filled by {filled} leases in {fill_s * 1e3:6.0f} ms "
+        f"({filled / fill_s:6.0f}/s); {cycles} cycles of {(world.placed - before) / cycles:5.1f} placements each: "
+        f"p50 {median(times) * 1e3:6.1f} ms, p99 {cuts[98] * 1e3:6.1f} ms, greatest {max(times) * 1e3:6.1f} ms"
+    )
+
+
+def many_requests(requests: int = 15_000, workers: int = 640) -> str:
+    """One line: a queue that is longer than the fleet, decided at once by a policy that knows nothing yet."""
+    present = make_workers(workers)
+    snapshot = Snapshot(1, present, Usages({}), make_pending(MIXED, requests, random.Random(0)))
+    gc.collect()
+    begin = time.process_time()
+    plan = Priority().decide(snapshot, EPOCH)
+    spent = time.process_time() - begin
+    return f"{requests} requests over {workers} workers: {spent:.2f} s, {len(plan.places)} placed"
+
+
+def memory(workers: int = 10_000, waiting: int = 100_000) -> str:
+    """One line: what a process that holds all this, and has decided about it, needs at most."""
+    world = Steady(Priority, workers, waiting, 50)
+    times = [world.cycle()]
+    for _ in range(3):
+        world.change()
+        times.append(world.cycle())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return (
+        f"{workers} workers, {waiting} waiting, {world.placed} leases: at most {peak / 2**20:.0f} MiB; "
+        f"cycles of {', '.join(f'{spent:.2f}' for spent in times)} s"
+    )
+
+
+def main(sizes: Sequence[int]) -> None:
+    """Print everything."""
+    print("Placements, against a naive rescan by the same policy (fifo)")
+    for size in sizes:
+        workers = make_workers(size)
+        for name, texts, busy in (("single", SINGLE, 0.0), ("gangs", GANGS, 0.0), ("mixed", MIXED, 0.5)):
+            print(compare(name, texts, workers, busy), flush=True)
+    print("\nWhole cycles, in which 20 leases end and the queue is filled up again")
+    for size in sizes:
+        for name, policy in (("priority", Priority), ("fifo", Fifo), ("round_robin", RoundRobin)):
+            print(steady(name, policy, size, 10_000, 20, 200), flush=True)
+    print("\nA long queue")
+    print(many_requests())
+    print("\nMemory, in a process of its own")
+    print(subprocess.run([sys.executable, __file__, "memory"], check=True, capture_output=True, text=True).stdout)
 
 
 if __name__ == "__main__":
-    for size in [int(word) for word in sys.argv[1:]] or [10, 100, 1000]:
-        for queue in (100, 1000):
-            for part in (0.3, 0.95):
-                for row in POLICIES:
-                    print(measure(row, size, queue, part), flush=True)
+    if sys.argv[1:] == ["memory"]:
+        print(memory())
+    else:
+        main([int(word) for word in sys.argv[1:]] or [10, 100, 1000, 10_000])

@@ -168,7 +168,9 @@ def test_permanent_and_transient_reasons_are_told_apart() -> None:
 def test_a_verdict_names_positions_and_needs() -> None:
     shape = Shapes().seat(a_worker(devices=(MI300, a_device("GPU-1", index=1)))).shape
     need = Need(250, 10 * GIB)
-    assert judge(an_alternative("nvidia:0.25"), shape) == Verdict(None, None, (1,), (1,), (need,))
+    assert judge(an_alternative("nvidia:0.25"), shape) == Verdict(
+        None, None, (1,), (1,), {1: need}, "0.25 of a nvidia/gpu"
+    )
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ def test_a_ranking_follows_what_is_placed() -> None:
         taken.append((worker, fit.chosen))
         fleet.take(worker, fit, EPOCH)
     assert taken == [(0, (0,)), (0, (2,)), (1, (0,)), (1, (2,))]
-    ranking = fleet.ranking(an_alternative("gpu"))
-    assert {str(reason): workers for reason, workers in ranking.filtered.items() if workers} == {
+    filtered = fleet.census(an_alternative("gpu")).filtered()
+    assert {str(reason): workers for reason, workers in filtered.items()} == {
         "busy: asked 1 × gpu, found 0 of 2 free": 2
     }
 
@@ -72,7 +72,7 @@ def test_a_ranking_follows_what_is_placed() -> None:
 def test_the_nearest_worker_is_the_one_with_most_of_what_is_asked() -> None:
     workers = (a_worker("a", (a_device(),)), a_worker("b"), a_worker("c"))
     fleet = Fleet(Matcher(Tight()), Snapshot(1, workers))
-    nearest = fleet.ranking(an_alternative("gpu:4")).nearest()
+    nearest = fleet.census(an_alternative("gpu:4")).nearest()
     assert nearest is not None
     assert (nearest[0], str(nearest[1].reason)) == (1, "count: asked 4 × gpu, found 2")
 

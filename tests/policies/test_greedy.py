@@ -66,13 +66,15 @@ def test_each_decision_carries_its_account() -> None:
                 "a",
                 0,
                 (Claim(device_id="GPU-0", milli=1000, memory_bytes=40 * GIB), Claim(device_id="cpu", milli=2000)),
-                Account("fifo", "placed on a with score 27.72", (AlternativeAccount(asked, 1, (), (candidate,)),)),
+                Account(
+                    "fifo", "placed on a with score 27.72", (AlternativeAccount(asked, 1, (), (candidate,)),), candidate
+                ),
             ),
             Wait(
                 "waits",
                 1,
                 Reason(ReasonCode.BUSY, "1 × gpu", "0 of 1 free (worker a)"),
-                Account("fifo", "waits at position 1", (AlternativeAccount("1 × gpu", 1, ((1, busy),)),)),
+                Account("fifo", "waits, first in the queue", (AlternativeAccount("1 × gpu", 1, ((1, busy),)),)),
             ),
             Refuse(
                 "refused",

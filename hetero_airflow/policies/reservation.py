@@ -1,0 +1,75 @@
+"""What happens beside a request that has to wait: what is kept from those behind it, and how room is made.
+
+Two plug-in points of `Greedy`, each a function that makes one object a decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from hetero_airflow.matching.fleet import Fleet, Keep
+from hetero_airflow.model.plan import Preempt
+from hetero_airflow.model.snapshot import Pending, Snapshot
+
+
+class Reservation(Protocol):
+    """What is kept for the requests that wait, during one decision."""
+
+    def wait(self, unit: Sequence[Pending]) -> None:
+        """Take note that a request, or a gang, has to wait for running work; called in the order of the queue."""
+        ...
+
+    def against(self, pending: Pending) -> Keep | None:
+        """What is kept from a request further back in the queue; the same object where it is the same."""
+        ...
+
+
+Reserve = Callable[[Fleet, Snapshot, datetime], Reservation]
+"""The plug-in point: a reservation for one decision, in which nobody waits yet."""
+
+
+class Room(Protocol):
+    """How room is made for requests that have to wait, during one decision."""
+
+    def make(self, unit: Sequence[Pending]) -> Sequence[Preempt]:
+        """The leases to take back for a request or gang that fits nowhere; none if it is to wait for work to end."""
+        ...
+
+
+MakeRoom = Callable[[Fleet, Snapshot, datetime], Room]
+"""The plug-in point: whoever makes room during one decision."""
+
+
+class KeepByNeed:
+    """Whatever the head could ever use is left free for it, and nothing for the others.
+
+    No durations are known, so this is the one form of backfill that can't delay the head (EASY,
+    Lifka 1995, with a shadow time of "any moment").
+    """
+
+    def __init__(self, fleet: Fleet, snapshot: Snapshot, now: datetime) -> None:
+        self._fleet = fleet
+        self._keep: Keep | None = None
+
+    def wait(self, unit: Sequence[Pending]) -> None:
+        """The first that waits is the head."""
+        if self._keep is None:
+            alternatives = tuple(alternative for one in unit for alternative in one.request.alternatives)
+            self._keep = self._fleet.keep_for(alternatives, len(unit))
+
+    def against(self, pending: Pending) -> Keep | None:
+        """What is kept for the head, from everybody."""
+        return self._keep
+
+
+class MakeNoRoom:
+    """Nothing is taken back: who does not fit waits for work to end."""
+
+    def __init__(self, fleet: Fleet, snapshot: Snapshot, now: datetime) -> None:
+        pass
+
+    def make(self, unit: Sequence[Pending]) -> Sequence[Preempt]:
+        """None."""
+        return ()
