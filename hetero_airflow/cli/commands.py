@@ -31,9 +31,9 @@ _SIMULATE = (
     Arg(("--compare",), metavar="POLICIES", help="Others to compare it with: fifo,las"),
     Arg(
         ("--knowledge",),
-        choices=("none", "speeds", "oracle"),
+        choices=("none", "learned", "speeds", "oracle"),
         default="speeds",
-        help="What policies are told at first: nothing, each task's speed on each device, or also its length",
+        help="What policies are told: nothing, what ended runs teach, speeds on each device, or also lengths",
     ),
     Arg(
         ("--restart-cost",),

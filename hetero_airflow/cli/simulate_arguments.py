@@ -9,11 +9,12 @@ from pathlib import Path
 
 from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.model.device import device_class
+from hetero_airflow.model.restart import usual_restart_s
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.experiment import Experiment
 from hetero_airflow.simulator.figures import Window
-from hetero_airflow.simulator.options import Knowledge, Options, fixed_restart_s, usual_restart_s
+from hetero_airflow.simulator.options import Knowledge, Options, fixed_restart_s
 from hetero_airflow.simulator.traces import load_trace
 from hetero_airflow.simulator.workload import Workload
 from hetero_airflow.units import parse_duration_s

@@ -5,10 +5,13 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from dataclasses import replace
+from datetime import timedelta
 
 from hetero_airflow.model.estimates import Estimates, Interval, TaskName
+from hetero_airflow.model.run import Run, RunEnd
+from hetero_airflow.scheduling.learning import Learner
 from hetero_airflow.simulator.job_run import JobRun
-from hetero_airflow.simulator.options import Knowledge
+from hetero_airflow.simulator.options import START, Knowledge
 from hetero_airflow.simulator.workload import ANY_DEVICE, Job, Workload
 
 
@@ -19,28 +22,48 @@ class Informant:
         self._knowledge = knowledge
         self._classes = device_classes
         self._finished_s: list[float] = []
-        speeds = {} if knowledge is Knowledge.NONE else {self._name(job): self._speeds(job) for job in workload.jobs}
+        self._learner = Learner()
+        is_told = knowledge in (Knowledge.SPEEDS, Knowledge.ORACLE)
+        speeds = {self._name(job): self._speeds(job) for job in workload.jobs} if is_told else {}
         works = {}
         if knowledge is Knowledge.ORACLE:
             works = {self._name(job): Interval(job.work, job.work, job.work) for job in workload.jobs}
         asked = Counter(job.request.alternatives[0] for job in workload.jobs if job.ranks)
         total = sum(asked.values())
-        mix = () if knowledge is Knowledge.NONE else tuple((one, n / total) for one, n in asked.most_common())
+        mix = tuple((one, n / total) for one, n in asked.most_common()) if is_told else ()
         spread = {self._name(job): job.spread for job in workload.jobs if job.spread < 1} if speeds else {}
         self._known = Estimates(speeds, works, mix=mix, spread=spread)
-        self._is_stale = False
+        self._is_stale = knowledge is Knowledge.LEARNED
 
     def estimates(self) -> Estimates:
         """What is known now."""
         if self._is_stale:
-            self._known = replace(self._known, finished_s=tuple(self._finished_s))
             self._is_stale = False
+            if self._knowledge is Knowledge.LEARNED:
+                self._known = self._learner.estimates(self._classes)
+            else:
+                self._known = replace(self._known, finished_s=tuple(self._finished_s))
         return self._known
 
     def learn(self, run: JobRun) -> None:
         """Take in that a job has finished."""
-        insort(self._finished_s, run.best_s)
+        if self._knowledge is Knowledge.NONE:
+            return
         self._is_stale = True
+        if self._knowledge is not Knowledge.LEARNED:
+            insort(self._finished_s, run.best_s)
+        elif run.intervals:
+            last = run.intervals[-1]
+            held_s, asked = last.end_s - last.start_s, run.job.request.alternatives[0]
+            before = dict(run.served)
+            before[last.device_class] -= held_s
+            served = {name: seconds for name, seconds in before.items() if seconds > 0}
+            devices, end = max(1, round(run.devices)), RunEnd.FINISHED
+            ended_at = START + timedelta(seconds=last.end_s)
+            one = Run(
+                0, run.job.id, self._name(run.job), asked, last.device_class, devices, held_s, end, ended_at, served
+            )
+            self._learner.learn([one])
 
     def task_id(self, job: Job) -> str:
         """By what name the policy knows the job: an oracle knows each job by its own."""

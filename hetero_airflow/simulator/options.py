@@ -6,28 +6,27 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
+
+from hetero_airflow.model.restart import usual_restart_s
+
+START = datetime(2000, 1, 1, tzinfo=UTC)
+"""Second 0 of every workload."""
 
 
 class Knowledge(StrEnum):
     """What the policy is told of speeds and works before it has seen anything."""
 
     NONE = "none"
-    """Nothing: what it knows it has learned from runs that ended."""
+    """Nothing of speeds and works, neither at first nor later."""
+    LEARNED = "learned"
+    """What the makers' data sheets say of devices, and then what the runs that have ended teach, as in production."""
     SPEEDS = "speeds"
     """Each task's speed on each device class, as if it had been profiled; how long jobs of any task took, once they
     have ended; nothing of the work of a job that has not ended."""
     ORACLE = "oracle"
     """Each job's speeds and its exact work."""
-
-
-def usual_restart_s(devices: int) -> float:
-    """7 s for one device, 30 s for up to 8, 60 s for more: save, start and restore of measured training jobs.
-
-    >>> [usual_restart_s(n) for n in (1, 8, 9)]
-    [7.0, 30.0, 60.0]
-    """
-    return 7.0 if devices <= 1 else 30.0 if devices <= 8 else 60.0
 
 
 def fixed_restart_s(seconds: float) -> Callable[[int], float]:

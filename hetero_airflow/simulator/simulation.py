@@ -13,7 +13,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from hetero_airflow.errors import ClusterError, StoreError
 from hetero_airflow.model.device import device_class
@@ -27,15 +27,12 @@ from hetero_airflow.scheduling.cycle import Cycle, CycleResult
 from hetero_airflow.simulator.engine import SimulatedEngine
 from hetero_airflow.simulator.job_run import Hold, JobRun
 from hetero_airflow.simulator.knowledge import Informant
-from hetero_airflow.simulator.options import Options
+from hetero_airflow.simulator.options import START, Options
 from hetero_airflow.simulator.record import SimulationRecord
 from hetero_airflow.simulator.standing import Standing
 from hetero_airflow.simulator.workload import ANY_DEVICE, Job, Workload
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import Event, Move, Submitted, Withdrawn, WorkerLost, WorkerSeen
-
-START = datetime(2000, 1, 1, tzinfo=UTC)
-"""Second 0 of every workload."""
 
 _NEVER_S = 10 * 365 * 86400.0
 _MAX_CYCLES = 8

@@ -14,9 +14,9 @@ from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.policies.priority import Priority
 from hetero_airflow.simulator.cluster import parse_cluster
-from hetero_airflow.simulator.options import Knowledge, Options, fixed_restart_s
+from hetero_airflow.simulator.options import START, Knowledge, Options, fixed_restart_s
 from hetero_airflow.simulator.record import Interval, Outcome, SimulationRecord
-from hetero_airflow.simulator.simulation import START, Simulation
+from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.workload import Job, Workload
 
 GPU = DeviceRequest.parse("gpu")
@@ -253,3 +253,14 @@ def test_a_policy_that_says_when_it_changes_its_mind_is_asked_then_and_not_befor
     policy = Hesitant()
     [job] = simulate(Job("a", 10.0, GPU, 5.0), policy=policy).jobs
     assert (policy.asked, job.started_s) == ([10.0, 70.0, 75.0], 70.0)
+
+
+def test_learned_knowledge_is_what_ended_runs_teach():
+    policy = Spy()
+    jobs = [Job(f"j{n}", 1000.0 * n, ANY, 100.0, {V100: 4.0, K80: 0.5}) for n in range(6)]
+    simulate(*jobs, cluster="v100=1,k80=1", policy=policy, knowledge=Knowledge.LEARNED)
+    first, last = policy.seen[0], policy.seen[-1]
+    task = ("trace", "job")
+    assert (first.estimates.works, task in last.estimates.works) == ({}, True)
+    assert last.estimates.duration_s(task, V100).middle == pytest.approx(25.0, rel=0.2)
+    assert first.estimates.default_speeds[V100] > first.estimates.default_speeds[K80]
