@@ -12,5 +12,8 @@ POLICIES: dict[str, str] = {
     "priority": "hetero_airflow.policies.priority:Priority",
     "fifo": "hetero_airflow.policies.fifo:Fifo",
     "round_robin": "hetero_airflow.policies.round_robin:RoundRobin",
+    "assignment": "hetero_airflow.policies.assignment:Assignment",
+    "makespan": "hetero_airflow.policies.makespan:Makespan",
+    "load_balance": "hetero_airflow.policies.load_balance:LoadBalance",
 }
 """Policy name → "module:class"; the class takes no arguments."""

@@ -1,0 +1,121 @@
+"""What is asked for, as arrays: how the placements that look ahead see requests and what is left of a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero_airflow.matching.feasibility import host_need, judge
+from hetero_airflow.matching.scoring import Held
+from hetero_airflow.matching.shapes import Shape
+from hetero_airflow.model.plan import ReasonCode
+from hetero_airflow.model.request import Alternative
+from hetero_airflow.units import MILLI_PER_DEVICE
+
+Floats = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+
+Mix = tuple[tuple[Alternative, float], ...]
+"""What is asked for, and how often; the parts need not sum to 1."""
+
+TOO_SMALL = frozenset({ReasonCode.COUNT, ReasonCode.CPUS, ReasonCode.HOST_MEMORY, ReasonCode.TOPOLOGY})
+"""Why an alternative may never run on a worker that has the right devices."""
+
+
+class Ask(NamedTuple):
+    """What an alternative takes of a worker: `milli` of each of so many accelerators, cores and host memory."""
+
+    milli: int
+    devices: int
+    cores_milli: int
+    memory_bytes: int
+
+
+NOTHING_ASKED = Ask(0, 0, 0, 0)
+
+
+def ask_of(alternative: Alternative) -> Ask:
+    """What the alternative takes.
+
+    >>> from hetero_airflow.model.request import DeviceRequest
+    >>> ask_of(DeviceRequest.parse("gpu:0.5", quota={"cpus": 4}).alternatives[0])
+    Ask(milli=500, devices=1, cores_milli=4000, memory_bytes=0)
+    >>> ask_of(DeviceRequest.parse("cpu:2").alternatives[0])
+    Ask(milli=0, devices=0, cores_milli=2000, memory_bytes=0)
+    """
+    if alternative.kind == "cpu":
+        return Ask(0, 0, MILLI_PER_DEVICE * alternative.count, alternative.host_memory or 0)
+    beside = host_need(alternative)
+    return Ask(alternative.milli, alternative.count, *(beside or (0, 0)))
+
+
+def accepts(shape: Shape, alternative: Alternative) -> bool:
+    """Whether workers of the shape have the devices that the alternative is about, if perhaps too few or too small."""
+    never = judge(alternative, shape).never
+    return never is None or never.reason.code in TOO_SMALL
+
+
+class Stock(NamedTuple):
+    """What is left of a worker: free thousandths of its cores, bytes, and free thousandths of its accelerators."""
+
+    cores_milli: int
+    memory_bytes: int
+    parts: tuple[int, ...]
+    """Ascending; 1000 is an idle accelerator."""
+
+
+def stock_of(shape: Shape, held: Sequence[Held]) -> Stock:
+    """What is left where so much is held."""
+    cores_milli = memory_bytes = 0
+    if shape.cpu is not None:
+        cores_milli = shape.capacity[shape.cpu][0] - held[shape.cpu].milli
+        memory_bytes = shape.capacity[shape.cpu][1] - held[shape.cpu].memory_bytes
+    return Stock(cores_milli, memory_bytes, tuple(sorted(part_left(held, p) for p in accelerators(shape))))
+
+
+def accelerators(shape: Shape) -> tuple[int, ...]:
+    """Positions of the accelerators that may be leased."""
+    return tuple(p for p, device in enumerate(shape.devices) if device.kind != "cpu" and device.leasable)
+
+
+def part_left(held: Sequence[Held], position: int) -> int:
+    """Free thousandths of one accelerator."""
+    return MILLI_PER_DEVICE - held[position].milli
+
+
+@dataclass(frozen=True, eq=False)
+class Asks:
+    """Many asks as arrays, the last of them nothing: what a worker is worth as it is stands beside what it would be."""
+
+    all: tuple[Ask, ...]
+
+    @classmethod
+    def of(cls, asks: Iterable[Ask]) -> Asks:
+        """These asks, and nothing."""
+        return cls((*asks, NOTHING_ASKED))
+
+    @cached_property
+    def variants(self) -> tuple[tuple[int, int], ...]:
+        """The different (milli, devices), ascending: all that accelerators see of an ask."""
+        return tuple(sorted({(ask.milli, ask.devices) for ask in self.all}))
+
+    @cached_property
+    def variant(self) -> Numbers:
+        """The number of each ask's variant."""
+        number = {variant: index for index, variant in enumerate(self.variants)}
+        return np.array([number[ask.milli, ask.devices] for ask in self.all])
+
+    @cached_property
+    def cores_milli(self) -> Numbers:
+        """Of each ask."""
+        return np.array([ask.cores_milli for ask in self.all])
+
+    @cached_property
+    def memory_bytes(self) -> Numbers:
+        """Of each ask."""
+        return np.array([ask.memory_bytes for ask in self.all])

@@ -1,0 +1,86 @@
+"""The scores of all workers for all alternatives at once, kept up to date: what makes placements by valuation fast.
+
+A placement changes one worker, so one column; a question is one row's maximum. For streams of requests that are
+placed one by one, all with alternatives known in advance and accelerators of one model a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+
+from hetero_airflow.matching.demand import Asks, Stock, accelerators, ask_of, stock_of
+from hetero_airflow.matching.feasibility import judge
+from hetero_airflow.matching.scoring import NOTHING
+from hetero_airflow.matching.shapes import Shapes
+from hetero_airflow.matching.valued import Valuation, ValuationOn
+from hetero_airflow.model.request import Alternative
+from hetero_airflow.model.worker import Worker
+from hetero_airflow.units import MILLI_PER_DEVICE
+
+
+class Scoreboard:
+    """Idle workers, ordered by id, and what is placed on them."""
+
+    def __init__(self, valuation: Valuation, workers: Sequence[Worker], alternatives: Sequence[Alternative]) -> None:
+        shapes = Shapes()
+        seats = [shapes.seat(worker) for worker in sorted(workers, key=lambda worker: worker.id)]
+        self.worker_ids = [seat.worker.id for seat in seats]
+        self._asks = Asks.of(ask_of(alternative) for alternative in alternatives)
+        on: dict[object, tuple[ValuationOn, np.ndarray]] = {}
+        for seat in seats:
+            if seat.shape not in on:
+                barred = np.array([not judge(a, seat.shape).is_servable for a in alternatives], dtype=bool)
+                on[seat.shape] = valuation.on(seat.shape, self._asks), barred
+        self._on = [on[seat.shape] for seat in seats]
+        self.stocks = [stock_of(seat.shape, [NOTHING] * len(seat.shape.devices)) for seat in seats]
+        self.devices = sum(len(accelerators(seat.shape)) for seat in seats)
+        self.scores = np.empty((len(alternatives), len(seats)))
+        """[alternative, worker]; −∞ where it does not fit."""
+        self._parts = np.empty((len(seats), len(alternatives)), dtype=np.int64)
+        columns: dict[tuple[object, Stock], int] = {}
+        for number, seat in enumerate(seats):
+            like = columns.setdefault((seat.shape, self.stocks[number]), number)
+            if like == number:
+                self._update(number)
+            else:
+                self.scores[:, number], self._parts[number] = self.scores[:, like], self._parts[like]
+
+    def best(self, alternative: int) -> int | None:
+        """The worker with the greatest score, the first of equal ones; None if there is none that it fits."""
+        row = self.scores[alternative]
+        worker = int(row.argmax())
+        return None if row[worker] == -np.inf else worker
+
+    def any_of(self, alternative: int, rng: Random) -> int | None:
+        """Any worker that it fits."""
+        fits = np.flatnonzero(self.scores[alternative] > -np.inf)
+        return int(fits[rng.randrange(len(fits))]) if len(fits) else None
+
+    def take(self, alternative: int, worker: int, part: int | None = None) -> None:
+        """Note that it is placed on the worker.
+
+        :param part: on which free part a share goes; None is the one that the valuation chooses
+        """
+        ask, stock = self._asks.all[alternative], self.stocks[worker]
+        parts = list(stock.parts)
+        if ask.milli == MILLI_PER_DEVICE:
+            del parts[len(parts) - ask.devices :]
+            parts[:0] = [0] * ask.devices
+        elif ask.milli:
+            taken = int(self._parts[worker, alternative]) if part is None else part
+            parts.remove(taken)
+            parts.append(taken - ask.milli)
+            parts.sort()
+        self.stocks[worker] = Stock(
+            stock.cores_milli - ask.cores_milli, stock.memory_bytes - ask.memory_bytes, tuple(parts)
+        )
+        self._update(worker)
+
+    def _update(self, worker: int) -> None:
+        on, barred = self._on[worker]
+        score, self._parts[worker] = on.row(self.stocks[worker])
+        score[barred] = -np.inf
+        self.scores[:, worker] = score

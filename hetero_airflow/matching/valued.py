@@ -1,0 +1,76 @@
+"""A placement by a valuation: the worker that loses least of its value, and on it the device that a share suits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from hetero_airflow.matching.demand import Asks, Floats, Numbers, Stock, ask_of, part_left, stock_of
+from hetero_airflow.matching.feasibility import Verdict, device_count
+from hetero_airflow.matching.scoring import Held
+from hetero_airflow.matching.shapes import Shape
+from hetero_airflow.matching.topology import closest_devices
+from hetero_airflow.model.request import Alternative
+
+
+class ValuationOn(Protocol):
+    """What workers of one shape are worth."""
+
+    def row(self, stock: Stock) -> tuple[Floats, Numbers]:
+        """The score of placing each of the asks on a worker with this stock, −∞ where it does not fit, and of which
+        part a share is taken; the greater the better."""
+        ...
+
+
+class Valuation(Protocol):
+    """What workers are worth, by what is left of them. Pure; what it remembers changes no answer."""
+
+    name: str
+
+    def on(self, shape: Shape, asks: Asks) -> ValuationOn:
+        """The same for workers of one shape, and for these asks."""
+        ...
+
+
+class Valued:
+    """A `Placement` that scores by a valuation; real devices before simulated ones.
+
+    Devices of a worker are told apart by what is free of them alone: on a worker with several models, a share
+    goes to the part that suits it of those devices that it may use.
+    """
+
+    uses_history = False
+
+    def __init__(self, valuation: Valuation) -> None:
+        self._valuation = valuation
+        self._on: dict[tuple[Shape, str], ValuationOn] = {}
+
+    def choose(
+        self, alternative: Alternative, shape: Shape, held: Sequence[Held], free: Sequence[int]
+    ) -> tuple[int, ...]:
+        """A share on the part that the valuation says, else the smallest that is enough; whole ones best joined."""
+        preferred = sorted(free, key=lambda p: (shape.devices[p].simulated, p))
+        if alternative.share is None:
+            return closest_devices(shape, preferred, device_count(alternative))
+        _, part = self._row(alternative, shape, held)
+        return (
+            min(
+                preferred,
+                key=lambda p: (shape.devices[p].simulated, part_left(held, p) != part, part_left(held, p), p),
+            ),
+        )
+
+    def terms(
+        self, alternative: Alternative, shape: Shape, held: Sequence[Held], verdict: Verdict, chosen: Sequence[int]
+    ) -> Mapping[str, float]:
+        """A million for real devices, and the valuation's score."""
+        score, _ = self._row(alternative, shape, held)
+        real = all(not shape.devices[p].simulated for p in chosen)
+        return {"real": 1e6 if real else 0.0, self._valuation.name: score}
+
+    def _row(self, alternative: Alternative, shape: Shape, held: Sequence[Held]) -> tuple[float, int]:
+        on = self._on.get((shape, alternative.key))
+        if on is None:
+            on = self._on[shape, alternative.key] = self._valuation.on(shape, Asks.of([ask_of(alternative)]))
+        scores, parts = on.row(stock_of(shape, held))
+        return float(scores[0]), int(parts[0])

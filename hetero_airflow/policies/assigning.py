@@ -1,0 +1,181 @@
+"""The algorithm that policies share which decide by what each request is worth on each class of devices.
+
+All that wait or run compete: an assignment of requests to classes is found in which the sum of their worths is
+greatest (`transport`), then what runs where it should not is preempted and what waits is placed. A request that is
+taken off its devices in one decision is placed by a later one, when they are free; the worths are made so that
+the later decision comes out the same. Where leases can't be taken back, only what waits competes, for what is free.
+
+Requests that the assignment serves come first and each on its class, then the others as by `Greedy`, which also
+keeps devices free for the first that has to wait for them. What the assignment does not serve never takes
+devices that others are about to get.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import takewhile
+from typing import Protocol
+
+import numpy as np
+
+from hetero_airflow.matching.fleet import Fleet
+from hetero_airflow.matching.scoring import Tight
+from hetero_airflow.model.plan import Place, Plan
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.policies.contenders import Contender, Contest, Way, contest
+from hetero_airflow.policies.greedy import Greedy, Order
+from hetero_airflow.policies.packing import make_room
+from hetero_airflow.policies.queue import by_priority
+from hetero_airflow.policies.transport import WAITING, assign
+from hetero_airflow.policies.walk import Backfill
+
+CLASS_FACTOR = 16.0
+"""How many times as much a request is worth as one of the next lower priority class."""
+
+RESTART_S, STAY_S = 60.0, 7200.0
+"""What it costs to go on elsewhere, and for how long one stays there, as far as one can tell: a move has to gain
+their ratio. Between 1800 s and 100,000 s, generated streams of 12 and 36 devices a class don't tell the difference."""
+
+
+class Worth(Protocol):
+    """The plug-in point: what it is worth that a request runs. Pure."""
+
+    def __call__(self, one: Contender, mean_run_s: float) -> float:
+        """Of a request on its fastest class, given how long runs are; above 0."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Assigned:
+    """Where each contender is to run."""
+
+    classes: dict[str, str | None]
+    """Request id → device class; None: it is to wait."""
+    worths: dict[str, float]
+
+
+class Assigning(Greedy):
+    """A policy made of worths. Pure: what it remembers changes no answer.
+
+    :param exponent: a class on which the request runs at relative speed r is worth ``r ** exponent`` of the fastest
+    """
+
+    period_s: float | None = 1800.0
+    """Worths change slowly with the time that requests have run and waited."""
+
+    def __init__(self, name: str, worth: Worth, exponent: float) -> None:
+        super().__init__(name, by_priority, Tight())
+        self._worth = worth
+        self._exponent = exponent
+
+    def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+        """A decision for each pending request, and what is preempted for it."""
+        if not snapshot.workers:
+            return super().decide(snapshot, now)
+        fleet = self._look(snapshot)
+        found = contest(snapshot, fleet, now)
+        if snapshot.can_preempt:
+            return self._compete(snapshot, fleet, found, now)
+        return self._choose(snapshot, found, now)
+
+    def _compete(self, snapshot: Snapshot, fleet: Fleet, found: Contest, now: datetime) -> Plan:
+        """All compete: those that the assignment serves come first, each on its class."""
+        assigned = self._assign(found)
+        room = make_room(found, fleet, assigned.classes, assigned.worths)
+        ids = {one.id for one in snapshot.pending}
+        served = [one for one in room.comers if one.pending.id in ids]
+        queue = {one.pending.id: rank for rank, one in enumerate(served)}
+        held = {i for i, name in assigned.classes.items() if name is None}
+        ways = {
+            one.pending.id: one.ways[name]
+            for one in served
+            if (name := assigned.classes[one.pending.id]) is not None and one.is_exact and one not in room.unfit
+        }
+        plan = self._walk(
+            snapshot,
+            fleet,
+            ways,
+            lambda pending, _: sorted(by_priority(pending, snapshot), key=lambda one: queue.get(one.id, len(queue))),
+            lambda pending, head: pending.id not in held or head.id not in queue,
+            now,
+        )
+        return replace(plan, preemptions=room.preemptions)
+
+    def _choose(self, snapshot: Snapshot, found: Contest, now: datetime) -> Plan:
+        """Nobody is moved: who goes first is a matter of priority and age, the assignment chooses among what is free.
+
+        It does so for those that are placed before the first that has to wait.
+        """
+        first = super().decide(snapshot, now)
+        starting = takewhile(lambda one: isinstance(one, Place), first.decisions)
+        ids = {one.request_id for one in starting}
+        placed = [one for one in found.contenders if one.pending.id in ids and one.is_exact]
+        if all(len(set(one.speeds.values())) == 1 for one in placed):
+            return first
+        others = {place.request_id for place in first.places} - {one.pending.id for one in placed}
+        taken = Counter[str]()
+        for one in found.contenders:
+            if one.pending.id in others:
+                taken.update(dict.fromkeys(one.ways, one.count))
+        found.contenders = placed
+        found.capacities = {name: max(0, free - taken[name]) for name, free in found.capacities.items()}
+        assigned = self._assign(found)
+        ways = {
+            one.pending.id: one.ways[name] for one in placed if (name := assigned.classes[one.pending.id]) is not None
+        }
+        second = self._walk(snapshot, self._look(snapshot), ways, self._order, self._may_pass, now)
+        is_whole = len(second.places) >= len(first.places) and ways.keys() <= {one.request_id for one in second.places}
+        return second if is_whole else first
+
+    def _walk(
+        self,
+        snapshot: Snapshot,
+        fleet: Fleet,
+        ways: Mapping[str, Way],
+        order: Order,
+        may_pass: Backfill,
+        now: datetime,
+    ) -> Plan:
+        """The walk over the queue in which some requests may only run in one way."""
+        pending = tuple(_narrowed(one, ways[one.id]) if one.id in ways else one for one in snapshot.pending)
+        plan = self._place(replace(snapshot, pending=pending), fleet, order, may_pass, now)
+        decisions = (
+            replace(one, alternative=ways[one.request_id].alternative)
+            if isinstance(one, Place) and one.request_id in ways
+            else one
+            for one in plan.decisions
+        )
+        return replace(plan, decisions=tuple(decisions))
+
+    def _assign(self, found: Contest) -> _Assigned:
+        """The assignment of the greatest worth."""
+        names = sorted(found.capacities)
+        column = {name: number for number, name in enumerate(names)}
+        values = np.full((len(found.contenders), len(names)), -np.inf)
+        start = np.full(len(found.contenders), WAITING)
+        worths = {}
+        for row, one in enumerate(found.contenders):
+            worth = self._worth(one, found.mean_run_s) * CLASS_FACTOR**-one.pending.request.priority.rank
+            worths[one.pending.id] = worth
+            elsewhere = worth * (1 - RESTART_S / STAY_S) if one.has_run else worth
+            for name in one.ways:
+                if one.speeds[name] > 0:
+                    base = worth if name == one.current else elsewhere
+                    values[row, column[name]] = base * one.speeds[name] ** self._exponent
+            if one.current is not None:
+                start[row] = column[one.current]
+        sizes = np.array([one.count for one in found.contenders], np.int64)
+        capacities = np.array([found.capacities[name] for name in names], np.int64)
+        where = assign(values, sizes, capacities, start)
+        ids = (one.pending.id for one in found.contenders)
+        classes = {i: None if k == WAITING else names[k] for i, k in zip(ids, where.tolist(), strict=True)}
+        return _Assigned(classes, worths)
+
+
+def _narrowed(pending: Pending, way: Way) -> Pending:
+    request = DeviceRequest.model_construct(**{**dict(pending.request), "alternatives": (way.narrowed,)})
+    return replace(pending, request=request)

@@ -1,0 +1,240 @@
+"""Who competes for the classes of devices: all that wait or may be moved, and what their worth depends on. Pure.
+
+A request is modelled exactly if each of its alternatives asks for the same number of whole accelerators,
+and it does not say which alternative it prefers. Any other request for accelerators competes for a turn as if it
+asked for its largest number of whole devices: it is placed as it wishes and is not moved. Requests for a
+CPU alone don't compete.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+
+from hetero_airflow.matching.fleet import Fleet
+from hetero_airflow.matching.matcher import State
+from hetero_airflow.matching.shapes import Shape
+from hetero_airflow.model.device import Device, device_class, device_tokens, is_model_of, model_tokens
+from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.request import Alternative, DeviceRequest
+from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.units import MILLI_PER_DEVICE
+
+USUAL_RUN_S = 4 * 3600.0
+"""How long a run is taken to be on its fastest class until `ENOUGH_RUNS` have ended."""
+
+ENOUGH_RUNS = 20
+
+OVERDUE = 0.05
+"""What a run that has taken longer than was to be expected still has to do, as a part of what it has done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a request can run on a class of devices."""
+
+    alternative: int
+    """Its number in the request."""
+    narrowed: Alternative
+    """The alternative, of this class alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A request that competes for devices."""
+
+    pending: Pending
+    count: int
+    """Devices."""
+    ways: Mapping[str, Way]
+    """Device class → how it runs there."""
+    is_exact: bool
+    """Whether it can be told where to run, and moved."""
+    speeds: Mapping[str, float]
+    """Device class → speed relative to the fastest of its classes, 0 to 1."""
+    attained_s: float
+    """What it has done, in seconds of its fastest class."""
+    delayed_s: float
+    """What it has spent beyond that since it was submitted."""
+    left_s: float | None
+    """What it probably still has to do, in seconds of its fastest class; None where nothing is known of its task."""
+    has_run: bool
+    lease: Lease | None = None
+    """Under which it runs; None while it waits, or has been told to end."""
+    current: str | None = None
+    """Device class on which it runs."""
+
+
+@dataclass(slots=True)
+class Contest:
+    """Everyone, and what there is to win."""
+
+    contenders: list[Contender]
+    """The oldest first, then by id."""
+    capacities: dict[str, int]
+    """Device class → devices that are free or held by contenders."""
+    mean_run_s: float
+    """How long a run is on its fastest class: all that was done, by the number of runs that ended (total time on
+    test, Epstein and Sobel, JASA 48, 1953), since those that have ended are the short ones while others go on."""
+    free: dict[str, dict[int, int]]
+    """Device class → number of the worker in the fleet → devices that are free now."""
+    coming: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    """Device class → number of the worker → devices whose holders have been told to end."""
+
+
+def contest(snapshot: Snapshot, fleet: Fleet, now: datetime) -> Contest:
+    """Who competes now. Running requests do where the snapshot's leases can be taken back."""
+    return _Reader(snapshot, fleet, now).read()
+
+
+class _Reader:
+    def __init__(self, snapshot: Snapshot, fleet: Fleet, now: datetime) -> None:
+        self._snapshot = snapshot
+        self._fleet = fleet
+        self._now = now
+        self._seats = {seat.worker.id: number for number, seat in enumerate(fleet.seats)}
+        self._classes = cache(_shape_classes)
+        self._models: dict[str, Device] = {}
+        for shape in dict.fromkeys(state.shape for state in fleet.states if not state.is_lost):
+            for name, device in zip(self._classes(shape), shape.devices, strict=True):
+                if name is not None:
+                    self._models.setdefault(name, device)
+        self._known: dict[str, tuple[int, bool, dict[str, Way]]] = {}
+        self._speeds: dict[tuple[tuple[str, str], frozenset[str]], dict[str, float]] = {}
+
+    def read(self) -> Contest:
+        free: dict[str, dict[int, int]] = {name: {} for name in sorted(self._models)}
+        idle = cache(self._idle)
+        for number, state in enumerate(self._fleet.states):
+            for name, devices in idle(state):
+                free[name][number] = devices
+        found = Contest([], {name: sum(workers.values()) for name, workers in free.items()}, USUAL_RUN_S, free)
+        found.contenders += filter(None, map(self._contender, self._snapshot.pending))
+        if self._snapshot.can_preempt:
+            found.contenders += self._holders(found)
+        found.contenders.sort(key=lambda one: (one.pending.submitted_at, one.pending.id))
+        ended = self._snapshot.estimates.finished_s
+        if len(ended) >= ENOUGH_RUNS:
+            found.mean_run_s = max(1.0, (sum(ended) + sum(one.attained_s for one in found.contenders)) / len(ended))
+        return found
+
+    def _idle(self, state: State) -> list[tuple[str, int]]:
+        """Class → devices of a worker of that state on which nothing runs."""
+        if state.is_lost:
+            return []
+        names = zip(self._classes(state.shape), state.held, strict=True)
+        return list(Counter(name for name, held in names if name is not None and not held.milli).items())
+
+    def _holders(self, found: Contest) -> Iterable[Contender]:
+        """The requests that run and can be moved; their devices are to be won, too."""
+        for lease in self._snapshot.leases:
+            holder, number = self._snapshot.holders.get(lease.request_id), self._seats.get(lease.worker_id)
+            if holder is None or number is None or lease.state is LeaseState.EXPIRED:
+                continue
+            name = self._leased_class(lease, number)
+            one = self._contender(holder, lease, name) if name is not None else None
+            if one is None or name is None:
+                continue
+            if lease.state is LeaseState.PREEMPTED:
+                found.coming[name][number] += one.count
+            elif not one.is_exact:
+                continue
+            found.capacities[name] += one.count
+            yield one
+
+    def _leased_class(self, lease: Lease, number: int) -> str | None:
+        """The class of a lease that holds whole devices of one class of a worker that is well."""
+        seat, state = self._fleet.seats[number], self._fleet.states[number]
+        if state.is_lost:
+            return None
+        classes = self._classes(state.shape)
+        names = set()
+        for claim in lease.claims:
+            position = seat.position.get(claim.device_id)
+            if position is None:
+                return None
+            if state.shape.devices[position].kind != "cpu":
+                names.add(classes[position] if claim.milli == MILLI_PER_DEVICE else None)
+        return names.pop() if len(names) == 1 else None
+
+    def _contender(self, pending: Pending, lease: Lease | None = None, on: str | None = None) -> Contender | None:
+        count, is_exact, ways = self._ways(pending.request)
+        if not ways or (on is not None and on not in ways):
+            return None
+        is_exact = is_exact and not pending.gang
+        usable = frozenset(ways)
+        speeds = self._speeds.get((pending.task, usable))
+        if speeds is None:
+            speeds = self._snapshot.estimates.relative_speeds(pending.task, usable)
+            self._speeds[pending.task, usable] = speeds
+        attained_s = sum(seconds * speeds.get(name, 1.0) for name, seconds in pending.served.items())
+        has_run = lease is not None or bool(pending.served)
+        if lease is not None and on is not None:
+            attained_s += max(0.0, (self._now - lease.granted_at).total_seconds()) * speeds[on]
+            if lease.state is LeaseState.PREEMPTED:
+                lease = on = None
+        delayed_s = max(0.0, (self._now - pending.submitted_at).total_seconds() - attained_s)
+        left_s = self._left_s(pending, speeds, attained_s)
+        return Contender(pending, count, ways, is_exact, speeds, attained_s, delayed_s, left_s, has_run, lease, on)
+
+    def _left_s(self, pending: Pending, speeds: Mapping[str, float], attained_s: float) -> float | None:
+        """Until the middle estimate; past it until the high one; past that a little."""
+        whole = self._snapshot.estimates.duration_s(pending.task, max(speeds, key=lambda name: (speeds[name], name)))
+        if whole is None:
+            return None
+        ends = (end - attained_s for end in (whole.middle, whole.high))
+        return next((left for left in ends if left > 0), attained_s * OVERDUE)
+
+    def _ways(self, request: DeviceRequest) -> tuple[int, bool, dict[str, Way]]:
+        """Number of devices, whether that is exact, and the classes on which the request can run."""
+        known = self._known.get(request.fingerprint)
+        if known is None:
+            known = self._known[request.fingerprint] = self._find_ways(request)
+        return known
+
+    def _find_ways(self, request: DeviceRequest) -> tuple[int, bool, dict[str, Way]]:
+        counts, ways = set(), {}
+        is_exact = len(request.alternatives) == 1 or not request.is_ordered
+        for number, alternative in enumerate(request.alternatives):
+            if alternative.kind == "cpu":
+                is_exact = False
+                continue
+            is_exact = is_exact and alternative.share is None
+            for name in self._models:
+                narrowed = self._narrowed(alternative, name)
+                if narrowed is not None and name not in ways and self._fleet.is_servable(narrowed):
+                    ways[name] = Way(number, narrowed)
+                    counts.add(alternative.count)
+                    is_exact = is_exact and self._names(narrowed) == [name]
+        return max(counts, default=0), is_exact and len(counts) == 1, ways
+
+    def _narrowed(self, alternative: Alternative, name: str) -> Alternative | None:
+        """The alternative with only devices named like those of the class; None where it asks for others."""
+        names = self._names(alternative)
+        if name not in names:
+            return None
+        if len(names) == 1:
+            return alternative
+        device, asked = self._models[name], alternative.model or ""
+        rest = "" if is_model_of(asked, model_tokens(device.model)) else f"-{asked}"
+        narrower = {"vendor": device.vendor, "kind": device.kind, "model": device.model + rest}
+        return Alternative.model_construct(**{**dict(alternative), **narrower})
+
+    def _names(self, alternative: Alternative) -> list[str]:
+        """The classes whose name is asked for."""
+        return [
+            name
+            for name, device in self._models.items()
+            if alternative.vendor in (None, device.vendor)
+            and alternative.kind in (None, device.kind)
+            and alternative.partition == device.partition
+            and (alternative.model is None or is_model_of(alternative.model, device_tokens(device)))
+        ]
+
+
+def _shape_classes(shape: Shape) -> tuple[str | None, ...]:
+    """The class of each device that can be leased; None for CPUs and for those that are not well."""
+    return tuple(device_class(device) if device.kind != "cpu" and device.leasable else None for device in shape.devices)
