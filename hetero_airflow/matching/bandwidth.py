@@ -110,25 +110,25 @@ def network_cap(level: Level, cards: Iterable[float]) -> float:
 def bottleneck(parts: Sequence[Part]) -> Bottleneck | None:
     """The slowest pair of the devices of a placement; None where there is only one device.
 
-    Within a worker each pair is looked at. Between workers not: at the level of the farthest two
-    workers each worker has a partner, so the slowest device of all decides there.
+    Between workers no pairs are looked at: at the level of the farthest two each worker has a partner, so the
+    slowest device and the slowest card decide, and no pair within a worker is slower or farther apart.
 
     >>> from hetero_airflow.testing import a_worker
     >>> workers = [a_worker(name) for name in "ab"]
     >>> str(bottleneck([(worker, worker.devices[1:]) for worker in workers]))
     '3.12 GB/s (site)'
     """
+    level = farthest([spot(worker) for worker, _ in parts])
+    if level is not None:
+        slowest = min((device for _, devices in parts for device in devices), key=pcie_bytes_s)
+        labels = min((worker.labels for worker, _ in parts), key=network_bytes_s)
+        return Bottleneck(pair_bytes_s(level, slowest, slowest, (labels, labels)), level)
     found = [
         Bottleneck(pair_bytes_s(level, one, other, (worker.labels, worker.labels)), level)
         for worker, devices in parts
         for one, other in combinations(devices, 2)
         for level in (device_level(worker, one, other),)
     ]
-    level = farthest([spot(worker) for worker, _ in parts])
-    if level is not None:
-        slowest = min((device for _, devices in parts for device in devices), key=pcie_bytes_s)
-        labels = min((worker.labels for worker, _ in parts), key=network_bytes_s)
-        found.append(Bottleneck(pair_bytes_s(level, slowest, slowest, (labels, labels)), level))
     if not found:
         return None
     return Bottleneck(min(one.bytes_per_s for one in found), max((one.level for one in found), key=lambda n: n.rank))

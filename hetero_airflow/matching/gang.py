@@ -3,7 +3,7 @@
 Scopes are tried from the nearest: one worker, one host, one rack, one site, anywhere; in each first the
 workers that reach others fastest, then slower ones too. Of what fits, the placement with the fastest
 bottleneck is taken, then the one on the fewest workers, then the one with the greatest score, then the
-workers first by id.
+workers first by id. A worker counts as fast as its slowest accelerator.
 
 Within a scope the members are packed class by class, the hungriest first, each class onto the worker that takes
 most of what is left of it. For equal members this finds a packing wherever there is one, and on the
@@ -13,6 +13,7 @@ bin packing, which is NP-hard, and the packing is a first-fit-decreasing heurist
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -52,16 +53,17 @@ class GangFit:
         """The workers it is on, ascending."""
         return tuple(sorted({seating.worker for seating in self.seatings}))
 
-    @property
-    def score(self) -> float:
-        """Of all members together."""
-        return sum(seating.fit.score for seating in self.seatings)
 
-    @property
-    def rank(self) -> tuple[float, int, float, tuple[int, ...]]:
-        """The lower the better."""
-        speed = float("inf") if self.bottleneck is None else self.bottleneck.bytes_per_s
-        return -speed, len(self.workers), -self.score, self.workers
+class _Packing(NamedTuple):
+    """A possible placement; the first of several, in the order of the fields, is the best."""
+
+    slowness: float
+    """Bytes a second of the bottleneck, negative."""
+    workers: int
+    badness: float
+    """The score, negative."""
+    ids: tuple[int, ...]
+    seatings: tuple[Seating, ...]
 
 
 class _Class(NamedTuple):
@@ -115,17 +117,19 @@ class Board:
         of ordered alternatives, the first that all of them can have.
         """
         if len({request.fingerprint for request in requests}) == 1:
-            found = None
+            found: list[_Packing] = []
             for number, alternative in enumerate(requests[0].alternatives):
                 alike = _alike(number, alternative, len(requests))
-                fit = self._best([alike], gang_level([alternative]))
-                if fit is not None and (found is None or fit.rank < found.rank):
-                    found = fit
-                if found is not None and requests[0].is_ordered:
+                found += self._best([alike], gang_level([alternative]))
+                if found and requests[0].is_ordered:
                     break
-            return found
-        alternatives = [alternative for request in requests for alternative in request.alternatives]
-        return self._best(_classes(requests), gang_level(alternatives))
+        else:
+            alternatives = [alternative for request in requests for alternative in request.alternatives]
+            found = self._best(_classes(requests), gang_level(alternatives))
+        if not found:
+            return None
+        best = min(found)
+        return GangFit(best.seatings, self._bottleneck(best.seatings))
 
     def room(self, alternative: Alternative, limit: int) -> int:
         """How many members that ask for this could be placed at the same time, up to a limit, within its level."""
@@ -137,11 +141,12 @@ class Board:
         sizes = Counter(self._states[worker] for worker in region)
         return min(limit, sum(number * len(self._chain(state, alike, limit)[0]) for state, number in sizes.items()))
 
-    def _best(self, classes: Sequence[_Class], widest: Level) -> GangFit | None:
+    def _best(self, classes: Sequence[_Class], widest: Level) -> list[_Packing]:
+        """The best placement of all within that level; empty if there is none."""
         best = self._on_one_worker(classes)
         for level in WIDE_LEVELS[: WIDE_LEVELS.index(widest) + 1]:
             for region, speeds in self._regions.shared(level):
-                to_beat = 0.0 if best is None else -best.rank[0]
+                to_beat = -best.slowness if best else 0.0
                 if speeds[0] < to_beat or not self._may_fit(classes, region):
                     continue
                 for speed in speeds:
@@ -149,17 +154,17 @@ class Board:
                         break
                     found = self._pack(classes, self._regions.fast_part(region, level, speed))
                     if found is not None:
-                        best = found if best is None or found.rank < best.rank else best
+                        best = found if best is None else min(best, found)
                         break
-        return best
+        return [best] if best else []
 
-    def _on_one_worker(self, classes: Sequence[_Class]) -> GangFit | None:
+    def _on_one_worker(self, classes: Sequence[_Class]) -> _Packing | None:
         """The best single worker; of equal workers the first."""
         first: dict[State, int] = {}
         for worker, state in enumerate(self._states):
             first.setdefault(state, worker)
         fits = (self._pack(classes, [worker]) for worker in first.values())
-        return min((fit for fit in fits if fit is not None), key=lambda fit: fit.rank, default=None)
+        return min((fit for fit in fits if fit is not None), default=None)
 
     def _may_fit(self, classes: Sequence[_Class], region: Sequence[int]) -> bool:
         """Whether the region has room for each class, if it had none for the others."""
@@ -170,7 +175,7 @@ class Board:
                 return False
         return True
 
-    def _pack(self, classes: Sequence[_Class], workers: Iterable[int]) -> GangFit | None:
+    def _pack(self, classes: Sequence[_Class], workers: Iterable[int]) -> _Packing | None:
         """All members on these workers, few of them, or None."""
         by_state: defaultdict[State, list[int]] = defaultdict(list)
         for worker in workers:
@@ -179,16 +184,22 @@ class Board:
         for one in classes:
             left = list(one.members)
             while left:
-                found = self._fullest(one, by_state, len(left))
-                if found is None:
+                fullest = self._fullest(one, by_state, len(left))
+                if fullest is None:
                     return None
-                state, fits, after = found
+                state, fits, after = fullest
                 worker = by_state[state].pop(0)
                 if not by_state[state]:
                     del by_state[state]
                 insort(by_state[after], worker)
                 seatings += (Seating(left.pop(0), worker, number, fit) for number, fit in fits)
-        return GangFit(tuple(seatings), self._bottleneck(seatings))
+        ids = tuple(sorted({seating.worker for seating in seatings}))
+        if len(ids) > 1:
+            speed = self._regions.speed(ids)
+        else:
+            found = self._bottleneck(seatings)
+            speed = math.inf if found is None else found.bytes_per_s
+        return _Packing(-speed, len(ids), -sum(seating.fit.score for seating in seatings), ids, tuple(seatings))
 
     def _fullest(
         self, one: _Class, by_state: Mapping[State, Sequence[int]], limit: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from hetero_airflow.matching.bandwidth import network_cap, spot
+from hetero_airflow.matching.bandwidth import farthest, network_cap, spot
 from hetero_airflow.matching.shapes import Seat
 from hetero_airflow.model.link_speeds import SOCKET_BYTES_S, network_bytes_s, pcie_bytes_s
 from hetero_airflow.model.topology import Level
@@ -41,7 +41,7 @@ class Regions:
 
     def __init__(self, seats: Sequence[Seat]) -> None:
         uplinks = [uplink(seat.worker) for seat in seats]
-        spots = [spot(seat.worker) for seat in seats]
+        self._spots = spots = [spot(seat.worker) for seat in seats]
         everyone = range(len(seats))
         self._regions: dict[Level, list[tuple[int, ...]]] = {
             Level.HOST: _grouped((spots[number], number) for number in everyone),
@@ -63,6 +63,12 @@ class Regions:
         """The regions of several workers, with the different speeds at which these reach each other, fastest first."""
         pairs = zip(self._regions[level], self._speeds[level], strict=True)
         return ((region, speeds) for region, speeds in pairs if len(region) > 1)
+
+    def speed(self, workers: Sequence[int]) -> float:
+        """How fast several workers reach each other: the slowest of them, at the level that all have in common."""
+        level = farthest([self._spots[worker] for worker in workers])
+        assert level is not None, "one worker reaches itself at any speed"
+        return min(self._reach[level][worker] for worker in workers)
 
     def fast_part(self, region: Sequence[int], level: Level, speed: float) -> Sequence[int]:
         """The workers of a region that reach others at that level with that speed or faster."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections import Counter
 from itertools import combinations_with_replacement
 
@@ -175,8 +176,10 @@ def test_a_gang_is_placed_wherever_it_can_be_and_as_fast_as_can_be(
         if all(len(free[worker]) >= number for worker, number in needed.items()):
             found = bottleneck([(workers[worker], free[worker][:number]) for worker, number in needed.items()])
             if found is None or topology is None or found.level.rank <= Level(topology).rank:
-                possible.append((-(float("inf") if found is None else found.bytes_per_s), len(needed)))
+                possible.append((-(math.inf if found is None else found.bytes_per_s), len(needed)))
     fit = a_board(workers, usage).place(ask(f"gpu:{count}", members, topology=topology))
-    assert (None if fit is None else fit.rank[:2]) == min(possible, default=None)
+    assert (fit is None) is (not possible)
     if fit is not None:
+        speed = math.inf if fit.bottleneck is None else fit.bottleneck.bytes_per_s
+        assert (-speed, len(fit.workers)) == min(possible)
         assert sorted(seating.member for seating in fit.seatings) == list(range(members))
