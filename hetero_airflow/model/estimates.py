@@ -5,17 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import pairwise
 from statistics import NormalDist
 from typing import NamedTuple
 
 from hetero_airflow.model.request import Alternative
+from hetero_airflow.model.shares import NO_SHARES, Shares
 
 MIN_SPEED, MAX_SPEED = 1e-9, 1e12
 """Speeds outside are not believed: what they would say of a duration is no help to anyone."""
 
 MAX_DURATION_S = 10 * 365 * 86400.0
 """No estimate of a duration is longer."""
+
+USE_HALF_LIFE_S = 86400.0
+"""After so long, what a DAG has held counts half: a day's work is balanced within days."""
 
 _NORMAL = NormalDist()
 _TENTH = _NORMAL.inv_cdf(0.9)
@@ -91,6 +96,14 @@ class Estimates:
     shown: for tasks that never ran there."""
     spread: Mapping[TaskName, float] = field(default_factory=dict)
     """Task → what remains of its speed where its gang is on several hosts, 0 to 1; absent where it is not known."""
+    edges: Mapping[TaskName, tuple[TaskName, ...]] = field(default_factory=dict)
+    """Task → those that come right after it in its DAG; absent where there are none or they are not known."""
+    used_device_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """DAG id → device class → device-seconds of runs that have ended, decayed until `used_at`, see `decayed`."""
+    used_at: datetime | None = None
+    """None where no run has ended yet."""
+    shares: Shares = NO_SHARES
+    """Who is entitled to how much, as configured."""
 
     def speed(self, task: TaskName, device_class: str) -> float | None:
         """Units a second on that class; None where nothing at all is known."""
@@ -141,3 +154,8 @@ class Estimates:
 
 
 NO_ESTIMATES = Estimates()
+
+
+def decayed(amount: float, since: datetime, until: datetime) -> float:
+    """What is left of an amount of use by then, by `USE_HALF_LIFE_S`."""
+    return float(amount * 0.5 ** (max((until - since).total_seconds(), 0.0) / USE_HALF_LIFE_S))

@@ -14,6 +14,7 @@ from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.run import Run, RunEnd
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.scheduling.fitting import MIN_RUN_S, Fit, Served, Summary, fit, summarize
+from hetero_airflow.scheduling.past_use import PastUse
 from hetero_airflow.store.store import History
 
 K = TypeVar("K")
@@ -54,6 +55,7 @@ class Learner:
         self._recent: deque[tuple[TaskName, Served]] = deque(maxlen=MAX_RECENT)
         self._asked: dict[str, Alternative] = {}
         self._paused: dict[str, Served] = {}
+        self._past = PastUse()
         self._seen = 0
         self._known = NO_ESTIMATES
         self._classes: frozenset[str] = frozenset()
@@ -82,8 +84,6 @@ class Learner:
             _put(self._asked, run.request_id, run.asked)
             paused = self._paused.pop(run.request_id, {})
             served = dict(run.served or paused)
-            if run.end not in (RunEnd.FINISHED, RunEnd.PAUSED):
-                continue
             wrong = next((s for s in (run.held_s, *served.values()) if not (math.isfinite(s) and s >= 0)), None)
             if wrong is not None:
                 words.append(
@@ -92,6 +92,11 @@ class Learner:
                 )
                 continue
             served[run.device_class] = served.get(run.device_class, 0.0) + run.held_s
+            if run.end is not RunEnd.PAUSED:
+                used = {name: run.devices * seconds for name, seconds in served.items()}
+                self._past.add(run.task[0], used, run.ended_at)
+            if run.end not in (RunEnd.FINISHED, RunEnd.PAUSED):
+                continue
             served = {name: min(max(seconds, MIN_RUN_S), MAX_DURATION_S) for name, seconds in served.items()}
             if run.end is RunEnd.PAUSED:
                 _put(self._paused, run.request_id, served)
@@ -117,6 +122,8 @@ class Learner:
             self._finished_s(fitted),
             tuple((alternative, number / len(self._asked)) for alternative, number in mix),
             fitted.default_speeds,
+            used_device_s=self._past.device_s(),
+            used_at=self._past.at,
         )
 
     def _finished_s(self, fitted: Fit) -> tuple[float, ...]:

@@ -9,7 +9,9 @@ from datetime import timedelta
 
 from hetero_airflow.model.estimates import Estimates, Interval, TaskName
 from hetero_airflow.model.run import Run, RunEnd
+from hetero_airflow.model.shares import NO_SHARES, Shares
 from hetero_airflow.scheduling.learning import Learner
+from hetero_airflow.scheduling.past_use import PastUse
 from hetero_airflow.simulator.job_run import JobRun
 from hetero_airflow.simulator.options import START, Knowledge
 from hetero_airflow.simulator.workload import ANY_DEVICE, Job, Workload
@@ -18,11 +20,13 @@ from hetero_airflow.simulator.workload import ANY_DEVICE, Job, Workload
 class Informant:
     """Tells the estimates of the moment; the same object while nothing new is known."""
 
-    def __init__(self, workload: Workload, device_classes: frozenset[str], knowledge: Knowledge) -> None:
+    def __init__(
+        self, workload: Workload, device_classes: frozenset[str], knowledge: Knowledge, shares: Shares = NO_SHARES
+    ) -> None:
         self._knowledge = knowledge
         self._classes = device_classes
         self._finished_s: list[float] = []
-        self._learner = Learner()
+        self._learner, self._past = Learner(), PastUse()
         is_told = knowledge in (Knowledge.SPEEDS, Knowledge.ORACLE)
         speeds = {self._name(job): self._speeds(job) for job in workload.jobs} if is_told else {}
         works = {}
@@ -32,7 +36,8 @@ class Informant:
         total = sum(asked.values())
         mix = tuple((one, n / total) for one, n in asked.most_common()) if is_told else ()
         spread = {self._name(job): job.spread for job in workload.jobs if job.spread < 1} if speeds else {}
-        self._known = Estimates(speeds, works, mix=mix, spread=spread)
+        self._edges = self._edges_of(workload)
+        self._known = Estimates(speeds, works, mix=mix, spread=spread, edges=self._edges, shares=shares)
         self._is_stale = knowledge is Knowledge.LEARNED
 
     def estimates(self) -> Estimates:
@@ -40,18 +45,22 @@ class Informant:
         if self._is_stale:
             self._is_stale = False
             if self._knowledge is Knowledge.LEARNED:
-                self._known = self._learner.estimates(self._classes)
+                learned = self._learner.estimates(self._classes)
+                self._known = replace(learned, edges=self._edges, shares=self._known.shares)
             else:
-                self._known = replace(self._known, finished_s=tuple(self._finished_s))
+                used, at = self._past.device_s(), self._past.at
+                self._known = replace(self._known, finished_s=tuple(self._finished_s), used_device_s=used, used_at=at)
         return self._known
 
     def learn(self, run: JobRun) -> None:
         """Take in that a job has finished."""
-        if self._knowledge is Knowledge.NONE:
-            return
         self._is_stale = True
         if self._knowledge is not Knowledge.LEARNED:
-            insort(self._finished_s, run.best_s)
+            for stay in run.intervals:
+                held = {stay.device_class: (stay.end_s - stay.start_s) * stay.devices}
+                self._past.add(run.job.group, held, START + timedelta(seconds=stay.end_s))
+            if self._knowledge is not Knowledge.NONE:
+                insort(self._finished_s, run.best_s)
         elif run.intervals:
             last = run.intervals[-1]
             held_s, asked = last.end_s - last.start_s, run.job.request.alternatives[0]
@@ -71,6 +80,15 @@ class Informant:
 
     def _name(self, job: Job) -> TaskName:
         return job.group, self.task_id(job)
+
+    def _edges_of(self, workload: Workload) -> dict[TaskName, tuple[TaskName, ...]]:
+        """What an author has written is known to everybody: which task comes after which."""
+        names = {job.id: self._name(job) for job in workload.jobs}
+        after: dict[TaskName, dict[TaskName, None]] = {}
+        for job in workload.jobs:
+            for before in job.after:
+                after.setdefault(names[before], {})[names[job.id]] = None
+        return {name: tuple(found) for name, found in after.items()}
 
     def _speeds(self, job: Job) -> dict[str, float]:
         named = {name: speed for name, speed in job.speeds.items() if name != ANY_DEVICE}

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from hetero_airflow.model.restart import usual_restart_s
+from hetero_airflow.model.shares import NO_SHARES, Shares
 
 START = datetime(2000, 1, 1, tzinfo=UTC)
 """Second 0 of every workload."""
@@ -54,6 +55,8 @@ class Options:
     """From and up to which job, by number, the figures count; the simulation ends when all of them have ended."""
     seed: int = 0
     """Of the failures."""
+    shares: Shares = NO_SHARES
+    """Who is entitled to how much, as `[hetero] shares` says it."""
 
     def told(self) -> dict[str, str | int | float]:
         """What a report says of them: those that are not as usual."""

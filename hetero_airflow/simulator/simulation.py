@@ -88,7 +88,9 @@ class Simulation:
         self._devices = {name: accelerators.count(name) for name in sorted(set(accelerators))}
         self._standing = tuple(standing)
         self._jobs = (*(one.job for one in self._standing), *workload.jobs)
-        self._informant = Informant(workload, frozenset(self._classes.values()), self._options.knowledge)
+        self._informant = Informant(
+            workload, frozenset(self._classes.values()), self._options.knowledge, self._options.shares
+        )
         told = self._informant.estimates if estimates is None else lambda: estimates
         self._store, self._engine = MemoryStore(keeps_history=False), SimulatedEngine()
         self._cycle = Cycle(self._store, policy, self._engine, _NEVER_S, preemptor=self._engine, estimates=told)

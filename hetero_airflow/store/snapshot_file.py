@@ -8,9 +8,10 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hetero_airflow.errors import SettingsError, shorten
-from hetero_airflow.model.estimates import Estimates, Interval
+from hetero_airflow.model.estimates import Estimates, Interval, TaskName
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.request import Alternative
+from hetero_airflow.model.shares import NO_SHARES, Shares
 from hetero_airflow.model.snapshot import Pending, Snapshot, Usage
 from hetero_airflow.model.worker import Worker
 
@@ -35,6 +36,9 @@ class _TaskRow(BaseModel):
     task_id: str
     speeds: dict[str, float] = {}
     work: Interval | None = None
+    spread: float | None = None
+    before: tuple[TaskName, ...] = ()
+    """Those that come right after it."""
 
 
 class _File(BaseModel):
@@ -53,6 +57,9 @@ class _File(BaseModel):
     finished_s: tuple[float, ...]
     mix: tuple[tuple[Alternative, float], ...]
     default_speeds: dict[str, float]
+    used_device_s: dict[str, dict[str, float]] = {}
+    used_at: datetime | None = None
+    shares: Shares = NO_SHARES
 
 
 def snapshot_text(snapshot: Snapshot, taken_at: datetime) -> str:
@@ -66,9 +73,14 @@ def snapshot_text(snapshot: Snapshot, taken_at: datetime) -> str:
     known = snapshot.estimates
     tasks = (
         _TaskRow(
-            dag_id=dag, task_id=task, speeds=dict(known.speeds.get((dag, task), {})), work=known.works.get((dag, task))
+            dag_id=name[0],
+            task_id=name[1],
+            speeds=dict(known.speeds.get(name, {})),
+            work=known.works.get(name),
+            spread=known.spread.get(name),
+            before=known.edges.get(name, ()),
         )
-        for dag, task in sorted({*known.speeds, *known.works})
+        for name in sorted({*known.speeds, *known.works, *known.spread, *known.edges})
     )
     file = _File(
         schema_version=SCHEMA,
@@ -84,6 +96,9 @@ def snapshot_text(snapshot: Snapshot, taken_at: datetime) -> str:
         finished_s=known.finished_s,
         mix=known.mix,
         default_speeds=dict(known.default_speeds),
+        used_device_s={dag_id: dict(used) for dag_id, used in known.used_device_s.items()},
+        used_at=known.used_at,
+        shares=known.shares,
     )
     return file.model_dump_json(indent=1) + "\n"
 
@@ -108,6 +123,11 @@ def read_snapshot(text: str) -> SavedSnapshot:
         file.finished_s,
         file.mix,
         file.default_speeds,
+        {name: row.spread for name, row in names.items() if row.spread is not None},
+        {name: row.before for name, row in names.items() if row.before},
+        file.used_device_s,
+        file.used_at,
+        file.shares,
     )
     snapshot = Snapshot(
         file.sequence,

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hetero_airflow.errors import SettingsError
 from hetero_airflow.model.estimates import Estimates, Interval
 from hetero_airflow.model.plan import Plan
+from hetero_airflow.model.shares import Shares
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.snapshot_file import read_snapshot, snapshot_text
 from hetero_airflow.store.store import Submitted, WorkerSeen
@@ -20,6 +21,11 @@ KNOWN = Estimates(
     (1.0, 2.5),
     ((a_pending().request.alternatives[0], 1.0),),
     {"nvidia/a100": 3.0},
+    {("dag", "train"): 0.5},
+    {("dag", "train"): (("dag", "other"), ("dag", "test"))},
+    {"dag": {"nvidia/a100": 60.0}},
+    EPOCH,
+    Shares.parse("research=3, research/nlp_*=2 max 4"),
 )
 
 
