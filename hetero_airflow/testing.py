@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,30 @@ def a_place(request_id: str = "r1", worker_id: str = "worker-a", **milli_by_devi
     """A placement that claims thousandths of devices: ``a_place("r1", **{"GPU-0": 1000})``."""
     claims = tuple(Claim(device_id=device_id, milli=milli) for device_id, milli in milli_by_device.items())
     return Place(request_id, worker_id, 0, claims, Account("test", "as the test says"))
+
+
+def a_lease(request_id: str = "r1", worker_id: str = "worker-a", ago_s: float = 3600, **milli_by_device: int) -> Lease:
+    """A lease granted `ago_s` seconds before `EPOCH`, its task running: ``a_lease("r1", **{"GPU-0": 1000})``."""
+    claims = tuple(Claim(device_id=device_id, milli=milli) for device_id, milli in milli_by_device.items())
+    granted_at = EPOCH - timedelta(seconds=ago_s)
+    return Lease(
+        id=f"{request_id}.1", request_id=request_id, worker_id=worker_id, alternative=0, claims=claims, token=1,
+        state=LeaseState.ACTIVE, granted_at=granted_at, expires_at=EPOCH + timedelta(hours=1),
+    )  # fmt: skip
+
+
+def leased(snapshot: Snapshot, *leases: tuple[Lease, Pending]) -> Snapshot:
+    """The snapshot with these leases and their holders, and what they use."""
+    usage = dict(snapshot.usage)
+    for lease, _ in leases:
+        for claim in lease.claims:
+            before = usage.get((lease.worker_id, claim.device_id), Usage())
+            usage[lease.worker_id, claim.device_id] = Usage(
+                before.milli + claim.milli, before.memory_bytes + claim.memory_bytes, lease.granted_at
+            )
+    holders = {pending.id: pending for _, pending in leases}
+    all_leases = (*snapshot.leases, *(lease for lease, _ in leases))
+    return replace(snapshot, usage=usage, leases=all_leases, holders={**snapshot.holders, **holders})
 
 
 def a_task_lease(**fields: Any) -> TaskLease:

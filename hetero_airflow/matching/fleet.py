@@ -189,6 +189,11 @@ class Fleet:
         self._placed.add(number)
         self._move(number, self.matcher.taken(self.states[number], fit, now.timestamp()))
 
+    def put(self, number: int, state: State) -> None:
+        """Note that for the rest of the decision a worker is to be seen in that state."""
+        self._placed.add(number)
+        self._move(number, state)
+
     def keep_for(self, alternatives: tuple[Alternative, ...], members: int = 1) -> Keep:
         """What to leave free, lest so many requests with these alternatives be delayed; see `Matcher.kept`."""
         key = (members, *(alternative.key for alternative in alternatives))

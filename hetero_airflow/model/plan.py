@@ -45,6 +45,8 @@ class ReasonCode(StrEnum):
     """Enough is free, but not as near together as asked."""
     RESERVED = "reserved"
     """Fits and is free, but is kept for a request that comes first."""
+    PREEMPTING = "preempting"
+    """Fits once leases that are taken back for it have ended; its place there is kept."""
     SLOTS = "slots"
     """Fits and is free, but the engine has no free process to run it."""
     GANG = "gang"
@@ -62,6 +64,7 @@ TRANSIENT = frozenset(
         ReasonCode.BUSY,
         ReasonCode.SCATTERED,
         ReasonCode.RESERVED,
+        ReasonCode.PREEMPTING,
         ReasonCode.SLOTS,
         ReasonCode.GANG,
         ReasonCode.UNPROBED,

@@ -89,7 +89,8 @@ class Greedy:
         for unit in in_units([*order(ready, snapshot), *order(blocked, snapshot)]):
             walk.step(unit)
         self._answers = walk.answers
-        return Plan(tuple(walk.decisions), tuple(walk.preemptions), walk.until)
+        until = min((at for at in (walk.until, room.until) if at is not None), default=None)
+        return Plan(tuple(walk.decisions), tuple(room.preemptions()), until)
 
     def _without_workers(self, snapshot: Snapshot) -> Iterable[Decision]:
         account = Account(self.name, "waits for a first worker")

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Protocol
 
 from hetero_airflow.matching.fleet import Fleet, Keep
-from hetero_airflow.model.plan import Preempt
+from hetero_airflow.model.plan import Preempt, Reason
 from hetero_airflow.model.snapshot import Pending, Snapshot
 
 
@@ -33,8 +33,22 @@ Reserve = Callable[[Fleet, Snapshot, datetime], Reservation]
 class Room(Protocol):
     """How room is made for requests that have to wait, during one decision."""
 
-    def make(self, unit: Sequence[Pending]) -> Sequence[Preempt]:
-        """The leases to take back for a request or gang that fits nowhere; none if it is to wait for work to end."""
+    until: datetime | None
+    """When more room may be made though nothing but the time has changed."""
+
+    def make(self, unit: Sequence[Pending], keep: Keep | None) -> Reason | None:
+        """Why a request or gang that fits nowhere waits if room is made for it; called in the order of the queue.
+
+        None if it is to wait for work to end. What it is to get, nobody else does from then on.
+        """
+        ...
+
+    def covers(self, unit: Sequence[Pending]) -> bool:
+        """Whether all that requests behind it may get can be taken back for it, so that nothing need be kept."""
+        ...
+
+    def preemptions(self) -> Sequence[Preempt]:
+        """The leases to take back for all for which room was made."""
         ...
 
 
@@ -67,9 +81,19 @@ class KeepByNeed:
 class MakeNoRoom:
     """Nothing is taken back: who does not fit waits for work to end."""
 
+    until: datetime | None = None
+
     def __init__(self, fleet: Fleet, snapshot: Snapshot, now: datetime) -> None:
         pass
 
-    def make(self, unit: Sequence[Pending]) -> Sequence[Preempt]:
+    def make(self, unit: Sequence[Pending], keep: Keep | None) -> Reason | None:
+        """For nobody."""
+        return None
+
+    def covers(self, unit: Sequence[Pending]) -> bool:
+        """No."""
+        return False
+
+    def preemptions(self) -> Sequence[Preempt]:
         """None."""
         return ()

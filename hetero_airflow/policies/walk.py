@@ -19,7 +19,6 @@ from hetero_airflow.model.plan import (
     AlternativeAccount,
     Decision,
     Place,
-    Preempt,
     Reason,
     ReasonCode,
     Refuse,
@@ -83,7 +82,6 @@ class Walk:
         self._waiting = 0
         self._asked: dict[str, _Asked] = {}
         self.decisions: list[Decision] = []
-        self.preemptions: list[Preempt] = []
         self.until: datetime | None = None
         """When a request that waits ceases to insist on what it waits for."""
         self.answers: Answers = {}
@@ -122,8 +120,9 @@ class Walk:
                 return
             reason, account = self._obstacle(asked.request, keep), self._account(asked.request, keep)
             answer = asked.waits[keep] = self._answer(asked.request, reason, account)
-        self._wait(pending, answer)
-        self._note_waiting(unit)
+        if not self._make_room(unit, keep):
+            self._wait(pending, answer)
+            self._note_waiting(unit)
 
     def _step_gang(self, unit: Sequence[Pending]) -> None:
         head = self._head
@@ -134,7 +133,7 @@ class Walk:
                 self._wait(one, self._barred(one.request, head))
         else:
             keep = self._reservation.against(unit[0])
-            if not self._place_gang(unit, keep):
+            if not self._place_gang(unit, keep) and not self._make_room(unit, keep):
                 request = unit[0].request
                 answer = self._answer(request, self._gangs.obstacle(unit), self._account(request, keep))
                 for one in unit:
@@ -143,8 +142,19 @@ class Walk:
 
     def _note_waiting(self, unit: Sequence[Pending]) -> None:
         self._head = self._head or unit[0]
-        self._reservation.wait(unit)
-        self.preemptions += self._room.make(unit)
+        if not self._room.covers(unit):
+            self._reservation.wait(unit)
+
+    def _make_room(self, unit: Sequence[Pending], keep: Keep | None) -> bool:
+        """Let a request or gang that fits nowhere wait for leases to be taken back; whether that is possible."""
+        reason = self._room.make(unit, keep)
+        if reason is None:
+            return False
+        request = unit[0].request
+        answer = self._answer(request, reason, self._account(request, keep, "waits for devices to be given back"))
+        for one in unit:
+            self._wait(one, answer)
+        return True
 
     # -- placing -------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,41 @@
+"""Multilevel feedback queues: new work first, what has had much comes behind, what starves comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hetero_airflow.model.estimates import Estimates
+from hetero_airflow.policies.preemption import MIN_RUN_S, Preemption, Rank
+from hetero_airflow.policies.progress import Progress
+from hetero_airflow.policies.ranked import Ranked
+
+THRESHOLDS_DEVICE_S = (3.25 * 3600,)
+"""Service at which a run falls into the next queue: two queues, parted at 3.25 device-hours."""
+
+STARVE_LIMIT = 8.0
+"""A run that has waited for so many times as long as it was served is taken into the first queue again."""
+
+
+class Mlfq(Ranked):
+    """By queue, then by age; a queue's work gives way to that of queues before it, never to its own; tight placement.
+
+    Discretised two-dimensional least attained service (Tiresias, Gu et al., NSDI 2019, section 3.2) with its
+    promotion of starving jobs. Deviations: within a queue, age counts from the submission; the queue is
+    found anew each time from what was served and waited in all, so a promotion ends once enough was served.
+    """
+
+    def __init__(
+        self, thresholds_device_s: Sequence[float] = THRESHOLDS_DEVICE_S, starve_limit: float = STARVE_LIMIT
+    ) -> None:
+        rank = _queue_of(thresholds_device_s, starve_limit)
+        super().__init__("mlfq", rank, Preemption(rank, period_s=MIN_RUN_S))
+
+
+def _queue_of(thresholds_device_s: Sequence[float], starve_limit: float) -> Callable[[Progress, Estimates], Rank]:
+    def rank(progress: Progress, estimates: Estimates) -> Rank:
+        if progress.waited_s >= starve_limit * progress.served_s:
+            return (0.0,)
+        service = progress.served_s * progress.devices
+        return (float(sum(service >= threshold for threshold in thresholds_device_s)),)
+
+    return rank

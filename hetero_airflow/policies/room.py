@@ -1,0 +1,279 @@
+"""Makes room for requests that fit nowhere, by taking leases back.
+
+For a request in the order of the queue, the first of these that is possible:
+
+1. It fits where leases end that are on their way out already: those are awaited.
+2. It fits on a worker once other work there has been taken back: on each worker, the least dispensable work
+   is put back as long as the request fits beside it, and what is left over are the victims. No victim could be
+   spared then. The worker with the most dispensable victims is chosen.
+3. The same with work that has not run for its minimum time yet: then it is waited for, and nothing is taken back.
+
+In each case what the request is to get is kept for it, so that the next decision gives it just that, and
+later requests neither take it nor have the same work taken back again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from hetero_airflow.matching.fleet import Fleet, Keep
+from hetero_airflow.matching.matcher import Fit
+from hetero_airflow.matching.outlook import Outlook, Taken, added, freed
+from hetero_airflow.model.lease import LeaseState
+from hetero_airflow.model.plan import Preempt, Reason, ReasonCode
+from hetero_airflow.model.request import Alternative
+from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.policies.preemption import Holding, Preemption, Rank, holdings
+from hetero_airflow.policies.progress import waiting
+from hetero_airflow.policies.reservation import MakeNoRoom, MakeRoom, Room
+
+_MAX_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """One worker on which room can be made."""
+
+    number: int
+    fit: Fit
+    victims: tuple[Holding, ...]
+    spared: tuple[Holding, ...] = ()
+    """Victims of earlier requests that can stay after all."""
+
+    @property
+    def price(self) -> tuple[Rank, float, int, int]:
+        """What is compared: how indispensable the first victim is, all losses, how many, which worker."""
+        first = min(victim.rank for victim in self.victims)
+        loss = sum(victim.loss_device_s for victim in self.victims)
+        return tuple(-part for part in first), loss, len(self.victims), self.number
+
+
+def room_by(policy: str, preemption: Preemption) -> MakeRoom:
+    """Room is made by taking leases back as this preemption says, where that is possible at all.
+
+    :param policy: its name, for those whose leases are taken back
+    """
+
+    def make_room(fleet: Fleet, snapshot: Snapshot, now: datetime) -> Room:
+        if not snapshot.can_preempt:
+            return MakeNoRoom(fleet, snapshot, now)
+        return MadeRoom(policy, preemption, fleet, snapshot, now)
+
+    return make_room
+
+
+class MadeRoom:
+    """Room that is made during one decision."""
+
+    def __init__(self, policy: str, preemption: Preemption, fleet: Fleet, snapshot: Snapshot, now: datetime) -> None:
+        self._policy = policy
+        self._preemption = preemption
+        self._fleet = fleet
+        self._snapshot = snapshot
+        self._now = now
+        self._outlooks: dict[int, Outlook] = {}
+        self._leaving: dict[int, list[str]] = {}
+        """Worker → whose leases there were taken back before, or are now."""
+        self._victims: dict[Holding, Pending] = {}
+        self._hopeless: set[str] = set()
+        self._by_worker: dict[int, list[Holding]] | None = None
+        self._highest: Rank | None = None
+        self.until: datetime | None = None
+        """When more room may be made though nothing but the time has changed."""
+        numbers = {seat.worker.id: number for number, seat in enumerate(fleet.seats)}
+        for lease in snapshot.leases:
+            if lease.state is LeaseState.PREEMPTED and lease.worker_id in numbers:
+                number = numbers[lease.worker_id]
+                outlook = self._outlook(number)
+                outlook.held = freed(outlook.held, outlook.taken(lease.claims))
+                self._leaving.setdefault(number, []).append(lease.request_id)
+
+    def preemptions(self) -> list[Preempt]:
+        """The leases to take back, in the order in which that was decided."""
+        return [
+            Preempt(
+                lease.id,
+                lease.token,
+                lease.request_id,
+                pending.id,
+                f"{self._policy}: {pending.id} is to have its devices",
+            )
+            for holding, pending in self._victims.items()
+            for lease in holding.leases
+        ]
+
+    def covers(self, unit: Sequence[Pending]) -> bool:
+        """Whether what requests behind it get gives way to it."""
+        rank = self._preemption.rank(waiting(unit[0], self._now), self._snapshot.estimates)
+        return self._preemption.is_order and len(unit) == 1 and rank is not None
+
+    def make(self, unit: Sequence[Pending], keep: Keep | None) -> Reason | None:
+        """Why a request waits for which room is made, or None where none can be.
+
+        Gangs of more than one wait for work to end.
+        """
+        if len(unit) > 1:
+            return None
+        pending = unit[0]
+        if self._preemption.period_s is not None:
+            self._ask_again(self._now + timedelta(seconds=self._preemption.period_s))
+        return self._await(pending, keep) or self._take_back(pending, keep)
+
+    # -- what is on its way out ----------------------------------------------------------------------------------------
+
+    def _await(self, pending: Pending, keep: Keep | None) -> Reason | None:
+        best: tuple[float, int, Fit] | None = None
+        for alternative in pending.request.alternatives:
+            for number in sorted(self._leaving):
+                outlook = self._outlook(number)
+                if outlook.fits(alternative, outlook.held, keep):
+                    fit = outlook.fit(alternative, outlook.held, keep)
+                    if fit is not None and (best is None or fit.score > best[0]):
+                        best = (fit.score, number, fit)
+            if best is not None and pending.request.is_ordered:
+                break
+        if best is None:
+            return None
+        _, number, fit = best
+        self._outlook(number).promise(fit)
+        return self._freed_reason(pending, number)
+
+    # -- what is taken back now ----------------------------------------------------------------------------------------
+
+    def _take_back(self, pending: Pending, keep: Keep | None) -> Reason | None:
+        rank = self._preemption.rank(waiting(pending, self._now), self._snapshot.estimates)
+        if rank is None:
+            return None
+        if self._is_hopeless(pending, rank):
+            return None
+        for is_patient in (False, True):
+            option = self._cheapest(pending, rank, keep, is_patient)
+            if option is not None:
+                return self._wait_for(pending, option) if is_patient else self._carry_out(pending, option)
+        self._hopeless.add(pending.request.fingerprint)
+        return None
+
+    def _is_hopeless(self, pending: Pending, rank: Rank) -> bool:
+        """Whether nobody is of greater rank, or an equal request found no room before."""
+        if self._by_worker is None:
+            self._by_worker = {}
+            found = holdings(self._preemption, self._fleet, self._snapshot, self._now)
+            for holding in found:
+                for number in holding.workers:
+                    self._by_worker.setdefault(number, []).append(holding)
+            self._highest = found[-1].rank if found else None
+        return self._highest is None or rank >= self._highest or pending.request.fingerprint in self._hopeless
+
+    def _cheapest(self, pending: Pending, rank: Rank, keep: Keep | None, is_patient: bool) -> _Option | None:
+        """The best option, with `is_patient` also with work that has not run for its minimum time."""
+        found: list[_Option] = []
+        for alternative in pending.request.alternatives:
+            for number, present in (self._by_worker or {}).items():
+                takeable = [
+                    one for one in present if one.rank > rank and (is_patient or one.protected_until <= self._now)
+                ]
+                option = self._option(alternative, number, takeable, keep)
+                if option is not None:
+                    found.append(option)
+            if found and pending.request.is_ordered:
+                break
+        if is_patient:
+            return min(found, key=lambda option: (_until(option), option.price), default=None)
+        return min(found, key=lambda option: option.price, default=None)
+
+    def _option(
+        self, alternative: Alternative, number: int, takeable: Sequence[Holding], keep: Keep | None
+    ) -> _Option | None:
+        """Whom of those that may be taken back the alternative needs to be gone from a worker.
+
+        :param takeable: the least dispensable first
+        """
+        running = [one for one in takeable if one not in self._victims]
+        if not running:
+            return None
+        outlook = self._outlook(number)
+        held = outlook.held
+        for one in running:
+            held = freed(held, self._taken(number, one))
+        if not outlook.fits(alternative, held, keep):
+            return None
+        victims: list[Holding] = []
+        spared: list[Holding] = []
+        for one in takeable:
+            taken = self._taken(number, one)
+            if one in self._victims and (len(one.workers) > 1 or not outlook.can_hold(held, taken)):
+                continue
+            beside = added(held, taken)
+            if outlook.fits(alternative, beside, keep):
+                held = beside
+                if one in self._victims:
+                    spared.append(one)
+            elif one not in self._victims:
+                victims.append(one)
+        options = [self._checked(number, outlook.fit(alternative, held, keep), victims, spared)]
+        if len(victims) > 1:
+            for one in running:
+                without = freed(outlook.held, self._taken(number, one))
+                if one.rank == victims[0].rank and outlook.fits(alternative, without, keep):
+                    options.append(self._checked(number, outlook.fit(alternative, without, keep), [one]))
+        return min((option for option in options if option is not None), key=lambda option: option.price, default=None)
+
+    def _checked(
+        self, number: int, fit: Fit | None, victims: Sequence[Holding], spared: Sequence[Holding] = ()
+    ) -> _Option | None:
+        return _Option(number, fit, tuple(victims), tuple(spared)) if fit is not None and victims else None
+
+    def _carry_out(self, pending: Pending, option: _Option) -> Reason:
+        for spared in option.spared:
+            del self._victims[spared]
+            outlook = self._outlook(option.number)
+            outlook.held = added(outlook.held, self._taken(option.number, spared))
+        for victim in option.victims:
+            self._victims[victim] = pending
+            for number in victim.workers:
+                outlook = self._outlook(number)
+                outlook.held = freed(outlook.held, self._taken(number, victim))
+                self._leaving.setdefault(number, []).append(victim.leases[0].request_id)
+        self._outlook(option.number).promise(option.fit)
+        return self._freed_reason(pending, option.number)
+
+    def _wait_for(self, pending: Pending, option: _Option) -> Reason:
+        self._outlook(option.number).claim(option.fit)
+        self._ask_again(_until(option))
+        whose = _named([victim.leases[0].request_id for victim in option.victims])
+        where = self._fleet.seats[option.number].worker.id
+        found = f"devices of worker {where}, which {whose} keeps at least until {_until(option):%H:%M:%S} UTC"
+        return Reason(ReasonCode.PREEMPTING, str(pending.request), found)
+
+    # -- both ----------------------------------------------------------------------------------------------------------
+
+    def _ask_again(self, at: datetime) -> None:
+        self.until = at if self.until is None else min(at, self.until)
+
+    def _outlook(self, number: int) -> Outlook:
+        outlook = self._outlooks.get(number)
+        if outlook is None:
+            outlook = self._outlooks[number] = Outlook(self._fleet, number)
+        outlook.catch_up()
+        return outlook
+
+    def _taken(self, number: int, holding: Holding) -> Taken:
+        worker_id = self._fleet.seats[number].worker.id
+        claims = [claim for lease in holding.leases if lease.worker_id == worker_id for claim in lease.claims]
+        return self._outlook(number).taken(claims)
+
+    def _freed_reason(self, pending: Pending, number: int) -> Reason:
+        where = self._fleet.seats[number].worker.id
+        found = f"devices of worker {where}, which are being freed by {_named(self._leaving[number])}"
+        return Reason(ReasonCode.PREEMPTING, str(pending.request), found)
+
+
+def _until(option: _Option) -> datetime:
+    return max(victim.protected_until for victim in option.victims)
+
+
+def _named(request_ids: Sequence[str]) -> str:
+    more = len(request_ids) - _MAX_NAMED
+    return ", ".join(request_ids[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,34 @@
+"""Shortest remaining service first, by estimate: the fewest remaining device-seconds go first."""
+
+from __future__ import annotations
+
+from hetero_airflow.model.estimates import Estimates
+from hetero_airflow.policies.preemption import MIN_RUN_S, Preemption, Rank
+from hetero_airflow.policies.progress import Progress, remaining_s, typical_s
+from hetero_airflow.policies.ranked import Ranked
+
+
+class Srsf(Ranked):
+    """The least remaining time × devices first, then those of which no length is known; tight placement.
+
+    Of unknown length, the run goes first of which a run of typical length would have least left. Taken back are
+    only runs of known length, and only for requests that are known to be smaller.
+
+    The rule that Tiresias (NSDI 2019, section 3.1) and Muri (SIGCOMM 2022, section 6) compare with where
+    lengths are known: SRTF lets a short job on many devices go before many small ones.
+    """
+
+    def __init__(self, min_run_s: float = MIN_RUN_S) -> None:
+        super().__init__("srsf", _order, Preemption(_rank, min_run_s, is_order=True))
+
+
+def _order(progress: Progress, estimates: Estimates) -> Rank:
+    remaining = remaining_s(progress, estimates)
+    if remaining is None:
+        return 1.0, abs(typical_s(estimates) - progress.served_s) * progress.devices
+    return 0.0, remaining * progress.devices
+
+
+def _rank(progress: Progress, estimates: Estimates) -> Rank | None:
+    remaining = remaining_s(progress, estimates)
+    return None if remaining is None else (remaining * progress.devices,)

@@ -1,0 +1,87 @@
+"""Is the simulator true? Published policies on published traces come out as their publishers recorded them."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from hetero_airflow.model.estimates import Estimates, Interval
+from hetero_airflow.policies.policy import Policy
+from hetero_airflow.policies.srsf import Srsf
+from hetero_airflow.policies.srtf import Srtf
+from hetero_airflow.simulator.job_run import JobRun
+from hetero_airflow.simulator.options import Knowledge, Options, fixed_restart_s
+from hetero_airflow.simulator.simulation import Simulation
+from hetero_airflow.simulator.traces import load_trace
+from hetero_airflow.simulator.traces.muri import restart_s
+from hetero_airflow.simulator.workload import Workload
+
+POLICIES = {"SRTF": Srtf, "SRSF": Srsf}
+
+
+class MuriWorld(Simulation):
+    """The world by the rules of the publisher's simulator (``run_sim.py`` of Rivendile/Muri).
+
+    Whenever a job arrives or ends, all others are stopped and started again, and each has that much more to do as
+    its start takes, at most what it did since the last time. The oracle knows of it.
+    """
+
+    def __init__(self, workload: Workload, policy: Policy) -> None:
+        self.works = {("muri", job.id): Interval(job.work, job.work, job.work) for job in workload.jobs}
+        speeds = {task: {"nvidia/v100": 1.0} for task in self.works}
+        options = Options(restart_s=fixed_restart_s(0), knowledge=Knowledge.ORACLE)
+        super().__init__(workload, (), policy, "muri", options, estimates=Estimates(speeds, self.works))
+        self.last_s = 0.0
+        self.is_event = False
+
+    def _arrive(self, run: JobRun) -> None:
+        self.is_event = True
+        super()._arrive(run)
+
+    def _finish(self, run: JobRun, is_due: bool) -> None:
+        self.is_event |= is_due
+        super()._finish(run, is_due)
+
+    def _decide(self) -> None:
+        if self.is_event:
+            for run in [run for run in self._runs.values() if run.is_running]:
+                self._interrupt(run, min(restart_s(run.job), self._now_s - max(self.last_s, run.since_s)))
+            self.is_event, self.last_s = False, self._now_s
+        super()._decide()
+
+    def _interrupt(self, run: JobRun, lost_s: float) -> None:
+        if lost_s > 0:
+            run.remaining += lost_s
+            self.works["muri", run.job.id] = Interval(*(work + lost_s for work in self.works["muri", run.job.id]))
+            run.stay += 1
+            stay = run.stay
+            self._at(run.since_s + run.remaining, lambda: self._finish(run, run.stay == stay))
+
+
+def recorded_mean_jct_s(public_traces: Path, policy: str, trace: str) -> float:
+    with (public_traces / "muri" / "published_avg_jct_seconds.csv").open() as file:
+        return next(float(line[trace]) for line in csv.DictReader(file) if line[""] == policy)
+
+
+def mean_jct_s(public_traces: Path, policy: str, trace: str) -> float:
+    record = MuriWorld(load_trace(f"muri/{trace}", public_traces), POLICIES[policy](min_run_s=0)).run()
+    times = [job.finished_s - job.submitted_s for job in record.jobs if job.finished_s is not None]
+    assert len(times) == len(record.jobs)
+    return sum(times) / len(times)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_muri_comes_out_as_recorded(public_traces: Path, policy: str) -> None:
+    recorded = recorded_mean_jct_s(public_traces, policy, "trace3")
+    assert mean_jct_s(public_traces, policy, "trace3") == pytest.approx(recorded, rel=1e-6)
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("trace", ["trace3_pr", "trace1", "trace1_pr", "trace2", "trace2_pr"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_other_traces_of_muri_come_out_as_recorded(public_traces: Path, policy: str, trace: str) -> None:
+    recorded = recorded_mean_jct_s(public_traces, policy, trace)
+    assert mean_jct_s(public_traces, policy, trace) == pytest.approx(recorded, rel=1e-3)
