@@ -13,11 +13,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
+from typing import NamedTuple
 
 from hetero_airflow.matching.fleet import Fleet
 from hetero_airflow.matching.matcher import State
 from hetero_airflow.matching.shapes import Shape
 from hetero_airflow.model.device import Device, device_class, device_tokens, is_model_of, model_tokens
+from hetero_airflow.model.estimates import Interval, TaskName
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.snapshot import Pending, Snapshot
@@ -55,6 +57,8 @@ class Contender:
     """Whether it can be told where to run, and moved."""
     speeds: Mapping[str, float]
     """Device class → speed relative to the fastest of its classes, 0 to 1."""
+    held_s: Mapping[str, float]
+    """Device class → seconds for which it has held its devices there."""
     attained_s: float
     """What it has done, in seconds of its fastest class."""
     delayed_s: float
@@ -90,6 +94,16 @@ def contest(snapshot: Snapshot, fleet: Fleet, now: datetime) -> Contest:
     return _Reader(snapshot, fleet, now).read()
 
 
+class _Modelled(NamedTuple):
+    """What is true of all requests that ask for the same."""
+
+    devices: int
+    is_exact: bool
+    ways: dict[str, Way]
+    usable: frozenset[str]
+    """The classes of the ways."""
+
+
 class _Reader:
     def __init__(self, snapshot: Snapshot, fleet: Fleet, now: datetime) -> None:
         self._snapshot = snapshot
@@ -102,8 +116,8 @@ class _Reader:
             for name, device in zip(self._classes(shape), shape.devices, strict=True):
                 if name is not None:
                     self._models.setdefault(name, device)
-        self._known: dict[str, tuple[int, bool, dict[str, Way]]] = {}
-        self._speeds: dict[tuple[tuple[str, str], frozenset[str]], dict[str, float]] = {}
+        self._known: dict[str, _Modelled] = {}
+        self._beliefs: dict[tuple[TaskName, frozenset[str]], tuple[dict[str, float], Interval | None]] = {}
 
     def read(self) -> Contest:
         free: dict[str, dict[int, int]] = {name: {} for name in sorted(self._models)}
@@ -161,41 +175,40 @@ class _Reader:
         return names.pop() if len(names) == 1 else None
 
     def _contender(self, pending: Pending, lease: Lease | None = None, on: str | None = None) -> Contender | None:
-        count, is_exact, ways = self._ways(pending.request)
+        key = pending.request.fingerprint
+        modelled = self._known.get(key)
+        if modelled is None:
+            modelled = self._known[key] = self._model(pending.request)
+        count, is_exact, ways, usable = modelled
         if not ways or (on is not None and on not in ways):
             return None
-        is_exact = is_exact and not pending.gang
-        usable = frozenset(ways)
-        speeds = self._speeds.get((pending.task, usable))
-        if speeds is None:
-            speeds = self._snapshot.estimates.relative_speeds(pending.task, usable)
-            self._speeds[pending.task, usable] = speeds
-        attained_s = sum(seconds * speeds.get(name, 1.0) for name, seconds in pending.served.items())
-        has_run = lease is not None or bool(pending.served)
+        speeds, whole = self._believed(pending.task, usable)
+        held_s = pending.served
+        has_run = lease is not None or bool(held_s)
         if lease is not None and on is not None:
-            attained_s += max(0.0, (self._now - lease.granted_at).total_seconds()) * speeds[on]
+            stay_s = max(0.0, (self._now - lease.granted_at).total_seconds())
+            held_s = {**held_s, on: held_s.get(on, 0.0) + stay_s}
             if lease.state is LeaseState.PREEMPTED:
                 lease = on = None
-        delayed_s = max(0.0, (self._now - pending.submitted_at).total_seconds() - attained_s)
-        left_s = self._left_s(pending, speeds, attained_s)
-        return Contender(pending, count, ways, is_exact, speeds, attained_s, delayed_s, left_s, has_run, lease, on)
+        attained_s = sum([seconds * speeds.get(name, 1.0) for name, seconds in held_s.items()])
+        return Contender(
+            pending, count, ways, is_exact and not pending.gang, speeds, held_s, attained_s,
+            max(0.0, (self._now - pending.submitted_at).total_seconds() - attained_s),
+            None if whole is None else _left_s(whole, attained_s),
+            has_run, lease, on,
+        )  # fmt: skip
 
-    def _left_s(self, pending: Pending, speeds: Mapping[str, float], attained_s: float) -> float | None:
-        """Until the middle estimate; past it until the high one; past that a little."""
-        whole = self._snapshot.estimates.duration_s(pending.task, max(speeds, key=lambda name: (speeds[name], name)))
-        if whole is None:
-            return None
-        ends = (end - attained_s for end in (whole.middle, whole.high))
-        return next((left for left in ends if left > 0), attained_s * OVERDUE)
-
-    def _ways(self, request: DeviceRequest) -> tuple[int, bool, dict[str, Way]]:
-        """Number of devices, whether that is exact, and the classes on which the request can run."""
-        known = self._known.get(request.fingerprint)
+    def _believed(self, task: TaskName, usable: frozenset[str]) -> tuple[dict[str, float], Interval | None]:
+        """Relative speeds, and how long a whole run is on the fastest class."""
+        known = self._beliefs.get((task, usable))
         if known is None:
-            known = self._known[request.fingerprint] = self._find_ways(request)
+            speeds = self._snapshot.estimates.relative_speeds(task, usable)
+            fastest = max(speeds, key=lambda name: (speeds[name], name))
+            known = speeds, self._snapshot.estimates.duration_s(task, fastest)
+            self._beliefs[task, usable] = known
         return known
 
-    def _find_ways(self, request: DeviceRequest) -> tuple[int, bool, dict[str, Way]]:
+    def _model(self, request: DeviceRequest) -> _Modelled:
         counts, ways = set(), {}
         is_exact = len(request.alternatives) == 1 or not request.is_ordered
         for number, alternative in enumerate(request.alternatives):
@@ -209,7 +222,7 @@ class _Reader:
                     ways[name] = Way(number, narrowed)
                     counts.add(alternative.count)
                     is_exact = is_exact and self._names(narrowed) == [name]
-        return max(counts, default=0), is_exact and len(counts) == 1, ways
+        return _Modelled(max(counts, default=0), is_exact and len(counts) == 1, ways, frozenset(ways))
 
     def _narrowed(self, alternative: Alternative, name: str) -> Alternative | None:
         """The alternative with only devices named like those of the class; None where it asks for others."""
@@ -233,6 +246,12 @@ class _Reader:
             and alternative.partition == device.partition
             and (alternative.model is None or is_model_of(alternative.model, device_tokens(device)))
         ]
+
+
+def _left_s(whole: Interval, attained_s: float) -> float:
+    """Until the middle estimate; past it until the high one; past that a little."""
+    ends = (end - attained_s for end in (whole.middle, whole.high))
+    return next((left for left in ends if left > 0), attained_s * OVERDUE)
 
 
 def _shape_classes(shape: Shape) -> tuple[str | None, ...]:
