@@ -109,6 +109,7 @@ class Board:
         self._outcome = outcome
         self._now_s = now.timestamp()
         self._chains: dict[tuple[State, object], _Chain] = {}
+        self._packings: dict[tuple[object, ...], tuple[tuple[State, ...], _Packing | None]] = {}
 
     def place(self, requests: Sequence[DeviceRequest]) -> GangFit | None:
         """The best placement of a gang with these requests, or None if it does not fit as a whole.
@@ -143,32 +144,38 @@ class Board:
 
     def _best(self, classes: Sequence[_Class], widest: Level) -> list[_Packing]:
         """The best placement of all within that level; empty if there is none."""
-        best = self._on_one_worker(classes)
+        first: dict[State, int] = {}
+        for worker, state in enumerate(self._states):
+            first.setdefault(state, worker)
+        fits = (self._packed(classes, (worker,), Level.HOST, 0.0) for worker in first.values())
+        best = min((fit for fit in fits if fit is not None), default=None)
         for level in WIDE_LEVELS[: WIDE_LEVELS.index(widest) + 1]:
             for region, speeds in self._regions.shared(level):
                 to_beat = -best.slowness if best else 0.0
-                if speeds[0] < to_beat or not self._may_fit(classes, region):
-                    continue
                 for speed in speeds:
                     if speed < to_beat:
                         break
-                    found = self._pack(classes, self._regions.fast_part(region, level, speed))
+                    found = self._packed(classes, region, level, speed)
                     if found is not None:
                         best = found if best is None else min(best, found)
                         break
         return [best] if best else []
 
-    def _on_one_worker(self, classes: Sequence[_Class]) -> _Packing | None:
-        """The best single worker; of equal workers the first."""
-        first: dict[State, int] = {}
-        for worker, state in enumerate(self._states):
-            first.setdefault(state, worker)
-        fits = (self._pack(classes, [worker]) for worker in first.values())
-        return min((fit for fit in fits if fit is not None), default=None)
+    def _packed(self, classes: Sequence[_Class], region: Sequence[int], level: Level, speed: float) -> _Packing | None:
+        """All members on workers of the region of that speed; remembered for as long as these are as they were."""
+        key = (region[0], len(region), level, speed, *((one.key, one.members) for one in classes))
+        states = tuple([self._states[worker] for worker in region])
+        known = self._packings.get(key)
+        if known is None or known[0] != states:
+            packing = None
+            if self._may_fit(classes, states):
+                packing = self._pack(classes, self._regions.fast_part(region, level, speed))
+            known = self._packings[key] = (states, packing)
+        return known[1]
 
-    def _may_fit(self, classes: Sequence[_Class], region: Sequence[int]) -> bool:
-        """Whether the region has room for each class, if it had none for the others."""
-        sizes = Counter(self._states[worker] for worker in region)
+    def _may_fit(self, classes: Sequence[_Class], states: Iterable[State]) -> bool:
+        """Whether workers of these states have room for each class, if they had none for the others."""
+        sizes = Counter(states)
         for one in classes:
             needed = len(one.members)
             if sum(len(self._chain(state, one, needed)[0]) * number for state, number in sizes.items()) < needed:
