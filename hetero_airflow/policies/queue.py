@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import groupby
 from operator import attrgetter
 
+from hetero_airflow.model.request import Priority
 from hetero_airflow.model.snapshot import Pending, Snapshot
+
+_RANKS = {priority: priority.rank for priority in Priority}
 
 
 def by_priority(pending: Iterable[Pending], snapshot: Snapshot) -> list[Pending]:
     """The higher class first, then Airflow's greater weight, then the older."""
-    return sorted(pending, key=lambda p: (p.request.priority.rank, -p.weight, p.submitted_at, p.id))
+    classes: defaultdict[tuple[int, int], list[Pending]] = defaultdict(list)
+    for one in by_age(pending, snapshot):
+        classes[_RANKS[one.request.priority], -one.weight].append(one)
+    return [one for key in sorted(classes) for one in classes[key]]
 
 
 def by_age(pending: Iterable[Pending], snapshot: Snapshot) -> list[Pending]:
     """The oldest first."""
-    return sorted(pending, key=lambda p: (p.submitted_at, p.id))
+    return sorted(pending, key=attrgetter("submitted_at", "id"))
 
 
 def by_turn(pending: Iterable[Pending], snapshot: Snapshot) -> list[Pending]:

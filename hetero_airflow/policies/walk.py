@@ -104,7 +104,7 @@ class Walk:
             self._step_gang(unit)
             return
         pending, head = unit[0], self._head
-        asked = self._of(pending.request)
+        asked = self._asked.get(pending.request.fingerprint) or self._of(pending.request)
         if not asked.is_servable:
             self._decide_blocked(unit)
             return
@@ -141,7 +141,8 @@ class Walk:
                 self._note_waiting(unit)
 
     def _note_waiting(self, unit: Sequence[Pending]) -> None:
-        self._head = self._head or unit[0]
+        if self._head is None:
+            self._head = unit[0]
         if not self._room.covers(unit):
             self._reservation.wait(unit)
 
@@ -210,8 +211,7 @@ class Walk:
     def _wait(self, pending: Pending, answer: Answer) -> None:
         self._waiting += 1
         reason, account = answer
-        ends = self._until.get(pending.id)
-        if ends is not None:
+        if self._until and (ends := self._until.get(pending.id)) is not None:
             self.until = ends if self.until is None else min(self.until, ends)
             reason = replace(reason, until=ends) if reason.code is ReasonCode.SCATTERED else reason
         self.decisions.append(Wait(pending.id, self._waiting, reason, account))

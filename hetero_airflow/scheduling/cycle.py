@@ -17,6 +17,7 @@ from hetero_airflow.model.snapshot import Pending, Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.policy import Policy, period_of
 from hetero_airflow.policies.priority import Priority
+from hetero_airflow.scheduling.collecting import collecting_later
 from hetero_airflow.scheduling.gangs import torn_gangs
 from hetero_airflow.scheduling.own_part import own_part
 from hetero_airflow.scheduling.plan_check import plan_faults
@@ -120,6 +121,7 @@ class Cycle:
         self._undispatched: dict[str, tuple[Undispatched, Pending]] = {}
         self._warned = ""
 
+    @collecting_later()
     def run(self, now: datetime) -> CycleResult:
         """One pass, in the six steps of the architecture.
 

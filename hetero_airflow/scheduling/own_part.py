@@ -20,6 +20,8 @@ def own_part(plan: Plan, ours: Set[str], slots: int | None, gangs: Mapping[str, 
     :param gangs: request id → its gang, of the requests that have one
     """
     placed = [place.request_id for place in plan.places]
+    if (slots is None or len(placed) <= slots) and all(decision.request_id in ours for decision in plan.decisions):
+        return plan
     sizes = Counter(gangs[one] for one in placed if one in gangs)
     split = {gangs[one] for one in placed if one in gangs and one not in ours}
     has_slots: dict[str, bool] = {}

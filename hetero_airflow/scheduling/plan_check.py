@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 
+from hetero_airflow.model.device import Device
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Place, Plan, Wait
 from hetero_airflow.model.snapshot import Pending, Snapshot
-from hetero_airflow.model.worker import Worker, WorkerState
+from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.scheduling.gangs import gang_faults
 
 
@@ -21,21 +22,27 @@ def plan_faults(snapshot: Snapshot, plan: Plan) -> list[str]:
     """
     pending = {one.id: one for one in snapshot.pending}
     faults = list(_decision_faults(pending, plan))
-    wanted = {place.worker_id for place in plan.places}
-    workers = {worker.id: worker for worker in snapshot.workers if worker.id in wanted}
-    taken: Counter[tuple[str, str, str]] = Counter()
-    for place in plan.places:
-        one, worker = pending.get(place.request_id), workers.get(place.worker_id)
+    places = plan.places
+    wanted = {place.worker_id for place in places}
+    devices = {
+        worker.id: {device.id: device for device in worker.devices}
+        for worker in (snapshot.workers if wanted else ())
+        if worker.id in wanted and worker.state is not WorkerState.LOST
+    }
+    taken: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for place in places:
+        one, own = pending.get(place.request_id), devices.get(place.worker_id)
         if one is None:
             continue
-        if worker is None or worker.state is WorkerState.LOST:
+        if own is None:
             faults.append(f"{place.request_id} is placed on {place.worker_id}, which is not there")
             continue
-        faults += _place_faults(one, worker, place)
+        faults += _place_faults(one, own, place)
         for claim in place.claims:
-            taken[place.worker_id, claim.device_id, "milli"] += claim.milli
-            taken[place.worker_id, claim.device_id, "memory"] += claim.memory_bytes
-    faults += _capacity_faults(snapshot, workers, taken)
+            more = taken[place.worker_id, claim.device_id]
+            more["milli"] += claim.milli
+            more["memory"] += claim.memory_bytes
+    faults += _capacity_faults(snapshot, devices, taken)
     faults += gang_faults(snapshot, plan)
     faults += _preemption_faults(snapshot, plan)
     return faults
@@ -58,43 +65,47 @@ def _preemption_faults(snapshot: Snapshot, plan: Plan) -> Iterable[str]:
             yield f"it preempts lease {lease.id}, which is preempted already"
 
 
-def _decision_faults(pending: dict[str, Pending], plan: Plan) -> Iterable[str]:
-    decided = Counter(decision.request_id for decision in plan.decisions)
-    for request_id, times in decided.items():
-        if request_id not in pending:
-            yield f"{request_id} is decided but does not wait"
-        elif times > 1:
-            yield f"{request_id} is decided {times} times"
-    yield from (f"{request_id} is not decided" for request_id in pending if request_id not in decided)
+def _decision_faults(pending: Mapping[str, Pending], plan: Plan) -> Iterable[str]:
+    ids = [decision.request_id for decision in plan.decisions]
+    if len(ids) != len(pending) or pending.keys() != set(ids):
+        decided = Counter(ids)
+        for request_id, times in decided.items():
+            if request_id not in pending:
+                yield f"{request_id} is decided but does not wait"
+            elif times > 1:
+                yield f"{request_id} is decided {times} times"
+        yield from (f"{request_id} is not decided" for request_id in pending if request_id not in decided)
     positions = [decision.position for decision in plan.decisions if isinstance(decision, Wait)]
     if positions != list(range(1, len(positions) + 1)):
         yield f"positions do not count from 1: {positions[:10]}"
 
 
-def _place_faults(one: Pending, worker: Worker, place: Place) -> Iterable[str]:
+def _place_faults(one: Pending, devices: Mapping[str, Device], place: Place) -> Iterable[str]:
     if not 0 <= place.alternative < len(one.request.alternatives):
         yield f"{place.request_id} is placed by alternative {place.alternative}, which it does not have"
     if not place.claims:
         yield f"{place.request_id} is placed without a device"
-    devices = {device.id: device for device in worker.devices}
-    claimed = Counter(claim.device_id for claim in place.claims)
-    for device_id, times in claimed.items():
-        if device_id not in devices:
-            yield f"{place.request_id} claims {device_id}, which {worker.id} does not have"
-        elif not devices[device_id].leasable:
-            yield f"{place.request_id} claims {device_id}, which is not leasable"
-        if times > 1:
-            yield f"{place.request_id} claims {device_id} {times} times"
+    claimed: set[str] = set()
     for claim in place.claims:
+        device = devices.get(claim.device_id)
+        if device is None:
+            yield f"{place.request_id} claims {claim.device_id}, which {place.worker_id} does not have"
+        elif not device.leasable:
+            yield f"{place.request_id} claims {claim.device_id}, which is not leasable"
+        if claim.device_id in claimed:
+            yield f"{place.request_id} claims {claim.device_id} more than once"
+        claimed.add(claim.device_id)
         if claim.milli < 0 or claim.memory_bytes < 0 or not (claim.milli or claim.memory_bytes):
             yield f"{place.request_id} claims {claim.milli} milli and {claim.memory_bytes} bytes of {claim.device_id}"
 
 
 def _capacity_faults(
-    snapshot: Snapshot, workers: dict[str, Worker], taken: Counter[tuple[str, str, str]]
+    snapshot: Snapshot,
+    devices: Mapping[str, Mapping[str, Device]],
+    taken: Mapping[tuple[str, str], Mapping[str, int]],
 ) -> Iterable[str]:
-    for worker_id, device_id in {(worker_id, device_id) for worker_id, device_id, _ in taken}:
-        device = next((device for device in workers[worker_id].devices if device.id == device_id), None)
+    for (worker_id, device_id), more in taken.items():
+        device = devices[worker_id].get(device_id)
         if device is None:
             continue
         used = snapshot.used(worker_id, device_id)
@@ -102,6 +113,5 @@ def _capacity_faults(
             ("milli", device.capacity_milli, used.milli),
             ("memory", device.memory_bytes, used.memory_bytes),
         ):
-            more = taken[worker_id, device_id, name]
-            if more and before + more > capacity:
-                yield f"{worker_id} {device_id}: {before} + {more} {name} of {capacity} are leased"
+            if more[name] and before + more[name] > capacity:
+                yield f"{worker_id} {device_id}: {before} + {more[name]} {name} of {capacity} are leased"

@@ -23,7 +23,7 @@ def reap(store: Store, engine: Engine, leases: Iterable[Lease], now: datetime) -
     moved = []
     for lease in leases:
         current = lease
-        if lease.state is not LeaseState.EXPIRED and lease.state not in TERMINAL and lease.expires_at <= now:
+        if lease.expires_at <= now and lease.state is not LeaseState.EXPIRED and lease.state not in TERMINAL:
             expired = _move(store, lease, LeaseState.EXPIRED, now, f"not renewed since {lease.expires_at:%H:%M:%S} UTC")
             if expired is None:
                 continue

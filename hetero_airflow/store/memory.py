@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import takewhile
@@ -39,10 +39,20 @@ class _Request:
     state: str = "waiting"
     ended_at: datetime | None = None
     cause: str = ""
-    lease_ids: list[str] = field(default_factory=list)
+    lease_ids: tuple[str, ...] = ()
     newest: Decision | None = None
     """Since it was submitted."""
-    decisions: list[tuple[datetime, Decision]] = field(default_factory=list)
+    decided_at: datetime | None = None
+    """When that was made."""
+    before: list[tuple[datetime, Decision]] | None = None
+    """The decisions before the newest, where history is kept and there are any."""
+
+    @property
+    def decisions(self) -> Iterator[tuple[datetime, Decision]]:
+        """All that are kept, newest first."""
+        if self.newest is not None and self.decided_at is not None:
+            yield self.decided_at, self.newest
+        yield from reversed(self.before or ())
 
 
 class MemoryStore:
@@ -150,7 +160,7 @@ class MemoryStore:
         if not own:
             return None
         newest = max(own, key=lambda r: (r.pending.submitted_at, r.pending.try_number, r.pending.id))
-        decisions = (decision_story(decision_columns(d), at) for at, d in reversed(newest.decisions))
+        decisions = (decision_story(decision_columns(d), at) for at, d in newest.decisions)
         leases = tuple(self._leases[lease_id] for lease_id in newest.lease_ids)
         return Story(newest.pending, newest.state, newest.ended_at, newest.cause, leases, tuple(decisions))
 
@@ -174,7 +184,7 @@ class MemoryStore:
             self._forget(request_id)
         for request in self._requests.values():
             if request.state == "waiting":
-                del request.decisions[:-1]
+                request.before = None if request.newest is not None else [*request.decisions][:1] or None
         return len(old)
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -214,7 +224,7 @@ class MemoryStore:
             self._requests[pending.id] = _Request(pending)
         elif request.state == "ended":
             request.pending, request.state, request.ended_at, request.cause = pending, "waiting", None, ""
-            request.newest = None
+            self._put_by(request)
         else:
             return False
         self._view.put_pending(pending)
@@ -266,7 +276,8 @@ class MemoryStore:
         self._view.put_holder(request.pending)
         self._view.put_dag_token(request.pending.dag_id, self._token)
         for claim in claims:
-            self._cores[place.worker_id, claim.device_id].update(claim.cores)
+            if claim.cores:
+                self._cores[place.worker_id, claim.device_id].update(claim.cores)
         lease = Lease(
             id=lease_id(place.request_id, self._token),
             request_id=place.request_id,
@@ -278,7 +289,7 @@ class MemoryStore:
             granted_at=now,
             expires_at=expires_at,
         )
-        request.lease_ids.append(lease.id)
+        request.lease_ids += (lease.id,)
         self._put(lease)
         return lease
 
@@ -318,7 +329,8 @@ class MemoryStore:
     def _free(self, worker_id: str, claim: Claim) -> None:
         host = self._hosts[worker_id]
         record = host.devices[claim.device_id].free(claim)
-        self._cores[worker_id, claim.device_id].difference_update(claim.cores)
+        if claim.cores:
+            self._cores[worker_id, claim.device_id].difference_update(claim.cores)
         if record is None:
             del host.devices[claim.device_id]
             self._show_worker(host)
@@ -329,10 +341,15 @@ class MemoryStore:
     def _keep(self, request: _Request, decision: Decision, now: datetime) -> None:
         if isinstance(decision, Wait) and decision == request.newest:
             return
-        request.newest = decision
-        if not self._keeps_history:
-            request.decisions.clear()
-        request.decisions.append((now, decision))
+        self._put_by(request)
+        request.newest, request.decided_at = decision, now
+
+    def _put_by(self, request: _Request) -> None:
+        """Move the newest decision to those before it."""
+        if self._keeps_history and request.newest is not None and request.decided_at is not None:
+            request.before = request.before or []
+            request.before.append((request.decided_at, request.newest))
+        request.newest = None
 
 
 def _instance(pending: Pending) -> tuple[str, str, str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Mapping
 from datetime import datetime
 
@@ -22,8 +21,9 @@ class View:
         self._workers: dict[str, Worker] = {}
         self._is_sorted = True
         self._usage: dict[str, Mapping[str, Usage]] = {}
-        self._pending: list[Pending] = []
-        self._submitted: dict[str, datetime] = {}
+        self._pending: dict[str, Pending] = {}
+        self._latest: tuple[datetime, str] | None = None
+        """Where the last of them stands in the queue; None if they are not in its order."""
         self._leases: dict[str, Lease] = {}
         self._holders: dict[str, Pending] = {}
         self._dag_tokens: dict[str, int] = {}
@@ -38,8 +38,12 @@ class View:
 
     def put_usage(self, worker_id: str, usage: Mapping[str, Usage], *, replace: bool = False) -> None:
         """Take in the usage of some of a worker's devices, or with `replace` of all of them."""
-        known = {} if replace else self._usage.get(worker_id, {})
-        merged = {device_id: value for device_id, value in {**known, **usage}.items() if value != UNUSED}
+        merged = {} if replace else dict(self._usage.get(worker_id, {}))
+        for device_id, value in usage.items():
+            if value == UNUSED:
+                merged.pop(device_id, None)
+            else:
+                merged[device_id] = value
         if merged:
             self._usage[worker_id] = merged
         else:
@@ -48,16 +52,15 @@ class View:
 
     def put_pending(self, pending: Pending) -> None:
         """Take in a request that waits, or replace it."""
-        self.drop_pending(pending.id)
-        insort(self._pending, pending, key=_order)
-        self._submitted[pending.id] = pending.submitted_at
+        is_last = not self._pending or (self._latest is not None and self._latest <= _order(pending))
+        self._pending.pop(pending.id, None)
+        self._pending[pending.id] = pending
+        self._latest = _order(pending) if is_last else None
         self._changed.add("pending")
 
     def drop_pending(self, request_id: str) -> None:
         """Let go of a request that does not wait any longer; unknown ids are passed over."""
-        submitted_at = self._submitted.pop(request_id, None)
-        if submitted_at is not None:
-            del self._pending[bisect_left(self._pending, (submitted_at, request_id), key=_order)]
+        if self._pending.pop(request_id, None) is not None:
             self._changed.add("pending")
 
     def put_holder(self, pending: Pending) -> None:
@@ -96,11 +99,14 @@ class View:
         if sequence != last.sequence or changed:
             if not self._is_sorted:
                 self._workers, self._is_sorted = dict(sorted(self._workers.items())), True
+            if self._pending and self._latest is None:
+                queue = sorted(self._pending.values(), key=_order)
+                self._pending, self._latest = {one.id: one for one in queue}, _order(queue[-1])
             self._last = Snapshot(
                 sequence,
                 tuple(self._workers.values()) if "workers" in changed else last.workers,
                 Usages(self._usage.copy()) if "usage" in changed else last.usage,
-                tuple(self._pending) if "pending" in changed else last.pending,
+                tuple(self._pending.values()) if "pending" in changed else last.pending,
                 tuple(self._leases.values()) if "leases" in changed else last.leases,
                 self._dag_tokens.copy() if "dag_tokens" in changed else last.dag_tokens,
                 self._holders.copy() if "holders" in changed else last.holders,

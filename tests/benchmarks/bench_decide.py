@@ -144,7 +144,7 @@ class Steady:
         self._store.record([WorkerSeen(worker) for worker in make_workers(workers)], EPOCH)
         self._leases = {}
         self.placed = 0
-        self._submit(9 * workers + waiting)
+        self._submit(waiting)
 
     def _submit(self, number: int) -> None:
         arrived = make_pending(MIXED, number, self._rng, self._submitted)
@@ -161,13 +161,23 @@ class Steady:
         self.placed += len(result.dispatched)
         return spent
 
+    def fills_up(self) -> bool:
+        """One cycle with a full queue; whether it placed more than the steady state does."""
+        before = self.placed
+        self.top_up()
+        self.cycle()
+        return self.placed - before > self._changes
+
     def change(self) -> None:
         """Some leases end, and requests arrive until as many wait as before."""
         for lease_id in self._rng.sample(sorted(self._leases), min(self._changes, len(self._leases))):
             lease = self._leases.pop(lease_id)
             self._store.move([Move(lease.id, lease.token, LeaseState.RELEASED)], EPOCH)
-        missing = self._waiting - len(self._store.snapshot().pending)
-        self._submit(max(0, missing))
+        self.top_up()
+
+    def top_up(self) -> None:
+        """Requests arrive until as many wait as are to."""
+        self._submit(max(0, self._waiting - len(self._store.snapshot().pending)))
 
 
 def steady(name: str, policy: Callable[[], object], workers: int, waiting: int, changes: int, cycles: int) -> str:
@@ -175,9 +185,8 @@ def steady(name: str, policy: Callable[[], object], workers: int, waiting: int, 
     world = Steady(policy, workers, waiting, changes)
     fill_s = world.cycle()
     filled = world.placed
-    for _ in range(5):
-        world.change()
-        world.cycle()
+    while world.fills_up():
+        pass
     before, times = world.placed, []
     for _ in range(cycles):
         world.change()
@@ -205,6 +214,7 @@ def memory(workers: int = 10_000, waiting: int = 100_000) -> str:
     """One line: what a process that holds all this, and has decided about it, needs at most."""
     world = Steady(Priority, workers, waiting, 50)
     times = [world.cycle()]
+    world.top_up()
     for _ in range(3):
         world.change()
         times.append(world.cycle())

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from hetero_airflow.matching.fleet import Fleet
 from hetero_airflow.matching.matcher import Fit, Matcher
 from hetero_airflow.matching.scoring import Tight
@@ -126,3 +129,55 @@ def test_what_was_leased_or_freed_since_the_last_decision_is_seen() -> None:
         warm, cold = Fleet(matcher, snapshot), Fleet(Matcher(Tight()), snapshot)
         assert [state.held for state in warm.states] == [state.held for state in cold.states]
         assert [state.shape.labels for state in warm.states] == [worker.labels for worker in present]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_fleet_that_saw_other_snapshots_answers_like_a_new_one(data: st.DataObject) -> None:
+    matcher, asked = Matcher(Tight()), [an_alternative(text) for text in ("gpu", "gpu:2", "gpu:0.5", "a100:4", "cpu:3")]
+    workers = tuple(a_worker(f"w{number}") for number in range(5))
+    used = st.dictionaries(
+        st.tuples(st.sampled_from([worker.id for worker in workers]), st.sampled_from(["GPU-0", "GPU-1"])),
+        st.sampled_from([Usage(500, 20 * GIB), Usage(1000, 40 * GIB)]),
+    )
+    warm = Fleet(matcher, Snapshot(0, workers))
+    for sequence in range(data.draw(st.integers(1, 6))):
+        present = data.draw(st.sampled_from([workers, workers, workers[::2], (*workers[:4], a_worker("w4", ()))]))
+        snapshot = Snapshot(sequence, present, data.draw(used))
+        warm.see(snapshot)
+        cold = Fleet(Matcher(Tight()), snapshot)
+        for _ in range(data.draw(st.integers(0, 6))):
+            alternative = data.draw(st.sampled_from(asked))
+            keeps = [fleet.keep_for((asked[0],)) if sequence % 2 else None for fleet in (warm, cold)]
+            answers = []
+            for fleet, keep in zip((warm, cold), keeps, strict=True):
+                best = fleet.ranking(alternative, keep).best(3)
+                census = fleet.census(alternative, keep)
+                answers.append((best, fleet.ranking(alternative, keep).first(), census.filtered(), census.nearest()))
+                if best:
+                    fleet.take(*best[0], EPOCH)
+            assert answers[0] == answers[1]
+
+
+def test_what_is_kept_for_equal_needs_is_one_object_and_keeps_its_rankings() -> None:
+    fleet = Fleet(Matcher(Tight()), Snapshot(1, (a_worker("a"), a_worker("b"))))
+    keep = fleet.keep_for((an_alternative("gpu"),))
+    assert fleet.keep_for((an_alternative("gpu:2"),)) is keep
+    assert fleet.keep_for((an_alternative("cpu:2"),)) is not keep
+    alternative = an_alternative("gpu:0.5")
+    ranking = fleet.ranking(alternative, keep)
+    assert (ranking.first(), fleet.ranking(alternative).first() is not None) == (None, True)
+    fleet.see(Snapshot(2, (a_worker("a"), a_worker("b")), {("a", "GPU-0"): Usage(500, 20 * GIB)}))
+    assert fleet.ranking(alternative, fleet.keep_for((an_alternative("gpu"),))).first() is None
+
+
+def test_a_heap_does_not_grow_with_the_decisions() -> None:
+    workers = tuple(a_worker(f"w{number}") for number in range(4))
+    fleet = Fleet(Matcher(Tight()), Snapshot(0, workers))
+    for sequence in range(2000):
+        usage = {(f"w{sequence % 4}", "GPU-0"): Usage(1000, 40 * GIB)}
+        fleet.see(Snapshot(sequence, workers, usage))
+        assert fleet.ranking(an_alternative("gpu")).first() is not None
+    assert len(fleet.ranking(an_alternative("gpu"))._fits._heap) < 100
+    assert sum(len(group.heap) for group in fleet.groups.values()) < 300
+    assert len(fleet.moved_since(fleet.version - 4)) == 4
