@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up test lint bench-overhead bench-memory bench-store install lock clean moved
+.PHONY: help demo up test lint bench-overhead bench-memory bench-store bench-decide install lock clean moved
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -55,6 +55,9 @@ bench-memory: $(VENV)/.installed  ## measure what HeteroExecutor adds to the sch
 
 bench-store: $(VENV)/.installed  ## measure leases a second in memory, SQLite and PostgreSQL
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tests $(RUN) tests/benchmarks/bench_store.py
+
+bench-decide: $(VENV)/.installed  ## measure decisions a second, whole cycles, and memory, from 10 to 10,000 workers
+	@PYTHONPATH= $(RUN) tests/benchmarks/bench_decide.py
 
 install: $(VENV)/.installed  ## set up .venv and nothing else
 
