@@ -155,6 +155,11 @@ class Fleet:
             heappop(heap)
         return heap[0]
 
+    def firsts(self) -> list[int]:
+        """The worker that comes first by id of each state that there is."""
+        lowest = (self.lowest(state) for state in self.groups)
+        return [number for number in lowest if number is not None]
+
     def ranking(self, alternative: Alternative, keep: Keep | None = None) -> Ranking:
         """The workers where the alternative fits beside what is kept, ranked."""
         key = (alternative.key, keep)

@@ -25,8 +25,7 @@ from hetero_airflow.matching.bandwidth import Bottleneck, bottleneck
 from hetero_airflow.matching.feasibility import device_count
 from hetero_airflow.matching.matcher import Fit, Matcher, Outcome, State
 from hetero_airflow.matching.regions import WIDE_LEVELS, Regions
-from hetero_airflow.matching.scoring import NOTHING
-from hetero_airflow.matching.shapes import Seat
+from hetero_airflow.matching.standing import Standing
 from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.topology import Level
 
@@ -88,28 +87,30 @@ class _Chain:
 
 
 class Board:
-    """The states of all workers at one moment, on which gangs are tried. Nothing here changes them.
+    """Where gangs are tried on workers in their present states. Nothing here moves them.
 
     :param outcome: what is true of an alternative on workers of a state, as `Fleet.outcome`
     """
 
     def __init__(
         self,
-        seats: Sequence[Seat],
-        states: Sequence[State],
+        standing: Standing,
         regions: Regions,
         matcher: Matcher,
         outcome: Callable[[Alternative, State], Outcome],
         now: datetime,
     ) -> None:
-        self._seats = seats
-        self._states = states
+        self._standing = standing
+        self._seats = standing.seats
+        self._states = standing.states
         self._regions = regions
         self._matcher = matcher
         self._outcome = outcome
         self._now_s = now.timestamp()
         self._chains: dict[tuple[State, object], _Chain] = {}
-        self._packings: dict[tuple[object, ...], tuple[tuple[State, ...], _Packing | None]] = {}
+        self._packings: defaultdict[tuple[Level | None, int], dict[object, _Packing | None]] = defaultdict(dict)
+        """Level and number of a region, or none and a worker → what is asked → where it fits there."""
+        self._version = standing.version
 
     def place(self, requests: Sequence[DeviceRequest]) -> GangFit | None:
         """The best placement of a gang with these requests, or None if it does not fit as a whole.
@@ -117,6 +118,7 @@ class Board:
         Members that ask for the same get it by the same alternative, since the slowest holds up the others;
         of ordered alternatives, the first that all of them can have.
         """
+        self._catch_up()
         if len({request.fingerprint for request in requests}) == 1:
             found: list[_Packing] = []
             for number, alternative in enumerate(requests[0].alternatives):
@@ -142,36 +144,48 @@ class Board:
         sizes = Counter(self._states[worker] for worker in region)
         return min(limit, sum(number * len(self._chain(state, alike, limit)[0]) for state, number in sizes.items()))
 
+    def _catch_up(self) -> None:
+        """Forget what was found where workers have moved."""
+        for worker in self._standing.moved_since(self._version):
+            self._packings.pop((None, worker), None)
+            for level in WIDE_LEVELS:
+                self._packings.pop((level, self._regions.number(level, worker)), None)
+        self._version = self._standing.version
+
     def _best(self, classes: Sequence[_Class], widest: Level) -> list[_Packing]:
         """The best placement of all within that level; empty if there is none."""
-        first: dict[State, int] = {}
-        for worker, state in enumerate(self._states):
-            first.setdefault(state, worker)
-        fits = (self._packed(classes, (worker,), Level.HOST, 0.0) for worker in first.values())
-        best = min((fit for fit in fits if fit is not None), default=None)
+        asked = tuple((one.key, one.members) for one in classes)
+        alone = (self._on_worker(classes, worker, asked) for worker in self._standing.firsts())
+        best = min((packing for packing in alone if packing is not None), default=None)
         for level in WIDE_LEVELS[: WIDE_LEVELS.index(widest) + 1]:
-            for region, speeds in self._regions.shared(level):
-                to_beat = -best.slowness if best else 0.0
-                for speed in speeds:
-                    if speed < to_beat:
-                        break
-                    found = self._packed(classes, region, level, speed)
-                    if found is not None:
-                        best = found if best is None else min(best, found)
-                        break
+            for number, speeds in self._regions.shared(level):
+                if best is not None and speeds[0] < -best.slowness:
+                    break
+                found = self._in_region(classes, level, number, speeds, asked)
+                if found is not None and (best is None or found < best):
+                    best = found
         return [best] if best else []
 
-    def _packed(self, classes: Sequence[_Class], region: Sequence[int], level: Level, speed: float) -> _Packing | None:
-        """All members on workers of the region of that speed; remembered for as long as these are as they were."""
-        key = (region[0], len(region), level, speed, *((one.key, one.members) for one in classes))
-        states = tuple([self._states[worker] for worker in region])
-        known = self._packings.get(key)
-        if known is None or known[0] != states:
-            packing = None
-            if self._may_fit(classes, states):
-                packing = self._pack(classes, self._regions.fast_part(region, level, speed))
-            known = self._packings[key] = (states, packing)
-        return known[1]
+    def _on_worker(self, classes: Sequence[_Class], worker: int, asked: object) -> _Packing | None:
+        known = self._packings[None, worker]
+        if asked not in known:
+            fits = self._may_fit(classes, [self._states[worker]])
+            known[asked] = self._pack(classes, [worker]) if fits else None
+        return known[asked]
+
+    def _in_region(
+        self, classes: Sequence[_Class], level: Level, number: int, speeds: Sequence[float], asked: object
+    ) -> _Packing | None:
+        """Where a gang fits in a region, on the fastest of its workers that have room for it together."""
+        known = self._packings[level, number]
+        if asked not in known:
+            region = self._regions.at(level)[number]
+            known[asked] = None
+            if self._may_fit(classes, [self._states[worker] for worker in region]):
+                parts = (self._regions.fast_part(region, level, speed) for speed in speeds)
+                packings = (self._pack(classes, part) for part in parts)
+                known[asked] = next((packing for packing in packings if packing is not None), None)
+        return known[asked]
 
     def _may_fit(self, classes: Sequence[_Class], states: Iterable[State]) -> bool:
         """Whether workers of these states have room for each class, if they had none for the others."""
@@ -256,14 +270,6 @@ class Board:
             devices = {device.id: device for device in seat.worker.devices}
             parts.append((seat.worker, [devices[seat.device_ids[position]] for position in chosen]))
         return bottleneck(parts)
-
-
-def idle_states(seats: Sequence[Seat], matcher: Matcher, *, lost: Sequence[bool]) -> list[State]:
-    """The states of the workers if nothing were leased of them."""
-    return [
-        matcher.state(seat.shape, is_lost, (NOTHING,) * len(seat.device_ids))
-        for seat, is_lost in zip(seats, lost, strict=True)
-    ]
 
 
 def gang_level(alternatives: Iterable[Alternative]) -> Level:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 
-from hetero_airflow.matching.gang import Board, gang_level, idle_states
+from hetero_airflow.matching.gang import Board, gang_level
 from hetero_airflow.matching.matcher import Matcher
 from hetero_airflow.matching.regions import Regions
 from hetero_airflow.matching.shapes import Seat, Shape
+from hetero_airflow.matching.standing import Idle
 from hetero_airflow.model.request import Alternative, DeviceRequest
-from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.units import MILLI_PER_DEVICE
 
 _ANY_TIME = datetime.fromtimestamp(0, UTC)
@@ -21,7 +21,7 @@ _ANY_TIME = datetime.fromtimestamp(0, UTC)
 class Ground:
     """The workers of a fleet as gangs see them; holds for every fleet of the same workers."""
 
-    def __init__(self, seats: Sequence[Seat], matcher: Matcher) -> None:
+    def __init__(self, seats: list[Seat], matcher: Matcher) -> None:
         self.seats = seats
         self._matcher = matcher
         self._fits: dict[tuple[str, ...], bool] = {}
@@ -34,11 +34,8 @@ class Ground:
     @cached_property
     def _idle(self) -> Board:
         matcher = self._matcher
-        lost = [seat.worker.state is WorkerState.LOST for seat in self.seats]
-        states = idle_states(self.seats, matcher, lost=lost)
-        return Board(
-            self.seats, states, self.regions, matcher, lambda a, state: matcher.outcome(a, state, None), _ANY_TIME
-        )
+        idle = Idle(self.seats, matcher)
+        return Board(idle, self.regions, matcher, lambda a, state: matcher.outcome(a, state, None), _ANY_TIME)
 
     def fits_when_idle(self, requests: Sequence[DeviceRequest]) -> bool:
         """Whether a gang with these requests could be placed on the workers as they are now, if they were idle."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hetero_airflow.matching.bandwidth import farthest, network_cap, spot
@@ -50,19 +50,35 @@ class Regions:
             Level.ANYWHERE: [tuple(everyone)] if seats else [],
         }
         self._reach = {level: [one.reach(level) for one in uplinks] for level in WIDE_LEVELS}
-        self._speeds = {
-            level: [tuple(sorted({self._reach[level][n] for n in region}, reverse=True)) for region in regions]
+        self._numbers = {
+            level: {worker: number for number, region in enumerate(regions) for worker in region}
             for level, regions in self._regions.items()
         }
+        self._shared = {level: self._speeds(level) for level in WIDE_LEVELS}
+
+    def _speeds(self, level: Level) -> list[tuple[int, tuple[float, ...]]]:
+        reach = self._reach[level]
+        speeds = [
+            (number, tuple(sorted({reach[worker] for worker in region}, reverse=True)))
+            for number, region in enumerate(self._regions[level])
+            if len(region) > 1
+        ]
+        return sorted(speeds, key=lambda pair: (-pair[1][0], pair[0]))
 
     def at(self, level: Level) -> Sequence[tuple[int, ...]]:
         """The sets of workers that have that level in common, each ascending, ordered by their first worker."""
         return self._regions[level]
 
-    def shared(self, level: Level) -> Iterator[tuple[tuple[int, ...], tuple[float, ...]]]:
-        """The regions of several workers, with the different speeds at which these reach each other, fastest first."""
-        pairs = zip(self._regions[level], self._speeds[level], strict=True)
-        return ((region, speeds) for region, speeds in pairs if len(region) > 1)
+    def number(self, level: Level, worker: int) -> int:
+        """Which of the regions at that level the worker is in."""
+        return self._numbers[level][worker]
+
+    def shared(self, level: Level) -> Sequence[tuple[int, tuple[float, ...]]]:
+        """The regions of several workers by number, each with the different speeds at which these reach each other.
+
+        The fastest speed and region come first.
+        """
+        return self._shared[level]
 
     def speed(self, workers: Sequence[int]) -> float:
         """How fast several workers reach each other: the slowest of them, at the level that all have in common."""

@@ -61,8 +61,7 @@ class GangQueue:
         """What is free now, less what is kept."""
         fleet = self._fleet
         return Board(
-            fleet.seats,
-            fleet.states,
+            fleet,
             self._ground.regions,
             fleet.matcher,
             lambda alternative, state: fleet.outcome(alternative, state, keep),

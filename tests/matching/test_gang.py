@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 
 from hetero_airflow.matching.bandwidth import bottleneck
 from hetero_airflow.matching.fleet import Fleet
-from hetero_airflow.matching.gang import Board, GangFit, gang_level, idle_states
+from hetero_airflow.matching.gang import Board, GangFit, gang_level
 from hetero_airflow.matching.matcher import Matcher
 from hetero_airflow.matching.regions import Regions
 from hetero_airflow.matching.scoring import Tight
+from hetero_airflow.matching.standing import Idle
 from hetero_airflow.model.device import Device
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot, Usage
 from hetero_airflow.model.topology import Level
-from hetero_airflow.model.worker import Worker
+from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker
 
 GIB = 2**30
@@ -37,7 +38,7 @@ def a_host(id: str, number: int = 2, **labels: str) -> Worker:
 def a_board(workers: list[Worker], usage: dict[tuple[str, str], Usage] | None = None) -> Board:
     matcher = Matcher(Tight())
     fleet = Fleet(matcher, Snapshot(1, tuple(workers), usage or {}))
-    return Board(fleet.seats, fleet.states, Regions(fleet.seats), matcher, fleet.outcome, EPOCH)
+    return Board(fleet, Regions(fleet.seats), matcher, fleet.outcome, EPOCH)
 
 
 def ask(device: object, members: int, **fields: object) -> list[DeviceRequest]:
@@ -133,11 +134,29 @@ def test_what_is_leased_is_not_taken() -> None:
     assert where(board.place(ask("gpu", 3)), workers) == {"a": 1, "b": 2}
 
 
-def test_idle_states_hold_nothing() -> None:
-    matcher, workers = Matcher(Tight()), (a_host("a"), a_host("b"))
-    fleet = Fleet(matcher, Snapshot(1, workers, {("a", "GPU-0"): FULL}))
-    assert idle_states(fleet.seats, matcher, lost=[False, False]) == [fleet.states[1]] * 2
-    assert [state.is_lost for state in idle_states(fleet.seats, matcher, lost=[True, False])] == [True, False]
+def test_idle_workers_hold_nothing() -> None:
+    matcher, hosts = (
+        Matcher(Tight()),
+        (a_host("a"), a_host("b"), a_host("c").model_copy(update={"state": WorkerState.LOST})),
+    )
+    fleet = Fleet(matcher, Snapshot(1, hosts, {("a", "GPU-0"): FULL}))
+    idle = Idle(fleet.seats, matcher)
+    assert idle.states == [fleet.states[1], fleet.states[1], fleet.states[2]]
+    assert (sorted(idle.firsts()), sorted(fleet.firsts())) == ([0, 2], [0, 1, 2])
+
+
+def test_what_is_taken_between_is_seen() -> None:
+    hosts = [a_host("a"), a_host("b")]
+    matcher = Matcher(Tight())
+    fleet = Fleet(matcher, Snapshot(1, tuple(hosts)))
+    board = Board(fleet, Regions(fleet.seats), matcher, fleet.outcome, EPOCH)
+    seen = []
+    for _ in range(3):
+        fit = board.place(ask("gpu", 2))
+        seen.append(where(fit, hosts))
+        for seating in fit.seatings if fit else ():
+            fleet.take(seating.worker, seating.fit, EPOCH)
+    assert seen == [{"a": 2}, {"b": 2}, None]
 
 
 def test_only_hard_levels_beyond_the_worker_bind_a_gang() -> None:
