@@ -60,7 +60,7 @@ def _outcome(story: Story, workers: Mapping[str, Worker], now: datetime) -> Iter
             yield "The scheduler has not decided on it yet; if this stays so, no scheduler runs with HeteroExecutor"
         else:
             yield f"at position {newest['position']} of the queue"
-            yield _reason_text(newest["reason"])
+            yield _reason_text(newest["reason"], now)
     elif story.state == "ended":
         ended = f"{moment(story.ended_at)}, {age(story.ended_at, now)} ago" if story.ended_at else "at an unknown time"
         yield f"{ended}: {story.cause or 'no cause is known'}"
@@ -115,7 +115,9 @@ def _where(candidate: Candidate) -> str:
     return f"{candidate.worker_id} ({', '.join(candidate.device_ids)})"
 
 
-def _reason_text(reason: Mapping[str, str] | None) -> str:
+def _reason_text(reason: Mapping[str, str] | None, now: datetime) -> str:
     if reason is None:
         return "no reason is known"
-    return f"{reason['code']}: asked {reason['asked']}, found {reason['found']}"
+    ends = reason.get("until")
+    left = f"; in {age(now, datetime.fromisoformat(ends))} what is there is taken" if ends else ""
+    return f"{reason['code']}: asked {reason['asked']}, found {reason['found']}{left}"

@@ -11,6 +11,7 @@ from hetero_airflow.model.plan import Place, Plan, Wait
 from hetero_airflow.model.snapshot import Pending, Snapshot
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.scheduling.gangs import gang_faults
+from hetero_airflow.scheduling.topology_check import topology_faults
 
 
 def plan_faults(snapshot: Snapshot, plan: Plan) -> list[str]:
@@ -18,7 +19,7 @@ def plan_faults(snapshot: Snapshot, plan: Plan) -> list[str]:
 
     Each pending request has one decision; each placement names an alternative of its request and an
     online worker; no device is leased beyond what is free, or while it is not leasable; a gang is placed
-    whole; what is preempted is a live lease, once.
+    whole; devices and gangs are as near together as is insisted on; what is preempted is a live lease, once.
     """
     pending = {one.id: one for one in snapshot.pending}
     faults = list(_decision_faults(pending, plan))
@@ -44,6 +45,7 @@ def plan_faults(snapshot: Snapshot, plan: Plan) -> list[str]:
             more["memory"] += claim.memory_bytes
     faults += _capacity_faults(snapshot, devices, taken)
     faults += gang_faults(snapshot, plan)
+    faults += topology_faults(snapshot, plan)
     faults += _preemption_faults(snapshot, plan)
     return faults
 

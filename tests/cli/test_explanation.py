@@ -201,6 +201,17 @@ def test_a_task_that_waits_again_shows_the_lease_it_had_as_past(render):
     ]
 
 
+def test_a_wait_that_ends_by_itself_says_when(render):
+    store = a_store(a_pending("r1", "gpu:2", topology="nvlink@10m"))
+    scattered = Reason(ReasonCode.SCATTERED, "2 × gpu (topology=nvlink)", "2 free", NOW + timedelta(minutes=7))
+    store.commit(Plan((Wait("r1", 1, scattered, Account("test", "waits")),)), DECIDED, EPOCH + LATER)
+    lines = text_of(render, store, "r1").splitlines()
+    assert "2 × gpu (topology=nvlink@10m)" in lines[1]
+    assert lines[5].strip() == (
+        "scattered: asked 2 × gpu (topology=nvlink), found 2 free; in 7 min what is there is taken"
+    )
+
+
 def test_names_in_accounts_break_no_line(render):
     store = a_store(a_pending("r1"))
     account = Account("pol\nicy", "sum\x1b[31mmary", (AlternativeAccount("a\u202esked", 1, ((1, BUSY),)),))
