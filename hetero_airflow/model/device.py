@@ -54,7 +54,8 @@ class Device(BaseModel):
     """Ids of the devices that a direct link (NVLink, xGMI, HCCS) joins to this one."""
     simulated: bool = False
     details: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
-    """Further facts that a probe has and nothing decides on: sockets, clock_mhz, pcie_generation."""
+    """Further facts that a probe has, by which no single request is placed: sockets, clock_mhz; of gangs,
+    pcie_generation and pcie_width say how fast their members reach each other."""
 
     @property
     def capacity_milli(self) -> int:

@@ -13,9 +13,10 @@ from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.plan import Place, Plan, ReasonCode, Refuse, Wait
 from hetero_airflow.model.snapshot import Pending, Snapshot, Usage
 from hetero_airflow.model.worker import Worker, WorkerState
+from hetero_airflow.policies import GROUP, POLICIES
 from hetero_airflow.policies.fifo import Fifo
-from hetero_airflow.policies.priority import Priority
-from hetero_airflow.policies.round_robin import RoundRobin
+from hetero_airflow.policies.policy import Policy
+from hetero_airflow.registry import load
 from hetero_airflow.scheduling.plan_check import plan_faults
 from hetero_airflow.testing import EPOCH, a_device, a_pending, a_worker, requests, workers
 
@@ -187,7 +188,12 @@ def test_shares_of_a_gang_are_kept_for_all_its_members_on_one_device() -> None:
     assert outcomes(Fifo().decide(snapshot, EPOCH)) == {"g0": "busy", "g1": "busy", "later": "reserved"}
 
 
-# Properties.
+# Properties, of every row of `POLICIES`.
+
+
+def make(name: str) -> Policy:
+    policy: Policy = load(GROUP, POLICIES, name)()
+    return policy
 
 
 @st.composite
@@ -228,16 +234,16 @@ def gang_snapshots(draw: st.DrawFn) -> Snapshot:
     return Snapshot(7, tuple(present), usage, tuple(pending), holders=holders)
 
 
-POLICIES = pytest.mark.parametrize("policy", [Priority, Fifo, RoundRobin])
-thorough = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+rows = pytest.mark.parametrize("name", POLICIES)
+thorough = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-@POLICIES
+@rows
 @thorough
 @given(snapshot=gang_snapshots(), after_s=st.integers(0, 10))
-def test_gangs_are_placed_all_or_none_within_their_level(policy: type[Fifo], snapshot: Snapshot, after_s: int) -> None:
+def test_gangs_are_placed_all_or_none_within_their_level(name: str, snapshot: Snapshot, after_s: int) -> None:
     now = EPOCH + timedelta(seconds=after_s)
-    plan = policy().decide(snapshot, now)
+    plan = make(name).decide(snapshot, now)
     assert plan_faults(snapshot, plan) == []
     pending = {one.id: one for one in snapshot.pending}
     hosts = {worker.id: worker for worker in snapshot.workers}
@@ -255,24 +261,24 @@ def test_gangs_are_placed_all_or_none_within_their_level(policy: type[Fifo], sna
                     )
 
 
-@POLICIES
+@rows
 @thorough
 @given(snapshot=gang_snapshots(), before=gang_snapshots())
-def test_the_same_gangs_give_the_same_plan(policy: type[Fifo], snapshot: Snapshot, before: Snapshot) -> None:
-    used = policy()
+def test_the_same_gangs_give_the_same_plan(name: str, snapshot: Snapshot, before: Snapshot) -> None:
+    used = make(name)
     used.decide(before, EPOCH)
     turned = replace(snapshot, workers=snapshot.workers[::-1], pending=snapshot.pending[::-1])
-    expected = policy().decide(snapshot, EPOCH)
+    expected = make(name).decide(snapshot, EPOCH)
     assert used.decide(snapshot, EPOCH) == expected
     assert used.decide(turned, EPOCH) == expected
 
 
-@POLICIES
+@rows
 @thorough
 @given(snapshot=gang_snapshots(), after_s=st.integers(0, 12))
-def test_nobody_waits_for_a_topology_beyond_the_budget(policy: type[Fifo], snapshot: Snapshot, after_s: int) -> None:
+def test_nobody_waits_for_a_topology_beyond_the_budget(name: str, snapshot: Snapshot, after_s: int) -> None:
     now = EPOCH + timedelta(seconds=after_s)
-    plan = policy().decide(snapshot, now)
+    plan = make(name).decide(snapshot, now)
     assert plan.until is None or plan.until > now
     pending = {one.id: one for one in snapshot.pending}
     for decision in plan.decisions:
