@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
-from itertools import groupby
 from operator import attrgetter
 
 from hetero_airflow.model.request import Priority
@@ -28,9 +27,9 @@ def by_age(pending: Iterable[Pending], snapshot: Snapshot) -> list[Pending]:
 
 def by_turn(pending: Iterable[Pending], snapshot: Snapshot) -> list[Pending]:
     """One of each DAG, then the next of each; a DAG's oldest first, and the DAG that was served longest ago first."""
-    queue: list[tuple[int, int, Pending]] = []
-    for dag_id, group in groupby(sorted(by_age(pending, snapshot), key=attrgetter("dag_id")), attrgetter("dag_id")):
-        last = snapshot.dag_tokens.get(dag_id, 0)
-        queue += ((turn, last, one) for turn, one in enumerate(group))
-    queue.sort(key=lambda entry: (entry[0], entry[1], entry[2].submitted_at, entry[2].id))
-    return [one for _, _, one in queue]
+    turns: Counter[str] = Counter()
+    rounds: defaultdict[tuple[int, int], list[Pending]] = defaultdict(list)
+    for one in by_age(pending, snapshot):
+        rounds[turns[one.dag_id], snapshot.dag_tokens.get(one.dag_id, 0)].append(one)
+        turns[one.dag_id] += 1
+    return [one for key in sorted(rounds) for one in rounds[key]]
