@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from hetero_airflow.matching.fleet import Fleet
 from hetero_airflow.model.plan import Preempt
@@ -38,18 +39,24 @@ def make_room(found: Contest, fleet: Fleet, classes: Classes, worths: Worths) ->
     running = [one for one in found.contenders if one.lease is not None]
     leaving = [one for one in running if classes[one.pending.id] != one.current]
     packing = _Packing(found, seats, leaving, (one for one in running if classes[one.pending.id] == one.current))
-    coming = [one for one in found.contenders if classes[one.pending.id] not in (None, one.current)]
+    age = {one.pending.id: rank for rank, one in enumerate(found.contenders)}
+
+    def entry(one: Contender) -> tuple[int, float, int, Contender]:
+        return -one.count, -worths[one.pending.id], age[one.pending.id], one
+
+    coming = [entry(one) for one in found.contenders if classes[one.pending.id] not in (None, one.current)]
+    heapify(coming)
     comers, unfit = list[Contender](), list[Contender]()
     while coming:
-        coming.sort(key=lambda one: (one.count, worths[one.pending.id]))
-        one = coming.pop()
+        one = heappop(coming)[-1]
         name = classes[one.pending.id]
         comers.append(one)
         if name is None or one.count == 1 or not one.is_exact or packing.put(one.count, name):
             continue
         victims = packing.clear(one.count, name, worths)
         leaving += victims
-        coming += victims
+        for victim in victims:
+            heappush(coming, entry(victim))
         if not victims:
             unfit.append(one)
     return Room(tuple(comers), tuple(unfit), tuple(_preemptions(leaving, comers, classes)))

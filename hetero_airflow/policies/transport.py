@@ -11,6 +11,7 @@ and improves by exchanges, looking only at those that the prices of the first st
 from __future__ import annotations
 
 import math
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,8 +81,9 @@ class _Relaxed:
 
     def solve(self) -> Floats:
         """Exchange until nothing gains; the price of a device of each class."""
+        leavers = self._leavers()
         while True:
-            gains, movers = self._best_moves()
+            gains, movers = self._best_moves(leavers)
             cycle = _gaining_cycle(gains)
             if cycle is None:
                 return _prices(gains)
@@ -95,20 +97,36 @@ class _Relaxed:
                 else:
                     self._units[job, a] -= amount
                     self._units[job, b] += amount
+                    row = self._gains[job].tolist()
+                    for to, queue in leavers[b].items():
+                        heappush(queue.later, (row[b] - row[to], job))
 
-    def _best_moves(self) -> tuple[list[list[float]], list[list[int | None]]]:
+    def _leavers(self) -> list[dict[int, _Leavers]]:
+        """For each node, and each other one, those who may leave it for that."""
+        nodes = range(self._idle + 1)
+        found: list[dict[int, _Leavers]] = []
+        for a in nodes:
+            there = np.flatnonzero(self._units[:, a])
+            losses = self._gains[there, a, None] - self._gains[there]
+            orders = {b: np.argsort(losses[:, b], kind="stable") for b in nodes if b != a}
+            found.append(
+                {
+                    b: _Leavers(self._units[:, a], losses[order, b].tolist(), there[order].tolist())
+                    for b, order in orders.items()
+                }
+            )
+        return found
+
+    def _best_moves(self, leavers: list[dict[int, _Leavers]]) -> tuple[list[list[float]], list[list[int | None]]]:
         """For each pair of nodes, the most that moving one device's work gains, and of which job; None is nobody."""
         nodes = self._idle + 1
         gains = [[-math.inf] * nodes for _ in range(nodes)]
         movers: list[list[int | None]] = [[None] * nodes for _ in range(nodes)]
-        for a in range(nodes):
-            there = np.flatnonzero(self._units[:, a])
-            if len(there):
-                more = self._gains[there] - self._gains[there, a, None]
-                best = more.argmax(axis=0)
-                gains[a] = more[best, np.arange(nodes)].tolist()
-                movers[a] = there[best].tolist()
-            gains[a][a] = -math.inf
+        for a, queues in enumerate(leavers):
+            for b, queue in queues.items():
+                first = queue.first()
+                if first is not None:
+                    gains[a][b], movers[a][b] = -first[0], first[1]
         for a, free in enumerate(self._free):
             if free and gains[a][self._idle] < 0:
                 gains[a][self._idle], movers[a][self._idle] = 0.0, None
@@ -131,6 +149,31 @@ class _Relaxed:
         where = self._units.argmax(axis=1)
         is_whole = self._units[np.arange(len(where)), where] == self._sizes
         return np.where(is_whole & (where != self._idle), where, WAITING)
+
+
+class _Leavers:
+    """Jobs that may leave one node for another, the least loss first: those there at first, and later ones."""
+
+    __slots__ = ("_jobs", "_losses", "_next", "_units", "later")
+
+    def __init__(self, units: Numbers, losses: list[float], jobs: list[int]) -> None:
+        self._units = units
+        """Devices of each job in the node; a view that changes."""
+        self._losses = losses
+        self._jobs = jobs
+        self._next = 0
+        self.later: list[tuple[float, int]] = []
+        """A heap of (loss, job)."""
+
+    def first(self) -> tuple[float, int] | None:
+        """(loss, job) of the first that is there still."""
+        while self._next < len(self._jobs) and not self._units[self._jobs[self._next]]:
+            self._next += 1
+        while self.later and not self._units[self.later[0][1]]:
+            heappop(self.later)
+        early = (self._losses[self._next], self._jobs[self._next]) if self._next < len(self._jobs) else None
+        late = self.later[0] if self.later else None
+        return min(filter(None, (early, late)), default=None)
 
 
 def _gaining_cycle(gains: list[list[float]]) -> list[int] | None:
