@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.errors import StoreError
-from hetero_airflow.model.device import Device
+from hetero_airflow.model.device import Device, device_class
+from hetero_airflow.model.estimates import Estimates, Interval
 from hetero_airflow.model.lease import Claim, Lease, LeaseState
 from hetero_airflow.model.plan import Account, Place, Plan
 from hetero_airflow.model.request import DeviceRequest
@@ -273,32 +274,106 @@ def requests() -> SearchStrategy[DeviceRequest]:
     return st.builds(build, texts, beside, st.booleans(), st.sampled_from(["urgent", "medium", "medium", "low"]))
 
 
-def snapshots(max_workers: int = 4, max_pending: int = 8) -> SearchStrategy[Snapshot]:
-    """Hypothesis strategy: a store at some moment; what is leased fits most devices, but not all."""
+def holdings(worker: Worker, number: int) -> SearchStrategy[tuple[Lease, Pending]]:
+    """Hypothesis strategy: a lease on some devices of a worker, and the request that holds it."""
     from hypothesis import strategies as st
+
+    def build(
+        devices: list[Device], part: float, ago_s: float, saved: bool, state: LeaseState, priority: str, served: float
+    ) -> tuple[Lease, Pending]:
+        before = {device_class(devices[0]): served} if served else {}
+        holder = a_pending(
+            f"held-{worker.id}-{number}", f"gpu:{len(devices)}", -ago_s - served, priority=priority,
+            dag_id="abc"[number % 3], task_id="xy"[number % 2], served=before,
+        )  # fmt: skip
+        claims = tuple(
+            Claim(device_id=d.id, milli=int(d.capacity_milli * part), memory_bytes=int(d.memory_bytes * part))
+            for d in devices
+        )
+        lease = a_lease(holder.id, worker.id, ago_s)
+        saved_at = lease.granted_at + timedelta(seconds=ago_s / 2) if saved else None
+        return lease.model_copy(update={"claims": claims, "state": state, "saved_at": saved_at}), holder
+
+    states = [LeaseState.ACTIVE] * 4 + [LeaseState.GRANTED, LeaseState.PREEMPTED, LeaseState.EXPIRED]
+    chosen = st.lists(st.sampled_from(worker.devices), min_size=1, max_size=3, unique_by=lambda device: device.id)
+    parts, ages = st.sampled_from([0.25, 0.5, 1, 1, 1]), st.sampled_from([1.0, 400.0, 5000.0])
+    priorities = st.sampled_from(["high", "medium", "low", "low"])
+    served = st.sampled_from([0.0, 0.0, 700.0])
+    return st.builds(build, chosen, parts, ages, st.booleans(), st.sampled_from(states), priorities, served)
+
+
+def estimates() -> SearchStrategy[Estimates]:
+    """Hypothesis strategy: what is known of some of the tasks of the requests that `snapshots` has."""
+    from hypothesis import strategies as st
+
+    @st.composite
+    def build(draw: st.DrawFn) -> Estimates:
+        known = draw(st.lists(st.sampled_from([(dag, task) for dag in "abc" for task in "xy"]), unique=True))
+        speeds = {task: {"nvidia/a100-sxm4-40gb": draw(st.sampled_from([0.5, 1.0, 3.0]))} for task in known}
+        works = {task: Interval(*sorted(draw(st.tuples(*[st.floats(1, 1e5)] * 3)))) for task in known}
+        return Estimates(speeds, works, tuple(sorted(draw(st.lists(st.floats(1, 1e5), max_size=4)))))
+
+    return build()
+
+
+def snapshots(max_workers: int = 4, max_pending: int = 8, *, can_preempt: bool = False) -> SearchStrategy[Snapshot]:
+    """Hypothesis strategy: a store at some moment.
+
+    What is leased is held by live leases, and of some devices more than there is is used. Some gangs of two
+    hold leases; none waits.
+
+    :param can_preempt: whether its leases can be taken back
+    """
+    from hypothesis import strategies as st
+
+    plain = st.builds(
+        lambda text, priority: DeviceRequest.parse(text, priority=priority),
+        st.sampled_from(["gpu", "gpu:2", "gpu:0.5"]),
+        st.sampled_from(["urgent", "high", "medium"]),
+    )
+    asked = st.one_of(requests(), plain)
 
     @st.composite
     def build(draw: st.DrawFn) -> Snapshot:
         present = tuple(draw(workers(f"worker-{number}")) for number in range(draw(st.integers(0, max_workers))))
-        usage = {}
+        snapshot = Snapshot(7, present, can_preempt=can_preempt, estimates=draw(estimates()))
+        held: list[tuple[Lease, Pending]] = []
+        for worker in present:
+            for number in range(draw(st.integers(0, 4)) if worker.devices else 0):
+                lease, holder = draw(holdings(worker, number))
+                after = leased(snapshot, *held, (lease, holder))
+                if all(_is_within(after, worker, claim.device_id) for claim in lease.claims):
+                    token = len(held) + 1
+                    held.append((lease.model_copy(update={"token": token, "id": f"{holder.id}.{token}"}), holder))
+        if len(held) > 1 and draw(st.booleans()):
+            held[:2] = [(lease, replace(holder, gang="g", gang_size=2)) for lease, holder in held[:2]]
+        snapshot = leased(snapshot, *held)
+        usage = dict(snapshot.usage)
         for worker in present:
             for device in worker.devices:
-                part = draw(st.sampled_from([0, 0, 0, 0.25, 0.5, 1, 1, 1.5]))
-                if part:
-                    at = EPOCH - timedelta(seconds=draw(st.integers(1, 5)))
+                if (worker.id, device.id) not in usage and draw(st.sampled_from([False, False, False, True])):
+                    part = draw(st.sampled_from([0.25, 1, 1.5]))
                     milli, memory = int(device.capacity_milli * part), int(device.memory_bytes * part)
-                    usage[worker.id, device.id] = Usage(milli, memory, at)
+                    usage[worker.id, device.id] = Usage(milli, memory, EPOCH - timedelta(seconds=1))
         pending = tuple(
             Pending(
                 f"r{number}",
-                draw(requests()),
-                EPOCH + timedelta(seconds=draw(st.integers(0, 3))),
+                draw(asked),
+                EPOCH - timedelta(seconds=draw(st.sampled_from([-3, -2, -1, 0, 900]))),
                 draw(st.integers(1, 3)),
                 draw(st.sampled_from(["a", "b", "c"])),
+                task_id=draw(st.sampled_from(["x", "y"])),
+                served=draw(st.sampled_from([{}, {}, {"nvidia/a100-sxm4-40gb": 40.0}])),
             )
             for number in range(draw(st.integers(0, max_pending)))
         )
         dag_tokens = draw(st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(1, 9)))
-        return Snapshot(7, present, usage, pending, dag_tokens=dag_tokens)
+        return replace(snapshot, usage=usage, pending=pending, dag_tokens=dag_tokens)
 
     return build()
+
+
+def _is_within(snapshot: Snapshot, worker: Worker, device_id: str) -> bool:
+    device = next(device for device in worker.devices if device.id == device_id)
+    used = snapshot.used(worker.id, device_id)
+    return used.milli <= device.capacity_milli and used.memory_bytes <= device.memory_bytes

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hetero_airflow.matching.compatibility import version_obstacle
-from hetero_airflow.model.device import Device, is_model_of, model_tokens
+from hetero_airflow.model.device import Device, device_class, is_model_of, model_tokens
+from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Place, Plan, ReasonCode, Refuse, Wait
-from hetero_airflow.model.request import Alternative
+from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.snapshot import Pending, Snapshot, Usage
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.policies import GROUP, POLICIES
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.registry import load
 from hetero_airflow.scheduling.plan_check import plan_faults
-from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_worker, snapshots
+from hetero_airflow.simulator.cluster import parse_cluster
+from hetero_airflow.simulator.options import Knowledge, Options
+from hetero_airflow.simulator.record import Outcome
+from hetero_airflow.simulator.simulation import Simulation
+from hetero_airflow.simulator.workload import Job, Workload
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a_worker, leased, snapshots
 
-thorough = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 rows = pytest.mark.parametrize("name", POLICIES)
+BY_CLASS = ["priority"]
+"""Policies that take leases back by priority class alone."""
+by_rank = pytest.mark.parametrize("name", ["priority", "srtf", "srsf", "las", "mlfq"])
+"""Policies that take leases back for one request at a time, by rank."""
 
 
 def make(name: str) -> Policy:
@@ -193,6 +204,119 @@ def test_without_workers_everything_waits_for_one(name: str) -> None:
     ]
 
 
+# Preemption.
+
+
+def carried_out(snapshot: Snapshot, plan: Plan, now: datetime) -> Snapshot:
+    """The snapshot after what was placed has its leases, and all that were ever told to end have ended."""
+    gone = {preempt.lease_id for preempt in plan.preemptions}
+    usage, kept, pending = dict(snapshot.usage), [], {one.id: one for one in snapshot.pending}
+    holders = dict(snapshot.holders)
+    for lease in snapshot.leases:
+        if lease.id not in gone and lease.state is not LeaseState.PREEMPTED:
+            kept.append(lease)
+            continue
+        holder = holders.pop(lease.request_id)
+        name = next(device_class(d) for w in snapshot.workers for d in w.devices if d.id == lease.claims[0].device_id)
+        stay_s = (now - lease.granted_at).total_seconds()
+        pending[holder.id] = replace(holder, served={**holder.served, name: holder.served.get(name, 0) + stay_s})
+        for claim in lease.claims:
+            before = usage[lease.worker_id, claim.device_id]
+            usage[lease.worker_id, claim.device_id] = replace(
+                before, milli=before.milli - claim.milli, memory_bytes=before.memory_bytes - claim.memory_bytes
+            )
+    started = []
+    for place in plan.places:
+        lease = a_lease(place.request_id, place.worker_id)
+        started.append(
+            (lease.model_copy(update={"claims": place.claims, "granted_at": now}), pending.pop(place.request_id))
+        )
+    after = replace(snapshot, usage=usage, leases=tuple(kept), holders=holders, pending=tuple(pending.values()))
+    return replace(leased(after, *started), sequence=snapshot.sequence + 1)
+
+
+@rows
+@thorough
+@given(snapshot=snapshots(can_preempt=True))
+def test_only_live_leases_are_taken_back_each_once_and_only_for_who_waits(name: str, snapshot: Snapshot) -> None:
+    plan = make(name).decide(snapshot, EPOCH)
+    assert plan_faults(snapshot, plan) == []
+    waits = {one.request_id for one in plan.decisions if isinstance(one, Wait)}
+    assert {preempt.beneficiary for preempt in plan.preemptions} <= {*waits, None}
+
+
+@rows
+@thorough
+@given(snapshot=snapshots())
+def test_nothing_is_taken_back_where_that_is_not_possible(name: str, snapshot: Snapshot) -> None:
+    assert make(name).decide(snapshot, EPOCH).preemptions == ()
+
+
+@pytest.mark.parametrize("name", BY_CLASS)
+@thorough
+@given(snapshot=snapshots(can_preempt=True))
+def test_only_a_lower_class_gives_way(name: str, snapshot: Snapshot) -> None:
+    pending = {one.id: one.request.priority.rank for one in snapshot.pending}
+    for preempt in make(name).decide(snapshot, EPOCH).preemptions:
+        assert preempt.beneficiary is not None
+        assert pending[preempt.beneficiary] < snapshot.holders[preempt.request_id].request.priority.rank
+
+
+@rows
+@thorough
+@given(snapshot=snapshots(can_preempt=True))
+def test_a_gang_is_taken_back_whole(name: str, snapshot: Snapshot) -> None:
+    taken = {preempt.request_id for preempt in make(name).decide(snapshot, EPOCH).preemptions}
+    gangs = {snapshot.holders[one].gang for one in taken} - {""}
+    assert {one.id for one in snapshot.holders.values() if one.gang in gangs} <= taken
+
+
+@by_rank
+@thorough
+@given(snapshot=snapshots(can_preempt=True))
+def test_for_whom_room_was_made_is_placed_when_it_is_there_and_nothing_more_is_taken_back_for_it(
+    name: str, snapshot: Snapshot
+) -> None:
+    policy = make(name)
+    first = policy.decide(snapshot, EPOCH)
+    after = carried_out(snapshot, first, EPOCH)
+    second = policy.decide(after, EPOCH)
+    served = {preempt.beneficiary for preempt in first.preemptions} - {None}
+    assert served <= {place.request_id for place in second.places}
+    assert served.isdisjoint(preempt.beneficiary for preempt in second.preemptions)
+
+
+@by_rank
+@thorough
+@given(snapshot=snapshots(can_preempt=True))
+def test_what_was_taken_back_settles_while_nothing_else_happens(name: str, snapshot: Snapshot) -> None:
+    policy = make(name)
+    for _ in range(len(snapshot.pending) + len(snapshot.leases) + 2):
+        plan = policy.decide(snapshot, EPOCH)
+        if not plan.preemptions and not plan.places:
+            return
+        snapshot = carried_out(snapshot, plan, EPOCH)
+    pytest.fail("it takes back again and again")
+
+
+@rows
+@pytest.mark.parametrize("seed", range(3))
+def test_nobody_starves_under_a_bounded_load(name: str, seed: int) -> None:
+    """A stream of small jobs that fills half of two workers; now and then one that needs all of a worker."""
+    rng = random.Random(seed)
+    jobs, now = [], 0.0
+    for number in range(300):
+        now += rng.expovariate(1 / 400)
+        gpus = 4 if number % 30 == 10 else 1
+        work = rng.expovariate(1 / 1600) + 60
+        jobs.append(Job(f"j{number:03}", now, DeviceRequest.parse(f"gpu:{gpus}"), work, task=f"t{gpus}"))
+    options = Options(knowledge=Knowledge.ORACLE)
+    record = Simulation(Workload("stream", tuple(jobs)), parse_cluster("v100=2x4"), make(name), name, options).run()
+    assert [job.outcome for job in record.jobs] == [Outcome.FINISHED] * len(jobs)
+    waits = [job.started_s - job.submitted_s for job in record.jobs if job.started_s is not None]
+    assert max(waits) < 10 * 1600
+
+
 # Backfill.
 
 Duration = dict[str, int]
@@ -259,7 +383,7 @@ def head_of(plan: Plan) -> int | None:
 
 
 @rows
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(data=st.data())
 def test_backfill_never_delays_the_head(name: str, data: st.DataObject) -> None:
     snapshot = data.draw(snapshots(max_workers=3, max_pending=10))
