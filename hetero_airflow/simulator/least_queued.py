@@ -1,0 +1,77 @@
+"""The baseline of load balancing: a queue for each device, and each job to the queue with the fewest jobs.
+
+It is no policy: a policy keeps nothing between decisions, and which queue a job was put into is not to be seen from who
+waits and who runs. Whoever has joined a queue stays in it: nothing moves, and nothing is preempted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from hetero_airflow.errors import ClusterError
+from hetero_airflow.model.device import device_class
+from hetero_airflow.model.worker import Worker
+from hetero_airflow.simulator.record import Interval, JobRecord, Outcome, SimulationRecord
+from hetero_airflow.simulator.workload import Job, Workload
+
+
+class _Queue:
+    """A device and the jobs that joined it."""
+
+    def __init__(self, worker_id: str, name: str) -> None:
+        self.worker_id = worker_id
+        self.device_class = name
+        self._ends: list[float] = []
+
+    def length(self, now_s: float) -> int:
+        """Jobs that wait or run."""
+        self._ends = [end for end in self._ends if end > now_s]
+        return len(self._ends)
+
+    def join(self, job: Job, best_s: float) -> JobRecord:
+        """What becomes of a job that comes now; after those that came before."""
+        start = max([job.arrival_s, *self._ends[-1:]])
+        end = start + job.work / job.speed(self.device_class)
+        self._ends.append(end)
+        stay = Interval(start, end, self.worker_id, self.device_class, 1.0)
+        return JobRecord(
+            job.id, job.group, job.task, job.arrival_s, start, end, Outcome.FINISHED, 1.0, (stay,), best_device_s=best_s
+        )
+
+
+def least_queued(workload: Workload, workers: Iterable[Worker]) -> SimulationRecord:
+    """What becomes of jobs of one device each; ties go to the worker, then the device, that stands first.
+
+    >>> from hetero_airflow.model.request import DeviceRequest
+    >>> from hetero_airflow.simulator.cluster import parse_cluster
+    >>> gpu = DeviceRequest.parse("gpu")
+    >>> jobs = tuple(Job(str(n), 0.0, gpu, 60.0) for n in range(3))
+    >>> record = least_queued(Workload("three", jobs), parse_cluster("v100=1,k80=1"))
+    >>> [(job.intervals[0].worker_id, job.finished_s) for job in record.jobs]
+    [('v100-0', 60.0), ('k80-0', 60.0), ('v100-0', 120.0)]
+
+    :raises ClusterError: a job of several devices or in a DAG, or one that no device can run
+    """
+    devices = [(worker.id, device_class(one)) for worker in workers for one in worker.devices if one.kind != "cpu"]
+    queues = [_Queue(*device) for device in devices]
+    records = [_join(queues, job) for job in sorted(workload.jobs, key=lambda job: job.arrival_s)]
+    by_id = {record.id: record for record in records}
+    jobs = tuple(by_id[job.id] for job in workload.jobs)
+    return SimulationRecord(workload.name, "least_queued", Counter(name for _, name in devices), jobs)
+
+
+def _join(queues: list[_Queue], job: Job) -> JobRecord:
+    if job.ranks != 1 or job.after or any(one.count != 1 or one.milli != 1000 for one in job.request.alternatives):
+        raise ClusterError(
+            f"a queue for each device with job {job.id}",
+            found="a job that is not of one whole device alone",
+            remedy="Compare on a workload of single devices without a DAG",
+        )
+    able = [queue for queue in queues if job.speed(queue.device_class) > 0]
+    if not able:
+        raise ClusterError(
+            f"job {job.id}", found="no device that can run it", remedy="Add such a device to the cluster"
+        )
+    best_s = job.work / max(job.speed(queue.device_class) for queue in able)
+    return min(able, key=lambda queue: queue.length(job.arrival_s)).join(job, best_s)
