@@ -13,23 +13,27 @@ import math
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import cached_property
-from operator import itemgetter
-from typing import Annotated, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hetero_airflow.errors import RequestError, shorten
 from hetero_airflow.model.device import Word
 from hetero_airflow.model.device_words import parse_device
-from hetero_airflow.model.topology import Topology
-from hetero_airflow.units import ByteRange, format_bytes_exact, parse_bytes, parse_duration_s, share_to_milli
+from hetero_airflow.model.request_fields import (
+    ByteRangeField,
+    HostMemoryField,
+    LabelsField,
+    RuntimeField,
+    SpecifierField,
+    TopologyField,
+)
+from hetero_airflow.units import format_bytes_exact, parse_duration_s, share_to_milli
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 MAX_COUNT = 4096
 MAX_ALTERNATIVES = 16
-MAX_REQUIREMENTS = 32
 
 
 class Priority(StrEnum):
@@ -48,79 +52,6 @@ class Priority(StrEnum):
     def rank(self) -> int:
         """0 for urgent, 3 for low."""
         return tuple(Priority).index(self)
-
-
-def _read_range(value: object) -> object:
-    return None if value is None else ByteRange.parse(value)
-
-
-def _read_size(value: object) -> object:
-    return None if value is None else parse_bytes(value, "host_memory")
-
-
-def _specifier(text: object, field: str) -> str:
-    try:
-        if not isinstance(text, str) or len(text) > 256:
-            raise InvalidSpecifier
-        return str(SpecifierSet(text))
-    except InvalidSpecifier as error:
-        raise RequestError(
-            field, text, found="no version specifier", remedy='Write one as pip does, such as ">=12.4,!=12.6.*"'
-        ) from error
-
-
-def _read_driver(value: object) -> object:
-    return None if value is None else _specifier(value, "driver")
-
-
-def _read_topology(value: object) -> object:
-    return None if value is None else Topology.parse(value)
-
-
-def _read_mapping(field: str, value: object) -> Mapping[object, object]:
-    if not isinstance(value, Mapping) or len(value) > MAX_REQUIREMENTS:
-        raise RequestError(
-            field, value, found=type(value).__name__, remedy=f"Give a mapping of at most {MAX_REQUIREMENTS} names"
-        )
-    for key in value:
-        if not isinstance(key, str) or not 0 < len(key) <= 128:
-            raise RequestError(field, key, found="a bad name", remedy="Use names of 1 to 128 characters")
-    return value
-
-
-def _read_runtime(value: object) -> object:
-    requirements = _read_mapping("runtime", {} if value is None else value)
-    read: dict[str, str] = {}
-    for name, specifier in sorted(((str(k).lower(), v) for k, v in requirements.items()), key=itemgetter(0)):
-        if name in read:
-            raise RequestError("runtime", name, found="the name twice, in upper and lower case", remedy="Say it once")
-        read[name] = _specifier(specifier, f"runtime[{name!r}]")
-    return read
-
-
-def _read_labels(value: object) -> object:
-    labels = _read_mapping("labels", {} if value is None else value)
-    for key, text in labels.items():
-        if not isinstance(text, str) or len(text) > 256:
-            raise RequestError(f"labels[{key!r}]", text, found=type(text).__name__, remedy="Give a short text")
-    return {str(name): labels[name] for name in sorted(labels, key=str)}
-
-
-ByteRangeField = Annotated[
-    ByteRange | None,
-    BeforeValidator(_read_range, json_schema_input_type=str | int | None),
-    PlainSerializer(lambda r: None if r is None else str(r), return_type=str | None),
-]
-HostMemoryField = Annotated[int | None, BeforeValidator(_read_size, json_schema_input_type=str | int | None)]
-TopologyField = Annotated[
-    Topology | None,
-    BeforeValidator(
-        _read_topology,
-        json_schema_input_type=Annotated[str, Field(pattern=r"^(nvlink|numa|host|rack|site)(@.+)?$")] | None,
-    ),
-    PlainSerializer(lambda t: None if t is None else str(t), return_type=str | None),
-]
-SpecifierField = Annotated[str | None, BeforeValidator(_read_driver, json_schema_input_type=str | None)]
 
 
 class Alternative(BaseModel):
@@ -146,9 +77,9 @@ class Alternative(BaseModel):
     cpus: int | None = Field(default=None, ge=1, le=MAX_COUNT, strict=True)
     """CPU cores beside the devices, for this task alone."""
     host_memory: HostMemoryField = None
-    runtime: Annotated[dict[str, str], BeforeValidator(_read_runtime)] = Field(default_factory=dict)
+    runtime: RuntimeField = Field(default_factory=dict)
     driver: SpecifierField = None
-    labels: Annotated[dict[str, str], BeforeValidator(_read_labels)] = Field(default_factory=dict)
+    labels: LabelsField = Field(default_factory=dict)
     topology: TopologyField = None
     """How near together its devices are, or the members of its gang; None: as near as can be had without waiting."""
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hetero_airflow.errors import InvalidTransition
 from hetero_airflow.model.lease import TERMINAL, TRANSITIONS, LeaseState, check_transition
 from hetero_airflow.model.plan import TRANSIENT, Plan, Reason, ReasonCode
-from hetero_airflow.testing import a_place
+from hetero_airflow.testing import EPOCH, a_place
 
 
 @pytest.mark.parametrize("current", LeaseState)
@@ -31,8 +33,15 @@ def test_the_refusal_says_what_is_allowed() -> None:
 
 def test_waiting_cures_what_is_transient() -> None:
     curable = {code for code in ReasonCode if Reason(code, "a", "b").is_transient}
-    assert curable == TRANSIENT == {"lost", "health", "busy", "reserved", "slots", "unprobed", "no_worker"}
-    assert str(Reason(ReasonCode.BUSY, "2 × gpu", "1 free")) == "busy: asked 2 × gpu, found 1 free"
+    assert curable == TRANSIENT
+    of_the_hardware = {"kind", "model", "partition", "memory", "driver", "runtime", "labels"}
+    assert set(ReasonCode) - TRANSIENT == of_the_hardware | {"count", "cpus", "host_memory", "topology"}
+
+
+def test_a_reason_says_both_sides_and_when_it_ends() -> None:
+    busy = Reason(ReasonCode.BUSY, "2 × gpu", "1 free")
+    assert str(busy) == "busy: asked 2 × gpu, found 1 free"
+    assert str(replace(busy, until=EPOCH)) == "busy: asked 2 × gpu, found 1 free, until 2026-01-01 00:00:00 UTC"
 
 
 def test_a_plan_knows_its_placements() -> None:

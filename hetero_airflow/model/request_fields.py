@@ -1,0 +1,91 @@
+"""The fields of a request that are read from texts and mappings, each with its reader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import itemgetter
+from typing import Annotated
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pydantic import BeforeValidator, Field, PlainSerializer
+
+from hetero_airflow.errors import RequestError
+from hetero_airflow.model.topology import Topology
+from hetero_airflow.units import ByteRange, parse_bytes
+
+MAX_REQUIREMENTS = 32
+
+
+def _read_range(value: object) -> object:
+    return None if value is None else ByteRange.parse(value)
+
+
+def _read_size(value: object) -> object:
+    return None if value is None else parse_bytes(value, "host_memory")
+
+
+def _specifier(text: object, field: str) -> str:
+    try:
+        if not isinstance(text, str) or len(text) > 256:
+            raise InvalidSpecifier
+        return str(SpecifierSet(text))
+    except InvalidSpecifier as error:
+        raise RequestError(
+            field, text, found="no version specifier", remedy='Write one as pip does, such as ">=12.4,!=12.6.*"'
+        ) from error
+
+
+def _read_driver(value: object) -> object:
+    return None if value is None else _specifier(value, "driver")
+
+
+def _read_topology(value: object) -> object:
+    return None if value is None else Topology.parse(value)
+
+
+def _read_mapping(field: str, value: object) -> Mapping[object, object]:
+    if not isinstance(value, Mapping) or len(value) > MAX_REQUIREMENTS:
+        raise RequestError(
+            field, value, found=type(value).__name__, remedy=f"Give a mapping of at most {MAX_REQUIREMENTS} names"
+        )
+    for key in value:
+        if not isinstance(key, str) or not 0 < len(key) <= 128:
+            raise RequestError(field, key, found="a bad name", remedy="Use names of 1 to 128 characters")
+    return value
+
+
+def _read_runtime(value: object) -> object:
+    requirements = _read_mapping("runtime", {} if value is None else value)
+    read: dict[str, str] = {}
+    for name, specifier in sorted(((str(k).lower(), v) for k, v in requirements.items()), key=itemgetter(0)):
+        if name in read:
+            raise RequestError("runtime", name, found="the name twice, in upper and lower case", remedy="Say it once")
+        read[name] = _specifier(specifier, f"runtime[{name!r}]")
+    return read
+
+
+def _read_labels(value: object) -> object:
+    labels = _read_mapping("labels", {} if value is None else value)
+    for key, text in labels.items():
+        if not isinstance(text, str) or len(text) > 256:
+            raise RequestError(f"labels[{key!r}]", text, found=type(text).__name__, remedy="Give a short text")
+    return {str(name): labels[name] for name in sorted(labels, key=str)}
+
+
+ByteRangeField = Annotated[
+    ByteRange | None,
+    BeforeValidator(_read_range, json_schema_input_type=str | int | None),
+    PlainSerializer(lambda r: None if r is None else str(r), return_type=str | None),
+]
+HostMemoryField = Annotated[int | None, BeforeValidator(_read_size, json_schema_input_type=str | int | None)]
+TopologyField = Annotated[
+    Topology | None,
+    BeforeValidator(
+        _read_topology,
+        json_schema_input_type=Annotated[str, Field(pattern=r"^(nvlink|numa|host|rack|site)(@.+)?$")] | None,
+    ),
+    PlainSerializer(lambda t: None if t is None else str(t), return_type=str | None),
+]
+SpecifierField = Annotated[str | None, BeforeValidator(_read_driver, json_schema_input_type=str | None)]
+RuntimeField = Annotated[dict[str, str], BeforeValidator(_read_runtime)]
+LabelsField = Annotated[dict[str, str], BeforeValidator(_read_labels)]
