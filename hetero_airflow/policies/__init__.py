@@ -19,6 +19,8 @@ POLICIES: dict[str, str] = {
     "mlfq": "hetero_airflow.policies.mlfq:Mlfq",
     "assignment": "hetero_airflow.policies.assignment:Assignment",
     "makespan": "hetero_airflow.policies.makespan:Makespan",
+    "max_min_fairness": "hetero_airflow.policies.max_min_fairness:MaxMinFairness",
+    "makespan_lp": "hetero_airflow.policies.makespan_lp:MakespanLp",
     "load_balance": "hetero_airflow.policies.load_balance:LoadBalance",
 }
 """Policy name → "module:class"; the class takes no arguments."""
