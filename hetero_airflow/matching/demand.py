@@ -70,12 +70,13 @@ class Stock(NamedTuple):
 
 
 def stock_of(shape: Shape, held: Sequence[Held]) -> Stock:
-    """What is left where so much is held."""
+    """What is left where so much is held; nothing, not less, where more is held than there is."""
     cores_milli = memory_bytes = 0
     if shape.cpu is not None:
         cores_milli = shape.capacity[shape.cpu][0] - held[shape.cpu].milli
         memory_bytes = shape.capacity[shape.cpu][1] - held[shape.cpu].memory_bytes
-    return Stock(cores_milli, memory_bytes, tuple(sorted(part_left(held, p) for p in accelerators(shape))))
+    parts = tuple(sorted(part_left(held, p) for p in accelerators(shape)))
+    return Stock(max(cores_milli, 0), max(memory_bytes, 0), parts)
 
 
 def accelerators(shape: Shape) -> tuple[int, ...]:
@@ -85,7 +86,7 @@ def accelerators(shape: Shape) -> tuple[int, ...]:
 
 def part_left(held: Sequence[Held], position: int) -> int:
     """Free thousandths of one accelerator."""
-    return MILLI_PER_DEVICE - held[position].milli
+    return max(MILLI_PER_DEVICE - held[position].milli, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,3 +120,39 @@ class Asks:
     def memory_bytes(self) -> Numbers:
         """Of each ask."""
         return np.array([ask.memory_bytes for ask in self.all])
+
+
+class Moves(NamedTuple):
+    """The different ways to place variants on the accelerators of a worker, as arrays: one entry a way."""
+
+    variant: Numbers
+    """Ascending; a variant that does not fit is absent."""
+    part: Numbers
+    """The free part that is taken, ascending within a variant; 1000 for whole devices, 0 for nothing."""
+    left: Numbers
+    """What is left of that part."""
+    times: Numbers
+    """Of how many devices."""
+
+    @property
+    def first(self) -> Numbers:
+        """Where each variant's entries begin."""
+        return np.flatnonzero(np.diff(self.variant, prepend=-1))
+
+
+def moves(parts: tuple[int, ...], variants: Sequence[tuple[int, int]]) -> Moves:
+    """All ways to place each of the variants (milli, devices) beside what is there.
+
+    >>> [column.tolist() for column in moves((300, 300, 1000), [(0, 0), (300, 1), (1000, 1), (1000, 2)])]
+    [[0, 1, 1, 2], [0, 300, 1000, 1000], [0, 0, 700, 0], [0, 1, 1, 1]]
+    """
+    different, idle = sorted(set(parts)), parts.count(MILLI_PER_DEVICE)
+    ways = []
+    for number, (milli, devices) in enumerate(variants):
+        if not milli:
+            ways.append((number, 0, 0, 0))
+        elif milli == MILLI_PER_DEVICE:
+            ways += [(number, milli, 0, devices)] * (devices <= idle)
+        else:
+            ways += [(number, part, part - milli, 1) for part in different if part >= milli]
+    return Moves(*np.array(ways).T)

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetero_airflow.matching.demand import Asks, Floats, Mix, Numbers, Stock, accelerators, accepts, ask_of
+from hetero_airflow.matching.demand import Asks, Floats, Mix, Numbers, Stock, accelerators, accepts, ask_of, moves
 from hetero_airflow.matching.fill_tables import BESIDE_STEPS, GRAIN_MILLI, FillTables, fill_tables
-from hetero_airflow.matching.fragmentation import outcomes
+from hetero_airflow.matching.fragmentation import EXACT
 from hetero_airflow.matching.shapes import Shape
 from hetero_airflow.units import MILLI_PER_DEVICE
 
@@ -64,44 +64,56 @@ class ExpectedFillOn:
         self._prices = prices
         self._per_core = BESIDE_STEPS / cores_milli
         self._per_byte = BESIDE_STEPS / memory_bytes
+        one = float(tables.idle[1]) if len(tables.idle) > 1 else 0.0
+        self._per_idle = 1 / one if one else 0.0
         self._cores, self._memory = tables.by_cores.ravel(), tables.by_memory.ravel()
         self._known: dict[tuple[int, ...], tuple[Floats, Floats, Numbers, Numbers]] = {}
 
-    def row(self, stock: Stock) -> tuple[Floats, Numbers]:
-        """The score of each ask, −∞ where it does not fit, and the part that a share is put on."""
-        asks = self._asks
-        known = self._known.get(stock.parts)
-        if known is None:
-            known = self._known[stock.parts] = self._after(stock.parts)
-        sold, worth, start, taken = known
-        cores, memory = stock.cores_milli - asks.cores_milli, stock.memory_bytes - asks.memory_bytes
+    def scores(self, stock: Stock) -> Floats:
+        """The score of each ask, −∞ where it does not fit."""
+        sold, worth, start, _ = self._tables_of(stock.parts)
+        cores, memory = stock.cores_milli - self._asks.cores_milli, stock.memory_bytes - self._asks.memory_bytes
         part = np.minimum(
             _interpolated(self._cores, start, np.maximum(cores, 0) * self._per_core),
             _interpolated(self._memory, start, np.maximum(memory, 0) * self._per_byte),
         )
         value = sold * part + worth
-        score = np.floor((value - value[-1]) / ROUNDED_TO)
+        score: Floats = np.floor((value - value[-1]) / ROUNDED_TO + EXACT)
         score[(cores < 0) | (memory < 0)] = -np.inf
-        return score[:-1], taken[:-1]
+        return score[:-1]
+
+    def part(self, stock: Stock, ask: int) -> int:
+        """The free part that an ask takes, if it is a share."""
+        return int(self._tables_of(stock.parts)[3][ask])
+
+    def _tables_of(self, parts: tuple[int, ...]) -> tuple[Floats, Floats, Numbers, Numbers]:
+        known = self._known.get(parts)
+        if known is None:
+            known = self._known[parts] = self._after(parts)
+        return known
 
     def _after(self, parts: tuple[int, ...]) -> tuple[Floats, Floats, Numbers, Numbers]:
         """Of each ask: what would be sold but for cores and memory, what its parts are worth besides, where its row
         of `beside_table` starts, and the part that is taken; a worth of −∞ where the parts do not fit."""
-        rows = []
-        for milli, count in self._asks.variants:
-            ways = [(*self._value(left), taken) for taken, left in outcomes(parts, milli, count)]
-            rows.append(max(ways, key=lambda way: (way[0] + way[1], -way[3])) if ways else (0.0, -np.inf, 0, 0))
-        sold, worth, start, taken = (np.array(column)[self._asks.variant] for column in zip(*rows, strict=True))
-        return sold, worth, start, taken
-
-    def _value(self, parts: tuple[int, ...]) -> tuple[float, float, int]:
-        tables, idle = self._tables, parts.count(MILLI_PER_DEVICE)
-        begun = float(tables.hole[list(parts[: len(parts) - idle])].sum())
-        one = float(tables.idle[1]) if len(tables.idle) > 1 else 0.0
-        whole = (begun / one if one else 0.0) + idle
-        grain = min(round(whole * MILLI_PER_DEVICE / GRAIN_MILLI), len(tables.by_cores) - 1)
-        worth = float(self._prices[list(parts)].sum() + tables.protection[idle])
-        return begun + float(tables.idle[idle]), worth, grain * (BESIDE_STEPS + 1)
+        tables, ways = self._tables, moves(parts, self._asks.variants)
+        _, part, left, times = ways
+        begun = sum(float(tables.hole[p]) for p in parts if p < MILLI_PER_DEVICE)
+        is_idle = part == MILLI_PER_DEVICE
+        holes = begun + times * (tables.hole[left] - np.where(is_idle, 0.0, tables.hole[part]))
+        idle = parts.count(MILLI_PER_DEVICE) - times * is_idle
+        sold = holes + tables.idle[idle]
+        worth = float(self._prices[list(parts)].sum()) + times * (self._prices[left] - self._prices[part])
+        worth += tables.protection[idle]
+        grain = np.rint((holes * self._per_idle + idle) * (MILLI_PER_DEVICE / GRAIN_MILLI)).astype(np.int64)
+        start = np.minimum(grain, len(tables.by_cores) - 1) * (BESIDE_STEPS + 1)
+        best = np.lexsort((part, -(sold + worth), ways.variant))[ways.first]
+        fitting = ways.variant[best]
+        result = []
+        for column, absent in ((sold, 0.0), (worth, -np.inf), (start, 0), (part, 0)):
+            full = np.full(len(self._asks.variants), absent, dtype=column.dtype)
+            full[fitting] = column[best]
+            result.append(full[self._asks.variant])
+        return result[0], result[1], result[2], result[3]
 
 
 def _interpolated(table: Floats, start: Numbers, at: Floats) -> Floats:

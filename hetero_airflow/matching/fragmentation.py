@@ -11,10 +11,11 @@ trace's default mix fills 94.4 % in place of 95.4 %.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 
 import numpy as np
 
-from hetero_airflow.matching.demand import Asks, Floats, Mix, Numbers, Stock, accepts, ask_of
+from hetero_airflow.matching.demand import Ask, Asks, Floats, Mix, Numbers, Stock, accepts, ask_of
 from hetero_airflow.matching.shapes import Shape
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.units import MILLI_PER_DEVICE
@@ -22,8 +23,11 @@ from hetero_airflow.units import MILLI_PER_DEVICE
 POPULAR = 0.95
 """The mix is cut to the most frequent asks that make up this part of it, as in the paper's experiments."""
 
-_STEEPEST = 100.0
-"""Of what the sigmoid is asked; it is 0 there in all hundredths, and far from overflow."""
+EXACT = 1e-9
+"""Added before rounding down: no change at all is a common case, and must not fall to the next lower score."""
+
+_STEEPEST = 500.0
+"""What the sigmoid is asked at most: far beyond where it is 0 in all hundredths, and far from overflow."""
 
 
 class Fragmentation:
@@ -32,20 +36,29 @@ class Fragmentation:
     name = "fragmentation"
 
     def __init__(self, mix: Mix) -> None:
-        self._mix = mix
+        self._mix = popular(mix)
+        self._on: dict[tuple[tuple[bool, ...], tuple[Ask, ...]], FragmentationOn] = {}
 
     def on(self, shape: Shape, asks: Asks) -> FragmentationOn:
         """The valuation of workers of one shape."""
-        return FragmentationOn(shape, asks, popular(self._mix))
+        here = tuple(accepts(shape, alternative) for alternative, _ in self._mix)
+        on = self._on.get((here, asks.all))
+        if on is None:
+            mix = [(ask_of(alternative), part) for alternative, part in compress(self._mix, here)]
+            on = self._on[here, asks.all] = FragmentationOn(asks, [(ask, part) for ask, part in mix if ask.milli])
+        return on
 
 
 def popular(mix: Mix) -> Mix:
-    """The most frequent of the mix up to `POPULAR`, host memory not looked at; ties by what is asked."""
+    """The most frequent of the mix up to `POPULAR`, host memory not looked at; ties go to the larger ask, as theirs do.
+
+    How ties go matters: openb's default mix is cut between asks for 8 GPUs that are equally frequent.
+    """
     parts: dict[str, tuple[Alternative, float]] = {}
     for alternative, part in mix:
-        bare = alternative.model_copy(update={"host_memory": None})
+        bare = Alternative.model_validate(alternative.model_dump(exclude={"host_memory"}, exclude_defaults=True))
         parts[bare.key] = (bare, parts.get(bare.key, (bare, 0.0))[1] + part)
-    ranked = sorted(parts.items(), key=lambda item: (-item[1][1], item[0]))
+    ranked = sorted(parts.items(), key=lambda item: (-item[1][1], *_smaller(item[1][0]), item[0]))
     total, taken, chosen = sum(part for _, part in mix), 0.0, []
     for _, (alternative, part) in ranked:
         if taken >= POPULAR * total:
@@ -55,75 +68,91 @@ def popular(mix: Mix) -> Mix:
     return tuple((alternative, part / taken) for alternative, part in chosen)
 
 
+def _smaller(alternative: Alternative) -> tuple[int, int, int]:
+    ask = ask_of(alternative)
+    return -ask.cores_milli, -ask.milli, -ask.devices
+
+
 class FragmentationOn:
-    """Scores of asks on workers of one shape."""
+    """Scores of asks on workers that this part of the mix can use; amounts in whole accelerators.
 
-    def __init__(self, shape: Shape, asks: Asks, mix: Mix) -> None:
-        self._asks = asks
-        here: dict[tuple[int, int], list[tuple[int, float]]] = {}
-        for alternative, part in mix:
-            ask = ask_of(alternative)
-            if ask.milli and accepts(shape, alternative):
-                here.setdefault((ask.milli, ask.devices), []).append((ask.cores_milli, part))
-        self._wanted = sorted(here)
-        self._steps = np.array(sorted({cores for group in here.values() for cores, _ in group}), dtype=np.int64)
-        self._weights = np.zeros((len(self._steps) + 1, len(self._wanted)))
-        """[number of steps that the free cores reach, wanted]: the part of the mix that has cores enough."""
-        for column, wanted in enumerate(self._wanted):
-            for cores, part in here[wanted]:
-                self._weights[np.searchsorted(self._steps, cores) + 1 :, column] += part
-        self._known: dict[tuple[int, ...], tuple[Floats, Numbers]] = {}
-
-    def row(self, stock: Stock) -> tuple[Floats, Numbers]:
-        """The score of each ask, −∞ where it does not fit, and the part that a share is put on."""
-        asks = self._asks
-        known = self._known.get(stock.parts)
-        if known is None:
-            known = self._known[stock.parts] = self._after(stock.parts)
-        left = stock.cores_milli - asks.cores_milli
-        reached = self._steps.searchsorted(left, "right"), asks.variant
-        after = known[0][reached]
-        score = np.floor(100 / (1 + np.exp(np.minimum((after - after[-1]) / 1000, _STEEPEST))))
-        score[(left < 0) | (asks.memory_bytes > stock.memory_bytes) | np.isinf(after)] = -np.inf
-        return score[:-1], known[1][reached][:-1]
-
-    def _after(self, parts: tuple[int, ...]) -> tuple[Floats, Numbers]:
-        """[steps reached, variant]: the least fragmentation after each variant, and the part that is then taken."""
-        shape = len(self._weights), len(self._asks.variants)
-        least, taken = np.full(shape, np.inf), np.zeros(shape, dtype=np.int64)
-        for column, (milli, count) in enumerate(self._asks.variants):
-            for part, left in outcomes(parts, milli, count):
-                amount = self._weights @ np.array([_usable(left, *wanted) for wanted in self._wanted])
-                fragments = sum(left) - amount
-                better = fragments < least[:, column]
-                least[better, column], taken[better, column] = fragments[better], part
-        return least, taken
-
-
-def outcomes(parts: tuple[int, ...], milli: int, count: int) -> list[tuple[int, tuple[int, ...]]]:
-    """(the part that is taken, what is left) for each different way to place that much; the smaller part first.
-
-    >>> outcomes((300, 300, 1000), 300, 1)
-    [(300, (0, 300, 1000)), (1000, (300, 300, 700))]
-    >>> outcomes((300, 1000, 1000), 1000, 2)
-    [(1000, (0, 0, 300))]
+    A worker's fragmentation is a sum over its parts, less what requests for several devices can use of its idle ones.
+    So the change by a placement depends on the part that is taken (or the number of idle ones) alone, and is
+    tabulated, as everything here is, by the number of steps that the free cores reach: of the mix, these have enough.
     """
-    if not milli:
-        return [(0, parts)]
-    if milli < MILLI_PER_DEVICE:
-        ways = []
-        for part in sorted(set(parts)):
-            if part >= milli:
-                place = parts.index(part)
-                ways.append((part, tuple(sorted((*parts[:place], part - milli, *parts[place + 1 :])))))
-        return ways
-    idle = parts.count(MILLI_PER_DEVICE)
-    if idle < count:
-        return []
-    return [(MILLI_PER_DEVICE, (0,) * count + parts[: len(parts) - count])]
+
+    def __init__(self, asks: Asks, here: Sequence[tuple[Ask, float]]) -> None:
+        self._asks = asks
+        self._steps = np.array(sorted({0, *(ask.cores_milli for ask, _ in here)}), dtype=np.int64)
+        self._row = asks.variant * (len(self._steps) + 1)
+        self._sets = [(ask, self._enough(ask) * part) for ask, part in here if ask.devices > 1]
+        part = np.arange(MILLI_PER_DEVICE + 1)[:, None] / MILLI_PER_DEVICE
+        self._fragment = np.repeat(part, len(self._steps) + 1, axis=1)
+        """[part, steps reached]: what is a fragment of one part, and all of it to requests for several devices."""
+        for ask, weight in here:
+            if ask.devices == 1:
+                self._fragment[ask.milli :] -= part[ask.milli :] * (self._enough(ask) * weight)
+        self._changes: dict[tuple[int, int], Floats] = {}
+        self._known: dict[tuple[int, ...], Floats] = {}
+
+    def scores(self, stock: Stock) -> Floats:
+        """The score of each ask, −∞ where it does not fit."""
+        after = self._after(stock.parts).take(self._places(stock))
+        score = _rounded(after - after[-1])
+        score[(after == np.inf) | (self._asks.memory_bytes > stock.memory_bytes)] = -np.inf
+        return score[:-1]
+
+    def part(self, stock: Stock, ask: int) -> int:
+        """The free part that an ask takes, if it is a share: the smallest of those with the greatest score."""
+        places, idle = self._places(stock), stock.parts.count(MILLI_PER_DEVICE)
+        after = self._after(stock.parts)
+        different = sorted(set(stock.parts))
+        changes = np.array([self._change(part, idle).item(places[ask]) for part in different])
+        least, now = after.item(places[ask]), after.item(places[-1])
+        return different[int(_rounded(least - changes.min() + changes - now).argmax())]
+
+    def _places(self, stock: Stock) -> Numbers:
+        return self._row + self._steps.searchsorted(stock.cores_milli - self._asks.cores_milli, "right")
+
+    def _after(self, parts: tuple[int, ...]) -> Floats:
+        """[variant, steps reached]: the least fragmentation after each; ∞ where it does not fit."""
+        known = self._known.get(parts)
+        if known is None:
+            idle = parts.count(MILLI_PER_DEVICE)
+            now = self._fragment[list(parts)].sum(axis=0) - self._usable_sets(idle)
+            changes = [self._change(part, idle) for part in set(parts)]
+            known = self._known[parts] = now + np.minimum.reduce([self._change(0, idle), *changes])
+        return known
+
+    def _change(self, part: int, idle: int) -> Floats:
+        """[variant, steps reached]: by how much fragmentation grows if the variant is placed on that part, of which
+        the whole ones are so many; ∞ where it does not fit, as where no step is reached: cores are overdrawn."""
+        key = (part, idle if part == MILLI_PER_DEVICE else 0)
+        change = self._changes.get(key)
+        if change is None:
+            change = self._changes[key] = np.full((len(self._asks.variants), len(self._steps) + 1), np.inf)
+            for row, (milli, devices) in zip(change, self._asks.variants, strict=True):
+                if not milli:
+                    row[1:] = 0.0
+                elif milli <= part and devices <= max(key[1], 1):
+                    left = self._fragment[part - milli] - self._fragment[part]
+                    sets = self._usable_sets(key[1]) - self._usable_sets(key[1] - devices) if key[1] else 0.0
+                    row[1:] = (devices * left + sets)[1:]
+        return change
+
+    def _enough(self, ask: Ask) -> Floats:
+        """[steps reached] 1 where the ask has cores enough."""
+        return (np.arange(len(self._steps) + 1) > np.searchsorted(self._steps, ask.cores_milli)).astype(np.float64)
+
+    def _usable_sets(self, idle: int) -> Floats:
+        """[steps reached] what requests for several devices can use of so many idle ones."""
+        usable = np.zeros(len(self._steps) + 1)
+        for ask, weight in self._sets:
+            if ask.devices <= idle:
+                usable += idle * weight
+        return usable
 
 
-def _usable(parts: Sequence[int], milli: int, count: int) -> int:
-    """Thousandths that such a request does not find a fragment, cores aside."""
-    enough = [part for part in parts if part >= milli]
-    return sum(enough) if len(enough) >= count else 0
+def _rounded(growth: Floats) -> Floats:
+    score: Floats = np.floor(100 / (1 + np.exp(np.minimum(growth, _STEEPEST))) + EXACT)
+    return score

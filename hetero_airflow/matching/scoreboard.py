@@ -7,11 +7,10 @@ placed one by one, all with alternatives known in advance and accelerators of on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from random import Random
 
 import numpy as np
 
-from hetero_airflow.matching.demand import Asks, Stock, accelerators, ask_of, stock_of
+from hetero_airflow.matching.demand import Asks, Floats, Stock, accelerators, ask_of, stock_of
 from hetero_airflow.matching.feasibility import judge
 from hetero_airflow.matching.scoring import NOTHING
 from hetero_airflow.matching.shapes import Shapes
@@ -39,14 +38,9 @@ class Scoreboard:
         self.devices = sum(len(accelerators(seat.shape)) for seat in seats)
         self.scores = np.empty((len(alternatives), len(seats)))
         """[alternative, worker]; −∞ where it does not fit."""
-        self._parts = np.empty((len(seats), len(alternatives)), dtype=np.int64)
-        columns: dict[tuple[object, Stock], int] = {}
-        for number, seat in enumerate(seats):
-            like = columns.setdefault((seat.shape, self.stocks[number]), number)
-            if like == number:
-                self._update(number)
-            else:
-                self.scores[:, number], self._parts[number] = self.scores[:, like], self._parts[like]
+        self._columns: dict[tuple[int, Stock], Floats] = {}
+        for number in range(len(seats)):
+            self.refresh(number)
 
     def best(self, alternative: int) -> int | None:
         """The worker with the greatest score, the first of equal ones; None if there is none that it fits."""
@@ -54,10 +48,14 @@ class Scoreboard:
         worker = int(row.argmax())
         return None if row[worker] == -np.inf else worker
 
-    def any_of(self, alternative: int, rng: Random) -> int | None:
-        """Any worker that it fits."""
-        fits = np.flatnonzero(self.scores[alternative] > -np.inf)
-        return int(fits[rng.randrange(len(fits))]) if len(fits) else None
+    def fitting(self, alternative: int) -> list[int]:
+        """All workers that it fits."""
+        fits: list[int] = np.flatnonzero(self.scores[alternative] > -np.inf).tolist()
+        return fits
+
+    def milli(self, alternative: int) -> int:
+        """Thousandths that it takes of each accelerator; 0 if it is about none."""
+        return self._asks.all[alternative].milli
 
     def take(self, alternative: int, worker: int, part: int | None = None) -> None:
         """Note that it is placed on the worker.
@@ -70,17 +68,20 @@ class Scoreboard:
             del parts[len(parts) - ask.devices :]
             parts[:0] = [0] * ask.devices
         elif ask.milli:
-            taken = int(self._parts[worker, alternative]) if part is None else part
+            taken = self._on[worker][0].part(stock, alternative) if part is None else part
             parts.remove(taken)
             parts.append(taken - ask.milli)
             parts.sort()
         self.stocks[worker] = Stock(
             stock.cores_milli - ask.cores_milli, stock.memory_bytes - ask.memory_bytes, tuple(parts)
         )
-        self._update(worker)
+        self.refresh(worker)
 
-    def _update(self, worker: int) -> None:
-        on, barred = self._on[worker]
-        score, self._parts[worker] = on.row(self.stocks[worker])
-        score[barred] = -np.inf
-        self.scores[:, worker] = score
+    def refresh(self, worker: int) -> None:
+        """Work out the scores of a worker whose stock has changed."""
+        on, stock = self._on[worker], self.stocks[worker]
+        column = self._columns.get((id(on), stock))
+        if column is None:
+            column = self._columns[id(on), stock] = on[0].scores(stock)
+            column[on[1]] = -np.inf
+        self.scores[:, worker] = column

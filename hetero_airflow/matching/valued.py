@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from hetero_airflow.matching.demand import Asks, Floats, Numbers, Stock, ask_of, part_left, stock_of
+from hetero_airflow.matching.demand import Asks, Floats, Stock, ask_of, part_left, stock_of
 from hetero_airflow.matching.feasibility import Verdict, device_count
 from hetero_airflow.matching.scoring import Held
 from hetero_airflow.matching.shapes import Shape
@@ -16,9 +16,12 @@ from hetero_airflow.model.request import Alternative
 class ValuationOn(Protocol):
     """What workers of one shape are worth."""
 
-    def row(self, stock: Stock) -> tuple[Floats, Numbers]:
-        """The score of placing each of the asks on a worker with this stock, −∞ where it does not fit, and of which
-        part a share is taken; the greater the better."""
+    def scores(self, stock: Stock) -> Floats:
+        """The score of placing each of the asks on a worker with this stock, −∞ where it does not fit."""
+        ...
+
+    def part(self, stock: Stock, ask: int) -> int:
+        """The free part of an accelerator that a share is taken of; of others it means nothing."""
         ...
 
 
@@ -52,7 +55,7 @@ class Valued:
         preferred = sorted(free, key=lambda p: (shape.devices[p].simulated, p))
         if alternative.share is None:
             return closest_devices(shape, preferred, device_count(alternative))
-        _, part = self._row(alternative, shape, held)
+        part = self._valuation_on(alternative, shape).part(stock_of(shape, held), 0)
         return (
             min(
                 preferred,
@@ -64,13 +67,12 @@ class Valued:
         self, alternative: Alternative, shape: Shape, held: Sequence[Held], verdict: Verdict, chosen: Sequence[int]
     ) -> Mapping[str, float]:
         """A million for real devices, and the valuation's score."""
-        score, _ = self._row(alternative, shape, held)
+        score = float(self._valuation_on(alternative, shape).scores(stock_of(shape, held))[0])
         real = all(not shape.devices[p].simulated for p in chosen)
         return {"real": 1e6 if real else 0.0, self._valuation.name: score}
 
-    def _row(self, alternative: Alternative, shape: Shape, held: Sequence[Held]) -> tuple[float, int]:
+    def _valuation_on(self, alternative: Alternative, shape: Shape) -> ValuationOn:
         on = self._on.get((shape, alternative.key))
         if on is None:
             on = self._on[shape, alternative.key] = self._valuation.on(shape, Asks.of([ask_of(alternative)]))
-        scores, parts = on.row(stock_of(shape, held))
-        return float(scores[0]), int(parts[0])
+        return on
