@@ -40,6 +40,7 @@ _SIMULATE = (
         metavar="TIME",
         help="Of a job that goes on after a preemption; usually 7, 30 or 60 s for 1, up to 8 or more devices",
     ),
+    Arg(("--no-preemption",), action="store_true", default=False, help="What runs keeps its devices until it ends"),
     Arg(("--jobs",), metavar="FIRST..LAST", help="The jobs that figures are of, by number; the others only compete"),
     Arg(("--until",), metavar="TIME", help="End the simulation then"),
     Arg(("--cycle",), metavar="TIME", help="Decide at multiples of this, as a heartbeat does; usually at each event"),

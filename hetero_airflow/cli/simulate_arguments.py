@@ -49,6 +49,7 @@ def read_experiment(
     options = Options(
         restart_s=usual_restart_s if args.restart_cost is None else fixed_restart_s(_seconds(args, "restart_cost")),
         knowledge=Knowledge(args.knowledge),
+        can_preempt=not args.no_preemption,
         cycle_s=_seconds(args, "cycle"),
         mean_uptime_s=_seconds(args, "uptime"),
         repair_s=_seconds(args, "repair"),

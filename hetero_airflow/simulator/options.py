@@ -42,6 +42,8 @@ class Options:
     restart_s: Callable[[int], float] = usual_restart_s
     """Number of devices → time for which a job that ran before holds them without progress."""
     knowledge: Knowledge = Knowledge.SPEEDS
+    can_preempt: bool = True
+    """False: an engine that has no way to take devices back, as LocalExecutor in production today."""
     cycle_s: float = 0.0
     """Decisions are made at multiples of this, as by an executor that has a heartbeat; 0: at every event."""
     mean_uptime_s: float = math.inf
@@ -64,7 +66,7 @@ class Options:
         costs = [self.restart_s(n) for n in (1, 8, 9)]
         told: dict[str, str | int | float] = {"knowledge": self.knowledge.value}
         told["restart_s"] = costs[0] if len(set(costs)) == 1 else "/".join(f"{cost:g}" for cost in costs)
-        for name in ("cycle_s", "mean_uptime_s", "repair_s", "checkpoint_s", "until_s", "seed"):
+        for name in ("can_preempt", "cycle_s", "mean_uptime_s", "repair_s", "checkpoint_s", "until_s", "seed"):
             if getattr(self, name) != getattr(usual, name):
                 told[name] = getattr(self, name)
         return told

@@ -93,7 +93,15 @@ class Simulation:
         )
         told = self._informant.estimates if estimates is None else lambda: estimates
         self._store, self._engine = MemoryStore(keeps_history=False), SimulatedEngine()
-        self._cycle = Cycle(self._store, policy, self._engine, _NEVER_S, preemptor=self._engine, estimates=told)
+        preemptor = self._engine if self._options.can_preempt else None
+        self._cycle = Cycle(
+            self._store,
+            policy,
+            self._engine,
+            _NEVER_S,
+            preemptor=preemptor,
+            estimates=told,
+        )
         classes = frozenset(self._classes.values())
         self._runs = {job.id: JobRun(job, _best_s(job, classes)) for job in self._jobs}
         self._by_request: dict[str, tuple[JobRun, Pending]] = {}

@@ -30,6 +30,7 @@ class Installation:
 
     def read(self, **options):
         given = dict.fromkeys((*NAMES, "repair", "checkpoint")) | {"history": 30, "knowledge": "speeds", "seed": 0}
+        given["no_preemption"] = False
         return read_experiment(Namespace(**given | options), "fifo", self.history, lambda: self.workers)
 
 
@@ -46,6 +47,7 @@ def test_options_say_what_is_simulated():
     experiment, window = Installation().read(
         cluster="v100=2", policy="priority", compare="fifo,priority,round_robin", restart_cost="90", jobs="2..4",
         until="2h", cycle="5s", uptime="1d", repair="10m", checkpoint="0", seed=7, knowledge="oracle",
+        no_preemption=True,
     )  # fmt: skip
     assert experiment.policies == ("priority", "fifo", "round_robin")
     assert window == Window(2, 5)
@@ -53,7 +55,7 @@ def test_options_say_what_is_simulated():
     assert [options.restart_s(n) for n in (1, 8, 9)] == [90.0, 90.0, 90.0]
     assert (options.cycle_s, options.mean_uptime_s, options.repair_s) == (5.0, 86400.0, 600.0)
     assert (options.checkpoint_s, options.until_s, options.seed) == (0.0, 7200.0, 7)
-    assert (options.knowledge, options.measured) == (Knowledge.ORACLE, (2, 5))
+    assert (options.knowledge, options.measured, options.can_preempt) == (Knowledge.ORACLE, (2, 5), False)
 
 
 def test_the_usual_restart_costs_more_for_more_devices():
