@@ -47,6 +47,8 @@ class ReasonCode(StrEnum):
     """Fits and is free, but is kept for a request that comes first."""
     PREEMPTING = "preempting"
     """Fits once leases that are taken back for it have ended; its place there is kept."""
+    SOONER = "sooner"
+    """Fits and is free, but is expected to end sooner on other devices that are not free yet."""
     SLOTS = "slots"
     """Fits and is free, but the engine has no free process to run it."""
     GANG = "gang"
@@ -65,6 +67,7 @@ TRANSIENT = frozenset(
         ReasonCode.SCATTERED,
         ReasonCode.RESERVED,
         ReasonCode.PREEMPTING,
+        ReasonCode.SOONER,
         ReasonCode.SLOTS,
         ReasonCode.GANG,
         ReasonCode.UNPROBED,

@@ -21,9 +21,11 @@ POLICIES: dict[str, str] = {
     "fgd": "hetero_airflow.policies.fgd:Fgd",
     "expected_fill": "hetero_airflow.policies.expected_fill:ExpectedFill",
     "assignment": "hetero_airflow.policies.assignment:Assignment",
-    "makespan": "hetero_airflow.policies.makespan:Makespan",
     "max_min_fairness": "hetero_airflow.policies.max_min_fairness:MaxMinFairness",
+    "makespan": "hetero_airflow.policies.makespan:Makespan",
     "makespan_lp": "hetero_airflow.policies.makespan_lp:MakespanLp",
     "load_balance": "hetero_airflow.policies.load_balance:LoadBalance",
+    "critical_path": "hetero_airflow.policies.critical_path:CriticalPath",
+    "heft": "hetero_airflow.policies.heft:Heft",
 }
 """Policy name → "module:class"; the class takes no arguments."""

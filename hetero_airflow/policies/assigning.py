@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from hetero_airflow.matching.fleet import Fleet
 from hetero_airflow.matching.scoring import Tight
 from hetero_airflow.model.plan import Place, Plan
-from hetero_airflow.model.request import DeviceRequest, Priority
-from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.model.request import Priority
+from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.contenders import Contender, Contest, Way, contest
 from hetero_airflow.policies.greedy import Greedy, Order
 from hetero_airflow.policies.packing import make_room
@@ -150,7 +150,7 @@ class Assigning(Greedy):
         now: datetime,
     ) -> Plan:
         """The walk over the queue in which some requests may only run in one way."""
-        pending = tuple(_narrowed(one, ways[one.id]) if one.id in ways else one for one in snapshot.pending)
+        pending = tuple(ways[one.id].narrow(one) if one.id in ways else one for one in snapshot.pending)
         plan = self._place(replace(snapshot, pending=pending), fleet, order, may_pass, now)
         decisions = (
             replace(one, alternative=ways[one.request_id].alternative)
@@ -202,8 +202,3 @@ def _speeds(found: Contest, names: list[str]) -> Matrix:
             table.append([one.speeds.get(name, 0.0) for name in names])
         which.append(row)
     return np.array(table)[which]
-
-
-def _narrowed(pending: Pending, way: Way) -> Pending:
-    request = DeviceRequest.model_construct(**{**dict(pending.request), "alternatives": (way.narrowed,)})
-    return replace(pending, request=request)

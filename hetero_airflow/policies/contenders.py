@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
 from typing import NamedTuple
@@ -42,6 +42,11 @@ class Way:
     """Its number in the request."""
     narrowed: Alternative
     """The alternative, of this class alone."""
+
+    def narrow(self, pending: Pending) -> Pending:
+        """The request if it could run in this way only."""
+        request = DeviceRequest.model_construct(**{**dict(pending.request), "alternatives": (self.narrowed,)})
+        return replace(pending, request=request)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 
@@ -85,5 +85,6 @@ def dag_runs(rng: random.Random, designs: Sequence[Design], runs: int, arrivals:
             duration_s = usual_s * lognormal(rng, 0.0, _RUN_TO_RUN)
             after = tuple(f"{run}.{before}" for before in design.after[task])
             named = Kind(f"task{task} {kind.name}", kind.devices, kind.speeds, kind.spread)
-            jobs.append(job_of(named, f"{run}.{task}", arrival_s, duration_s, design.name, request, after))
+            job = job_of(named, f"{run}.{task}", arrival_s, duration_s, design.name, request, after)
+            jobs.append(replace(job, run=str(run)))
     return Workload("generated/dags", tuple(jobs))

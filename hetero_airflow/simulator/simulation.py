@@ -204,7 +204,7 @@ class Simulation:
         for rank in range(job.ranks):
             request_id = job.id if job.ranks == 1 else f"{job.id}/{rank}"
             pending = Pending(
-                request_id, job.request, _time(run.submitted_s), job.weight, job.group, job.id,
+                request_id, job.request, _time(run.submitted_s), job.weight, job.group, job.run or job.id,
                 self._informant.task_id(job), -1 if job.ranks == 1 else rank, 1, dict(run.served),
                 "" if job.ranks == 1 else job.id, job.ranks,
             )  # fmt: skip

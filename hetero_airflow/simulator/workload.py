@@ -43,6 +43,8 @@ class Job:
     """Factor of the speed where the ranks are on several hosts, 0 to 1."""
     patience_s: float = math.inf
     """Goes away if it has not started within this time; 0 is "now or never"."""
+    run: str = ""
+    """The DAG run that it belongs to; empty for one of its own."""
 
     def speed(self, device_class: str) -> float:
         """Units a second on devices of that class; 0 where it can't run."""

@@ -1,0 +1,33 @@
+"""By the critical paths of DAGs: the shortest goes first, and in it what its end hangs on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.policies.earliest_finish import EarliestFinish
+from hetero_airflow.policies.upward_rank import UpwardRanks
+
+
+class CriticalPath(EarliestFinish):
+    """The higher class first, then the DAG with the shortest critical path, in a run of it the greatest upward rank.
+
+    So DAG runs are served shortest first, for the least mean time until they are over, and the tasks of one by the
+    longest way to its end (highest level first: Adam, Chandy and Dickson, CACM 17(12), 1974). Runs of one DAG go in
+    the order of their ids, which begin with what made them and end with a time; shorter ids first. Each request
+    goes to where it is expected to finish earliest, see `EarliestFinish`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("critical_path", self._by_path)
+        self._ranks = UpwardRanks()
+
+    def _by_path(self, pending: Iterable[Pending], snapshot: Snapshot) -> list[Pending]:
+        ranks, known = self._ranks, snapshot.estimates
+        return sorted(
+            pending,
+            key=lambda p: (
+                p.request.priority.rank, ranks.path_s(p.task, known), p.dag_id, len(p.run_id), p.run_id,
+                -ranks.of(p.task, known), p.submitted_at, p.id,
+            ),
+        )  # fmt: skip
