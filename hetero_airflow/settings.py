@@ -25,7 +25,11 @@ class Option:
 
 OPTIONS: tuple[Option, ...] = (
     Option(
-        "policy", "priority", "string", "Who goes first, and where: priority, fifo, round_robin, or an entry point."
+        "policy",
+        "assignment",
+        "string",
+        "Who goes first, and where: a name from the table in docs/scheduling.md, or an entry point. The default was "
+        "chosen by measurement: it decides as priority does, and puts tasks where they have an advantage.",
     ),
     Option(
         "pool",

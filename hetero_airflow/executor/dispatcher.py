@@ -196,6 +196,12 @@ class Dispatcher:
             known = next((w for w in self._store.snapshot().workers if w.id == inventory.worker.id), None)
             worker = with_unseen(inventory.worker, known) if known else inventory.worker
             self._store.record([WorkerSeen(worker, inventory.telemetry)], now)
+            self._learn()
+
+    def _learn(self) -> None:
+        """Take in what ended runs say of speeds and durations, and what data sheets say of the devices there are."""
+        classes = device_classes(self._store.snapshot().workers)
+        self._estimates = self._learner.refresh(self._store, classes)
 
     def _drop_unwanted(self, now: datetime) -> None:
         """Let go of held tasks that a user marked, cleared or deleted, or that have waited too long."""
@@ -302,8 +308,7 @@ class Dispatcher:
             workers, seen = self._store.snapshot().workers, self._store.last_seen()
             self._store.record(lost_workers(workers, seen, now, self._configuration.worker_timeout_s), now)
         if self._periods.is_due("learn", now):
-            classes = device_classes(self._store.snapshot().workers)
-            self._estimates = self._learner.refresh(self._store, classes)
+            self._learn()
         if self._periods.is_due("prune", now):
             self._store.prune(now - timedelta(days=self._configuration.history_days))
         if self._placed and now - self._placed[0][2] >= _NEW:

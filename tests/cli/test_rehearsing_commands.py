@@ -42,7 +42,7 @@ def test_a_dag_file_is_rehearsed_on_the_live_workers(installation, dag_file):
     told = json.loads(done.stdout)
     tasks = {task["id"]: task for task in told["tasks"]}
     assert list(tasks) == ["fetch", "train", "score[0]", "score[1]", "score[2]"]
-    assert (told["dag_id"], told["policy"], told["standing"]) == ("nightly", "priority", 3)
+    assert (told["dag_id"], told["policy"], told["standing"]) == ("nightly", "assignment", 3)
     assert tasks["fetch"] == {
         "id": "fetch", "request": None, "worker": None, "device_class": None, "wait_s": 0.0,
         "start_s": [0.0, 0.0, 0.0], "end_s": [600.0, 600.0, 600.0], "is_assumed": True,

@@ -6,7 +6,7 @@ from hetero_airflow.executor.configuration import read_configuration
 
 def test_the_defaults_are_those_that_the_provider_shows():
     configuration = read_configuration()
-    assert (configuration.policy, configuration.pool, configuration.queue) == ("priority", "hetero_devices", "hetero")
+    assert (configuration.policy, configuration.pool, configuration.queue) == ("assignment", "hetero_devices", "hetero")
     assert (configuration.lease_timeout_s, configuration.labels) == (60.0, {})
 
 

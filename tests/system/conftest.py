@@ -33,13 +33,14 @@ def airflow(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def airflow_on_postgres(tmp_path_factory, make_postgres_database):
-    """Airflow on PostgreSQL with HeteroExecutor beside LocalExecutor, and no coordinator."""
+    """Airflow on PostgreSQL with HeteroExecutor beside LocalExecutor, no coordinator, and the policy fifo."""
     home = tmp_path_factory.mktemp("airflow_on_postgres")
     settings = {
         **QUICK,
         "AIRFLOW__CORE__EXECUTOR": "LocalExecutor,devices:hetero_airflow.executor.HeteroExecutor",
         "AIRFLOW__SDK__COORDINATORS": "{}",
         "AIRFLOW__SDK__QUEUE_TO_COORDINATOR": "{}",
+        "AIRFLOW__HETERO__POLICY": "fifo",
     }
     database = make_postgres_database()
     with LocalAirflow(home, HERE / "dags", simulated=SIMULATED, settings=settings, database=database) as airflow:

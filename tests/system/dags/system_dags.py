@@ -99,5 +99,8 @@ with DAG("long", schedule=None, params={"seconds": 20, "device": "gpu:2"}):
 
     long()
 
+with DAG("either", schedule=None):
+    DevicePythonOperator(task_id="either", device={"h100", "910b"}, python_callable=use_device, op_args=[0.1])
+
 with DAG("impatient", schedule=None):
     DevicePythonOperator(task_id="impatient", device="gpu", wait_timeout=2, python_callable=use_device)

@@ -1,0 +1,26 @@
+"""The policy that [hetero] names is the object that decides in a real Airflow, here over unlike simulated devices.
+
+By the makers' data sheets an H100 is faster than a 910B, which the default goes by; FIFO takes the smaller memory.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("installation", "policy", "kind"),
+    [("airflow", "assignment", "gpu"), pytest.param("airflow_on_postgres", "fifo", "npu", marks=pytest.mark.postgres)],
+)
+def test_the_configured_policy_decides(request, installation, policy, kind):
+    airflow = request.getfixturevalue(installation)
+    run_id = airflow.trigger("either")
+    assert airflow.wait_for_run("either", run_id, 120) == "success"
+    assert airflow.xcom("either", run_id, "either")["kind"] == kind
+    command = [sys.executable, "-m", "airflow", "hetero", "explain", "either", run_id, "either", "--json"]
+    done = subprocess.run(command, env=os.environ | airflow.environment, capture_output=True, text=True, check=True)
+    placed = [one for one in json.loads(done.stdout)["decisions"] if one["outcome"] == "place"]
+    assert [one["account"]["policy"] for one in placed] == [policy]
