@@ -79,7 +79,7 @@ class ExpectedFillOn:
         )
         value = sold * part + worth
         score: Floats = np.floor((value - value[-1]) / ROUNDED_TO + EXACT)
-        score[(cores < 0) | (memory < 0)] = -np.inf
+        np.putmask(score, (cores < 0) | (memory < 0), -np.inf)
         return score[:-1]
 
     def part(self, stock: Stock, ask: int) -> int:

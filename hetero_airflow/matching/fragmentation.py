@@ -99,7 +99,7 @@ class FragmentationOn:
         """The score of each ask, −∞ where it does not fit."""
         after = self._after(stock.parts).take(self._places(stock))
         score = _rounded(after - after[-1])
-        score[(after == np.inf) | (self._asks.memory_bytes > stock.memory_bytes)] = -np.inf
+        np.putmask(score, (after == np.inf) | (self._asks.memory_bytes > stock.memory_bytes), -np.inf)
         return score[:-1]
 
     def part(self, stock: Stock, ask: int) -> int:
@@ -154,5 +154,9 @@ class FragmentationOn:
 
 
 def _rounded(growth: Floats) -> Floats:
-    score: Floats = np.floor(100 / (1 + np.exp(np.minimum(growth, _STEEPEST))) + EXACT)
-    return score
+    score = np.minimum(growth, _STEEPEST)
+    np.exp(score, out=score)
+    score += 1
+    np.divide(100, score, out=score)
+    score += EXACT
+    return np.floor(score, out=score)

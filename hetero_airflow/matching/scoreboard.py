@@ -83,5 +83,5 @@ class Scoreboard:
         column = self._columns.get((id(on), stock))
         if column is None:
             column = self._columns[id(on), stock] = on[0].scores(stock)
-            column[on[1]] = -np.inf
+            np.putmask(column, on[1], -np.inf)
         self.scores[:, worker] = column
