@@ -25,6 +25,7 @@ POLICIES: dict[str, str] = {
     "makespan": "hetero_airflow.policies.makespan:Makespan",
     "makespan_lp": "hetero_airflow.policies.makespan_lp:MakespanLp",
     "load_balance": "hetero_airflow.policies.load_balance:LoadBalance",
+    "fair_share": "hetero_airflow.policies.fair_share:FairShare",
     "critical_path": "hetero_airflow.policies.critical_path:CriticalPath",
     "heft": "hetero_airflow.policies.heft:Heft",
 }
