@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up test lint bench-overhead bench-memory bench-store bench-decide install lock clean moved
+.PHONY: help demo up test lint bench-overhead bench-memory bench-store bench-decide bench-schedule install lock clean moved
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -58,6 +58,9 @@ bench-store: $(VENV)/.installed  ## measure leases a second in memory, SQLite an
 
 bench-decide: $(VENV)/.installed  ## measure decisions a second, whole cycles, and memory, from 10 to 10,000 workers
 	@PYTHONPATH= $(RUN) tests/benchmarks/bench_decide.py
+
+bench-schedule: $(VENV)/.installed  ## measure every policy on the public traces (HETERO_AIRFLOW_TRACES); SECTIONS="jct openb"
+	@PYTHONPATH=tests/benchmarks:tests/simulator $(RUN) tests/benchmarks/bench_schedule.py $(SECTIONS)
 
 install: $(VENV)/.installed  ## set up .venv and nothing else
 

@@ -64,8 +64,8 @@ def tables() -> Iterator[Table]:
             ))  # fmt: skip
     yield Table(
         "The same runs: spread, wait, makespan (hours), utilisation (%)",
-        "Busy utilisation is device-time held, goodput utilisation what the work takes on each job's fastest type; both "
-        "of all device-time until the last job ends.",
+        "Busy utilisation is device-time held, goodput utilisation what the work takes on each job's fastest type, "
+        "both of all device-time until the last job ends.",
         (
             "policy",
             "trace",
