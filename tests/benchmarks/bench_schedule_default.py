@@ -38,8 +38,9 @@ def tables() -> Iterator[Table]:
             rows.append((policy, "yes" if can_preempt else "no", *cells))
     yield Table(
         "The default: mean JCT, hours, with what ended runs teach",
-        "Estimates as in production: data sheets at first, then what the ended runs of a job type taught. Gavel's lengths "
-        "don't depend on the job type, the hardest case for that. Generated streams: mean and deviation of 3 seeds.",
+        "Estimates as in production: data sheets at first, then what the ended runs of a job type taught. Gavel's "
+        "lengths don't depend on the job type, the hardest case for that. Generated streams: mean and deviation over 3 "
+        "seeds.",
         ("policy", "preempts", *(name.split("_")[0] for name in TRACES), "like c300", "like h300", "like m300"),
         rows,
     )

@@ -15,13 +15,13 @@ TRACES = ("c300_seed0", "h300_seed0", "m300_seed0")
 CLUSTER = "v100=12,p100=12,k80=12"
 
 ROWS = (
-    Row("fifo, blind to speeds", "fifo", Knowledge.NONE),
-    Row("las, blind to speeds", "las", Knowledge.NONE),
-    Row("fifo", "fifo"),
-    Row("las", "las"),
+    Row("fifo, blind to speeds", "fifo"),
+    Row("las, blind to speeds", "las"),
+    Row("assignment, told no speeds", "assignment", Knowledge.NONE),
+    Row("assignment, learns speeds from runs", "assignment", Knowledge.LEARNED),
     Row("max-min fairness (Gavel's LP)", "max_min_fairness"),
     Row("**assignment**", "assignment"),
-    Row("srtf, an oracle of durations", "srtf", Knowledge.ORACLE),
+    Row("srtf, an oracle of durations, blind to speeds", "srtf", Knowledge.ORACLE),
 )
 
 PUBLISHED = (

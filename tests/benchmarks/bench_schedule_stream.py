@@ -17,11 +17,10 @@ CLUSTER = "v100=36,p100=36,k80=36"
 WINDOW = Window(4000, 5000)
 
 ROWS = (
-    Row("fifo, blind to speeds", "fifo", Knowledge.NONE),
-    Row("fifo", "fifo"),
-    Row("las", "las"),
+    Row("fifo, blind to speeds", "fifo"),
+    Row("las, blind to speeds", "las"),
     Row("**assignment**", "assignment"),
-    Row("srtf, an oracle of durations", "srtf", Knowledge.ORACLE),
+    Row("srtf, an oracle of durations, blind to speeds", "srtf", Knowledge.ORACLE),
 )
 
 PUBLISHED = (
