@@ -21,6 +21,9 @@ SECTIONS = ("truth", "jct", "stream", "default", "makespan", "dags", "openb", "p
 """Each is a module ``bench_schedule_<name>.py`` beside this one, with a function ``tables``."""
 
 PAGE = Path(__file__).parents[2] / "docs" / "scheduling.md"
+README = Path(__file__).parents[2] / "README.md"
+SHOWN = "jct"
+"""The section whose first table the README shows, too."""
 
 
 def run_section(name: str) -> Iterator[Table]:
@@ -29,13 +32,13 @@ def run_section(name: str) -> Iterator[Table]:
     yield from module.tables()
 
 
-def replace_section(page: str, name: str, text: str) -> str:
-    """The page with that text between the section's two comments."""
+def write_section(page: Path, name: str, text: str) -> None:
+    """Put that text between the section's two comments."""
     pattern = rf"(<!-- bench {name} -->\n).*?(<!-- end {name} -->)"
-    replaced, times = re.subn(pattern, lambda m: m[1] + text + m[2], page, flags=re.DOTALL)
+    replaced, times = re.subn(pattern, lambda m: m[1] + text + m[2], page.read_text(), flags=re.DOTALL)
     if times != 1:
-        raise SystemExit(f"{PAGE.name} has no place for the section {name}: write its two comments first")
-    return replaced
+        raise SystemExit(f"{page.name} has no place for the section {name}: write its two comments first")
+    page.write_text(replaced)
 
 
 def main(names: list[str]) -> None:
@@ -49,7 +52,9 @@ def main(names: list[str]) -> None:
         for table in run_section(name):
             texts.append(table.markdown())
             print(texts[-1], flush=True)
-        PAGE.write_text(replace_section(PAGE.read_text(), name, "\n".join(texts)))
+        write_section(PAGE, name, "\n".join(texts))
+        if name == SHOWN:
+            write_section(README, "readme", texts[0])
         print(f"== {name}: {time.perf_counter() - begin:.0f} s", flush=True)
 
 
