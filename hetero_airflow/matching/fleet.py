@@ -8,7 +8,7 @@ decision costs the workers that changed, not those that exist.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from heapq import heappop, heappush
 
@@ -29,6 +29,14 @@ class Keep:
 
     by_shape: Mapping[Shape, Kept]
     """Nothing is kept on workers of a shape that is absent."""
+    by_worker: Mapping[int, Kept] = field(default_factory=dict)
+    """On marked workers this instead; of a marked one that is absent, as of others of its shape."""
+
+    def on(self, state: State) -> Kept | None:
+        """What must be left free on a worker in that state."""
+        if state.mark is not None and state.mark in self.by_worker:
+            return self.by_worker[state.mark]
+        return self.by_shape.get(state.shape)
 
 
 class Group:
@@ -143,7 +151,7 @@ class Fleet:
 
     def outcome(self, alternative: Alternative, state: State, keep: Keep | None = None) -> Outcome:
         """What is true of the alternative on workers of the state, given what is kept."""
-        return self.matcher.outcome(alternative, state, None if keep is None else keep.by_shape.get(state.shape))
+        return self.matcher.outcome(alternative, state, None if keep is None else keep.on(state))
 
     def lowest(self, state: State) -> int | None:
         """The worker of the state that comes first by id."""
@@ -198,6 +206,11 @@ class Fleet:
         """Note that for the rest of the decision a worker is to be seen in that state."""
         self._placed.add(number)
         self._move(number, state)
+
+    def mark(self, number: int) -> None:
+        """Tell a worker apart from its equals for the rest of the decision, so that `Keep.by_worker` can name it."""
+        state = self.states[number]
+        self.put(number, self.matcher.state(state.shape, state.is_lost, state.held, number))
 
     def keep_for(self, alternatives: tuple[Alternative, ...], members: int = 1) -> Keep:
         """What to leave free, lest so many requests with these alternatives be delayed; see `Matcher.kept`."""

@@ -65,6 +65,8 @@ class State:
     shape: Shape
     is_lost: bool
     held: tuple[Held, ...]
+    mark: int | None = None
+    """Number of the one worker that is in it, where that is told apart from its equals."""
     outcomes: dict[object, Outcome] = field(default_factory=dict)
 
 
@@ -94,12 +96,12 @@ class Matcher:
         """The worker's shape, and which device stands where."""
         return self.shapes.seat(worker)
 
-    def state(self, shape: Shape, is_lost: bool, held: tuple[Held, ...]) -> State:
+    def state(self, shape: Shape, is_lost: bool, held: tuple[Held, ...], mark: int | None = None) -> State:
         """The one object that stands for this state."""
-        key = (shape, is_lost, held)
+        key = (shape, is_lost, held, mark)
         state = self._states.get(key)
         if state is None:
-            state = self._states[key] = State(shape, is_lost, held)
+            state = self._states[key] = State(shape, is_lost, held, mark)
         return state
 
     def present(self, seat: Seat, usage: Mapping[str, Usage]) -> State:
@@ -186,7 +188,7 @@ class Matcher:
         for position, need in fit.takes:
             before = held[position]
             held[position] = Held(before.milli + need.milli, before.memory_bytes + need.memory_bytes, when)
-        after = self.state(state.shape, state.is_lost, tuple(held))
+        after = self.state(state.shape, state.is_lost, tuple(held), state.mark)
         if not self.placement.uses_history:
             fit.after.append(after)
         return after
@@ -214,7 +216,11 @@ class Matcher:
         if members > 1:
             most = zip(needs, shape.capacity, strict=True)
             needs = [Need(min(n.milli * members, c[0]), min(n.memory_bytes * members, c[1])) for n, c in most]
-        return self._kept.setdefault(tuple(needs), Kept(tuple(needs)))
+        return self.keeping(tuple(needs))
+
+    def keeping(self, needs: tuple[Need, ...]) -> Kept:
+        """The one object for leaving so much free of each position."""
+        return self._kept.setdefault(needs, Kept(needs))
 
 
 def _cpu(shape: Shape) -> int:

@@ -25,6 +25,8 @@ POLICIES: dict[str, str] = {
     "makespan": "hetero_airflow.policies.makespan:Makespan",
     "makespan_lp": "hetero_airflow.policies.makespan_lp:MakespanLp",
     "load_balance": "hetero_airflow.policies.load_balance:LoadBalance",
+    "easy": "hetero_airflow.policies.easy:Easy",
+    "conservative": "hetero_airflow.policies.conservative:Conservative",
     "fair_share": "hetero_airflow.policies.fair_share:FairShare",
     "critical_path": "hetero_airflow.policies.critical_path:CriticalPath",
     "heft": "hetero_airflow.policies.heft:Heft",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ class FinishTimes:
     def __init__(self, found: Contest, seats: Mapping[str, int]) -> None:
         self._mean_run_s = found.mean_run_s
         self._times: dict[str, dict[int, list[float]]] = {name: {} for name in found.free}
-        """Class → worker → heap of the times of its devices."""
+        """Class → worker → the times of its devices, ascending."""
         for workers_of in (found.free, found.coming):
             for name, workers in workers_of.items():
                 for worker, devices in workers.items():
@@ -40,13 +41,11 @@ class FinishTimes:
             if one.current is not None and one.lease is not None:
                 left_s = self._left_s(one) / max(one.speeds[one.current], 1e-9)
                 self._times[one.current].setdefault(seats[one.lease.worker_id], []).extend([left_s] * one.count)
-        self._first: dict[str, list[tuple[float, int]]] = {}
-        """Class → heap of (earliest time, worker); an entry whose time is not the worker's is void."""
-        for name, by_worker in self._times.items():
+        for by_worker in self._times.values():
             for times in by_worker.values():
-                heapq.heapify(times)
-            self._first[name] = [(times[0], worker) for worker, times in by_worker.items() if times]
-            heapq.heapify(self._first[name])
+                times.sort()
+        self._first: dict[tuple[str, int], list[tuple[float, int]]] = {}
+        """(class, number of devices) → heap of (when so many are free, worker); an entry is void once it is not so."""
 
     def take(self, one: Contender) -> Choice | None:
         """Where the request would finish earliest, and let it have the devices there; None where it never would."""
@@ -62,20 +61,24 @@ class FinishTimes:
         name = min(ends, key=lambda name: (ends[name], -one.speeds[name], name))
         at, worker = ready[name]
         times = self._times[name][worker]
+        del times[: one.count]
         for _ in range(one.count):
-            heapq.heapreplace(times, ends[name])
-        heapq.heappush(self._first[name], (times[0], worker))
+            insort(times, ends[name])
+        for (class_name, count), first in self._first.items():
+            if class_name == name and count <= len(times):
+                heapq.heappush(first, (times[count - 1], worker))
         elsewhere = any(other != name and ready[other][0] <= 0 for other in ends)
         return Choice(one.ways[name], name, at, elsewhere)
 
     def _ready(self, name: str, count: int) -> tuple[float, int]:
         """When so many devices of one worker are free, and which worker; ties go to the first worker."""
         by_worker = self._times[name]
-        if count > 1:
-            options = ((heapq.nsmallest(count, times)[-1], w) for w, times in by_worker.items() if len(times) >= count)
-            return min(options, default=(math.inf, 0))
-        first = self._first[name]
-        while first and by_worker[first[0][1]][0] != first[0][0]:
+        first = self._first.get((name, count))
+        if first is None:
+            first = [(times[count - 1], worker) for worker, times in by_worker.items() if len(times) >= count]
+            heapq.heapify(first)
+            self._first[name, count] = first
+        while first and by_worker[first[0][1]][count - 1] != first[0][0]:
             heapq.heappop(first)
         return first[0] if first else (math.inf, 0)
 

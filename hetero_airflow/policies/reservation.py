@@ -10,12 +10,17 @@ from datetime import datetime
 from typing import Protocol
 
 from hetero_airflow.matching.fleet import Fleet, Keep
+from hetero_airflow.matching.matcher import Fit
 from hetero_airflow.model.plan import Preempt, Reason
 from hetero_airflow.model.snapshot import Pending, Snapshot
 
 
 class Reservation(Protocol):
     """What is kept for the requests that wait, during one decision."""
+
+    def place(self, pending: Pending, worker: int, alternative: int, fit: Fit) -> None:
+        """Take note that a request was placed on the worker of that number; called in the order of the queue."""
+        ...
 
     def wait(self, unit: Sequence[Pending]) -> None:
         """Take note that a request, or a gang, has to wait for running work; called in the order of the queue."""
@@ -66,6 +71,9 @@ class KeepByNeed:
     def __init__(self, fleet: Fleet, snapshot: Snapshot, now: datetime) -> None:
         self._fleet = fleet
         self._keep: Keep | None = None
+
+    def place(self, pending: Pending, worker: int, alternative: int, fit: Fit) -> None:
+        """What is placed is of no account."""
 
     def wait(self, unit: Sequence[Pending]) -> None:
         """The first that waits is the head."""

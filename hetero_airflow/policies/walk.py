@@ -205,6 +205,7 @@ class Walk:
         claims = self._fleet.claims(worker, fit)
         self.decisions.append(Place(pending.id, chosen.worker_id, number, claims, account))
         self._fleet.take(worker, fit, self._now)
+        self._reservation.place(pending, worker, number, fit)
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 

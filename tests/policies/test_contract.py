@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hetero_airflow.matching.compatibility import version_obstacle
 from hetero_airflow.model.device import Device, device_class, is_model_of, model_tokens
+from hetero_airflow.model.estimates import NO_ESTIMATES
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Place, Plan, ReasonCode, Refuse, Wait
 from hetero_airflow.model.request import Alternative, DeviceRequest
@@ -386,7 +387,7 @@ def head_of(plan: Plan) -> int | None:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(data=st.data())
 def test_backfill_never_delays_the_head(name: str, data: st.DataObject) -> None:
-    snapshot = data.draw(snapshots(max_workers=3, max_pending=10))
+    snapshot = replace(data.draw(snapshots(max_workers=3, max_pending=10)), estimates=NO_ESTIMATES)
     plan = make(name).decide(snapshot, EPOCH)
     head = head_of(plan)
     if head is None:
