@@ -20,6 +20,7 @@ POLICIES: dict[str, str] = {
     "best_fit": "hetero_airflow.policies.best_fit:BestFit",
     "fgd": "hetero_airflow.policies.fgd:Fgd",
     "expected_fill": "hetero_airflow.policies.expected_fill:ExpectedFill",
+    "consolidation": "hetero_airflow.policies.consolidation:Consolidation",
     "assignment": "hetero_airflow.policies.assignment:Assignment",
     "max_min_fairness": "hetero_airflow.policies.max_min_fairness:MaxMinFairness",
     "makespan": "hetero_airflow.policies.makespan:Makespan",

@@ -13,8 +13,9 @@ class ExpectedFill(Valuing[Mix]):
     """Where what a worker will still sell of its accelerators falls least."""
 
     def __init__(self) -> None:
-        super().__init__("expected_fill", rough_mix, _value)
+        super().__init__("expected_fill", rough_mix, value)
 
 
-def _value(mix: Mix) -> expected_fill.ExpectedFill:
+def value(mix: Mix) -> expected_fill.ExpectedFill:
+    """The valuation for a mix."""
     return expected_fill.ExpectedFill(mix, share_prices(mix))

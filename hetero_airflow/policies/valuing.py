@@ -9,27 +9,39 @@ from typing import Generic, TypeVar
 from hetero_airflow.matching.valued import Valuation, Valued
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.snapshot import Snapshot
-from hetero_airflow.policies.greedy import Greedy
+from hetero_airflow.policies.greedy import Greedy, Order
 from hetero_airflow.policies.queue import by_priority
+from hetero_airflow.policies.reservation import MakeNoRoom, MakeRoom
 
 BasisT = TypeVar("BasisT")
 
 
 class Valuing(Generic[BasisT]):
-    """Class, weight, age; placed by a valuation, which is made anew when what it is based on has changed.
+    """Placed by a valuation, which is made anew when what it is based on has changed.
 
     :param basis: what of a snapshot the valuation depends on
     :param value: the valuation for a basis
+    :param order: class, weight, age unless said otherwise
     """
 
-    def __init__(self, name: str, basis: Callable[[Snapshot], BasisT], value: Callable[[BasisT], Valuation]) -> None:
+    def __init__(
+        self,
+        name: str,
+        basis: Callable[[Snapshot], BasisT],
+        value: Callable[[BasisT], Valuation],
+        *,
+        order: Order = by_priority,
+        make_room: MakeRoom = MakeNoRoom,
+    ) -> None:
         self.name = name
         self._basis_of, self._value = basis, value
+        self._order, self._make_room = order, make_room
         self._known: tuple[BasisT, Greedy] | None = None
 
     def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
         """A decision for each pending request, in the order of the queue."""
         basis = self._basis_of(snapshot)
         if self._known is None or basis != self._known[0]:
-            self._known = basis, Greedy(self.name, by_priority, Valued(self._value(basis)))
+            placement = Valued(self._value(basis))
+            self._known = basis, Greedy(self.name, self._order, placement, make_room=self._make_room)
         return self._known[1].decide(snapshot, now)

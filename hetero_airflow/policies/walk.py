@@ -161,13 +161,7 @@ class Walk:
 
     def _place(self, pending: Pending, asked: _Asked, keep: Keep | None) -> bool:
         fleet, request = self._fleet, asked.request
-        best: tuple[int, int, Fit] | None = None
-        for number, alternative in enumerate(request.alternatives):
-            found = fleet.ranking(alternative, keep).first()
-            if found is not None and (best is None or found[1].score > best[2].score):
-                best = (number, *found)
-                if request.is_ordered:
-                    break
+        best = best_place(fleet, request, keep)
         if best is None:
             return False
         number, worker, fit = best
@@ -270,3 +264,18 @@ class Walk:
         answer = next((old for old in self._before.get(request.fingerprint, ()) if old == new), new)
         self.answers.setdefault(request.fingerprint, []).append(answer)
         return answer
+
+
+def best_place(fleet: Fleet, request: DeviceRequest, keep: Keep | None) -> tuple[int, int, Fit] | None:
+    """Where a request fits best beside what is kept: which alternative, on which worker, and how; None for nowhere.
+
+    The first alternative that fits where the request orders them, else that with the best score.
+    """
+    best: tuple[int, int, Fit] | None = None
+    for number, alternative in enumerate(request.alternatives):
+        found = fleet.ranking(alternative, keep).first()
+        if found is not None and (best is None or found[1].score > best[2].score):
+            best = (number, *found)
+            if request.is_ordered:
+                break
+    return best

@@ -34,8 +34,8 @@ thorough = settings(max_examples=30, deadline=None, suppress_health_check=[Healt
 rows = pytest.mark.parametrize("name", POLICIES)
 BY_CLASS = ["priority"]
 """Policies that take leases back by priority class alone."""
-by_rank = pytest.mark.parametrize("name", ["priority", "srtf", "srsf", "las", "mlfq"])
-"""Policies that take leases back for one request at a time, by rank."""
+for_one = pytest.mark.parametrize("name", ["priority", "srtf", "srsf", "las", "mlfq", "consolidation"])
+"""Policies that take leases back for one request at a time."""
 
 
 def make(name: str) -> Policy:
@@ -272,7 +272,7 @@ def test_a_gang_is_taken_back_whole(name: str, snapshot: Snapshot) -> None:
     assert {one.id for one in snapshot.holders.values() if one.gang in gangs} <= taken
 
 
-@by_rank
+@for_one
 @thorough
 @given(snapshot=snapshots(can_preempt=True))
 def test_for_whom_room_was_made_is_placed_when_it_is_there_and_nothing_more_is_taken_back_for_it(
@@ -287,7 +287,7 @@ def test_for_whom_room_was_made_is_placed_when_it_is_there_and_nothing_more_is_t
     assert served.isdisjoint(preempt.beneficiary for preempt in second.preemptions)
 
 
-@by_rank
+@for_one
 @thorough
 @given(snapshot=snapshots(can_preempt=True))
 def test_what_was_taken_back_settles_while_nothing_else_happens(name: str, snapshot: Snapshot) -> None:

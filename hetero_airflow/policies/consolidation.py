@@ -1,0 +1,52 @@
+"""Fills a shared cluster and keeps it fit for large requests, by moving small ones together.
+
+A large request asks for several accelerators of one worker, a small one for at most one. Where a large request fits
+nowhere, small ones that run are moved away for it if all of them can go on elsewhere at once. Ours; live
+defragmentation is known from Gandiva (Xiao et al., OSDI 2018, section 3.4), which moves jobs by trial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hetero_airflow.matching.demand import Mix
+from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.policies.asked_mix import rough_mix
+from hetero_airflow.policies.expected_fill import value
+from hetero_airflow.policies.moving import is_large, room_by_moving, was_moved
+from hetero_airflow.policies.queue import by_priority
+from hetero_airflow.policies.valuing import Valuing
+
+
+class Consolidation(Valuing[Mix]):
+    """Placed by expected fill, in the order of `large_first`; small requests are moved for large ones."""
+
+    def __init__(self) -> None:
+        name = "consolidation"
+        super().__init__(name, rough_mix, value, order=large_first, make_room=room_by_moving(name))
+
+
+def large_first(pending: Iterable[Pending], snapshot: Snapshot) -> list[Pending]:
+    """The higher class first; in each the first large request, then who was moved, then all others; see `moving`.
+
+    Within these, Airflow's greater weight goes first, then the older. Only one large request goes before small ones
+    that are older: it gets what was freed for it, and those who made room for it go on before others take their
+    places. Where nobody can be moved, none does.
+
+    >>> from hetero_airflow.testing import a_pending
+    >>> moved = a_pending("moved", at_s=3, served={"nvidia/v100": 60.0})
+    >>> queue = [a_pending("a"), a_pending("b", "gpu:4", 1), a_pending("c", "gpu:4", 2), moved]
+    >>> [one.id for one in large_first(queue, Snapshot(1, can_preempt=True))]
+    ['b', 'moved', 'a', 'c']
+    """
+    queue = by_priority(pending, snapshot)
+    if not snapshot.can_preempt:
+        return queue
+    first: dict[int, str] = {}
+    for one in queue:
+        if is_large(one):
+            first.setdefault(one.request.priority.rank, one.id)
+    firsts = frozenset(first.values())
+    return sorted(
+        queue, key=lambda one: (one.request.priority.rank, 0 if one.id in firsts else 1 if was_moved(one) else 2)
+    )

@@ -1,0 +1,175 @@
+"""Who is moved for whom, and that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from hetero_airflow.matching.demand import Mix
+from hetero_airflow.model.estimates import Estimates
+from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.plan import Plan, ReasonCode, Wait
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.model.worker import Worker
+from hetero_airflow.policies.consolidation import Consolidation
+from hetero_airflow.policies.moving import MAX_MOVES, MIN_STAY_S
+from hetero_airflow.simulator.cluster import parse_cluster
+from hetero_airflow.simulator.options import Options, fixed_restart_s
+from hetero_airflow.simulator.record import JobRecord
+from hetero_airflow.simulator.simulation import Simulation
+from hetero_airflow.simulator.workload import Job, Workload
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a_worker, leased
+
+MIX: Mix = tuple((DeviceRequest.parse(text).alternatives[0], 0.5) for text in ("gpu", "gpu:4"))
+
+
+def four(name: str) -> Worker:
+    return a_worker(name, (a_cpu(), *(a_device(f"{name}-{n}", index=n) for n in range(4))))
+
+
+def held(id: str, worker: str, *gpus: int, ago_s: float = 3600, **fields: object) -> tuple[Lease, Pending]:
+    lease = a_lease(id, worker, ago_s, **{f"{worker}-{n}": 1000 for n in gpus})
+    return lease, a_pending(id, f"gpu:{len(gpus)}", -ago_s, **fields)  # type: ignore[arg-type]
+
+
+def decide(
+    running: Sequence[tuple[Lease, Pending]],
+    *pending: Pending,
+    workers: Sequence[Worker] = (),
+    can_preempt: bool = True,
+) -> Plan:
+    base = Snapshot(
+        1, tuple(workers) or (four("a"), four("b")), pending=pending, can_preempt=can_preempt,
+        estimates=Estimates(mix=MIX),
+    )  # fmt: skip
+    return Consolidation().decide(leased(base, *running), EPOCH)
+
+
+def moved(plan: Plan) -> dict[str, str | None]:
+    return {preempt.request_id: preempt.beneficiary for preempt in plan.preemptions}
+
+
+def codes(plan: Plan) -> dict[str, str]:
+    return {one.request_id: one.reason.code if isinstance(one, Wait) else "place" for one in plan.decisions}
+
+
+LARGE = a_pending("large", "gpu:4")
+SCATTERED = (held("one", "a", 0), held("two", "b", 0, ago_s=1800), held("three", "b", 1))
+
+
+def test_the_small_are_moved_from_where_least_is_lost() -> None:
+    plan = decide(SCATTERED, LARGE)
+    assert (moved(plan), codes(plan)) == ({"one": "large"}, {"large": ReasonCode.PREEMPTING})
+    assert str(plan.decisions[0].reason) == (  # type: ignore[union-attr]
+        "preempting: asked 4 × gpu, found devices of worker a, from which 1 request moves"
+    )
+
+
+def test_nobody_is_moved_for_what_fits() -> None:
+    plan = decide(SCATTERED, a_pending("large", "gpu:3"))
+    assert (moved(plan), codes(plan)) == ({}, {"large": "place"})
+
+
+def test_nobody_is_moved_who_could_not_go_on_at_once() -> None:
+    running = (held("one", "a", 0), *(held(f"b{n}", "b", n) for n in range(4)))
+    plan = decide(running, LARGE)
+    assert (moved(plan), codes(plan)) == ({}, {"large": ReasonCode.BUSY})
+
+
+def test_nobody_is_moved_for_a_small_request() -> None:
+    running = (*(held(f"a{n}", "a", n) for n in range(4)), *(held(f"b{n}", "b", n) for n in range(4)))
+    assert moved(decide(running, a_pending("small", "gpu"))) == {}
+
+
+def test_large_requests_and_gangs_stay_where_they_are() -> None:
+    assert moved(decide((held("pair", "a", 0, 1), held("other", "b", 0, 1)), LARGE)) == {}
+    gang = [held(f"g{n}", worker, 0, gang="g", gang_size=2) for n, worker in enumerate("ab")]
+    assert moved(decide(gang, LARGE)) == {}
+
+
+def test_only_the_same_class_is_moved() -> None:
+    running = (held("one", "a", 0, priority="high"), held("two", "b", 0, priority="low"))
+    assert moved(decide(running, LARGE)) == {}
+
+
+def test_who_got_its_devices_lately_keeps_them_and_is_asked_again() -> None:
+    plan = decide((held("one", "a", 0, ago_s=30), held("two", "b", 0, ago_s=40)), LARGE)
+    assert moved(plan) == {}
+    assert plan.until == EPOCH + timedelta(seconds=MIN_STAY_S - 40)
+
+
+def test_who_was_moved_is_protected_for_its_restart_too() -> None:
+    served = {"nvidia/a100-sxm4-40gb": 600.0}
+    plan = decide((held("one", "a", 0, ago_s=MIN_STAY_S, served=served), held("two", "b", 0, 1)), LARGE)
+    assert moved(plan) == {}
+    plan = decide((held("one", "a", 0, ago_s=MIN_STAY_S), held("two", "b", 0, 1)), LARGE)
+    assert moved(plan) == {"one": "large"}
+
+
+def test_moves_of_one_decision_are_bounded() -> None:
+    def crowded(name: str, shares: int) -> Worker:
+        return a_worker(name, (a_cpu(), *(a_device(f"{name}-{n}", index=n) for n in range(shares))))
+
+    def running(each: int) -> list[tuple[Lease, Pending]]:
+        return [
+            (a_lease(f"{w}{n}", w, 3600, **{f"{w}-{n}": 1000}), a_pending(f"{w}{n}", "gpu", -3600))
+            for w in "ab"
+            for n in range(each)
+        ]
+
+    size = 2 * MAX_MOVES + 2
+    workers = (crowded("a", size), crowded("b", size))
+    large = a_pending("large", f"gpu:{size}")
+    assert len(moved(decide(running(MAX_MOVES), large, workers=workers))) == MAX_MOVES
+    assert moved(decide(running(MAX_MOVES + 1), large, workers=workers)) == {}
+
+
+def test_nobody_is_moved_while_somebody_waits_before() -> None:
+    running = (held("pair", "b", 0, 1), held("one", "a", 0))
+    assert moved(decide(running, LARGE)) == {"one": "large"}
+    assert moved(decide(running, LARGE, a_pending("urgent", "gpu:4", priority="urgent"))) == {}
+
+
+def test_what_is_freed_is_kept_from_those_behind_until_the_moved_have_ended() -> None:
+    small = [a_pending(f"small{n}", "gpu", n + 1) for n in range(4)]
+    plan = decide(SCATTERED, LARGE, *small)
+    assert moved(plan) == {"one": "large"}
+    assert [place.worker_id for place in plan.places] == ["b"]
+    lease, holder = SCATTERED[0]
+    leaving = (lease.model_copy(update={"state": LeaseState.PREEMPTED}), holder)
+    again = decide((leaving, *SCATTERED[1:]), LARGE, *small)
+    assert (moved(again), codes(again)["large"]) == ({}, ReasonCode.PREEMPTING)
+    assert [place.worker_id for place in again.places] == ["b"]
+
+
+def test_the_large_get_the_worker_and_the_moved_go_on_elsewhere_though_they_are_older() -> None:
+    """By the real cycle: two small ones are apart when those between them have ended."""
+    jobs = [
+        Job("filler", 0.0, DeviceRequest.parse("gpu:3"), 1000.0, task="gpu:3"),
+        Job("one", 1.0, DeviceRequest.parse("gpu:2"), 400.0, task="gpu:2"),
+        Job("moves", 2.0, DeviceRequest.parse("gpu"), 5000.0, task="gpu"),
+        Job("stays", 3.0, DeviceRequest.parse("gpu"), 5000.0, task="gpu"),
+        Job("large", 2000.0, DeviceRequest.parse("gpu:4"), 1000.0, task="gpu:4"),
+    ]
+    record = simulate(jobs)
+    by_id = {job.id: job for job in record}
+    assert by_id["large"].started_s == 2000.0
+    assert by_id["large"].preemptions == 0
+    went_on = [job for job in record if job.preemptions]
+    assert len(went_on) == 1
+    [before, after] = went_on[0].intervals
+    assert (before.end_s, after.start_s) == (2000.0, 2000.0)
+    assert before.worker_id != after.worker_id
+    assert went_on[0].finished_s == went_on[0].submitted_s + 5000.0 + 7.0
+
+
+def simulate(jobs: Sequence[Job]) -> tuple[JobRecord, ...]:
+    workload = Workload("few", tuple(jobs))
+    options = Options(restart_s=fixed_restart_s(7.0))
+    return Simulation(workload, parse_cluster("v100=2x4"), Consolidation(), "consolidation", options).run().jobs
+
+
+def test_where_nobody_can_be_moved_the_oldest_goes_first() -> None:
+    plan = decide(SCATTERED, a_pending("small", "gpu", -1), LARGE, can_preempt=False)
+    assert [one.request_id for one in plan.decisions] == ["small", "large"]
