@@ -22,8 +22,9 @@ Numbers = NDArray[np.int64]
 WAITING = -1
 """In place of a class: the job gets no devices."""
 
-_GAIN = 1e-9
-"""A smaller gain is none: it stops rounding errors from going round in circles."""
+_GAIN, _ROUNDING = 1e-9, 1e-13
+"""A smaller gain is none, or one that is a smaller part of the greatest value: rounding errors, which would go round
+in circles without end."""
 
 
 def assign(values: Floats, sizes: Numbers, capacities: Numbers, start: Numbers) -> Numbers:
@@ -40,12 +41,13 @@ def assign(values: Floats, sizes: Numbers, capacities: Numbers, start: Numbers) 
     """
     if not len(values):
         return np.empty(0, np.int64)
+    least = max(_GAIN, _ROUNDING * float(values.max()))
     relaxed = _Relaxed(values, sizes, capacities, start)
-    prices = relaxed.solve()
+    prices = relaxed.solve(least)
     found = relaxed.whole()
     if (sizes == 1).all():
         return found
-    return _Exchange(values, sizes, capacities, found, prices).improve()
+    return _Exchange(values, sizes, capacities, found, prices).improve(least)
 
 
 class _Relaxed:
@@ -79,14 +81,14 @@ class _Relaxed:
             if not any(self._free):
                 break
 
-    def solve(self) -> Floats:
-        """Exchange until nothing gains; the price of a device of each class."""
+    def solve(self, least: float) -> Floats:
+        """Exchange until nothing gains more than the least; the price of a device of each class."""
         leavers = self._leavers()
         while True:
             gains, movers = self._best_moves(leavers)
-            cycle = _gaining_cycle(gains)
+            cycle = _gaining_cycle(gains, least)
             if cycle is None:
-                return _prices(gains)
+                return _prices(gains, least)
             steps = list(zip(cycle, cycle[1:] + cycle[:1], strict=True))
             amount = min(self._movable(a, movers[a][b]) for a, b in steps)
             for a, b in steps:
@@ -176,8 +178,8 @@ class _Leavers:
         return min(filter(None, (early, late)), default=None)
 
 
-def _gaining_cycle(gains: list[list[float]]) -> list[int] | None:
-    """Nodes of a cycle whose gains sum to more than nothing; None if there is none (Bellman and Ford)."""
+def _gaining_cycle(gains: list[list[float]], least: float) -> list[int] | None:
+    """Nodes of a cycle whose gains sum to more than the least; None if there is none (Bellman and Ford)."""
     nodes = range(len(gains))
     best, before = [0.0 for _ in nodes], [-1 for _ in nodes]
     last = -1
@@ -185,7 +187,7 @@ def _gaining_cycle(gains: list[list[float]]) -> list[int] | None:
         last = -1
         for a in nodes:
             for b, gain in enumerate(gains[a]):
-                if best[a] + gain > best[b] + _GAIN:
+                if best[a] + gain > best[b] + least:
                     best[b], before[b], last = best[a] + gain, a, b
         if last < 0:
             return None
@@ -197,7 +199,7 @@ def _gaining_cycle(gains: list[list[float]]) -> list[int] | None:
     return cycle[::-1]
 
 
-def _prices(gains: list[list[float]]) -> Floats:
+def _prices(gains: list[list[float]], least: float) -> Floats:
     """The dual solution: what one device more of each class would add to the value; the longest paths from waiting."""
     nodes = range(len(gains))
     best = [-math.inf for _ in nodes]
@@ -205,7 +207,7 @@ def _prices(gains: list[list[float]]) -> Floats:
     for _ in nodes:
         for a in nodes:
             for b, gain in enumerate(gains[a]):
-                if best[a] + gain > best[b] + _GAIN:
+                if best[a] + gain > best[b] + least:
                     best[b] = best[a] + gain
     return np.array(best[:-1])
 
@@ -224,13 +226,13 @@ class _Exchange:
         """What the relaxation proves to be lost by putting a job into a class."""
         self._bound = float(margins.max(axis=1).sum() + capacities @ prices)
 
-    def improve(self) -> Numbers:
-        """Until no exchange gains."""
+    def improve(self, least: float) -> Numbers:
+        """Until no exchange gains more than the least."""
         while True:
             gap = self._bound - sum(self._value(job) for job in range(len(self._found)))
-            jobs, classes = np.nonzero(self._losses <= gap + _GAIN)
+            jobs, classes = np.nonzero(self._losses <= gap + least)
             order = np.argsort(self._losses[jobs, classes], kind="stable")
-            gained = [self._try(int(jobs[i]), int(classes[i])) for i in order]
+            gained = [self._try(int(jobs[i]), int(classes[i]), least) for i in order]
             if not any(gained):
                 return np.array(self._found)
 
@@ -238,10 +240,10 @@ class _Exchange:
         where = self._found[job]
         return 0.0 if where == WAITING else self._values[job][where]
 
-    def _try(self, job: int, to: int) -> bool:
+    def _try(self, job: int, to: int, least: float) -> bool:
         """Put the job there and whoever has to go elsewhere, if that gains."""
         more, was = self._values[job][to] - self._value(job), self._found[job]
-        if was == to or more <= _GAIN:
+        if was == to or more <= least:
             return False
         free = self._free.copy()
         if was != WAITING:
@@ -263,7 +265,7 @@ class _Exchange:
                     continue
                 moved[one] = self._next_best(one, free)
                 more += (0.0 if moved[one] == WAITING else self._values[one][moved[one]]) - self._values[one][to]
-            if free[to] < 0 or more <= _GAIN:
+            if free[to] < 0 or more <= least:
                 return False
         for one, where in moved.items():
             self._found[one] = where

@@ -86,5 +86,21 @@ def test_a_large_job_comes_in_where_it_is_worth_more_than_those_it_replaces() ->
     assert assign(values, sizes, np.array([4]), start).tolist() == [0, WAITING, WAITING, WAITING]
 
 
+@pytest.mark.timeout(20)
+def test_rounding_errors_of_huge_values_do_not_go_round_in_circles() -> None:
+    """Found by chance: an exchange and its reverse seemed to gain together, and were made for ever."""
+    kinds = np.array(
+        [
+            [2176410973347.8745, 2233285119002.0483],
+            [6551249230.906819, 8256909419.813566],
+            [2065335429853.2498, 2205868470135.379],
+        ]
+    )
+    values = kinds[[0, 0, 1, 1, 2, 1, 0, 0, 2, 1, 0, 0, 2, 2, 2, 2]]
+    sizes = np.array([1, 1, 4, 4, 1, 4, 1, 1, 1, 4, 1, 1, 1, 1, 1, 1])
+    rest = sizes, np.array([9, 9]), np.full(16, WAITING)
+    assert assign(values, *rest).tolist() == assign(values / 1e12, *rest).tolist()
+
+
 def test_nobody_is_assigned_where_there_is_nobody() -> None:
     assert assign(np.empty((0, 2)), np.empty(0, np.int64), np.array([1, 1]), np.empty(0, np.int64)).tolist() == []
