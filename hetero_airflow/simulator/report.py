@@ -78,7 +78,9 @@ def group_rows(figures: Figures) -> tuple[list[str], list[list[str]]]:
 
 
 def timing_rows(timings: Sequence[Timing]) -> list[list[str]]:
-    """Rows for the same table that say how long deciding took."""
+    """Rows for the same table that say how long deciding took; none where nothing was timed."""
+    if not timings:
+        return []
     spreads = [timing.cycle_s for timing in timings]
     return [
         ["decision p50, ms", *(_NONE if s is None else f"{s.p50 * 1000:.3f}" for s in spreads)],

@@ -74,3 +74,7 @@ def test_timing_rows_are_milliseconds() -> None:
         ["decision slowest, ms", "3.000"],
         ["placements a second of deciding", "250"],
     ]
+
+
+def test_a_simulation_that_was_not_timed_has_no_timing_rows() -> None:
+    assert timing_rows([]) == []
