@@ -50,6 +50,14 @@ OPTIONS: tuple[Option, ...] = (
     Option("probe_timeout_s", "10", "float", "Time limit of one vendor's probe."),
     Option("worker_timeout_s", "180", "float", "A worker not seen for this long is lost: it gets no new task."),
     Option("history_days", "30", "float", "Ended requests, their leases and decisions are kept for this long."),
+    Option(
+        "shares",
+        "",
+        "string",
+        "For the policy fair_share: teams with weights and quotas, PATH=WEIGHT or PATH=WEIGHT max DEVICES each, as in "
+        "research=3, prod=5 max 8, research/nlp_*=2. The last name of a path is a pattern of DAG ids; a DAG that "
+        "none matches is a team of its own with the weight 1.",
+    ),
     Option("labels", "{}", "string", "Labels of this host's worker, as a JSON object of texts."),
 )
 """Every option of the section, as provider info and `airflow hetero config` show it."""

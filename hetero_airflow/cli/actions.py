@@ -199,12 +199,15 @@ def _open_store() -> SqlStore:
 
 
 def _live_snapshot() -> Snapshot:
-    """The store's snapshot with what its history teaches."""
-    from hetero_airflow.scheduling.learning import Learner, device_classes
+    """The store's snapshot with what the scheduler believes besides."""
+    from hetero_airflow.executor.beliefs import Beliefs
+    from hetero_airflow.executor.configuration import read_configuration
+    from hetero_airflow.executor.dag_edges import DagEdges
 
     store = _open_store()
-    snapshot = store.snapshot()
-    return replace(snapshot, estimates=Learner().refresh(store, device_classes(snapshot.workers)))
+    beliefs = Beliefs(store, read_configuration().shares, DagEdges())
+    beliefs.refresh()
+    return replace(store.snapshot(), estimates=beliefs.estimates)
 
 
 def _deciding() -> tuple[Callable[[Snapshot, datetime], Plan], float | None]:

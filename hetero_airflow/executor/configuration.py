@@ -10,6 +10,7 @@ from airflow.utils.net import get_hostname
 
 from hetero_airflow import policies
 from hetero_airflow.errors import SettingsError, shorten
+from hetero_airflow.model.shares import NO_SHARES, Shares
 from hetero_airflow.registry import names
 from hetero_airflow.settings import SECTION, default
 
@@ -28,6 +29,7 @@ class Configuration:
     history_days: float
     labels: dict[str, str]
     worker_id: str
+    shares: Shares = NO_SHARES
 
 
 def read_configuration() -> Configuration:
@@ -46,6 +48,7 @@ def read_configuration() -> Configuration:
         history_days=_seconds("history_days"),
         labels=_labels(),
         worker_id=get_hostname(),
+        shares=Shares.parse(_text("shares"), f"[{SECTION}] shares"),
     )
 
 

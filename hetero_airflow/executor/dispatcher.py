@@ -19,14 +19,15 @@ from sqlalchemy.exc import SQLAlchemyError
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.engines.local import LocalEngine
 from hetero_airflow.errors import RequestError, StoreError
+from hetero_airflow.executor.beliefs import Beliefs
 from hetero_airflow.executor.carrier import Asked, load_lease
 from hetero_airflow.executor.configuration import Configuration
+from hetero_airflow.executor.dag_edges import DagEdges
 from hetero_airflow.executor.inventory_watch import InventoryWatch, with_unseen
 from hetero_airflow.executor.lease_keeper import LeaseKeeper, Report
 from hetero_airflow.executor.periods import Periods
 from hetero_airflow.executor.task_instances import TaskInstances
 from hetero_airflow.executor.task_log import write_task_log
-from hetero_airflow.model.estimates import NO_ESTIMATES
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Refuse, Wait
 from hetero_airflow.model.request import DeviceRequest
@@ -35,7 +36,6 @@ from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.runtime.task_lease import TaskLease, task_lease
 from hetero_airflow.scheduling.cycle import Cycle
-from hetero_airflow.scheduling.learning import Learner, device_classes
 from hetero_airflow.scheduling.reaper import lost_workers
 from hetero_airflow.store.sql import SqlStore
 from hetero_airflow.store.store import Event, Submitted, Withdrawn, WorkerSeen
@@ -77,6 +77,7 @@ class Dispatcher:
         keeper: LeaseKeeper,
         *,
         tasks: TaskInstances,
+        edges: DagEdges,
         report: Report,
         renew_token: Callable[[ExecuteTask], None],
         queued_timeout_s: float,
@@ -90,8 +91,8 @@ class Dispatcher:
         self._report = report
         self._renew_token = renew_token
         self._inventory = InventoryWatch(configuration)
-        self._learner, self._estimates = Learner(), NO_ESTIMATES
-        self._cycle = Cycle(store, policy, self, configuration.lease_timeout_s, estimates=lambda: self._estimates)
+        self._beliefs = beliefs = Beliefs(store, configuration.shares, edges)
+        self._cycle = Cycle(store, policy, self, configuration.lease_timeout_s, estimates=lambda: beliefs.estimates)
         self._placed: list[tuple[HeldTask, TaskLease, datetime]] = []
         self._requests: dict[str, Any] = {}
         self._news: list[Event] = []
@@ -196,12 +197,7 @@ class Dispatcher:
             known = next((w for w in self._store.snapshot().workers if w.id == inventory.worker.id), None)
             worker = with_unseen(inventory.worker, known) if known else inventory.worker
             self._store.record([WorkerSeen(worker, inventory.telemetry)], now)
-            self._learn()
-
-    def _learn(self) -> None:
-        """Take in what ended runs say of speeds and durations, and what data sheets say of the devices there are."""
-        classes = device_classes(self._store.snapshot().workers)
-        self._estimates = self._learner.refresh(self._store, classes)
+            self._beliefs.learn()
 
     def _drop_unwanted(self, now: datetime) -> None:
         """Let go of held tasks that a user marked, cleared or deleted, or that have waited too long."""
@@ -308,7 +304,7 @@ class Dispatcher:
             workers, seen = self._store.snapshot().workers, self._store.last_seen()
             self._store.record(lost_workers(workers, seen, now, self._configuration.worker_timeout_s), now)
         if self._periods.is_due("learn", now):
-            self._learn()
+            self._beliefs.refresh()
         if self._periods.is_due("prune", now):
             self._store.prune(now - timedelta(days=self._configuration.history_days))
         if self._placed and now - self._placed[0][2] >= _NEW:

@@ -21,6 +21,7 @@ from hetero_airflow.clock import Clock, SystemClock
 from hetero_airflow.errors import RequestError, StoreUnavailable
 from hetero_airflow.executor.carrier import KEY, unpack_request
 from hetero_airflow.executor.configuration import read_configuration
+from hetero_airflow.executor.dag_edges import DagEdges
 from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.lease_keeper import LeaseKeeper
 from hetero_airflow.executor.task_instances import TaskInstances
@@ -71,6 +72,7 @@ class HeteroExecutor(BaseExecutor):
             self._engine,
             self._keeper,
             tasks=tasks,
+            edges=DagEdges(),
             report=self._report,
             renew_token=self._renew_token,
             queued_timeout_s=conf.getfloat("scheduler", "task_queued_timeout"),

@@ -59,17 +59,17 @@ class Shares:
             found = _ENTRY.fullmatch(part)
             path = tuple(name.strip() for name in found[1].split("/")) if found else ()
             if found is None or not all(path):
-                raise SettingsError(f"{where}: {shorten(part.strip())}", found="no share", remedy=_REMEDY)
+                raise SettingsError(f"{where} = {shorten(part.strip())}", found="no share", remedy=_REMEDY)
             weight, quota = float(found[2]), None if found[3] is None else float(found[3])
             if not 0 < weight <= MAX_NUMBER or not (quota is None or quota <= MAX_NUMBER):
                 raise SettingsError(
-                    f"{where}: {shorten(part.strip())}",
+                    f"{where} = {shorten(part.strip())}",
                     found=f"a weight of {weight:g}" + ("" if quota is None else f" and a quota of {quota:g}"),
                     remedy=f"Give weights above 0, and no number above {MAX_NUMBER:g}",
                 )
             if path in teams:
                 raise SettingsError(
-                    f"{where}: {shorten(part.strip())}",
+                    f"{where} = {shorten(part.strip())}",
                     found=f"{'/'.join(path)} with the weight {teams[path].weight:g} before it",
                     remedy="Name each path once",
                 )

@@ -71,11 +71,13 @@ class Bench:
     def __init__(self, store=None):
         self.clock, self.engine, self.tasks = FakeClock(), StandInEngine(), StandInTasks()
         self.store = store or MemoryStore()
+        self.edges = {}
         self.reports, self.tokens, self.policy = [], [], Priority()
         configuration = Configuration("priority", "p", "hetero", 60, 1e6, 10, 180, 30, {}, "worker-a")
         self.keeper = LeaseKeeper(self.store, self.engine, tasks=self.tasks, report=self.report, lease_timeout_s=60)
         self.dispatcher = Dispatcher(
             configuration, self.store, self.policy, self.engine, self.keeper, tasks=self.tasks, report=self.report,
+            edges=SimpleNamespace(refresh=lambda dag_ids: self.edges),
             renew_token=lambda workload: self.tokens.append(workload.key), queued_timeout_s=600,
         )  # fmt: skip
         self.dispatcher._inventory = SimpleNamespace(poll=lambda: None, close=lambda: None)

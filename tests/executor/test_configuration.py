@@ -17,6 +17,7 @@ def test_the_defaults_are_those_that_the_provider_shows():
         ("lease_timeout_s", "soon", "no positive number"),
         ("lease_timeout_s", "nan", "no positive number"),
         ("probe_timeout_s", "-1", "no positive number"),
+        ("shares", "research: 3", "Write each as PATH=WEIGHT"),
         ("labels", "zone=a", "no JSON object of texts"),
         ("labels", '{"zone": 1}', "no JSON object of texts"),
         ("labels", "[" * 100_000, "no JSON object of texts"),

@@ -44,4 +44,4 @@ def test_what_is_no_share_is_said_with_its_text(text, found):
     with pytest.raises(SettingsError) as caught:
         Shares.parse(text, "[hetero] shares")
     wrong = text.split(",")[-1].strip()
-    assert (caught.value.asked, caught.value.found) == (f"[hetero] shares: {wrong!r}", found)
+    assert (caught.value.asked, caught.value.found) == (f"[hetero] shares = {wrong!r}", found)
