@@ -142,12 +142,14 @@ def simulate(args: Namespace) -> None:
     from hetero_airflow.simulator.figures import measure, measure_timing
     from hetero_airflow.simulator.report import as_json
 
+    configuration = read_configuration()
     experiment, window = read_experiment(
         args,
-        read_configuration().policy,
+        configuration.policy,
         history=lambda days, classes: history_workload(_database(), _open_store(), days, datetime.now(UTC), classes),
         known=lambda: _open_store().snapshot().workers,
     )
+    experiment = replace(experiment, options=replace(experiment.options, shares=configuration.shares))
     with progress_bars() as progress:
         records = list(run_experiment(experiment, progress))
     figures = [measure(record, window) for record in records]
