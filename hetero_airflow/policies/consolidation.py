@@ -13,7 +13,7 @@ from hetero_airflow.matching.demand import Mix
 from hetero_airflow.model.snapshot import Pending, Snapshot
 from hetero_airflow.policies.asked_mix import rough_mix
 from hetero_airflow.policies.expected_fill import value
-from hetero_airflow.policies.moving import is_large, room_by_moving, was_moved
+from hetero_airflow.policies.moving import KeepFromUnmoved, is_large, room_by_moving, was_moved
 from hetero_airflow.policies.queue import by_priority
 from hetero_airflow.policies.valuing import Valuing
 
@@ -23,30 +23,25 @@ class Consolidation(Valuing[Mix]):
 
     def __init__(self) -> None:
         name = "consolidation"
-        super().__init__(name, rough_mix, value, order=large_first, make_room=room_by_moving(name))
+        room = room_by_moving(name)
+        super().__init__(name, rough_mix, value, order=large_first, reserve=KeepFromUnmoved, make_room=room)
 
 
 def large_first(pending: Iterable[Pending], snapshot: Snapshot) -> list[Pending]:
-    """The higher class first; in each the first large request, then who was moved, then all others; see `moving`.
+    """The higher class first; in each the large requests, then who was moved, then all others; see `moving`.
 
-    Within these, Airflow's greater weight goes first, then the older. Only one large request goes before small ones
-    that are older: it gets what was freed for it, and those who made room for it go on before others take their
-    places. Where nobody can be moved, none does.
+    Within these, Airflow's greater weight goes first, then the older. So who is large gets what was freed for it, and
+    those who made room for it go on before others take their places. Where nobody can be moved, neither goes first.
 
     >>> from hetero_airflow.testing import a_pending
     >>> moved = a_pending("moved", at_s=3, served={"nvidia/v100": 60.0})
     >>> queue = [a_pending("a"), a_pending("b", "gpu:4", 1), a_pending("c", "gpu:4", 2), moved]
     >>> [one.id for one in large_first(queue, Snapshot(1, can_preempt=True))]
-    ['b', 'moved', 'a', 'c']
+    ['b', 'c', 'moved', 'a']
     """
     queue = by_priority(pending, snapshot)
     if not snapshot.can_preempt:
         return queue
-    first: dict[int, str] = {}
-    for one in queue:
-        if is_large(one):
-            first.setdefault(one.request.priority.rank, one.id)
-    firsts = frozenset(first.values())
     return sorted(
-        queue, key=lambda one: (one.request.priority.rank, 0 if one.id in firsts else 1 if was_moved(one) else 2)
+        queue, key=lambda one: (one.request.priority.rank, 0 if is_large(one) else 1 if was_moved(one) else 2)
     )

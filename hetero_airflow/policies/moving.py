@@ -1,23 +1,25 @@
-"""Makes room for a large request by moving small ones that run to other devices.
+"""Makes room for large requests by moving small ones that run to other devices.
 
-Moved is only who can go on at once: in a pretence of the next decision the large request gets its place, then each
-that made room finds one. The next decision comes to the same, since the queue (`consolidation.large_first`) has the
-large request first and those that were moved next, and since room is made only if nobody waits before. What is to
-be whose then, others do not get before.
+Moved is only who can go on at once: in a pretence of the next decision the large request gets its place, those large
+ones behind it take what fits them, and then each that made room must find a place. The next decision comes to the same,
+since the queue (`consolidation.large_first`) has the large ones first and those that were moved next, nothing is kept
+from those that were moved, and room is made only if no other than large ones wait before. What is to be whose
+then, others do not get before.
 
-Bounded: at most `MAX_MOVES` a decision, for one large request; and who has got its devices keeps them for a minimum
-time. Of the workers on which room could be made, that is chosen where the fewest device-seconds are lost.
+Bounded: room is made for one request at a time, by at most `MAX_MOVES`, and who has got its devices keeps them
+for a minimum time. Of the workers on which room could be made, that is chosen where the fewest device-seconds are lost.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 
 from hetero_airflow.matching.fleet import Fleet, Keep
-from hetero_airflow.matching.matcher import Fit, State
+from hetero_airflow.matching.matcher import Fit
 from hetero_airflow.matching.outlook import Outlook, added, freed
 from hetero_airflow.matching.scoring import Held
 from hetero_airflow.model.estimates import Estimates
@@ -27,7 +29,7 @@ from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.snapshot import Pending, Snapshot
 from hetero_airflow.policies.preemption import Holding, Preemption, Rank, holdings
 from hetero_airflow.policies.progress import Progress
-from hetero_airflow.policies.reservation import MakeNoRoom, MakeRoom, Room
+from hetero_airflow.policies.reservation import KeepByNeed, MakeNoRoom, MakeRoom, Room
 from hetero_airflow.policies.walk import best_place
 
 MIN_STAY_S = 70.0
@@ -85,15 +87,34 @@ class _Option:
         return [*self.leaving, *(victim.leases[0] for victim in self.victims)]
 
 
+class KeepFromUnmoved(KeepByNeed):
+    """What the head needs is kept for it, but not from those that were moved: they had their devices already."""
+
+    def __init__(self, fleet: Fleet, snapshot: Snapshot, now: datetime) -> None:
+        super().__init__(fleet, snapshot, now)
+        self._can_move = snapshot.can_preempt
+
+    def against(self, pending: Pending) -> Keep | None:
+        """What is kept for the head, from all others."""
+        return None if self._can_move and was_moved(pending) else super().against(pending)
+
+
 class MovingRoom:
-    """Room that is made during one decision, for one large request at most."""
+    """Room that is made during one decision."""
 
     def __init__(self, policy: str, fleet: Fleet, snapshot: Snapshot, now: datetime) -> None:
         self._policy = policy
         self._fleet = fleet
         self._snapshot = snapshot
         self._now = now
-        self._is_done = False
+        numbers = {seat.worker.id: number for number, seat in enumerate(fleet.seats)}
+        self._leaving: defaultdict[int, list[Lease]] = defaultdict(list)
+        for lease in snapshot.leases:
+            if lease.state is LeaseState.PREEMPTED and lease.worker_id in numbers:
+                self._leaving[numbers[lease.worker_id]].append(lease)
+        self._may_move = not self._leaving
+        self._do_others_wait = False
+        self._hopeless: set[tuple[str, int]] = set()
         self._preemptions: tuple[Preempt, ...] = ()
         self.until: datetime | None = None
         """When a request that could be moved then has had its devices for the minimum time."""
@@ -107,118 +128,128 @@ class MovingRoom:
         return False
 
     def make(self, unit: Sequence[Pending], keep: Keep | None) -> Reason | None:
-        """Why a large request waits for which others are moved; None where that is not possible, or somebody waits
-        before it."""
-        if self._is_done or keep is not None or len(unit) > 1 or not is_large(unit[0]):
+        """Why a large request waits for which others are moved; None where that is not possible."""
+        pending = unit[0]
+        if len(unit) > 1 or not is_large(pending):
+            self._do_others_wait = True
+        if self._do_others_wait:
             return None
-        self._is_done = True
-        pending, leaving = unit[0], self._leaving()
-        for options in (self._awaited(pending, leaving), self._movable(pending, leaving)):
-            for option in options:
-                places = self._try(option)
-                if places is not None:
-                    return self._carry_out(pending, option, *places)
+        return self._first(pending, self._awaited(pending, keep), keep) or self._move(pending, keep)
+
+    def _move(self, pending: Pending, keep: Keep | None) -> Reason | None:
+        key = (pending.request.fingerprint, pending.request.priority.rank)
+        if not self._may_move or key in self._hopeless:
+            return None
+        reason = self._first(pending, self._movable(pending, keep), keep)
+        if reason is None:
+            self._hopeless.add(key)
+        else:
+            self._may_move, self.until = False, None
+        return reason
+
+    def _first(self, pending: Pending, options: Iterable[_Option], keep: Keep | None) -> Reason | None:
+        for option in options:
+            places = self._try(pending, option, keep)
+            if places is not None:
+                return self._carry_out(pending, option, *places)
         return None
 
     # -- where it could be -----------------------------------------------------------------------------------------
 
-    def _leaving(self) -> dict[int, list[Lease]]:
-        found: defaultdict[int, list[Lease]] = defaultdict(list)
-        numbers = {seat.worker.id: number for number, seat in enumerate(self._fleet.seats)}
-        for lease in self._snapshot.leases:
-            if lease.state is LeaseState.PREEMPTED and lease.worker_id in numbers:
-                found[numbers[lease.worker_id]].append(lease)
-        return found
-
-    def _awaited(self, pending: Pending, leaving: dict[int, list[Lease]]) -> Iterable[_Option]:
+    def _awaited(self, pending: Pending, keep: Keep | None) -> Iterable[_Option]:
         """Where it fits as soon as those have ended that were told to."""
         for alternative in pending.request.alternatives:
-            for number, leases in sorted(leaving.items()):
+            for number, leases in sorted(self._leaving.items()):
                 outlook = Outlook(self._fleet, number)
-                if outlook.fits(alternative, _without(outlook, leases), None):
+                if outlook.fits(alternative, _without(outlook, leases), keep):
                     yield _Option(number, alternative, (), tuple(leases))
 
-    def _movable(self, pending: Pending, leaving: dict[int, list[Lease]]) -> Iterable[_Option]:
-        """Where it fits once small ones have been moved, the cheapest first."""
-        by_worker: defaultdict[int, list[Holding]] = defaultdict(list)
-        rank = (float(pending.request.priority.rank),)
+    @cached_property
+    def _small(self) -> Mapping[Rank, Mapping[int, list[Holding]]]:
+        """Class → worker → the small requests there that may be moved now."""
+        found: defaultdict[Rank, defaultdict[int, list[Holding]]] = defaultdict(lambda: defaultdict(list))
         for one in holdings(Preemption(_class_of_small, MIN_STAY_S), self._fleet, self._snapshot, self._now):
-            if one.rank != rank or len(one.leases) > 1 or self._snapshot.holders[one.leases[0].request_id].gang:
+            if self._snapshot.holders[one.leases[0].request_id].gang:
                 continue
             if one.protected_until <= self._now:
-                by_worker[one.workers[0]].append(one)
+                found[one.rank][one.workers[0]].append(one)
             elif self.until is None or one.protected_until < self.until:
                 self.until = one.protected_until
+        return found
+
+    def _movable(self, pending: Pending, keep: Keep | None) -> Iterable[_Option]:
+        """Where it fits once small ones of its class have been moved, the cheapest first."""
+        by_worker = self._small.get((float(pending.request.priority.rank),), {})
         for alternative in pending.request.alternatives:
-            found = (
-                self._option(alternative, number, small, leaving.get(number, ())) for number, small in by_worker.items()
-            )
+            found = (self._option(alternative, number, small, keep) for number, small in by_worker.items())
             yield from sorted((one for one in found if one is not None), key=lambda one: one.price)[:MAX_TRIALS]
 
     def _option(
-        self, alternative: Alternative, number: int, small: Sequence[Holding], leaving: Sequence[Lease]
+        self, alternative: Alternative, number: int, small: Sequence[Holding], keep: Keep | None
     ) -> _Option | None:
         outlook = Outlook(self._fleet, number)
-        held = _without(outlook, [*leaving, *(one.leases[0] for one in small)])
-        if not outlook.fits(alternative, held, None):
+        held = _without(outlook, [one.leases[0] for one in small])
+        if not outlook.fits(alternative, held, keep):
             return None
         victims: list[Holding] = []
         for one in sorted(small, key=lambda one: (-one.loss_device_s, one.id)):
             beside = added(held, outlook.taken(one.leases[0].claims))
-            if outlook.fits(alternative, beside, None):
+            if outlook.fits(alternative, beside, keep):
                 held = beside
             else:
                 victims.append(one)
         if not 0 < len(victims) <= MAX_MOVES:
             return None
-        return _Option(number, alternative, tuple(victims), tuple(leaving))
+        return _Option(number, alternative, tuple(victims), ())
 
     # -- whether all go on -----------------------------------------------------------------------------------------
 
-    def _try(self, option: _Option) -> tuple[Fit, list[tuple[int, Fit]]] | None:
-        """Where the large request and those that go will be; None unless all that are to be moved find places at once.
-
-        Those that were moved before and wait still are in the queue with them, and find theirs by themselves.
-        """
+    def _try(self, pending: Pending, option: _Option, keep: Keep | None) -> tuple[Fit, list[tuple[int, Fit]]] | None:
+        """Where the large request and those that go will be; None unless all that are to be moved find places at once,
+        and those that wait since they were moved, if they find some now."""
         fleet = self._fleet
         outlook = Outlook(fleet, option.number)
         held = _without(outlook, option.leases)
-        fit = outlook.fit(option.alternative, held, None)
+        fit = outlook.fit(option.alternative, held, keep)
         if fit is None:
             return None
-        seen = fleet.states[option.number]
-        soon = fleet.matcher.state(seen.shape, seen.is_lost, tuple(held))
-        fleet.put(option.number, fleet.matcher.taken(soon, fit, self._now.timestamp()))
-        going = {lease.request_id for lease in option.leases}
-        holders = [self._snapshot.holders[one] for one in sorted(going) if one in self._snapshot.holders]
+        going = {lease.request_id: lease for lease in option.leases}
         waiting = [one for one in self._snapshot.pending if was_moved(one)]
-        is_possible = True
-        before: dict[int, State] = {}
-        kept: list[tuple[int, Fit]] = []
-        for one in sorted((*holders, *waiting), key=_turn):
-            place = best_place(fleet, one.request, None)
-            if place is None:
-                if one.id in going and option.victims:
-                    is_possible = False
-                    break
-                continue
-            number, found = place[1:]
-            before.setdefault(number, fleet.states[number])
-            fleet.take(number, found, self._now)
-            if one.id in going:
-                kept.append((number, found))
+        must = {one.leases[0].request_id for one in option.victims}
+        must |= {one.id for one in waiting if best_place(fleet, one.request, None)}
+        before = {option.number: fleet.states[option.number]}
+        soon = fleet.matcher.state(before[option.number].shape, before[option.number].is_lost, tuple(held))
+        fleet.put(option.number, fleet.matcher.taken(soon, fit, self._now.timestamp()))
+        behind = [
+            one for one in self._snapshot.pending if is_large(one) and not one.gang and _turn(pending) < _turn(one)
+        ]
+        holders = [self._snapshot.holders[one] for one in going if one in self._snapshot.holders]
+        places: list[tuple[int, Fit]] = []
+        for one, beside in (
+            *((one, keep) for one in sorted(behind, key=_turn)),
+            *((one, None) for one in sorted((*holders, *waiting), key=_turn)),
+        ):
+            place = best_place(fleet, one.request, beside)
+            if place is not None:
+                number, found = place[1:]
+                before.setdefault(number, fleet.states[number])
+                fleet.take(number, found, self._now)
+                must.discard(one.id)
+                if one.id in going:
+                    places.append((number, found))
+            elif one.id in must:
+                break
         for number, state in before.items():
             fleet.put(number, state)
-        fleet.put(option.number, seen)
-        return (fit, kept) if is_possible else None
+        return None if must else (fit, places)
 
-    def _carry_out(self, pending: Pending, option: _Option, fit: Fit, kept: Sequence[tuple[int, Fit]]) -> Reason:
+    def _carry_out(self, pending: Pending, option: _Option, fit: Fit, places: Sequence[tuple[int, Fit]]) -> Reason:
         outlook = Outlook(self._fleet, option.number)
         outlook.held = _without(outlook, option.leases)
         outlook.promise(fit)
-        for number, found in kept:
+        for number, found in places:
             self._fleet.take(number, found, self._now)
-        self._preemptions = tuple(
+        self._preemptions += tuple(
             Preempt(
                 lease.id,
                 lease.token,
@@ -229,7 +260,6 @@ class MovingRoom:
             for victim in option.victims
             for lease in victim.leases
         )
-        self.until = None
         where, moves = self._fleet.seats[option.number].worker.id, len(option.leases)
         whose = "1 request moves" if moves == 1 else f"{moves} requests move"
         return Reason(ReasonCode.PREEMPTING, str(pending.request), f"devices of worker {where}, from which {whose}")

@@ -11,7 +11,7 @@ from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.greedy import Greedy, Order
 from hetero_airflow.policies.queue import by_priority
-from hetero_airflow.policies.reservation import MakeNoRoom, MakeRoom
+from hetero_airflow.policies.reservation import KeepByNeed, MakeNoRoom, MakeRoom, Reserve
 
 BasisT = TypeVar("BasisT")
 
@@ -31,11 +31,12 @@ class Valuing(Generic[BasisT]):
         value: Callable[[BasisT], Valuation],
         *,
         order: Order = by_priority,
+        reserve: Reserve = KeepByNeed,
         make_room: MakeRoom = MakeNoRoom,
     ) -> None:
         self.name = name
         self._basis_of, self._value = basis, value
-        self._order, self._make_room = order, make_room
+        self._order, self._reserve, self._make_room = order, reserve, make_room
         self._known: tuple[BasisT, Greedy] | None = None
 
     def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
@@ -43,5 +44,6 @@ class Valuing(Generic[BasisT]):
         basis = self._basis_of(snapshot)
         if self._known is None or basis != self._known[0]:
             placement = Valued(self._value(basis))
-            self._known = basis, Greedy(self.name, self._order, placement, make_room=self._make_room)
+            greedy = Greedy(self.name, self._order, placement, reserve=self._reserve, make_room=self._make_room)
+            self._known = basis, greedy
         return self._known[1].decide(snapshot, now)

@@ -125,10 +125,40 @@ def test_moves_of_one_decision_are_bounded() -> None:
     assert moved(decide(running(MAX_MOVES + 1), large, workers=workers)) == {}
 
 
-def test_nobody_is_moved_while_somebody_waits_before() -> None:
+T4 = a_worker("c", tuple(a_device(f"c-{n}", "t4", "16GiB", index=n) for n in range(4)))
+
+
+def test_a_large_request_that_waits_for_other_devices_stops_no_other() -> None:
+    plan = decide(
+        (*SCATTERED, held("t4s", "c", 0, 1, 2, 3)), a_pending("rare", "t4:4"),
+        a_pending("large", "a100:4", 1), workers=(four("a"), four("b"), T4),
+    )  # fmt: skip
+    assert (moved(plan), codes(plan)) == (
+        {"one": "large"},
+        {"rare": ReasonCode.BUSY, "large": ReasonCode.PREEMPTING},
+    )
+
+
+def test_nobody_is_moved_while_a_small_request_of_a_higher_class_waits() -> None:
+    """It would go first in the next decision, and might take what was freed."""
+    plan = decide(
+        (*SCATTERED, held("t4s", "c", 0, 1, 2, 3)), a_pending("small", "t4", priority="urgent"),
+        a_pending("large", "a100:4"), workers=(four("a"), four("b"), T4),
+    )  # fmt: skip
+    assert (moved(plan), codes(plan)) == ({}, {"small": ReasonCode.BUSY, "large": ReasonCode.BUSY})
+
+
+def test_what_is_kept_for_a_higher_class_is_not_given_to_a_lower_one() -> None:
     running = (held("pair", "b", 0, 1), held("one", "a", 0))
     assert moved(decide(running, LARGE)) == {"one": "large"}
     assert moved(decide(running, LARGE, a_pending("urgent", "gpu:4", priority="urgent"))) == {}
+
+
+def test_nothing_is_kept_from_who_was_moved() -> None:
+    running = (held("pair", "b", 0, 1), held("three", "a", 0, 1, 2))
+    back = a_pending("back", "gpu", 5, served={"nvidia/a100-sxm4-40gb": 600.0})
+    plan = decide(running, LARGE, back, a_pending("new", "gpu", 3))
+    assert codes(plan) == {"large": ReasonCode.BUSY, "back": "place", "new": ReasonCode.RESERVED}
 
 
 def test_what_is_freed_is_kept_from_those_behind_until_the_moved_have_ended() -> None:
