@@ -164,9 +164,20 @@ def _simulate(
         "rehearsal",
         replace(options or Options(), measured=measured),
         standing=standing,
-        estimates=snapshot.estimates,
+        estimates=replace(snapshot.estimates, edges={**snapshot.estimates.edges, **_edges(tasks)}),
     )
     return dict(zip([task.id for task in tasks], simulation.run().jobs[len(standing) :], strict=True))
+
+
+def _edges(tasks: Sequence[PlannedTask]) -> dict[TaskName, tuple[TaskName, ...]]:
+    """Task → those that come right after it in the run."""
+    names = {task.id: task.task for task in tasks}
+    after: dict[TaskName, dict[TaskName, None]] = {}
+    for task in tasks:
+        for before in task.after:
+            if before in names:
+                after.setdefault(names[before], {})[task.task] = None
+    return {name: tuple(found) for name, found in after.items()}
 
 
 def _job(
@@ -180,7 +191,9 @@ def _job(
     else:
         pending = Pending(ids[task.id], task.request, _EPOCH, task.weight, dag_id, "", task_id)
         job = expected_job(pending, estimates, case, assumed_s, {})
-    return replace(job, arrival_s=starts_in_s, after=tuple(ids[one] for one in task.after if one in ids))
+    return replace(
+        job, arrival_s=starts_in_s, run="rehearsal", after=tuple(ids[one] for one in task.after if one in ids)
+    )
 
 
 def _rehearsed(task: PlannedTask, cases: Sequence[JobRecord], starts_in_s: float, estimates: Estimates) -> Rehearsed:

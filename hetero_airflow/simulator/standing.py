@@ -87,6 +87,7 @@ def expected_job(
         task=pending.task_id,
         group=pending.dag_id,
         weight=pending.weight,
+        run=pending.run_id,
     )
 
 

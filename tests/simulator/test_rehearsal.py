@@ -10,6 +10,7 @@ from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.fifo import Fifo
+from hetero_airflow.policies.heft import Heft
 from hetero_airflow.simulator.rehearsal import Miss, PlannedTask, rehearse
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import Submitted, WorkerSeen
@@ -52,6 +53,18 @@ def test_tasks_run_in_their_order_and_what_stands_is_in_their_way():
     assert train.wait_s == pytest.approx(90)
     assert tell.end_s == rehearsal.end_s == pytest.approx((131, 161, 291))
     assert (rehearsal.misses, rehearsal.standing) == ((), 1)
+
+
+def test_a_policy_knows_what_comes_after_what():
+    """Of three tasks for one device, the last goes first, since another one waits for it."""
+    names = ("a", "b", "c")
+    tasks = [PlannedTask(name, ("dag", name), GPU) for name in names]
+    tasks.append(PlannedTask("end", ("dag", "end"), GPU, after=("c",)))
+    works = {("dag", name): Interval(10, 10, 10) for name in (*names, "end")}
+    known = Estimates({name: {A100: 1.0} for name in works} | KNOWN.speeds, works | KNOWN.works)
+    snapshot = replace(a_snapshot(), estimates=known)
+    started = {policy: [task.id for task in rehearse(snapshot, tasks, policy(), NOW).tasks] for policy in (Fifo, Heft)}
+    assert (started[Fifo][0], started[Heft][0]) == ("a", "c")
 
 
 def test_who_waits_already_keeps_its_place():
