@@ -1,0 +1,108 @@
+"""Makespan and the time of a DAG run on generated streams of DAG runs, by policies that know the DAGs and others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+
+from bench_table import HOUR_S, ON_60_S, Row, Table
+
+from hetero_airflow import policies
+from hetero_airflow.registry import load
+from hetero_airflow.simulator.bounds import makespan_bounds
+from hetero_airflow.simulator.cluster import parse_cluster
+from hetero_airflow.simulator.dag_generator import dag_runs, random_design
+from hetero_airflow.simulator.generators import poisson_arrivals
+from hetero_airflow.simulator.options import Knowledge
+from hetero_airflow.simulator.simulation import Simulation
+from hetero_airflow.simulator.workload import Workload
+
+SEEDS = (0, 1, 2)
+CLUSTER = "v100=4,p100=4,k80=4"
+DESIGNS = 12
+STREAMS = {"40 runs at once": (40, None), "150 runs, 4 an hour": (150, 4.0)}
+"""Name → number of DAG runs, and how many begin an hour."""
+
+ROWS = (
+    Row("fifo", "fifo", Knowledge.ORACLE),
+    Row("priority", "priority", Knowledge.ORACLE),
+    Row("sjf, an oracle of durations", "sjf", Knowledge.ORACLE),
+    Row("assignment, told of speeds", "assignment"),
+    Row("critical_path, an oracle of durations", "critical_path", Knowledge.ORACLE),
+    Row("critical_path, learning from the runs", "critical_path", Knowledge.LEARNED),
+    Row("heft, an oracle of durations", "heft", Knowledge.ORACLE),
+    Row("heft, learning from the runs", "heft", Knowledge.LEARNED),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """When everything was over, and how long a DAG run took from its begin, in seconds."""
+
+    makespan_s: float
+    run_s: float
+
+
+def stream(name: str, seed: int) -> Workload:
+    """DAG runs of twelve random DAGs."""
+    runs, per_hour = STREAMS[name]
+    rng = random.Random(seed)
+    designs = [random_design(rng, f"dag{number}") for number in range(DESIGNS)]
+    return dag_runs(rng, designs, runs, [0.0] * runs if per_hour is None else poisson_arrivals(rng, per_hour))
+
+
+def simulated(workload: Workload, row: Row) -> Ended:
+    """One stream under one policy."""
+    policy = load(policies.GROUP, policies.POLICIES, row.policy)()
+    options = replace(ON_60_S, knowledge=row.knowledge)
+    record = Simulation(workload, parse_cluster(CLUSTER), policy, row.policy, options).run()
+    return ended(workload, {job.id: job.finished_s or 0.0 for job in record.jobs})
+
+
+def ended(workload: Workload, ends: dict[str, float]) -> Ended:
+    """The figures, given when each job ended."""
+    lasts: dict[str, float] = {}
+    for job in workload.jobs:
+        lasts[job.run] = max(lasts.get(job.run, 0.0), ends[job.id])
+    begins = {job.run: job.arrival_s for job in workload.jobs}
+    return Ended(max(lasts.values()), fmean(lasts[run] - begins[run] for run in begins))
+
+
+def bound(workload: Workload) -> Ended:
+    """Below what no schedule comes: of a DAG run, its critical path on the fastest devices."""
+    workers = parse_cluster(CLUSTER)
+    runs: dict[str, Workload] = {}
+    for job in workload.jobs:
+        own = runs.get(job.run, Workload(job.run, ()))
+        runs[job.run] = replace(own, jobs=(*own.jobs, job))
+    alone = [makespan_bounds(run, workers).alone_s - run.jobs[0].arrival_s for run in runs.values()]
+    return Ended(makespan_bounds(workload, workers).best_s, fmean(alone))
+
+
+def tables() -> Iterator[Table]:
+    """One table a stream."""
+    for name in STREAMS:
+        workloads = [stream(name, seed) for seed in SEEDS]
+        bounds = [bound(workload) for workload in workloads]
+        rows = []
+        for row in ROWS:
+            own = [simulated(workload, row) for workload in workloads]
+            ratios = [one.makespan_s / least.makespan_s for one, least in zip(own, bounds, strict=True)]
+            rows.append((row.label, *_both(ratios, 1.0), *_both([one.run_s for one in own], HOUR_S)))
+        least_s = [least.run_s for least in bounds]
+        rows.append(("lower bound", "1.00", "–", *_both(least_s, HOUR_S)))
+        yield Table(
+            f"DAG runs: {name}, on 4 V100 + 4 P100 + 4 K80",
+            f"Chains, fans and layers of 3 to 20 tasks by {DESIGNS} designs, seeds {', '.join(map(str, SEEDS))}. "
+            "Makespan as a multiple of its lower bound (critical path, linear program); time of a DAG run from its "
+            "begin to its last end, of which the bound is its critical path alone on the fastest devices.",
+            ("policy", "makespan / bound", "spread", "mean time of a DAG run, h", "spread"),
+            rows,
+        )
+
+
+def _both(values: list[float], unit: float) -> tuple[str, str]:
+    """Mean and standard deviation over the seeds."""
+    return f"{fmean(values) / unit:.2f}", f"{stdev(values) / unit:.2f}"
