@@ -11,6 +11,7 @@ and improves by exchanges, looking only at those that the prices of the first st
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from heapq import heappop, heappush
 
 import numpy as np
@@ -221,6 +222,8 @@ class _Exchange:
         self._found: list[int] = found.tolist()
         classes = len(capacities)
         self._free = [int(capacities[k] - sizes[found == k].sum()) for k in range(classes)]
+        self._there = [sorted(self._entry(int(job), k) for job in np.flatnonzero(found == k)) for k in range(classes)]
+        """The jobs of each class, those of the least value a device first."""
         margins = np.concatenate([values - sizes[:, None] * prices, np.zeros((len(values), 1))], axis=1)
         self._losses = margins.max(axis=1, keepdims=True) - margins[:, :classes]
         """What the relaxation proves to be lost by putting a job into a class."""
@@ -240,6 +243,9 @@ class _Exchange:
         where = self._found[job]
         return 0.0 if where == WAITING else self._values[job][where]
 
+    def _entry(self, job: int, where: int) -> tuple[float, int]:
+        return self._values[job][where] / self._sizes[job], job
+
     def _try(self, job: int, to: int, least: float) -> bool:
         """Put the job there and whoever has to go elsewhere, if that gains."""
         more, was = self._values[job][to] - self._value(job), self._found[job]
@@ -251,10 +257,8 @@ class _Exchange:
         free[to] -= self._sizes[job]
         moved = {job: to}
         if free[to] < 0:
-            victims = [one for one, where in enumerate(self._found) if where == to]
-            victims.sort(key=lambda one: (self._values[one][to] / self._sizes[one], one))
             chosen: list[int] = []
-            for one in victims:
+            for _, one in self._there[to]:
                 if free[to] >= 0:
                     break
                 chosen.append(one)
@@ -268,9 +272,17 @@ class _Exchange:
             if free[to] < 0 or more <= least:
                 return False
         for one, where in moved.items():
-            self._found[one] = where
+            self._put(one, where)
         self._free = free
         return True
+
+    def _put(self, job: int, where: int) -> None:
+        was, self._found[job] = self._found[job], where
+        if was != WAITING:
+            there = self._there[was]
+            del there[bisect_left(there, self._entry(job, was))]
+        if where != WAITING:
+            insort(self._there[where], self._entry(job, where))
 
     def _next_best(self, job: int, free: list[int]) -> int:
         """The best class with room, which is then taken."""
