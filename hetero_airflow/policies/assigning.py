@@ -137,7 +137,7 @@ class Assigning(Greedy):
             one.pending.id: one.ways[name] for one in placed if (name := assigned.classes[one.pending.id]) is not None
         }
         second = self._walk(snapshot, self._look(snapshot), ways, self._order, self._may_pass, now)
-        is_whole = len(second.places) >= len(first.places) and ways.keys() <= {one.request_id for one in second.places}
+        is_whole = len(second.places) >= len(first.places) and ids <= {one.request_id for one in second.places}
         return second if is_whole else first
 
     def _walk(

@@ -181,6 +181,15 @@ def test_a_request_that_says_what_it_prefers_gets_it_where_it_is_free() -> None:
     assert where(Assignment().decide(snapshot, EPOCH)) == {"choosy": "v100-0"}
 
 
+def test_what_suits_one_better_never_costs_an_older_request_its_place() -> None:
+    asked = [["v100:2", "k80"], "gpu", "v100", "gpu"]
+    pending = tuple(a_pending(f"r{n}", one, at_s=n, task_id="train") for n, one in enumerate(asked))
+    workers = (a_host("v100-0", v100=3), a_host("k80-0", k80=1))
+    snapshot = Snapshot(1, workers, pending=pending, estimates=known(("train", {V100: 1.0, K80: 0.1})))
+    plan = Assignment().decide(snapshot, EPOCH + timedelta(hours=1))
+    assert [place.request_id for place in plan.places] == ["r0", "r1", "r2"]
+
+
 def test_a_share_and_a_cpu_are_placed_beside() -> None:
     workers = (a_host("v100-0", v100=2),)
     pending = (a_pending("whole", "v100"), a_pending("half", "v100:0.5"), a_pending("cores", "cpu:2"))
