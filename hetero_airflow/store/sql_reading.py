@@ -95,7 +95,7 @@ def _update_workers(connection: Connection, view: View, since: int) -> None:
 def read_pending(row: Row[*tuple[Any, ...]], read_request: ReadRequest) -> Pending | None:
     """The request of a whole row of `hetero_request`; None where its JSON can't be read, which is logged."""
     try:
-        request = read_request(row.request)
+        request, served = read_request(row.request), SERVED.validate_json(row.served)
     except ValidationError as error:
         report_unreadable("request", row.id, error)
         return None
@@ -109,7 +109,7 @@ def read_pending(row: Row[*tuple[Any, ...]], read_request: ReadRequest) -> Pendi
         row.task_id,
         row.map_index,
         row.try_number,
-        SERVED.validate_json(row.served),
+        served,
         row.gang or "",
         row.gang_size,
     )

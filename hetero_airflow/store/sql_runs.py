@@ -29,7 +29,7 @@ def read_runs(connection: Connection, since: int, read_request: ReadRequest) -> 
             *(_LEASE.request_id, _REQUEST.dag_id, _REQUEST.task_id, _REQUEST.request, _REQUEST.served),
         )
         .join(tables.request, _REQUEST.id == _LEASE.request_id)
-        .where(_LEASE.changed > since, _LEASE.outcome.is_not(None))
+        .where(_LEASE.changed > since, _LEASE.outcome.in_([*RunEnd]))
         .order_by(_LEASE.changed.desc(), _LEASE.token.desc())
         .limit(MAX_RUNS)
     ).all()
@@ -41,11 +41,11 @@ def read_runs(connection: Connection, since: int, read_request: ReadRequest) -> 
         if leased is None:
             continue
         try:
-            asked = read_request(row.request).alternatives[0]
+            asked, served = read_request(row.request).alternatives[0], SERVED.validate_json(row.served)
         except ValidationError as error:
             report_unreadable("request", row.request_id, error)
             continue
-        held_s, served = (row.ended_at - row.granted_at).total_seconds(), SERVED.validate_json(row.served)
+        held_s = (row.ended_at - row.granted_at).total_seconds()
         task, end = (row.dag_id, row.task_id), RunEnd(row.outcome)
         runs.append(Run(row.changed, row.request_id, task, asked, *leased, held_s, end, row.ended_at, served))
     return tuple(runs)

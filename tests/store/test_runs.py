@@ -109,3 +109,14 @@ def test_a_run_whose_request_can_not_be_read_is_passed_over(engine, caplog):
         connection.execute(update(tables.request).where(tables.request.c.id == "r1").values(request="{"))
     assert [run.request_id for run in store.runs()] == ["r2"]
     assert "request 'r1'" in caplog.text
+
+
+def test_a_run_of_which_another_version_says_more_is_passed_over(engine, caplog):
+    store = seen(SqlStore(engine))
+    end(store, grant(store, a_pending("r1"), a_pending("r2"), a_pending("r3"), cpu=1000), EPOCH + MINUTE)
+    with engine.begin() as connection:
+        lease, request = tables.lease.c, tables.request.c
+        connection.execute(update(tables.lease).where(lease.request_id == "r1").values(outcome="unheard_of"))
+        connection.execute(update(tables.request).where(request.id == "r2").values(served="[1]"))
+    assert [run.request_id for run in store.runs()] == ["r3"]
+    assert "request 'r2'" in caplog.text
