@@ -94,6 +94,19 @@ def test_what_is_placed_before_the_head_counts_with_its_own_end(policy):
 
 
 @both
+def test_what_short_work_holds_now_is_not_kept_twice(policy):
+    lease, holder = busy("runs", "a", 0)
+    half = replace(lease.claims[0], milli=500, memory_bytes=20 * 2**30)
+    texts = {"head": "gpu:0.75", "large": "gpu:0.5", "short": "gpu:0.25", "long": "gpu:0.25"}
+    pending = tuple(a_pending(name, text, at_s) for at_s, (name, text) in enumerate(texts.items()))
+    found = started(
+        policy, (worker("a", 1),), pending, (lease.model_copy(update={"claims": (half,)}), holder),
+        runs=60.0, head=10.0, large=99.0, short=30.0, long=99.0,
+    )  # fmt: skip
+    assert found == ["short", "long"]
+
+
+@both
 def test_a_run_that_takes_longer_than_foreseen_is_foreseen_anew(policy):
     pending = (a_pending("head", "gpu:2"), a_pending("later", "gpu", 1))
     holder = busy("runs", "a", 0, ago_s=120.0)
