@@ -12,13 +12,14 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
-from sqlalchemy import Engine, create_engine, inspect, select
+from sqlalchemy import Engine, create_engine, event, inspect, select
 
 from hetero_airflow import store
+from hetero_airflow.model.plan import Plan
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.store import WorkerSeen
-from hetero_airflow.testing import EPOCH, a_worker
+from hetero_airflow.store.store import Submitted, WorkerSeen
+from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
 
 STORE = Path(store.__file__).parent
 MANAGER = "hetero_airflow.executor.db_manager.HeteroDBManager"
@@ -82,6 +83,21 @@ def test_the_migrations_make_the_tables_and_take_them_away(engine):
     tables.metadata.create_all(engine)
     assert checks(engine) == migrated
     assert state(engine) == [(1, 0, 0, 0)]
+
+
+def test_what_is_stored_outlives_a_downgrade_and_an_upgrade(engine):
+    if engine.dialect.name == "sqlite":  # as Airflow does
+        event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys=ON"))
+    command.upgrade(configuration(engine), "head")
+    store = SqlStore(engine)
+    store.record([WorkerSeen(a_worker()), Submitted(a_pending("r1")), Submitted(a_pending("r2"))], EPOCH)
+    (lease,) = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), EPOCH, EPOCH).leases
+    command.downgrade(configuration(engine), "0001")
+    command.upgrade(configuration(engine), "head")
+    snapshot = SqlStore(engine).snapshot()
+    assert snapshot.leases == (lease,)
+    assert (list(snapshot.holders), [one.id for one in snapshot.pending]) == (["r1"], ["r2"])
+    assert differences(engine) == []
 
 
 @pytest.mark.postgres

@@ -28,8 +28,6 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Take them away; leases that are told to end are active again."""
     op.execute("UPDATE hetero_lease SET state = 'active' WHERE state = 'preempted'")
-    with op.batch_alter_table("hetero_lease") as lease:
-        lease.drop_column("saved_at")
-    with op.batch_alter_table("hetero_request") as request:
-        for column in ("gang_size", "gang", "served"):
-            request.drop_column(column)
+    op.drop_column("hetero_lease", "saved_at")  # not in a batch: its copy of a table drops the rows that refer to it
+    for column in ("gang_size", "gang", "served"):
+        op.drop_column("hetero_request", column)

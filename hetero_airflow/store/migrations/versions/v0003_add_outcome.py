@@ -19,5 +19,4 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Take it away."""
-    with op.batch_alter_table("hetero_lease") as lease:
-        lease.drop_column("outcome")
+    op.drop_column("hetero_lease", "outcome")
