@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from datetime import datetime
 from typing import NamedTuple
 
@@ -103,6 +105,27 @@ def snapshot_text(snapshot: Snapshot, taken_at: datetime) -> str:
     return file.model_dump_json(indent=1) + "\n"
 
 
+def _fault(file: _File) -> str:
+    """What no snapshot can say, in words; empty where there is nothing of the kind."""
+    if file.schema_version != SCHEMA:
+        return f"version {file.schema_version} of its form"
+    requests = [*file.pending, *file.holders]
+    for what, ids in (("worker", [one.id for one in file.workers]), ("request", [one.id for one in requests])):
+        twice = next((id_ for id_, times in Counter(ids).items() if times > 1), None)
+        if twice is not None:
+            return f"the {what} {shorten(twice)} twice"
+    times = [file.taken_at, *(one.submitted_at for one in requests)]
+    times += [time for lease in file.leases for time in (lease.granted_at, lease.expires_at)]
+    if not all(time.tzinfo is not None for time in times):
+        return "a time without its zone"
+    for row in file.tasks:
+        speeds, work = row.speeds.values(), row.work or Interval(1.0, 1.0, 1.0)
+        is_work = 0 < work.low <= work.middle <= work.high < math.inf
+        if not (is_work and all(0 <= speed < math.inf for speed in speeds)):
+            return f"an estimate of {shorten('.'.join((row.dag_id, row.task_id)))} that can't be"
+    return ""
+
+
 def read_snapshot(text: str) -> SavedSnapshot:
     """The snapshot that a text made by `snapshot_text` holds.
 
@@ -110,7 +133,7 @@ def read_snapshot(text: str) -> SavedSnapshot:
     """
     try:
         file = _File.model_validate_json(text)
-        found = "" if file.schema_version == SCHEMA else f"version {file.schema_version} of its form"
+        found = _fault(file)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         found = f"at {'.'.join(map(str, first['loc'])) or 'the top'}: {shorten(first['msg'])}"

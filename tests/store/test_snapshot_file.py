@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from hetero_airflow.errors import SettingsError
 from hetero_airflow.model.estimates import Estimates, Interval
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.shares import Shares
+from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.snapshot_file import read_snapshot, snapshot_text
 from hetero_airflow.store.store import Submitted, WorkerSeen
@@ -54,6 +56,30 @@ def test_leases_their_holders_and_estimates_are_saved():
         dict(snapshot.usage),
     )
     assert told(saved.estimates) == told(KNOWN)
+
+
+TRAIN = {"dag_id": "dag", "task_id": "train"}
+SAVED = json.loads(snapshot_text(Snapshot(1, (a_worker(),), pending=(a_pending("r1"),)), EPOCH))
+NAIVE = {**SAVED["pending"][0], "submitted_at": "2026-01-01T00:00:00"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"pending": SAVED["pending"] * 2}, "the request 'r1' twice"),
+        ({"workers": SAVED["workers"] * 2}, "the worker 'worker-a' twice"),
+        ({"taken_at": "2026-01-01T00:00:00"}, "a time without its zone"),
+        ({"pending": [NAIVE]}, "a time without its zone"),
+        ({"tasks": [TRAIN | {"speeds": {"nvidia/a100": math.nan}}]}, "an estimate of 'dag.train' that can't be"),
+        ({"tasks": [TRAIN | {"speeds": {"nvidia/a100": -1}}]}, "an estimate of 'dag.train' that can't be"),
+        ({"tasks": [TRAIN | {"work": [0, 0, 0]}]}, "an estimate of 'dag.train' that can't be"),
+        ({"tasks": [TRAIN | {"work": [3, 2, 1]}]}, "an estimate of 'dag.train' that can't be"),
+    ],
+)
+def test_what_no_snapshot_can_say_is_told(changes, found):
+    with pytest.raises(SettingsError) as caught:
+        read_snapshot(json.dumps(SAVED | changes))
+    assert caught.value.found == found
 
 
 @pytest.mark.parametrize(
