@@ -20,14 +20,14 @@ _PLAN = (
     Arg(("--snapshot",), metavar="FILE", help="A saved snapshot instead of the live one"),
     Arg(("--assume",), metavar="TIME", default="10m", help="How long a task takes of which nothing is known"),
     Arg(("--deadline",), metavar="TIME", help="How long the run may take; usually the DAG's dagrun_timeout"),
-    Arg(("--policy",), help="The policy; without one, that of [hetero] policy"),
+    Arg(("--policy",), help="The policy; without one, the configured one"),
 )
 _SIMULATE = (
     Arg(("--trace",), help="A public trace, such as gavel/h300_seed0; without one, what ran in this installation"),
     Arg(("--traces",), help="The folder of the traces; usually HETERO_AIRFLOW_TRACES says it"),
     Arg(("--history",), type=float, default=30, metavar="DAYS", help="How far back the installation's history goes"),
     Arg(("--cluster",), help="Pretend devices: v100=12,p100=3x4 is one worker of 12 and three of 4"),
-    Arg(("--policy",), help="The policy; without one, that of [hetero] policy"),
+    Arg(("--policy",), help="The policy; without one, the configured one"),
     Arg(("--compare",), metavar="POLICIES", help="Others to compare it with: fifo,las"),
     Arg(
         ("--knowledge",),
