@@ -22,6 +22,8 @@ from hetero_airflow.units import parse_duration_s
 History = Callable[[float, Collection[str]], Workload]
 """Days, device classes → what ran in them, with speeds on those classes."""
 
+_MOST_DAYS = 36_500
+
 _RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9})")
 
 
@@ -38,7 +40,7 @@ def read_experiment(
     trace = None if args.trace is None else load_trace(args.trace, _folder(args.traces))
     workers = parse_cluster(args.cluster) if args.cluster else (trace.workers if trace else ()) or known()
     classes = {device_class(device) for worker in workers for device in worker.devices}
-    workload = trace or history(args.history, classes)
+    workload = trace or history(_days(args.history), classes)
     if not workers:
         raise SettingsError(
             f"simulate {shorten(workload.name)}",
@@ -60,6 +62,14 @@ def read_experiment(
     )
     names = dict.fromkeys([args.policy or policy, *filter(None, (args.compare or "").split(","))])
     return Experiment(workload, workers, tuple(names), options), Window(first, last)
+
+
+def _days(days: float) -> float:
+    if not 0 < days <= _MOST_DAYS:
+        raise SettingsError(
+            f"--history {days:g}", found="no such past", remedy=f"Give more than 0 and at most {_MOST_DAYS} days"
+        )
+    return days
 
 
 def _folder(text: str | None) -> Path | None:

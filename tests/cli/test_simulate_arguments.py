@@ -66,6 +66,9 @@ def test_the_usual_restart_costs_more_for_more_devices():
     ("options", "error"),
     [
         ({}, "simulate 'history'; found no cluster"),
+        ({"history": float("nan")}, "--history nan; found no such past"),
+        ({"history": 1e300}, "--history 1e+300; found no such past"),
+        ({"history": -1.0}, "--history -1; found no such past"),
         ({"cluster": "v100"}, "cluster 'v100'; found 'v100'. Write it as"),
         ({"cluster": "v100=1", "jobs": "5..99"}, "--jobs '5..99'; found no range within the 10 jobs. Write the first"),
         ({"cluster": "v100=1", "jobs": "5..4"}, "--jobs '5..4'; found no range"),
