@@ -1,0 +1,263 @@
+"""Section ``replay``: what part of openb's GPUs is allocated while pods come and go, and some ask for whole workers.
+
+The trace as recorded asks for one GPU in a hundred at most. So its pods are drawn again: sizes and lifetimes as they
+were recorded (up to `LONGEST_S`), arrivals at random, so many that they ask for a given part of the GPUs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+import statistics
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from bench_table import HOUR_S, Table, percent
+
+from hetero_airflow.matching.classic_fit import BestFit, Largest
+from hetero_airflow.matching.expected_fill import ExpectedFill
+from hetero_airflow.matching.feasibility import Verdict, device_count
+from hetero_airflow.matching.fragmentation import Fragmentation
+from hetero_airflow.matching.matcher import Matcher
+from hetero_airflow.matching.scoring import Held, Placement, Tight
+from hetero_airflow.matching.shapes import Shape
+from hetero_airflow.matching.valued import Valued
+from hetero_airflow.model.device import device_class
+from hetero_airflow.model.request import Alternative
+from hetero_airflow.model.snapshot import Pending
+from hetero_airflow.model.worker import Worker
+from hetero_airflow.policies.consolidation import Consolidation
+from hetero_airflow.policies.greedy import Greedy
+from hetero_airflow.policies.policy import Policy
+from hetero_airflow.policies.queue import by_priority
+from hetero_airflow.policies.reservation import KeepByNeed
+from hetero_airflow.policies.share_prices import share_prices
+from hetero_airflow.simulator.figures import Window, measure
+from hetero_airflow.simulator.options import Options
+from hetero_airflow.simulator.simulation import Simulation
+from hetero_airflow.simulator.traces import load_trace
+from hetero_airflow.simulator.traces.openb_fill import asked_devices
+from hetero_airflow.simulator.workload import Job, Workload
+from hetero_airflow.units import MILLI_PER_DEVICE
+
+SEEDS = range(42, 45)
+WORKERS = 80
+"""Of the 1213."""
+DEMAND = 1.05
+"""What is asked for while it is measured, as a part of all GPUs."""
+LARGE_PARTS = (0.1, 0.2, 0.3)
+"""Of the demand, by requests for `LARGE` GPUs of one worker; by the trace itself it is a tenth."""
+LARGE = 8.0
+LONGEST_S = HOUR_S
+PATIENCE_S = 0.25 * HOUR_S
+WARM_UP_S = 3 * HOUR_S
+"""Large requests that started while the cluster was still empty have ended: one may have followed another there."""
+END_S = 4 * HOUR_S
+CYCLE_S = 10.0
+
+BASELINES = (("random", False), ("random", True), ("best_fit", False), ("fgd", False), ("expected_fill", False))
+"""Placement, and whether what the head needs is kept for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One policy under one load."""
+
+    allocated: float
+    """Part of all GPUs, on average over the time after the warm-up."""
+    large_wait_s: tuple[float, ...]
+    """Of the large requests submitted after the warm-up; others until they left or until the end."""
+    large_left: float
+    small_left: float
+    """Parts of those submitted after the warm-up that did not start."""
+    moves_per_h: float
+
+
+def run(workload: Workload, policy: Policy, name: str) -> Result:
+    """Figures of the time after the warm-up."""
+    options = Options(cycle_s=CYCLE_S, until_s=END_S)
+    record = Simulation(workload, (), policy, name, options).run()
+    figures = measure(record, Window(start_s=WARM_UP_S, end_s=END_S))
+    large, small = figures.groups["large"], figures.groups["small"]
+    moved_s = [stay.end_s for job in record.jobs for stay in job.intervals[:-1]]
+    waits = (
+        (min(END_S, job.submitted_s + PATIENCE_S) if job.started_s is None else job.started_s) - job.submitted_s
+        for job in record.jobs
+        if job.group == "large" and job.submitted_s >= WARM_UP_S
+    )
+    assert figures.busy_utilisation is not None
+    return Result(
+        figures.busy_utilisation,
+        tuple(waits),
+        large.never_started / large.jobs,
+        small.never_started / small.jobs,
+        sum(at_s >= WARM_UP_S for at_s in moved_s) / ((END_S - WARM_UP_S) / HOUR_S),
+    )
+
+
+def tables() -> Iterator[Table]:
+    """What is allocated by part of large requests; then what each policy did for whom."""
+    loads = {part: [replayed(part, seed) for seed in SEEDS] for part in LARGE_PARTS}
+    labels = [f"{name}{', kept for the head' if keeps else ''}" for name, keeps in BASELINES]
+    results: dict[tuple[str, float], list[Result]] = {}
+    for part, workloads in loads.items():
+        for label, (name, keeps) in zip(labels, BASELINES, strict=True):
+            results[label, part] = [
+                run(one, make(name, keeps=keeps, workload=one, seed=seed), name)
+                for one, seed in zip(workloads, SEEDS, strict=True)
+            ]
+        results["**consolidation**", part] = [run(one, Consolidation(), "consolidation") for one in workloads]
+    yield Table(
+        f"GPUs allocated while pods come and go, %: openb's pods on {WORKERS} of its workers",
+        f"Mean (lowest to highest) of {len(SEEDS)} seeds, {(END_S - WARM_UP_S) / HOUR_S:g} h after a warm-up of "
+        f"{WARM_UP_S / HOUR_S:g} h. Pods drawn from the default list, lifetimes as recorded but at most "
+        f"{LONGEST_S / HOUR_S:g} h, ask for {percent(DEMAND)} % of the GPUs; the columns say which part of that is "
+        f"asked for by requests for {LARGE:g} GPUs of one worker. Who waits for {PATIENCE_S / 60:g} min leaves. "
+        "Kept for the head: what the first request that waits could use is kept for it, as by our policies; elsewhere "
+        "nothing is, so that nothing idles for large requests, and they may starve. Who starts no large one can "
+        f"allocate at most {percent(DEMAND)} % less the column's part of it.",
+        ("policy", *(f"{percent(part)} %" for part in LARGE_PARTS)),
+        [
+            (label, *(_spread([one.allocated for one in results[label, part]]) for part in LARGE_PARTS))
+            for label in (*labels, "**consolidation**")
+        ],
+    )
+    yield Table(
+        "The same runs: how long large requests waited, and who moved",
+        "Waits in minutes, of all seeds together; who never started waited until it left or until the end.",
+        ("policy", "large", "wait p50", "p95", "large never started, %", "small never started, %", "moves an hour"),
+        [
+            (
+                label, f"{percent(part)} %", *_waits(own), *(percent(statistics.fmean(left)) for left in (
+                    [one.large_left for one in own], [one.small_left for one in own]
+                )), f"{statistics.fmean(one.moves_per_h for one in own):.0f}",
+            )
+            for (label, part), own in results.items()
+        ],
+    )  # fmt: skip
+
+
+def _spread(shares: Sequence[float]) -> str:
+    return f"{percent(statistics.fmean(shares))} ({percent(min(shares))}–{percent(max(shares))})"
+
+
+def _waits(results: Sequence[Result]) -> tuple[str, str]:
+    waits = [wait for one in results for wait in one.large_wait_s]
+    p50, p95 = np.percentile(waits, (50, 95))
+    return f"{p50 / 60:.1f}", f"{p95 / 60:.1f}"
+
+
+# The workload.
+
+
+def replayed(large: float, seed: int) -> Workload:
+    """Pods drawn from the trace that come and go at a constant mean rate, on workers drawn from it.
+
+    :param large: the part of the demand that is asked for by large requests
+    """
+    rng = random.Random(seed)
+    trace = load_trace("openb/default")
+    workers = _drawn(trace.workers, rng)
+    gpus = sum(device.kind != "cpu" for worker in workers for device in worker.devices)
+    jobs: list[Job] = []
+    matcher = Matcher(Tight())
+    shapes = {matcher.seat(worker).shape for worker in workers}
+    possible = [job for job in trace.jobs if _is_possible(job, shapes, matcher)]
+    for part, name in ((1 - large, "small"), (large, "large")):
+        pods = [job for job in possible if (asked_devices(job.request) == LARGE) == (name == "large")]
+        for at_s, pod in _arrivals(pods, part * DEMAND * gpus, rng):
+            name_, lasts_s = f"{name}-{len(jobs):06}", min(pod.work, LONGEST_S)
+            jobs.append(replace(pod, id=name_, arrival_s=at_s, work=lasts_s, patience_s=PATIENCE_S, group=name))
+    jobs.sort(key=lambda job: (job.arrival_s, job.id))
+    return Workload(f"openb replayed, seed {seed}", tuple(jobs), workers)
+
+
+def _arrivals(pods: Sequence[Job], gpus: float, rng: random.Random) -> list[tuple[float, Job]]:
+    """A Poisson process of pods, stretched until they ask for just so many GPUs while it is measured."""
+    per_s = gpus / statistics.fmean(asked_devices(job.request) * min(job.work, LONGEST_S) for job in pods)
+    drawn = rng.choices(pods, k=math.ceil(3 * per_s * END_S))
+    at_s = np.cumsum([rng.expovariate(per_s) for _ in drawn])
+    lasts_s = np.array([min(job.work, LONGEST_S) for job in drawn])
+    devices = np.array([asked_devices(job.request) for job in drawn])
+    for _ in range(50):
+        inside_s = np.minimum(at_s + lasts_s, END_S) - np.maximum(at_s, WARM_UP_S)
+        at_s *= float(devices @ np.maximum(inside_s, 0.0)) / (gpus * (END_S - WARM_UP_S))
+    return [(at, job) for at, job in zip(at_s.tolist(), drawn, strict=True) if at < END_S]
+
+
+def _drawn(workers: Sequence[Worker], rng: random.Random) -> tuple[Worker, ...]:
+    """Every so many of the workers by size, so that each kind has its part, from a random one on."""
+    ranked = sorted(workers, key=lambda one: (sorted(device_class(d) for d in one.devices), _cores(one), one.id))
+    step = len(ranked) / WORKERS
+    start = rng.random() * step
+    return tuple(ranked[int(start + number * step)] for number in range(WORKERS))
+
+
+def _cores(worker: Worker) -> int:
+    return worker.cpu.capacity_milli if worker.cpu else 0
+
+
+def _is_possible(job: Job, shapes: Collection[Shape], matcher: Matcher) -> bool:
+    """Whether a worker of one of the shapes could run it."""
+    return any(matcher.verdict(one, shape).is_servable for one in job.request.alternatives for shape in shapes)
+
+
+# The baselines.
+
+
+class KeepNothing(KeepByNeed):
+    """Whoever fits is placed, whoever waits: as in the scheduler of Kubernetes, large requests can wait for ever."""
+
+    def wait(self, unit: Sequence[Pending]) -> None:
+        """Nothing is kept."""
+
+
+class AnyPlace:
+    """A placement by lot: of the workers where it fits any, and there any devices.
+
+    The lots are hashes of what is asked and of when each device of the worker was last granted, which no two workers
+    have in common once something has run on them.
+    """
+
+    uses_history = True
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def choose(
+        self, alternative: Alternative, shape: Shape, held: Sequence[Held], free: Sequence[int]
+    ) -> tuple[int, ...]:
+        """Those with the greatest lots."""
+        ranked = sorted(free, key=lambda position: (self._lot(alternative, held, position), position), reverse=True)
+        return tuple(sorted(ranked[: device_count(alternative)]))
+
+    def terms(
+        self, alternative: Alternative, shape: Shape, held: Sequence[Held], verdict: Verdict, chosen: Sequence[int]
+    ) -> Mapping[str, float]:
+        """The worker's lot."""
+        return {"lot": self._lot(alternative, held, -1)}
+
+    def _lot(self, alternative: Alternative, held: Sequence[Held], position: int) -> float:
+        granted = ",".join(f"{one.granted_s}/{one.milli}" for one in held)
+        text = f"{self._seed} {alternative.key} {position} {granted}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest()) / 2**48
+
+
+def make(name: str, *, keeps: bool, workload: Workload, seed: int) -> Policy:
+    """A policy that moves nobody; with `keeps`, what the head of the queue needs is kept for it."""
+    return Greedy(name, by_priority, _placement(name, workload, seed), reserve=KeepByNeed if keeps else KeepNothing)
+
+
+def _placement(name: str, workload: Workload, seed: int) -> Placement:
+    if name == "random":
+        return AnyPlace(seed)
+    if name == "best_fit":
+        cores = max(map(_cores, workload.workers))
+        gpus = max(sum(device.kind != "cpu" for device in worker.devices) for worker in workload.workers)
+        return Valued(BestFit(Largest(cores, gpus * MILLI_PER_DEVICE)))
+    asked = Counter(job.request.alternatives[0] for job in workload.jobs if job.request is not None)
+    mix = tuple((one, number / asked.total()) for one, number in sorted(asked.items(), key=lambda item: item[0].key))
+    return Valued(Fragmentation(mix) if name == "fgd" else ExpectedFill(mix, share_prices(mix)))
