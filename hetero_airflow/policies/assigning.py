@@ -85,14 +85,12 @@ class Assigning(Greedy):
         """A decision for each pending request, and what is preempted for it."""
         if not snapshot.workers:
             return super().decide(snapshot, now)
+        return self._compete(snapshot, now) if snapshot.can_preempt else self._choose(snapshot, now)
+
+    def _compete(self, snapshot: Snapshot, now: datetime) -> Plan:
+        """All compete: those that the assignment serves come first, each on its class."""
         fleet = self._look(snapshot)
         found = contest(snapshot, fleet, now)
-        if snapshot.can_preempt:
-            return self._compete(snapshot, fleet, found, now)
-        return self._choose(snapshot, found, now)
-
-    def _compete(self, snapshot: Snapshot, fleet: Fleet, found: Contest, now: datetime) -> Plan:
-        """All compete: those that the assignment serves come first, each on its class."""
         assigned = self._assign(found)
         room = make_room(found, fleet, assigned.classes, assigned.worths)
         ids = {one.id for one in snapshot.pending}
@@ -114,7 +112,7 @@ class Assigning(Greedy):
         )
         return replace(plan, preemptions=room.preemptions)
 
-    def _choose(self, snapshot: Snapshot, found: Contest, now: datetime) -> Plan:
+    def _choose(self, snapshot: Snapshot, now: datetime) -> Plan:
         """Nobody is moved: who goes first is a matter of priority and age, the assignment chooses among what is free.
 
         It does so for those that are placed before the first that has to wait.
@@ -122,10 +120,15 @@ class Assigning(Greedy):
         first = super().decide(snapshot, now)
         starting = takewhile(lambda one: isinstance(one, Place), first.decisions)
         ids = {one.request_id for one in starting}
+        if not ids:
+            return first
+        starts = {place.request_id for place in first.places}
+        few = replace(snapshot, pending=tuple(one for one in snapshot.pending if one.id in starts))
+        found = contest(few, self._look(snapshot), now)
         placed = [one for one in found.contenders if one.pending.id in ids and one.is_exact]
         if all(len(set(one.speeds.values())) == 1 for one in placed):
             return first
-        others = {place.request_id for place in first.places} - {one.pending.id for one in placed}
+        others = starts - {one.pending.id for one in placed}
         taken = Counter[str]()
         for one in found.contenders:
             if one.pending.id in others:
