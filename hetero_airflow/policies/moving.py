@@ -166,10 +166,11 @@ class MovingRoom:
 
     @cached_property
     def _small(self) -> Mapping[Rank, Mapping[int, list[Holding]]]:
-        """Class → worker → the small requests there that may be moved now."""
+        """Class → worker → the small requests there that may be moved now, and find a place as the fleet is."""
         found: defaultdict[Rank, defaultdict[int, list[Holding]]] = defaultdict(lambda: defaultdict(list))
         for one in holdings(Preemption(_class_of_small, MIN_STAY_S), self._fleet, self._snapshot, self._now):
-            if self._snapshot.holders[one.leases[0].request_id].gang:
+            holder = self._snapshot.holders[one.leases[0].request_id]
+            if holder.gang or best_place(self._fleet, holder.request, None) is None:
                 continue
             if one.protected_until <= self._now:
                 found[one.rank][one.workers[0]].append(one)
