@@ -30,7 +30,8 @@ from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.workload import Job, Workload
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a_worker, leased, snapshots
 
-thorough = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""So many for each row: what all rows share is tried by all of them, and the whole suite stays within minutes."""
 rows = pytest.mark.parametrize("name", POLICIES)
 BY_CLASS = ["priority"]
 """Policies that take leases back by priority class alone."""
@@ -384,7 +385,7 @@ def head_of(plan: Plan) -> int | None:
 
 
 @rows
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(data=st.data())
 def test_backfill_never_delays_the_head(name: str, data: st.DataObject) -> None:
     snapshot = replace(data.draw(snapshots(max_workers=3, max_pending=10)), estimates=NO_ESTIMATES)

@@ -235,7 +235,7 @@ def gang_snapshots(draw: st.DrawFn) -> Snapshot:
 
 
 rows = pytest.mark.parametrize("name", POLICIES)
-thorough = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @rows
