@@ -88,7 +88,10 @@ class Assigning(Greedy):
         return self._compete(snapshot, now) if snapshot.can_preempt else self._choose(snapshot, now)
 
     def _compete(self, snapshot: Snapshot, now: datetime) -> Plan:
-        """All compete: those that the assignment serves come first, each on its class."""
+        """All compete: those that the assignment serves come first, each on its class.
+
+        Nobody leaves for a request that found its place all the same; who moves for his own sake does.
+        """
         fleet = self._look(snapshot)
         found = contest(snapshot, fleet, now)
         assigned = self._assign(found)
@@ -110,7 +113,16 @@ class Assigning(Greedy):
             lambda pending, head: pending.id not in held or head.id not in queue,
             now,
         )
-        return replace(plan, preemptions=room.preemptions)
+        placed = {one.request_id for one in plan.places}
+        moves = {
+            one.pending.id for one in found.contenders if assigned.classes[one.pending.id] not in (None, one.current)
+        }
+        preemptions = tuple(
+            one if one.beneficiary not in placed else replace(one, beneficiary=None)
+            for one in room.preemptions
+            if one.beneficiary not in placed or one.request_id in moves
+        )
+        return replace(plan, preemptions=preemptions)
 
     def _choose(self, snapshot: Snapshot, now: datetime) -> Plan:
         """Nobody is moved: who goes first is a matter of priority and age, the assignment chooses among what is free.
