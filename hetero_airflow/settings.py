@@ -28,8 +28,8 @@ OPTIONS: tuple[Option, ...] = (
         "policy",
         "assignment",
         "string",
-        "Who goes first, and where: a name from the table in docs/scheduling.md, or an entry point. The default was "
-        "chosen by measurement: it decides as priority does, and puts tasks where they have an advantage.",
+        "Who goes first, and where: a name from the table in docs/scheduling.md, or an entry point. The default goes "
+        "by class, weight and age, and puts tasks on the device models on which they have an advantage.",
     ),
     Option(
         "pool",

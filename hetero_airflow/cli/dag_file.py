@@ -42,7 +42,7 @@ def read_dag(path: Path, dag_id: str | None) -> DAG:
     if dag_id in dags:
         return dags[dag_id]
     there = ", ".join(sorted(dags)) or "no DAG"
-    raise SettingsError(asked, found=there, remedy="Name one of them: --dag-id ..." if dags else "Define one in it")
+    raise SettingsError(asked, found=there, remedy="Name one of them: --dag-id NAME" if dags else "Define one in it")
 
 
 def planned_tasks(
