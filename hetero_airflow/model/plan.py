@@ -177,7 +177,8 @@ class Preempt:
     request_id: str
     """Whose lease it is."""
     beneficiary: str | None
-    """Id of the request that is to have the devices; None if the holder itself is to move to better ones."""
+    """Id of the request that is to have the devices; None if the holder itself is to move to better ones, or if room is
+    made for no one in particular."""
     cause: str
     """In words, for the holder's log."""
 

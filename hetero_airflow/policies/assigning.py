@@ -90,7 +90,8 @@ class Assigning(Greedy):
     def _compete(self, snapshot: Snapshot, now: datetime) -> Plan:
         """All compete: those that the assignment serves come first, each on its class.
 
-        Nobody leaves for a request that found its place all the same; who moves for his own sake does.
+        Who leaves makes room for a class; where the first of those who lack it found a place all the same, nobody is
+        named as the one who gains.
         """
         fleet = self._look(snapshot)
         found = contest(snapshot, fleet, now)
@@ -114,15 +115,8 @@ class Assigning(Greedy):
             now,
         )
         placed = {one.request_id for one in plan.places}
-        moves = {
-            one.pending.id for one in found.contenders if assigned.classes[one.pending.id] not in (None, one.current)
-        }
-        preemptions = tuple(
-            one if one.beneficiary not in placed else replace(one, beneficiary=None)
-            for one in room.preemptions
-            if one.beneficiary not in placed or one.request_id in moves
-        )
-        return replace(plan, preemptions=preemptions)
+        preemptions = (replace(one, beneficiary=None) if one.beneficiary in placed else one for one in room.preemptions)
+        return replace(plan, preemptions=tuple(preemptions))
 
     def _choose(self, snapshot: Snapshot, now: datetime) -> Plan:
         """Nobody is moved: who goes first is a matter of priority and age, the assignment chooses among what is free.

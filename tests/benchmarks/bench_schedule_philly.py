@@ -24,7 +24,7 @@ from hetero_airflow.simulator.traces.folder import trace_folder
 from hetero_airflow.simulator.workload import Job, Workload
 
 MONTH_S = 31 * 86400.0
-POOLS = (480, 640, 800, 960)
+POOLS = (512, 640, 768)
 BEAT_S = 60.0
 """Decisions are made at multiples of it, as by a heartbeat."""
 
