@@ -135,6 +135,7 @@ def tables() -> Iterator[Table]:
         "Philly, October 2017: one pool against a share for each of 11 virtual clusters",
         "47,192 recorded jobs; FIFO with backfill in the pool, with and without it in the shares. A share is in "
         "proportion to the machines that a virtual cluster had; a job that asks for more than that gets all of it. "
+        "Without known durations the two are the same where all devices are alike: the head keeps all that is free. "
         "The saturated window is the part of the month in which jobs wait for the pool, too; × is pool by shares.",
         (
             "devices", "shares' FIFO", "saturated, % of the month", "device-time in it, ×", "jobs ended in it, ×",
