@@ -40,10 +40,6 @@ class Interval(NamedTuple):
     middle: float
     high: float
 
-    def scaled(self, factor: float) -> Interval:
-        """The interval of the quantity times a positive factor."""
-        return Interval(self.low * factor, self.middle * factor, self.high * factor)
-
     def left_after(self, done: float) -> Interval | None:
         """What is left where so much is done; None where no more than one of a million would go on for so long.
 

@@ -73,7 +73,7 @@ def allocation_bound(workload: Workload, workers: Sequence[Worker] = ()) -> floa
 
     :param workers: the cluster; empty is the workload's own
     """
-    asks = Counter(_ask(job.request) for job in workload.jobs if job.request is not None)
+    asks = Counter(_ask(job.request) for job in workload.jobs if job.ranks)
     offers = Counter(_offer(worker) for worker in workers or workload.workers)
     there = sum(offer.devices * count for offer, count in offers.items())
     program = _Program()

@@ -88,21 +88,12 @@ class Simulation:
         self._devices = {name: accelerators.count(name) for name in sorted(set(accelerators))}
         self._standing = tuple(standing)
         self._jobs = (*(one.job for one in self._standing), *workload.jobs)
-        self._informant = Informant(
-            workload, frozenset(self._classes.values()), self._options.knowledge, self._options.shares
-        )
+        classes = frozenset(self._classes.values())
+        self._informant = Informant(workload, classes, self._options.knowledge, self._options.shares)
         told = self._informant.estimates if estimates is None else lambda: estimates
         self._store, self._engine = MemoryStore(keeps_history=False), SimulatedEngine()
         preemptor = self._engine if self._options.can_preempt else None
-        self._cycle = Cycle(
-            self._store,
-            policy,
-            self._engine,
-            _NEVER_S,
-            preemptor=preemptor,
-            estimates=told,
-        )
-        classes = frozenset(self._classes.values())
+        self._cycle = Cycle(self._store, policy, self._engine, _NEVER_S, preemptor=preemptor, estimates=told)
         self._runs = {job.id: JobRun(job, _best_s(job, classes)) for job in self._jobs}
         self._by_request: dict[str, tuple[JobRun, Pending]] = {}
         self._successors: defaultdict[str, list[JobRun]] = defaultdict(list)

@@ -54,7 +54,7 @@ class Filled:
 
 def fill(workload: Workload, valuation: Valuation, rng: Random | None) -> Filled:
     """Place the pods one by one; with a generator, on any worker that they fit, and there on any GPU."""
-    requests = [job.request for job in workload.jobs if job.request is not None]
+    requests = [job.request for job in workload.jobs]
     alternatives = {a: n for n, a in enumerate(dict.fromkeys(a for r in requests for a in r.alternatives))}
     order = [[alternatives[alternative] for alternative in request.alternatives] for request in requests]
     amount = [ask.milli * ask.devices for ask in map(ask_of, alternatives)]
@@ -89,7 +89,7 @@ def _any(board: Scoreboard, options: Sequence[int], rng: Random) -> tuple[int, i
 
 def mix_of(workload: Workload) -> Mix:
     """What the pods of the list ask for, without the copies of an order; any of several models as each of them."""
-    listed = [job.request for job in workload.jobs if job.request is not None and "-copy-" not in job.id]
+    listed = [job.request for job in workload.jobs if "-copy-" not in job.id]
     asked: Counter[Alternative] = Counter(alternative for request in listed for alternative in request.alternatives)
     return tuple(sorted(((a, n / len(listed)) for a, n in asked.items()), key=lambda item: item[0].key))
 

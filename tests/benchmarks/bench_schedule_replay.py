@@ -258,6 +258,6 @@ def _placement(name: str, workload: Workload, seed: int) -> Placement:
         cores = max(map(_cores, workload.workers))
         gpus = max(sum(device.kind != "cpu" for device in worker.devices) for worker in workload.workers)
         return Valued(BestFit(Largest(cores, gpus * MILLI_PER_DEVICE)))
-    asked = Counter(job.request.alternatives[0] for job in workload.jobs if job.request is not None)
+    asked = Counter(job.request.alternatives[0] for job in workload.jobs)
     mix = tuple((one, number / asked.total()) for one, number in sorted(asked.items(), key=lambda item: item[0].key))
     return Valued(Fragmentation(mix) if name == "fgd" else ExpectedFill(mix, share_prices(mix)))
