@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from bench_table import Table, hours, percent
 from numpy.typing import NDArray
 
-from hetero_airflow.matching.scoring import Tight
 from hetero_airflow.policies.fifo import Fifo
-from hetero_airflow.policies.greedy import Greedy
-from hetero_airflow.policies.policy import Policy
-from hetero_airflow.policies.queue import by_age
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Options
 from hetero_airflow.simulator.record import SimulationRecord
@@ -58,12 +54,12 @@ def shares(pool: int) -> dict[str, int]:
     return given
 
 
-def run_shares(workload: Workload, pool: int, policy: Callable[[], Policy]) -> Run:
+def run_shares(workload: Workload, pool: int) -> Run:
     """Each virtual cluster by itself; a job that asks for more devices than it has gets all of them."""
     runs = []
     for vc, devices in shares(pool).items():
         jobs = tuple(_at_most(job, devices) for job in workload.jobs if job.group == vc)
-        runs.append(run(replace(workload, jobs=jobs), devices, policy))
+        runs.append(run(replace(workload, jobs=jobs), devices))
     return Run(
         sum(one.busy for one in runs),
         sum(one.waiting for one in runs),
@@ -80,15 +76,10 @@ def _at_most(job: Job, devices: int) -> Job:
     return replace(job, request=job.request.model_copy(update={"alternatives": (fewer,)}))
 
 
-def strict_fifo() -> Policy:
-    """FIFO that stops at the first job that does not fit, as Philly's own queues did for gangs."""
-    return Greedy("strict_fifo", by_age, Tight(), may_pass=lambda pending, head: False)
-
-
-def run(workload: Workload, devices: int, policy: Callable[[], Policy] = Fifo) -> Run:
-    """The month under a policy."""
+def run(workload: Workload, devices: int) -> Run:
+    """The month under FIFO."""
     options = Options(cycle_s=BEAT_S, until_s=MONTH_S)
-    return read(Simulation(workload, parse_cluster(f"v100={devices}"), policy(), "fifo", options).run())
+    return read(Simulation(workload, parse_cluster(f"v100={devices}"), Fifo(), "fifo", options).run())
 
 
 def read(record: SimulationRecord) -> Run:
@@ -119,26 +110,23 @@ def tables() -> Iterator[Table]:
     workload = load_trace("philly/2017-10")
     rows = []
     for pool in POOLS:
-        shared = run(workload, pool)
+        own, shared = run_shares(workload, pool), run(workload, pool)
         window = shared.waiting > 0.5
-        for label, policy in (("backfill", Fifo), ("none passes", strict_fifo)):
-            own = run_shares(workload, pool, policy)
-            rows.append((
-                str(pool), label, percent(float(window.mean())),
-                f"{shared.busy[window].sum() / own.busy[window].sum():.2f}" if window.any() else "–",
-                f"{shared.ended[window].sum() / own.ended[window].sum():.2f}" if window.any() else "–",
-                hours(own.wait_s), hours(shared.wait_s), f"{shared.wait_s / own.wait_s:.3f}",
-                percent(float(own.busy.mean() / pool)), percent(float(shared.busy.mean() / pool)),
-                str(int(own.ended.sum())), str(int(shared.ended.sum())),
-            ))  # fmt: skip
+        rows.append((
+            str(pool), percent(float(window.mean())),
+            f"{shared.busy[window].sum() / own.busy[window].sum():.2f}" if window.any() else "–",
+            f"{shared.ended[window].sum() / own.ended[window].sum():.2f}" if window.any() else "–",
+            hours(own.wait_s), hours(shared.wait_s), f"{shared.wait_s / own.wait_s:.3f}",
+            percent(float(own.busy.mean() / pool)), percent(float(shared.busy.mean() / pool)),
+            str(int(own.ended.sum())), str(int(shared.ended.sum())),
+        ))  # fmt: skip
     yield Table(
         "Philly, October 2017: one pool against a share for each of 11 virtual clusters",
-        "47,192 recorded jobs; FIFO with backfill in the pool, with and without it in the shares. A share is in "
-        "proportion to the machines that a virtual cluster had; a job that asks for more than that gets all of it. "
-        "Without known durations the two are the same where all devices are alike: the head keeps all that is free. "
-        "The saturated window is the part of the month in which jobs wait for the pool, too; × is pool by shares.",
+        "47,192 recorded jobs; FIFO on both sides. A share is in proportion to the machines that a virtual cluster had; a "
+        "job that asks for more than that gets all of it. The saturated window is the part of the month in which jobs "
+        "wait for the pool, too; × is pool by shares.",
         (
-            "devices", "shares' FIFO", "saturated, % of the month", "device-time in it, ×", "jobs ended in it, ×",
+            "devices", "saturated, % of the month", "device-time in it, ×", "jobs ended in it, ×",
             "wait, shares, h", "wait, pool, h", "wait, ×", "busy, shares, %", "busy, pool, %",
             "jobs ended, shares", "jobs ended, pool",
         ),
