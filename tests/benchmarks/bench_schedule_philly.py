@@ -123,8 +123,8 @@ def tables() -> Iterator[Table]:
     yield Table(
         "Philly, October 2017: one pool against a share for each of 11 virtual clusters",
         "47,192 recorded jobs; FIFO on both sides. A share is in proportion to the machines that a virtual cluster "
-        "had; a job that asks for more than that gets all of it. The saturated window is the part of the month in which jobs "
-        "wait for the pool, too; × is pool by shares.",
+        "had; a job that asks for more than that gets all of it. The saturated window is the part of the month in "
+        "which jobs wait for the pool, too; × is pool by shares.",
         (
             "devices", "saturated, % of the month", "device-time in it, ×", "jobs ended in it, ×",
             "wait, shares, h", "wait, pool, h", "wait, ×", "busy, shares, %", "busy, pool, %",
