@@ -13,6 +13,13 @@ LEASE_VARIABLE = "HETERO_AIRFLOW_LEASE"
 """Environment variable that holds a task's lease as JSON; subprocesses inherit it, which marks them as the lease's."""
 
 
+CHECKPOINT_VARIABLE = "HETERO_AIRFLOW_CHECKPOINT"
+"""Environment variable that says where a task's checkpoints are and how it is told to stop, as JSON."""
+
+CONTROL_VARIABLE = "HETERO_AIRFLOW_CONTROL"
+"""Environment variable that names the folder through which a task and its supervisor talk."""
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option: its default as written in a configuration file, and what it does."""
@@ -57,6 +64,34 @@ OPTIONS: tuple[Option, ...] = (
         "For the policy fair_share: teams with weights and quotas, PATH=WEIGHT or PATH=WEIGHT max DEVICES each, as in "
         "research=3, prod=5 max 8, research/nlp_*=2. The last name of a path is a pattern of DAG ids; a DAG that "
         "none matches is a team of its own with the weight 1.",
+    ),
+    Option(
+        "checkpoint_url",
+        "",
+        "string",
+        "Where checkpoints go: file:///shared/folder or s3://bucket/prefix. Empty: the folder checkpoints in "
+        "AIRFLOW_HOME, which only this host sees.",
+    ),
+    Option(
+        "checkpoint_conn_id",
+        "",
+        "string",
+        "Airflow connection (type aws) with the key, the region and the endpoint_url of the object store. Empty: what "
+        "boto3 finds by itself, at AWS's own endpoints.",
+    ),
+    Option(
+        "checkpoint_endpoints",
+        "",
+        "string",
+        "Endpoints of S3-compatible stores that tasks may use, as in https://minio.example:9000, separated by commas. "
+        "That of the connection is allowed, and AWS's own are.",
+    ),
+    Option(
+        "grace_s",
+        "60",
+        "float",
+        "A task that is preempted has this long to save and end; then it is stopped, and goes on from its last "
+        "checkpoint later.",
     ),
     Option("labels", "{}", "string", "Labels of this host's worker, as a JSON object of texts."),
 )
