@@ -10,6 +10,10 @@
     ├── NoLeaseError(RuntimeError)     the process runs without a device lease
     ├── TraceError(ValueError)         a trace or workload that can't be read or contradicts itself
     ├── ClusterError(ValueError)       a pretend cluster that can't be read or can't run the workload
+    ├── CheckpointError
+    │   ├── InvalidCheckpoint(ValueError)  a name, manifest, file or state that can't be trusted or read
+    │   ├── CheckpointStoreUnavailable     the store does not answer, is full, or refuses us
+    │   └── FencedOut                      another run of the task has begun since: this one can't publish
     └── StoreError
         ├── StoreUnavailable           the database is down, locked or not migrated
         ├── LeaseNotFound(LookupError) a lease id that the store does not know
@@ -85,6 +89,22 @@ class TraceError(HeteroError, ValueError):
 
 class ClusterError(HeteroError, ValueError):
     """A pretend cluster that can't be read, or that can't run the workload."""
+
+
+class CheckpointError(HeteroError):
+    """A checkpoint can't be saved or loaded."""
+
+
+class InvalidCheckpoint(CheckpointError, ValueError):
+    """A name, a manifest, a file or a state that can't be trusted, or that can't be kept without pickling."""
+
+
+class CheckpointStoreUnavailable(CheckpointError):
+    """The store does not answer, is full, or refuses us."""
+
+
+class FencedOut(CheckpointError):
+    """Another run of the task has begun since with a greater fencing token: this one can't publish any more."""
 
 
 class StoreError(HeteroError):

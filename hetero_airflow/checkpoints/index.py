@@ -1,0 +1,61 @@
+"""The index of a place: which checkpoints are whole. What it does not name does not exist for a reader."""
+
+from __future__ import annotations
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+INDEX = "index.json"
+"""Key of the index within a place."""
+
+
+class Entry(BaseModel):
+    """One published checkpoint."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: int = Field(ge=0)
+    """The last step that is done in it, counted from 0."""
+    key: str
+    """Its folder within the place; the manifest lies there as ``manifest.json``."""
+    digest: str
+    """SHA-256 of the manifest, in hexadecimal digits."""
+    size_bytes: int = Field(ge=0)
+    """Of all its files."""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """Finite numbers."""
+    published_at: AwareDatetime
+    token: int
+    epoch: int
+    is_final: bool = False
+    """Nothing comes after it: the task's work was done."""
+
+
+class Index(BaseModel):
+    """Replaced whole, by compare-and-swap: this is where the fencing token is checked.
+
+    A run that begins puts its token in; whoever comes with a smaller one is refused from then on.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    token: int
+    """The greatest that has begun here."""
+    epoch: int
+    """The greatest that has begun here."""
+    entries: tuple[Entry, ...] = ()
+    """In the order of their publishing. Of an earlier epoch they stay until the new one has published."""
+
+    @property
+    def current(self) -> tuple[Entry, ...]:
+        """The checkpoints of the present epoch."""
+        return tuple(entry for entry in self.entries if entry.epoch == self.epoch)
+
+
+class Newest(BaseModel):
+    """What `place.feed_of` holds: the checkpoint of a task that was published last."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str
+    """The place: see `place.place_of`."""
+    entry: Entry

@@ -1,0 +1,54 @@
+"""Where the checkpoints of one task instance are, and who may publish there."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class CheckpointPlace(BaseModel):
+    """What a task is told of its checkpoints; travels as JSON in the environment. Holds no secret.
+
+    >>> place = CheckpointPlace(url="s3://models/team-a", path=place_of("train", "fit", "manual__2026-11-20", -1))
+    >>> place.path
+    'train/fit/manual__2026-11-20/-1'
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str
+    """``file:///folder`` or ``s3://bucket/prefix``."""
+    path: str
+    """Of the task instance within it: see `place_of`."""
+    epoch: int = 0
+    """Grows when the task is cleared: checkpoints of an earlier epoch are not resumed from."""
+    token: int | None = None
+    """Fencing token of the lease; None without one: then whoever begins last may publish."""
+    endpoint: str | None = None
+    """Of an S3-compatible store; None for AWS."""
+    endpoints: tuple[str, ...] = ()
+    """Endpoints that may be used beside AWS's own."""
+    keep_last: int = Field(default=3, ge=1)
+    keep_best: str | None = None
+    """``min:loss`` or ``max:accuracy``: the best checkpoint by a metric is kept too."""
+    keep_every: int | None = Field(default=None, ge=1)
+    """Checkpoints at multiples of so many steps are kept too."""
+
+
+def place_of(dag_id: str, task_id: str, run_id: str, map_index: int) -> str:
+    """The path of a task instance's checkpoints: each part quoted, so that none can leave its folder.
+
+    >>> place_of("etl", "a/../b", "scheduled__2026-01-01T00:00:00+00:00", 3)
+    'etl/a%2F%2E%2E%2Fb/scheduled__2026-01-01T00%3A00%3A00%2B00%3A00/3'
+    """
+    return "/".join([*(_part(text) for text in (dag_id, task_id, run_id)), str(map_index)])
+
+
+def feed_of(dag_id: str, task_id: str) -> str:
+    """The key of the small object that says which checkpoint of a task was published last, in whatever run."""
+    return f"{_part(dag_id)}/{_part(task_id)}/newest.json"
+
+
+def _part(text: str) -> str:
+    return quote(text, safe="").replace(".", "%2E")
