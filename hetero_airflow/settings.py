@@ -93,6 +93,12 @@ OPTIONS: tuple[Option, ...] = (
         "A task that is preempted has this long to save and end; then it is stopped, and goes on from its last "
         "checkpoint later.",
     ),
+    Option(
+        "min_run_s",
+        "300",
+        "float",
+        "Whoever got its devices keeps them for at least this long before they are taken back for a higher class.",
+    ),
     Option("labels", "{}", "string", "Labels of this host's worker, as a JSON object of texts."),
 )
 """Every option of the section, as provider info and `airflow hetero config` show it."""

@@ -11,6 +11,9 @@ from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.worker import Worker
 
+MIN_RUN_S = 300.0
+"""Ten times what a restart with up to 8 devices costs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pending:
@@ -104,6 +107,16 @@ class Snapshot:
     estimates: Estimates = NO_ESTIMATES
     can_preempt: bool = False
     """Whether a plan may take leases back."""
+    spares_unsaved: bool = False
+    """Whether a lease under which nothing was saved yet is taken back for a higher class only: nobody knows whether its
+    task can save at all."""
+
+    min_run_s: float = MIN_RUN_S
+    """For so long whoever got its devices keeps them, where the policy has no such time of its own."""
+
+    def is_spared(self, lease: Lease) -> bool:
+        """Whether a lease must not be taken back for anything less than a higher class."""
+        return self.spares_unsaved and lease.saved_at is None
 
     def used(self, worker_id: str, device_id: str) -> Usage:
         """What is leased of one device."""

@@ -21,7 +21,7 @@ from hetero_airflow.matching.shapes import Shape
 from hetero_airflow.model.device import Device, device_class, device_tokens, is_model_of, model_tokens
 from hetero_airflow.model.estimates import Interval, TaskName
 from hetero_airflow.model.lease import Lease, LeaseState
-from hetero_airflow.model.request import Alternative, DeviceRequest
+from hetero_airflow.model.request import Alternative, DeviceRequest, Priority
 from hetero_airflow.model.snapshot import Pending, Snapshot
 from hetero_airflow.units import MILLI_PER_DEVICE
 
@@ -122,6 +122,7 @@ class _Reader:
                 if name is not None:
                     self._models.setdefault(name, device)
         self._known: dict[str, _Modelled] = {}
+        self._highest = min((one.request.priority.rank for one in snapshot.pending), default=len(Priority))
         self._beliefs: dict[tuple[TaskName, frozenset[str]], tuple[dict[str, float], Interval | None]] = {}
 
     def read(self) -> Contest:
@@ -153,6 +154,12 @@ class _Reader:
             holder, number = self._snapshot.holders.get(lease.request_id), self._seats.get(lease.worker_id)
             if holder is None or number is None or lease.state is LeaseState.EXPIRED:
                 continue
+            if (
+                lease.state is not LeaseState.PREEMPTED
+                and self._snapshot.is_spared(lease)
+                and not self._is_outranked(holder)
+            ):
+                continue
             name = self._leased_class(lease, number)
             one = self._contender(holder, lease, name) if name is not None else None
             if one is None or name is None:
@@ -163,6 +170,10 @@ class _Reader:
                 continue
             found.capacities[name] += one.count
             yield one
+
+    def _is_outranked(self, holder: Pending) -> bool:
+        """Whether somebody of a higher class waits."""
+        return self._highest < holder.request.priority.rank
 
     def _leased_class(self, lease: Lease, number: int) -> str | None:
         """The class of a lease that holds whole devices of one class of a worker that is well."""

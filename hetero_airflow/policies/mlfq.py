@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hetero_airflow.model.estimates import Estimates
-from hetero_airflow.policies.preemption import MIN_RUN_S, Preemption, Rank
+from hetero_airflow.model.snapshot import MIN_RUN_S
+from hetero_airflow.policies.preemption import Preemption, Rank
 from hetero_airflow.policies.progress import Progress
 from hetero_airflow.policies.ranked import Ranked
 

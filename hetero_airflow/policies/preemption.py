@@ -28,9 +28,6 @@ from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.progress import Progress, running
 from hetero_airflow.units import MILLI_PER_DEVICE
 
-MIN_RUN_S = 300.0
-"""For so long whoever got its devices keeps them: ten times what a restart with up to 8 devices costs."""
-
 Rank = tuple[float, ...]
 """What orders who gives way: the smaller goes first. All ranks of one policy are of one length."""
 
@@ -45,7 +42,10 @@ class Preemption:
     """Who gives way to whom, and when. Along the queue of the policy, ranks must not fall."""
 
     rank: RankOf
-    min_run_s: float = MIN_RUN_S
+    min_run_s: float | None = None
+    """For so long whoever got its devices keeps them; None: as the snapshot says."""
+    is_class: bool = False
+    """The ranks are classes of priority: tasks that are not known to save give way to a higher one, too."""
     is_order: bool = False
     """The ranks are the order of the queue itself, so that who is passed over can have it all back in its turn."""
     period_s: float | None = None
@@ -99,6 +99,8 @@ def _holding(
     leases: list[Lease],
     now: datetime,
 ) -> Holding | None:
+    if not preemption.is_class and any(map(snapshot.is_spared, leases)):
+        return None
     sizes = [_devices(fleet, numbers[lease.worker_id], lease) for lease in leases]
     if any(class_name is None for class_name, _ in sizes):
         return None
@@ -115,9 +117,8 @@ def _holding(
     restart_s = usual_restart_s(math.ceil(devices))
     saved_at = max(lease.saved_at or lease.granted_at for lease in leases)
     loss = devices * (max(0.0, (now - saved_at).total_seconds()) + restart_s)
-    protected_s = preemption.min_run_s + (
-        restart_s if preemption.min_run_s and any(holder.served for holder in holders) else 0.0
-    )
+    min_run_s = snapshot.min_run_s if preemption.min_run_s is None else preemption.min_run_s
+    protected_s = min_run_s + (restart_s if min_run_s and any(holder.served for holder in holders) else 0.0)
     workers = tuple(sorted({numbers[lease.worker_id] for lease in leases}))
     return Holding(id, tuple(leases), workers, min(known), loss, granted_at + timedelta(seconds=protected_s))
 

@@ -18,7 +18,9 @@ class Priority(Greedy):
     """
 
     def __init__(self) -> None:
-        super().__init__("priority", by_priority, Tight(), make_room=room_by("priority", Preemption(_rank)))
+        super().__init__(
+            "priority", by_priority, Tight(), make_room=room_by("priority", Preemption(_rank, is_class=True))
+        )
 
 
 def _rank(progress: Progress, estimates: Estimates) -> Rank:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hetero_airflow.model.estimates import Estimates
-from hetero_airflow.policies.preemption import MIN_RUN_S, Preemption, Rank
+from hetero_airflow.policies.preemption import Preemption, Rank
 from hetero_airflow.policies.progress import Progress, remaining_s, typical_s
 from hetero_airflow.policies.ranked import Ranked
 
@@ -18,7 +18,7 @@ class Srsf(Ranked):
     lengths are known: SRTF lets a short job on many devices go before many small ones.
     """
 
-    def __init__(self, min_run_s: float = MIN_RUN_S) -> None:
+    def __init__(self, min_run_s: float | None = None) -> None:
         super().__init__("srsf", _order, Preemption(_rank, min_run_s, is_order=True))
 
 

@@ -13,7 +13,7 @@ from hetero_airflow.errors import StoreError
 from hetero_airflow.model.estimates import NO_ESTIMATES, Estimates
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Decision, Plan, Preempt, Refuse, Wait
-from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.model.snapshot import MIN_RUN_S, Pending, Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.policy import Policy, period_of
 from hetero_airflow.policies.priority import Priority
@@ -96,6 +96,8 @@ class Cycle:
     may be real or simulated.
 
     :param preemptor: who tells tasks to end; None: the policy is told that nothing can be taken back
+    :param spares_unsaved: see `Snapshot.spares_unsaved`
+    :param min_run_s: see `Snapshot.min_run_s`
     :param estimates: what is believed of tasks at present; the same object while nothing new was learned
     """
 
@@ -107,12 +109,16 @@ class Cycle:
         lease_timeout_s: float,
         *,
         preemptor: Preemptor | None = None,
+        spares_unsaved: bool = False,
+        min_run_s: float = MIN_RUN_S,
         estimates: Callable[[], Estimates] = lambda: NO_ESTIMATES,
     ) -> None:
         self._store = store
         self._policy = policy
         self._engine = engine
         self._preemptor = preemptor
+        self._spares_unsaved = spares_unsaved
+        self._min_run_s = min_run_s
         self._estimates = estimates
         self._lease_timeout = timedelta(seconds=lease_timeout_s)
         self._safe: Policy = Priority()
@@ -174,9 +180,15 @@ class Cycle:
     def _believed(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with what the store does not know: estimates, and whether leases can be taken back."""
         estimates, can_preempt = self._estimates(), self._preemptor is not None
-        if estimates is snapshot.estimates and can_preempt == snapshot.can_preempt:
+        if estimates is snapshot.estimates and not can_preempt:
             return snapshot
-        return replace(snapshot, estimates=estimates, can_preempt=can_preempt)
+        return replace(
+            snapshot,
+            estimates=estimates,
+            can_preempt=can_preempt,
+            spares_unsaved=self._spares_unsaved,
+            min_run_s=self._min_run_s,
+        )
 
     def _within_reach(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot without the workers that the engine can't run anything on."""
@@ -264,7 +276,13 @@ def _is_unchanged(before: Snapshot, after: Snapshot) -> bool:
         and before.pending is after.pending
         and before.dag_tokens == after.dag_tokens
         and before.estimates is after.estimates
+        and _spared(before) == _spared(after)
     )
+
+
+def _spared(snapshot: Snapshot) -> int:
+    """How many leases are spared: with the first checkpoint of its task, one may be taken back."""
+    return sum(map(snapshot.is_spared, snapshot.leases)) if snapshot.spares_unsaved else 0
 
 
 def _name(policy: Policy) -> str:

@@ -9,8 +9,9 @@ import pytest
 
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan, ReasonCode, Wait
-from hetero_airflow.model.snapshot import Pending, Snapshot
-from hetero_airflow.policies.preemption import MIN_RUN_S
+from hetero_airflow.model.snapshot import MIN_RUN_S, Pending, Snapshot
+from hetero_airflow.policies.assignment import Assignment
+from hetero_airflow.policies.las import Las
 from hetero_airflow.policies.priority import Priority
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a_worker, leased
 
@@ -176,3 +177,30 @@ def test_a_gang_is_as_indispensable_as_the_highest_class_in_it():
     running = (held("g0", 0, 1, 2, 3, worker_id="a", **gang), held("g1", 0, worker_id="b", priority="urgent", **gang))
     plan = Priority().decide(snapshot(*running, workers=workers, pending=(urgent(device="gpu:4"),)), EPOCH)
     assert (victims(plan), codes(plan)) == ({}, {"urgent": ReasonCode.BUSY})
+
+
+def test_who_never_saved_gives_way_to_a_higher_class_only():
+    """Where nobody knows who can save, only the policy of classes takes back what would be lost whole."""
+    cautious = replace(snapshot(held("a", 0, 1, 2, 3), pending=(urgent(),)), spares_unsaved=True)
+    assert victims(Priority().decide(cautious, EPOCH)) == {"a": "urgent"}
+    young = replace(snapshot(held("a", 0, 1, 2, 3, ago_s=9000), pending=(a_pending("b", "gpu"),)), spares_unsaved=True)
+    assert victims(Las().decide(young, EPOCH)) == {}
+    saved = held("a", 0, 1, 2, 3, ago_s=9000, saved_at=EPOCH - timedelta(seconds=60))
+    known = replace(snapshot(saved, pending=(a_pending("b", "gpu"),)), spares_unsaved=True)
+    assert victims(Las().decide(known, EPOCH)) == {"a": "b"}
+
+
+def test_the_default_policy_moves_only_who_has_saved_unless_a_higher_class_waits():
+    def decided(saved_at, priority):
+        holder = held("a", 0, 1, 2, 3, priority="medium", ago_s=90000, saved_at=saved_at)
+        base = snapshot(holder, pending=(a_pending("b", "gpu:4", -1, priority=priority),))
+        return victims(Assignment().decide(replace(base, spares_unsaved=True), EPOCH))
+
+    assert decided(None, "medium") == {}
+    assert decided(None, "urgent") == decided(EPOCH - timedelta(seconds=60), "urgent") == {"a": "b"}
+
+
+def test_the_snapshot_says_for_how_long_devices_are_kept():
+    base = snapshot(held("a", 0, 1, 2, 3, ago_s=10), pending=(urgent(),))
+    assert victims(Priority().decide(base, EPOCH)) == {}
+    assert victims(Priority().decide(replace(base, min_run_s=5.0), EPOCH)) == {"a": "urgent"}
