@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -42,14 +42,17 @@ class CheckpointStore(Protocol):
         """Keep a file, durably and whole, under a key that is written once."""
         ...
 
-    def fetch(self, key: str, target: Path) -> None:
+    def fetch(self, key: str, target: Path, *, at_most: int) -> None:
         """Bring an object into a new file.
 
-        :raises InvalidCheckpoint: there is none
+        :raises InvalidCheckpoint: there is none, or it has more than `at_most` bytes; then no file is left
         """
         ...
 
-    def sweep(self, prefix: str, keep: frozenset[str], older_than_s: float) -> Iterator[str]:
-        """Delete the folders right under a prefix that are not to be kept and in which nothing was written for so
-        long; their keys. Lists that prefix only."""
+    def sweep(self, prefix: str, is_garbage: Callable[[str, float], bool]) -> Iterator[str]:
+        """Delete the folders right under a prefix that are garbage; the names of those that are gone, as it goes on.
+
+        `is_garbage` is asked with the folder's name and the seconds since something was last written in it. Lists
+        that prefix only. Nothing happens until the iterator is used.
+        """
         ...

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
+
+MAX_PART = 160
+"""Characters of one part of a path; three of them, a file's name and the store's prefix fit into an S3 key."""
 
 
 class CheckpointPlace(BaseModel):
@@ -39,6 +43,8 @@ class CheckpointPlace(BaseModel):
 def place_of(dag_id: str, task_id: str, run_id: str, map_index: int) -> str:
     """The path of a task instance's checkpoints: each part quoted, so that none can leave its folder.
 
+    A part over 160 characters is cut and ends with ``~`` and a digest of the whole, so that no two are mixed up.
+
     >>> place_of("etl", "a/../b", "scheduled__2026-01-01T00:00:00+00:00", 3)
     'etl/a%2F%2E%2E%2Fb/scheduled__2026-01-01T00%3A00%3A00%2B00%3A00/3'
     """
@@ -51,4 +57,8 @@ def feed_of(dag_id: str, task_id: str) -> str:
 
 
 def _part(text: str) -> str:
-    return quote(text, safe="").replace(".", "%2E")
+    quoted = quote(text, safe="").replace(".", "%2E").replace("~", "%7E")
+    if len(quoted) <= MAX_PART:
+        return quoted
+    digest = sha256(text.encode()).hexdigest()[:32]
+    return f"{quoted[: MAX_PART - len(digest) - 1]}~{digest}"

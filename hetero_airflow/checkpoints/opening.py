@@ -1,0 +1,65 @@
+"""From a place to its store: the scheme of the URL decides."""
+
+from __future__ import annotations
+
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from hetero_airflow.checkpoints import CHECKPOINT_STORES, GROUP
+from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
+from hetero_airflow.checkpoints.place import CheckpointPlace
+from hetero_airflow.errors import SettingsError, shorten
+from hetero_airflow.registry import load, names
+
+REMEDY = "Set checkpoint_url to file:///shared/folder or s3://bucket/prefix"
+
+
+def open_store(place: CheckpointPlace) -> CheckpointStore:
+    """The store of a place, whose keys begin below its URL. Opens no connection yet.
+
+    :raises SettingsError: a URL that can't be read, a scheme without a store, or an endpoint that is not allowed
+    :raises RegistryError: a store whose library is missing: boto3 comes with the extra ``s3``
+    """
+    parts = split_url(place.url)
+    known = names(GROUP, CHECKPOINT_STORES)
+    if parts.scheme not in known:
+        raise SettingsError(
+            f"checkpoint_url with the scheme {shorten(parts.scheme)}",
+            found=f"stores for {', '.join(known)}",
+            remedy=REMEDY,
+        )
+    store: CheckpointStore = load(GROUP, CHECKPOINT_STORES, parts.scheme)(place)
+    return store
+
+
+def split_url(url: str) -> SplitResult:
+    """The parts of a store's URL, its path unquoted. A URL with a password is never shown.
+
+    >>> split_url("s3://models/team%20a").path
+    '/team a'
+
+    :raises SettingsError: no URL, one with a user, a query or a fragment, or a path with ``..``
+    """
+    try:
+        parts = urlsplit(url)
+        user = parts.username
+    except ValueError as error:
+        raise SettingsError(f"checkpoint_url={shorten(url)}", found="no URL", remedy=REMEDY) from error
+    if user is not None or "@" in parts.netloc:
+        raise SettingsError(
+            "checkpoint_url", found="a user or password in it", remedy="Put the key into the Airflow connection"
+        )
+    path = unquote(parts.path)
+    problem = (
+        "no scheme"
+        if not parts.scheme
+        else "a query or a fragment"
+        if parts.query or parts.fragment
+        else "a character that can't be printed"
+        if not url.isprintable() or not path.isprintable()
+        else "a part '..'"
+        if ".." in path.split("/")
+        else None
+    )
+    if problem:
+        raise SettingsError(f"checkpoint_url={shorten(url)}", found=problem, remedy=REMEDY)
+    return parts._replace(path=path)
