@@ -45,7 +45,8 @@ class CheckpointStore(Protocol):
     def fetch(self, key: str, target: Path, *, at_most: int) -> None:
         """Bring an object into a new file.
 
-        :raises InvalidCheckpoint: there is none, or it has more than `at_most` bytes; then no file is left
+        :raises InvalidCheckpoint: there is none, it has more than `at_most` bytes, or the file is there already, which
+            stays as it is; otherwise nothing of it is left
         """
         ...
 

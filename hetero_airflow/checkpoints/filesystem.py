@@ -1,0 +1,264 @@
+"""Checkpoints in a folder, of this host or shared (NFS, Lustre): every write is whole or not there.
+
+The jail: each part of a key is opened from its parent's descriptor and no link is followed on the way, so that
+nobody who can put a link below the root can have us read or write outside it, not even by a change in between. The
+root itself may be a link.
+
+Rejected: ``link()`` as compare-and-swap, since FUSE and SMB mounts often have no hard links; a lock on the folder
+itself, since NFS refuses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import IO
+
+from hetero_airflow.checkpoints.checkpoint_store import Found
+from hetero_airflow.checkpoints.names import OWN, check_key
+from hetero_airflow.checkpoints.opening import REMEDY, split_url
+from hetero_airflow.checkpoints.place import CheckpointPlace
+from hetero_airflow.errors import CheckpointStoreUnavailable, InvalidCheckpoint, SettingsError, shorten
+
+LOCK_TIMEOUT_S = 30.0
+"""A lock is held for milliseconds, unless its holder is stopped (SIGSTOP) or its disk hangs."""
+
+LOCK = f"lock{OWN}"
+NEXT = f"next{OWN}"
+
+CHUNK_BYTES = 1 << 20
+FULL = {errno.ENOSPC, errno.EDQUOT}
+NO_PLAIN_OBJECT = {errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+
+
+def open_filesystem(place: CheckpointPlace) -> FilesystemStore:
+    """The store of a place whose URL is ``file:///folder``; the folder is made when something is written.
+
+    :raises SettingsError: a URL that names a host, no folder, or the root of the file system
+    """
+    parts = split_url(place.url)
+    if parts.netloc not in ("", "localhost") or not parts.path.strip("/") or not parts.path.startswith("/"):
+        raise SettingsError(f"checkpoint_url={shorten(place.url)}", found="no folder of this host", remedy=REMEDY)
+    return FilesystemStore(Path(parts.path))
+
+
+class FilesystemStore:
+    """A `CheckpointStore` below one folder, for any number of processes on any number of hosts.
+
+    >>> import tempfile
+    >>> store = FilesystemStore(Path(tempfile.mkdtemp()))
+    >>> version = store.replace("a/index.json", b"1", None)
+    >>> store.replace("a/index.json", b"2", None) is None, store.read("a/index.json", at_most=10).content
+    (True, b'1')
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def read(self, key: str, *, at_most: int) -> Found | None:
+        """See `CheckpointStore.read`."""
+        with _mapped("read", key), contextlib.suppress(FileNotFoundError), self._folder(key) as (folder, name):
+            with _open(folder, name) as file:
+                content = file.read(at_most + 1)
+            _refuse_more(key, len(content), at_most)
+            return Found(content, hashlib.sha256(content).hexdigest())
+        return None
+
+    def replace(self, key: str, content: bytes, version: str | None) -> str | None:
+        """See `CheckpointStore.replace`; waits at most 30 s for the lock."""
+        with _mapped("write", key), self._folder(key, create=True) as (folder, name), _locked(folder, key):
+            if _version(folder, name) != version:
+                return None
+            with _written(folder, name, NEXT, os.O_TRUNC) as file:
+                file.write(content)
+            return hashlib.sha256(content).hexdigest()
+
+    def put(self, key: str, source: Path) -> None:
+        """See `CheckpointStore.put`."""
+        with (
+            source.open("rb") as origin,
+            _mapped("write", key),
+            self._folder(key, create=True) as (folder, name),
+            _written(folder, name, secrets.token_hex(8) + OWN, os.O_EXCL) as file,
+        ):
+            shutil.copyfileobj(origin, file, CHUNK_BYTES)
+
+    def fetch(self, key: str, target: Path, *, at_most: int) -> None:
+        """See `CheckpointStore.fetch`."""
+        with _mapped("fetch", key), self._folder(key) as (folder, name), _open(folder, name) as file:
+            _refuse_more(key, os.fstat(file.fileno()).st_size, at_most)
+            with target.open("xb") as copy:
+                try:
+                    shutil.copyfileobj(file, copy, CHUNK_BYTES)
+                except BaseException:
+                    target.unlink()
+                    raise
+
+    def sweep(self, prefix: str, is_garbage: Callable[[str, float], bool]) -> Iterator[str]:
+        """See `CheckpointStore.sweep`. Links are left alone."""
+        inside = f"{prefix}/{LOCK[:-1]}"  # any name in it: the folder is what is opened
+        with _mapped("sweep", prefix), contextlib.suppress(FileNotFoundError), self._folder(inside) as (folder, _):
+            with os.scandir(folder) as entries:
+                names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):  # somebody else sweeps too
+                    if is_garbage(name, time.time() - _last_written(folder, name)):
+                        shutil.rmtree(name, dir_fd=folder)
+                        yield name
+
+    @contextlib.contextmanager
+    def _folder(self, key: str, *, create: bool = False) -> Iterator[tuple[int, str]]:
+        """Descriptor of the folder of a key, and the name in it."""
+        *parts, name = check_key(key).split("/")
+        if create:
+            self.root.mkdir(parents=True, exist_ok=True)
+        folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for part in parts:
+                parent, folder = folder, _enter(folder, part, create=create)
+                os.close(parent)
+            yield folder, name
+        finally:
+            os.close(folder)
+
+
+def _enter(parent: int, name: str, *, create: bool) -> int:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(name, flags, dir_fd=parent)
+    except FileNotFoundError:
+        if not create:
+            raise
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, dir_fd=parent)
+        _sync_folder(parent)
+    return os.open(name, flags, dir_fd=parent)
+
+
+def _open(folder: int, name: str) -> BufferedReader:
+    """A plain file for reading; a pipe in its place is not waited for."""
+    file = open(  # noqa: SIM115  who calls closes it
+        os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder), "rb"
+    )
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(errno.EISDIR, "no plain file")
+
+
+@contextlib.contextmanager
+def _written(folder: int, name: str, draft: str, flag: int) -> Iterator[IO[bytes]]:
+    """A file to be written that takes its name when it is whole and on the disk; without one if that fails."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flag
+    try:
+        with os.fdopen(os.open(draft, flags, 0o666, dir_fd=folder), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(draft, dir_fd=folder)
+        raise
+    _sync_folder(folder)
+
+
+def _sync_folder(folder: int) -> None:
+    try:
+        os.fsync(folder)
+    except OSError as error:  # as PostgreSQL's fsync_fname: some file systems can't sync a folder
+        if error.errno not in (errno.EINVAL, errno.EBADF):
+            raise
+
+
+def _version(folder: int, name: str) -> str | None:
+    try:
+        with _open(folder, name) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return None
+
+
+@contextlib.contextmanager
+def _locked(folder: int, key: str) -> Iterator[None]:
+    lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
+    try:
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        while not _lock(lock):
+            if time.monotonic() > deadline:
+                raise CheckpointStoreUnavailable(
+                    f"write of {shorten(key)}",
+                    found=f"another process that holds its lock for {LOCK_TIMEOUT_S:.0f} s",
+                    remedy="See who is stopped or hangs there: lsof shows who has lock~ open",
+                )
+            time.sleep(0.01)
+        yield
+        fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough if a fork has the descriptor too
+    finally:
+        os.close(lock)
+
+
+def _lock(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _last_written(folder: int, name: str) -> float:
+    """POSIX time; of an empty folder, when it was made."""
+    times = [os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime]
+    for _, _, files, descriptor in os.fwalk(name, dir_fd=folder):
+        times += [os.stat(file, dir_fd=descriptor, follow_symlinks=False).st_mtime for file in files]
+    return max(times)
+
+
+def _refuse_more(key: str, size_bytes: int, at_most: int) -> None:
+    if size_bytes > at_most:
+        raise InvalidCheckpoint(
+            f"at most {at_most} bytes under {shorten(key)}",
+            found="more" if size_bytes == at_most + 1 else f"{size_bytes} bytes",
+            remedy="Another program wrote there, or the manifest lies: remove it",
+        )
+
+
+@contextlib.contextmanager
+def _mapped(what: str, key: str) -> Iterator[None]:
+    """Turns the system's errors into ours."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise InvalidCheckpoint(
+            f"{what} of {shorten(key)}", found="nothing there", remedy="Look for the checkpoint that is named"
+        ) from error
+    except FileExistsError as error:
+        raise InvalidCheckpoint(
+            f"{what} of {shorten(key)}", found="a file in its place", remedy="Nothing was overwritten: use a new folder"
+        ) from error
+    except OSError as error:
+        if error.errno in NO_PLAIN_OBJECT:
+            raise InvalidCheckpoint(
+                f"{what} of {shorten(key)}",
+                found="a link, or something that is no plain file or folder, on its way",
+                remedy="Remove what another program put there",
+            ) from error
+        raise CheckpointStoreUnavailable(
+            f"{what} of {shorten(key)}",
+            found=os.strerror(error.errno) if error.errno else type(error).__name__,
+            remedy=(
+                "Free space there, keep fewer checkpoints, or set checkpoint_url to a larger disk"
+                if error.errno in FULL
+                else "See that the folder is mounted, and that the task's user may write there"
+            ),
+        ) from error
