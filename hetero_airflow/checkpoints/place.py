@@ -25,8 +25,9 @@ class CheckpointPlace(BaseModel):
     """``file:///folder`` or ``s3://bucket/prefix``."""
     path: str
     """Of the task instance within it: see `place_of`."""
-    epoch: int = 0
-    """Grows when the task is cleared: checkpoints of an earlier epoch are not resumed from."""
+    epoch: int | None = 0
+    """Grows when the task is cleared: checkpoints of an earlier epoch are not resumed from. None: the index's own
+    epoch, whichever that is, so that a task goes on from what it had before it was cleared."""
     token: int | None = None
     """Fencing token of the lease; None without one: then whoever begins last may publish."""
     endpoint: str | None = None
