@@ -99,6 +99,13 @@ OPTIONS: tuple[Option, ...] = (
         "float",
         "Whoever got its devices keeps them for at least this long before they are taken back for a higher class.",
     ),
+    Option(
+        "recovery_rules",
+        "{}",
+        "string",
+        "What to do about each class of failure, as a JSON object that is merged row by row into the table of "
+        'hetero_airflow.recovery.rules, as in {"hung": {"action": "fail"}, "network": {"times": 2, "delay": "1m"}}.',
+    ),
     Option("labels", "{}", "string", "Labels of this host's worker, as a JSON object of texts."),
 )
 """Every option of the section, as provider info and `airflow hetero config` show it."""
