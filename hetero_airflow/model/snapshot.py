@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from hetero_airflow.model.bar import Bar
 from hetero_airflow.model.estimates import NO_ESTIMATES, Estimates, TaskName
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.request import DeviceRequest
@@ -107,6 +108,8 @@ class Snapshot:
     estimates: Estimates = NO_ESTIMATES
     can_preempt: bool = False
     """Whether a plan may take leases back."""
+    bars: tuple[Bar, ...] = ()
+    """By worker, device and kind. The devices of `workers` are as these leave them: not leasable."""
     spares_unsaved: bool = False
     """Whether a lease under which nothing was saved yet is taken back for a higher class only: nobody knows whether its
     task can save at all."""

@@ -9,7 +9,9 @@ from datetime import datetime
 from itertools import takewhile
 
 from hetero_airflow.errors import StoreError
+from hetero_airflow.model.bar import Bar, BarKind, bars_on
 from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.health import WELL, Health
 from hetero_airflow.model.lease import TERMINAL, TRANSITIONS, Claim, Lease, LeaseState
 from hetero_airflow.model.plan import Decision, Place, Plan, Refuse, Wait
 from hetero_airflow.model.run import Run
@@ -19,7 +21,20 @@ from hetero_airflow.store.codec import clean_cause, decision_columns, decision_s
 from hetero_airflow.store.cores import choose_cores
 from hetero_airflow.store.inventory import DeviceRecord, join_worker, take_inventory
 from hetero_airflow.store.leases import is_sound, lease_id, leased_class, movable, run_end
-from hetero_airflow.store.store import MAX_RUNS, Commit, Event, Move, Saved, Story, Submitted, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import (
+    MAX_RUNS,
+    Commit,
+    DeviceBarred,
+    DeviceCleared,
+    Event,
+    HealthNoted,
+    Move,
+    Saved,
+    Story,
+    Submitted,
+    WorkerLost,
+    WorkerSeen,
+)
 from hetero_airflow.store.view import View
 from hetero_airflow.units import MILLI_PER_DEVICE
 
@@ -72,6 +87,9 @@ class MemoryStore:
         self._requests: dict[str, _Request] = {}
         self._leases: dict[str, Lease] = {}
         self._runs: deque[Run] = deque(maxlen=MAX_RUNS)
+        self._bars: defaultdict[str, dict[tuple[str, BarKind], Bar]] = defaultdict(dict)
+        """Worker id → (device id, kind) → bar."""
+        self._health: dict[tuple[str, str], Health] = {}
         self._cores: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
 
     # -- Store ---------------------------------------------------------------------------------------------------------
@@ -88,6 +106,13 @@ class MemoryStore:
                 is_visible |= self._submit(event.pending)
             elif isinstance(event, Saved):
                 is_visible |= self._save(event, now)
+            elif isinstance(event, DeviceBarred):
+                bar = replace(event.bar, cause=clean_cause(event.bar.cause))
+                is_visible |= self._bar(bar.worker_id, bar.device_id, bar.kind, bar)
+            elif isinstance(event, DeviceCleared):
+                is_visible |= self._bar(event.worker_id, event.device_id, event.kind, None)
+            elif isinstance(event, HealthNoted):
+                self._health[event.worker_id, event.device_id] = event.health
             else:
                 is_visible |= self._end(event.request_id, "waiting", now, event.cause)
         self._sequence += is_visible
@@ -172,6 +197,10 @@ class MemoryStore:
         """Worker id → when it was last seen."""
         return {worker_id: host.seen_at for worker_id, host in self._hosts.items()}
 
+    def health(self) -> dict[tuple[str, str], Health]:
+        """(worker id, device id) → what is remembered of its errors; without those that are `WELL`."""
+        return {key: health for key, health in self._health.items() if health != WELL}
+
     def runs(self, since: int = 0) -> tuple[Run, ...]:
         """The leases that ended after that sequence and of which it is known how, in the order of their ends."""
         newer = takewhile(lambda run: run.sequence > since, reversed(self._runs))
@@ -211,10 +240,23 @@ class MemoryStore:
         self._show_worker(host)
         return True
 
+    def _bar(self, worker_id: str, device_id: str, kind: BarKind, bar: Bar | None) -> bool:
+        """Put up the bar, or take off the one of that kind; whether a snapshot shows it."""
+        bars, key = self._bars[worker_id], (device_id, kind)
+        if bars.get(key) == bar:
+            return False
+        if bar is None:
+            del bars[key]
+        else:
+            bars[key] = bar
+        host = self._hosts.get(worker_id)
+        if host is not None:
+            self._show_worker(host)
+        return host is not None
+
     def _show_worker(self, host: _Host) -> None:
-        self._view.put_worker(
-            join_worker(host.reported, (record.device for record in host.devices.values()), host.state)
-        )
+        shown = join_worker(host.reported, (record.device for record in host.devices.values()), host.state)
+        self._view.put_worker(shown, self._bars[host.reported.id].values())
         usage = {device_id: record.usage for device_id, record in host.devices.items()}
         self._view.put_usage(host.reported.id, usage, replace=True)
 
@@ -264,7 +306,7 @@ class MemoryStore:
             known = host.devices.get(claim.device_id)
             record = None if known is None else known.grant(claim, now)
             cores = None if record is None else self._choose_cores(place.worker_id, record, claim)
-            if record is None or cores is None:
+            if record is None or cores is None or bars_on(record.device, self._bars[place.worker_id].values()):
                 return None
             granted[claim.device_id] = record
             claims.append(replace(claim, cores=cores) if cores else claim)

@@ -11,12 +11,14 @@ from sqlalchemy import Engine, delete, func, select, update
 
 from hetero_airflow.errors import StoreError
 from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.health import Health
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Plan, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import Run
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.store import tables
+from hetero_airflow.store.sql_bars import read_health
 from hetero_airflow.store.sql_events import record_events
 from hetero_airflow.store.sql_leases import Committing, WaitDigests, move_leases, read_newest, renew_leases
 from hetero_airflow.store.sql_reading import read_last_seen, read_story, read_telemetry, update_view
@@ -106,6 +108,11 @@ class SqlStore:
         """Worker id → when it was last seen."""
         with reading(self._engine) as connection:
             return read_last_seen(connection)
+
+    def health(self) -> dict[tuple[str, str], Health]:
+        """(worker id, device id) → what is remembered of its errors; without those that are `WELL`."""
+        with reading(self._engine) as connection:
+            return read_health(connection)
 
     def runs(self, since: int = 0) -> tuple[Run, ...]:
         """The leases that ended after that sequence and of which it is known how, in the order of their ends."""

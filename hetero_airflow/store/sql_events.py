@@ -15,8 +15,19 @@ from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import READINGS, SERVED, clean_cause, digest
 from hetero_airflow.store.inventory import DeviceRecord, take_inventory
+from hetero_airflow.store.sql_bars import write_bars
 from hetero_airflow.store.sql_transaction import Writing, chunks
-from hetero_airflow.store.store import Event, Saved, Submitted, Withdrawn, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import (
+    DeviceBarred,
+    DeviceCleared,
+    Event,
+    HealthNoted,
+    Saved,
+    Submitted,
+    Withdrawn,
+    WorkerLost,
+    WorkerSeen,
+)
 
 _WORKER, _DEVICE, _REQUEST = tables.worker.c, tables.device.c, tables.request.c
 _UPDATE_WORKER = update(tables.worker).where(_WORKER.id == bindparam("key"))
@@ -47,6 +58,7 @@ def record_events(writing: Writing, events: Sequence[Event], now: datetime) -> N
         _Workers(writing, workers, now).write()
     if requests:
         _write_requests(writing, requests, now)
+    write_bars(writing, [event for event in events if isinstance(event, DeviceBarred | DeviceCleared | HealthNoted)])
 
 
 class _Workers:

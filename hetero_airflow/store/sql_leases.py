@@ -24,6 +24,7 @@ from hetero_airflow.store import tables
 from hetero_airflow.store.codec import CORES, clean_cause, decision_columns, digest
 from hetero_airflow.store.cores import choose_cores
 from hetero_airflow.store.leases import is_sound, lease_id, movable, run_end, suits
+from hetero_airflow.store.sql_bars import read_barred_devices
 from hetero_airflow.store.sql_events import request_ending
 from hetero_airflow.store.sql_reading import read_leases
 from hetero_airflow.store.sql_transaction import Writing, chunks
@@ -129,11 +130,14 @@ class Committing:
         self._newest: dict[str, str] = {}
         self._dag_tokens: dict[str, int] = {}
         self._taken: dict[tuple[str, str], set[int]] = {}
+        self._barred: frozenset[tuple[str, str]] = frozenset()
 
     def commit(self, plan: Plan) -> Commit:
         """Grant what can be granted, end what is refused, keep the accounts."""
         waiting = read_newest(self._writing.connection, plan.decisions)
-        cpus = self._read_cpus({place.worker_id for place in plan.places})
+        worker_ids = {place.worker_id for place in plan.places}
+        cpus = self._read_cpus(worker_ids)
+        self._barred = read_barred_devices(self._writing.connection, worker_ids)
         refused: list[str] = []
         for decision in plan.decisions:
             is_waiting = decision.request_id in waiting
@@ -166,6 +170,8 @@ class Committing:
     def _grant(self, place: Place, cpus: frozenset[tuple[str, str]]) -> bool:
         kinds = {claim.device_id: "cpu" if (place.worker_id, claim.device_id) in cpus else "" for claim in place.claims}
         if not is_sound(place.claims) or not all(suits(kinds[claim.device_id], claim) for claim in place.claims):
+            return False
+        if any((place.worker_id, claim.device_id) in self._barred for claim in place.claims):
             return False
         try:
             with self._writing.connection.begin_nested():

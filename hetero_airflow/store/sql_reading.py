@@ -20,6 +20,7 @@ from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import CORES, READINGS, SERVED, decision_story
 from hetero_airflow.store.inventory import join_worker
+from hetero_airflow.store.sql_bars import read_bars
 from hetero_airflow.store.sql_transaction import chunks
 from hetero_airflow.store.store import Story
 from hetero_airflow.store.view import View
@@ -78,6 +79,7 @@ def _update_workers(connection: Connection, view: View, since: int) -> None:
     for chunk in chunks(workers):
         for row in connection.execute(query.where(_DEVICE.worker_id.in_(chunk))):
             devices[row.worker_id].append(row)
+    bars = read_bars(connection, workers)
     for worker_id, row in workers.items():
         try:
             head = Worker.model_validate_json(row.inventory)
@@ -85,7 +87,7 @@ def _update_workers(connection: Connection, view: View, since: int) -> None:
         except ValidationError as error:
             report_unreadable("worker", worker_id, error)
             continue
-        view.put_worker(join_worker(head, parts, WorkerState(row.state)))
+        view.put_worker(join_worker(head, parts, WorkerState(row.state)), bars.get(worker_id, ()))
         usage = {
             part.id: Usage(part.used_milli, part.used_memory_bytes, part.last_granted_at) for part in devices[worker_id]
         }

@@ -8,7 +8,9 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from hetero_airflow.errors import StoreError
+from hetero_airflow.model.bar import Bar, BarKind
 from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.health import Health
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.run import Run, RunEnd
@@ -58,7 +60,36 @@ class Saved:
     token: int
 
 
-Event = WorkerSeen | WorkerLost | Submitted | Withdrawn | Saved
+@dataclass(frozen=True, slots=True)
+class DeviceBarred:
+    """A device, or a whole worker, that gets no new task from now on; replaces a bar of the same kind on it.
+
+    Bars outlive inventories and restarts; one on a worker that is not known yet holds once it is seen.
+    """
+
+    bar: Bar
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCleared:
+    """A bar that is taken off; passed over where there is none of that kind."""
+
+    worker_id: str
+    device_id: str
+    """As in the bar: empty for the whole worker, whose devices' own bars stay."""
+    kind: BarKind
+
+
+@dataclass(frozen=True, slots=True)
+class HealthNoted:
+    """What is remembered of a device's errors from now on; `WELL` forgets all."""
+
+    worker_id: str
+    device_id: str
+    health: Health
+
+
+Event = WorkerSeen | WorkerLost | Submitted | Withdrawn | Saved | DeviceBarred | DeviceCleared | HealthNoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +185,10 @@ class History(Protocol):
 
     def last_seen(self) -> dict[str, datetime]:
         """Worker id → when it was last seen."""
+        ...
+
+    def health(self) -> dict[tuple[str, str], Health]:
+        """(worker id, device id) → what is remembered of its errors; without those that are `WELL`."""
         ...
 
     def runs(self, since: int = 0) -> tuple[Run, ...]:

@@ -133,6 +133,31 @@ telemetry = Table(
     comment="What changes with every heartbeat; no snapshot shows it",
 )
 
+bar = Table(
+    "hetero_bar",
+    metadata,
+    Column("worker_id", ID),
+    Column("device_id", ID, comment="Empty for the whole worker"),
+    Column("kind", WORD, comment="drained or quarantined"),
+    Column("cause", Text, nullable=False),
+    Column("since", UtcDateTime, nullable=False),
+    Column("returns", Text, nullable=False, comment="What brings it back"),
+    Column("until", UtcDateTime),
+    Column("moves", Boolean, nullable=False, comment="Whether tasks that run there shall go on elsewhere"),
+    PrimaryKeyConstraint("worker_id", "device_id", "kind"),
+    comment="Devices that get no new task; a change here changes the worker's row too",
+)
+
+health = Table(
+    "hetero_health",
+    metadata,
+    Column("worker_id", ID),
+    Column("device_id", ID),
+    Column("record", Text, nullable=False, comment="State, strikes and recent errors, JSON"),
+    PrimaryKeyConstraint("worker_id", "device_id"),
+    comment="Devices that ever had an error and are not forgiven",
+)
+
 request = Table(
     "hetero_request",
     metadata,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
+from hetero_airflow.model.bar import Bar, with_bars
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.snapshot import UNUSED, Pending, Snapshot, Usage, Usages
 from hetero_airflow.model.worker import Worker
@@ -26,15 +27,20 @@ class View:
         """Where the last of them stands in the queue; None if they are not in its order."""
         self._leases: dict[str, Lease] = {}
         self._holders: dict[str, Pending] = {}
+        self._bars: dict[str, tuple[Bar, ...]] = {}
         self._dag_tokens: dict[str, int] = {}
         self._last = Snapshot(sequence=-1, usage=Usages({}))
         self._changed = {"workers", "usage", "pending", "leases", "dag_tokens", "holders"}
 
-    def put_worker(self, worker: Worker) -> None:
-        """Take in a worker, or replace it."""
+    def put_worker(self, worker: Worker, bars: Iterable[Bar] = ()) -> None:
+        """Take in a worker with all bars on it and its devices, or replace them."""
         self._is_sorted &= worker.id in self._workers
-        self._workers[worker.id] = worker
+        own = tuple(sorted(bars, key=lambda bar: (bar.device_id, bar.kind)))
+        self._workers[worker.id] = with_bars(worker, own)
         self._changed.add("workers")
+        if own != self._bars.get(worker.id, ()):
+            self._bars[worker.id] = own
+            self._changed.add("bars")
 
     def put_usage(self, worker_id: str, usage: Mapping[str, Usage], *, replace: bool = False) -> None:
         """Take in the usage of some of a worker's devices, or with `replace` of all of them."""
@@ -110,6 +116,9 @@ class View:
                 tuple(self._leases.values()) if "leases" in changed else last.leases,
                 self._dag_tokens.copy() if "dag_tokens" in changed else last.dag_tokens,
                 self._holders.copy() if "holders" in changed else last.holders,
+                bars=tuple(bar for _, own in sorted(self._bars.items()) for bar in own)
+                if "bars" in changed
+                else last.bars,
             )
             self._changed = set()
         return self._last

@@ -1,0 +1,99 @@
+"""Bars on devices and workers in the tables, and what is remembered of devices' errors.
+
+A bar has no `changed` of its own: whoever writes one changes the worker's row, with which its bars are read. They are
+few, so each is written by itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter
+from sqlalchemy import Connection, delete, insert, select, update
+
+from hetero_airflow.model.bar import Bar, BarKind, bars_on
+from hetero_airflow.model.device import Device
+from hetero_airflow.model.health import WELL, Health
+from hetero_airflow.store import tables
+from hetero_airflow.store.codec import clean_cause
+from hetero_airflow.store.sql_transaction import Writing, chunks
+from hetero_airflow.store.store import DeviceBarred, DeviceCleared, HealthNoted
+
+_BAR, _HEALTH, _DEVICE = tables.bar.c, tables.health.c, tables.device.c
+_RECORD: TypeAdapter[Health] = TypeAdapter(Health)
+
+
+def write_bars(writing: Writing, events: Sequence[DeviceBarred | DeviceCleared | HealthNoted]) -> None:
+    """Write the events, in order; one that says what is known already changes nothing."""
+    for event in events:
+        if isinstance(event, HealthNoted):
+            _write_health(writing, event)
+        elif isinstance(event, DeviceBarred):
+            _write_bar(writing, event.bar.worker_id, event.bar.device_id, event.bar.kind, event.bar)
+        else:
+            _write_bar(writing, event.worker_id, event.device_id, event.kind, None)
+
+
+def _write_bar(writing: Writing, worker_id: str, device_id: str, kind: BarKind, bar: Bar | None) -> None:
+    own = (_BAR.worker_id == worker_id, _BAR.device_id == device_id, _BAR.kind == kind)
+    known = writing.connection.execute(select(tables.bar).where(*own)).one_or_none()
+    wanted = None if bar is None else _columns(bar)
+    if (None if known is None else known._asdict()) == wanted:
+        return
+    if known is not None:
+        writing.connection.execute(delete(tables.bar).where(*own))
+    if wanted is not None:
+        writing.connection.execute(insert(tables.bar), wanted)
+    worker = update(tables.worker).where(tables.worker.c.id == worker_id).values(changed=writing.stamp)
+    writing.is_visible |= writing.connection.execute(worker).rowcount == 1
+
+
+def _columns(bar: Bar) -> dict[str, Any]:
+    return {
+        "worker_id": bar.worker_id,
+        "device_id": bar.device_id,
+        "kind": bar.kind,
+        "cause": clean_cause(bar.cause),
+        "since": bar.since,
+        "returns": bar.returns,
+        "until": bar.until,
+        "moves": bar.moves,
+    }
+
+
+def _write_health(writing: Writing, noted: HealthNoted) -> None:
+    own = (_HEALTH.worker_id == noted.worker_id, _HEALTH.device_id == noted.device_id)
+    writing.connection.execute(delete(tables.health).where(*own))
+    if noted.health != WELL:
+        row = {"worker_id": noted.worker_id, "device_id": noted.device_id}
+        writing.connection.execute(insert(tables.health), row | {"record": _RECORD.dump_json(noted.health).decode()})
+
+
+def read_bars(connection: Connection, worker_ids: Iterable[str]) -> dict[str, list[Bar]]:
+    """Worker id → the bars on it and its devices; without those workers that have none."""
+    found: defaultdict[str, list[Bar]] = defaultdict(list)
+    for chunk in chunks(worker_ids):
+        for row in connection.execute(select(tables.bar).where(_BAR.worker_id.in_(chunk))):
+            values = row._asdict() | {"kind": BarKind(row.kind)}
+            found[row.worker_id].append(Bar(**values))
+    return dict(found)
+
+
+def read_barred_devices(connection: Connection, worker_ids: Iterable[str]) -> frozenset[tuple[str, str]]:
+    """(worker id, device id) of the devices of those workers that must not be leased because of a bar."""
+    bars = read_bars(connection, worker_ids)
+    query = select(_DEVICE.worker_id, _DEVICE.inventory)
+    return frozenset(
+        (row.worker_id, device.id)
+        for chunk in chunks(bars)
+        for row in connection.execute(query.where(_DEVICE.worker_id.in_(chunk)))
+        if bars_on(device := Device.model_validate_json(row.inventory), bars[row.worker_id])
+    )
+
+
+def read_health(connection: Connection) -> dict[tuple[str, str], Health]:
+    """(worker id, device id) → what is remembered of its errors."""
+    rows = connection.execute(select(tables.health))
+    return {(row.worker_id, row.device_id): _RECORD.validate_json(row.record) for row in rows}
