@@ -132,6 +132,17 @@ def device_count(alternative: Alternative) -> int:
     return 1 if alternative.kind == "cpu" else alternative.count
 
 
+def is_label_suited(asked: str, found: str | None) -> bool:
+    """Whether a worker's label suits what was asked: the same text, or after a ``!`` none of those named.
+
+    >>> is_label_suited("7", "7"), is_label_suited("!7,8", "8"), is_label_suited("!7", "9"), is_label_suited("!7", None)
+    (True, False, True, True)
+    """
+    if not asked.startswith("!"):
+        return found == asked
+    return found not in [one.strip() for one in asked[1:].split(",")]
+
+
 def lost_miss(alternative: Alternative) -> Miss:
     """The miss of a worker that would do but has not been seen in time."""
     return make_miss(ReasonCode.LOST, str(alternative), "a worker that has not been seen in time")
@@ -177,7 +188,7 @@ def _software_miss(alternative: Alternative, shape: Shape) -> Miss | None:
         if obstacle is not None:
             return make_miss(ReasonCode.RUNTIME, f"{name}{specifier}", f"{name}: {obstacle}")
     for name, value in alternative.labels.items():
-        if shape.labels.get(name) != value:
+        if not is_label_suited(value, shape.labels.get(name)):
             found = f"{name}={shape.labels[name]}" if name in shape.labels else f"no label {name}"
             return make_miss(ReasonCode.LABELS, f"{name}={value}", found)
     return None

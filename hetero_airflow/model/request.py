@@ -21,6 +21,7 @@ from hetero_airflow.errors import RequestError, shorten
 from hetero_airflow.model.device import Word
 from hetero_airflow.model.device_words import parse_device
 from hetero_airflow.model.request_fields import (
+    LABELS_WORDS,
     ByteRangeField,
     HostMemoryField,
     LabelsField,
@@ -79,7 +80,7 @@ class Alternative(BaseModel):
     host_memory: HostMemoryField = None
     runtime: RuntimeField = Field(default_factory=dict)
     driver: SpecifierField = None
-    labels: LabelsField = Field(default_factory=dict)
+    labels: LabelsField = Field(default_factory=dict, description=LABELS_WORDS)
     topology: TopologyField = None
     """How near together its devices are, or the members of its gang; None: as near as can be had without waiting."""
 
@@ -192,7 +193,7 @@ class DeviceRequest(BaseModel):
             alternative that does not say the same field itself, and so do the following four
         :param runtime: software name → version specifier
         :param driver: version specifier of the devices' driver
-        :param labels: label → value that the worker must carry
+        :param labels: label → value that the worker must carry; ``!7`` any other or none, ``!7,8`` neither
         :param topology: nvlink or numa: what joins the devices; host, rack or site: what the members of a gang
             share; with ``@10m``, for how long to wait for it before taking what is there
         :param priority: urgent, high, medium or low

@@ -69,6 +69,10 @@ def _read_labels(value: object) -> object:
     for key, text in labels.items():
         if not isinstance(text, str) or len(text) > 256:
             raise RequestError(f"labels[{key!r}]", text, found=type(text).__name__, remedy="Give a short text")
+        if text.startswith("!") and not all(one.strip() for one in text[1:].split(",")):
+            raise RequestError(
+                f"labels[{key!r}]", text, found="a ! before nothing", remedy='Write "!7" for not 7, "!7,8" for neither'
+            )
     return {str(name): labels[name] for name in sorted(labels, key=str)}
 
 
@@ -89,3 +93,5 @@ TopologyField = Annotated[
 SpecifierField = Annotated[str | None, BeforeValidator(_read_driver, json_schema_input_type=str | None)]
 RuntimeField = Annotated[dict[str, str], BeforeValidator(_read_runtime)]
 LabelsField = Annotated[dict[str, str], BeforeValidator(_read_labels)]
+LABELS_WORDS = "Of the worker: 7 this very text, !7 any other or none, !7,8 neither of the two."
+"""What the schema says of them."""

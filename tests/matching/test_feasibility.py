@@ -110,6 +110,18 @@ def test_a_device_is_of_the_kind_that_is_asked_for_or_a_reason_says_why_not(
             Reason(ReasonCode.HOST_MEMORY, "65GiB of host memory", "64GiB"),
         ),
         (an_alternative("gpu", labels={"zone": "eu"}), a_worker(labels={"zone": "eu", "x": "y"}), None),
+        (an_alternative("gpu", labels={"rack": "!7"}), a_worker(labels={"rack": "8"}), None),
+        (an_alternative("gpu", labels={"rack": "!7"}), a_worker(), None),
+        (
+            an_alternative("gpu", labels={"rack": "!7"}),
+            a_worker(labels={"rack": "7"}),
+            Reason(ReasonCode.LABELS, "rack=!7", "rack=7"),
+        ),
+        (
+            an_alternative("gpu", labels={"rack": "!7, 8"}),
+            a_worker(labels={"rack": "8"}),
+            Reason(ReasonCode.LABELS, "rack=!7, 8", "rack=8"),
+        ),
         (
             an_alternative("gpu", labels={"zone": "eu"}),
             a_worker(labels={"zone": "us"}),

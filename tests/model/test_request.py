@@ -182,6 +182,8 @@ class Unprintable:
         ({"labels": False}, "labels", "Give a mapping"),
         ({"labels": {"zone": 3}}, "labels['zone']", "Give a short text"),
         ({"labels": {"zone": LONG}}, "labels['zone']", "Give a short text"),
+        ({"labels": {"zone": "!"}}, "labels['zone']", 'Write "!7" for not 7'),
+        ({"labels": {"zone": "!7,"}}, "labels['zone']", 'Write "!7" for not 7'),
         ({"topology": "nvswitch"}, "topology", 'as in "nvlink@10m"'),
         ({"topology": "anywhere"}, "topology", "Write one of nvlink, numa, host, rack, site"),
         ({"topology": ""}, "topology", "Write one of nvlink"),
