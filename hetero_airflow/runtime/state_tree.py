@@ -1,0 +1,263 @@
+"""A task's state without pickle: a JSON tree, and beside it the arrays that the tree names.
+
+JSON says most of it. What JSON has no word for is an object with the key ``$``: tensors, arrays and bytes (by the name
+of their array), tuples, mappings with keys that are no texts, floats that are not finite, integers past 64 bits.
+
+Pickle was rejected: to load it is to run it. What pickle alone can carry (objects, functions, sets) is refused when it
+is saved, by its place in the tree, and not found out when it is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hetero_airflow.errors import InvalidCheckpoint, shorten
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+TAG = "$"
+MAX_DEPTH = 100
+"""Levels of nesting; a state that holds itself goes past any."""
+
+MAX_PLACE = 200
+"""Characters of a place in the state that an error shows."""
+
+_MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
+"""Kinds of mappings that come back as what they were; torch's schedulers count on a Counter."""
+
+
+@dataclass(slots=True)
+class StagedState:
+    """A copy of a state that nothing else refers to: it stays as it was while the task goes on."""
+
+    tree: Any
+    """JSON."""
+    arrays: dict[str, torch.Tensor | np.ndarray[Any, Any]] = field(default_factory=dict)
+    """By their place in the state, such as ``state['model']['0.weight']``; in host memory, contiguous."""
+    _seen: dict[tuple[Any, ...], tuple[str, torch.Tensor]] = field(default_factory=dict)
+    """While it is made: what was copied, held so that no other tensor can come to lie at the same address."""
+
+    def text(self) -> bytes:
+        """The tree as JSON."""
+        return json.dumps(self.tree, allow_nan=False, separators=(",", ":")).encode()
+
+
+def stage(state: object) -> StagedState:
+    """Copy a state to host memory.
+
+    An object with ``state_dict()`` is asked for it. A tensor that is there twice (tied weights) is kept once.
+    Tensors come from a GPU by way of pinned memory; returns when all are here.
+
+    >>> staged = stage({"step": 3, "best": float("inf"), "range": (0, 1)})
+    >>> staged.tree["best"], staged.tree["range"]
+    ({'$': 'float', 'value': 'inf'}, {'$': 'tuple', 'items': [0, 1]})
+
+    :raises InvalidCheckpoint: it holds something that can't be kept without pickle; says where
+    """
+    staged = StagedState(tree=None)
+    staged.tree = _encode(state, "state", staged, 0)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    staged._seen.clear()
+    return staged
+
+
+def restore_tree(text: bytes, array: Callable[[str, str], Any]) -> Any:
+    """The state that `stage` made this text of; `array` gives an array by its name and kind (``torch`` or ``numpy``).
+
+    >>> restore_tree(stage({7: [1.5, float("-inf"), (None, True)]}).text(), array=lambda name, kind: None)
+    {7: [1.5, -inf, (None, True)]}
+
+    :raises InvalidCheckpoint: no such text
+    """
+    try:
+        return _Decoder(array).decode(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, InvalidCheckpoint):
+            raise
+        raise InvalidCheckpoint(
+            "the state of a checkpoint",
+            found=f"a tree that can't be read ({type(error).__name__}: {shorten(str(error))})",
+            remedy="Load it with the version of hetero-airflow that saved it, or take the checkpoint before",
+        ) from error
+
+
+def _encode(value: Any, where: str, staged: StagedState, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise _refused(
+            where, found=f"more than {MAX_DEPTH} levels of nesting", remedy="Flatten it; a state can't hold itself"
+        )
+    kind = type(value)
+    if value is None or kind in (bool, str):
+        return value
+    if kind is int:
+        return value if -(2**63) <= value < 2**63 else {TAG: "int", "value": hex(value)}
+    if kind is float:
+        return value if math.isfinite(value) else {TAG: "float", "value": repr(value)}
+    if kind is complex:
+        return {TAG: "complex", "value": [_encode(part, where, staged, depth) for part in (value.real, value.imag)]}
+    if kind is bytes:
+        import numpy as np
+
+        return {TAG: "bytes", "array": _keep(np.frombuffer(value, dtype=np.uint8), where, staged)}
+    if kind is list:
+        return [_encode(item, f"{where}[{n}]", staged, depth + 1) for n, item in enumerate(value)]
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return {TAG: "tuple", "items": [_encode(x, f"{where}[{n}]", staged, depth + 1) for n, x in enumerate(value)]}
+    if kind in _MAPPINGS:
+        return _encode_mapping(value, where, staged, depth)
+    return _encode_foreign(value, where, staged, depth)
+
+
+def _encode_mapping(value: Mapping[Any, Any], where: str, staged: StagedState, depth: int) -> Any:
+    items = []
+    for key, item in value.items():
+        if not (key is None or type(key) in (bool, int, str) or (type(key) is float and math.isfinite(key))):
+            raise _refused(
+                where, found=f"the key {shorten(key)} of the type {_name(key)}", remedy="Use texts or numbers as keys"
+            )
+        items.append((key, _encode(item, f"{where}[{key!r}]", staged, depth + 1)))
+    if type(value) is dict and all(type(key) is str for key in value) and TAG not in value:
+        return dict(items)
+    encoded = {TAG: _MAPPINGS[type(value)], "items": [[_encode(key, where, staged, 0), item] for key, item in items]}
+    versions = getattr(value, "_metadata", None)  # of a module's parts: load_state_dict upgrades old ones by it
+    if versions:
+        encoded["metadata"] = _encode(dict(versions), where, staged, depth + 1)
+    return encoded
+
+
+def _encode_foreign(value: Any, where: str, staged: StagedState, depth: int) -> Any:
+    torch, np = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _encode_tensor(value, where, staged)
+    if np is not None and isinstance(value, (np.ndarray, np.generic)):
+        return _encode_array(value, where, staged)
+    if callable(getattr(value, "state_dict", None)) and not isinstance(value, type):
+        return _encode(value.state_dict(), where, staged, depth + 1)
+    raise _refused(
+        where,
+        found=f"an object of the type {_name(value)}",
+        remedy="Save what it holds as numbers, texts, lists, dicts, tensors or arrays, or give it state_dict() and "
+        "load_state_dict(); what can only be pickled is not kept",
+    )
+
+
+def _encode_tensor(value: torch.Tensor, where: str, staged: StagedState) -> Any:
+    import torch
+
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        raise _refused(
+            where,
+            found=f"a tensor of the type {_name(value)}",
+            remedy="Save sharded tensors with checkpoint.save_distributed(), others as plain tensors",
+        )
+    if value.layout is not torch.strided or value.is_quantized or value.is_nested or value.device.type == "meta":
+        raise _refused(
+            where,
+            found=f"a tensor that is not dense ({value.layout}, {value.device}, {value.dtype})",
+            remedy="Save a dense copy",
+        )
+    plain = value.detach()
+    tag: dict[str, Any] = {TAG: "torch"}
+    if plain.is_complex():
+        plain, tag = torch.view_as_real(plain.resolve_conj()), {TAG: "torch", "complex": True}
+    same = (plain.device, plain.dtype, plain.data_ptr(), plain.shape, plain.stride(), plain.is_neg())
+    if same not in staged._seen or not plain.numel():
+        target = torch.empty(plain.shape, dtype=plain.dtype, pin_memory=plain.device.type == "cuda")
+        staged.arrays[where] = target.copy_(plain, non_blocking=True)
+        staged._seen[same] = (where, plain)
+    return {**tag, "array": staged._seen[same][0]}
+
+
+def _encode_array(value: Any, where: str, staged: StagedState) -> Any:
+    import numpy as np
+
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufc" or array.dtype.itemsize > (16 if array.dtype.kind == "c" else 8):
+        raise _refused(
+            where, found=f"an array of {array.dtype}", remedy="Save booleans, integers, floats or complex numbers"
+        )
+    tag: dict[str, Any] = {TAG: "numpy"}
+    if isinstance(value, np.generic):
+        tag["scalar"] = True
+    array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")).reshape(array.shape)
+    if array.dtype.kind == "c":
+        tag["complex"] = True
+        array = array.reshape(*array.shape, 1).view(array.real.dtype)
+    return {**tag, "array": _keep(array, where, staged)}
+
+
+def _keep(array: np.ndarray[Any, Any], where: str, staged: StagedState) -> str:
+    staged.arrays[where] = array.copy()
+    return where
+
+
+class _Decoder:
+    """Turns tagged objects back; an unknown tag is an error, not a guess."""
+
+    def __init__(self, array: Callable[[str, str], Any]) -> None:
+        self._array = array
+
+    def decode(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self.decode(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if TAG not in value:
+            return {key: self.decode(item) for key, item in value.items()}
+        return self._tagged(value[TAG], value)
+
+    def _tagged(self, tag: object, value: dict[str, Any]) -> Any:
+        if tag == "tuple":
+            return tuple(self.decode(item) for item in value["items"])
+        if tag in _MAPPINGS.values():
+            return self._mapping(tag, value)
+        if tag == "int":
+            return int(value["value"], 16)
+        if tag == "float":
+            return float(value["value"])
+        if tag == "complex":
+            return complex(*(self.decode(part) for part in value["value"]))
+        if tag == "bytes":
+            return self._array(value["array"], "numpy").tobytes()
+        if tag == "torch":
+            return self._tensor(value)
+        if tag == "numpy":
+            array = self._array(value["array"], "numpy")
+            if value.get("complex"):
+                array = array.view(f"c{2 * array.itemsize}")[..., 0]
+            return array[()] if value.get("scalar") else array
+        raise ValueError(f"unknown form {shorten(tag)}")
+
+    def _tensor(self, value: dict[str, Any]) -> Any:
+        tensor = self._array(value["array"], "torch")
+        if value.get("complex"):
+            import torch
+
+            return torch.view_as_complex(tensor)
+        return tensor
+
+    def _mapping(self, tag: object, value: dict[str, Any]) -> Any:
+        kind = next(kind for kind, name in _MAPPINGS.items() if name == tag)
+        mapping = kind({self.decode(key): self.decode(item) for key, item in value["items"]})
+        if "metadata" in value:
+            mapping._metadata = self.decode(value["metadata"])
+        return mapping
+
+
+def _name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _refused(where: str, *, found: str, remedy: str) -> InvalidCheckpoint:
+    place = where if len(where) <= MAX_PLACE else f"{where[:MAX_PLACE]}..."
+    return InvalidCheckpoint(f"to save {place}", found=found, remedy=remedy)

@@ -1,0 +1,58 @@
+import os
+import time
+from datetime import UTC, datetime
+
+from hetero_airflow.runtime.progress_file import PROGRESS, Phase, Progress, ProgressFile, read_progress
+from hetero_airflow.testing import FakeClock
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+
+def test_the_first_step_a_checkpoint_and_a_phase_are_written_at_once_further_steps_once_a_second(tmp_path) -> None:
+    progress = ProgressFile(tmp_path, FakeClock(NOW))
+    assert read_progress(tmp_path) is None
+    progress.enter(Phase.STARTING)
+    assert read_progress(tmp_path) == Progress(at=NOW)
+    progress.done(5)
+    assert read_progress(tmp_path) == Progress(step=5, at=NOW, phase=Phase.STEPPING)
+    progress.done(6)
+    assert read_progress(tmp_path).step == 5
+    progress.saved(6, NOW)
+    expected = Progress(step=6, at=NOW, saved_step=6, saved_at=NOW, phase=Phase.STEPPING)
+    assert read_progress(tmp_path) == expected
+    progress.enter(Phase.DONE)
+    assert read_progress(tmp_path) == expected.model_copy(update={"phase": Phase.DONE})
+    assert [path.name for path in tmp_path.iterdir()] == [PROGRESS]
+
+
+def test_a_step_costs_less_than_a_fifth_of_a_write(tmp_path) -> None:
+    progress = ProgressFile(tmp_path)
+    progress.done(0)
+    start = time.process_time()
+    for step in range(2000):
+        progress.done(step)
+    steps_s = time.process_time() - start
+    start = time.process_time()
+    for _ in range(200):
+        progress.enter(Phase.STEPPING)
+    assert steps_s / 2000 < (time.process_time() - start) / 200 / 5
+
+
+def test_a_folder_that_is_gone_is_said_once_and_stops_nobody(tmp_path, caplog) -> None:
+    progress = ProgressFile(tmp_path / "gone", FakeClock(NOW))
+    for step in range(3):
+        progress.saved(step, NOW)
+    assert len(caplog.records) == 1
+
+
+def test_half_a_file_is_no_progress(tmp_path, caplog) -> None:
+    (tmp_path / PROGRESS).write_text('{"step": 3')
+    assert read_progress(tmp_path) is None
+    assert "can't be read" in caplog.text
+
+
+def test_the_file_is_small_whatever_the_step(tmp_path) -> None:
+    progress = ProgressFile(tmp_path)
+    progress.saved(10**11, NOW)
+    progress.done(10**11)
+    assert os.stat(tmp_path / PROGRESS).st_size < 250
