@@ -48,14 +48,19 @@ OPTIONS: tuple[Option, ...] = (
     Option("queue", "hetero", "string", "Queue that [sdk] queue_to_coordinator maps to the device coordinator."),
     Option(
         "lease_timeout_s",
-        "60",
+        "15",
         "float",
         "A lease that its executor has not renewed for this long is expired. Its devices stay held until the "
         "process is known to be gone.",
     ),
     Option("discovery_interval_s", "60", "float", "How often the executor looks at the hardware of its host again."),
     Option("probe_timeout_s", "10", "float", "Time limit of one vendor's probe."),
-    Option("worker_timeout_s", "180", "float", "A worker not seen for this long is lost: it gets no new task."),
+    Option(
+        "worker_timeout_s",
+        "15",
+        "float",
+        "A worker not seen for this long is lost: it gets no new task. It says three times as often that it is there.",
+    ),
     Option("history_days", "30", "float", "Ended requests, their leases and decisions are kept for this long."),
     Option(
         "shares",

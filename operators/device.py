@@ -11,6 +11,8 @@ from airflow.sdk import BaseOperator, Context
 
 from hetero_airflow.executor.carrier import ARGUMENTS, KEY, pack_request, unload_lease
 from hetero_airflow.executor.selection import device_task_defaults
+from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoints_bound
+from hetero_airflow.operators.stopping import raise_if_noticed, rescheduled_if_stopped
 from hetero_airflow.runtime.task_lease import current_lease
 from hetero_airflow.runtime.visible_devices import bound
 from hetero_airflow.settings import LEASE_VARIABLE
@@ -31,6 +33,7 @@ class DeviceOperator(BaseOperator):
     :param topology: nvlink or numa of the devices, host, rack or site of a gang; ``nvlink@10m`` waits so long for it
     :param priority: urgent, high, medium or low
     :param wait_timeout: fail after waiting for longer
+    :param checkpoint: mapping with any of url, keep_last, keep_best, keep_every, on_clear; see `CheckpointArguments`
     :raises RequestError: when the DAG file is parsed, if the arguments make no request
     """
 
@@ -45,6 +48,7 @@ class DeviceOperator(BaseOperator):
         topology: Any = None,
         priority: Any = None,
         wait_timeout: Any = None,
+        checkpoint: Any = None,
         executor: str | None = None,
         executor_config: dict[str, Any] | None = None,
         pool: str | None = None,
@@ -59,23 +63,31 @@ class DeviceOperator(BaseOperator):
             pool=pool or defaults.get("pool"),
             **kwargs,
         )
+        self.checkpoint = CheckpointArguments.parse(checkpoint)
 
     def execute(self, context: Context) -> Any:
         """Run the operator proper with the lease bound to this process."""
-        with self._lease_bound(context):
+        with self._lease_bound(context), rescheduled_if_stopped(self.log):
             return super().execute(context)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Go on after a deferral, with the lease of this leg bound to this process."""
-        with self._lease_bound(context):
+        with self._lease_bound(context), rescheduled_if_stopped(self.log):
             return super().resume_execution(next_method, next_kwargs, context)
+
+    def on_kill(self) -> None:
+        """Stop what the operator started; if it was preempted, the task goes on later."""
+        super().on_kill()
+        raise_if_noticed()
 
     @contextmanager
     def _lease_bound(self, context: Context) -> Iterator[None]:
         """Bind the lease here if no coordinator did so before the DAG file was parsed."""
         if LEASE_VARIABLE in os.environ:
-            self.log.info("Device: %s", current_lease())
-            yield
+            own = current_lease()
+            self.log.info("Device: %s", own)
+            with checkpoints_bound(context, self.checkpoint, own.token):
+                yield
             return
         lease = unload_lease(getattr(context["ti"], "context_carrier", None))
         if lease is None:
@@ -83,8 +95,9 @@ class DeviceOperator(BaseOperator):
                 "No device lease: this task was not placed by HeteroExecutor, and runs on whatever is visible. "
                 "`airflow hetero config --check` says what is missing."
             )
-            yield
+            with checkpoints_bound(context, self.checkpoint, None):
+                yield
             return
         self.log.info("Device: %s (bound by the operator; a coordinator would have bound it before parsing)", lease)
-        with bound(lease):
+        with bound(lease), checkpoints_bound(context, self.checkpoint, lease.token):
             yield

@@ -27,6 +27,8 @@ class Configuration:
     probe_timeout_s: float
     worker_timeout_s: float
     history_days: float
+    grace_s: float
+    min_run_s: float
     labels: dict[str, str]
     worker_id: str
     shares: Shares = NO_SHARES
@@ -46,6 +48,8 @@ def read_configuration() -> Configuration:
         probe_timeout_s=_seconds("probe_timeout_s"),
         worker_timeout_s=_seconds("worker_timeout_s"),
         history_days=_seconds("history_days"),
+        grace_s=_seconds("grace_s"),
+        min_run_s=_seconds("min_run_s"),
         labels=_labels(),
         worker_id=get_hostname(),
         shares=Shares.parse(_text("shares"), f"[{SECTION}] shares"),

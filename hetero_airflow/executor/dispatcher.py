@@ -26,6 +26,8 @@ from hetero_airflow.executor.dag_edges import DagEdges
 from hetero_airflow.executor.inventory_watch import InventoryWatch, with_unseen
 from hetero_airflow.executor.lease_keeper import LeaseKeeper, Report
 from hetero_airflow.executor.periods import Periods
+from hetero_airflow.executor.preemptions import Note, Preemptions
+from hetero_airflow.executor.stays import Stays
 from hetero_airflow.executor.task_instances import TaskInstances
 from hetero_airflow.executor.task_log import write_task_log
 from hetero_airflow.model.lease import Lease
@@ -79,6 +81,8 @@ class Dispatcher:
         tasks: TaskInstances,
         edges: DagEdges,
         report: Report,
+        note: Note,
+        stays: Stays,
         renew_token: Callable[[ExecuteTask], None],
         queued_timeout_s: float,
     ) -> None:
@@ -92,7 +96,18 @@ class Dispatcher:
         self._renew_token = renew_token
         self._inventory = InventoryWatch(configuration)
         self._beliefs = beliefs = Beliefs(store, configuration.shares, edges)
-        self._cycle = Cycle(store, policy, self, configuration.lease_timeout_s, estimates=lambda: beliefs.estimates)
+        self._stays = stays
+        self._preemptions = Preemptions(keeper, tasks, configuration.grace_s, note)
+        self._cycle = Cycle(
+            store,
+            policy,
+            self,
+            configuration.lease_timeout_s,
+            preemptor=self,
+            spares_unsaved=True,
+            min_run_s=configuration.min_run_s,
+            estimates=lambda: beliefs.estimates,
+        )
         self._placed: list[tuple[HeldTask, TaskLease, datetime]] = []
         self._requests: dict[str, Any] = {}
         self._news: list[Event] = []
@@ -100,8 +115,10 @@ class Dispatcher:
         self._token_age = timedelta(seconds=queued_timeout_s / 4)
         self._now = datetime.min.replace(tzinfo=UTC)
         self._workers: dict[str, Worker] = {}
+        self._here: Worker | None = None
+        """This host, as the last inventory found it."""
         self._periods = Periods(
-            refresh=queued_timeout_s / 4, workers=configuration.worker_timeout_s / 4, learn=60, prune=3600
+            refresh=queued_timeout_s / 4, workers=configuration.worker_timeout_s / 3, saved=5, learn=60, prune=3600
         )
         self._outages: dict[str, str] = {}
 
@@ -129,6 +146,7 @@ class Dispatcher:
         """What can wait until the engine has started what was placed: records, renewals, housekeeping."""
         with self._weathering_outages("housekeeping"):
             self._keeper.watch(now)
+            self._preemptions.settle(now)
             self._keep_house(now)
 
     def close(self) -> None:
@@ -157,8 +175,12 @@ class Dispatcher:
         self._hand_over(self.held[self._requests[lease.request_id]], lease)
 
     def is_ours(self, request_id: str) -> bool:
-        """Whether the task of a request is held here."""
-        return request_id in self._requests
+        """Whether the task of a request is held here, or runs under a lease that is kept here."""
+        return request_id in self._requests or self._keeper.holds_request(request_id)
+
+    def preempt(self, lease: Lease, cause: str) -> None:
+        """Tell the task of a lease to save and end. It is held again when it has."""
+        self._preemptions.tell(lease, cause, self._now)
 
     def reaches(self, worker_id: str) -> bool:
         """Whether the worker is this host: LocalExecutor runs what it gets here and nowhere else."""
@@ -180,6 +202,7 @@ class Dispatcher:
         workload.ti.context_carrier = load_lease(workload.ti.context_carrier, told)
         if self._now - held.since > self._token_age:
             self._renew_token(workload)
+        self._stays.begin(lease.request_id, held.since)
         self._keeper.begin(workload.key, lease, lambda: self.hold(workload, held.asked, held.since))
         self._engine.hand_over(workload)
         del self.held[workload.key]
@@ -197,6 +220,7 @@ class Dispatcher:
             known = next((w for w in self._store.snapshot().workers if w.id == inventory.worker.id), None)
             worker = with_unseen(inventory.worker, known) if known else inventory.worker
             self._store.record([WorkerSeen(worker, inventory.telemetry)], now)
+            self._here = worker
             self._beliefs.learn()
 
     def _drop_unwanted(self, now: datetime) -> None:
@@ -247,16 +271,18 @@ class Dispatcher:
 
     def _pending(self, held: HeldTask, request: DeviceRequest) -> Pending:
         ti = held.workload.ti
+        submitted_at, served = self._stays.before(held.request_id, held.since)
         return Pending(
             id=held.request_id,
             request=request,
-            submitted_at=held.since,
+            submitted_at=submitted_at,
             weight=ti.priority_weight,
             dag_id=ti.dag_id,
             run_id=ti.run_id,
             task_id=ti.task_id,
             map_index=-1 if ti.map_index is None else ti.map_index,
             try_number=ti.try_number,
+            served=served,
         )
 
     def _place(self, now: datetime) -> None:
@@ -302,7 +328,11 @@ class Dispatcher:
             self._tasks.refresh_queued(ids, now)
         if self._periods.is_due("workers", now):
             workers, seen = self._store.snapshot().workers, self._store.last_seen()
-            self._store.record(lost_workers(workers, seen, now, self._configuration.worker_timeout_s), now)
+            lost = lost_workers(workers, seen, now, self._configuration.worker_timeout_s)
+            others = [event for event in lost if not self.reaches(event.worker_id)]
+            self._store.record([*([WorkerSeen(self._here)] if self._here else ()), *others], now)
+        if self._store.snapshot().pending and self._periods.is_due("saved", now):
+            self._store.record(self._preemptions.saved(), now)
         if self._periods.is_due("learn", now):
             self._beliefs.refresh()
         if self._periods.is_due("prune", now):

@@ -24,7 +24,9 @@ from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.executor.dag_edges import DagEdges
 from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.lease_keeper import LeaseKeeper
+from hetero_airflow.executor.stays import Stays
 from hetero_airflow.executor.task_instances import TaskInstances
+from hetero_airflow.model.worker import Worker
 from hetero_airflow.registry import load
 from hetero_airflow.store.sql import SqlStore
 
@@ -58,11 +60,13 @@ class HeteroExecutor(BaseExecutor):
         store, tasks = SqlStore(_engine_of_airflow()), TaskInstances()
         store.snapshot()  # fails now, and clearly, where it would fail later
         self._engine.start(self.job_id, self.callback_sink, self.name)
+        stays = Stays()
         self._keeper = LeaseKeeper(
             store,
             self._engine,
             tasks=tasks,
             report=self._report,
+            freed=lambda lease, end: stays.end(lease, self._worker(lease.worker_id), end, self._clock.now()),
             lease_timeout_s=configuration.lease_timeout_s,
         )
         self._dispatcher = Dispatcher(
@@ -74,6 +78,8 @@ class HeteroExecutor(BaseExecutor):
             tasks=tasks,
             edges=DagEdges(),
             report=self._report,
+            note=self._note,
+            stays=stays,
             renew_token=self._renew_token,
             queued_timeout_s=conf.getfloat("scheduler", "task_queued_timeout"),
         )
@@ -163,6 +169,9 @@ class HeteroExecutor(BaseExecutor):
         self._dispatcher.close()
         self._engine.terminate()
 
+    def _worker(self, id: str) -> Worker | None:
+        return next((worker for worker in self._store.snapshot().workers if worker.id == id), None)
+
     def _take(self, workload: ExecuteTask) -> bool:
         """Hold a workload that asks for a device; whether it does."""
         try:
@@ -188,8 +197,11 @@ class HeteroExecutor(BaseExecutor):
 
     def _report(self, key: Any, state: str, reason: str | None) -> None:
         if reason:
-            self.log_task_event(event="hetero_airflow", extra=reason, ti_key=key)
+            self._note(key, reason)
         super().change_state(key, TaskInstanceState(state), reason)
+
+    def _note(self, key: Any, text: str) -> None:
+        self.log_task_event(event="hetero_airflow", extra=text, ti_key=key)
 
     def _renew_token(self, workload: ExecuteTask) -> None:
         """A held task may have outlived the token that it was queued with."""

@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 Report = Callable[[Any, str, str | None], None]
 """(key, "success" or "failed", reason): tells the scheduler that a task has ended."""
 
+Freed = Callable[[Lease, RunEnd | None], None]
+"""(lease, how its task stood): told when the devices are free. None: the process was lost."""
+
 _KILL_AFTER_S = 5.0
 """What processes that outlive their task get between SIGTERM and SIGKILL."""
 
@@ -77,6 +80,7 @@ class LeaseKeeper:
         *,
         tasks: TaskInstances,
         report: Report,
+        freed: Freed,
         lease_timeout_s: float,
     ) -> None:
         self.running: dict[Any, RunningTask] = {}
@@ -85,10 +89,11 @@ class LeaseKeeper:
         self._engine = engine
         self._tasks = tasks
         self._report = report
+        self._freed = freed
         self._lease_timeout = timedelta(seconds=lease_timeout_s)
         self._seen: dict[str, tuple[datetime, Liveness]] = {}
         self._now = datetime.min.replace(tzinfo=UTC)
-        self._periods = Periods(renew=lease_timeout_s / 4, watch=_WATCH_EVERY_S)
+        self._periods = Periods(renew=lease_timeout_s / 3, watch=_WATCH_EVERY_S)
 
     def begin(self, key: Any, lease: Lease, hold_again: Callable[[], None] | None = None) -> None:
         """Answer for a lease from now on."""
@@ -99,6 +104,10 @@ class LeaseKeeper:
         task = self.running.pop(key, None)
         if task is not None:
             self._ending[task.lease.id] = EndingTask(task.lease, to, cause)
+
+    def find(self, lease_id: str) -> RunningTask | None:
+        """The task that runs under a lease."""
+        return next((task for task in self.running.values() if task.lease.id == lease_id), None)
 
     def holds_request(self, request_id: str) -> bool:
         """Whether a lease of the request is still to be freed."""
@@ -169,11 +178,12 @@ class LeaseKeeper:
         for id_, pids in left.items():
             self._stop(self._ending[id_], known[id_], pids, now)
         gone = [task for id_, task in self._ending.items() if id_ not in left]
-        outcomes = self._store.move([_ending(task, known[task.lease.id]) for task in gone], now)
-        for task, outcome in zip(gone, outcomes, strict=True):
+        moves = [_ending(task, known[task.lease.id]) for task in gone]
+        for task, move, outcome in zip(gone, moves, self._store.move(moves, now), strict=True):
             if isinstance(outcome, StoreError):
                 log.warning("A lease had been taken back when its task ended: %s", outcome)
             del self._ending[task.lease.id]
+            self._freed(task.lease, move.end)
 
     def _stop(self, task: EndingTask, process: TaskProcess, left: list[int], now: datetime) -> None:
         if task.told_at is None:

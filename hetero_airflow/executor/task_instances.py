@@ -9,23 +9,21 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from airflow._shared.state import TaskScope
 from airflow.executors.workloads import ExecuteTask
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.taskinstancehistory import TaskInstanceHistory
-from airflow.state import get_state_backend
+from airflow.models.taskreschedule import TaskReschedule
 from airflow.utils.session import create_session
 from airflow.utils.state import TaskInstanceState
 from sqlalchemy import func, select, update
 
+from hetero_airflow.executor.state_keys import LEASE
+from hetero_airflow.executor.task_states import write_state
 from hetero_airflow.executor.templates import render_request
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.runtime.task_lease import TaskLease
 
 log = logging.getLogger(__name__)
-
-STATE_KEY = "hetero.lease"
-"""Key in the task state store under which a task finds the record of its last lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +103,26 @@ class TaskInstances:
 
         What can't be recorded is logged and passed over: the lease itself is in our own tables.
         """
-        backend = get_state_backend()
         for workload, lease in leases:
-            ti = workload.ti
-            scope = TaskScope(ti.dag_id, ti.run_id, ti.task_id, -1 if ti.map_index is None else ti.map_index)
             try:
-                with create_session(scoped=False) as session:
-                    backend.set(scope, STATE_KEY, lease.model_dump_json(), session=session)
+                write_state(workload.ti, LEASE, lease.model_dump_json())
             except Exception as error:  # noqa: BLE001  the backend may be anybody's
-                log.warning("The lease of %s is not on record in the task state store: %s", ti.key, error)
+                log.warning("The lease of %s is not on record in the task state store: %s", workload.ti.key, error)
+
+    def reschedule(self, id: str, now: datetime) -> bool:
+        """Send a task that runs back to be scheduled again, with the same try; whether it still ran.
+
+        Its supervisor's next heartbeat is refused, upon which it stops the process.
+        """
+        with create_session(scoped=False) as session:
+            ti = session.scalar(select(TaskInstance).where(TaskInstance.id == UUID(id)).with_for_update())
+            if ti is None or ti.state != TaskInstanceState.RUNNING:
+                return False
+            session.add(TaskReschedule(ti.id, ti.start_date or now, now, now))
+            ti.state = TaskInstanceState.UP_FOR_RESCHEDULE
+            ti.end_date = now
+            ti.next_method = ti.next_kwargs = None
+            return True
 
     def render(self, workload: ExecuteTask, arguments: Mapping[str, Any]) -> DeviceRequest:
         """The request that arguments with templates make in the task's DAG run.

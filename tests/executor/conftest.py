@@ -9,6 +9,7 @@ import pytest
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.lease_keeper import LeaseKeeper
+from hetero_airflow.executor.stays import Stays
 from hetero_airflow.executor.task_instances import TaskProcess
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.priority import Priority
@@ -47,7 +48,7 @@ class StandInTasks:
     """What TaskInstances is to the dispatcher: Airflow's rows as a dict."""
 
     def __init__(self):
-        self.rows, self.records, self.refreshed = {}, [], []
+        self.rows, self.records, self.refreshed, self.rescheduled = {}, [], [], []
 
     def processes(self, ids):
         return {id_: self.rows[id_] for id_ in ids if id_ in self.rows}
@@ -57,6 +58,10 @@ class StandInTasks:
 
     def refresh_queued(self, ids, now):
         self.refreshed.append((sorted(ids), now))
+
+    def reschedule(self, id, now):
+        self.rescheduled.append(id)
+        return True
 
     def record_leases(self, leases):
         self.records += leases
@@ -73,10 +78,16 @@ class Bench:
         self.store = store or MemoryStore()
         self.edges = {}
         self.reports, self.tokens, self.policy = [], [], Priority()
-        configuration = Configuration("priority", "p", "hetero", 60, 1e6, 10, 180, 30, {}, "worker-a")
-        self.keeper = LeaseKeeper(self.store, self.engine, tasks=self.tasks, report=self.report, lease_timeout_s=60)
+        configuration = Configuration("priority", "p", "hetero", 60, 1e6, 10, 180, 30, 60, 300, {}, "worker-a")
+        self.notes, self.stays = [], Stays()
+        self.keeper = LeaseKeeper(
+            self.store, self.engine, tasks=self.tasks, report=self.report,
+            freed=lambda lease, end: self.stays.end(lease, a_worker("worker-a"), end, self.clock.now()),
+            lease_timeout_s=60,
+        )  # fmt: skip
         self.dispatcher = Dispatcher(
             configuration, self.store, self.policy, self.engine, self.keeper, tasks=self.tasks, report=self.report,
+            note=lambda key, text: self.notes.append((key, text)), stays=self.stays,
             edges=SimpleNamespace(refresh=lambda dag_ids: self.edges),
             renew_token=lambda workload: self.tokens.append(workload.key), queued_timeout_s=600,
         )  # fmt: skip

@@ -7,7 +7,7 @@ from hetero_airflow.executor.configuration import read_configuration
 def test_the_defaults_are_those_that_the_provider_shows():
     configuration = read_configuration()
     assert (configuration.policy, configuration.pool, configuration.queue) == ("assignment", "hetero_devices", "hetero")
-    assert (configuration.lease_timeout_s, configuration.labels) == (60.0, {})
+    assert (configuration.lease_timeout_s, configuration.grace_s, configuration.labels) == (15.0, 60.0, {})
 
 
 @pytest.mark.parametrize(

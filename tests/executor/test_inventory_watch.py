@@ -14,7 +14,9 @@ def watch(monkeypatch):
 
     def _watch(code):
         monkeypatch.setattr("hetero_airflow.executor.inventory_watch.COMMAND", (sys.executable, "-c", code))
-        watch = InventoryWatch(Configuration("priority", "p", "q", 60, 0.4, 0.2, 180, 30, {"zone": "a"}, "host-a"))
+        watch = InventoryWatch(
+            Configuration("priority", "p", "q", 60, 0.4, 0.2, 180, 30, 60, 300, {"zone": "a"}, "host-a")
+        )
         opened.append(watch)
         return watch
 
@@ -68,7 +70,7 @@ def test_a_discovery_that_hangs_is_ended_and_tried_again(watch, caplog):
 
 
 def test_this_host_is_discovered_for_real():
-    watch = InventoryWatch(Configuration("priority", "p", "q", 60, 60, 10, 180, 30, {"zone": "a"}, "host-a"))
+    watch = InventoryWatch(Configuration("priority", "p", "q", 60, 60, 10, 180, 30, 60, 300, {"zone": "a"}, "host-a"))
     try:
         inventory = poll(watch, 30)
     finally:

@@ -175,6 +175,8 @@ def test_device_tasks_choose_our_executor_and_pool_by_themselves(monkeypatch, da
 
 
 class AnInstance:
+    dag_id, task_id, run_id, map_index, max_tries = "dag", "t", "run", -1, 0
+
     def __init__(self, carrier=None):
         self.context_carrier = carrier
 

@@ -1,0 +1,119 @@
+"""Tells the task where its checkpoints are, before any of its code runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from airflow.sdk import Context
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hetero_airflow.checkpoints.opening import split_url
+from hetero_airflow.checkpoints.place import CheckpointPlace
+from hetero_airflow.errors import RequestError
+from hetero_airflow.executor.checkpoint_place import (
+    CheckpointOptions,
+    checkpoint_options,
+    checkpoint_place,
+    store_credentials,
+)
+from hetero_airflow.executor.state_keys import CHECKPOINT
+from hetero_airflow.settings import CHECKPOINT_VARIABLE
+
+
+class CheckpointArguments(BaseModel):
+    """The operator's argument `checkpoint`: where checkpoints go, which are kept, and what a clear does.
+
+    >>> CheckpointArguments.parse({"keep_best": "min:loss"}).keep_last
+    3
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str | None = None
+    """Another place than ``[hetero] checkpoint_url``."""
+    keep_last: int = Field(default=3, ge=1, strict=True)
+    keep_best: str | None = Field(default=None, pattern=r"^(min|max):.{1,128}$")
+    """``min:loss`` or ``max:accuracy``: the best by a metric is kept, too."""
+    keep_every: int | None = Field(default=None, ge=1, strict=True)
+    """Those at multiples of so many steps are kept, too."""
+    on_clear: Literal["fresh", "resume"] = "fresh"
+    """Whether a task that was cleared starts anew, or goes on from what it had."""
+
+    @classmethod
+    def parse(cls, value: object) -> CheckpointArguments:
+        """The argument as given; None is all defaults.
+
+        :raises RequestError: it can't be read
+        """
+        if not isinstance(value, Mapping | None):
+            raise RequestError("checkpoint", value, found=type(value).__name__, remedy=_REMEDY)
+        try:
+            arguments = cls(**(value or {}))
+        except (ValidationError, TypeError) as error:
+            if isinstance(error, TypeError):
+                raise RequestError("checkpoint", value, found=str(error), remedy=_REMEDY) from None
+            first = error.errors()[0]
+            field = ".".join(["checkpoint", *map(str, first["loc"])])
+            raise RequestError(field, first["input"], found=first["msg"], remedy=_REMEDY) from None
+        if arguments.url is not None:
+            split_url(arguments.url)
+        return arguments
+
+
+_REMEDY = f"Give a mapping with any of {', '.join(CheckpointArguments.model_fields)}"
+
+
+@contextmanager
+def checkpoints_bound(context: Context, arguments: CheckpointArguments, token: int | None) -> Iterator[None]:
+    """Within: this process and all it starts know the place of the task's checkpoints, and have what opens it.
+
+    A task goes on where it began, even if the configuration names another place by now: its state store has it.
+
+    :raises SettingsError: the configuration can't be read, or names a connection that is not there
+    """
+    options = checkpoint_options()
+    credentials = store_credentials(options.conn_id)
+    place = _place(context, arguments, token, options, credentials)
+    states: Any = context.get("task_state_store")
+    if states is not None:
+        known = states.get(CHECKPOINT)
+        if isinstance(known, dict) and known.get("epoch") == place.epoch and isinstance(known.get("url"), str):
+            place = place.model_copy(update={"url": known["url"]})
+        states.set(CHECKPOINT, {"url": place.url, "path": place.path, "epoch": place.epoch})
+    variables = {**credentials, CHECKPOINT_VARIABLE: place.model_dump_json()}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _place(
+    context: Context,
+    arguments: CheckpointArguments,
+    token: int | None,
+    options: CheckpointOptions,
+    credentials: Mapping[str, str],
+) -> CheckpointPlace:
+    ti: Any = context["ti"]
+    place = checkpoint_place(
+        ti.dag_id,
+        ti.task_id,
+        ti.run_id,
+        -1 if ti.map_index is None else ti.map_index,
+        # Airflow raises max_tries when the task is cleared, and never for a retry
+        epoch=ti.max_tries if arguments.on_clear == "fresh" else None,
+        token=token,
+        options=options,
+        credentials=credentials,
+    )
+    kept = arguments.model_dump(include={"keep_last", "keep_best", "keep_every"})
+    return place.model_copy(update=kept | ({"url": arguments.url} if arguments.url else {}))

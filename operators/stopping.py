@@ -1,0 +1,40 @@
+"""A task that was told to stop is rescheduled, however it ends: with the same try, and no retry used up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowRescheduleException
+
+from hetero_airflow.runtime.notice import Stopped, control_folder, is_noticed
+
+
+@contextmanager
+def rescheduled_if_stopped(log: Any) -> Iterator[None]:
+    """Within: a task that says that it has stopped, or fails after a notice, goes back to be scheduled.
+
+    :raises AirflowRescheduleException: it has
+    """
+    try:
+        yield
+    except AirflowRescheduleException:
+        raise
+    except (Stopped, Exception) as error:
+        if not (isinstance(error, Stopped) or is_noticed(control_folder())):
+            raise
+        log.warning("Preempted: the task has stopped (%s); it goes on later, with the same try.", error)
+        raise AirflowRescheduleException(datetime.now(UTC)) from None
+
+
+def raise_if_noticed() -> None:
+    """For `on_kill`: end the task as stopped if there is a notice.
+
+    It runs in a signal handler, in the middle of whatever the task does: to call Airflow from there would deadlock.
+
+    :raises AirflowRescheduleException: there is one
+    """
+    if is_noticed(control_folder()):
+        raise AirflowRescheduleException(datetime.now(UTC))

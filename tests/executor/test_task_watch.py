@@ -1,0 +1,127 @@
+"""What the supervisor does beside Airflow's own: the notice in, progress out, SIGTERM at the end of the grace time."""
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from hetero_airflow.executor.state_keys import PREEMPT, PROGRESS, LeaseNotice
+from hetero_airflow.executor.task_watch import TaskWatch
+from hetero_airflow.runtime.notice import Notice, is_noticed, read_notice
+from hetero_airflow.runtime.progress_file import ProgressFile
+from hetero_airflow.testing import EPOCH, FakeClock
+
+
+class States:
+    """A task state store that can be out of order."""
+
+    def __init__(self):
+        self.values, self.writes, self.error = {}, [], None
+
+    def get(self, key):
+        if self.error:
+            raise self.error
+        return self.values.get(key)
+
+    def set(self, key, value):
+        self.writes.append((key, value))
+        self.values[key] = value
+
+
+class Log:
+    def __init__(self):
+        self.lines = []
+
+    def warning(self, text, **fields):
+        self.lines.append(text)
+
+
+@pytest.fixture
+def states():
+    return States()
+
+
+@pytest.fixture
+def stops():
+    return []
+
+
+@pytest.fixture
+def log():
+    return Log()
+
+
+@pytest.fixture
+def watch(tmp_path, states, stops, log):
+    return TaskWatch("lease-2", tmp_path, states, lambda: stops.append("SIGTERM"), log)
+
+
+def notice(lease_id="lease-2", seconds=60):
+    told = LeaseNotice(lease_id=lease_id, notice=Notice(cause="urgent", by=EPOCH + timedelta(seconds=seconds)))
+    return json.loads(told.model_dump_json())
+
+
+def test_a_notice_reaches_the_task_and_is_told_once(watch, states, tmp_path, log, stops):
+    watch.beat(EPOCH)
+    assert not is_noticed(tmp_path)
+    states.values[PREEMPT] = notice()
+    for second in range(3):
+        watch.beat(EPOCH + timedelta(seconds=second))
+    assert (read_notice(tmp_path).cause, watch.is_told, len(log.lines), stops) == ("urgent", True, 1, [])
+
+
+def test_a_notice_of_an_earlier_lease_is_void(watch, states, tmp_path):
+    states.values[PREEMPT] = notice("lease-1")
+    watch.beat(EPOCH)
+    assert not is_noticed(tmp_path)
+
+
+@pytest.mark.parametrize("value", [None, 7, "x", {}, {"lease_id": "lease-2"}, {"lease_id": "lease-2", "notice": {}}])
+def test_a_notice_that_can_not_be_read_is_passed_over(watch, states, tmp_path, value):
+    states.values[PREEMPT] = value
+    watch.beat(EPOCH)
+    assert not is_noticed(tmp_path)
+
+
+def test_a_task_that_ignores_the_notice_is_stopped_once_at_the_end_of_the_grace_time(watch, states, stops):
+    states.values[PREEMPT] = notice(seconds=60)
+    for second in (0, 59):
+        watch.beat(EPOCH + timedelta(seconds=second))
+    assert stops == []
+    for second in (60, 61, 70):
+        watch.beat(EPOCH + timedelta(seconds=second))
+    assert stops == ["SIGTERM"]
+
+
+def test_the_end_of_the_grace_time_is_kept_though_the_api_does_not_answer(watch, states, stops, log):
+    states.values[PREEMPT] = notice(seconds=5)
+    watch.beat(EPOCH)
+    states.error = OSError("connection refused")
+    for second in (1, 5):
+        watch.beat(EPOCH + timedelta(seconds=second))
+    assert stops == ["SIGTERM"]
+
+
+def test_an_api_that_does_not_answer_is_logged_once(watch, states, log):
+    states.error = OSError("connection refused")
+    for second in range(5):
+        watch.beat(EPOCH + timedelta(seconds=second))
+    assert len(log.lines) == 1
+
+
+def test_a_checkpoint_is_told_at_once_and_mere_steps_every_few_seconds(watch, states, tmp_path):
+    clock = FakeClock()
+    progress = ProgressFile(tmp_path, clock)
+    progress.saved(3, clock.now())
+    watch.beat(EPOCH)
+    progress.saved(4, clock.now())
+    watch.beat(EPOCH + timedelta(seconds=1))
+    told = [value["progress"]["saved_step"] for key, value in states.writes if key == PROGRESS]
+    assert (told, states.writes[-1][1]["lease_id"]) == ([3, 4], "lease-2")
+    for second in range(2, 6):
+        progress.enter("stepping")
+        clock.advance(1)
+        watch.beat(EPOCH + timedelta(seconds=second))
+    assert len(states.writes) == 2
+    watch.beat(EPOCH + timedelta(seconds=6.1))
+    assert len(states.writes) == 3
