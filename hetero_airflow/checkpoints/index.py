@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat
 
 INDEX = "index.json"
 """Key of the index within a place."""
+
+MAX_INDEX_BYTES = 4 << 20
+"""Some 10,000 entries."""
+
+MAX_NEWEST_BYTES = 64 << 10
 
 
 class Entry(BaseModel):
@@ -21,9 +26,9 @@ class Entry(BaseModel):
     """SHA-256 of the manifest, in hexadecimal digits."""
     size_bytes: int = Field(ge=0)
     """Of all its files."""
-    metrics: dict[str, float] = Field(default_factory=dict)
-    """Finite numbers."""
+    metrics: dict[str, FiniteFloat] = Field(default_factory=dict)
     published_at: AwareDatetime
+    """Never before that of the entry before it, even if a clock was set back."""
     token: int
     epoch: int
     is_final: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from hetero_airflow.errors import InvalidCheckpoint, shorten
 
 MAX_KEY_BYTES = 1024
@@ -18,6 +20,27 @@ MANIFEST = "manifest.json"
 
 OWN = "~"
 """What the names of a store's own files (locks, half-written ones) end with."""
+
+_FOLDER = re.compile(r"[0-9]{12,}-([0-9]+)-[0-9a-f]{8}", re.ASCII)
+
+
+def folder_name(step: int, token: int, nonce: str) -> str:
+    """The folder of one checkpoint within its place; `nonce`, 8 hexadecimal digits, tells apart two of one step.
+
+    >>> folder_name(41, 7, "0badcafe")
+    '000000000041-7-0badcafe'
+    """
+    return f"{step:012d}-{token}-{nonce}"
+
+
+def token_of(folder: str) -> int | None:
+    """The fencing token of who wrote a folder; None if no checkpoint is called so.
+
+    >>> token_of("000000000041-7-0badcafe"), token_of("notes")
+    (7, None)
+    """
+    match = _FOLDER.fullmatch(folder)
+    return int(match.group(1)) if match else None
 
 
 def check_key(key: str) -> str:

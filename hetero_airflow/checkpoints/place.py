@@ -38,7 +38,13 @@ class CheckpointPlace(BaseModel):
     keep_best: str | None = None
     """``min:loss`` or ``max:accuracy``: the best checkpoint by a metric is kept too."""
     keep_every: int | None = Field(default=None, ge=1)
-    """Checkpoints at multiples of so many steps are kept too."""
+    """The first checkpoint at or after each multiple of so many steps done is kept too."""
+
+    @property
+    def feed(self) -> str | None:
+        """See `feed_of`; None if the path is not of a task instance."""
+        parts = self.path.split("/")
+        return f"{parts[0]}/{parts[1]}/newest.json" if len(parts) == 4 else None
 
 
 def place_of(dag_id: str, task_id: str, run_id: str, map_index: int) -> str:

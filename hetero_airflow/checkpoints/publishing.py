@@ -1,0 +1,198 @@
+"""How a checkpoint comes to be: its files, the manifest, and last the index, by compare-and-swap.
+
+The swap is the publication and the fence in one: a run that begins puts its greater token into the index, and from
+then on no swap of an earlier one is made, however late its process comes back. A lease checked beforehand would leave
+a gap between check and write. After Kleppmann, "How to do distributed locking" (2016), with the store of the data as
+the one that compares the tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
+from hetero_airflow.checkpoints.index import INDEX, MAX_INDEX_BYTES, MAX_NEWEST_BYTES, Entry, Index, Newest
+from hetero_airflow.checkpoints.loading import parsed, read_index, read_versioned
+from hetero_airflow.checkpoints.manifest import Manifest, check_metrics, describe, encode
+from hetero_airflow.checkpoints.names import MANIFEST, folder_name
+from hetero_airflow.checkpoints.place import CheckpointPlace
+from hetero_airflow.checkpoints.retention import best_by, is_garbage, retained
+from hetero_airflow.errors import CheckpointError, CheckpointStoreUnavailable, FencedOut, InvalidCheckpoint
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 20
+"""Each one that fails is another's that went through; a place has one or two writers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to publish in a place, until a run with a greater token begins there."""
+
+    place: CheckpointPlace
+    token: int
+    """The place's, or a fresh one if it has none."""
+    epoch: int
+    """The place's, or the index's if it has none."""
+    index: Index
+    """As it was when the claim was made."""
+
+
+def claim(store: CheckpointStore, place: CheckpointPlace) -> Claim:
+    """Begin to publish in a place: from now on no run with a smaller token can. May be called again by the same run.
+
+    :raises FencedOut: a run with a greater token or of a later epoch has begun there already
+    :raises SettingsError: a `keep_best` that can't be read
+    """
+    if place.keep_best is not None:
+        best_by(place.keep_best)
+
+    def begin(index: Index | None) -> Index:
+        if index is None:
+            return Index(token=1 if place.token is None else place.token, epoch=place.epoch or 0)
+        token = index.token + 1 if place.token is None else place.token
+        epoch = index.epoch if place.epoch is None else place.epoch
+        _fence(index, place, token, epoch)
+        return index.model_copy(update={"token": token, "epoch": epoch})
+
+    index = _swap(store, place, begin)
+    if index.current:
+        _announce(store, place, index.current[-1])  # who published it may have been killed before
+    return Claim(place, index.token, index.epoch, index)
+
+
+def publish(
+    store: CheckpointStore,
+    claim: Claim,
+    folder: Path,
+    *,
+    step: int,
+    metrics: Mapping[str, float],
+    now: datetime,
+    is_final: bool = False,
+) -> Entry:
+    """Keep the files of a local folder as the checkpoint of a step; its entry in the index. Blocks until it is kept.
+
+    If it fails, or the process dies in it, the checkpoints that were there are as they were, and what is left of this
+    one is removed by a later call. What the place's retention does not keep is deleted after the publication; that
+    this fails is only logged.
+
+    :raises FencedOut: another run has begun: nothing was published
+    :raises InvalidCheckpoint: a file or metric that can't be kept
+    :raises CheckpointStoreUnavailable: the store can't keep it now
+    """
+    place = claim.place
+    manifest = Manifest(step=step, metrics=check_metrics(metrics), files=describe(folder))
+    content = encode(manifest)
+    index = read_index(store, place.path)
+    if index is not None:
+        _fence(index, place, claim.token, claim.epoch)  # before much is sent for nothing; the swap is what counts
+    key = folder_name(step, claim.token, secrets.token_hex(4))
+    for name in manifest.files:
+        store.put(f"{place.path}/{key}/{name}", folder / name)
+    with tempfile.NamedTemporaryFile(prefix="manifest-") as file:
+        file.write(content)
+        file.flush()
+        store.put(f"{place.path}/{key}/{MANIFEST}", Path(file.name))
+    entry = Entry(
+        step=step,
+        key=key,
+        digest=hashlib.sha256(content).hexdigest(),
+        size_bytes=manifest.size_bytes,
+        metrics=manifest.metrics,
+        published_at=now,
+        token=claim.token,
+        epoch=claim.epoch,
+        is_final=is_final,
+    )
+    return _enter(store, claim, entry)
+
+
+def _enter(store: CheckpointStore, claim: Claim, entry: Entry) -> Entry:
+    place = claim.place
+    retired: set[str] = set()
+
+    def add(index: Index | None) -> Index:
+        index = index or Index(token=claim.token, epoch=claim.epoch)
+        _fence(index, place, claim.token, claim.epoch)
+        if any(known.key == entry.key for known in index.entries):  # a swap that was made though its answer was lost
+            return index
+        last = max((known.published_at for known in index.current), default=entry.published_at)
+        dated = entry.model_copy(update={"published_at": max(last, entry.published_at)})
+        entries = retained([*index.current, dated], place)
+        retired.update({known.key for known in index.entries} - {known.key for known in entries})
+        return index.model_copy(update={"entries": entries})
+
+    index = _swap(store, place, add)
+    published = next(known for known in index.entries if known.key == entry.key)
+    _announce(store, place, published)
+    try:
+        for name in store.sweep(
+            place.path,
+            lambda folder, age_s: is_garbage(folder, age_s, index=index, token=claim.token, retired=retired),
+        ):
+            log.debug("Removed checkpoint %s of %s", name, place.path)
+    except CheckpointError as error:
+        log.warning("Old checkpoints of %s are not all removed; the next save tries again: %s", place.path, error)
+    return published
+
+
+def _swap(store: CheckpointStore, place: CheckpointPlace, change: Callable[[Index | None], Index]) -> Index:
+    """Change the index, on the newest there is each time; what it is then."""
+    for _ in range(ATTEMPTS):
+        index, version = read_versioned(store, place.path)
+        changed = change(index)
+        if changed == index:
+            return changed
+        content = changed.model_dump_json().encode()
+        if len(content) > MAX_INDEX_BYTES:
+            raise InvalidCheckpoint(
+                f"an index of {len(changed.entries)} checkpoints",
+                found=f"{len(content)} bytes",
+                remedy="Keep fewer: raise keep_every",
+            )
+        if store.replace(f"{place.path}/{INDEX}", content, version) is not None:
+            return changed
+    raise CheckpointStoreUnavailable(
+        f"write of the index of {place.path}",
+        found=f"{ATTEMPTS} times another writer first",
+        remedy="See how many processes save there; one task instance has one writer",
+    )
+
+
+def _fence(index: Index, place: CheckpointPlace, token: int, epoch: int) -> None:
+    if token < index.token or epoch < index.epoch:
+        raise FencedOut(
+            f"checkpoint of {place.path} with token {token} in epoch {epoch}",
+            found=f"a run that began since, with token {index.token} in epoch {index.epoch}",
+            remedy="End this process: it lost its lease or its task was cleared, and the other one goes on",
+        )
+
+
+def _announce(store: CheckpointStore, place: CheckpointPlace, entry: Entry) -> None:
+    """Say that an entry is the task's newest, unless a later one has been said; a failure is only logged."""
+    if place.feed is None:
+        return
+    content = Newest(path=place.path, entry=entry).model_dump_json().encode()
+    try:
+        for _ in range(ATTEMPTS):
+            found = store.read(place.feed, at_most=MAX_NEWEST_BYTES)
+            if found and not _is_later(place, entry, parsed(Newest, place.feed, found.content)):
+                return
+            if store.replace(place.feed, content, found.version if found else None) is not None:
+                return
+    except CheckpointError as error:
+        log.warning("%s does not tell of checkpoint %s: %s", place.feed, entry.key, error)
+
+
+def _is_later(place: CheckpointPlace, entry: Entry, newest: Newest) -> bool:
+    if newest.path == place.path and entry.token != newest.entry.token:
+        return entry.token > newest.entry.token
+    return entry.published_at >= newest.entry.published_at and entry.key != newest.entry.key

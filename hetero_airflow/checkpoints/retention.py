@@ -1,0 +1,66 @@
+"""Which checkpoints stay. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from hetero_airflow.checkpoints.index import Entry, Index
+from hetero_airflow.checkpoints.names import token_of
+from hetero_airflow.checkpoints.place import CheckpointPlace
+from hetero_airflow.errors import SettingsError, shorten
+
+TORN_AFTER_S = 3600.0
+"""A folder that no index names and that bears our own token may be in the making, by a twin with the same lease."""
+
+
+def retained(entries: Sequence[Entry], place: CheckpointPlace) -> tuple[Entry, ...]:
+    """The entries of one epoch that stay, in their order: the last ones, the best one, the first in each block.
+
+    Of equally good ones the last stays. Blocks are of `place.keep_every` steps done, and the first, incomplete one
+    has nothing that stays: with 1000, of the steps 499, 999, 1499, 1999, 2499 it is 999 and 1999.
+    """
+    keep = {entry.key for entry in entries[-place.keep_last :]}
+    if place.keep_best is not None:
+        sign, metric = best_by(place.keep_best)
+        rated = [
+            (sign * entry.metrics[metric], number) for number, entry in enumerate(entries) if metric in entry.metrics
+        ]
+        if rated:
+            keep.add(entries[max(rated)[1]].key)
+    if place.keep_every is not None:
+        blocks: dict[int, str] = {}
+        for entry in entries:
+            blocks.setdefault((entry.step + 1) // place.keep_every, entry.key)
+        blocks.pop(0, None)
+        keep.update(blocks.values())
+    return tuple(entry for entry in entries if entry.key in keep)
+
+
+def best_by(text: str) -> tuple[int, str]:
+    """Sign and metric of ``min:loss`` or ``max:accuracy``; the greatest value times the sign is the best.
+
+    >>> best_by("min:loss")
+    (-1, 'loss')
+
+    :raises SettingsError: something else
+    """
+    mode, _, metric = text.partition(":")
+    sign = {"min": -1, "max": 1}.get(mode)
+    if sign is None or not metric:
+        raise SettingsError(
+            f"keep_best={shorten(text)}", found="neither min: nor max:", remedy="Write min:loss or max:accuracy"
+        )
+    return sign, metric
+
+
+def is_garbage(folder: str, age_s: float, *, index: Index, token: int, retired: Collection[str]) -> bool:
+    """Whether who has just published with a token may delete a folder in whose files nothing was written for so long.
+
+    Never what the index names, what a later run may be writing, or what is no checkpoint's folder. Of an earlier
+    token: at once, since it can't be published any more. Of our own: what we have just retired, and what is torn for
+    an hour.
+    """
+    owner = token_of(folder)
+    if owner is None or owner > token or any(entry.key == folder for entry in index.entries):
+        return False
+    return owner < token or folder in retired or age_s > TORN_AFTER_S
