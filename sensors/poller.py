@@ -1,0 +1,271 @@
+"""Looks at many small objects of a store for many waiters, within one event loop, at a bounded rate.
+
+A thousand triggers wait in one triggerer process. Each for itself would ask the store without end and keep a
+client of its own; so they share this:
+
+* Waiters of the same object share its readings.
+* An object that did not change is looked at after 1 s, 2 s, 4 s, ... 60 s, each with jitter; one that did, after 1 s.
+* Requests start in the order in which they fell due, whichever object they are of, and at most nine a second of
+  all together: who is looked at often can't starve the others. A thousand objects are a round of 110 s.
+* What can be seen without a request (the size and time of a local file) is looked at first, many in one go;
+  an object that shows no change there costs no request.
+* Nothing blocks the event loop: looks run in a few threads.
+* A store that does not answer counts as no change. The log has it once, and once more after a minute of answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import logging
+import random
+from collections.abc import AsyncGenerator, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count, islice
+from typing import Generic, Protocol, TypeVar
+
+from hetero_airflow.errors import CheckpointStoreUnavailable, InvalidCheckpoint
+
+log = logging.getLogger(__name__)
+
+FIRST_S = 1.0
+LONGEST_S = 60.0
+JITTER = 0.2
+"""A wait is made longer or shorter by up to this part, so that what began together does not stay together."""
+SPACING_S = 0.11
+"""Between the starts of two requests: nine a second leave room below ten for those that arrive a little late."""
+THREADS = 8
+GLANCES = 256
+"""Objects that are glanced at in one go."""
+ABSENT = "absent"
+"""The glance of what is not there."""
+
+Target = TypeVar("Target", bound=Hashable, contravariant=True)
+Content = TypeVar("Content", covariant=True)
+
+
+class Source(Protocol[Target, Content]):
+    """Where the poller looks. Both methods are called in threads and may block."""
+
+    def glance(self, target: Target) -> Hashable | None:
+        """What shows a change without a request: equal values mean no change.
+
+        `ABSENT` if there surely is no such object, None if only a request can tell.
+        """
+        ...
+
+    def read(self, target: Target) -> Content | None:
+        """The object as it is, by one request; None if there is none. Equal ones mean no change.
+
+        :raises CheckpointStoreUnavailable: the store does not answer: it is asked again
+        :raises InvalidCheckpoint: what is there can't be trusted: it is looked at again
+        :raises Exception: any other ends the waiters
+        """
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Watched(Generic[Content]):
+    """One object, and what its waiters wait on."""
+
+    waiters: int = 0
+    delay_s: float = FIRST_S
+    due: float | None = None
+    """Of the loop's clock: entries of the heap with another time are void. None while it is being looked at."""
+    glance: Hashable | None = None
+    latest: Content | Exception | None = None
+    problem: str = ""
+    """What was wrong with it when it was read last."""
+    number: int = 0
+    """How often it changed."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def publish(self, latest: Content | Exception | None) -> None:
+        self.latest = latest
+        self.number += 1
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class Poller(Generic[Target, Content]):
+    """One for each event loop; its tasks and threads live while anybody waits.
+
+    :param rng: for the jitter
+    """
+
+    def __init__(self, source: Source[Target, Content], rng: random.Random) -> None:
+        self._source = source
+        self._rng = rng
+        self._watched: dict[Target, _Watched[Content]] = {}
+        self._due: list[tuple[float, int, Target]] = []
+        self._order = count()
+        self._woken = asyncio.Event()
+        self._work: asyncio.Task[None] | None = None
+        self._next_read_at = 0.0
+        self._failed_at: float | None = None
+        """When the store did not answer last; None once it has answered for a while."""
+
+    async def readings(self, target: Target) -> AsyncGenerator[Content | None, None]:
+        """What is there now, then what is there after each change, as far as it was seen; None: no such object.
+
+        Close it at the end (`contextlib.aclosing`): the object is looked at until then.
+
+        :raises Exception: what the source raised, except for the two that can pass
+        """
+        watched = self._join(target)
+        try:
+            seen = 0
+            while True:
+                while watched.number == seen:
+                    await watched.changed.wait()
+                seen = watched.number
+                if isinstance(watched.latest, Exception):
+                    raise watched.latest
+                yield watched.latest
+        finally:
+            self._leave(target, watched)
+
+    def _join(self, target: Target) -> _Watched[Content]:
+        watched = self._watched.get(target)
+        if watched is None:
+            watched = self._watched[target] = _Watched()
+            self._schedule(target, watched, 0.0)
+        elif watched.due is not None and watched.delay_s > FIRST_S:
+            watched.delay_s = FIRST_S
+            self._schedule(target, watched, FIRST_S)
+        watched.waiters += 1
+        if self._work is None:
+            # in a context of its own: what it logs is no single task's, whoever came first
+            self._work = asyncio.create_task(self._run(), context=contextvars.Context())
+        return watched
+
+    def _leave(self, target: Target, watched: _Watched[Content]) -> None:
+        watched.waiters -= 1
+        if watched.waiters == 0 and self._watched.get(target) is watched:
+            del self._watched[target]
+        if not self._watched and self._work is not None:
+            self._work.cancel()
+            self._work = None
+            self._due.clear()
+
+    def _schedule(self, target: Target, watched: _Watched[Content], in_s: float) -> None:
+        watched.due = asyncio.get_running_loop().time() + in_s
+        heapq.heappush(self._due, (watched.due, next(self._order), target))
+        self._woken.set()
+
+    def _schedule_again(self, target: Target, watched: _Watched[Content], *, is_changed: bool) -> None:
+        if self._watched.get(target) is watched:
+            watched.delay_s = FIRST_S if is_changed else min(LONGEST_S, watched.delay_s * 2)
+            self._schedule(target, watched, watched.delay_s * self._rng.uniform(1 - JITTER, 1 + JITTER))
+
+    async def _run(self) -> None:
+        """Glances at what is due, and reads what may have changed."""
+        queue: asyncio.Queue[tuple[Target, _Watched[Content]]] = asyncio.Queue()
+        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoints")
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read_queued(queue, threads))
+                while True:
+                    while due := list(islice(self._take_due(), GLANCES)):
+                        await self._glance(due, queue, threads)
+                    await self._until_due()
+        except ExceptionGroup as error:
+            self._work = None
+            for watched in self._watched.values():
+                watched.publish(error.exceptions[0])
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def _take_due(self) -> Iterator[tuple[Target, _Watched[Content]]]:
+        now = asyncio.get_running_loop().time()
+        while self._due and self._due[0][0] <= now:
+            due, _, target = heapq.heappop(self._due)
+            watched = self._watched.get(target)
+            if watched is not None and watched.due == due:
+                watched.due = None
+                yield target, watched
+
+    async def _until_due(self) -> None:
+        self._woken.clear()
+        now = asyncio.get_running_loop().time()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._due[0][0] - now if self._due else None):
+                await self._woken.wait()
+
+    async def _glance(
+        self,
+        due: Sequence[tuple[Target, _Watched[Content]]],
+        queue: asyncio.Queue[tuple[Target, _Watched[Content]]],
+        threads: ThreadPoolExecutor,
+    ) -> None:
+        targets = [target for target, _ in due]
+        loop = asyncio.get_running_loop()
+        glances = await loop.run_in_executor(threads, lambda: [self._source.glance(target) for target in targets])
+        for (target, watched), glance in zip(due, glances, strict=True):
+            if glance == ABSENT:
+                self._take_in(target, watched, None)
+            elif glance is not None and glance == watched.glance:
+                self._schedule_again(target, watched, is_changed=False)
+            else:
+                queue.put_nowait((target, watched))
+            watched.glance = glance
+
+    async def _read_queued(
+        self, queue: asyncio.Queue[tuple[Target, _Watched[Content]]], threads: ThreadPoolExecutor
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        free = asyncio.Semaphore(THREADS)
+
+        async def read(target: Target, watched: _Watched[Content]) -> None:
+            try:
+                await self._read(target, watched, threads)
+            finally:
+                free.release()
+
+        async with asyncio.TaskGroup() as group:
+            while True:
+                target, watched = await queue.get()
+                if watched.waiters:
+                    await free.acquire()
+                    await asyncio.sleep(self._next_read_at - loop.time())
+                    self._next_read_at = loop.time() + SPACING_S
+                    group.create_task(read(target, watched))
+
+    async def _read(self, target: Target, watched: _Watched[Content], threads: ThreadPoolExecutor) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            content = await loop.run_in_executor(threads, self._source.read, target)
+        except CheckpointStoreUnavailable as error:
+            watched.glance = None
+            self._note_failure(loop.time(), error)
+            self._schedule_again(target, watched, is_changed=False)
+        except InvalidCheckpoint as error:
+            if str(error) != watched.problem:
+                log.warning("%s Who waits for it waits for the next one.", error)
+            watched.problem = str(error)
+            self._schedule_again(target, watched, is_changed=False)
+        except Exception as error:  # noqa: BLE001  whatever it is, who waits must not wait for ever
+            watched.publish(error)
+        else:
+            self._note_answer(loop.time())
+            self._take_in(target, watched, content)
+
+    def _take_in(self, target: Target, watched: _Watched[Content], content: Content | None) -> None:
+        is_changed = watched.number == 0 or content != watched.latest
+        watched.problem = ""
+        if is_changed:
+            watched.publish(content)
+        self._schedule_again(target, watched, is_changed=is_changed)
+
+    def _note_failure(self, now: float, error: Exception) -> None:
+        if self._failed_at is None:
+            log.warning("%s Those who wait for a checkpoint wait on.", error)
+        self._failed_at = now
+
+    def _note_answer(self, now: float) -> None:
+        if self._failed_at is not None and now - self._failed_at >= LONGEST_S:
+            log.info("The store of checkpoints has answered for %g s.", LONGEST_S)
+            self._failed_at = None
