@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
+import boto3
 import pytest
+from moto.server import ThreadedMotoServer
 
+from hetero_airflow.checkpoints import CHECKPOINT_STORES
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
 from hetero_airflow.checkpoints.opening import open_store
 from hetero_airflow.checkpoints.place import CheckpointPlace
@@ -14,7 +18,7 @@ from hetero_airflow.checkpoints.place import CheckpointPlace
 NewPlace = Callable[..., CheckpointPlace]
 
 
-@pytest.fixture(params=["file"])
+@pytest.fixture(params=CHECKPOINT_STORES)
 def new_place(request: pytest.FixtureRequest) -> NewPlace:
     """Makes places in one store of each kind."""
     return request.getfixturevalue(f"{request.param}_place")  # type: ignore[no-any-return]
@@ -33,6 +37,69 @@ def file_place(tmp_path: Path) -> NewPlace:
     def make(**fields: object) -> CheckpointPlace:
         return CheckpointPlace.model_validate(
             {"url": (tmp_path / "a store").as_uri(), "path": "dag/task/run/-1"} | fields
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """Address of moto's HTTP server."""
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What boto3 finds; no file of whoever runs the tests, and no service of a cloud's host, is asked."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "hunter2",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": "/dev/null",
+        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+        "NO_PROXY": "127.0.0.1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+BUCKETS = count()
+
+
+@pytest.fixture(scope="session")
+def new_bucket(s3_server: str) -> Callable[[], str]:
+    """Makes an empty bucket; its name."""
+    session = boto3.session.Session("testing", "hunter2", region_name="us-east-1")
+    client = session.client("s3", endpoint_url=s3_server)
+
+    def make() -> str:
+        name = f"bucket-{next(BUCKETS)}"
+        client.create_bucket(Bucket=name)
+        return name
+
+    return make
+
+
+@pytest.fixture
+def s3_place(s3_server: str, new_bucket: Callable[[], str], s3_credentials: None) -> NewPlace:
+    """Makes places in a bucket of their own."""
+    bucket = new_bucket()
+
+    def make(**fields: object) -> CheckpointPlace:
+        return CheckpointPlace.model_validate(
+            {
+                "url": f"s3://{bucket}/a%20prefix/b",
+                "path": "dag/task/run/-1",
+                "endpoint": s3_server,
+                "endpoints": (s3_server,),
+            }
+            | fields
         )
 
     return make

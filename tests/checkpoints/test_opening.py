@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hetero_airflow import registry
+from hetero_airflow.checkpoints import CHECKPOINT_STORES
 from hetero_airflow.checkpoints.opening import open_store, split_url
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.errors import SettingsError
@@ -46,3 +47,8 @@ def test_a_store_of_another_package_is_opened_with_the_place(monkeypatch: pytest
     monkeypatch.setattr(registry, "entry_points", lambda group: [Point])
     place = CheckpointPlace(url="gs://bucket", path="d/t/r/-1")
     assert open_store(place) == repr(place)
+
+
+@pytest.mark.parametrize("scheme", CHECKPOINT_STORES)
+def test_every_row_can_be_imported(scheme: str) -> None:
+    assert callable(registry.load("hetero_airflow.checkpoint_stores", CHECKPOINT_STORES, scheme))

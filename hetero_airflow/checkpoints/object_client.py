@@ -1,0 +1,144 @@
+"""The S3 client behind the object store: which endpoints it may talk to, how it tries again, how it says what failed.
+
+Credentials come from boto3's own chain only (environment, files, the role of the host): a place holds none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import boto3  # type: ignore[import-untyped]
+from boto3.exceptions import Boto3Error  # type: ignore[import-untyped]
+from botocore.config import Config  # type: ignore[import-untyped]
+from botocore.exceptions import (  # type: ignore[import-untyped]
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    TokenRetrievalError,
+)
+from s3transfer.exceptions import RetriesExceededError  # type: ignore[import-untyped]
+
+from hetero_airflow.errors import CheckpointStoreUnavailable, SettingsError, shorten
+
+TOTAL_ATTEMPTS = 6
+"""Each waits up to twice as long as the one before, by a random share of it; about 15 s together. After the standard
+mode of the AWS SDKs: https://docs.aws.amazon.com/sdkref/latest/guide/feature-retry-behavior.html"""
+
+CONNECT_TIMEOUT_S = 5
+READ_TIMEOUT_S = 30
+
+AWS = (".amazonaws.com", ".amazonaws.com.cn")
+PORTS = {"http": 80, "https": 443}
+
+NO_CREDENTIALS = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, TokenRetrievalError)
+REFUSED = {
+    "AccessDenied",
+    "403",
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "ExpiredToken",
+    "InvalidToken",
+    "AllAccessDisabled",
+}
+
+
+def make_client(endpoint: str | None, allowed: Collection[str]) -> Any:
+    """A client for S3 itself or for an S3-compatible endpoint.
+
+    :raises SettingsError: an endpoint, given or configured for boto3, that is neither AWS's own nor allowed
+    """
+    if endpoint is not None:
+        check_endpoint(endpoint, allowed)
+    config = Config(
+        retries={"mode": "standard", "total_max_attempts": TOTAL_ATTEMPTS},
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+        tcp_keepalive=True,
+        # A bucket as the name of a host needs DNS that most stores of one's own do not have.
+        s3={"addressing_style": "auto" if endpoint is None else "path"},
+    )
+    with mapped(f"client for {endpoint or 'S3'}"):
+        client = boto3.session.Session().client("s3", endpoint_url=endpoint, config=config)
+    check_endpoint(client.meta.endpoint_url, allowed)  # AWS_ENDPOINT_URL or a profile may have named another
+    return client
+
+
+def check_endpoint(endpoint: str, allowed: Collection[str]) -> None:
+    """See that an endpoint is AWS's own or one of the allowed: same scheme, host and port.
+
+    >>> check_endpoint("https://minio.example:443/", ["https://MINIO.example"])
+
+    :raises SettingsError: it is not, or has a user or password
+    """
+    origin = _origin(endpoint)
+    if origin in [_origin(one) for one in allowed] or (origin[0] == "https" and origin[1].endswith(AWS)):
+        return
+    raise SettingsError(
+        f"endpoint {origin[0]}://{shorten(origin[1])[1:-1]}:{origin[2]}",
+        found="neither AWS's own nor an allowed one",
+        remedy="Use that of the connection in checkpoint_conn_id, or add it to checkpoint_endpoints",
+    )
+
+
+def _origin(endpoint: str) -> tuple[str, str, int]:
+    try:
+        parts = urlsplit(endpoint)
+        if parts.scheme in PORTS and parts.hostname and "@" not in parts.netloc:
+            return parts.scheme, parts.hostname.lower(), parts.port or PORTS[parts.scheme]
+    except ValueError:
+        pass
+    raise SettingsError(
+        "endpoint of a checkpoint store",  # not shown: it may have a password
+        found="no http:// or https:// address, or one with a user",
+        remedy="Write https://host:port",
+    )
+
+
+def status_of(error: ClientError) -> tuple[int, str]:
+    """HTTP status and S3's code of an answer."""
+    return (
+        error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0),
+        error.response.get("Error", {}).get("Code", ""),
+    )
+
+
+@contextlib.contextmanager
+def mapped(asked: str) -> Iterator[None]:
+    """Turns boto3's errors, and the system's, into ours; shows codes only, since texts may quote what was signed."""
+    try:
+        yield
+    except ClientError as error:
+        status, code = status_of(error)
+        raise CheckpointStoreUnavailable(asked, found=f"{code} (HTTP {status})", remedy=_remedy(code)) from error
+    except NO_CREDENTIALS as error:
+        raise CheckpointStoreUnavailable(
+            asked,
+            found=f"no usable credentials ({type(error).__name__})",
+            remedy="Set checkpoint_conn_id, or give the task AWS credentials in one of boto3's usual ways",
+        ) from error
+    except (BotoCoreError, Boto3Error, RetriesExceededError) as error:
+        raise CheckpointStoreUnavailable(
+            asked,
+            found=f"{type(error).__name__} after {TOTAL_ATTEMPTS} attempts",
+            remedy="See that the endpoint answers and try again",
+        ) from error
+    except OSError as error:
+        raise CheckpointStoreUnavailable(
+            asked,
+            found=f"{os.strerror(error.errno) if error.errno else type(error).__name__} on this host",
+            remedy="See that the local disk has room",
+        ) from error
+
+
+def _remedy(code: str) -> str:
+    if code in REFUSED:
+        return "Give its key s3:GetObject, PutObject, DeleteObject, AbortMultipartUpload and ListBucket there"
+    if code == "NoSuchBucket":
+        return "Make the bucket, or correct checkpoint_url"
+    return "Try again later"
