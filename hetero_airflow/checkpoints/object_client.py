@@ -1,13 +1,14 @@
 """The S3 client behind the object store: which endpoints it may talk to, how it tries again, how it says what failed.
 
-Credentials come from boto3's own chain only (environment, files, the role of the host): a place holds none.
+Credentials come from boto3's own chain (environment, files, the role of the host), or from who opens the store in a
+process that serves many: a place holds none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -36,6 +37,12 @@ READ_TIMEOUT_S = 30
 AWS = (".amazonaws.com", ".amazonaws.com.cn")
 PORTS = {"http": 80, "https": 443}
 
+CREDENTIALS = {
+    "aws_access_key_id": "AWS_ACCESS_KEY_ID",
+    "aws_secret_access_key": "AWS_SECRET_ACCESS_KEY",
+    "aws_session_token": "AWS_SESSION_TOKEN",
+    "region_name": "AWS_DEFAULT_REGION",
+}
 NO_CREDENTIALS = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, TokenRetrievalError)
 REFUSED = {
     "AccessDenied",
@@ -48,15 +55,21 @@ REFUSED = {
 }
 
 
-def make_client(endpoint: str | None, allowed: Collection[str]) -> Any:
+def make_client(
+    endpoint: str | None,
+    allowed: Collection[str],
+    credentials: Mapping[str, str] | None = None,
+    attempts: int = TOTAL_ATTEMPTS,
+) -> Any:
     """A client for S3 itself or for an S3-compatible endpoint.
 
+    :param credentials: as boto3's environment variables would say them
     :raises SettingsError: an endpoint, given or configured for boto3, that is neither AWS's own nor allowed
     """
     if endpoint is not None:
         check_endpoint(endpoint, allowed)
     config = Config(
-        retries={"mode": "standard", "total_max_attempts": TOTAL_ATTEMPTS},
+        retries={"mode": "standard", "total_max_attempts": attempts},
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
         tcp_keepalive=True,
@@ -64,7 +77,8 @@ def make_client(endpoint: str | None, allowed: Collection[str]) -> Any:
         s3={"addressing_style": "auto" if endpoint is None else "path"},
     )
     with mapped(f"client for {endpoint or 'S3'}"):
-        client = boto3.session.Session().client("s3", endpoint_url=endpoint, config=config)
+        session = boto3.session.Session(**{name: (credentials or {}).get(said) for name, said in CREDENTIALS.items()})
+        client = session.client("s3", endpoint_url=endpoint, config=config)
     check_endpoint(client.meta.endpoint_url, allowed)  # AWS_ENDPOINT_URL or a profile may have named another
     return client
 
@@ -125,7 +139,7 @@ def mapped(asked: str) -> Iterator[None]:
     except (BotoCoreError, Boto3Error, RetriesExceededError) as error:
         raise CheckpointStoreUnavailable(
             asked,
-            found=f"{type(error).__name__} after {TOTAL_ATTEMPTS} attempts",
+            found=type(error).__name__,
             remedy="See that the endpoint answers and try again",
         ) from error
     except OSError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 
 from hetero_airflow.checkpoints.checkpoint_store import Found
 from hetero_airflow.checkpoints.names import OWN, check_key
-from hetero_airflow.checkpoints.object_client import make_client, mapped, status_of
+from hetero_airflow.checkpoints.object_client import TOTAL_ATTEMPTS, make_client, mapped, status_of
 from hetero_airflow.checkpoints.opening import REMEDY, split_url
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.errors import CheckpointStoreUnavailable, InvalidCheckpoint, SettingsError, shorten
@@ -47,15 +47,20 @@ BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
 DELETE_AT_ONCE = 1000
 
 
-def open_object_store(place: CheckpointPlace) -> ObjectStore:
+def open_object_store(
+    place: CheckpointPlace, credentials: Mapping[str, str] | None = None, attempts: int = TOTAL_ATTEMPTS
+) -> ObjectStore:
     """The store of a place whose URL is ``s3://bucket/prefix``.
 
+    :param credentials: as boto3's environment variables would say them; None: what boto3 finds by itself
+    :param attempts: of each request; who asks again later anyway makes one
     :raises SettingsError: no name of a bucket, or an endpoint that is not allowed
     """
     parts = split_url(place.url)
     if not BUCKET.fullmatch(parts.netloc):
         raise SettingsError(f"checkpoint_url={shorten(place.url)}", found="no name of a bucket", remedy=REMEDY)
-    return ObjectStore(make_client(place.endpoint, place.endpoints), parts.netloc, parts.path.strip("/"))
+    client = make_client(place.endpoint, place.endpoints, credentials, attempts)
+    return ObjectStore(client, parts.netloc, parts.path.strip("/"), min(attempts, READ_ATTEMPTS))
 
 
 class ObjectStore:
@@ -64,10 +69,11 @@ class ObjectStore:
     What was read is remembered with its ETag, so that reading it again moves nothing but a 304 while it is the same.
     """
 
-    def __init__(self, client: Any, bucket: str, prefix: str) -> None:
+    def __init__(self, client: Any, bucket: str, prefix: str, read_attempts: int = READ_ATTEMPTS) -> None:
         self._client = client
         self._bucket = bucket
         self._prefix = prefix
+        self._read_attempts = read_attempts
         self._is_tried = False
         self._remembered: OrderedDict[str, Found] = OrderedDict()
         self._lock = threading.Lock()
@@ -160,7 +166,7 @@ class ObjectStore:
 
     def _get(self, key: str, at: dict[str, str], known: Found | None, at_most: int) -> Found | None:
         condition = {"IfNoneMatch": known.version} if known else {}
-        for attempt in range(1, READ_ATTEMPTS + 1):
+        for attempt in range(1, self._read_attempts + 1):
             try:
                 answer = self._client.get_object(**at, **condition)
                 with answer["Body"] as body:
@@ -174,7 +180,7 @@ class ObjectStore:
                     return None
                 raise
             except CUT_OFF:
-                if attempt == READ_ATTEMPTS:
+                if attempt == self._read_attempts:
                     raise
         raise AssertionError  # pragma: no cover  the last attempt returned or raised
 
