@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowRescheduleException
 
-from hetero_airflow.runtime.notice import Stopped, control_folder, is_noticed
+from hetero_airflow.runtime.notice import Stopped, is_noticed
+from hetero_airflow.settings import CONTROL_VARIABLE
 
 
 @contextmanager
@@ -23,7 +26,7 @@ def rescheduled_if_stopped(log: Any) -> Iterator[None]:
     except AirflowRescheduleException:
         raise
     except (Stopped, Exception) as error:
-        if not (isinstance(error, Stopped) or is_noticed(control_folder())):
+        if not (isinstance(error, Stopped) or _is_told()):
             raise
         log.warning("Preempted: the task has stopped (%s); it goes on later, with the same try.", error)
         raise AirflowRescheduleException(datetime.now(UTC)) from None
@@ -36,5 +39,10 @@ def raise_if_noticed() -> None:
 
     :raises AirflowRescheduleException: there is one
     """
-    if is_noticed(control_folder()):
+    if _is_told():
         raise AirflowRescheduleException(datetime.now(UTC))
+
+
+def _is_told() -> bool:
+    folder = os.environ.get(CONTROL_VARIABLE)
+    return folder is not None and is_noticed(Path(folder))
