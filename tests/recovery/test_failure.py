@@ -1,0 +1,64 @@
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero_airflow.recovery.failure import MAX_KEPT, Failure, FailureClass, keep_failure, load_failures, of_epoch
+from hetero_airflow.testing import EPOCH
+
+
+def a_failure(failure_class="network", *, token=None, epoch=0, at_s=0.0, **fields):
+    given = {"evidence": "as the test says", "at": EPOCH + timedelta(seconds=at_s)} | fields
+    return Failure(failure_class=failure_class, token=token, epoch=epoch, **given)
+
+
+FAILURES = st.builds(
+    lambda failure_class, run, **fields: a_failure(failure_class, token=run or None, epoch=run // 4, **fields),
+    st.sampled_from(list(FailureClass)),
+    st.integers(0, 9),
+    at_s=st.floats(0, 1e6),
+    memory_bytes=st.one_of(st.none(), st.integers(1, 2**40)),
+    device_ids=st.tuples(st.text(max_size=5)),
+)
+
+
+@given(st.lists(FAILURES, max_size=8))
+def test_what_is_kept_is_read_back(failures):
+    kept = None
+    for failure in failures:
+        kept = keep_failure(kept, failure)
+    last = max((failure.epoch for failure in failures), default=0)
+    assert load_failures(kept) == of_epoch(failures, last)
+
+
+def test_a_run_that_is_told_twice_is_kept_once():
+    kept = keep_failure(keep_failure(None, a_failure(token=7)), a_failure("lost_worker", token=7, at_s=9))
+    assert load_failures(kept) == (a_failure(token=7),)
+
+
+def test_a_clear_forgets_and_a_late_word_from_before_it_is_not_heard():
+    kept = keep_failure(keep_failure(None, a_failure(token=1)), a_failure(token=2, epoch=1))
+    assert load_failures(kept) == (a_failure(token=2, epoch=1),)
+    assert keep_failure(kept, a_failure(token=3, epoch=0)) == kept
+
+
+def test_many_of_one_class_push_no_other_out():
+    kept = keep_failure(None, a_failure("hung", token=1))
+    for token in range(2, 2 * MAX_KEPT):
+        kept = keep_failure(kept, a_failure("preempted", token=token))
+    read = load_failures(kept)
+    assert read[0].failure_class is FailureClass.HUNG
+    assert [one.token for one in read[1:]] == list(range(MAX_KEPT, 2 * MAX_KEPT))
+
+
+@pytest.mark.parametrize(
+    "kept", ["", 7, {}, [None], [{}], [{"failure_class": "network"}], [{"failure_class": "network", "epoch": -1}]]
+)
+def test_what_can_not_be_read_is_left_out(kept):
+    assert load_failures(kept) == ()
+    assert load_failures(keep_failure(kept, a_failure())) == (a_failure(),)
+
+
+def test_every_class_has_words():
+    assert len({failure_class.words for failure_class in FailureClass}) == len(FailureClass)
