@@ -11,8 +11,6 @@ from pathlib import Path
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
-from hetero_airflow.settings import CONTROL_VARIABLE
-
 NOTICE = "notice"
 """Name of the file within the folder."""
 
@@ -53,12 +51,6 @@ class Stopped(SystemExit):
     def __str__(self) -> str:
         kept = "no checkpoint is kept" if self.step is None else f"the checkpoint of step {self.step} is kept"
         return f"stopped on request ({self.cause}); {kept}"
-
-
-def control_folder() -> Path | None:
-    """The folder that this process shares with its supervisor; None without a supervisor."""
-    folder = os.environ.get(CONTROL_VARIABLE)
-    return Path(folder) if folder else None
 
 
 def give_notice(folder: Path, notice: Notice) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -32,9 +33,9 @@ class Scratch:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         weakref.finalize(self, _remove, self._root, lock, os.getpid())
 
-    def folder(self) -> Path:
-        """A new folder, that is there until it is removed or the process ends."""
-        return Path(tempfile.mkdtemp(dir=self._root))
+    def path(self) -> Path:
+        """Where nothing is yet."""
+        return self._root / secrets.token_hex(8)
 
 
 def _remove(root: Path, lock: int, owner: int) -> None:

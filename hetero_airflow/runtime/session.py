@@ -1,0 +1,251 @@
+"""One process's dealings with its checkpoints: where they are, that it may publish there, and what it has saved."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+import shutil
+import weakref
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
+from hetero_airflow.checkpoints.index import Entry
+from hetero_airflow.checkpoints.loading import latest_whole
+from hetero_airflow.checkpoints.manifest import check_metrics
+from hetero_airflow.checkpoints.place import CheckpointPlace
+from hetero_airflow.checkpoints.publishing import Claim, claim, publish
+from hetero_airflow.clock import Clock, SystemClock
+from hetero_airflow.errors import InvalidCheckpoint, SettingsError, shorten
+from hetero_airflow.runtime.every import MAX_STEPS
+from hetero_airflow.runtime.notice import Stopped, is_noticed, read_notice
+from hetero_airflow.runtime.progress_file import ProgressFile
+from hetero_airflow.runtime.ranks import Agreement, process_group, rank
+from hetero_airflow.runtime.saving import FILES, BackgroundSaver, copy_files, unwritable
+from hetero_airflow.runtime.scratch import Scratch
+from hetero_airflow.runtime.state_file import read_state, write_state
+from hetero_airflow.runtime.state_tree import stage
+from hetero_airflow.settings import CHECKPOINT_VARIABLE
+
+LOCAL_FOLDER = "checkpoints"
+"""Without a supervisor: under the working directory."""
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoint:
+    """A checkpoint as it was found: every file of it was compared with its digest."""
+
+    def __init__(self, entry: Entry, folder: Path, scratch: Scratch) -> None:
+        self.step = entry.step
+        """The last step that is done in it, counted from 0."""
+        self.metrics = entry.metrics
+        self.is_final = entry.is_final
+        """Nothing comes after it: the work was done."""
+        self.published_at: datetime = entry.published_at
+        self.folder = folder
+        """Its files, while this object lives."""
+        self.files = folder / FILES
+        """The folder of what was saved as ``files``; empty if nothing was."""
+        self.files.mkdir(exist_ok=True)
+        self._scratch = scratch  # ends with the last one that has something in it
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+
+    @cached_property
+    def state(self) -> Any:
+        """What was saved, read when it is first asked for; tensors are on the CPU.
+
+        :raises InvalidCheckpoint: it is no such state
+        """
+        return read_state(self.folder)
+
+    def __repr__(self) -> str:
+        return f"Checkpoint(step={self.step}, metrics={self.metrics})"
+
+
+class CheckpointSession:
+    """The checkpoints of this process. The claim is made when one is first asked for or saved, by rank 0 alone."""
+
+    def __init__(
+        self, place: CheckpointPlace, store: CheckpointStore, control: Path | None, clock: Clock | None = None
+    ) -> None:
+        self.place = place
+        self.store = store
+        self.control = control
+        self.agreement = Agreement()
+        self.is_due: Callable[[], bool] | None = None
+        """Of the loop of `steps` that goes on; then it is the one that stops, at the end of a step."""
+        self.saved_step: int | None = None
+        """The last step that was given to be saved."""
+        self.kept_step: int | None = None
+        """That of the newest checkpoint that is published, as far as this process knows."""
+        self._clock = clock or SystemClock()
+        self._saver = BackgroundSaver()
+        self._scratch: Scratch | None = None
+        self._claim: Claim | None = None
+        self._latest: Checkpoint | None = None
+        self.progress = ProgressFile(control if rank() == 0 else None, self._clock)
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole; waits for a save under way."""
+        self.begin()
+        self.wait()
+        if self._latest is not None:
+            return self._latest
+        scratch = self._made_scratch()
+        folder = scratch.path()
+        entry = latest_whole(self.store, self.place, folder)
+        if entry is None:
+            return None
+        self.kept_step = entry.step
+        self.progress.saved(entry.step, entry.published_at)
+        self._latest = Checkpoint(entry, folder, scratch)
+        return self._latest
+
+    def forget_latest(self) -> None:
+        """Let go of the checkpoint that was loaded, and of the memory and the disk that it takes."""
+        self._latest = None
+
+    def save(
+        self,
+        step: int,
+        state: object,
+        *,
+        metrics: Mapping[str, float] | None,
+        files: Mapping[str, str | os.PathLike[str]] | None,
+        wait: bool,
+        final: bool,
+    ) -> None:
+        """Copy a state and publish it in the background; see `checkpoint.save`."""
+
+        def fill(folder: Path) -> Callable[[], object]:
+            copy_files(files or {}, folder)
+            staged = stage(state)
+            return lambda: write_state(staged, folder)
+
+        number = checked_step(step)
+        checked = check_metrics(metrics or {})
+        if rank() == 0:
+            self.submit(number, fill, metrics=checked, final=final)
+        self.saved_step = number
+        if wait:
+            self.wait()
+        if not final and self.is_due is None and process_group() is None and self.should_stop():
+            self.wait()
+            raise self.stopped()
+
+    def submit(
+        self, step: int, fill: Callable[[Path], Callable[[], object]], *, metrics: Mapping[str, float], final: bool
+    ) -> None:
+        """Publish a folder in the background: `fill` copies what it needs, and what it returns writes the rest there.
+
+        :raises CheckpointError: of the save before, which this one waits for
+        """
+        right = self.begin()
+        assert right is not None
+        self.wait()
+        self.forget_latest()
+        folder = self.folder()
+        try:
+            write = fill(folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+        def work() -> Entry:
+            try:
+                write()
+                entry = publish(
+                    self.store, right, folder, step=step, metrics=metrics, now=self._clock.now(), is_final=final
+                )
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+            self.kept_step = step
+            self.progress.saved(step, entry.published_at)
+            return entry
+
+        self._saver.start(step, work)
+
+    def wait(self) -> None:
+        """Returns when all that was saved is published."""
+        self._saver.wait()
+
+    def should_stop(self) -> bool:
+        """Whether there is a notice."""
+        return is_noticed(self.control)
+
+    def stopped(self) -> Stopped:
+        """What to raise when the task stops at a notice."""
+        notice = read_notice(self.control)
+        stopped = Stopped(step=self.kept_step, cause=notice.cause if notice else "a notice")
+        logger.warning("This task has %s.", stopped)
+        return stopped
+
+    def folder(self) -> Path:
+        """A new local folder for a checkpoint.
+
+        :raises CheckpointStoreUnavailable: none can be made
+        """
+        folder = self._made_scratch().path()
+        try:
+            folder.mkdir()
+        except OSError as error:
+            raise unwritable(error) from error
+        return folder
+
+    def _made_scratch(self) -> Scratch:
+        try:
+            self._scratch = self._scratch or Scratch()
+        except OSError as error:
+            raise unwritable(error) from error
+        return self._scratch
+
+    def begin(self) -> Claim | None:
+        """Fence out earlier runs, once; the right to publish, which rank 0 alone has.
+
+        :raises FencedOut: a later run has begun
+        """
+        if self._claim is None and rank() == 0:
+            self._claim = claim(self.store, self.place)
+        return self._claim
+
+
+def read_place(text: str | None) -> CheckpointPlace:
+    """Where the checkpoints of this process are: as its supervisor says, else in a folder beside it.
+
+    :raises SettingsError: what the supervisor says can't be read
+    """
+    if not text:
+        return CheckpointPlace(url=Path(LOCAL_FOLDER).absolute().as_uri(), path="local")
+    try:
+        return CheckpointPlace.model_validate_json(text)
+    except ValidationError as error:
+        raise SettingsError(
+            f"the place of checkpoints in {CHECKPOINT_VARIABLE}",
+            found=shorten(text),
+            remedy="Leave that variable to HeteroExecutor, or unset it",
+        ) from error
+
+
+def checked_step(step: object) -> int:
+    """A step as a number.
+
+    :raises InvalidCheckpoint: it is none that a checkpoint can have
+    """
+    try:
+        number = -1 if isinstance(step, bool) else operator.index(step)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if not 0 <= number < MAX_STEPS:
+        raise InvalidCheckpoint(
+            f"step={shorten(step)}",
+            found="no step",
+            remedy="Give the number of the step that is done, from 0 on",
+        )
+    return number

@@ -1,0 +1,52 @@
+"""A task's place and its supervisor's folder, both empty, and runs of a task that begin one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
+from hetero_airflow.checkpoints.filesystem import FilesystemStore
+from hetero_airflow.checkpoints.place import CheckpointPlace, place_of
+from hetero_airflow.runtime.notice import Notice, give_notice
+from hetero_airflow.runtime.session import CheckpointSession
+
+NOTICE = Notice(cause="preempted by train/fit", by=datetime(2026, 11, 20, 12, tzinfo=UTC))
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Path:
+    folder = tmp_path / "control"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def notice(control: Path) -> Callable[[], None]:
+    """Tells the task to save and stop."""
+    return lambda: give_notice(control, NOTICE)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> CheckpointPlace:
+    return CheckpointPlace(url=(tmp_path / "store").as_uri(), path=place_of("train", "fit", "manual", -1))
+
+
+@pytest.fixture
+def folder_of_place(tmp_path: Path, place: CheckpointPlace) -> Path:
+    """Where the files of the place's checkpoints lie."""
+    return tmp_path / "store" / place.path
+
+
+@pytest.fixture
+def begin(tmp_path: Path, place: CheckpointPlace, control: Path) -> Callable[..., CheckpointSession]:
+    """A new run of the task, as if in a process of its own; with another token, if one is given."""
+
+    def begun(token: int | None = None, store: CheckpointStore | None = None) -> CheckpointSession:
+        store = store or FilesystemStore(tmp_path / "store")
+        return CheckpointSession(place.model_copy(update={"token": token}), store, control)
+
+    return begun
