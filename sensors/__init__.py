@@ -1,8 +1,12 @@
-"""Sensors that wait for devices and checkpoints.
+"""Sensors that wait for devices and checkpoints, and what starts a DAG when a checkpoint is published.
 
-The folder stands at the root of the repository and is the package `hetero_airflow.sensors`. It has
-no sensor yet.
+The folder stands at the root of the repository and is the package `hetero_airflow.sensors`.
 """
 
 if __name__ == "sensors":
     raise ImportError("import hetero_airflow.sensors instead: a second copy of the classes would appear")
+
+from hetero_airflow.sensors.checkpoint import CheckpointSensor
+from hetero_airflow.sensors.checkpoint_trigger import CheckpointPublished
+
+__all__ = ["CheckpointPublished", "CheckpointSensor"]

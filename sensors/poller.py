@@ -149,6 +149,7 @@ class Poller(Generic[Target, Content]):
         if not self._watched and self._work is not None:
             self._work.cancel()
             self._work = None
+            self._woken = asyncio.Event()  # the one that was waited on refers to its loop
             self._due.clear()
 
     def _schedule(self, target: Target, watched: _Watched[Content], in_s: float) -> None:

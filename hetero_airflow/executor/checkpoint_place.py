@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from airflow.configuration import get_airflow_home
 from airflow.sdk import Connection
@@ -42,11 +41,11 @@ class CheckpointOptions:
 def checkpoint_options() -> CheckpointOptions:
     """The options as configured on this host.
 
-    :raises SettingsError: a URL that can't be read, or an endpoint that is no address
+    Endpoints are compared when a store is opened.
+
+    :raises SettingsError: a URL that can't be read
     """
     endpoints = tuple(text.strip() for text in _text("checkpoint_endpoints").split(",") if text.strip())
-    for endpoint in endpoints:
-        _check_endpoint("checkpoint_endpoints", endpoint)
     url = _text("checkpoint_url") or (Path(get_airflow_home()).resolve() / "checkpoints").as_uri()
     split_url(url)
     return CheckpointOptions(url.rstrip("/"), _text("checkpoint_conn_id"), endpoints)
@@ -107,7 +106,7 @@ def store_credentials(conn_id: str) -> Mapping[str, str]:
 def credentials_of(connection: Any) -> Mapping[str, str]:
     """boto3's environment variables for a connection of Airflow, whichever of its classes that is of.
 
-    :raises SettingsError: its extra is no JSON object, or its endpoint no address
+    :raises SettingsError: its extra is no JSON object
     """
     try:
         extra = json.loads(connection.extra or "{}")
@@ -119,8 +118,6 @@ def credentials_of(connection: Any) -> Mapping[str, str]:
             found="an extra that is no JSON object",
             remedy='Write it as {"region_name": "eu-central-1", "endpoint_url": "https://minio.example:9000"}',
         )
-    if extra.get("endpoint_url"):
-        _check_endpoint("checkpoint_conn_id", str(extra["endpoint_url"]))
     found = {
         "AWS_ACCESS_KEY_ID": connection.login,
         "AWS_SECRET_ACCESS_KEY": connection.password,
@@ -133,17 +130,3 @@ def credentials_of(connection: Any) -> Mapping[str, str]:
 
 def _text(name: str) -> str:
     return str(conf.get(SECTION, name, fallback=default(name))).strip()
-
-
-def _check_endpoint(option: str, text: str) -> None:
-    try:
-        parts = urlsplit(text)
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
-    except ValueError:
-        is_address = False
-    if not is_address:
-        raise SettingsError(
-            f"[{SECTION}] {option}, endpoint {shorten(text.rpartition('@')[2])}",
-            found="no address of a server",
-            remedy="Write it as https://minio.example:9000",
-        )

@@ -53,13 +53,6 @@ def test_a_url_that_cant_be_read_is_refused_without_its_password(configured, url
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("endpoint", ["minio:9000", "ftp://minio", "https://", "https://me:secret@minio", "http://[x"])
-def test_an_endpoint_that_is_no_address_is_refused_without_its_password(configured, endpoint):
-    with pytest.raises(SettingsError, match="checkpoint_endpoints") as caught:
-        configured(checkpoint_endpoints=endpoint)
-    assert "secret" not in str(caught.value)
-
-
 def test_a_connection_becomes_what_boto3_reads(connection):
     connection(
         login="key",
@@ -81,12 +74,9 @@ def test_what_the_connection_does_not_say_is_left_to_boto3(connection):
     assert store_credentials("") == {}
 
 
-@pytest.mark.parametrize(
-    ("extra", "words"), [("[1]", "no JSON object"), ('{"endpoint_url": "me:secret@minio"}', "no address")]
-)
-def test_a_connection_that_cant_be_used_is_refused(connection, extra, words):
-    connection(extra=extra, password="secret")
-    with pytest.raises(SettingsError, match=words) as caught:
+def test_a_connection_that_cant_be_read_is_refused(connection):
+    connection(extra="[1]", password="secret")
+    with pytest.raises(SettingsError, match="no JSON object") as caught:
         store_credentials("models")
     assert "secret" not in str(caught.value)
 

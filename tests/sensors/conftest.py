@@ -1,9 +1,15 @@
-"""An event loop whose clock jumps to the next thing to do: minutes of polling in milliseconds."""
+"""Checkpoints to wait for, and a loop whose clock jumps to the next thing to do: minutes of polling in milliseconds."""
 
 import asyncio
 import selectors
+from datetime import UTC, datetime
 
 import pytest
+
+from hetero_airflow.checkpoints.opening import open_store
+from hetero_airflow.checkpoints.publishing import claim
+from hetero_airflow.checkpoints.publishing import publish as publish_entry
+from hetero_airflow.executor.checkpoint_place import checkpoint_options, checkpoint_place, store_credentials
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
@@ -51,3 +57,24 @@ def run():
             return runner.run(coroutine)
 
     return _run
+
+
+@pytest.fixture
+def publish(tmp_path, monkeypatch):
+    """Publishes a checkpoint of a task, in the store that is configured: a folder, unless a test says otherwise."""
+    monkeypatch.setenv("AIRFLOW__HETERO__CHECKPOINT_URL", (tmp_path / "store").as_uri())
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    (saved / "state.json").write_text("{}")
+
+    def _publish(step, *, dag="train", task="fit", run_id="r1", epoch=0, is_final=False, **metrics):
+        options = checkpoint_options()
+        credentials = store_credentials(options.conn_id)
+        place = checkpoint_place(
+            dag, task, run_id, -1, epoch=epoch, token=1 + epoch, options=options, credentials=credentials
+        )
+        store = open_store(place)
+        now = datetime.now(UTC)
+        return publish_entry(store, claim(store, place), saved, step=step, metrics=metrics, now=now, is_final=is_final)
+
+    return _publish
