@@ -1,0 +1,132 @@
+from datetime import timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.recovery.adjustment import adjusted, after_waiting
+from hetero_airflow.recovery.failure import Failure, FailureClass
+from hetero_airflow.recovery.rules import DEFAULTS, parse_rules
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker
+
+GIB = 2**30
+SMALL = a_worker("small", (a_cpu(), a_device("GPU-1", "rtx-4090", "24GiB")))
+LARGE = a_worker("large", (a_cpu(), a_device("GPU-2", "a100", "80GiB")))
+FLEET = [SMALL, LARGE]
+
+
+def a_failure(failure_class="device_memory", token=1, epoch=0, worker="small", **fields):
+    at = EPOCH + timedelta(seconds=token)
+    given = {"evidence": "x", "worker": worker, "device_ids": ("GPU-1",)} | fields
+    return Failure(failure_class=failure_class, at=at, epoch=epoch, token=token, **given)
+
+
+def now_asks(request, failures, workers=FLEET, epoch=0, rules=DEFAULTS):
+    request, words = adjusted(request, failures, rules, workers, epoch=epoch)
+    return str(request), words
+
+
+def test_without_a_failure_since_the_last_clear_a_request_is_as_it_was_written():
+    request = DeviceRequest.parse("gpu")
+    assert adjusted(request, [], DEFAULTS, FLEET, epoch=0) == (request, [])
+    assert adjusted(request, [a_failure(memory_bytes=24 * GIB)], DEFAULTS, FLEET, epoch=1) == (request, [])
+
+
+def test_a_request_asks_for_more_memory_and_says_why():
+    assert now_asks(DeviceRequest.parse("gpu", quota={"memory": "24GiB.."}), [a_failure(memory_bytes=24 * GIB)]) == (
+        "1 × gpu (memory=48GiB..)",
+        [
+            "Asks for 1 × gpu (memory=48GiB..) instead of 1 × gpu (memory=24GiB..), after it ran out of device memory "
+            "on GPU-1 of small."
+        ],
+    )
+
+
+def test_an_alternative_that_can_not_have_more_is_left_out_while_another_can():
+    text, words = now_asks(DeviceRequest.parse(["rtx-4090", "a100"]), [a_failure(memory_bytes=24 * GIB)])
+    assert text == "1 × nvidia/a100 (memory=48GiB..)"
+    assert words[0].startswith("Asks for 1 × nvidia/a100 (memory=48GiB..) instead of 1 × nvidia/rtx-4090 or")
+
+
+def test_where_there_is_no_more_it_says_so():
+    text, words = now_asks(DeviceRequest.parse("rtx-4090"), [a_failure(memory_bytes=24 * GIB)])
+    assert text == "1 × nvidia/rtx-4090 (memory=24GiB..)"
+    assert words[0].endswith("no known worker can give it more.")
+
+
+def test_several_causes_add_up():
+    failures = [
+        a_failure(memory_bytes=24 * GIB),
+        a_failure("host_memory", 2, worker="large", host_memory_bytes=8 * GIB),
+        a_failure("network", 3, worker="large"),
+    ]
+    fleet = [*FLEET, a_worker("other", (a_cpu(), a_device("GPU-3", "h100", "80GiB")))]
+    text, words = now_asks(DeviceRequest.parse("gpu"), failures, fleet)
+    assert text == "1 × gpu (memory=48GiB.., host_memory=16GiB, hetero/failed=!large)"
+    assert [sentence.split(",")[-1] for sentence in words] == [
+        " after it ran out of device memory on GPU-1 of small.",
+        " after it ran out of host memory on GPU-1 of large.",
+        " where it met a network failure.",
+    ]
+
+
+def test_a_wish_that_nobody_could_serve_is_dropped_with_words():
+    text, words = now_asks(DeviceRequest.parse("a100"), [a_failure("network", worker="large")])
+    assert text == "1 × nvidia/a100"
+    assert words == [
+        "May run on large again, though it met a network failure there: no other known worker could serve it."
+    ]
+
+
+def test_the_table_can_switch_each_change_off():
+    rules = parse_rules('{"device_memory": {"memory": null}, "network": {"avoid": null}}')
+    failures = [a_failure(memory_bytes=24 * GIB), a_failure("network", 2)]
+    assert now_asks(DeviceRequest.parse("gpu"), failures, rules=rules) == ("1 × gpu", [])
+
+
+def test_all_else_of_a_request_stays():
+    request = DeviceRequest.parse({"gpu", "npu"}, priority="high", wait_timeout="2h", topology="nvlink")
+    now, _ = adjusted(request, [a_failure(memory_bytes=24 * GIB)], DEFAULTS, FLEET, epoch=0)
+    assert (now.is_ordered, now.priority, now.wait_timeout_s) == (False, request.priority, 7200)
+    assert all(alternative.topology == request.alternatives[0].topology for alternative in now.alternatives)
+
+
+def test_after_waiting_the_next_alternative_is_tried_first_and_none_is_lost():
+    request = DeviceRequest.parse(["gpu:8", "gpu:4", "gpu:2"])
+    orders = [str(after_waiting(request, minutes * 60, DEFAULTS)[0]) for minutes in (29, 30, 60, 6000)]
+    assert orders == [
+        "8 × gpu or 4 × gpu or 2 × gpu",
+        "4 × gpu or 2 × gpu or 8 × gpu",
+        "2 × gpu or 8 × gpu or 4 × gpu",
+        "2 × gpu or 8 × gpu or 4 × gpu",
+    ]
+
+
+def test_what_has_no_order_or_shall_keep_it_waits_as_written():
+    ordered, free = DeviceRequest.parse(["gpu:8", "gpu:4"]), DeviceRequest.parse({"gpu:8", "gpu:4"})
+    assert after_waiting(free, 1e6, DEFAULTS) == (free, [])
+    assert after_waiting(ordered, 1e6, parse_rules('{"waiting": {"action": "keep"}}')) == (ordered, [])
+    assert after_waiting(DeviceRequest.parse("gpu"), 1e6, DEFAULTS)[1] == []
+
+
+@given(
+    st.lists(
+        st.builds(
+            a_failure,
+            st.sampled_from(list(FailureClass)),
+            token=st.integers(1, 20),
+            epoch=st.integers(0, 1),
+            worker=st.sampled_from(["small", "large", "gone"]),
+            memory_bytes=st.one_of(st.none(), st.integers(1, 200).map(lambda size: size * GIB)),
+            host_memory_bytes=st.one_of(st.none(), st.integers(1, 200).map(lambda size: size * GIB)),
+        ),
+        max_size=8,
+    ),
+    st.sampled_from(["gpu", "gpu:0.5", "cpu:4", ["rtx-4090", "a100:1", "cpu:2"]]),
+)
+def test_whatever_happened_the_request_stays_whole_and_the_same_comes_of_the_same(failures, device):
+    request = DeviceRequest.parse(device)
+    now, words = adjusted(request, failures, DEFAULTS, FLEET, epoch=0)
+    assert adjusted(request, failures, DEFAULTS, FLEET, epoch=0) == (now, words)
+    assert DeviceRequest.model_validate_json(now.model_dump_json()) == now
+    assert (now == request) or words

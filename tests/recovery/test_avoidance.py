@@ -1,0 +1,116 @@
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero_airflow.matching.feasibility import check_worker
+from hetero_airflow.matching.shapes import Shapes
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.recovery.avoidance import AVOIDED_LABEL, avoiding, marked
+from hetero_airflow.recovery.failure import Failure
+from hetero_airflow.recovery.rules import DEFAULTS
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker
+
+WORKERS = [a_worker(name) for name in ("host-a", "host-b", "host-c")]
+
+
+def a_failure(worker="host-a", failure_class="network", token=1, **fields):
+    at = EPOCH + timedelta(seconds=token)
+    return Failure(failure_class=failure_class, evidence="x", worker=worker, at=at, epoch=0, token=token, **fields)
+
+
+def avoid(failures, workers, *device, **fields):
+    request = DeviceRequest.parse(list(device) or "gpu", **fields)
+    return avoiding(request.alternatives, failures, DEFAULTS, workers)
+
+
+def labels(outcome):
+    return [alternative.labels.get(AVOIDED_LABEL) for alternative in outcome.alternatives]
+
+
+def test_after_a_network_failure_another_worker_is_asked_for():
+    outcome = avoid([a_failure()], WORKERS)
+    assert (labels(outcome), outcome.avoided, outcome.wanted) == (["!host-a"], ("host-a",), ())
+
+
+def test_several_workers_are_avoided_the_last_first():
+    outcome = avoid([a_failure("host-b"), a_failure("host-a", token=2)], WORKERS)
+    assert labels(outcome) == ["!host-a,host-b"]
+
+
+def test_the_oldest_failure_is_forgiven_where_nobody_else_is_left():
+    failures = [a_failure(name, token=n) for n, name in enumerate(("host-c", "host-a", "host-b"))]
+    outcome = avoid(failures, WORKERS)
+    assert (labels(outcome), outcome.wanted) == (["!host-b,host-a"], ("host-c",))
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [],
+        [a_worker("host-b", (a_cpu(),))],
+        [a_worker("host-b", state=WorkerState.LOST)],
+        [a_worker("host-b", (a_device(leasable=False, problem="fell off the bus"),))],
+    ],
+)
+def test_the_wish_is_dropped_where_nobody_else_could_serve_it(others):
+    outcome = avoid([a_failure()], [WORKERS[0], *others])
+    assert (labels(outcome), outcome.avoided, outcome.wanted) == ([None], (), ("host-a",))
+
+
+def test_a_worker_that_is_no_longer_there_is_not_avoided():
+    outcome = avoid([a_failure("host-z")], WORKERS)
+    assert (labels(outcome), outcome.wanted) == ([None], ())
+
+
+def test_an_alternative_that_only_the_avoided_worker_has_is_left_out():
+    workers = [a_worker("host-a", (a_device("H-0", "h100", "80GiB"),)), WORKERS[1]]
+    outcome = avoid([a_failure()], workers, "h100", "a100")
+    assert [str(one) for one in outcome.alternatives] == [f"1 × nvidia/a100 ({AVOIDED_LABEL}=!host-a)"]
+
+
+@pytest.mark.parametrize(("is_leasable", "expected"), [(True, ["!host-a"]), (False, [None])])
+def test_after_a_hardware_error_the_worker_is_avoided_only_while_the_device_is_not_in_quarantine(is_leasable, expected):
+    worker = a_worker("host-a", (a_device("GPU-0", leasable=is_leasable), a_device("GPU-1", index=1)))
+    failure = a_failure(failure_class="hardware", device_ids=("GPU-0",))
+    assert labels(avoid([failure], [worker, WORKERS[1]])) == expected
+
+
+def test_failures_that_are_nobodys_fault_avoid_nobody():
+    classes = ("device_memory", "host_memory", "lost_worker", "preempted", "hung", "user_error", "unknown")
+    failures = [a_failure(failure_class=one, token=n) for n, one in enumerate(classes)]
+    assert labels(avoid(failures, WORKERS)) == [None]
+
+
+def test_the_users_own_labels_stay():
+    workers = [a_worker(name, labels={"zone": "eu"}) for name in ("host-a", "host-b")]
+    outcome = avoid([a_failure()], workers, labels={"zone": "eu"})
+    assert outcome.alternatives[0].labels == {AVOIDED_LABEL: "!host-a", "zone": "eu"}
+
+
+def test_a_request_with_as_many_labels_as_may_be_keeps_them_and_drops_the_wish():
+    mine = {f"label-{n:02}": "x" for n in range(32)}
+    workers = [a_worker(name, labels=mine) for name in ("host-a", "host-b")]
+    assert avoid([a_failure()], workers, labels=mine).alternatives[0].labels == mine
+
+
+@given(st.lists(st.sampled_from(["host-a", "host-b", "host-c", "b,c", "x" * 200, "y" * 200, "gone"]), max_size=6))
+def test_what_avoids_workers_fits_a_marked_fleet_that_has_others(names):
+    fleet = [*WORKERS, a_worker("b,c"), a_worker("x" * 200), a_worker("y" * 200)]
+    outcome = avoid([a_failure(name, token=n) for n, name in enumerate(names)], fleet)
+    request = DeviceRequest(alternatives=outcome.alternatives)
+    for worker in marked(fleet, [request]):
+        assert check_worker(request.alternatives[0], worker)[0] == (worker.id not in outcome.avoided)
+    assert len(outcome.avoided) < len(fleet)
+
+
+def test_workers_that_nobody_avoids_stay_the_same_and_of_one_shape():
+    request = DeviceRequest(alternatives=avoid([a_failure()], WORKERS).alternatives)
+    now = marked(WORKERS, [request])
+    assert [one is before for one, before in zip(now, WORKERS, strict=True)] == [False, True, True]
+    shapes = Shapes()
+    first, second, third = (shapes.seat(worker).shape for worker in now)
+    assert first is not second is third
+    assert marked(WORKERS, []) == tuple(WORKERS)
