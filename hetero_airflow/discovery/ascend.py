@@ -39,7 +39,7 @@ from hetero_airflow.discovery.answers import (
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.discovery.reading import find_tool, miss_tool, read_numa_node, run_tool
 from hetero_airflow.errors import ProbeError, shorten
-from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.device import SICK, Device, Telemetry
 
 MAX_CHIPS = 1024
 NODES = "/dev/davinci[0-9]*"
@@ -121,7 +121,11 @@ def parse(info: str, mapping: str = "") -> ProbeResult:
                 problem=None if chip.health == "OK" else f'npu-smi calls its health "{chip.health[:40]}".',
                 driver=driver,
                 pci=pci,
-                details={"npu": to_count(chip.npu), "chip": to_count(chip.chip)},
+                details={
+                    "npu": to_count(chip.npu),
+                    "chip": to_count(chip.chip),
+                    **({} if chip.health in _HEALTHY else {SICK: True}),
+                },
             )
         )
         telemetry.append(

@@ -37,7 +37,7 @@ from hetero_airflow.discovery.answers import (
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.discovery.reading import read_numa_node
 from hetero_airflow.errors import ProbeError
-from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.device import SICK, Device, Telemetry
 
 MAX_GPUS = 256
 
@@ -219,6 +219,7 @@ def _device(gpu: Mapping[str, Any], driver: str | None) -> Device:
         details={
             "pcie_generation": to_count(gpu.get("pcie_generation")),
             "pcie_width": to_count(gpu.get("pcie_width")),
+            **({SICK: True} if _sickness(gpu) else {}),
         },
     )
 
@@ -241,14 +242,19 @@ def _instance(mig: Mapping[str, Any], parent: Device, fault: str | None) -> Devi
 
 
 def _fault(gpu: Mapping[str, Any]) -> str | None:
-    """Why neither the GPU nor an instance of it must be leased; None for a healthy one."""
+    """Why neither the GPU nor an instance of it must be leased; None for a usable one."""
+    if gpu.get("compute_mode") == _PROHIBITED and not _sickness(gpu):
+        return f'Its compute mode is "prohibited"; run "nvidia-smi -i {gpu.get("index")} -c DEFAULT".'
+    return _sickness(gpu)
+
+
+def _sickness(gpu: Mapping[str, Any]) -> str | None:
+    """What the driver says against the hardware; None for a healthy one."""
     action = _RECOVERY.get(gpu.get("recovery_action") or 0)
     if action:
         return f"The driver says that the GPU {action}; drain it and do so."
     if (gpu.get("remapped_rows") or (0, 0, 0, 0))[3]:
         return "A broken row of its memory could not be replaced; the GPU needs repair."
-    if gpu.get("compute_mode") == _PROHIBITED:
-        return f'Its compute mode is "prohibited"; run "nvidia-smi -i {gpu.get("index")} -c DEFAULT".'
     return None
 
 

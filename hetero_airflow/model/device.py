@@ -13,6 +13,9 @@ from hetero_airflow.units import MAX_BYTES, MILLI_PER_DEVICE
 Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._+-]*$", max_length=128)]
 """A vendor, kind or model: lower case, parts joined by dashes (``a100-sxm4-80gb``)."""
 
+SICK = "is_sick"
+"""Key in a device's `details`: true where its `problem` is one of the hardware, which is tried before it is trusted."""
+
 Text = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
@@ -55,7 +58,8 @@ class Device(BaseModel):
     simulated: bool = False
     details: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
     """Further facts that a probe has, by which no single request is placed: sockets, clock_mhz; of gangs,
-    pcie_generation and pcie_width say how fast their members reach each other."""
+    pcie_generation and pcie_width say how fast their members reach each other. `SICK` where the vendor's software
+    says that the device is broken or wants it reset."""
 
     @property
     def capacity_milli(self) -> int:

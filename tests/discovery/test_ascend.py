@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hetero_airflow.discovery import ascend
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.errors import ProbeError
-from hetero_airflow.model.device import Device, Telemetry, is_model_of, model_tokens
+from hetero_airflow.model.device import SICK, Device, Telemetry, is_model_of, model_tokens
 
 MIB = 1 << 20
 
@@ -76,6 +76,7 @@ def test_a_sick_chip_says_so(fixture_text, health, is_leasable):
     devices = ascend.parse(text).devices
     assert (devices[0].leasable, devices[0].problem) == (is_leasable, f'npu-smi calls its health "{health}".')
     assert (devices[1].leasable, devices[1].problem) == (True, None)
+    assert [device.details.get(SICK, False) for device in devices[:2]] == [not is_leasable, False]
 
 
 def test_the_tool_is_asked_for_both_tables(fixture_text, tmp_path, put_tool):

@@ -1,0 +1,381 @@
+"""From an error to the bar in the store, through a real burn-in in a process of its own, and back."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from hetero_airflow.discovery.burn_in import BurnInResult, Outcome
+from hetero_airflow.discovery.xid_watch import XidSeen
+from hetero_airflow.errors import StoreUnavailable
+from hetero_airflow.executor import burn_in_runs
+from hetero_airflow.executor.health_watch import HealthWatch
+from hetero_airflow.model.bar import Bar, BarKind
+from hetero_airflow.model.device import SICK, Telemetry
+from hetero_airflow.model.health import WELL, HealthState
+from hetero_airflow.model.lease import LeaseState
+from hetero_airflow.model.plan import Plan
+from hetero_airflow.model.worker import Inventory
+from hetero_airflow.recovery.failure import Failure
+from hetero_airflow.store.memory import MemoryStore
+from hetero_airflow.store.store import DeviceBarred, DeviceCleared, HealthNoted, Submitted, WorkerSeen
+from hetero_airflow.testing import EPOCH, FakeClock, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
+
+KEY = ("worker-a", "GPU-0")
+
+
+class Xids:
+    """What XidWatch is to the watch."""
+
+    def __init__(self):
+        self.news, self.polls, self.is_closed = [], 0, False
+
+    def poll(self):
+        self.polls += 1
+        news, self.news = self.news, []
+        return news
+
+    def close(self):
+        self.is_closed = True
+
+
+class CountingStore(MemoryStore):
+    """Knows how often it was asked."""
+
+    calls = 0
+    is_down = False
+
+    def __getattribute__(self, name):
+        if name in ("record", "snapshot", "health"):
+            if type(self).is_down:
+                raise StoreUnavailable("the store", found="nobody", remedy="wait")
+            type(self).calls += 1
+        return super().__getattribute__(name)
+
+
+class Host:
+    """One host: its devices, a watch over them, and a clock."""
+
+    def __init__(self, store=None, devices=None):
+        self.clock, self.xids = FakeClock(), Xids()
+        self.store = store or MemoryStore()
+        self.worker = a_worker(devices=devices)
+        self.watch = HealthWatch(self.store, "worker-a", self.xids)
+        self.see()
+
+    def see(self, *telemetry, **changes):
+        """A discovery, in which devices of these ids differ."""
+        devices = tuple(
+            device.model_copy(update=changes.get(device.id.replace("-", "_"), {})) for device in self.worker.devices
+        )
+        inventory = Inventory(worker=self.worker.model_copy(update={"devices": devices}), telemetry=telemetry)
+        self.store.record([WorkerSeen(inventory.worker, telemetry)], self.clock.now())
+        self.watch.take_inventory(inventory, self.clock.now())
+
+    def hear(self, *xids, uuid="GPU-0"):
+        self.xids.news += [XidSeen(uuid=uuid, xid=xid, at=self.clock.now()) for xid in xids]
+        self.step()
+
+    def step(self, seconds=0.0):
+        self.watch.step(self.clock.advance(seconds))
+
+    def try_out(self, seconds=20):
+        """Step until the burn-in that runs has ended."""
+        assert self.watch._runs is not None
+        end = time.monotonic() + seconds
+        while self.watch._runs is not None and time.monotonic() < end:
+            self.step()
+            time.sleep(0.01)
+
+    @property
+    def states(self):
+        """Device id → state, of those that are remembered."""
+        return {device_id: health.state for (_, device_id), health in self.store.health().items()}
+
+    @property
+    def barred(self):
+        return [bar.device_id for bar in self.store.snapshot().bars]
+
+
+@pytest.fixture
+def host():
+    one = Host()
+    yield one
+    one.watch.close()
+
+
+@pytest.fixture
+def burn_in(monkeypatch):
+    """Says what burn-ins answer; each takes a process of its own."""
+
+    def _burn_in(result, code="import sys; print('''{}''')"):
+        text = result.model_dump_json() if isinstance(result, BurnInResult) else result
+        monkeypatch.setattr(burn_in_runs, "COMMAND", (sys.executable, "-c", code.format(text)))
+
+    return _burn_in
+
+
+PASSED = BurnInResult(outcome=Outcome.PASSED, device="cuda:0")
+FAILED = BurnInResult(outcome=Outcome.FAILED, device="cuda:0", found="a product is wrong")
+
+
+def a_failure(evidence="Xid 79 on GPU-0", devices=("GPU-0",), at=EPOCH, **fields) -> Failure:
+    given = {"failure_class": "hardware", "worker": "worker-a", "epoch": 0} | fields
+    return Failure(evidence=evidence, device_ids=devices, at=at, **given)
+
+
+# -- evidence ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_xid_79_takes_the_device_out_and_nothing_else(host):
+    host.hear(79)
+    (bar,) = host.store.snapshot().bars
+    assert (bar.device_id, bar.kind, bar.cause) == ("GPU-0", BarKind.QUARANTINED, "XID 79, GPU has fallen off the bus")
+    assert bar.until == EPOCH + timedelta(minutes=1)
+    assert host.states == {"GPU-0": HealthState.QUARANTINED}
+
+
+def test_a_storm_of_xid_45_leaves_no_trace(host):
+    before = host.store.snapshot()
+    host.hear(*[45] * 1000)
+    assert host.store.snapshot() is before
+    assert host.states == {}
+
+
+def test_xids_are_listened_for_only_where_there_are_nvidia_gpus():
+    for devices, polls in (
+        ((a_cpu(),), 0),
+        ((a_device(simulated=True),), 0),
+        ((a_device(vendor="amd"),), 0),
+        ((a_device(),), 1),
+    ):
+        host = Host(devices=devices)
+        host.step()
+        assert host.xids.polls == polls
+
+
+def test_an_ecc_counter_that_grows_takes_the_device_out_and_one_that_is_high_or_falls_does_not(host):
+    for errors, states in ((3, {}), (3, {}), (0, {}), (1, {"GPU-1": HealthState.QUARANTINED})):
+        host.see(Telemetry(device_id="GPU-1", ecc_errors=errors), Telemetry(device_id="GPU-0"))
+        host.step()
+        assert host.states == states
+    assert host.store.snapshot().bars[0].cause == "1 uncorrected ECC error"
+
+
+def test_a_driver_that_asks_for_a_reset_is_one_error_and_the_burn_in_waits_until_it_was_done(host, burn_in):
+    burn_in(PASSED)
+    sick = {"leasable": False, "problem": "asks to be reset", "details": {SICK: True}}
+    for _ in range(3):
+        host.see(GPU_0=sick)
+        host.step(3600)
+    assert (host.store.health()[KEY].strikes, host.states) == (1, {"GPU-0": HealthState.PROBATION})
+    assert host.watch._runs is None
+    host.see()
+    host.step()
+    host.try_out()
+    assert (host.states, host.barred) == ({"GPU-0": HealthState.HEALTHY}, [])
+
+
+def test_a_failed_task_with_a_fatal_xid_takes_out_the_device_that_had_it(host):
+    host.watch.report(a_failure("Xid 79 on GPU-1", ("GPU-0", "GPU-1")), "dag.train")
+    host.step()
+    assert host.barred == ["GPU-1"]
+
+
+def test_two_tasks_that_blame_their_devices_take_out_those_that_both_had(host):
+    host.watch.report(a_failure("CUBLAS_STATUS_ARCH", ("GPU-0", "GPU-1")), "dag.a")
+    host.watch.report(a_failure("CUBLAS_STATUS_ARCH", ("GPU-0", "GPU-1")), "dag.a")
+    host.step()
+    assert host.barred == []
+    host.watch.report(a_failure("Xid 63 on GPU-0"), "dag.b")
+    host.step()
+    assert host.barred == ["GPU-0"]
+    assert host.store.snapshot().bars[0].cause == "tasks failed on it: Xid 63 on GPU-0"
+
+
+@pytest.mark.parametrize("fields", [{"failure_class": "user_error"}, {"worker": "worker-b"}])
+def test_failures_of_other_kinds_and_other_hosts_say_nothing(host, fields):
+    host.watch.report(a_failure(**fields), "dag.a")
+    host.step()
+    assert host.states == {}
+
+
+# -- the way back ------------------------------------------------------------------------------------------------------
+
+
+def test_after_its_time_a_burn_in_brings_it_back(host, burn_in):
+    burn_in(PASSED)
+    host.hear(79)
+    host.step(59)
+    assert host.watch._runs is None
+    host.step(1)
+    host.try_out()
+    assert (host.barred, host.states) == ([], {"GPU-0": HealthState.HEALTHY})
+    host.step(7 * 86400)
+    assert host.states == {}
+
+
+def test_a_burn_in_that_fails_keeps_it_out_for_longer(host, burn_in):
+    burn_in(FAILED)
+    host.hear(79)
+    host.step(60)
+    host.try_out()
+    health = host.store.health()[KEY]
+    assert (health.strikes, health.cause) == (2, "burn-in: a product is wrong")
+    assert health.until - health.since == timedelta(minutes=5)
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("raise SystemExit(7)", "its process ended with code 7 and no answer"),
+        ("import time; time.sleep(60)", "no answer"),
+    ],
+)
+def test_a_burn_in_that_dies_or_hangs_has_failed(host, burn_in, monkeypatch, code, found):
+    burn_in("", code)
+    monkeypatch.setattr(burn_in_runs, "LIMIT_S", 0.2 if "sleep" in code else 20.0)
+    host.hear(79)
+    host.step(60)
+    host.try_out()
+    assert found in host.store.health()[KEY].cause
+
+
+def test_a_device_that_nothing_can_compute_on_is_trusted_untested_and_the_log_says_so(host, burn_in, caplog):
+    burn_in(BurnInResult(outcome=Outcome.UNTESTED, device="cuda:0", found="no torch"))
+    host.hear(79)
+    host.step(60)
+    host.try_out()
+    assert host.barred == []
+    assert "trusted untested: no torch" in caplog.text
+
+
+def test_a_simulated_device_is_tried_with_a_real_computation_on_the_cpu(monkeypatch, caplog):
+    monkeypatch.setattr(burn_in_runs, "SECONDS", 0.1)
+    caplog.set_level("INFO")
+    host = Host(devices=(a_cpu(), a_device("SIM-0", simulated=True)))
+    host.watch.report(a_failure("Xid 79 on SIM-0", ("SIM-0",)), "dag.a")
+    host.step()
+    host.step(60)
+    host.try_out(60)
+    assert (host.barred, host.states) == ([], {"SIM-0": HealthState.HEALTHY})
+    assert "passed its burn-in on cpu: multiply float32" in caplog.text
+
+
+def test_the_process_sees_the_device_alone(host, burn_in):
+    code = (
+        "import os, sys; found = os.environ['CUDA_VISIBLE_DEVICES'] + ' ' + sys.argv[1];"
+        'print(\'{{"outcome": "failed", "device": "", "found": "\' + found + \'"}}\')'
+    )
+    burn_in("", code)
+    host.hear(79, uuid="GPU-1")
+    host.step(60)
+    host.try_out()
+    assert host.store.health()["worker-a", "GPU-1"].cause == "burn-in: GPU-1 cuda:0"
+
+
+def test_a_burn_in_waits_for_leases_to_end_and_for_people(host, burn_in):
+    burn_in(PASSED)
+    host.store.record([Submitted(a_pending("r1"))], EPOCH)
+    (lease,) = host.store.commit(Plan((a_place("r1", **{"GPU-0": 500}),)), EPOCH, EPOCH).leases
+    drained = Bar("worker-a", "", BarKind.DRAINED, "new fan", EPOCH, "undrained")
+    host.store.record([DeviceBarred(drained)], EPOCH)
+    host.hear(79)
+    host.step(60)
+    move_lease(host.store, lease.id, lease.token, LeaseState.RELEASED, host.clock.now())
+    host.step(60)
+    assert host.watch._runs is None
+    host.store.record([DeviceCleared("worker-a", "", BarKind.DRAINED)], host.clock.now())
+    host.step()
+    host.try_out()
+    assert host.barred == []
+
+
+def test_one_device_is_tried_at_a_time(host, burn_in):
+    burn_in(PASSED)
+    host.hear(79)
+    host.hear(79, uuid="GPU-1")
+    host.step(60)
+    assert host.watch._runs.device_id == "GPU-0"
+    host.step(0)
+    host.try_out()
+    assert host.barred in (["GPU-1"], [])
+    while host.watch._runs is not None:
+        host.try_out()
+    assert host.barred == []
+
+
+def test_of_a_gpu_in_mig_mode_each_instance_is_tried(burn_in, tmp_path):
+    parent = a_device("GPU-0", leasable=False, problem="In MIG mode")
+    instances = [a_device(f"MIG-{number}", partition="1g.10gb", parent="GPU-0") for number in range(2)]
+    host = Host(devices=(parent, *instances))
+    log = tmp_path / "tried"
+    code = (
+        f"import os; open({str(log)!r}, 'a').write(os.environ['CUDA_VISIBLE_DEVICES'] + ' ');"
+        'print(\'{{"outcome": "passed", "device": "cuda:0"}}\')'
+    )
+    burn_in("", code)
+    host.hear(79)
+    host.step(60)
+    host.try_out()
+    assert (log.read_text(), host.barred) == ("MIG-0 MIG-1 ", [])
+
+
+# -- the store ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_scheduler_goes_on_where_the_last_one_stood(host, burn_in):
+    burn_in(PASSED)
+    host.hear(79)
+    again = Host(store=host.store)
+    again.clock.advance(60)
+    again.step()
+    again.try_out()
+    assert (again.barred, again.states) == ([], {"GPU-0": HealthState.HEALTHY})
+    assert host.store.health()[KEY].strikes == 1
+
+
+def test_what_a_person_undrains_is_trusted_at_once(host):
+    host.hear(79)
+    undrain = [DeviceCleared(*KEY, BarKind.QUARANTINED), HealthNoted(*KEY, WELL)]
+    host.store.record(undrain, host.clock.now())
+    host.step(60)
+    assert (host.barred, host.states, host.watch._runs) == ([], {}, None)
+    host.hear(79)
+    assert host.store.health()[KEY].strikes == 1
+
+
+def test_while_nothing_happens_the_store_is_not_asked():
+    host = Host(store=CountingStore())
+    host.step()
+    CountingStore.calls = 0
+    for _ in range(100):
+        host.step(5)
+    host.hear(45, 31, 13)
+    assert CountingStore.calls == 0
+
+
+def test_nothing_is_forgotten_while_the_store_is_down(monkeypatch):
+    host = Host(store=CountingStore())
+    host.step()
+    monkeypatch.setattr(CountingStore, "is_down", True)
+    with pytest.raises(StoreUnavailable):
+        host.hear(79)
+    monkeypatch.setattr(CountingStore, "is_down", False)
+    host.step(5)
+    assert host.barred == ["GPU-0"]
+    assert host.store.health()[KEY] == replace(host.store.health()[KEY], strikes=1, since=EPOCH)
+
+
+def test_closing_ends_what_runs(host, burn_in):
+    burn_in("", "import time; time.sleep(60)")
+    host.hear(79)
+    host.step(60)
+    host.step()
+    process = host.watch._runs._process
+    host.watch.close()
+    assert (process.wait(10), host.xids.is_closed) == (-9, True)
