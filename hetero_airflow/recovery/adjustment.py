@@ -16,7 +16,13 @@ _Grow = Callable[[Alternative, Sequence[int | None], Rule, Sequence[Shape]], Gro
 
 
 def adjusted(
-    request: DeviceRequest, failures: Sequence[Failure], rules: Rules, workers: Sequence[Worker], *, epoch: int
+    request: DeviceRequest,
+    failures: Sequence[Failure],
+    rules: Rules,
+    workers: Sequence[Worker],
+    *,
+    epoch: int,
+    shapes: Shapes | None = None,
 ) -> tuple[DeviceRequest, list[str]]:
     """What the request asks for now, and a sentence for each change, for the task's log.
 
@@ -26,6 +32,7 @@ def adjusted(
     :param failures: what the state store holds, oldest first
     :param workers: all that are known, devices in quarantine not leasable
     :param epoch: of the present; failures before the last clear don't count
+    :param shapes: what a caller that asks often keeps: it makes the same answer cheap for the same workers
 
     >>> from hetero_airflow.recovery.rules import DEFAULTS
     >>> from hetero_airflow.testing import EPOCH, a_device, a_worker
@@ -41,15 +48,15 @@ def adjusted(
     recent = of_epoch(failures, epoch)
     if not recent:
         return request, []
-    seats = Shapes()
-    shapes = tuple({id(shape): shape for worker in workers for shape in [seats.seat(worker).shape]}.values())
+    shapes = shapes or Shapes()
+    kinds = tuple({id(shape): shape for worker in workers for shape in [shapes.seat(worker).shape]}.values())
     words: list[str] = []
     alternatives = request.alternatives
     for failure_class, grow in _GROWTHS.items():
         those = [one for one in recent if one.failure_class is failure_class]
         if those and rules[failure_class].memory is not None:
-            alternatives = _grown(alternatives, those, rules[failure_class], shapes, grow, words)
-    alternatives = _elsewhere(alternatives, recent, rules, workers, words)
+            alternatives = _grown(alternatives, those, rules[failure_class], kinds, grow, words)
+    alternatives = _elsewhere(alternatives, recent, rules, workers, shapes, words)
     return _with(request, alternatives), words
 
 
@@ -107,9 +114,10 @@ def _elsewhere(
     failures: Sequence[Failure],
     rules: Rules,
     workers: Sequence[Worker],
+    shapes: Shapes,
     words: list[str],
 ) -> tuple[Alternative, ...]:
-    outcome = avoiding(alternatives, failures, rules, workers)
+    outcome = avoiding(alternatives, failures, rules, workers, shapes)
     last = {one.worker: one for one in failures if rules[one.failure_class].avoid is not None}
     for worker in outcome.avoided:
         words.append(f"Asks for another worker than {worker}, where it {last[worker].failure_class.words}.")

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hetero_airflow.matching.feasibility import check_worker
+from hetero_airflow.matching.feasibility import judge
+from hetero_airflow.matching.shapes import Shapes
 from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.request_fields import MAX_REQUIREMENTS
 from hetero_airflow.model.worker import Worker, WorkerState
@@ -37,7 +38,11 @@ class Avoidance:
 
 
 def avoiding(
-    alternatives: tuple[Alternative, ...], failures: Sequence[Failure], rules: Rules, workers: Sequence[Worker]
+    alternatives: tuple[Alternative, ...],
+    failures: Sequence[Failure],
+    rules: Rules,
+    workers: Sequence[Worker],
+    shapes: Shapes,
 ) -> Avoidance:
     """The alternatives, with the wish not to run where they failed.
 
@@ -53,10 +58,11 @@ def avoiding(
         if len(value) > MAX_VALUE:
             continue
         others = [one for one in workers if one.id not in wanted[:number] and one.state is WorkerState.ONLINE]
+        kinds = {id(shape): shape for other in others for shape in [shapes.seat(other).shape]}.values()
         kept = tuple(
             changed(one, labels={**one.labels, AVOIDED_LABEL: value})
             for one in alternatives
-            if len(one.labels) < MAX_REQUIREMENTS and any(check_worker(one, other)[0] for other in others)
+            if len(one.labels) < MAX_REQUIREMENTS and any(judge(one, kind).is_servable for kind in kinds)
         )
         if kept:
             return Avoidance(kept, wanted[:number], wanted[number:])

@@ -23,7 +23,7 @@ def a_failure(worker="host-a", failure_class="network", token=1, **fields):
 
 def avoid(failures, workers, *device, **fields):
     request = DeviceRequest.parse(list(device) or "gpu", **fields)
-    return avoiding(request.alternatives, failures, DEFAULTS, workers)
+    return avoiding(request.alternatives, failures, DEFAULTS, workers, Shapes())
 
 
 def labels(outcome):
