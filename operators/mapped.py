@@ -14,6 +14,7 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from hetero_airflow.errors import RequestError
 from hetero_airflow.executor.carrier import ARGUMENTS, KEY, pack_request
+from hetero_airflow.executor.probes import pack_probe
 from hetero_airflow.executor.selection import device_task_defaults
 from hetero_airflow.operators.device import DeviceOperator
 
@@ -23,17 +24,23 @@ def complete_mapped_task(task: object) -> None:
 
     :raises RequestError: becomes the DAG file's import error
     """
-    if not isinstance(task, MappedOperator) or not _is_device_operator(task.operator_class):
+    if not isinstance(task, MappedOperator):
+        return
+    is_probe = getattr(task.operator_class, "is_device_probe", False)  # sensors can't be imported from here
+    if not is_probe and not _is_device_operator(task.operator_class):
         return
     partial = task.partial_kwargs
     for name, value in device_task_defaults().items():
         if partial.get(name) in (None, "default_pool"):
             partial[name] = value
     given = {name: partial.get(name) for name in ARGUMENTS}
+    if is_probe:
+        given["wait_timeout"] = partial.get("timeout")
     # what a decorated task expands over are the arguments of its function, whatever their names
     expanded = None if isinstance(task, DecoratedMappedOperator) else task._get_specified_expand_input().value
     instances, stride = _instances(given, expanded)
-    partial["executor_config"] = {**(partial.get("executor_config") or {}), KEY: pack_request(instances, stride)}
+    pack = pack_probe if is_probe else pack_request
+    partial["executor_config"] = {**(partial.get("executor_config") or {}), KEY: pack(instances, stride)}
 
 
 def _is_device_operator(operator_class: object) -> bool:

@@ -8,5 +8,6 @@ if __name__ == "sensors":
 
 from hetero_airflow.sensors.checkpoint import CheckpointSensor
 from hetero_airflow.sensors.checkpoint_trigger import CheckpointPublished
+from hetero_airflow.sensors.device_available import DeviceAvailableSensor
 
-__all__ = ["CheckpointPublished", "CheckpointSensor"]
+__all__ = ["CheckpointPublished", "CheckpointSensor", "DeviceAvailableSensor"]
