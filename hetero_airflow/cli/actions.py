@@ -41,15 +41,19 @@ def _action(function: Callable[[Namespace], None]) -> Callable[[Namespace], None
 
 @_action
 def devices(args: Namespace) -> None:
-    """Look at this machine's hardware now."""
+    """Look at this machine's hardware now, and at what people and its past errors say of it, where that is known."""
     from hetero_airflow.cli.device_table import device_report
+    from hetero_airflow.cli.draining import bars_here
     from hetero_airflow.discovery.discover import discover
     from hetero_airflow.executor.configuration import read_configuration
+    from hetero_airflow.model.bar import with_bars
 
     configuration = read_configuration()
     inventory = discover(
         configuration.worker_id, labels=configuration.labels, probe_timeout_s=configuration.probe_timeout_s
     )
+    worker = with_bars(inventory.worker, bars_here(_database(), configuration.worker_id))
+    inventory = inventory.model_copy(update={"worker": worker})
     if args.json:
         show_json(inventory.model_dump(mode="json"))
     else:
@@ -68,6 +72,31 @@ def workers(args: Namespace) -> None:
         show_json(workers_json(snapshot, last_seen, store.telemetry()))
     else:
         show(*worker_report(snapshot, last_seen, datetime.now(UTC), read_configuration().worker_timeout_s))
+
+
+@_action
+def drain(args: Namespace) -> None:
+    """No new task for a worker or a device."""
+    from hetero_airflow.cli.draining import drain_bar, drain_report, find_target
+    from hetero_airflow.store.store import DeviceBarred
+
+    store, now = _open_store(), datetime.now(UTC)
+    before = store.snapshot()
+    bar = drain_bar(find_target(args.target, before), before, moves=args.move, reason=args.reason, now=now)
+    store.record([DeviceBarred(bar)], now)
+    show(*drain_report(bar, store.snapshot()))
+
+
+@_action
+def undrain(args: Namespace) -> None:
+    """Tasks for a worker or a device again."""
+    from hetero_airflow.cli.draining import find_target, undrain_events, undrain_report
+
+    store = _open_store()
+    before = store.snapshot()
+    target = find_target(args.target, before)
+    store.record(undrain_events(target, before), datetime.now(UTC))
+    show(*undrain_report(target, before, store.snapshot()))
 
 
 @_action

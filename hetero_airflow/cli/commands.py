@@ -10,6 +10,7 @@ _TASK = (
     Arg(("run_id",), help="The id of the DAG run"),
     Arg(("task_id",), help="The id of the task"),
 )
+_TARGET = Arg(("target",), metavar="WORKER[/DEVICE]", help="As `airflow hetero workers --json` names them")
 _MAP_INDEX = Arg(("--map-index",), type=int, default=-1, help="Of a mapped task: which instance, from 0")
 
 _PLAN = (
@@ -57,7 +58,7 @@ def get_commands() -> list[CLICommand]:
     """The commands, as Airflow's command line takes them from the provider info.
 
     >>> [command.name for command in get_commands()[0].subcommands]
-    ['devices', 'workers', 'queue', 'explain', 'plan', 'simulate', 'snapshot', 'config', 'schema']
+    ['devices', 'workers', 'drain', 'undrain', 'queue', 'explain', 'plan', 'simulate', 'snapshot', 'config', 'schema']
     """
     return [
         GroupCommand(
@@ -66,6 +67,19 @@ def get_commands() -> list[CLICommand]:
             subcommands=(
                 _command("devices", "Look at the devices of this machine now; needs no database", _JSON),
                 _command("workers", "List the known workers, their devices and how much of them is leased", _JSON),
+                _command(
+                    "drain",
+                    "Give a worker or a device no new task; what runs there may finish, or moves",
+                    _TARGET,
+                    Arg(
+                        ("--move",),
+                        action="store_true",
+                        default=False,
+                        help="Tell the tasks there to save at their next checkpoint and go on elsewhere",
+                    ),
+                    Arg(("--reason",), metavar="TEXT", default="", help="Shown wherever a task waits for it"),
+                ),
+                _command("undrain", "Let a worker or a device take tasks again, a quarantined one too", _TARGET),
                 _command("queue", "List the tasks that wait for devices, in order, then those that hold some", _JSON),
                 _command(
                     "explain", "Say why a task waits, or why it got the devices that it has", *_TASK, _MAP_INDEX, _JSON

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -10,6 +11,7 @@ from rich.console import RenderableType
 
 from hetero_airflow.cli.device_words import count, pairs_text
 from hetero_airflow.cli.output import age, cell, table
+from hetero_airflow.model.bar import BarKind
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
@@ -36,7 +38,7 @@ def worker_report(
         rows.append(
             (
                 cell(worker.id, *_origin(worker)),
-                cell(worker.state, style="green" if is_online else "red"),
+                cell(worker.state, *_drained(worker, snapshot), style="green" if is_online else "red"),
                 cell("never" if seen is None else f"{age(seen, now)} ago"),
                 cell(*_lines(worker, snapshot)),
             )
@@ -46,6 +48,9 @@ def worker_report(
     yield table(("WORKER", "STATE", "LAST SEEN", "LEASED / TOTAL"), rows, whole=0)
     for worker_id in silent:
         yield cell(f"Worker {worker_id} is silent and no scheduler has said so: does one run?", style="yellow")
+    for bar in snapshot.bars:
+        name = f"{bar.worker_id}/{bar.device_id}" if bar.device_id else bar.worker_id
+        yield cell(f"{name} is {bar}.", style="yellow")
     for worker in snapshot.workers:
         for problem in worker.problems:
             yield cell(f"Worker {worker.id} may have more devices: {problem}", style="yellow")
@@ -58,6 +63,10 @@ def workers_json(
     return [
         {
             **worker.model_dump(mode="json", exclude={"devices"}),
+            "bars": [
+                {**asdict(bar), "since": bar.since.isoformat(), "until": bar.until and bar.until.isoformat()}
+                for bar in snapshot.bars_of(worker.id)
+            ],
             "last_seen": last_seen[worker.id].isoformat() if worker.id in last_seen else None,
             "devices": [
                 {
@@ -72,6 +81,11 @@ def workers_json(
         }
         for worker in snapshot.workers
     ]
+
+
+def _drained(worker: Worker, snapshot: Snapshot) -> Iterator[str]:
+    if any(not bar.device_id for bar in snapshot.bars_of(worker.id)):
+        yield BarKind.DRAINED
 
 
 def _reading(telemetry: Telemetry | None) -> dict[str, Any] | None:

@@ -121,6 +121,10 @@ class Snapshot:
         """Whether a lease must not be taken back for anything less than a higher class."""
         return self.spares_unsaved and lease.saved_at is None
 
+    def bars_of(self, worker_id: str) -> tuple[Bar, ...]:
+        """The bars on a worker and its devices."""
+        return tuple(bar for bar in self.bars if bar.worker_id == worker_id)
+
     def used(self, worker_id: str, device_id: str) -> Usage:
         """What is leased of one device."""
         return self.usage.get((worker_id, device_id), UNUSED)

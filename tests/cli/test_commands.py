@@ -10,6 +10,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
+from airflow.utils.net import get_hostname
 from sqlalchemy import NullPool, create_engine
 
 from hetero_airflow.cli.explanation import story_json
@@ -17,10 +18,12 @@ from hetero_airflow.cli.placed_requests import placed_requests
 from hetero_airflow.cli.queue_tables import queue_json, waiting_in_order
 from hetero_airflow.cli.worker_table import workers_json
 from hetero_airflow.executor.recommended import recommendations
+from hetero_airflow.model.bar import Bar, BarKind
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.worker import Inventory
 from hetero_airflow.policies.priority import Priority
 from hetero_airflow.store.sql import SqlStore
+from hetero_airflow.store.store import DeviceBarred, DeviceCleared
 from hetero_airflow.testing import EPOCH
 
 pytestmark = pytest.mark.system
@@ -82,6 +85,29 @@ def test_workers(installation, store):
     assert "Worker worker-a is silent" in done.stdout
     as_json = installation.run("hetero", "workers", "--json", FORCE_COLOR="1")
     assert json.loads(as_json.stdout) == workers_json(store.snapshot(), store.last_seen(), store.telemetry())
+
+
+def test_drain_and_undrain(installation, store):
+    before = store.snapshot()
+    done = installation.run("hetero", "drain", "worker-a/SIM-0", "--move", "--reason", "new fan")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "worker-a/SIM-0 is drained: 1 device out, new fan.\nNo task runs there.\n"
+    (bar,) = store.snapshot().bars
+    assert (bar.device_id, bar.cause, bar.moves) == ("SIM-0", "new fan", True)
+    done = installation.run("hetero", "undrain", "worker-a/SIM-0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("worker-a/SIM-0 takes tasks again: it was drained since ")
+    assert (store.snapshot().bars, store.snapshot().workers) == ((), before.workers)
+    assert_fails(installation.run("hetero", "drain", "worker-b"), "found no such worker. Use worker-a.")
+
+
+def test_devices_says_what_the_store_knows_of_this_host(installation, store):
+    bar = Bar(get_hostname(), "", BarKind.DRAINED, "new fan", EPOCH, "undrained")
+    store.record([DeviceBarred(bar)], EPOCH)
+    done = installation.run("hetero", "devices", **BY_HAND)
+    store.record([DeviceCleared(bar.worker_id, "", BarKind.DRAINED)], EPOCH)
+    assert done.stdout.splitlines()[0].endswith("0 accelerators to lease")
+    assert f"Not leasable: simulated-nvidia-h100-80gb-1: {bar}" in done.stdout
 
 
 def test_queue(installation, store):

@@ -88,6 +88,7 @@ def test_json_has_readings_and_leased_amounts():
             "labels": {"zone": "a"},
             "problems": [],
             "state": "online",
+            "bars": [],
             "last_seen": "2026-01-01T00:00:00+00:00",
             "devices": [
                 device.model_dump(mode="json")
