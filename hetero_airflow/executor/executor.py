@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -31,6 +32,9 @@ from hetero_airflow.registry import load
 from hetero_airflow.store.sql import SqlStore
 
 
+_NOTES_KEPT = 1000
+
+
 class HeteroExecutor(BaseExecutor):
     """Holds device tasks until they are placed, then hands them to an engine that exists already.
 
@@ -45,6 +49,7 @@ class HeteroExecutor(BaseExecutor):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._clock: Clock = SystemClock()
+        self._noted: deque[Any] = deque(maxlen=_NOTES_KEPT)
         self._engine = load(engines.GROUP, engines.ENGINES, "local")(self.parallelism, self.team_name)
 
     def start(self) -> None:
@@ -202,6 +207,8 @@ class HeteroExecutor(BaseExecutor):
 
     def _note(self, key: Any, text: str) -> None:
         self.log_task_event(event="hetero_airflow", extra=text, ti_key=key)
+        # Airflow hands them to SQLAlchemy one by one, which holds them weakly: nobody else does, and they would be empty
+        self._noted.extend(self._task_event_logs)
 
     def _renew_token(self, workload: ExecuteTask) -> None:
         """A held task may have outlived the token that it was queued with."""
