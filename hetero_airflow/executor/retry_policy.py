@@ -11,7 +11,7 @@ from airflow.sdk.configuration import conf
 from hetero_airflow.errors import NoLeaseError
 from hetero_airflow.executor.state_keys import FAILURES
 from hetero_airflow.recovery.classify import classify
-from hetero_airflow.recovery.decide import Fail, decide
+from hetero_airflow.recovery.decide import Fail, Requeue, decide
 from hetero_airflow.recovery.evidence import Evidence, chain_of
 from hetero_airflow.recovery.failure import Failure, load_failures
 from hetero_airflow.recovery.rules import Rules, parse_rules
@@ -57,10 +57,14 @@ class DeviceRetryPolicy(RetryPolicy):
             token=token,
         )  # fmt: skip
         decision = decide(failure, history, rules)
-        reason = decision.words[:MAX_REASON]
         if isinstance(decision, Fail):
-            return RetryDecision.fail(reason)
-        return RetryDecision.retry(timedelta(seconds=decision.delay_s) if decision.delay_s else None, reason)
+            return RetryDecision.fail(decision.words[:MAX_REASON])
+        words = decision.words
+        if isinstance(decision, Requeue):  # nobody has rescheduled it: it costs a retry here
+            words = f"It {failure.failure_class.words} ({failure.evidence}): left to the task's retries."
+        return RetryDecision.retry(
+            timedelta(seconds=decision.delay_s) if decision.delay_s else None, words[:MAX_REASON]
+        )
 
 
 def configured_rules() -> Rules:

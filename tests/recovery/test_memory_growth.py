@@ -104,6 +104,12 @@ def test_host_memory_doubles_up_to_that_of_the_largest_host(alternative, had, ex
     assert (None if size is None else size // GIB, growth.is_more) == (expected, is_more)
 
 
+def test_the_table_can_set_a_limit_of_host_memory():
+    rule = Rule(Action.REQUEUE, memory=2.0, memory_limit=24 * GIB)
+    growth = with_host_memory(asked("gpu", host_memory="16GiB"), failed(None), rule, shapes_of(of_sizes(24)))
+    assert growth.alternative.host_memory == 24 * GIB
+
+
 SIZES = st.integers(1, 200)
 
 
