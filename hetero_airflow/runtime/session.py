@@ -30,7 +30,7 @@ from hetero_airflow.runtime.ranks import Agreement, process_group, rank
 from hetero_airflow.runtime.saving import FILES, BackgroundSaver, copy_files, unwritable
 from hetero_airflow.runtime.scratch import Scratch
 from hetero_airflow.runtime.state_file import read_state, write_state
-from hetero_airflow.runtime.state_tree import stage
+from hetero_airflow.runtime.state_tree import StagedState, stage
 from hetero_airflow.settings import CHECKPOINT_VARIABLE
 
 LOCAL_FOLDER = "checkpoints"
@@ -90,6 +90,7 @@ class CheckpointSession:
         self._scratch: Scratch | None = None
         self._claim: Claim | None = None
         self._latest: Checkpoint | None = None
+        self._staged: StagedState | None = None  # the last one's memory, for the next
         self.progress = ProgressFile(control if rank() == 0 else None, self._clock)
 
     def latest(self) -> Checkpoint | None:
@@ -126,7 +127,7 @@ class CheckpointSession:
 
         def fill(folder: Path) -> Callable[[], object]:
             copy_files(files or {}, folder)
-            staged = stage(state)
+            staged = self._staged = stage(state, over=self._staged)
             return lambda: write_state(staged, folder)
 
         number = checked_step(step)

@@ -209,3 +209,16 @@ def test_a_foreign_pickle_is_never_opened(tmp_path) -> None:
 def test_a_state_without_arrays_is_one_small_file(tmp_path) -> None:
     assert [path.name for path in write_state(stage({"a": 1}), tmp_path)] == ["state.json"]
     assert json.loads((tmp_path / "state.json").read_text()) == {"a": 1}
+
+
+def test_the_memory_of_a_published_state_is_written_over(tmp_path) -> None:
+    first = stage({"t": torch.ones(3), "n": np.ones(3), "other": torch.ones(2)})
+    memory = [first.arrays[f"state['{name}']"].data for name in "n"] + [first.arrays["state['t']"].data_ptr()]
+    state = {"t": torch.full((3,), 2.0), "n": np.full(3, 2.0), "other": torch.full((2,), 2, dtype=torch.int64)}
+    second = stage(state, over=first)
+    assert second.arrays["state['t']"].data_ptr() == memory[1]
+    assert np.shares_memory(second.arrays["state['n']"], first.arrays["state['n']"])
+    write_state(second, tmp_path)
+    back = read_state(tmp_path)
+    assert (back["t"].tolist(), back["n"].tolist(), back["other"].tolist()) == ([2, 2, 2], [2, 2, 2], [2, 2])
+    assert back["other"].dtype is torch.int64
