@@ -7,6 +7,7 @@ is tried before the first swap. See https://docs.aws.amazon.com/AmazonS3/latest/
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections import OrderedDict, defaultdict
@@ -23,6 +24,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
     ReadTimeoutError,
     ResponseStreamingError,
 )
+from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 
 from hetero_airflow.checkpoints.checkpoint_store import Found
 from hetero_airflow.checkpoints.names import OWN, check_key
@@ -35,7 +37,7 @@ TRANSFER = TransferConfig(multipart_threshold=8 << 20, multipart_chunksize=8 << 
 CHECKSUM = "CRC32"
 """On the way only, where S3 compares it for each part; at rest the manifest's SHA-256 counts."""
 
-READ_ATTEMPTS = 4
+ATTEMPTS = 4
 """botocore tries a request again until its head has arrived; a body that is cut off is ours to ask for again."""
 
 CUT_OFF = (FlexibleChecksumError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
@@ -60,7 +62,7 @@ def open_object_store(
     if not BUCKET.fullmatch(parts.netloc):
         raise SettingsError(f"checkpoint_url={shorten(place.url)}", found="no name of a bucket", remedy=REMEDY)
     client = make_client(place.endpoint, place.endpoints, credentials, attempts)
-    return ObjectStore(client, parts.netloc, parts.path.strip("/"), min(attempts, READ_ATTEMPTS))
+    return ObjectStore(client, parts.netloc, parts.path.strip("/"), min(attempts, ATTEMPTS))
 
 
 class ObjectStore:
@@ -69,7 +71,7 @@ class ObjectStore:
     What was read is remembered with its ETag, so that reading it again moves nothing but a 304 while it is the same.
     """
 
-    def __init__(self, client: Any, bucket: str, prefix: str, read_attempts: int = READ_ATTEMPTS) -> None:
+    def __init__(self, client: Any, bucket: str, prefix: str, read_attempts: int = ATTEMPTS) -> None:
         self._client = client
         self._bucket = bucket
         self._prefix = prefix
@@ -101,14 +103,22 @@ class ObjectStore:
         """See `CheckpointStore.put`; in parts of 8 MiB, each with its checksum."""
         at = self._at(key)
         with source.open("rb") as file, mapped(f"write of {shorten(key)}"):
-            try:
-                self._client.upload_fileobj(
-                    file, at["Bucket"], at["Key"], ExtraArgs={"ChecksumAlgorithm": CHECKSUM}, Config=TRANSFER
-                )
-            except ClientError as error:
-                # The last answer of an upload was lost, and asking again finds that there is none to complete.
-                if status_of(error)[1] != "NoSuchUpload" or self._size(at) != source.stat().st_size:
-                    raise
+            for attempt in range(1, ATTEMPTS + 1):
+                file.seek(0)
+                try:
+                    self._client.upload_fileobj(
+                        file, at["Bucket"], at["Key"], ExtraArgs={"ChecksumAlgorithm": CHECKSUM}, Config=TRANSFER
+                    )
+                except (ClientError, ResponseParserError) as error:
+                    # The answer to its last request may have been lost; asked again, there is no upload any more.
+                    if isinstance(error, ClientError) and status_of(error)[0] != 404:
+                        raise
+                    if self._size(at) == source.stat().st_size:
+                        return
+                    if attempt == ATTEMPTS:
+                        raise
+                else:
+                    return
 
     def fetch(self, key: str, target: Path, *, at_most: int) -> None:
         """See `CheckpointStore.fetch`."""
@@ -169,7 +179,7 @@ class ObjectStore:
         for attempt in range(1, self._read_attempts + 1):
             try:
                 answer = self._client.get_object(**at, **condition)
-                with answer["Body"] as body:
+                with contextlib.closing(answer["Body"]) as body:  # entering the body itself would skip its checks
                     _refuse_more(key, answer["ContentLength"], at_most)
                     return Found(body.read(), answer["ETag"])
             except ClientError as error:
@@ -178,7 +188,8 @@ class ObjectStore:
                     return known
                 if code == "NoSuchKey":
                     return None
-                raise
+                if code != "404" or attempt == self._read_attempts:  # what is missing is in the body, which was cut
+                    raise
             except CUT_OFF:
                 if attempt == self._read_attempts:
                     raise
@@ -198,7 +209,7 @@ class ObjectStore:
             answer = self._client.put_object(**at, **condition, Body=content, ChecksumAlgorithm=CHECKSUM)
         except ClientError as error:
             status, code = status_of(error)
-            if status in (409, 412) or code == "NoSuchKey":
+            if status in (404, 409, 412) and code != "NoSuchBucket":
                 return None
             raise
         return str(answer["ETag"])
