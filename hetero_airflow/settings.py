@@ -99,6 +99,13 @@ OPTIONS: tuple[Option, ...] = (
         "checkpoint later.",
     ),
     Option(
+        "hang_timeout_s",
+        "900",
+        "float",
+        "A task that does nothing for this long, no step, no computation, nothing on its devices, has its stacks written "
+        "into its log; after twice as long one that saves checkpoints is told to save and end, and comes again.",
+    ),
+    Option(
         "min_run_s",
         "300",
         "float",

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from airflow.sdk import BaseOperator, Context
+from airflow.sdk import BaseOperator, Context, RetryPolicy
 
 from hetero_airflow.executor.carrier import ARGUMENTS, KEY, pack_request, unload_lease
+from hetero_airflow.executor.retry_policy import DeviceRetryPolicy
 from hetero_airflow.executor.selection import device_task_defaults
 from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoints_bound
+from hetero_airflow.operators.failing import requeued_if_curable
 from hetero_airflow.operators.stopping import raise_if_noticed, rescheduled_if_stopped
 from hetero_airflow.runtime.task_lease import current_lease
 from hetero_airflow.runtime.visible_devices import bound
@@ -49,6 +51,7 @@ class DeviceOperator(BaseOperator):
         priority: Any = None,
         wait_timeout: Any = None,
         checkpoint: Any = None,
+        retry_policy: RetryPolicy | None = None,
         executor: str | None = None,
         executor_config: dict[str, Any] | None = None,
         pool: str | None = None,
@@ -61,24 +64,30 @@ class DeviceOperator(BaseOperator):
             executor=executor or defaults.get("executor"),
             executor_config={**(executor_config or {}), KEY: pack_request([given])},
             pool=pool or defaults.get("pool"),
+            retry_policy=retry_policy or DeviceRetryPolicy(),
             **kwargs,
         )
         self.checkpoint = CheckpointArguments.parse(checkpoint)
 
     def execute(self, context: Context) -> Any:
         """Run the operator proper with the lease bound to this process."""
-        with self._lease_bound(context), rescheduled_if_stopped(self.log):
+        with self._recovering(context):
             return super().execute(context)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Go on after a deferral, with the lease of this leg bound to this process."""
-        with self._lease_bound(context), rescheduled_if_stopped(self.log):
+        with self._recovering(context):
             return super().resume_execution(next_method, next_kwargs, context)
 
     def on_kill(self) -> None:
         """Stop what the operator started; if it was preempted, the task goes on later."""
         super().on_kill()
         raise_if_noticed()
+
+    @contextmanager
+    def _recovering(self, context: Context) -> Iterator[None]:
+        with self._lease_bound(context), rescheduled_if_stopped(self.log), requeued_if_curable(context, self.log):
+            yield
 
     @contextmanager
     def _lease_bound(self, context: Context) -> Iterator[None]:

@@ -26,7 +26,7 @@ def rescheduled_if_stopped(log: Any) -> Iterator[None]:
     except AirflowRescheduleException:
         raise
     except (Stopped, Exception) as error:
-        if not (isinstance(error, Stopped) or _is_told()):
+        if not (isinstance(error, Stopped) or is_told()):
             raise
         log.warning("Preempted: the task has stopped (%s); it goes on later, with the same try.", error)
         raise AirflowRescheduleException(datetime.now(UTC)) from None
@@ -39,10 +39,11 @@ def raise_if_noticed() -> None:
 
     :raises AirflowRescheduleException: there is one
     """
-    if _is_told():
+    if is_told():
         raise AirflowRescheduleException(datetime.now(UTC))
 
 
-def _is_told() -> bool:
+def is_told() -> bool:
+    """Whether there is a notice for the task of this process."""
     folder = os.environ.get(CONTROL_VARIABLE)
     return folder is not None and is_noticed(Path(folder))

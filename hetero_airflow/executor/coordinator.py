@@ -8,6 +8,7 @@ supervisor dies lives on until the executor finds it, and one that is preempted 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import functools
 import os
 import shutil
@@ -15,21 +16,32 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk.api.datamodels._generated import TaskStateStoreResponse
+from airflow.sdk.api.datamodels._generated import TaskInstanceState, TaskStateStoreResponse
+from airflow.sdk.configuration import conf
+from airflow.sdk.execution_time.comms import RescheduleTask, StartupDetails
 from airflow.sdk.execution_time.coordinator import BaseCoordinator
 from airflow.sdk.execution_time.supervisor import ActivitySubprocess, _subprocess_main
 
 from hetero_airflow.engines.processes import end_processes
 from hetero_airflow.executor.carrier import unload_lease
-from hetero_airflow.executor.task_watch import TaskWatch
+from hetero_airflow.executor.hang_watch import HangWatch
+from hetero_airflow.executor.run_end import judge_end, oom_kills
+from hetero_airflow.executor.task_use import cpu_s, utilization
+from hetero_airflow.executor.task_watch import DUMP_SIGNAL, TaskWatch
+from hetero_airflow.recovery.decide import Fail, Requeue
+from hetero_airflow.recovery.evidence import Evidence
+from hetero_airflow.runtime.task_lease import TaskLease
 from hetero_airflow.runtime.visible_devices import bound
-from hetero_airflow.settings import CONTROL_VARIABLE
+from hetero_airflow.settings import CONTROL_VARIABLE, SECTION, default
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_UNSAID = (TaskInstanceState.FAILED, TaskInstanceState.UP_FOR_RETRY)
+"""What Airflow makes of a process that ended badly without saying why."""
+
 _GRACE_S = 5.0
 """What processes that outlive their task get between SIGTERM and SIGKILL."""
 
@@ -63,7 +75,7 @@ class DeviceCoordinator(BaseCoordinator):
                 target=functools.partial(_run_until_parent_dies, os.getpid()),
             )
             if lease:
-                process.look_after(lease.id, folder)
+                process.look_after(lease, folder)
             exit_code = process.wait()
         left = end_processes(lease.id, (process.pid, None), _GRACE_S) if lease else []
         if left and logger:
@@ -72,20 +84,87 @@ class DeviceCoordinator(BaseCoordinator):
 
 
 class DeviceSupervisor(ActivitySubprocess):
-    """Airflow's supervisor of one task, which with each heartbeat also looks for a notice."""
+    """Airflow's supervisor of one task, which with each heartbeat also looks for a notice, and judges a sudden end."""
 
-    _watch: TaskWatch | None = None
+    _lease: TaskLease | None = None
+    _watch: TaskWatch
+    _oom_kills: int | None = None
+    _epoch = 0
+    """The task instance's `max_tries`."""
 
-    def look_after(self, lease_id: str, folder: Path) -> None:
+    def look_after(self, lease: TaskLease, folder: Path) -> None:
         """From the next heartbeat on."""
-        stop = functools.partial(self._signal_subprocess, signal.SIGTERM)
-        self._watch = TaskWatch(lease_id, folder, _States(self.client, self.id), stop, self.process_log)
+        self._lease = lease
+        self._oom_kills = oom_kills(os.getpid())
+        self._watch = TaskWatch(
+            lease.id,
+            folder,
+            _States(self.client, self.id),
+            HangWatch(
+                conf.getfloat(SECTION, "hang_timeout_s", fallback=float(default("hang_timeout_s"))),
+                functools.partial(cpu_s, self.pid),
+                functools.partial(utilization, lease),
+            ),
+            self._send,
+            timedelta(seconds=conf.getfloat(SECTION, "grace_s", fallback=float(default("grace_s")))),
+            self.process_log,
+        )
+
+    def send_msg(self, msg: Any, *args: Any, **kwargs: Any) -> None:
+        """As Airflow's; what the task is told at its start, we learn from too."""
+        if isinstance(msg, StartupDetails):
+            self._epoch = msg.ti_context.max_tries
+        super().send_msg(msg, *args, **kwargs)
 
     def _send_heartbeat_if_needed(self) -> None:
         before = self._last_heartbeat_attempt
         super()._send_heartbeat_if_needed()  # type: ignore[no-untyped-call]
-        if self._watch is not None and self._last_heartbeat_attempt != before:
+        if self._lease is not None and self._last_heartbeat_attempt != before:
             self._watch.beat(datetime.now(UTC))
+
+    def _send(self, number: signal.Signals) -> None:
+        """To the task's own process if it is to show its stacks, else to all of its group."""
+        if number is DUMP_SIGNAL:
+            os.kill(self.pid, number)
+        else:
+            self._signal_subprocess(number)
+
+    def update_task_state_if_needed(self) -> None:
+        """Tell Airflow how the task ended, where the task could not do so itself.
+
+        One that was killed or crashed through no fault of its own is rescheduled, with the same try.
+        """
+        if self._lease is None or self._pending_terminal_state_msg is not None or self.final_state not in _UNSAID:
+            super().update_task_state_if_needed()  # type: ignore[no-untyped-call]
+            return
+        now = datetime.now(UTC)
+        try:
+            decision = judge_end(self._evidence(), self._lease, self._epoch, _States(self.client, self.id), now)
+        except Exception as error:  # noqa: BLE001  whatever the API answers, the end of the task must be told
+            self.process_log.warning("How the task ended can't be put on record; left to its retries", error=str(error))
+            super().update_task_state_if_needed()  # type: ignore[no-untyped-call]
+            return
+        self.process_log.warning(decision.words)
+        if isinstance(decision, Requeue):
+            self._send_terminal_state_msg(
+                RescheduleTask(reschedule_date=now + timedelta(seconds=decision.delay_s), end_date=now)
+            )
+        elif isinstance(decision, Fail):
+            self.client.task_instances.finish(
+                id=self.id, state=TaskInstanceState.FAILED, when=now, rendered_map_index=self._rendered_map_index
+            )
+        else:
+            super().update_task_state_if_needed()  # type: ignore[no-untyped-call]
+
+    def _evidence(self) -> Evidence:
+        kills = oom_kills(os.getpid())
+        known = kills is not None and self._oom_kills is not None
+        return Evidence(
+            exit_code=self._exit_code,
+            oom_kills=kills - self._oom_kills if known else None,  # type: ignore[operator]
+            notice=self._watch.notice,
+            hung_s=self._watch.hung_s,
+        )
 
 
 class _States:
@@ -122,4 +201,5 @@ def _run_until_parent_dies(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+    faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
     _subprocess_main()

@@ -31,7 +31,6 @@ from hetero_airflow.model.worker import Worker
 from hetero_airflow.registry import load
 from hetero_airflow.store.sql import SqlStore
 
-
 _NOTES_KEPT = 1000
 
 
@@ -207,7 +206,7 @@ class HeteroExecutor(BaseExecutor):
 
     def _note(self, key: Any, text: str) -> None:
         self.log_task_event(event="hetero_airflow", extra=text, ti_key=key)
-        # Airflow hands them to SQLAlchemy one by one, which holds them weakly: nobody else does, and they would be empty
+        # Airflow hands them to SQLAlchemy one by one, which holds them weakly: without this they would be empty
         self._noted.extend(self._task_event_logs)
 
     def _renew_token(self, workload: ExecuteTask) -> None:

@@ -7,18 +7,26 @@ must not cost the task its heartbeat.
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import ValidationError
 
+from hetero_airflow.executor.hang_watch import HangWatch
 from hetero_airflow.executor.state_keys import PREEMPT, PROGRESS, LeaseNotice, LeaseProgress
 from hetero_airflow.runtime.notice import Notice, give_notice
 from hetero_airflow.runtime.progress_file import Progress, read_progress
 
 _TELL_EVERY_S = 5.0
+
+_KILL_AFTER = timedelta(seconds=5)
+"""What a task gets between SIGTERM and SIGKILL."""
+
+DUMP_SIGNAL = signal.SIGUSR1
+"""Makes the task's process write the stacks of its threads into its log; see `coordinator`."""
 
 
 class TaskStates(Protocol):
@@ -37,30 +45,47 @@ class TaskWatch:
     """Looks after the task of one lease.
 
     :param folder: the control folder
-    :param stop: sends the task's process SIGTERM
+    :param hangs: says for how long the task has done nothing
+    :param send: sends the task's process a signal
+    :param grace: what a task that hangs gets to save
     """
 
-    def __init__(self, lease_id: str, folder: Path, states: TaskStates, stop: Callable[[], None], log: Any) -> None:
+    def __init__(
+        self,
+        lease_id: str,
+        folder: Path,
+        states: TaskStates,
+        hangs: HangWatch,
+        send: Callable[[signal.Signals], None],
+        grace: timedelta,
+        log: Any,
+    ) -> None:
         self._lease_id = lease_id
         self._folder = folder
         self._states = states
-        self._stop = stop
+        self._hangs = hangs
+        self._send = send
+        self._grace = grace
         self._log = log
         self._notice: Notice | None = None
-        self._is_stopped = False
+        self._signals: list[signal.Signals] = []
         self._told: tuple[Progress, datetime] | None = None
         self._trouble = ""
+        self.hung_s: float | None = None
+        """For how long the task had done nothing when it was told to stop for that."""
 
     @property
-    def is_told(self) -> bool:
-        """Whether the task was told to stop."""
-        return self._notice is not None
+    def notice(self) -> str | None:
+        """Why the task was told to stop, if it was told by somebody else."""
+        return self._notice.cause if self._notice is not None and self.hung_s is None else None
 
     def beat(self, now: datetime) -> None:
         """One round."""
         try:
+            progress = read_progress(self._folder)
             self._bring_notice()
-            self._tell_progress(now)
+            self._tell_progress(progress, now)
+            self._look_for_hang(progress, now)
         except Exception as error:  # noqa: BLE001  whatever the API or the disk answers, the task's heartbeat goes on
             text = f"{type(error).__name__}: {error}"
             if text != self._trouble:
@@ -68,10 +93,16 @@ class TaskWatch:
             self._trouble = text
         else:
             self._trouble = ""
-        if self._notice is not None and now >= self._notice.by and not self._is_stopped:
-            self._is_stopped = True
-            self._log.warning("The task did not save and end in time: it is stopped", cause=self._notice.cause)
-            self._stop()
+        if self._notice is not None and now >= self._notice.by:
+            self._stop(signal.SIGTERM, "The task did not save and end in time: it is stopped")
+            if now >= self._notice.by + _KILL_AFTER:
+                self._stop(signal.SIGKILL, "The task did not end when it was stopped: it is killed")
+
+    def _stop(self, number: signal.Signals, text: str) -> None:
+        if number not in self._signals and self._notice is not None:
+            self._signals.append(number)
+            self._log.warning(text, cause=self._notice.cause)
+            self._send(number)
 
     def _bring_notice(self) -> None:
         if self._notice is not None:
@@ -83,18 +114,15 @@ class TaskWatch:
             told = LeaseNotice.model_validate(value)
         except ValidationError:
             return
-        if told.lease_id != self._lease_id:
-            return
-        give_notice(self._folder, told.notice)
-        self._notice = told.notice
-        self._log.warning(
-            "Preempted: the task is told to save and end; it goes on later, with the same try",
-            cause=told.notice.cause,
-            by=told.notice.by.isoformat(timespec="seconds"),
-        )
+        if told.lease_id == self._lease_id:
+            self._give(told.notice, "Preempted: the task is told to save and end; it goes on later, with the same try")
 
-    def _tell_progress(self, now: datetime) -> None:
-        progress = read_progress(self._folder)
+    def _give(self, notice: Notice, text: str) -> None:
+        give_notice(self._folder, notice)
+        self._notice = notice
+        self._log.warning(text, cause=notice.cause, by=notice.by.isoformat(timespec="seconds"))
+
+    def _tell_progress(self, progress: Progress | None, now: datetime) -> None:
         if progress is None or (self._told is not None and progress == self._told[0]):
             return
         is_saved = self._told is None or progress.saved_step != self._told[0].saved_step
@@ -103,3 +131,18 @@ class TaskWatch:
         told = LeaseProgress(lease_id=self._lease_id, progress=progress, told_at=now)
         self._states.set(PROGRESS, json.loads(told.model_dump_json()))
         self._told = (progress, now)
+
+    def _look_for_hang(self, progress: Progress | None, now: datetime) -> None:
+        """Warn and show the stacks after a window of nothing; after a second one, let the task save and come again."""
+        idle_s, windows = self._hangs.beat(progress, now)
+        if windows == 1:
+            self._log.warning(
+                "The task does nothing: no step, no use of its devices or cores. Its stacks follow", seconds=idle_s
+            )
+            self._send(DUMP_SIGNAL)
+        elif windows == 2 and self._notice is None and progress is not None:
+            self.hung_s = idle_s
+            self._give(
+                Notice(cause=f"no progress for {idle_s:.0f} s", by=now + self._grace),
+                "The task hangs: it is told to save and end",
+            )

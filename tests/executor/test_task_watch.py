@@ -1,15 +1,19 @@
 """What the supervisor does beside Airflow's own: the notice in, progress out, SIGTERM at the end of the grace time."""
 
 import json
+import signal
 from datetime import timedelta
 
 import pytest
 
+from hetero_airflow.executor.hang_watch import HangWatch
 from hetero_airflow.executor.state_keys import PREEMPT, PROGRESS, LeaseNotice
-from hetero_airflow.executor.task_watch import TaskWatch
+from hetero_airflow.executor.task_watch import DUMP_SIGNAL, TaskWatch
 from hetero_airflow.runtime.notice import Notice, is_noticed, read_notice
 from hetero_airflow.runtime.progress_file import ProgressFile
 from hetero_airflow.testing import EPOCH, FakeClock
+
+GRACE = timedelta(seconds=30)
 
 
 class States:
@@ -53,7 +57,8 @@ def log():
 
 @pytest.fixture
 def watch(tmp_path, states, stops, log):
-    return TaskWatch("lease-2", tmp_path, states, lambda: stops.append("SIGTERM"), log)
+    hangs = HangWatch(1e6, cpu_s=lambda: 0.0, utilization=lambda: None)
+    return TaskWatch("lease-2", tmp_path, states, hangs, stops.append, GRACE, log)
 
 
 def notice(lease_id="lease-2", seconds=60):
@@ -67,7 +72,7 @@ def test_a_notice_reaches_the_task_and_is_told_once(watch, states, tmp_path, log
     states.values[PREEMPT] = notice()
     for second in range(3):
         watch.beat(EPOCH + timedelta(seconds=second))
-    assert (read_notice(tmp_path).cause, watch.is_told, len(log.lines), stops) == ("urgent", True, 1, [])
+    assert (read_notice(tmp_path).cause, watch.notice, len(log.lines), stops) == ("urgent", "urgent", 1, [])
 
 
 def test_a_notice_of_an_earlier_lease_is_void(watch, states, tmp_path):
@@ -88,9 +93,12 @@ def test_a_task_that_ignores_the_notice_is_stopped_once_at_the_end_of_the_grace_
     for second in (0, 59):
         watch.beat(EPOCH + timedelta(seconds=second))
     assert stops == []
-    for second in (60, 61, 70):
+    for second in (60, 61, 64):
         watch.beat(EPOCH + timedelta(seconds=second))
-    assert stops == ["SIGTERM"]
+    assert stops == [signal.SIGTERM]
+    for second in (65, 66):
+        watch.beat(EPOCH + timedelta(seconds=second))
+    assert stops == [signal.SIGTERM, signal.SIGKILL]
 
 
 def test_the_end_of_the_grace_time_is_kept_though_the_api_does_not_answer(watch, states, stops, log):
@@ -99,7 +107,7 @@ def test_the_end_of_the_grace_time_is_kept_though_the_api_does_not_answer(watch,
     states.error = OSError("connection refused")
     for second in (1, 5):
         watch.beat(EPOCH + timedelta(seconds=second))
-    assert stops == ["SIGTERM"]
+    assert stops == [signal.SIGTERM]
 
 
 def test_an_api_that_does_not_answer_is_logged_once(watch, states, log):
@@ -125,3 +133,30 @@ def test_a_checkpoint_is_told_at_once_and_mere_steps_every_few_seconds(watch, st
     assert len(states.writes) == 2
     watch.beat(EPOCH + timedelta(seconds=6.1))
     assert len(states.writes) == 3
+
+
+def test_a_task_that_does_nothing_shows_its_stacks_and_then_is_asked_to_save(tmp_path, states, stops, log):
+    busy = {"cpu": 0.0}
+    hangs = HangWatch(100, cpu_s=lambda: busy["cpu"], utilization=lambda: 0.0)
+    watch = TaskWatch("lease-2", tmp_path, states, hangs, stops.append, GRACE, log)
+    progress = ProgressFile(tmp_path, FakeClock())
+    progress.done(3)
+    for second in range(0, 100, 10):
+        watch.beat(EPOCH + timedelta(seconds=second))
+    busy["cpu"] = 9.0  # it computes: nothing is counted from before
+    for second in range(100, 300, 10):
+        watch.beat(EPOCH + timedelta(seconds=second))
+    assert (stops, is_noticed(tmp_path)) == ([DUMP_SIGNAL], False)
+    watch.beat(EPOCH + timedelta(seconds=300))
+    assert (watch.hung_s, watch.notice, read_notice(tmp_path).cause) == (200, None, "no progress for 200 s")
+    assert read_notice(tmp_path).by == EPOCH + timedelta(seconds=330)
+    watch.beat(EPOCH + timedelta(seconds=335))
+    assert stops == [DUMP_SIGNAL, signal.SIGTERM, signal.SIGKILL]
+
+
+def test_a_task_that_tells_no_progress_is_warned_of_but_left_alone(tmp_path, states, stops, log):
+    hangs = HangWatch(100, cpu_s=lambda: 0.0, utilization=lambda: None)
+    watch = TaskWatch("lease-2", tmp_path, states, hangs, stops.append, GRACE, log)
+    for second in range(0, 500, 10):
+        watch.beat(EPOCH + timedelta(seconds=second))
+    assert (stops, watch.hung_s, is_noticed(tmp_path)) == ([DUMP_SIGNAL], None, False)

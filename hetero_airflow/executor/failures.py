@@ -1,0 +1,35 @@
+"""From what is known of a run's end to the record of it, for whoever saw it: task, supervisor or scheduler."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from hetero_airflow.recovery.classify import classify
+from hetero_airflow.recovery.evidence import Evidence
+from hetero_airflow.recovery.failure import Failure
+from hetero_airflow.runtime.task_lease import TaskLease
+
+
+def failure_of(
+    evidence: Evidence, lease: TaskLease | None, epoch: int, now: datetime, step: int | None = None
+) -> Failure:
+    """The record of a run that failed.
+
+    :param lease: under which it ran; None without one
+    :param epoch: the task instance's `max_tries`
+    :param step: the last that was done
+    """
+    finding = classify(evidence)
+    is_cpu = lease is not None and lease.kind == "cpu"
+    return Failure(
+        failure_class=finding.failure_class,
+        evidence=finding.evidence,
+        worker=lease.worker if lease else None,
+        device_ids=lease.ids if lease and not is_cpu else (),
+        at=now,
+        epoch=epoch,
+        token=lease.token if lease else None,
+        memory_bytes=lease.memory_bytes or None if lease and not is_cpu else None,
+        host_memory_bytes=lease.memory_bytes or None if lease and is_cpu else None,
+        step=step,
+    )
