@@ -268,5 +268,5 @@ class Poller(Generic[Target, Content]):
 
     def _note_answer(self, now: float) -> None:
         if self._failed_at is not None and now - self._failed_at >= LONGEST_S:
-            log.info("The store of checkpoints has answered for %g s.", LONGEST_S)
+            log.info("The store of checkpoints answers again: no failure for %g s.", LONGEST_S)
             self._failed_at = None

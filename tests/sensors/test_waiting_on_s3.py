@@ -1,0 +1,186 @@
+"""Triggers against a real S3 server, that counts what it is asked."""
+
+import asyncio
+import json
+import logging
+from bisect import bisect_right
+from itertools import count
+
+import pytest
+from counted_s3 import CREDENTIALS, running_s3
+
+from hetero_airflow.checkpoints.place import feed_of, place_of
+from hetero_airflow.errors import CheckpointStoreUnavailable
+from hetero_airflow.sensors.checkpoint_source import REOPEN_S, CheckpointSource, Watch
+from hetero_airflow.sensors.checkpoint_trigger import CheckpointPublished, CheckpointTrigger
+
+BUCKETS = count()
+INDEX = "index.json"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running_s3() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(server, publish, monkeypatch):
+    """The server with an empty bucket, configured as the store of checkpoints by an Airflow connection."""
+    bucket = f"models-{next(BUCKETS)}"
+    server.fail = None
+    server.client().create_bucket(Bucket=bucket)
+    extra = {"endpoint_url": server.url, "region_name": "us-east-1"}
+    connection = {"conn_type": "aws", "login": "testing", "password": "hunter2", "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_MODELS", json.dumps(connection))
+    monkeypatch.setenv("AIRFLOW__HETERO__CHECKPOINT_CONN_ID", "models")
+    monkeypatch.setenv("AIRFLOW__HETERO__CHECKPOINT_URL", f"s3://{bucket}/team-a")
+    for name, value in {"AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null"}.items():
+        monkeypatch.setenv(name, value)
+    server.requests.clear()
+    return server
+
+
+@pytest.fixture
+def publish_s3(publish, monkeypatch):
+    """Publishes as a task does, with its credentials in the environment."""
+
+    def _publish(step, **given):
+        with monkeypatch.context() as environment:
+            for name, value in CREDENTIALS.items():
+                environment.setenv(name, value)
+            return publish(step, **given)
+
+    return _publish
+
+
+async def first_event(trigger):
+    events = trigger.run()
+    try:
+        return (await anext(events)).payload
+    finally:
+        await events.aclose()
+
+
+def trigger(run_id="r1", **condition):
+    return CheckpointTrigger("train", "fit", run_id, condition=condition or {"step": 1})
+
+
+def test_it_asks_for_one_object_with_the_connections_key_and_lists_nothing(run, s3, publish_s3):
+    async def scene():
+        waiting = asyncio.create_task(first_event(trigger(step=2)))
+        publish_s3(1)
+        await asyncio.sleep(100)
+        s3.requests.clear()
+        await asyncio.sleep(100)
+        asked = list(s3.requests)
+        publish_s3(2)
+        return asked, (await waiting)["checkpoint"]
+
+    asked, found = run(scene())
+    assert found["step"] == 2
+    assert {(one.method, one.path.partition("/team-a/")[2]) for one in asked} == {
+        ("GET", f"{place_of('train', 'fit', 'r1', -1)}/{INDEX}".replace("%", "%25")),
+    }
+    assert all("Credential=testing/" in one.authorization for one in asked)
+
+
+@pytest.mark.parametrize("status", [500, 503, 403])
+def test_a_store_that_answers_with_errors_ends_nobody_and_gets_no_request_more(run, s3, publish_s3, status, caplog):
+    async def scene():
+        s3.clock = asyncio.get_running_loop().time
+        waiting = asyncio.create_task(first_event(trigger()))
+        await asyncio.sleep(20)
+        publish_s3(1)
+        s3.requests.clear()
+        s3.fail = status
+        await asyncio.sleep(1000)
+        assert not waiting.done()
+        asked = [one.at for one in s3.requests]
+        s3.fail = None
+        return asked, (await waiting)["checkpoint"]["step"]
+
+    asked, step = run(scene())
+    assert step == 1
+    assert 1000 / 72 - 2 <= len(asked) <= 1000 / 48 + 6, "one request for each look, at the same pace as ever"
+    (told,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert str(status) in told.getMessage()
+    assert "hunter2" not in caplog.text
+
+
+def test_a_server_that_is_gone_is_waited_for(run, s3, publish_s3, monkeypatch):
+    async def scene():
+        waiting = asyncio.create_task(first_event(trigger()))
+        await asyncio.sleep(5)
+        assert not waiting.done()
+        return waiting.cancel()
+
+    unreachable = {"conn_type": "aws", "login": "testing", "extra": {"endpoint_url": "http://127.0.0.1:9"}}
+    monkeypatch.setenv("AIRFLOW_CONN_MODELS", json.dumps(unreachable))
+    assert run(scene())
+
+
+def test_an_endpoint_that_nobody_allowed_ends_it_with_the_error(run, s3, monkeypatch):
+    elsewhere = {"conn_type": "aws", "login": "testing", "password": "hunter2"}
+    monkeypatch.setenv("AIRFLOW_CONN_MODELS", json.dumps(elsewhere))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
+    error = run(first_event(trigger()))["error"]
+    assert "neither AWS's own nor an allowed one" in error
+    assert s3.requests == []
+
+
+def test_a_watcher_looks_at_one_object_for_all_runs(run, s3, publish_s3):
+    async def scene():
+        steps = []
+
+        async def listen():
+            async for event in CheckpointPublished(of_dag="train", of_task="fit").run():
+                steps.append(event.payload["step"])
+
+        listening = asyncio.create_task(listen())
+        for number in (1, 2):
+            publish_s3(number, run_id=f"r{number}")
+            s3.requests.clear()
+            await asyncio.sleep(100)
+        asked = {one.path for one in s3.requests}
+        listening.cancel()
+        return steps, asked
+
+    steps, asked = run(scene())
+    assert steps == [1, 2]
+    assert [path.partition("/team-a/")[2] for path in asked] == [feed_of("train", "fit")]
+
+
+def test_a_thousand_triggers_ask_at_most_ten_times_a_second(run, s3):
+    async def scene():
+        s3.clock = asyncio.get_running_loop().time
+        runs = [f"r{number}" for number in range(1000)]
+        waiting = [asyncio.create_task(first_event(trigger(run_id))) for run_id in (*runs, *runs)]
+        await asyncio.sleep(30)
+        for task in waiting:
+            task.cancel()
+        return list(s3.requests)
+
+    asked = run(scene())
+    times = [one.at for one in asked]
+    assert max(bisect_right(times, at + 1) - number for number, at in enumerate(times)) <= 10
+    assert len({one.path for one in asked}) == len(asked) > 250, "each object in its turn, once for all who wait for it"
+
+
+def test_a_store_is_opened_once_for_all_and_anew_after_it_failed_for_a_while(s3, publish_s3):
+    publish_s3(1)
+    source = CheckpointSource()
+    watch = Watch("train", "fit", "r1")
+    assert source.read(watch).content.entries[0].step == 1
+    opened = source._opened
+    s3.fail = 403
+    for _ in range(2):
+        with pytest.raises(CheckpointStoreUnavailable, match="403"):
+            source.read(watch)
+        assert source._opened is opened
+    source._opened_at -= REOPEN_S
+    with pytest.raises(CheckpointStoreUnavailable, match="403"):
+        source.read(watch)
+    s3.fail = None
+    assert source.read(watch).content.entries[0].step == 1
+    assert source._opened is not opened

@@ -1,0 +1,89 @@
+"""moto's S3 as a real HTTP server that notes each request, and can be told to fail."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import boto3
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "hunter2", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request as it arrived."""
+
+    at: float
+    method: str
+    path: str
+    authorization: str
+
+
+class CountedS3:
+    """An S3 server of this process; `requests` has what arrived, `fail` an HTTP status to answer with instead.
+
+    :param clock: whose time the requests are noted with
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.requests: list[Request] = []
+        self.fail: int | None = None
+        self.clock = clock
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def _answer(self, environ: dict[str, Any], start_response: Any) -> Any:
+        self.requests.append(
+            Request(
+                self.clock(),
+                environ["REQUEST_METHOD"],
+                environ["PATH_INFO"],
+                environ.get("HTTP_AUTHORIZATION", ""),
+            )
+        )
+        if self.fail is not None:
+            start_response(f"{self.fail} Out of order", [("Content-Length", "0")])
+            return []
+        return self._moto(environ, start_response)
+
+    def client(self) -> Any:
+        """A boto3 client for it."""
+        return boto3.client(
+            "s3",
+            endpoint_url=self.url,
+            aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+            region_name=CREDENTIALS["AWS_DEFAULT_REGION"],
+        )
+
+    def serve(self) -> None:
+        """Answer until `close`."""
+        self._server.serve_forever()
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@contextmanager
+def running_s3() -> Iterator[CountedS3]:
+    """A server in a thread of its own."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = CountedS3()
+    thread = threading.Thread(target=server.serve, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.close()
+        thread.join()
