@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up test lint bench-overhead bench-memory bench-store bench-decide bench-schedule install lock clean moved
+.PHONY: help demo up test lint bench-overhead bench-memory bench-sensors bench-store bench-decide bench-schedule install lock clean moved
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -52,6 +52,9 @@ bench-overhead: $(VENV)/.installed  ## measure what a device task costs more tha
 
 bench-memory: $(VENV)/.installed  ## measure what HeteroExecutor adds to the scheduler's memory
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools $(RUN) tests/benchmarks/bench_memory.py
+
+bench-sensors: $(VENV)/.installed  ## measure what a thousand waiting CheckpointSensors cost a triggerer and a store
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools $(RUN) tests/benchmarks/bench_sensors.py
 
 bench-store: $(VENV)/.installed  ## measure leases a second in memory, SQLite and PostgreSQL
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tests $(RUN) tests/benchmarks/bench_store.py
