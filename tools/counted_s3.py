@@ -28,7 +28,9 @@ class Request:
 
 
 class CountedS3:
-    """An S3 server of this process; `requests` has what arrived, `fail` an HTTP status to answer with instead.
+    """An S3 server of this process; `requests` has what arrived.
+
+    `fail` is an HTTP status to answer with instead, `delay_s` how long each answer takes.
 
     :param clock: whose time the requests are noted with
     """
@@ -36,6 +38,7 @@ class CountedS3:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.requests: list[Request] = []
         self.fail: int | None = None
+        self.delay_s = 0.0
         self.clock = clock
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
@@ -50,6 +53,7 @@ class CountedS3:
                 environ.get("HTTP_AUTHORIZATION", ""),
             )
         )
+        time.sleep(self.delay_s)
         if self.fail is not None:
             start_response(f"{self.fail} Out of order", [("Content-Length", "0")])
             return []

@@ -108,6 +108,22 @@ def test_a_store_that_answers_with_errors_ends_nobody_and_gets_no_request_more(r
     assert "hunter2" not in caplog.text
 
 
+def test_a_server_that_is_too_slow_is_waited_for(run, s3, publish_s3, monkeypatch, caplog):
+    async def scene():
+        waiting = asyncio.create_task(first_event(trigger()))
+        s3.delay_s = 0.3
+        await asyncio.sleep(5)
+        assert not waiting.done()
+        s3.delay_s = 0.0
+        publish_s3(1)
+        return (await waiting)["checkpoint"]["step"]
+
+    monkeypatch.setattr("hetero_airflow.checkpoints.object_client.READ_TIMEOUT_S", 0.1)
+    assert run(scene()) == 1
+    (told,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "ReadTimeoutError" in told.getMessage()
+
+
 def test_a_server_that_is_gone_is_waited_for(run, s3, publish_s3, monkeypatch):
     async def scene():
         waiting = asyncio.create_task(first_event(trigger()))
