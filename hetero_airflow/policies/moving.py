@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 
@@ -27,6 +27,7 @@ from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Preempt, Reason, ReasonCode
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.policies.places import Places
 from hetero_airflow.policies.preemption import Holding, Preemption, Rank, holdings
 from hetero_airflow.policies.progress import Progress
 from hetero_airflow.policies.reservation import KeepByNeed, MakeNoRoom, MakeRoom, Room
@@ -166,12 +167,22 @@ class MovingRoom:
 
     @cached_property
     def _small(self) -> Mapping[Rank, Mapping[int, list[Holding]]]:
-        """Class → worker → the small requests there that may be moved now, and find a place as the fleet is."""
+        """Class → worker → the small requests there that may be moved now, and find a place as the fleet is.
+
+        Who finds none, or is none of these, is left out first: of a full fleet that is nearly everyone.
+        """
         found: defaultdict[Rank, defaultdict[int, list[Holding]]] = defaultdict(lambda: defaultdict(list))
-        for one in holdings(Preemption(_class_of_small, MIN_STAY_S), self._fleet, self._snapshot, self._now):
-            holder = self._snapshot.holders[one.leases[0].request_id]
-            if holder.gang or best_place(self._fleet, holder.request, None) is None:
-                continue
+        places = Places(self._fleet)
+        holders = self._snapshot.holders
+        leases = tuple(
+            lease
+            for lease in self._snapshot.leases
+            if (holder := holders.get(lease.request_id)) is not None
+            and not (holder.gang or is_large(holder))
+            and places.has_any(holder.request)
+        )
+        snapshot = replace(self._snapshot, leases=leases)
+        for one in holdings(Preemption(_class_of_small, MIN_STAY_S), self._fleet, snapshot, self._now):
             if one.protected_until <= self._now:
                 found[one.rank][one.workers[0]].append(one)
             elif self.until is None or one.protected_until < self.until:
@@ -188,6 +199,9 @@ class MovingRoom:
     def _option(
         self, alternative: Alternative, number: int, small: Sequence[Holding], keep: Keep | None
     ) -> _Option | None:
+        shape = self._fleet.states[number].shape
+        if not self._fleet.matcher.verdict(alternative, shape).is_servable:
+            return None
         outlook = Outlook(self._fleet, number)
         held = _without(outlook, [one.leases[0] for one in small])
         if not outlook.fits(alternative, held, keep):
@@ -280,4 +294,4 @@ def _turn(pending: Pending) -> tuple[int, int, datetime, str]:
 
 def _class_of_small(progress: Progress, estimates: Estimates) -> Rank | None:
     """The class of a request that may be moved."""
-    return None if is_large(progress.pending) else (float(progress.pending.request.priority.rank),)
+    return (float(progress.pending.request.priority.rank),)
