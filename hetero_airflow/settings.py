@@ -102,8 +102,8 @@ OPTIONS: tuple[Option, ...] = (
         "hang_timeout_s",
         "900",
         "float",
-        "A task that does nothing for this long, no step, no computation, nothing on its devices, has its stacks written "
-        "into its log; after twice as long one that saves checkpoints is told to save and end, and comes again.",
+        "A task that does nothing for this long, no step, no computation, nothing on its devices, has its stacks "
+        "written into its log; after twice as long one that saves checkpoints is told to save and end, and comes again.",
     ),
     Option(
         "min_run_s",

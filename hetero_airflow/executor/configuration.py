@@ -11,6 +11,7 @@ from airflow.utils.net import get_hostname
 from hetero_airflow import policies
 from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.model.shares import NO_SHARES, Shares
+from hetero_airflow.recovery.rules import DEFAULTS, Rules, parse_rules
 from hetero_airflow.registry import names
 from hetero_airflow.settings import SECTION, default
 
@@ -32,6 +33,7 @@ class Configuration:
     labels: dict[str, str]
     worker_id: str
     shares: Shares = NO_SHARES
+    rules: Rules = DEFAULTS
 
 
 def read_configuration() -> Configuration:
@@ -52,6 +54,7 @@ def read_configuration() -> Configuration:
         min_run_s=_seconds("min_run_s"),
         labels=_labels(),
         worker_id=get_hostname(),
+        rules=parse_rules(_text("recovery_rules")),
         shares=Shares.parse(_text("shares"), f"[{SECTION}] shares"),
     )
 

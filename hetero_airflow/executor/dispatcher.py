@@ -23,24 +23,29 @@ from hetero_airflow.executor.beliefs import Beliefs
 from hetero_airflow.executor.carrier import Asked, load_lease
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.dag_edges import DagEdges
+from hetero_airflow.executor.health_watch import HealthWatch
 from hetero_airflow.executor.inventory_watch import InventoryWatch, with_unseen
 from hetero_airflow.executor.lease_keeper import LeaseKeeper, Report
 from hetero_airflow.executor.periods import Periods
 from hetero_airflow.executor.preemptions import Note, Preemptions
+from hetero_airflow.executor.recoveries import Recoveries, Returned
 from hetero_airflow.executor.stays import Stays
 from hetero_airflow.executor.task_instances import TaskInstances
 from hetero_airflow.executor.task_log import write_task_log
-from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.bar import with_bars
+from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Refuse, Wait
 from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.run import RunEnd
 from hetero_airflow.model.snapshot import Pending, Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.policy import Policy
+from hetero_airflow.recovery.health import leases_to_move
 from hetero_airflow.runtime.task_lease import TaskLease, task_lease
 from hetero_airflow.scheduling.cycle import Cycle
 from hetero_airflow.scheduling.reaper import lost_workers
 from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.store import Event, Submitted, Withdrawn, WorkerSeen
+from hetero_airflow.store.store import Event, Move, Submitted, Withdrawn, WorkerSeen
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +87,6 @@ class Dispatcher:
         edges: DagEdges,
         report: Report,
         note: Note,
-        stays: Stays,
         renew_token: Callable[[ExecuteTask], None],
         queued_timeout_s: float,
     ) -> None:
@@ -96,7 +100,9 @@ class Dispatcher:
         self._renew_token = renew_token
         self._inventory = InventoryWatch(configuration)
         self._beliefs = beliefs = Beliefs(store, configuration.shares, edges)
-        self._stays = stays
+        self._stays = Stays()
+        self._health = HealthWatch(store, configuration.worker_id)
+        self._recoveries = Recoveries(tasks, configuration.rules, note)
         self._preemptions = Preemptions(keeper, tasks, configuration.grace_s, note)
         self._cycle = Cycle(
             store,
@@ -147,11 +153,14 @@ class Dispatcher:
         with self._weathering_outages("housekeeping"):
             self._keeper.watch(now)
             self._preemptions.settle(now)
+            self._health.step(now)
+            self._move_away(now)
             self._keep_house(now)
 
     def close(self) -> None:
         """Stop what runs beside the scheduler, and write down what is not yet."""
         self._inventory.close()
+        self._health.close()
         with self._weathering_outages("housekeeping"):
             self._tell_placed()
 
@@ -214,6 +223,32 @@ class Dispatcher:
             self._workers = {worker.id: worker for worker in self._store.snapshot().workers}
         return self._workers[worker_id]
 
+    def freed(self, key: Any, lease: Lease, end: RunEnd | None) -> None:
+        """Take note of a lease that has ended: what was served, and what its failure says of the devices."""
+        worker = next((worker for worker in self._store.snapshot().workers if worker.id == lease.worker_id), None)
+        self._stays.end(lease, worker, end, self._now)
+        if end is RunEnd.FINISHED:
+            return
+        failure = self._recoveries.failure_under(key, lease.token)
+        if failure is not None:
+            self._health.report(failure, f"{key.dag_id}.{key.task_id}")
+
+    def lost(self, key: Any, lease: Lease) -> bool:
+        """Send a task back to be scheduled whose process is lost; whether that could be done."""
+        story = self._store.snapshot().holders.get(lease.request_id)
+        if story is None:
+            return False
+        told = task_lease(lease, self._worker(lease.worker_id), story.request.alternatives[lease.alternative])
+        return self._recoveries.lost(key, lease.request_id, told, self._now)
+
+    def _move_away(self, now: datetime) -> None:
+        """Take back the leases on devices that a person wants empty, so that their tasks go on elsewhere."""
+        moves = leases_to_move(self._store.snapshot())
+        told = [Move(lease.id, lease.token, LeaseState.PREEMPTED, f"moved: {bar}") for lease, bar in moves]
+        for (_, bar), outcome in zip(moves, self._store.move(told, now), strict=True):
+            if isinstance(outcome, Lease):
+                self._preemptions.tell(outcome, f"moved: {bar}", now)
+
     def _take_inventory(self, now: datetime) -> None:
         inventory = self._inventory.poll()
         if inventory is not None:
@@ -221,6 +256,7 @@ class Dispatcher:
             worker = with_unseen(inventory.worker, known) if known else inventory.worker
             self._store.record([WorkerSeen(worker, inventory.telemetry)], now)
             self._here = worker
+            self._health.take_inventory(inventory, now)
             self._beliefs.learn()
 
     def _drop_unwanted(self, now: datetime) -> None:
@@ -245,12 +281,19 @@ class Dispatcher:
         snapshot = self._store.snapshot() if self.held else Snapshot(0)
         pending = {one.id: one for one in snapshot.pending}
         leases = {lease.request_id: lease for lease in snapshot.leases}
+        before = self._recoveries.returned({
+            held.request_id: (key, held.workload.ti.try_number)
+            for key, held in self.held.items()
+            if held.request is None
+        })  # fmt: skip
         for key, held in list(self.held.items()):
             id_ = held.request_id
             if (held.request is not None and id_ in pending) or self._keeper.holds_request(id_):
                 continue
             try:
-                held.request = held.request or self._resolve(held)
+                if held.request is None:
+                    held.request = self._resolve(held)
+                    self._adjust(held, before.get(id_), snapshot, now)
             except RequestError as error:
                 self._fail(key, f"The device request can't be read: {error}", now)
                 continue
@@ -263,6 +306,16 @@ class Dispatcher:
         if self._news:
             self._store.record(self._news, now)
             self._news.clear()
+
+    def _adjust(self, held: HeldTask, before: Returned | None, snapshot: Snapshot, now: datetime) -> None:
+        """Let a task that failed before ask for what it needs after that."""
+        assert held.request is not None
+        if before is None or not before.failures:
+            return
+        workers = [with_bars(worker, snapshot.bars_of(worker.id)) for worker in snapshot.workers]
+        held.request, words = self._recoveries.adjust(held.request, before, workers)
+        for text in words:
+            write_task_log(held.workload.log_path, text, now, "warning")
 
     def _resolve(self, held: HeldTask) -> DeviceRequest:
         if isinstance(held.asked, DeviceRequest):

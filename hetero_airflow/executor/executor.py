@@ -25,9 +25,7 @@ from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.executor.dag_edges import DagEdges
 from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.lease_keeper import LeaseKeeper
-from hetero_airflow.executor.stays import Stays
 from hetero_airflow.executor.task_instances import TaskInstances
-from hetero_airflow.model.worker import Worker
 from hetero_airflow.registry import load
 from hetero_airflow.store.sql import SqlStore
 
@@ -64,13 +62,13 @@ class HeteroExecutor(BaseExecutor):
         store, tasks = SqlStore(_engine_of_airflow()), TaskInstances()
         store.snapshot()  # fails now, and clearly, where it would fail later
         self._engine.start(self.job_id, self.callback_sink, self.name)
-        stays = Stays()
         self._keeper = LeaseKeeper(
             store,
             self._engine,
             tasks=tasks,
             report=self._report,
-            freed=lambda lease, end: stays.end(lease, self._worker(lease.worker_id), end, self._clock.now()),
+            freed=lambda *told: self._dispatcher.freed(*told),
+            lost=lambda *told: self._dispatcher.lost(*told),
             lease_timeout_s=configuration.lease_timeout_s,
         )
         self._dispatcher = Dispatcher(
@@ -83,7 +81,6 @@ class HeteroExecutor(BaseExecutor):
             edges=DagEdges(),
             report=self._report,
             note=self._note,
-            stays=stays,
             renew_token=self._renew_token,
             queued_timeout_s=conf.getfloat("scheduler", "task_queued_timeout"),
         )
@@ -172,9 +169,6 @@ class HeteroExecutor(BaseExecutor):
         """Stop without waiting."""
         self._dispatcher.close()
         self._engine.terminate()
-
-    def _worker(self, id: str) -> Worker | None:
-        return next((worker for worker in self._store.snapshot().workers if worker.id == id), None)
 
     def _take(self, workload: ExecuteTask) -> bool:
         """Hold a workload that asks for a device; whether it does."""

@@ -26,8 +26,11 @@ log = logging.getLogger(__name__)
 Report = Callable[[Any, str, str | None], None]
 """(key, "success" or "failed", reason): tells the scheduler that a task has ended."""
 
-Freed = Callable[[Lease, RunEnd | None], None]
-"""(lease, how its task stood): told when the devices are free. None: the process was lost."""
+Freed = Callable[[Any, Lease, RunEnd | None], None]
+"""(key, lease, how its task stood): told when the devices are free. None: the process was lost."""
+
+Lost = Callable[[Any, Lease], bool]
+"""(key, lease) of a task whose process is lost: whether it was sent back to be scheduled. Else Airflow is told."""
 
 _KILL_AFTER_S = 5.0
 """What processes that outlive their task get between SIGTERM and SIGKILL."""
@@ -63,6 +66,7 @@ class RunningTask:
 class EndingTask:
     """A task that is over for Airflow, whose lease waits for its processes to be gone."""
 
+    key: Any
     lease: Lease
     to: LeaseState
     cause: str
@@ -81,6 +85,7 @@ class LeaseKeeper:
         tasks: TaskInstances,
         report: Report,
         freed: Freed,
+        lost: Lost,
         lease_timeout_s: float,
     ) -> None:
         self.running: dict[Any, RunningTask] = {}
@@ -90,6 +95,7 @@ class LeaseKeeper:
         self._tasks = tasks
         self._report = report
         self._freed = freed
+        self._lost = lost
         self._lease_timeout = timedelta(seconds=lease_timeout_s)
         self._seen: dict[str, tuple[datetime, Liveness]] = {}
         self._now = datetime.min.replace(tzinfo=UTC)
@@ -103,7 +109,7 @@ class LeaseKeeper:
         """The task is over for Airflow. Its lease is freed at the next `free_ended` that finds its processes gone."""
         task = self.running.pop(key, None)
         if task is not None:
-            self._ending[task.lease.id] = EndingTask(task.lease, to, cause)
+            self._ending[task.lease.id] = EndingTask(key, task.lease, to, cause)
 
     def find(self, lease_id: str) -> RunningTask | None:
         """The task that runs under a lease."""
@@ -183,7 +189,7 @@ class LeaseKeeper:
             if isinstance(outcome, StoreError):
                 log.warning("A lease had been taken back when its task ended: %s", outcome)
             del self._ending[task.lease.id]
-            self._freed(task.lease, move.end)
+            self._freed(task.key, task.lease, move.end)
 
     def _stop(self, task: EndingTask, process: TaskProcess, left: list[int], now: datetime) -> None:
         if task.told_at is None:
@@ -239,7 +245,8 @@ class LeaseKeeper:
             self._lose(key, f"its process {process.pid} on {process.hostname} is gone")
 
     def _lose(self, key: Any, cause: str) -> None:
-        self._report(key, "failed", f"HeteroExecutor: {cause}")
+        if not self._lost(key, self.running[key].lease):
+            self._report(key, "failed", f"HeteroExecutor: {cause}")
         self.end(key, cause, LeaseState.EVICTED)
 
 

@@ -77,7 +77,7 @@ class Preemptions:
                 del self._told[id_]
             elif not told.is_forced and now >= told.notice.by + timedelta(seconds=_STOP_S):
                 told.is_forced = True
-                if self._tasks.reschedule(told.task.lease.request_id, now):
+                if self._tasks.reschedule(told.task.lease.request_id, now, now):
                     log.warning("%s did not end when it was preempted; it is rescheduled by force.", told.task.key)
                     self._note(told.task.key, f"stopped: {told.notice.cause}. It had not ended in its grace time.")
 

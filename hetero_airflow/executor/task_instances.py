@@ -109,8 +109,25 @@ class TaskInstances:
             except Exception as error:  # noqa: BLE001  the backend may be anybody's
                 log.warning("The lease of %s is not on record in the task state store: %s", workload.ti.key, error)
 
-    def reschedule(self, id: str, now: datetime) -> bool:
-        """Send a task that runs back to be scheduled again, with the same try; whether it still ran.
+    def epochs(self, ids: Collection[str]) -> dict[str, int]:
+        """Task instance id → its `max_tries`, which grows when the task is cleared; for those that are there."""
+        if not ids:
+            return {}
+        query = select(TaskInstance.id, TaskInstance.max_tries).where(TaskInstance.id.in_([UUID(id_) for id_ in ids]))
+        with create_session(scoped=False) as session:
+            return {str(id_): max_tries for id_, max_tries in session.execute(query)}
+
+    def rescheduled(self, ids: Collection[str]) -> list[str]:
+        """Which of these were sent back to be scheduled before, in the order given."""
+        if not ids:
+            return []
+        query = select(TaskReschedule.ti_id).where(TaskReschedule.ti_id.in_([UUID(id_) for id_ in ids])).distinct()
+        with create_session(scoped=False) as session:
+            found = {str(id_) for id_ in session.scalars(query)}
+        return [id_ for id_ in ids if id_ in found]
+
+    def reschedule(self, id: str, now: datetime, at: datetime) -> bool:
+        """Send a task that runs back to be scheduled again, with the same try, from a time on; whether it still ran.
 
         Its supervisor's next heartbeat is refused, upon which it stops the process.
         """
@@ -118,7 +135,7 @@ class TaskInstances:
             ti = session.scalar(select(TaskInstance).where(TaskInstance.id == UUID(id)).with_for_update())
             if ti is None or ti.state != TaskInstanceState.RUNNING:
                 return False
-            session.add(TaskReschedule(ti.id, ti.start_date or now, now, now))
+            session.add(TaskReschedule(ti.id, ti.start_date or now, now, at))
             ti.state = TaskInstanceState.UP_FOR_RESCHEDULE
             ti.end_date = now
             ti.next_method = ti.next_kwargs = None

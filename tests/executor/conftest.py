@@ -9,7 +9,6 @@ import pytest
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.lease_keeper import LeaseKeeper
-from hetero_airflow.executor.stays import Stays
 from hetero_airflow.executor.task_instances import TaskProcess
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.priority import Priority
@@ -48,7 +47,7 @@ class StandInTasks:
     """What TaskInstances is to the dispatcher: Airflow's rows as a dict."""
 
     def __init__(self):
-        self.rows, self.records, self.refreshed, self.rescheduled = {}, [], [], []
+        self.rows, self.records, self.refreshed, self.sent_back = {}, [], [], []
 
     def processes(self, ids):
         return {id_: self.rows[id_] for id_ in ids if id_ in self.rows}
@@ -59,15 +58,31 @@ class StandInTasks:
     def refresh_queued(self, ids, now):
         self.refreshed.append((sorted(ids), now))
 
-    def reschedule(self, id, now):
-        self.rescheduled.append(id)
+    def reschedule(self, id, now, at):
+        self.sent_back.append(id)
         return True
+
+    def epochs(self, ids):
+        return {id_: 0 for id_ in ids if id_ in self.rows}
+
+    def rescheduled(self, ids):
+        return [id_ for id_ in ids if id_ in self.sent_back]
 
     def record_leases(self, leases):
         self.records += leases
 
     def render(self, workload, arguments):
         return DeviceRequest.parse(**arguments)
+
+
+class Key(str):
+    """A task's key that equals its name."""
+
+    dag_id = "dag"
+
+    @property
+    def task_id(self):
+        return str(self)
 
 
 class Bench:
@@ -79,15 +94,16 @@ class Bench:
         self.edges = {}
         self.reports, self.tokens, self.policy = [], [], Priority()
         configuration = Configuration("priority", "p", "hetero", 60, 1e6, 10, 180, 30, 60, 300, {}, "worker-a")
-        self.notes, self.stays = [], Stays()
+        self.notes = []
         self.keeper = LeaseKeeper(
             self.store, self.engine, tasks=self.tasks, report=self.report,
-            freed=lambda lease, end: self.stays.end(lease, a_worker("worker-a"), end, self.clock.now()),
+            freed=lambda *told: self.dispatcher.freed(*told),
+            lost=lambda *told: self.dispatcher.lost(*told),
             lease_timeout_s=60,
         )  # fmt: skip
         self.dispatcher = Dispatcher(
             configuration, self.store, self.policy, self.engine, self.keeper, tasks=self.tasks, report=self.report,
-            note=lambda key, text: self.notes.append((key, text)), stays=self.stays,
+            note=lambda key, text: self.notes.append((key, text)),
             edges=SimpleNamespace(refresh=lambda dag_ids: self.edges),
             renew_token=lambda workload: self.tokens.append(workload.key), queued_timeout_s=600,
         )  # fmt: skip
@@ -104,7 +120,7 @@ class Bench:
             id=id_, dag_id="dag", run_id="run", task_id=name, map_index=-1, try_number=1, priority_weight=1,
             queue="default", context_carrier=None,
         )  # fmt: skip
-        workload = SimpleNamespace(ti=ti, key=name, log_path=None)
+        workload = SimpleNamespace(ti=ti, key=Key(name), log_path=None)
         self.tasks.rows[str(id_)] = TaskProcess("queued")
         self.dispatcher.hold(workload, DeviceRequest.parse(device, **arguments), self.clock.now())
         return str(id_)

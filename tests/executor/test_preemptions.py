@@ -72,10 +72,10 @@ def test_a_task_that_does_not_end_is_rescheduled_by_force_after_its_grace_time(b
     low = preempted(bench, written)
     for _ in range(6):
         bench.beat(10)
-    assert bench.tasks.rescheduled == []
+    assert bench.tasks.sent_back == []
     for _ in range(3):
         bench.beat(5)
-    assert bench.tasks.rescheduled == [low]
+    assert bench.tasks.sent_back == [low]
     assert state(bench, low) == LeaseState.PREEMPTED  # its devices are free when its process is gone, not before
 
 
@@ -88,7 +88,7 @@ def test_a_state_store_that_is_out_of_order_stops_nobody_but_the_task_in_the_end
     assert "could not be told" in caplog.text
     for _ in range(8):
         bench.beat(10)
-    assert bench.tasks.rescheduled == [low]
+    assert bench.tasks.sent_back == [low]
 
 
 def test_what_was_saved_is_known_to_the_store_once(bench, written):

@@ -1,0 +1,101 @@
+"""The scheduler's part in recovery: tasks whose process is lost, and tasks that come back after a failure."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from hetero_airflow.executor.failures import failure_of
+from hetero_airflow.executor.state_keys import FAILURES
+from hetero_airflow.executor.task_instances import TaskInstances
+from hetero_airflow.executor.task_states import read_states, write_state
+from hetero_airflow.matching.shapes import Shapes
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.worker import Worker
+from hetero_airflow.recovery.adjustment import adjusted
+from hetero_airflow.recovery.decide import Requeue, decide
+from hetero_airflow.recovery.evidence import Evidence
+from hetero_airflow.recovery.failure import Failure, keep_failure, load_failures
+from hetero_airflow.recovery.rules import Rules
+from hetero_airflow.runtime.task_lease import TaskLease
+
+log = logging.getLogger(__name__)
+
+Note = Callable[[Any, str], None]
+"""(key, text): writes into Airflow's audit log of the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A task that waits again after it had run."""
+
+    epoch: int
+    """Its `max_tries`."""
+    failures: tuple[Failure, ...]
+
+
+class Recoveries:
+    """Knows the rules, and what the task state store says of earlier runs."""
+
+    def __init__(self, tasks: TaskInstances, rules: Rules, note: Note) -> None:
+        self._tasks = tasks
+        self.rules = rules
+        self._note = note
+        self._shapes = Shapes()
+
+    def lost(self, key: Any, request_id: str, lease: TaskLease, now: datetime) -> bool:
+        """Send a task back to be scheduled whose process and supervisor are gone; whether the rules say so.
+
+        Else it is left to Airflow, which fails it or retries it.
+        """
+        epoch = self._tasks.epochs([request_id]).get(request_id)
+        if epoch is None:
+            return False
+        failure = failure_of(Evidence(is_gone=True), lease, epoch, now)
+        kept = self._read([key]).get(key)
+        decision = decide(failure, load_failures(kept), self.rules)
+        try:
+            write_state(key, FAILURES, json.dumps(keep_failure(kept, failure)))
+        except Exception as error:  # noqa: BLE001  the backend may be anybody's; without a record its budget is not counted
+            log.warning("The loss of %s can't be put on record, so it is left to its retries: %s", key, error)
+            return False
+        self._note(key, decision.words)
+        return isinstance(decision, Requeue) and self._tasks.reschedule(
+            request_id, now, now + timedelta(seconds=decision.delay_s)
+        )
+
+    def failure_under(self, key: Any, token: int) -> Failure | None:
+        """The failure that a task has put on record under the lease with that token."""
+        failures = load_failures(self._read([key]).get(key))
+        return next((failure for failure in failures if failure.token == token), None)
+
+    def returned(self, held: Mapping[str, tuple[Any, int]]) -> dict[str, Returned]:
+        """Request id → what became of it before, for those tasks that have run before.
+
+        :param held: request id → (key, try number) of tasks that were just taken up
+        """
+        again = [id_ for id_, (_, try_number) in held.items() if try_number > 1]
+        again += self._tasks.rescheduled([id_ for id_ in held if id_ not in again])
+        if not again:
+            return {}
+        epochs = self._tasks.epochs(again)
+        kept = self._read([held[id_][0] for id_ in epochs])
+        return {id_: Returned(epoch, load_failures(kept.get(held[id_][0]))) for id_, epoch in epochs.items()}
+
+    def adjust(
+        self, request: DeviceRequest, before: Returned, workers: Collection[Worker]
+    ) -> tuple[DeviceRequest, list[str]]:
+        """What a task asks for now, after what became of it before, and why: in sentences for its log."""
+        return adjusted(request, before.failures, self.rules, tuple(workers), epoch=before.epoch, shapes=self._shapes)
+
+    def _read(self, keys: Collection[Any]) -> dict[Any, Any]:
+        """Key → the records as they are kept; nothing where the backend fails: then nobody failed before."""
+        try:
+            return {key: json.loads(text) for key, text in read_states(keys, FAILURES).items()}
+        except Exception as error:  # noqa: BLE001  the backend may be anybody's
+            log.warning("It can't be read why tasks failed before: %s", error)
+            return {}

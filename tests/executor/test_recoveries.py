@@ -1,0 +1,131 @@
+"""Tasks whose process is lost, and tasks that come back after a failure, as the scheduler sees them."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from hetero_airflow.executor import preemptions, recoveries
+from hetero_airflow.model.bar import Bar, BarKind
+from hetero_airflow.model.lease import LeaseState
+from hetero_airflow.recovery.failure import Failure
+from hetero_airflow.store.store import DeviceBarred, WorkerSeen
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker
+
+
+@pytest.fixture
+def states(monkeypatch):
+    """Key → the failures on record, in place of Airflow's task state store."""
+    kept = {}
+    monkeypatch.setattr(
+        recoveries, "read_states", lambda keys, name: {key: json.dumps(kept[key]) for key in keys if key in kept}
+    )
+    monkeypatch.setattr(recoveries, "write_state", lambda key, name, text: kept.__setitem__(key, json.loads(text)))
+    return kept
+
+
+def lose(bench, name="a", device="gpu"):
+    """A task that ran, and whose process and supervisor are gone since longer than the supervisor takes to tell."""
+    id_ = bench.hold(name, device)
+    bench.beat()
+    bench.run(id_)
+    bench.beat(1)
+    bench.engine.alive.clear()
+    for _ in range(4):
+        bench.beat(5)
+    return id_
+
+
+def test_a_lost_task_is_sent_back_with_the_same_try_and_its_loss_is_on_record(bench, states):
+    id_ = lose(bench)
+    assert (bench.tasks.sent_back, bench.reports) == ([id_], [])
+    (record,) = states["a"]
+    assert (record["failure_class"], record["worker"], record["device_ids"]) == ("lost_worker", "worker-a", ["GPU-0"])
+    assert bench.notes[-1][0] == "a"
+    assert "requeued at once, for the 1st time of 5" in bench.notes[-1][1]
+    assert bench.lease(id_).state is LeaseState.EVICTED
+
+
+def test_a_task_that_is_lost_too_often_is_left_to_its_retries(bench, states):
+    states["a"] = [failure(token=number, failure_class="lost_worker") for number in range(100, 105)]
+    lose(bench)
+    assert bench.tasks.sent_back == []
+    assert [(key, state) for key, state, _ in bench.reports] == [("a", "failed")]
+
+
+def test_a_loss_that_can_not_be_put_on_record_is_left_to_the_retries(bench, monkeypatch, caplog):
+    def broken(*_):
+        raise RuntimeError("no backend")
+
+    monkeypatch.setattr(recoveries, "read_states", broken)
+    monkeypatch.setattr(recoveries, "write_state", broken)
+    lose(bench)
+    assert [(key, state) for key, state, _ in bench.reports] == [("a", "failed")]
+    assert "can't be put on record" in caplog.text
+
+
+def failure(**fields):
+    return Failure(**{"evidence": "test", "at": EPOCH, "epoch": 0, **fields}).model_dump(mode="json")
+
+
+def test_a_task_that_ran_out_of_memory_asks_for_more_when_it_comes_back(bench, states):
+    small, large = a_device("GPU-1", memory="24GiB"), a_device("GPU-2", index=1, memory="80GiB")
+    bench.store.record([WorkerSeen(a_worker(devices=(a_cpu(), small, large)))], bench.clock.now())
+    states["a"] = [failure(failure_class="device_memory", device_ids=["GPU-1"], memory_bytes=24 * 2**30, token=1)]
+    id_ = bench.hold("a")
+    bench.tasks.sent_back.append(id_)
+    bench.beat()
+    pending = bench.lease(id_)
+    assert [claim.device_id for claim in pending.claims] == ["GPU-2"]
+    assert str(bench.store.snapshot().holders[id_].request) == "1 × gpu (memory=48GiB..)"
+
+
+def test_what_failed_before_a_clear_changes_nothing(bench, states):
+    states["a"] = [failure(failure_class="device_memory", memory_bytes=24 * 2**30, token=1)]
+    bench.tasks.epochs = lambda ids: dict.fromkeys(ids, 3)
+    id_ = bench.hold("a")
+    bench.tasks.sent_back.append(id_)
+    bench.beat()
+    assert str(bench.store.snapshot().holders[id_].request) == "1 × gpu"
+
+
+def test_a_task_that_never_ran_before_costs_no_look_into_the_state_store(bench, monkeypatch):
+    monkeypatch.setattr(recoveries, "read_states", lambda *_: pytest.fail("looked"))
+    bench.hold("a")
+    bench.beat()
+    assert bench.started == ["a"]
+
+
+def test_hardware_failures_of_tasks_reach_the_watch_over_the_devices(bench, states):
+    reported = []
+    bench.dispatcher._health = SimpleNamespace(
+        report=lambda failure, task: reported.append((failure.failure_class, task)), step=lambda now: None
+    )
+    id_ = bench.hold("a")
+    bench.beat()
+    bench.run(id_)
+    lease = bench.lease(id_)
+    (key,) = bench.keeper.running
+    states[key] = [failure(failure_class="hardware", token=lease.token)]
+    bench.dispatcher.freed(key, lease, None)
+    bench.dispatcher.freed(key, lease.model_copy(update={"token": 99}), None)
+    assert reported == [("hardware", "dag.a")]
+
+
+def test_tasks_on_a_drained_device_move_if_they_are_to(bench, states, monkeypatch):
+    told = {}
+    monkeypatch.setattr(preemptions, "write_state", lambda key, name, text: told.__setitem__(key, json.loads(text)))
+    stays, moves = bench.hold("stays"), bench.hold("moves")
+    bench.beat()
+    bench.run(stays)
+    bench.run(moves)
+    on = {id_: bench.lease(id_).claims[0].device_id for id_ in (stays, moves)}
+    for id_, is_moving in ((stays, False), (moves, True)):
+        bar = Bar("worker-a", on[id_], BarKind.DRAINED, "a new fan", EPOCH, "a person undrains it", moves=is_moving)
+        bench.store.record([DeviceBarred(bar)], bench.clock.now())
+    bench.beat(1)
+    bench.beat(1)
+    assert {key: value["notice"]["cause"].split(";")[0] for key, value in told.items()} == {
+        "moves": "moved: drained since 2026-01-01 00:00:00 UTC: a new fan"
+    }
+    assert (bench.lease(stays).state, bench.lease(moves).state) == (LeaseState.ACTIVE, LeaseState.PREEMPTED)
