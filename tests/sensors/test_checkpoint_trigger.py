@@ -10,11 +10,11 @@ from airflow.executors import workloads
 from airflow.executors.workloads.task import TaskInstanceDTO
 from airflow.jobs.triggerer_job_runner import TriggerRunner
 from airflow.models.trigger import Trigger
-from airflow.sdk import DAG
+from airflow.sdk import DAG, Asset, AssetWatcher
 from airflow.sdk.serde import deserialize, serialize
 from airflow.serialization.serialized_objects import DagSerialization
 
-from hetero_airflow.checkpoints.place import feed_of, place_of
+from hetero_airflow.checkpoints.place import place_of
 from hetero_airflow.sensors import checkpoint_trigger
 from hetero_airflow.sensors.checkpoint import CheckpointSensor
 from hetero_airflow.sensors.checkpoint_trigger import CheckpointPublished, CheckpointTrigger
@@ -307,7 +307,16 @@ def test_its_arguments_hold_no_secret_and_rebuild_it():
         {"of_dag": "train", "of_task": "fit"},
     )
     assert CheckpointPublished(**kwargs).serialize() == trigger.serialize()
-    assert feed_of("train", "fit") == "train/fit/newest.json"
+
+
+def test_a_dag_that_a_watcher_starts_survives_airflows_serialisation():
+    watcher = AssetWatcher(name="fit", trigger=CheckpointPublished(of_dag="train", of_task="fit"))
+    with DAG("evaluate", schedule=[Asset("fitted", watchers=[watcher])]) as dag:
+        pass
+    stored = DagSerialization.to_dict(dag)
+    (asset,) = DagSerialization.from_dict(stored).timetable.asset_condition.objects
+    (found,) = asset.watchers
+    assert (found.trigger["classpath"], found.trigger["kwargs"]) == watcher.trigger.serialize()
 
 
 def test_each_event_loop_has_a_poller_of_its_own_that_goes_with_it(run, publish):
