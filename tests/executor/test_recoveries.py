@@ -43,7 +43,7 @@ def test_a_lost_task_is_sent_back_with_the_same_try_and_its_loss_is_on_record(be
     assert (record["failure_class"], record["worker"], record["device_ids"]) == ("lost_worker", "worker-a", ["GPU-0"])
     assert bench.notes[-1][0] == "a"
     assert "requeued at once, for the 1st time of 5" in bench.notes[-1][1]
-    assert bench.lease(id_).state is LeaseState.EVICTED
+    assert bench.store.snapshot().leases == ()
 
 
 def test_a_task_that_is_lost_too_often_is_left_to_its_retries(bench, states):
