@@ -24,12 +24,14 @@ process has one place, hence functions and not an object to hand around.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from hetero_airflow.checkpoints.opening import open_store
+from hetero_airflow.runtime.distributed_state import load_distributed as _load_distributed
+from hetero_airflow.runtime.distributed_state import save_distributed as _save_distributed
 from hetero_airflow.runtime.loader_position import LoaderPosition
 from hetero_airflow.runtime.notice import Stopped
 from hetero_airflow.runtime.session import Checkpoint, CheckpointSession, read_place
@@ -44,7 +46,9 @@ __all__ = [
     "Stopped",
     "is_due",
     "latest",
+    "load_distributed",
     "save",
+    "save_distributed",
     "should_stop",
     "steps",
     "wait",
@@ -88,6 +92,35 @@ def save(
     :raises CheckpointError: this save failed, or the one before did in the background
     """
     session().save(step, state, metrics=metrics, files=files, wait=wait, final=final)
+
+
+def save_distributed(
+    step: int,
+    state_dict: Mapping[str, Any],
+    *,
+    metrics: Mapping[str, float] | None = None,
+    wait: bool = False,
+    final: bool = False,
+) -> None:
+    """Keep a state whose tensors are sharded over the ranks (FSDP, DTensor), after a step; all ranks call it.
+
+    `state_dict` is what torch.distributed.checkpoint takes: dicts and lists, of tensors and JSON values. Each rank
+    copies and writes its own shards in the background, and rank 0 publishes all of them as one checkpoint.
+
+    :raises InvalidCheckpoint: a part that can't be kept, or ranks that do not share rank 0's temporary folder
+    :raises CheckpointError: this save failed, or the one before did in the background
+    """
+    _save_distributed(session(), step, state_dict, metrics=metrics, wait=wait, final=final)
+
+
+def load_distributed(state_dict: MutableMapping[str, Any]) -> int | None:
+    """Fill a sharded state from the latest checkpoint, whatever the number of ranks that saved it; all ranks call it.
+
+    Tensors are filled in place and the other values are replaced. The step of the checkpoint; None if there is none.
+
+    :raises InvalidCheckpoint: the checkpoint lacks a part of the state
+    """
+    return _load_distributed(session(), state_dict)
 
 
 def latest() -> Checkpoint | None:

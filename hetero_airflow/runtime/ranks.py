@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,6 +38,13 @@ class Agreement:
     def __init__(self) -> None:
         self._group: dist.ProcessGroup | None = None
 
+    def group(self) -> dist.ProcessGroup | None:
+        """The group itself; None without other processes. The first call is a collective one."""
+        distributed = process_group()
+        if distributed is not None and self._group is None:
+            self._group = distributed.new_group(backend="gloo")
+        return self._group
+
     def on(self, value: int) -> int:
         """What rank 0 says here; returns when this rank has heard it."""
         distributed = process_group()
@@ -44,15 +52,36 @@ class Agreement:
             return value
         import torch
 
-        if self._group is None:
-            self._group = distributed.new_group(backend="gloo")
         said = torch.tensor([value])
-        distributed.broadcast(said, src=0, group=self._group)
+        distributed.broadcast(said, src=0, group=self.group())
         return int(said.item())
+
+    def all(self, value: bool) -> bool:
+        """Whether every rank says yes."""
+        distributed = process_group()
+        if distributed is None:
+            return value
+        import torch
+
+        said = torch.tensor([int(value)])
+        distributed.all_reduce(said, op=distributed.ReduceOp.MIN, group=self.group())
+        return bool(said.item())
+
+    def folder(self, path: Path | None) -> Path:
+        """The folder that rank 0 names."""
+        text = b"" if path is None else os.fsencode(path)
+        size = self.on(len(text))
+        distributed = process_group()
+        if distributed is None:
+            return Path(os.fsdecode(text))
+        import torch
+
+        said = torch.tensor(list(text.ljust(size, b"\0")), dtype=torch.uint8)
+        distributed.broadcast(said, src=0, group=self.group())
+        return Path(os.fsdecode(bytes(said.tolist())))
 
     def wait(self) -> None:
         """Returns when all ranks have come here."""
         distributed = process_group()
         if distributed is not None:
-            self.on(0)  # makes the group
-            distributed.barrier(group=self._group)
+            distributed.barrier(group=self.group())

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from hetero_airflow.checkpoints.index import Entry
 from hetero_airflow.checkpoints.names import check_file
 from hetero_airflow.errors import CheckpointStoreUnavailable, InvalidCheckpoint, shorten
 
@@ -31,9 +30,9 @@ class BackgroundSaver:
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint", initializer=_yield_cores)
-        self._running: Future[Entry] | None = None
+        self._running: Future[None] | None = None
 
-    def start(self, step: int, publish: Callable[[], Entry]) -> None:
+    def start(self, step: int, publish: Callable[[], object]) -> None:
         """Begin a save; call `wait` before."""
         assert self._running is None
         self._running = self._threads.submit(_logged, step, publish)
@@ -52,19 +51,17 @@ def _yield_cores() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # on Linux it is the thread's own
 
 
-def _logged(step: int, publish: Callable[[], Entry]) -> Entry:
+def _logged(step: int, publish: Callable[[], object]) -> None:
     try:
-        entry = _mapped(publish)
+        _mapped(publish)
     except Exception:
         logger.exception("The checkpoint of step %d is not saved; the ones before are kept", step)
         raise
-    logger.info("Saved the checkpoint of step %d: %s, %d bytes", step, entry.key, entry.size_bytes)
-    return entry
 
 
-def _mapped(publish: Callable[[], Entry]) -> Entry:
+def _mapped(publish: Callable[[], object]) -> None:
     try:
-        return publish()
+        publish()
     except OSError as error:
         raise unwritable(error) from error
 

@@ -79,6 +79,8 @@ class CheckpointSession:
         self.store = store
         self.control = control
         self.agreement = Agreement()
+        self.background = Agreement()
+        """For the thread that saves: two threads may not share a process group."""
         self.is_due: Callable[[], bool] | None = None
         """Of the loop of `steps` that goes on; then it is the one that stops, at the end of a step."""
         self.saved_step: int | None = None
@@ -125,15 +127,12 @@ class CheckpointSession:
     ) -> None:
         """Copy a state and publish it in the background; see `checkpoint.save`."""
 
-        def fill(folder: Path) -> Callable[[], object]:
-            copy_files(files or {}, folder)
-            staged = self._staged = stage(state, over=self._staged)
-            return lambda: write_state(staged, folder)
-
         number = checked_step(step)
-        checked = check_metrics(metrics or {})
+        check_metrics(metrics or {})
         if rank() == 0:
-            self.submit(number, fill, metrics=checked, final=final)
+            self.begin()
+            self.wait()
+            self._copy_and_submit(number, state, files or {}, metrics or {}, final=final)
         self.saved_step = number
         if wait:
             self.wait()
@@ -141,25 +140,33 @@ class CheckpointSession:
             self.wait()
             raise self.stopped()
 
-    def submit(
-        self, step: int, fill: Callable[[Path], Callable[[], object]], *, metrics: Mapping[str, float], final: bool
+    def _copy_and_submit(
+        self,
+        step: int,
+        state: object,
+        files: Mapping[str, str | os.PathLike[str]],
+        metrics: Mapping[str, float],
+        *,
+        final: bool,
     ) -> None:
-        """Publish a folder in the background: `fill` copies what it needs, and what it returns writes the rest there.
-
-        :raises CheckpointError: of the save before, which this one waits for
-        """
-        right = self.begin()
-        assert right is not None
-        self.wait()
-        self.forget_latest()
         folder = self.folder()
         try:
-            write = fill(folder)
+            copy_files(files, folder)
+            staged = self._staged = stage(state, over=self._staged)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+        self.submit(step, folder, lambda: write_state(staged, folder), metrics=metrics, final=final)
 
-        def work() -> Entry:
+    def submit(
+        self, step: int, folder: Path, write: Callable[[], object], *, metrics: Mapping[str, float], final: bool
+    ) -> None:
+        """Let `write` complete a folder and publish it, in the background; call `wait` before."""
+        right = self.begin()
+        assert right is not None
+        self.forget_latest()
+
+        def work() -> None:
             try:
                 write()
                 entry = publish(
@@ -169,9 +176,13 @@ class CheckpointSession:
                 shutil.rmtree(folder, ignore_errors=True)
             self.kept_step = step
             self.progress.saved(step, entry.published_at)
-            return entry
+            logger.info("Saved the checkpoint of step %d: %s, %d bytes", step, entry.key, entry.size_bytes)
 
         self._saver.start(step, work)
+
+    def follow(self, step: int, written: Callable[[], object]) -> None:
+        """Let this rank's part be written in the background; rank 0 publishes it."""
+        self._saver.start(step, written)
 
     def wait(self) -> None:
         """Returns when all that was saved is published."""

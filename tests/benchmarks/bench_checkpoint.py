@@ -1,4 +1,4 @@
-"""What an asynchronous save costs the training, against a save that blocks: `python tests/benchmarks/bench_checkpoint.py`.
+"""What an asynchronous save costs the training, against one that blocks: `python tests/benchmarks/bench_checkpoint.py`.
 
 The same steps (a matrix product of about 10 ms, on all cores that torch takes) run without saves, with asynchronous
 saves and with blocking ones. The stall is what a save adds to the steps' time: the call itself, and the steps that

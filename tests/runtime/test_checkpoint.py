@@ -219,13 +219,10 @@ def test_a_foreign_pickle_in_a_checkpoint_is_refused(task, tmp_path: Path) -> No
             return (Path.touch, (opened,))
 
     session = checkpoint.session()
-
-    def fill(folder: Path):
-        torch.save(Evil(), folder / "tensors-00000-of-00001.safetensors")
-        (folder / "state.json").write_text('{"$": "torch", "array": "state"}')
-        return lambda: None
-
-    session.submit(1, fill, metrics={}, final=False)
+    folder = session.folder()
+    torch.save(Evil(), folder / "tensors-00000-of-00001.safetensors")
+    (folder / "state.json").write_text('{"$": "torch", "array": "state"}')
+    session.submit(1, folder, lambda: None, metrics={}, final=False)
     with pytest.raises(InvalidCheckpoint, match="pickle"):
         _ = checkpoint.latest().state
     assert not opened.exists()
