@@ -166,6 +166,7 @@ def main():
     parser.add_argument("--number", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=180)
     given = parser.parse_args()
+    logging.getLogger("botocore").setLevel(logging.WARNING)
     for kind in given.stores:
         measure(kind, given.number, given.seconds)
 
