@@ -37,7 +37,7 @@ LOCK = f"lock{OWN}"
 NEXT = f"next{OWN}"
 
 CHUNK_BYTES = 1 << 20
-FULL = {errno.ENOSPC, errno.EDQUOT}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_PLAIN_OBJECT = {errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
 
@@ -106,8 +106,8 @@ class FilesystemStore:
 
     def sweep(self, prefix: str, is_garbage: Callable[[str, float], bool]) -> Iterator[str]:
         """See `CheckpointStore.sweep`. Links are left alone."""
-        inside = f"{prefix}/{LOCK[:-1]}"  # any name in it: the folder is what is opened
-        with _mapped("sweep", prefix), contextlib.suppress(FileNotFoundError), self._folder(inside) as (folder, _):
+        any_in_it = f"{prefix}/x"
+        with _mapped("sweep", prefix), contextlib.suppress(FileNotFoundError), self._folder(any_in_it) as (folder, _):
             with os.scandir(folder) as entries:
                 names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
             for name in names:

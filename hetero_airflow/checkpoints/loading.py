@@ -104,7 +104,12 @@ def load(store: CheckpointStore, place: CheckpointPlace, entry: Entry, into: Pat
 
 def _fetch_whole(store: CheckpointStore, key: str, manifest: Manifest, name: str, target: Path) -> None:
     said = manifest.files[name]
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InvalidCheckpoint(
+            f"{shorten(name)} of a checkpoint", found="a file where its folder should be", remedy="Use an earlier one"
+        ) from error
     for _ in range(2):  # once more: what was hurt on its way is whole in the store
         store.fetch(key, target, at_most=said.size_bytes)
         arrived = measure(target)

@@ -105,7 +105,7 @@ def _checked_name(name: str) -> str:
 def _finite(name: str, value: float) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor of several numbers raises the last
         number = math.nan
     if not math.isfinite(number):
         raise InvalidCheckpoint(

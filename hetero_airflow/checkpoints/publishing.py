@@ -188,6 +188,7 @@ def _announce(store: CheckpointStore, place: CheckpointPlace, entry: Entry) -> N
                 return
             if store.replace(place.feed, content, found.version if found else None) is not None:
                 return
+        log.warning("%s does not tell of checkpoint %s: others always write there first", place.feed, entry.key)
     except CheckpointError as error:
         log.warning("%s does not tell of checkpoint %s: %s", place.feed, entry.key, error)
 

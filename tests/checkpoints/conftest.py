@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import boto3
+import botocore.session
 import pytest
 from moto.server import ThreadedMotoServer
 
-from hetero_airflow.checkpoints import CHECKPOINT_STORES
+from hetero_airflow.checkpoints import CHECKPOINT_STORES, object_store
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
+from hetero_airflow.checkpoints.object_client import make_client
 from hetero_airflow.checkpoints.opening import open_store
 from hetero_airflow.checkpoints.place import CheckpointPlace
 
@@ -24,10 +28,31 @@ def new_place(request: pytest.FixtureRequest) -> NewPlace:
     return request.getfixturevalue(f"{request.param}_place")  # type: ignore[no-any-return]
 
 
+one_client = functools.cache(make_client)
+"""A client takes longer to make than a test to run."""
+
+
 @pytest.fixture
-def store(new_place: NewPlace) -> CheckpointStore:
+def store(new_place: NewPlace, monkeypatch: pytest.MonkeyPatch) -> CheckpointStore:
     """An empty store."""
+    monkeypatch.setattr(object_store, "make_client", one_client)
     return open_store(new_place())
+
+
+@pytest.fixture(autouse=True)
+def clients_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process opens one client and keeps it; here the sockets of hundreds would be found by whatever test is next."""
+    made: list[Any] = []
+    create = botocore.session.Session.create_client
+
+    def create_client(*args: Any, **kwargs: Any) -> Any:
+        made.append(create(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(botocore.session.Session, "create_client", create_client)
+    yield
+    for client in made:
+        client.close()
 
 
 @pytest.fixture
@@ -73,7 +98,7 @@ BUCKETS = count()
 
 
 @pytest.fixture(scope="session")
-def new_bucket(s3_server: str) -> Callable[[], str]:
+def new_bucket(s3_server: str) -> Iterator[Callable[[], str]]:
     """Makes an empty bucket; its name."""
     session = boto3.session.Session("testing", "hunter2", region_name="us-east-1")
     client = session.client("s3", endpoint_url=s3_server)
@@ -83,7 +108,8 @@ def new_bucket(s3_server: str) -> Callable[[], str]:
         client.create_bucket(Bucket=name)
         return name
 
-    return make
+    yield make
+    client.close()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,26 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(
         assert caught.value.found == os.strerror(code)
     assert sorted(store.root.rglob("*")) == before
     assert (store.root / KEY).read_bytes() == b"before"
+
+
+def test_a_file_that_can_be_written_in_part_only_leaves_nothing(store: FilesystemStore, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(bytes(3 << 20))
+    store.put("dag/whole", source)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, hard))
+    try:
+        for attempt in (
+            lambda: store.put("dag/new", source),
+            lambda: store.replace("dag/index.json", bytes(3 << 20), None),
+            lambda: store.fetch("dag/whole", tmp_path / "target", at_most=3 << 20),
+        ):
+            with pytest.raises(CheckpointStoreUnavailable, match="File too large"):
+                attempt()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {path.name for path in (store.root / "dag").iterdir()} == {"whole", "lock~"}
+    assert not (tmp_path / "target").exists()
 
 
 def test_a_root_that_is_below_a_file_is_refused(tmp_path: Path) -> None:

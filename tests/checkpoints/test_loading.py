@@ -137,7 +137,7 @@ def craft(store, place, tmp_path: Path, files: dict[str, object], other: dict[st
         step=9,
         key="000000000009-1-00000000",
         digest=hashlib.sha256(content).hexdigest(),
-        size_bytes=sum(file["size_bytes"] for file in files.values()),  # type: ignore[index]
+        size_bytes=sum(max(0, said["size_bytes"]) for said in ((other or {}).get("files") or files).values()),  # type: ignore
         published_at=NOW,
         token=1,
         epoch=0,
@@ -192,6 +192,8 @@ def test_a_manifest_that_lies_about_a_size_is_refused(store, new_place, tmp_path
         {"files": {"a": {"size_bytes": -5, "sha256": "0" * 64}}},
         {"files": {"a": {"size_bytes": 5, "sha256": "../" * 21 + "0"}}},
         {"files": {"missing": file()}},
+        {"files": {"a": file(), "a/b": file()}},
+        {"files": {"a": file(), "a/b/c": file()}},
     ],
 )
 def test_a_manifest_that_says_nonsense_is_refused(store, new_place, tmp_path, fields: dict[str, object]) -> None:

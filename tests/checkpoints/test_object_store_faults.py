@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import http.client
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -245,7 +247,7 @@ def test_bytes_that_change_on_their_way_are_asked_for_again(store, place, proxy:
 
 @pytest.mark.parametrize("content", [b"{}", b'{"token": 9, "epoch": 0, "entries": []}'])
 def test_a_store_that_ignores_conditions_is_refused_and_nothing_is_overwritten(
-    place, proxy: Proxy, new_place, tmp_path, content: bytes
+    place, proxy: Proxy, content: bytes
 ) -> None:
     honest = open_store(place)
     honest.replace(f"{place.path}/index.json", content, None)
@@ -254,6 +256,22 @@ def test_a_store_that_ignores_conditions_is_refused_and_nothing_is_overwritten(
     with pytest.raises(CheckpointStoreUnavailable, match="does not honour If-None-Match"):
         store.replace(f"{place.path}/index.json", b"mine", None)
     assert honest.read(f"{place.path}/index.json", at_most=100).content == content
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # s3transfer forgets the socket
+def test_a_full_disk_of_this_host_is_said_and_leaves_nothing(store, place, tmp_path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(bytes(3 << 20))
+    store.put("dag/whole", source)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, hard))
+    try:
+        with pytest.raises(CheckpointStoreUnavailable, match="File too large on this host"):
+            store.fetch("dag/whole", tmp_path / "target", at_most=3 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not (tmp_path / "target").exists()
+    gc.collect()
 
 
 def test_conditions_are_tried_once(store, place, proxy: Proxy) -> None:
