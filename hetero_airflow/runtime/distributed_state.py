@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hetero_airflow.checkpoints.manifest import check_metrics
 from hetero_airflow.errors import InvalidCheckpoint
 from hetero_airflow.runtime.ranks import rank
 from hetero_airflow.runtime.session import CheckpointSession, checked_step
@@ -35,6 +36,7 @@ def save_distributed(
 ) -> None:
     """Every rank's part of a state, under one manifest; see `checkpoint.save_distributed`."""
     number = checked_step(step)
+    checked = check_metrics(metrics or {})
     session.begin()
     session.wait()
     folder = session.agreement.folder(session.folder() if rank() == 0 else None)
@@ -46,7 +48,7 @@ def save_distributed(
             written()
             write_state(rest, folder)
 
-        session.submit(number, folder, write, metrics=metrics or {}, final=final)
+        session.submit(number, folder, write, metrics=checked, final=final)
     else:
         session.follow(number, written)
     session.saved_step = number

@@ -88,9 +88,9 @@ def _without_first(loader: DataLoader[Any], count: int) -> Iterator[Any]:
 
     Only the sampler is asked for those that are left out, where the loader is a plain one over a data set with indexes.
     """
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, IterableDataset
 
-    if type(loader) is not DataLoader or loader.batch_sampler is None:
+    if type(loader) is not DataLoader or loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
         batches = iter(loader)
         for _ in islice(batches, count):
             pass

@@ -128,11 +128,11 @@ class CheckpointSession:
         """Copy a state and publish it in the background; see `checkpoint.save`."""
 
         number = checked_step(step)
-        check_metrics(metrics or {})
+        checked = check_metrics(metrics or {})
         if rank() == 0:
             self.begin()
             self.wait()
-            self._copy_and_submit(number, state, files or {}, metrics or {}, final=final)
+            self._copy_and_submit(number, state, files or {}, checked, final=final)
         self.saved_step = number
         if wait:
             self.wait()

@@ -56,21 +56,38 @@ class StepLoop:
         self._step = -1
 
     def __iter__(self) -> Iterator[int]:
+        try:
+            for step in range(self.begin(), self._total):
+                self._step = step
+                yield step
+                self.after(step)
+        finally:
+            self._session.is_due = None
+        self.end()
+
+    def begin(self) -> int:
+        """Restore the state; the first step that is left to do.
+
+        :raises Stopped: at a notice that is there already: nothing was done since the last checkpoint
+        """
         session = self._session
         first = self._resume()
         if session.agreement.on(session.should_stop()):
-            raise session.stopped()  # nothing was done since the last checkpoint
+            raise session.stopped()
         session.is_due = self._is_due
-        try:
-            for step in range(first, self._total):
-                self._step = step
-                yield step
-                session.progress.done(step)
-                self._after_step()
-        finally:
-            session.is_due = None
-        session.wait()
-        session.progress.enter(Phase.DONE)
+        return first
+
+    def after(self, step: int) -> None:
+        """At the end of a step: save if it is due, stop if there is a notice."""
+        self._step = step
+        self._session.progress.done(step)
+        self._after_step()
+
+    def end(self) -> None:
+        """All steps are done: returns when what was saved is published."""
+        self._session.is_due = None
+        self._session.wait()
+        self._session.progress.enter(Phase.DONE)
 
     def _resume(self) -> int:
         session = self._session

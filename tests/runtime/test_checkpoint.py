@@ -2,6 +2,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hetero_airflow.checkpoints.place import CheckpointPlace
+from hetero_airflow.checkpoints.publishing import publish
 from hetero_airflow.errors import CheckpointStoreUnavailable, FencedOut, InvalidCheckpoint, RequestError, SettingsError
 from hetero_airflow.runtime import checkpoint
 from hetero_airflow.runtime.notice import NOTICE
@@ -290,3 +292,18 @@ def test_a_state_of_a_gpu_is_resumed_on_the_cpu(task) -> None:
     checkpoint.Rng().load_state_dict(state["rng"])
     assert other.weight.equal(model.weight.cpu())
     assert all(value.device.type == "cpu" for part in other_optimizer.state.values() for value in part.values())
+
+
+def test_metrics_are_those_of_the_time_of_the_save(task, monkeypatch) -> None:
+    held = threading.Lock()
+
+    def slow(*arguments, **named):
+        with held:
+            return publish(*arguments, **named)
+
+    monkeypatch.setattr("hetero_airflow.runtime.session.publish", slow)
+    metrics = {"loss": 0.5}
+    with held:
+        checkpoint.save(1, {}, metrics=metrics)
+        metrics["loss"] = 9
+    assert checkpoint.latest().metrics == {"loss": 0.5}
