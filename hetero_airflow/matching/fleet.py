@@ -13,7 +13,7 @@ from datetime import datetime
 from heapq import heappop, heappush
 
 from hetero_airflow.matching.matcher import Fit, Kept, Matcher, Outcome, State
-from hetero_airflow.matching.ranking import Census, Ranking
+from hetero_airflow.matching.ranking import Census, Outcomes, Ranking
 from hetero_airflow.matching.shapes import Seat, Shape, Shapes
 from hetero_airflow.model.lease import Claim
 from hetero_airflow.model.request import Alternative
@@ -47,7 +47,7 @@ class Group:
     def __init__(self) -> None:
         self.size = 0
         self.heap: list[int] = []
-        """Every worker of the group, and some that have left it."""
+        """Every worker of the group, the first of them on top, and some that have left it."""
 
 
 class Fleet:
@@ -156,24 +156,18 @@ class Fleet:
     def lowest(self, state: State) -> int | None:
         """The worker of the state that comes first by id."""
         group = self.groups.get(state)
-        if group is None:
-            return None
-        heap, states = group.heap, self.states
-        while states[heap[0]] is not state:
-            heappop(heap)
-        return heap[0]
+        return None if group is None else group.heap[0]
 
     def firsts(self) -> list[int]:
         """The worker that comes first by id of each state that there is."""
-        lowest = (self.lowest(state) for state in self.groups)
-        return [number for number in lowest if number is not None]
+        return [group.heap[0] for group in self.groups.values()]
 
     def ranking(self, alternative: Alternative, keep: Keep | None = None) -> Ranking:
         """The workers where the alternative fits beside what is kept, ranked."""
         key = (alternative.key, keep)
         ranking = self._rankings.get(key)
         if ranking is None:
-            ranking = self._rankings[key] = Ranking(self, alternative, keep)
+            ranking = self._rankings[key] = Ranking(self, Outcomes(self, alternative, keep))
         return ranking
 
     def census(self, alternative: Alternative, keep: Keep | None = None) -> Census:
@@ -181,7 +175,7 @@ class Fleet:
         key = (alternative.key, keep)
         census = self._censuses.get(key)
         if census is None:
-            census = self._censuses[key] = Census(self, alternative, keep)
+            census = self._censuses[key] = Census(self, self.ranking(alternative, keep).outcomes)
         return census
 
     def is_servable(self, alternative: Alternative) -> bool:
@@ -233,6 +227,9 @@ class Fleet:
         group.size -= 1
         if group.size == 0:
             del self.groups[before]
+        elif group.heap[0] == number:
+            while self.states[group.heap[0]] is not before:
+                heappop(group.heap)
         self._join(number, after)
 
     def _join(self, number: int, state: State) -> None:

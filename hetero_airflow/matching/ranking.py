@@ -6,25 +6,38 @@ Both are made once and then follow the moves of the fleet's workers, each when i
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import TYPE_CHECKING
 
 from hetero_airflow.matching.feasibility import Miss
-from hetero_airflow.matching.matcher import Fit, State
+from hetero_airflow.matching.matcher import Fit, Outcome, State
 from hetero_airflow.model.plan import Reason
 from hetero_airflow.model.request import Alternative
 
 if TYPE_CHECKING:
     from hetero_airflow.matching.fleet import Fleet, Keep
 
-_Key = tuple[float, ...]
+_Key = float | tuple[float, ...]
 
 _Entry = tuple[_Key, int, int, State]
 """What it is ranked by, the first worker of the state when it was ranked, a serial number, the state."""
 
 _SLACK = 64
 """Entries that a heap may hold beyond twice its fleet's states before it is made anew."""
+
+
+class Outcomes(dict[State, Outcome]):
+    """What is true of one alternative beside what is kept, by state; found out when it is first looked up."""
+
+    def __init__(self, fleet: Fleet, alternative: Alternative, keep: Keep | None) -> None:
+        super().__init__()
+        self._fleet, self._alternative, self._keep = fleet, alternative, keep
+
+    def __missing__(self, state: State) -> Outcome:
+        outcome = self[state] = self._fleet.outcome(self._alternative, state, self._keep)
+        return outcome
 
 
 class _States:
@@ -36,20 +49,17 @@ class _States:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._heap: list[_Entry] = []
-        self._serial = count()
+        self.fill(())
 
-    def fill(self, keys: list[tuple[_Key, State]]) -> None:
-        """Hold these states, and no others."""
-        lowest = self._fleet.lowest
-        self._heap = [
-            (key, worker, next(self._serial), state) for key, state in keys if (worker := lowest(state)) is not None
-        ]
+    def fill(self, ranked: Iterable[tuple[_Key, int, State]]) -> None:
+        """Hold these states with their lowest workers, and no others."""
+        self._heap = [(key, worker, serial, state) for serial, (key, worker, state) in enumerate(ranked)]
+        self._serial = count(len(self._heap))
         heapify(self._heap)
 
     def push(self, key: _Key, worker: int, state: State) -> None:
         """Take note that a worker came into the state."""
-        if self._fleet.lowest(state) == worker:
+        if self._fleet.groups[state].heap[0] == worker:
             heappush(self._heap, (key, worker, next(self._serial), state))
 
     @property
@@ -85,8 +95,8 @@ class _States:
 class Ranking:
     """The workers where one alternative fits, by score."""
 
-    def __init__(self, fleet: Fleet, alternative: Alternative, keep: Keep | None) -> None:
-        self._fleet, self._alternative, self._keep = fleet, alternative, keep
+    def __init__(self, fleet: Fleet, outcomes: Outcomes) -> None:
+        self._fleet, self.outcomes = fleet, outcomes
         self._fits = _States(fleet)
         self._rank_all()
 
@@ -102,34 +112,42 @@ class Ranking:
         return [(worker, self._fit(state)) for worker, state in self._fits.several(limit)]
 
     def _fit(self, state: State) -> Fit:
-        fit = self._fleet.outcome(self._alternative, state, self._keep)
+        fit = self.outcomes[state]
         assert isinstance(fit, Fit), "only states that fit are ranked"
         return fit
 
     def _rank_all(self) -> None:
         self.version = self._fleet.version
-        outcomes = ((self._fleet.outcome(self._alternative, state, self._keep), state) for state in self._fleet.groups)
-        self._fits.fill([((-outcome.score,), state) for outcome, state in outcomes if isinstance(outcome, Fit)])
+        outcomes = self.outcomes
+        self._fits.fill(
+            [
+                (-outcome.score, group.heap[0], state)
+                for state, group in self._fleet.groups.items()
+                if isinstance(outcome := outcomes[state], Fit)
+            ]
+        )
 
     def _catch_up(self) -> None:
         fleet = self._fleet
         if self.version == fleet.version:
             return
-        for worker in set(fleet.moved_since(self.version)):
-            state = fleet.states[worker]
-            outcome = fleet.outcome(self._alternative, state, self._keep)
-            if isinstance(outcome, Fit):
-                self._fits.push((-outcome.score,), worker, state)
-        self.version = fleet.version
-        if self._fits.is_overgrown:
+        moved = fleet.moved_since(self.version)
+        if len(moved) > len(fleet.groups) or self._fits.is_overgrown:
             self._rank_all()
+            return
+        self.version = fleet.version
+        for worker in set(moved):
+            state = fleet.states[worker]
+            outcome = self.outcomes[state]
+            if isinstance(outcome, Fit):
+                self._fits.push(-outcome.score, worker, state)
 
 
 class Census:
     """The workers where one alternative does not fit, counted by reason, and the one that comes closest."""
 
-    def __init__(self, fleet: Fleet, alternative: Alternative, keep: Keep | None) -> None:
-        self._fleet, self._alternative, self._keep = fleet, alternative, keep
+    def __init__(self, fleet: Fleet, outcomes: Outcomes) -> None:
+        self._fleet, self._outcomes = fleet, outcomes
         self._misses = _States(fleet)
         self._counted: list[State] = []
         """The state in which each worker was counted."""
@@ -147,7 +165,7 @@ class Census:
         found = self._misses.first()
         if found is None:
             return None
-        miss = self._fleet.outcome(self._alternative, found[1], self._keep)
+        miss = self._outcomes[found[1]]
         assert isinstance(miss, Miss), "only states that don't fit are counted"
         return found[0], miss
 
@@ -156,33 +174,35 @@ class Census:
         self.version = fleet.version
         self._counted = fleet.states.copy()
         self._filtered.clear()
-        keys = []
+        ranked = []
         for state, group in fleet.groups.items():
-            outcome = fleet.outcome(self._alternative, state, self._keep)
+            outcome = self._outcomes[state]
             if isinstance(outcome, Miss):
                 self._filtered[outcome.reason] += group.size
-                keys.append((_farness(outcome), state))
-        self._misses.fill(keys)
+                ranked.append((_farness(outcome), group.heap[0], state))
+        self._misses.fill(ranked)
 
     def _catch_up(self) -> None:
         fleet = self._fleet
         if self.version == fleet.version:
             return
-        for worker in set(fleet.moved_since(self.version)):
+        moved = fleet.moved_since(self.version)
+        if len(moved) > len(fleet.groups) or self._misses.is_overgrown:
+            self._count_all()
+            return
+        self.version = fleet.version
+        for worker in set(moved):
             before, after = self._counted[worker], fleet.states[worker]
             if before is after:
                 continue
             self._counted[worker] = after
-            outcome = fleet.outcome(self._alternative, before, self._keep)
+            outcome = self._outcomes[before]
             if isinstance(outcome, Miss):
                 self._filtered[outcome.reason] -= 1
-            outcome = fleet.outcome(self._alternative, after, self._keep)
+            outcome = self._outcomes[after]
             if isinstance(outcome, Miss):
                 self._filtered[outcome.reason] += 1
                 self._misses.push(_farness(outcome), worker, after)
-        self.version = fleet.version
-        if self._misses.is_overgrown:
-            self._count_all()
 
 
 def _farness(miss: Miss) -> _Key:
