@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -24,10 +23,12 @@ from hetero_airflow.executor.carrier import Asked, load_lease
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.dag_edges import DagEdges
 from hetero_airflow.executor.health_watch import HealthWatch
+from hetero_airflow.executor.held_task import HeldTask
 from hetero_airflow.executor.inventory_watch import InventoryWatch, with_unseen
 from hetero_airflow.executor.lease_keeper import LeaseKeeper, Report
 from hetero_airflow.executor.periods import Periods
 from hetero_airflow.executor.preemptions import Note, Preemptions
+from hetero_airflow.executor.probe_desk import ProbeDesk
 from hetero_airflow.executor.recoveries import Recoveries, Returned
 from hetero_airflow.executor.stays import Stays
 from hetero_airflow.executor.task_instances import TaskInstances
@@ -35,9 +36,8 @@ from hetero_airflow.executor.task_log import write_task_log
 from hetero_airflow.model.bar import with_bars
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Refuse, Wait
-from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import RunEnd
-from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.recovery.health import leases_to_move
@@ -52,24 +52,6 @@ log = logging.getLogger(__name__)
 _NEW = timedelta(seconds=1)
 """A task that was held for less is not looked up again: Airflow itself refuses to start one that is not QUEUED. And
 what was placed for less is not written about yet."""
-
-
-@dataclass(slots=True)
-class HeldTask:
-    """A task that is QUEUED for Airflow and waits here for its devices."""
-
-    workload: ExecuteTask
-    asked: Asked
-    since: datetime
-    request: DeviceRequest | None = None
-    """None until its templates are rendered and the store knows it."""
-    told: str = ""
-    """The last reason for waiting that its log has."""
-
-    @property
-    def request_id(self) -> str:
-        """The store's name of the request: the id of the task instance, new for each try."""
-        return str(self.workload.ti.id)
 
 
 class Dispatcher:
@@ -102,6 +84,14 @@ class Dispatcher:
         self._beliefs = beliefs = Beliefs(store, configuration.shares, edges)
         self._stays = Stays()
         self._health = HealthWatch(store, configuration.worker_id)
+        self.probes = ProbeDesk(
+            policy,
+            engine,
+            tasks,
+            reaches=self.reaches,
+            estimates=lambda: beliefs.estimates,
+            renew_token=renew_token,
+        )
         self._recoveries = Recoveries(tasks, configuration.rules, note)
         self._preemptions = Preemptions(keeper, tasks, configuration.grace_s, note)
         self._cycle = Cycle(
@@ -124,7 +114,12 @@ class Dispatcher:
         self._here: Worker | None = None
         """This host, as the last inventory found it."""
         self._periods = Periods(
-            refresh=queued_timeout_s / 4, workers=configuration.worker_timeout_s / 3, saved=5, learn=60, prune=3600
+            refresh=queued_timeout_s / 4,
+            workers=configuration.worker_timeout_s / 3,
+            saved=5,
+            turn=30,
+            learn=60,
+            prune=3600,
         )
         self._outages: dict[str, str] = {}
 
@@ -134,6 +129,7 @@ class Dispatcher:
 
     def drop(self, key: Any, cause: str) -> None:
         """Let go of a held task that Airflow does not want any more. Touches no database either."""
+        self.probes.held.pop(key, None)
         held = self.held.pop(key, None)
         if held is not None and held.request is not None:
             self._news.append(Withdrawn(held.request_id, cause))
@@ -147,6 +143,7 @@ class Dispatcher:
             self._keeper.free_ended(now)
             self._submit(now)
             self._place(now)
+            self.probes.step(self._store.snapshot, now)
 
     def settle(self, now: datetime) -> None:
         """What can wait until the engine has started what was placed: records, renewals, housekeeping."""
@@ -206,6 +203,7 @@ class Dispatcher:
     def _hand_over(self, held: HeldTask, lease: Lease) -> None:
         assert held.request is not None
         told = task_lease(lease, self._worker(lease.worker_id), held.request.alternatives[lease.alternative])
+        told = told.model_copy(update={"alternative": held.number(lease.alternative)})
         workload = held.workload
         workload.ti.queue = self._configuration.queue
         workload.ti.context_carrier = load_lease(workload.ti.context_carrier, told)
@@ -240,6 +238,23 @@ class Dispatcher:
             return False
         told = task_lease(lease, self._worker(lease.worker_id), story.request.alternatives[lease.alternative])
         return self._recoveries.lost(key, lease.request_id, told, self._now)
+
+    def _turn_alternatives(self, now: datetime) -> None:
+        """Let those that have waited for too long try their next alternative first."""
+        for held in self.held.values():
+            if held.request is None:
+                continue
+            first = held.first or held.request
+            request, words = self._recoveries.turned(first, (now - held.since).total_seconds())
+            if request == held.request:
+                continue
+            held.first, held.request = first, request
+            self._news += [
+                Withdrawn(held.request_id, "its alternatives are tried in another order"),
+                Submitted(held.pending(request, *self._stays.before(held.request_id, held.since))),
+            ]
+            for text in words:
+                write_task_log(held.workload.log_path, text, now)
 
     def _move_away(self, now: datetime) -> None:
         """Take back the leases on devices that a person wants empty, so that their tasks go on elsewhere."""
@@ -292,17 +307,18 @@ class Dispatcher:
                 continue
             try:
                 if held.request is None:
-                    held.request = self._resolve(held)
+                    held.request = held.resolve(self._tasks)
                     self._adjust(held, before.get(id_), snapshot, now)
             except RequestError as error:
                 self._fail(key, f"The device request can't be read: {error}", now)
                 continue
             if id_ in leases:
+                held.request = snapshot.holders[id_].request if id_ in snapshot.holders else held.request
                 self._hand_over(held, leases[id_])
             elif id_ in pending:
-                held.since = pending[id_].submitted_at
+                held.since, held.request = pending[id_].submitted_at, pending[id_].request
             else:
-                self._news.append(Submitted(self._pending(held, held.request)))
+                self._news.append(Submitted(held.pending(held.request, *self._stays.before(id_, held.since))))
         if self._news:
             self._store.record(self._news, now)
             self._news.clear()
@@ -316,27 +332,6 @@ class Dispatcher:
         held.request, words = self._recoveries.adjust(held.request, before, workers)
         for text in words:
             write_task_log(held.workload.log_path, text, now, "warning")
-
-    def _resolve(self, held: HeldTask) -> DeviceRequest:
-        if isinstance(held.asked, DeviceRequest):
-            return held.asked
-        return self._tasks.render(held.workload, held.asked)
-
-    def _pending(self, held: HeldTask, request: DeviceRequest) -> Pending:
-        ti = held.workload.ti
-        submitted_at, served = self._stays.before(held.request_id, held.since)
-        return Pending(
-            id=held.request_id,
-            request=request,
-            submitted_at=submitted_at,
-            weight=ti.priority_weight,
-            dag_id=ti.dag_id,
-            run_id=ti.run_id,
-            task_id=ti.task_id,
-            map_index=-1 if ti.map_index is None else ti.map_index,
-            try_number=ti.try_number,
-            served=served,
-        )
 
     def _place(self, now: datetime) -> None:
         self._withdraw_forgotten(now)
@@ -376,7 +371,7 @@ class Dispatcher:
 
     def _keep_house(self, now: datetime) -> None:
         if self._periods.is_due("refresh", now):
-            ids = [held.request_id for held in self.held.values()]
+            ids = [held.request_id for held in (*self.held.values(), *self.probes.held.values())]
             ids += [task.lease.request_id for task in self._keeper.running.values()]
             self._tasks.refresh_queued(ids, now)
         if self._periods.is_due("workers", now):
@@ -386,6 +381,8 @@ class Dispatcher:
             self._store.record([*([WorkerSeen(self._here)] if self._here else ()), *others], now)
         if self._store.snapshot().pending and self._periods.is_due("saved", now):
             self._store.record(self._preemptions.saved(), now)
+        if self._periods.is_due("turn", now):
+            self._turn_alternatives(now)
         if self._periods.is_due("learn", now):
             self._beliefs.refresh()
         if self._periods.is_due("prune", now):

@@ -25,6 +25,7 @@ from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.executor.dag_edges import DagEdges
 from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.lease_keeper import LeaseKeeper
+from hetero_airflow.executor.probes import is_probe
 from hetero_airflow.executor.task_instances import TaskInstances
 from hetero_airflow.registry import load
 from hetero_airflow.store.sql import SqlStore
@@ -109,8 +110,7 @@ class HeteroExecutor(BaseExecutor):
 
     def has_task(self, task_instance: Any) -> bool:
         """Whether the task is held or runs here, so that an end event of its past is stale."""
-        key = task_instance.key
-        return key in self._dispatcher.held or key in self._keeper.running or self._engine.has_task(task_instance)
+        return self._has(task_instance.key) or self._engine.has_task(task_instance)
 
     def revoke_task(self, *, ti: Any) -> None:
         """Let go of a task that Airflow found stuck in the queue."""
@@ -127,7 +127,7 @@ class HeteroExecutor(BaseExecutor):
             raise error.__cause__ or error from None
         others = []
         for ti in tis:
-            if ti.key in self._dispatcher.held or ti.key in self._keeper.running:
+            if self._has(ti.key):
                 continue  # ours already: a scheduler that was slow to heartbeat is asked to adopt its own tasks
             lease = leases.get(str(ti.id))
             if lease is not None and not self._dispatcher.reaches(lease.worker_id):
@@ -170,6 +170,9 @@ class HeteroExecutor(BaseExecutor):
         self._dispatcher.close()
         self._engine.terminate()
 
+    def _has(self, key: Any) -> bool:
+        return key in self._dispatcher.held or key in self._dispatcher.probes.held or key in self._keeper.running
+
     def _take(self, workload: ExecuteTask) -> bool:
         """Hold a workload that asks for a device; whether it does."""
         try:
@@ -178,7 +181,8 @@ class HeteroExecutor(BaseExecutor):
             self._report(workload.key, "failed", str(error))
             return True
         if asked is not None:
-            self._dispatcher.hold(workload, asked, self._clock.now())
+            desk = self._dispatcher.probes if is_probe(workload.ti.executor_config) else self._dispatcher
+            desk.hold(workload, asked, self._clock.now())
         return asked is not None
 
     def _take_in(self, events: Mapping[Any, tuple[Any, Any]]) -> None:

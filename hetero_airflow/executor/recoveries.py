@@ -16,7 +16,7 @@ from hetero_airflow.executor.task_states import read_states, write_state
 from hetero_airflow.matching.shapes import Shapes
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.worker import Worker
-from hetero_airflow.recovery.adjustment import adjusted
+from hetero_airflow.recovery.adjustment import adjusted, after_waiting
 from hetero_airflow.recovery.decide import Requeue, decide
 from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.recovery.failure import Failure, keep_failure, load_failures
@@ -43,7 +43,7 @@ class Recoveries:
 
     def __init__(self, tasks: TaskInstances, rules: Rules, note: Note) -> None:
         self._tasks = tasks
-        self.rules = rules
+        self._rules = rules
         self._note = note
         self._shapes = Shapes()
 
@@ -57,7 +57,7 @@ class Recoveries:
             return False
         failure = failure_of(Evidence(is_gone=True), lease, epoch, now)
         kept = self._read([key]).get(key)
-        decision = decide(failure, load_failures(kept), self.rules)
+        decision = decide(failure, load_failures(kept), self._rules)
         try:
             write_state(key, FAILURES, json.dumps(keep_failure(kept, failure)))
         except Exception as error:  # noqa: BLE001  the backend may be anybody's; without a record its budget is not counted
@@ -90,7 +90,11 @@ class Recoveries:
         self, request: DeviceRequest, before: Returned, workers: Collection[Worker]
     ) -> tuple[DeviceRequest, list[str]]:
         """What a task asks for now, after what became of it before, and why: in sentences for its log."""
-        return adjusted(request, before.failures, self.rules, tuple(workers), epoch=before.epoch, shapes=self._shapes)
+        return adjusted(request, before.failures, self._rules, tuple(workers), epoch=before.epoch, shapes=self._shapes)
+
+    def turned(self, request: DeviceRequest, waited_s: float) -> tuple[DeviceRequest, list[str]]:
+        """The request with its next alternative first, if it has waited for too long, and why."""
+        return after_waiting(request, waited_s, self._rules)
 
     def _read(self, keys: Collection[Any]) -> dict[Any, Any]:
         """Key → the records as they are kept; nothing where the backend fails: then nobody failed before."""

@@ -6,6 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from hetero_airflow.executor import preemptions, recoveries
+from hetero_airflow.executor.carrier import unload_lease
+from hetero_airflow.executor.probes import unload_answer
+from hetero_airflow.executor.task_instances import TaskProcess
 from hetero_airflow.model.bar import Bar, BarKind
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.recovery.failure import Failure
@@ -129,3 +132,82 @@ def test_tasks_on_a_drained_device_move_if_they_are_to(bench, states, monkeypatc
         "moves": "moved: drained since 2026-01-01 00:00:00 UTC: a new fan"
     }
     assert (bench.lease(stays).state, bench.lease(moves).state) == (LeaseState.ACTIVE, LeaseState.PREEMPTED)
+
+
+def test_a_task_that_has_waited_for_too_long_tries_its_next_alternative_first(bench, states):
+    blocker = bench.hold("blocker", "gpu:2")
+    bench.beat()
+    bench.run(blocker)
+    bench.store.record([WorkerSeen(a_worker("worker-z", (a_cpu(cores=2),)))], bench.clock.now())
+    id_ = bench.hold("a", ["gpu:2", "gpu:1"])
+    bench.beat(1)
+    assert [one.id for one in bench.store.snapshot().pending] == [id_]
+    for _ in range(40):
+        bench.beat(50)
+    (pending,) = bench.store.snapshot().pending
+    assert (str(pending.request), pending.submitted_at) == ("1 × gpu or 2 × gpu", bench.dispatcher.held["a"].since)
+    bench.engine.alive.clear()
+    bench.keeper.end("blocker", "the task ended")
+    bench.beat(1)
+    lease = unload_lease(bench.engine.started[1].ti.context_carrier)
+    assert (lease.count, lease.alternative) == (1, 1)  # counted as the user wrote it
+
+
+def test_who_takes_over_goes_on_with_the_order_that_the_store_has(bench, states):
+    blocker = bench.hold("blocker", "gpu:2")
+    bench.beat()
+    bench.run(blocker)
+    id_ = bench.hold("a", ["gpu:2", "gpu:1"])
+    for _ in range(40):
+        bench.beat(50)
+    held = bench.dispatcher.held["a"]
+    held.request = held.first = None  # as a scheduler sees it that has just adopted the task
+    bench.beat(1)
+    assert str(bench.dispatcher.held["a"].request) == "1 × gpu or 2 × gpu"
+    assert str(bench.store.snapshot().pending[0].request) == "1 × gpu or 2 × gpu"
+    assert id_ == bench.dispatcher.held["a"].request_id
+
+
+def probe(bench, name, device):
+    """A task that only asks whether a request could be placed now."""
+    bench.hold(name, device)
+    held = bench.dispatcher.held.pop(name)
+    bench.dispatcher.probes.hold(held.workload, held.asked, bench.clock.now())
+    return held.request_id
+
+
+def test_a_probe_is_let_go_when_its_request_could_be_placed_and_takes_nothing(bench, states):
+    blocker = bench.hold("blocker", "gpu:2")
+    bench.beat()
+    bench.run(blocker)
+    probe(bench, "asks", "gpu:2")
+    for _ in range(3):
+        bench.beat(5)
+    assert bench.started == ["blocker"]
+    bench.engine.alive.clear()
+    bench.keeper.end("blocker", "the task ended")
+    bench.beat(1)
+    assert bench.started == ["blocker", "asks"]
+    answer = unload_answer(bench.engine.started[1].ti.context_carrier)
+    assert (answer.worker_id, answer.device_ids, answer.problem) == ("worker-a", ("GPU-0", "GPU-1"), "")
+    assert bench.store.snapshot().leases == ()
+    assert bench.dispatcher.probes.held == {}
+
+
+def test_a_probe_for_what_nobody_has_is_told_so_at_once(bench, states):
+    probe(bench, "asks", "nvidia/b200:8")
+    bench.beat(1)
+    answer = unload_answer(bench.engine.started[0].ti.context_carrier)
+    assert answer.is_final
+    assert "No known worker can ever run this" in answer.problem
+
+
+def test_a_probe_that_airflow_does_not_want_any_more_is_forgotten(bench, states):
+    blocker = bench.hold("blocker", "gpu:2")
+    bench.beat()
+    bench.run(blocker)
+    id_ = probe(bench, "asks", "gpu:2")
+    bench.beat(1)
+    bench.tasks.rows[id_] = TaskProcess("success")
+    bench.beat(1)
+    assert bench.dispatcher.probes.held == {}

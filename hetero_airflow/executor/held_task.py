@@ -1,0 +1,63 @@
+"""A device task that is QUEUED for Airflow and waits here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from airflow.executors.workloads import ExecuteTask
+
+from hetero_airflow.executor.carrier import Asked
+from hetero_airflow.executor.task_instances import TaskInstances
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.snapshot import Pending
+
+
+@dataclass(slots=True)
+class HeldTask:
+    """The workload, what it asks for, and since when."""
+
+    workload: ExecuteTask
+    asked: Asked
+    since: datetime
+    request: DeviceRequest | None = None
+    """As the store knows it; None until its templates are rendered."""
+    first: DeviceRequest | None = None
+    """The same before its alternatives were turned; `request` where they were not."""
+    told: str = ""
+    """The last reason for waiting that its log has."""
+
+    @property
+    def request_id(self) -> str:
+        """The store's name of the request: the id of the task instance, new for each try."""
+        return str(self.workload.ti.id)
+
+    def resolve(self, tasks: TaskInstances) -> DeviceRequest:
+        """What it asks for, its templates rendered.
+
+        :raises RequestError: they can't be, or make no request
+        """
+        return self.asked if isinstance(self.asked, DeviceRequest) else tasks.render(self.workload, self.asked)
+
+    def number(self, alternative: int) -> int:
+        """Where an alternative of `request` stood before its alternatives were turned."""
+        assert self.request is not None
+        first = self.first or self.request
+        return first.alternatives.index(self.request.alternatives[alternative])
+
+    def pending(self, request: DeviceRequest, submitted_at: datetime, served: Mapping[str, float]) -> Pending:
+        """What the queue knows of it."""
+        ti = self.workload.ti
+        return Pending(
+            id=self.request_id,
+            request=request,
+            submitted_at=submitted_at,
+            weight=ti.priority_weight,
+            dag_id=ti.dag_id,
+            run_id=ti.run_id,
+            task_id=ti.task_id,
+            map_index=-1 if ti.map_index is None else ti.map_index,
+            try_number=ti.try_number,
+            served=served,
+        )

@@ -1,0 +1,82 @@
+"""Holds tasks that only ask whether a request could be placed now, and lets them go with the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from airflow.executors.workloads import ExecuteTask
+
+from hetero_airflow.engines.local import LocalEngine
+from hetero_airflow.errors import RequestError
+from hetero_airflow.executor.carrier import Asked
+from hetero_airflow.executor.held_task import HeldTask
+from hetero_airflow.executor.probes import ProbeAnswer, Probes, answer_of, load_answer
+from hetero_airflow.executor.task_instances import TaskInstances
+from hetero_airflow.model.estimates import Estimates
+from hetero_airflow.model.plan import Place, Refuse
+from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.policies.policy import Policy
+
+
+class ProbeDesk:
+    """The probes that wait; none of them is in the store or in anybody's way."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        engine: LocalEngine,
+        tasks: TaskInstances,
+        *,
+        reaches: Callable[[str], bool],
+        estimates: Callable[[], Estimates],
+        renew_token: Callable[[ExecuteTask], None],
+    ) -> None:
+        self.held: dict[Any, HeldTask] = {}
+        self._engine = engine
+        self._tasks = tasks
+        self._probes = Probes(policy, reaches)
+        self._estimates = estimates
+        self._renew_token = renew_token
+
+    def hold(self, workload: ExecuteTask, asked: Asked, since: datetime) -> None:
+        """Keep a probe until its answer is there. Touches no database: the scheduler is inside a transaction."""
+        self.held[workload.key] = HeldTask(workload, asked, since)
+
+    def step(self, snapshot: Callable[[], Snapshot], now: datetime) -> None:
+        """Let those go that have an answer, and forget those that Airflow does not want any more."""
+        if not self.held:
+            return
+        queued = self._tasks.queued([held.request_id for held in self.held.values()])
+        self.held = {key: held for key, held in self.held.items() if held.request_id in queued or held.since == now}
+        asked: dict[str, Any] = {}
+        for key, held in list(self.held.items()):
+            try:
+                held.request = held.request or held.resolve(self._tasks)
+            except RequestError as error:
+                self._let_go(key, ProbeAnswer(problem=f"The device request can't be read: {error}", is_final=True))
+                continue
+            waited_s, limit_s = (now - held.since).total_seconds(), held.request.wait_timeout_s
+            if limit_s is not None and waited_s > limit_s:
+                self._let_go(key, ProbeAnswer(problem=f"asked to wait at most {limit_s:g} s for {held.request}"))
+                continue
+            asked[held.request_id] = key
+        self._answer(asked, replace(snapshot(), estimates=self._estimates()), now)
+
+    def _answer(self, asked: Mapping[str, Any], snapshot: Snapshot, now: datetime) -> None:
+        probes = []
+        for key in asked.values():
+            held = self.held[key]
+            assert held.request is not None
+            probes.append(held.pending(held.request, held.since, {}))
+        for id_, decision in self._probes.decide(probes, snapshot, now).items():
+            if isinstance(decision, Place | Refuse):
+                self._let_go(asked[id_], answer_of(decision))
+
+    def _let_go(self, key: Any, answer: ProbeAnswer) -> None:
+        workload = self.held.pop(key).workload
+        workload.ti.context_carrier = load_answer(workload.ti.context_carrier, answer)
+        self._renew_token(workload)
+        self._engine.hand_over(workload)
