@@ -135,7 +135,9 @@ def latest() -> Checkpoint | None:
     return session().latest()
 
 
-def steps(total: int, every: object, state: Any = None, metrics: Mapping[str, float] | None = None) -> Iterator[int]:
+def steps(
+    total: int, every: object = "5m", state: Any = None, metrics: Mapping[str, float] | None = None
+) -> Iterator[int]:
     """The steps that are left to do, from the one after the latest checkpoint to `total` - 1.
 
     `every` is a duration (``"5m"``) or a number of steps (``100``). `state` is an object with ``state_dict()`` and

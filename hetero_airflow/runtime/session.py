@@ -103,7 +103,10 @@ class CheckpointSession:
             return self._latest
         scratch = self._made_scratch()
         folder = scratch.path()
-        entry = latest_whole(self.store, self.place, folder)
+        try:
+            entry = latest_whole(self.store, self.place, folder)
+        except OSError as error:
+            raise unwritable(error) from error
         if entry is None:
             return None
         self.kept_step = entry.step
