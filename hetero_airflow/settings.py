@@ -103,7 +103,7 @@ OPTIONS: tuple[Option, ...] = (
         "900",
         "float",
         "A task that does nothing for this long, no step, no computation, nothing on its devices, has its stacks "
-        "written into its log; after twice as long one that saves checkpoints is told to save and end, and comes again.",
+        "written into its log. After twice as long one that saves checkpoints is told to save and end, and comes back.",
     ),
     Option(
         "min_run_s",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -81,7 +82,7 @@ class Dispatcher:
         self._report = report
         self._renew_token = renew_token
         self._inventory = InventoryWatch(configuration)
-        self._beliefs = beliefs = Beliefs(store, configuration.shares, edges)
+        self._beliefs = Beliefs(store, configuration.shares, edges)
         self._stays = Stays()
         self._health = HealthWatch(store, configuration.worker_id)
         self.probes = ProbeDesk(
@@ -89,7 +90,7 @@ class Dispatcher:
             engine,
             tasks,
             reaches=self.reaches,
-            estimates=lambda: beliefs.estimates,
+            estimates=lambda: self._beliefs.estimates,
             renew_token=renew_token,
         )
         self._recoveries = Recoveries(tasks, configuration.rules, note)
@@ -100,9 +101,7 @@ class Dispatcher:
             self,
             configuration.lease_timeout_s,
             preemptor=self,
-            spares_unsaved=True,
-            min_run_s=configuration.min_run_s,
-            estimates=lambda: beliefs.estimates,
+            believed=self._believed,
         )
         self._placed: list[tuple[HeldTask, TaskLease, datetime]] = []
         self._requests: dict[str, Any] = {}
@@ -199,6 +198,16 @@ class Dispatcher:
     def liveness(self, lease: Lease) -> Liveness:
         """Whether a process of the lease runs."""
         return self._keeper.liveness(lease)
+
+    def _believed(self, snapshot: Snapshot) -> Snapshot:
+        """The store's snapshot with what it does not know."""
+        return replace(
+            snapshot,
+            workers=self._recoveries.marked(snapshot),
+            estimates=self._beliefs.estimates,
+            spares_unsaved=True,
+            min_run_s=self._configuration.min_run_s,
+        )
 
     def _hand_over(self, held: HeldTask, lease: Lease) -> None:
         assert held.request is not None

@@ -15,8 +15,10 @@ from hetero_airflow.executor.task_instances import TaskInstances
 from hetero_airflow.executor.task_states import read_states, write_state
 from hetero_airflow.matching.shapes import Shapes
 from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.snapshot import Pending, Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.recovery.adjustment import adjusted, after_waiting
+from hetero_airflow.recovery.avoidance import AVOIDED_LABEL, marked
 from hetero_airflow.recovery.decide import Requeue, decide
 from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.recovery.failure import Failure, keep_failure, load_failures
@@ -46,6 +48,7 @@ class Recoveries:
         self._rules = rules
         self._note = note
         self._shapes = Shapes()
+        self._marked: tuple[tuple[Worker, ...], tuple[Pending, ...], tuple[Worker, ...]] | None = None
 
     def lost(self, key: Any, request_id: str, lease: TaskLease, now: datetime) -> bool:
         """Send a task back to be scheduled whose process and supervisor are gone; whether the rules say so.
@@ -95,6 +98,16 @@ class Recoveries:
     def turned(self, request: DeviceRequest, waited_s: float) -> tuple[DeviceRequest, list[str]]:
         """The request with its next alternative first, if it has waited for too long, and why."""
         return after_waiting(request, waited_s, self._rules)
+
+    def marked(self, snapshot: Snapshot) -> tuple[Worker, ...]:
+        """The workers, marked where a request that waits avoids them; the same object while nothing changed."""
+        workers, pending = snapshot.workers, snapshot.pending
+        if self._marked is None or self._marked[0] is not workers or self._marked[1] is not pending:
+            requests = [
+                one.request for one in pending if any(AVOIDED_LABEL in a.labels for a in one.request.alternatives)
+            ]
+            self._marked = workers, pending, marked(workers, requests) if requests else workers
+        return self._marked[2]
 
     def _read(self, keys: Collection[Any]) -> dict[Any, Any]:
         """Key → the records as they are kept; nothing where the backend fails: then nobody failed before."""

@@ -10,10 +10,9 @@ from datetime import datetime, timedelta
 from hetero_airflow.engines.engine import Engine
 from hetero_airflow.engines.preemptor import Preemptor
 from hetero_airflow.errors import StoreError
-from hetero_airflow.model.estimates import NO_ESTIMATES, Estimates
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Decision, Plan, Preempt, Refuse, Wait
-from hetero_airflow.model.snapshot import MIN_RUN_S, Pending, Snapshot
+from hetero_airflow.model.snapshot import Pending, Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.policy import Policy, period_of
 from hetero_airflow.policies.priority import Priority
@@ -96,9 +95,8 @@ class Cycle:
     may be real or simulated.
 
     :param preemptor: who tells tasks to end; None: the policy is told that nothing can be taken back
-    :param spares_unsaved: see `Snapshot.spares_unsaved`
-    :param min_run_s: see `Snapshot.min_run_s`
-    :param estimates: what is believed of tasks at present; the same object while nothing new was learned
+    :param believed: adds to a snapshot what the store does not know: estimates, rules of preemption, marks of workers;
+        a part that did not change is the same object again
     """
 
     def __init__(
@@ -109,17 +107,13 @@ class Cycle:
         lease_timeout_s: float,
         *,
         preemptor: Preemptor | None = None,
-        spares_unsaved: bool = False,
-        min_run_s: float = MIN_RUN_S,
-        estimates: Callable[[], Estimates] = lambda: NO_ESTIMATES,
+        believed: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
     ) -> None:
         self._store = store
         self._policy = policy
         self._engine = engine
         self._preemptor = preemptor
-        self._spares_unsaved = spares_unsaved
-        self._min_run_s = min_run_s
-        self._estimates = estimates
+        self._believed = believed
         self._lease_timeout = timedelta(seconds=lease_timeout_s)
         self._safe: Policy = Priority()
         self._decided: _Decided | None = None
@@ -142,7 +136,7 @@ class Cycle:
         preempted: list[Lease] = []
         for number in range(MAX_ROUNDS):
             # 2. Take a snapshot.
-            snapshot = self._believed(self._store.snapshot())
+            snapshot = self._seen()
             ours = frozenset(pending.id for pending in snapshot.pending if self._engine.is_ours(pending.id))
             last = self._decided
             slots = self._engine.open_slots() if ours else None
@@ -177,18 +171,10 @@ class Cycle:
             commit.refused,
         )
 
-    def _believed(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with what the store does not know: estimates, and whether leases can be taken back."""
-        estimates, can_preempt = self._estimates(), self._preemptor is not None
-        if estimates is snapshot.estimates and not can_preempt:
-            return snapshot
-        return replace(
-            snapshot,
-            estimates=estimates,
-            can_preempt=can_preempt,
-            spares_unsaved=self._spares_unsaved,
-            min_run_s=self._min_run_s,
-        )
+    def _seen(self) -> Snapshot:
+        """The store's snapshot, with what the store does not know."""
+        snapshot = self._believed(self._store.snapshot())
+        return snapshot if self._preemptor is None else replace(snapshot, can_preempt=True)
 
     def _within_reach(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot without the workers that the engine can't run anything on."""

@@ -13,6 +13,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from hetero_airflow.errors import ClusterError, StoreError
@@ -20,7 +21,7 @@ from hetero_airflow.model.device import device_class
 from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan
-from hetero_airflow.model.snapshot import Pending
+from hetero_airflow.model.snapshot import Pending, Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.scheduling.cycle import Cycle, CycleResult
@@ -90,10 +91,10 @@ class Simulation:
         self._jobs = (*(one.job for one in self._standing), *workload.jobs)
         classes = frozenset(self._classes.values())
         self._informant = Informant(workload, classes, self._options.knowledge, self._options.shares)
-        told = self._informant.estimates if estimates is None else lambda: estimates
+        self._told = self._informant.estimates if estimates is None else lambda: estimates
         self._store, self._engine = MemoryStore(keeps_history=False), SimulatedEngine()
         preemptor = self._engine if self._options.can_preempt else None
-        self._cycle = Cycle(self._store, policy, self._engine, _NEVER_S, preemptor=preemptor, estimates=told)
+        self._cycle = Cycle(self._store, policy, self._engine, _NEVER_S, preemptor=preemptor, believed=self._believed)
         self._runs = {job.id: JobRun(job, _best_s(job, classes)) for job in self._jobs}
         self._by_request: dict[str, tuple[JobRun, Pending]] = {}
         self._successors: defaultdict[str, list[JobRun]] = defaultdict(list)
@@ -116,6 +117,9 @@ class Simulation:
         self._random = random.Random(self._options.seed)  # noqa: S311  failures of a pretend world
         self._decision_s: list[float] = []
         self._placements = 0
+
+    def _believed(self, snapshot: Snapshot) -> Snapshot:
+        return replace(snapshot, estimates=self._told())
 
     def run(self, progress: Progress | None = None) -> SimulationRecord:
         """What became of each job.

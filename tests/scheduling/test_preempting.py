@@ -114,7 +114,7 @@ def test_a_policy_that_changes_its_mind_with_time_is_asked_again_in_time(store):
 def test_new_estimates_are_seen_and_decided_on(store):
     known = [Estimates()]
     policy = PlannedPolicy()
-    cycle = Cycle(store, policy, FakeEngine(), 60, estimates=lambda: known[0])
+    cycle = Cycle(store, policy, FakeEngine(), 60, believed=lambda snapshot: replace(snapshot, estimates=known[0]))
     cycle.run(EPOCH)
     cycle.run(EPOCH)
     known[0] = Estimates(works={("dag", "r1"): Interval(1, 2, 3)})
