@@ -27,6 +27,7 @@ from hetero_airflow.executor.health_watch import HealthWatch
 from hetero_airflow.executor.held_task import HeldTask
 from hetero_airflow.executor.inventory_watch import InventoryWatch, with_unseen
 from hetero_airflow.executor.lease_keeper import LeaseKeeper, Report
+from hetero_airflow.executor.naming import with_names
 from hetero_airflow.executor.periods import Periods
 from hetero_airflow.executor.preemptions import Note, Preemptions
 from hetero_airflow.executor.probe_desk import ProbeDesk
@@ -185,7 +186,7 @@ class Dispatcher:
 
     def preempt(self, lease: Lease, cause: str) -> None:
         """Tell the task of a lease to save and end. It is held again when it has."""
-        self._preemptions.tell(lease, cause, self._now)
+        self._preemptions.tell(lease, with_names(cause, self._store.snapshot()), self._now)
 
     def reaches(self, worker_id: str) -> bool:
         """Whether the worker is this host: LocalExecutor runs what it gets here and nowhere else."""
@@ -368,7 +369,8 @@ class Dispatcher:
         text = f"Waiting for {held.request}: {decision.reason}"
         if text != held.told:
             held.told = text
-            write_task_log(held.workload.log_path, f"{text} (place {decision.position} in the queue)", now)
+            named = with_names(text, self._store.snapshot())
+            write_task_log(held.workload.log_path, f"{named} (place {decision.position} in the queue)", now)
 
     def _tell_placed(self) -> None:
         """Write about what was placed a little while ago, so as not to compete with its start."""
