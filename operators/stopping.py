@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ def rescheduled_if_stopped(log: Any) -> Iterator[None]:
     """
     try:
         yield
+        _wait_for_saves()
     except AirflowRescheduleException:
         raise
     except (Stopped, Exception) as error:
@@ -41,6 +43,13 @@ def raise_if_noticed() -> None:
     """
     if is_told():
         raise AirflowRescheduleException(datetime.now(UTC))
+
+
+def _wait_for_saves() -> None:
+    """Let a checkpoint that is being written in the background be published: Airflow ends the process without asking."""
+    checkpoint = sys.modules.get("hetero_airflow.runtime.checkpoint")
+    if checkpoint is not None:
+        checkpoint.wait()
 
 
 def is_told() -> bool:

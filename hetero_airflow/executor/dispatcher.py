@@ -24,7 +24,7 @@ from hetero_airflow.executor.carrier import Asked, load_lease
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.dag_edges import DagEdges
 from hetero_airflow.executor.health_watch import HealthWatch
-from hetero_airflow.executor.held_task import HeldTask
+from hetero_airflow.executor.held_task import NEW, HeldTask, tell_wait
 from hetero_airflow.executor.inventory_watch import InventoryWatch, with_unseen
 from hetero_airflow.executor.lease_keeper import LeaseKeeper, Report
 from hetero_airflow.executor.naming import with_names
@@ -50,10 +50,6 @@ from hetero_airflow.store.sql import SqlStore
 from hetero_airflow.store.store import Event, Move, Submitted, Withdrawn, WorkerSeen
 
 log = logging.getLogger(__name__)
-
-_NEW = timedelta(seconds=1)
-"""A task that was held for less is not looked up again: Airflow itself refuses to start one that is not QUEUED. And
-what was placed for less is not written about yet."""
 
 
 class Dispatcher:
@@ -286,7 +282,7 @@ class Dispatcher:
 
     def _drop_unwanted(self, now: datetime) -> None:
         """Let go of held tasks that a user marked, cleared or deleted, or that have waited too long."""
-        old = {key: held for key, held in self.held.items() if now - held.since >= _NEW}
+        old = {key: held for key, held in self.held.items() if now - held.since >= NEW}
         queued = self._tasks.queued([held.request_id for held in old.values()])
         for key, held in old.items():
             if held.request_id not in queued:
@@ -353,7 +349,7 @@ class Dispatcher:
             if isinstance(decision, Refuse):
                 self._fail(key, f"No known worker can ever run this: {decision.reason}. {decision.nearest}", now)
             elif isinstance(decision, Wait):
-                self._tell_wait(self.held[key], decision, now)
+                tell_wait(self.held[key], decision, self._store.snapshot(), now)
 
     def _withdraw_forgotten(self, now: datetime) -> None:
         """Take requests out of the queue whose tasks Airflow has given up while no scheduler looked."""
@@ -364,13 +360,6 @@ class Dispatcher:
         queued = self._tasks.queued(forgotten)
         gone = [Withdrawn(id_, "Airflow does not want it any more") for id_ in forgotten if id_ not in queued]
         self._store.record(gone, now)
-
-    def _tell_wait(self, held: HeldTask, decision: Wait, now: datetime) -> None:
-        text = f"Waiting for {held.request}: {decision.reason}"
-        if text != held.told:
-            held.told = text
-            named = with_names(text, self._store.snapshot())
-            write_task_log(held.workload.log_path, f"{named} (place {decision.position} in the queue)", now)
 
     def _tell_placed(self) -> None:
         """Write about what was placed a little while ago, so as not to compete with its start."""
@@ -398,7 +387,7 @@ class Dispatcher:
             self._beliefs.refresh()
         if self._periods.is_due("prune", now):
             self._store.prune(now - timedelta(days=self._configuration.history_days))
-        if self._placed and now - self._placed[0][2] >= _NEW:
+        if self._placed and now - self._placed[0][2] >= NEW:
             self._tell_placed()
 
     def _fail(self, key: Any, text: str, now: datetime) -> None:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from airflow.executors.workloads import ExecuteTask
 
 from hetero_airflow.executor.carrier import Asked
+from hetero_airflow.executor.naming import with_names
 from hetero_airflow.executor.task_instances import TaskInstances
+from hetero_airflow.executor.task_log import write_task_log
+from hetero_airflow.model.plan import Wait
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.snapshot import Pending
+from hetero_airflow.model.snapshot import Pending, Snapshot
+
+NEW = timedelta(seconds=1)
+"""A task that was held for less is not looked up again: Airflow itself refuses to start one that is not QUEUED. And
+what was placed for less is not written about yet."""
 
 
 @dataclass(slots=True)
@@ -61,3 +68,12 @@ class HeldTask:
             try_number=ti.try_number,
             served=served,
         )
+
+
+def tell_wait(held: HeldTask, decision: Wait, snapshot: Snapshot, now: datetime) -> None:
+    """Write into the task's log why it waits, if that is news."""
+    text = f"Waiting for {held.request}: {decision.reason}"
+    if text != held.told:
+        held.told = text
+        named = with_names(text, snapshot)
+        write_task_log(held.workload.log_path, f"{named} (place {decision.position} in the queue)", now)

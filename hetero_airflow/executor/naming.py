@@ -15,7 +15,7 @@ def with_names(text: str, snapshot: Snapshot) -> str:
     >>> from hetero_airflow.testing import a_pending
     >>> id_ = "01a1fa1b-42d5-78df-9288-5b4d2de1f4f1"
     >>> with_names(f"waits behind {id_}", Snapshot(1, pending=(a_pending(id_, dag_id="etl", task_id="fit"),)))
-    'waits behind etl.fit'
+    'waits behind etl.fit (run)'
     """
     ids = set(_ID.findall(text))
     if not ids:

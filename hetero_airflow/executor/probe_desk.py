@@ -12,11 +12,11 @@ from airflow.executors.workloads import ExecuteTask
 from hetero_airflow.engines.local import LocalEngine
 from hetero_airflow.errors import RequestError
 from hetero_airflow.executor.carrier import Asked
-from hetero_airflow.executor.held_task import HeldTask
+from hetero_airflow.executor.held_task import NEW, HeldTask, tell_wait
 from hetero_airflow.executor.probes import ProbeAnswer, Probes, answer_of, load_answer
 from hetero_airflow.executor.task_instances import TaskInstances
 from hetero_airflow.model.estimates import Estimates
-from hetero_airflow.model.plan import Place, Refuse
+from hetero_airflow.model.plan import Place, Refuse, Wait
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.policy import Policy
 
@@ -49,8 +49,9 @@ class ProbeDesk:
         """Let those go that have an answer, and forget those that Airflow does not want any more."""
         if not self.held:
             return
-        queued = self._tasks.queued([held.request_id for held in self.held.values()])
-        self.held = {key: held for key, held in self.held.items() if held.request_id in queued or held.since == now}
+        old = [held.request_id for held in self.held.values() if now - held.since >= NEW]
+        gone = set(old) - self._tasks.queued(old)
+        self.held = {key: held for key, held in self.held.items() if held.request_id not in gone}
         asked: dict[str, Any] = {}
         for key, held in list(self.held.items()):
             try:
@@ -74,6 +75,8 @@ class ProbeDesk:
         for id_, decision in self._probes.decide(probes, snapshot, now).items():
             if isinstance(decision, Place | Refuse):
                 self._let_go(asked[id_], answer_of(decision))
+            elif isinstance(decision, Wait):
+                tell_wait(self.held[asked[id_]], decision, snapshot, now)
 
     def _let_go(self, key: Any, answer: ProbeAnswer) -> None:
         workload = self.held.pop(key).workload
