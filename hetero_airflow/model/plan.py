@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import NamedTuple
 
 from hetero_airflow.model.lease import Claim
 
@@ -134,8 +135,11 @@ class Account:
     """Of a placement: what was taken, with its own score."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+# A cycle makes one of the following three for each request. Tuples are made in a third of the time that frozen
+# dataclasses take (0.23 in place of 0.61 µs with Python 3.11).
+
+
+class Place(NamedTuple):
     """Lease these devices of this worker to the request."""
 
     request_id: str
@@ -145,8 +149,7 @@ class Place:
     account: Account
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """Leave the request pending; `position` in the queue counts from 1."""
 
     request_id: str
@@ -155,8 +158,7 @@ class Wait:
     account: Account
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(NamedTuple):
     """No known worker could ever satisfy the request, even when idle; `nearest` says what comes closest."""
 
     request_id: str

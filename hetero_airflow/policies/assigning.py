@@ -162,7 +162,7 @@ class Assigning(Greedy):
         pending = tuple(ways[one.id].narrow(one) if one.id in ways else one for one in snapshot.pending)
         plan = self._place(replace(snapshot, pending=pending), fleet, order, may_pass, now)
         decisions = (
-            replace(one, alternative=ways[one.request_id].alternative)
+            one._replace(alternative=ways[one.request_id].alternative)
             if isinstance(one, Place) and one.request_id in ways
             else one
             for one in plan.decisions

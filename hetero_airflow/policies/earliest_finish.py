@@ -62,8 +62,8 @@ def _told(decision: Decision, choices: Mapping[str, Choice]) -> Decision:
     if choice is None:
         return decision
     if isinstance(decision, Place):
-        return replace(decision, alternative=choice.way.alternative)
+        return decision._replace(alternative=choice.way.alternative)
     if isinstance(decision, Wait) and decision.reason.code is ReasonCode.BUSY and choice.is_ready_elsewhere:
         found = f"it to end soonest on {choice.name}, free in {choice.ready_s:.0f} s"
-        return replace(decision, reason=Reason(ReasonCode.SOONER, decision.reason.asked, found))
+        return decision._replace(reason=Reason(ReasonCode.SOONER, decision.reason.asked, found))
     return decision

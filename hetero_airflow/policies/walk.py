@@ -120,9 +120,12 @@ class Walk:
                 return
             reason, account = self._obstacle(asked.request, keep), self._account(asked.request, keep)
             answer = asked.waits[keep] = self._answer(asked.request, reason, account)
-        if not self._make_room(unit, keep):
+        room = self._room.make(unit, keep)
+        if room is None:
             self._wait(pending, answer)
             self._note_waiting(unit)
+        else:
+            self._wait_for_room(unit, keep, room)
 
     def _step_gang(self, unit: Sequence[Pending]) -> None:
         head = self._head
@@ -133,12 +136,17 @@ class Walk:
                 self._wait(one, self._barred(one.request, head))
         else:
             keep = self._reservation.against(unit[0])
-            if not self._place_gang(unit, keep) and not self._make_room(unit, keep):
-                request = unit[0].request
-                answer = self._answer(request, self._gangs.obstacle(unit), self._account(request, keep))
-                for one in unit:
-                    self._wait(one, answer)
-                self._note_waiting(unit)
+            if self._place_gang(unit, keep):
+                return
+            room = self._room.make(unit, keep)
+            if room is not None:
+                self._wait_for_room(unit, keep, room)
+                return
+            request = unit[0].request
+            answer = self._answer(request, self._gangs.obstacle(unit), self._account(request, keep))
+            for one in unit:
+                self._wait(one, answer)
+            self._note_waiting(unit)
 
     def _note_waiting(self, unit: Sequence[Pending]) -> None:
         if self._head is None:
@@ -146,16 +154,12 @@ class Walk:
         if not self._room.covers(unit):
             self._reservation.wait(unit)
 
-    def _make_room(self, unit: Sequence[Pending], keep: Keep | None) -> bool:
-        """Let a request or gang that fits nowhere wait for leases to be taken back; whether that is possible."""
-        reason = self._room.make(unit, keep)
-        if reason is None:
-            return False
+    def _wait_for_room(self, unit: Sequence[Pending], keep: Keep | None, reason: Reason) -> None:
+        """Let a request or gang that fits nowhere wait for leases that are taken back."""
         request = unit[0].request
         answer = self._answer(request, reason, self._account(request, keep, "waits for devices to be given back"))
         for one in unit:
             self._wait(one, answer)
-        return True
 
     # -- placing -------------------------------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ def own_part(plan: Plan, ours: Set[str], slots: int | None, gangs: Mapping[str, 
                 decision = _waiting(decision, reason, "fits, but the engine has no free process")
         if isinstance(decision, Wait):
             waiting += 1
-            decision = replace(decision, position=waiting) if decision.position != waiting else decision
+            decision = decision._replace(position=waiting) if decision.position != waiting else decision
         if decision.request_id in ours:
             decisions.append(decision)
     return replace(plan, decisions=tuple(decisions))

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from hetero_airflow.model.lease import Claim
@@ -42,12 +40,12 @@ def a_wait(request_id: str, position: int = 1) -> Wait:
         ((a_place("r1", "a"), a_wait("r2")), ["r1 is placed without a device"]),
         ((a_place("r1", "a", **{"GPU-0": -1}), a_wait("r2")), ["r1 claims -1 milli and 0 bytes of GPU-0"]),
         (
-            (replace(a_place("r1", "a", **{"GPU-0": 1}), alternative=1), a_wait("r2")),
+            (a_place("r1", "a", **{"GPU-0": 1})._replace(alternative=1), a_wait("r2")),
             ["r1 is placed by alternative 1, which it does not have"],
         ),
         (
             (
-                replace(a_place("r1", "a"), claims=(Claim(device_id="GPU-0", milli=1, memory_bytes=2**40),)),
+                a_place("r1", "a")._replace(claims=(Claim(device_id="GPU-0", milli=1, memory_bytes=2**40),)),
                 a_wait("r2"),
             ),
             [f"a GPU-0: 0 + {2**40} memory of {40 * 2**30} are leased"],
