@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from hetero_airflow.matching.fleet import Fleet
@@ -40,13 +40,12 @@ class Way:
 
     alternative: int
     """Its number in the request."""
-    narrowed: Alternative
-    """The alternative, of this class alone."""
+    request: DeviceRequest
+    """What is asked if it can run in this way only."""
 
     def narrow(self, pending: Pending) -> Pending:
         """The request if it could run in this way only."""
-        request = DeviceRequest.model_construct(**{**dict(pending.request), "alternatives": (self.narrowed,)})
-        return replace(pending, request=request)
+        return replace(pending, request=self.request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +234,7 @@ class _Reader:
             for name in self._models:
                 narrowed = self._narrowed(alternative, name)
                 if narrowed is not None and name not in ways and self._fleet.is_servable(narrowed):
-                    ways[name] = Way(number, narrowed)
+                    ways[name] = Way(number, _only(request, narrowed))
                     counts.add(alternative.count)
                     is_exact = is_exact and self._names(narrowed) == [name]
         return _Modelled(max(counts, default=0), is_exact and len(counts) == 1, ways, frozenset(ways))
@@ -262,6 +261,12 @@ class _Reader:
             and alternative.partition == device.partition
             and (alternative.model is None or is_model_of(alternative.model, device_tokens(device)))
         ]
+
+
+@lru_cache(maxsize=4096)
+def _only(request: DeviceRequest, alternative: Alternative) -> DeviceRequest:
+    """The request with this alternative alone."""
+    return DeviceRequest.model_construct(**{**dict(request), "alternatives": (alternative,)})
 
 
 def _left_s(whole: Interval, attained_s: float) -> float:
