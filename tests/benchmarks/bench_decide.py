@@ -1,5 +1,7 @@
 """How fast is deciding? Run it: ``python tests/benchmarks/bench_decide.py [workers ...]``; times are of one core.
 
+Garbage is collected after what is timed, as `Cycle.run` has it.
+
 1. Placements a second on an idle fleet, and on a half busy one with a mixed queue, of single devices and of several
    on one worker, against a naive rescan of the same policy (`naive.py`), whose placements must be the same.
 2. Whole cycles with `MemoryStore` at a steady state: a fleet that is full, 10,000 requests that wait, and in each
@@ -10,7 +12,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import resource
 import subprocess
@@ -27,9 +28,12 @@ from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.snapshot import Pending, Snapshot, Usage, Usages
 from hetero_airflow.model.worker import Worker
+from hetero_airflow.policies.assignment import Assignment
 from hetero_airflow.policies.fifo import Fifo
+from hetero_airflow.policies.policy import Policy
 from hetero_airflow.policies.priority import Priority
 from hetero_airflow.policies.round_robin import RoundRobin
+from hetero_airflow.scheduling.collecting import collecting_later
 from hetero_airflow.scheduling.cycle import Cycle
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import Move, Submitted, WorkerSeen
@@ -39,6 +43,9 @@ MODELS = (("nvidia", "a100-sxm4-40gb", "40GiB"), ("nvidia", "a100-sxm4-80gb", "8
 SINGLE = ("gpu",)
 GANGS = ("gpu:2", "gpu:4", "gpu:8", "a100:2", "mi300x:4")
 MIXED = ("gpu", "gpu:2", "a100:4", "a100-80gb", "gpu:0.5", "mi300x:8", "cpu:4", "a100-40gb:2", "gpu:0.25", "mi300x")
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "priority": Priority, "fifo": Fifo, "round_robin": RoundRobin, "assignment": Assignment
+}  # fmt: skip
 NAIVE_S = 5.0
 """About how long the naive policy may take for a line of the table."""
 
@@ -96,9 +103,10 @@ def placed(plan: Plan) -> list[Placed]:
 
 def timed(work: Callable[[], object]) -> float:
     """CPU seconds."""
-    begin = time.process_time()
-    work()
-    return time.process_time() - begin
+    with collecting_later():
+        begin = time.process_time()
+        work()
+        return time.process_time() - begin
 
 
 def compare(name: str, texts: Sequence[str], workers: tuple[Worker, ...], busy: float) -> str:
@@ -134,7 +142,7 @@ def compare(name: str, texts: Sequence[str], workers: tuple[Worker, ...], busy: 
 class Steady:
     """A fleet that is full, a queue, and what happens between two cycles."""
 
-    def __init__(self, policy: Callable[[], object], workers: int, waiting: int, changes: int) -> None:
+    def __init__(self, policy: Callable[[], Policy], workers: int, waiting: int, changes: int) -> None:
         self._rng = random.Random(0)
         self._store = MemoryStore(keeps_history=False)
         self._engine = FakeEngine()
@@ -180,7 +188,7 @@ class Steady:
         self._submit(max(0, self._waiting - len(self._store.snapshot().pending)))
 
 
-def steady(name: str, policy: Callable[[], object], workers: int, waiting: int, changes: int, cycles: int) -> str:
+def steady(name: str, policy: Callable[[], Policy], workers: int, waiting: int, changes: int, cycles: int) -> str:
     """One line: the cycle that fills the fleet, then the cycles of the steady state."""
     world = Steady(policy, workers, waiting, changes)
     fill_s = world.cycle()
@@ -199,15 +207,13 @@ def steady(name: str, policy: Callable[[], object], workers: int, waiting: int, 
     )
 
 
-def many_requests(requests: int = 15_000, workers: int = 640) -> str:
+def many_requests(name: str, policy: Callable[[], Policy], requests: int = 15_000, workers: int = 640) -> str:
     """One line: a queue that is longer than the fleet, decided at once by a policy that knows nothing yet."""
     present = make_workers(workers)
     snapshot = Snapshot(1, present, Usages({}), make_pending(MIXED, requests, random.Random(0)))
-    gc.collect()
-    begin = time.process_time()
-    plan = Priority().decide(snapshot, EPOCH)
-    spent = time.process_time() - begin
-    return f"{requests} requests over {workers} workers: {spent:.2f} s, {len(plan.places)} placed"
+    spent = timed(lambda: policy().decide(snapshot, EPOCH))
+    places = len(policy().decide(snapshot, EPOCH).places)
+    return f"{name:11} {requests} requests over {workers} workers: {spent:.2f} s, {places} placed"
 
 
 def memory(workers: int = 10_000, waiting: int = 100_000) -> str:
@@ -234,10 +240,11 @@ def main(sizes: Sequence[int]) -> None:
             print(compare(name, texts, workers, busy), flush=True)
     print("\nWhole cycles, in which 20 leases end and the queue is filled up again")
     for size in sizes:
-        for name, policy in (("priority", Priority), ("fifo", Fifo), ("round_robin", RoundRobin)):
+        for name, policy in POLICIES.items():
             print(steady(name, policy, size, 10_000, 20, 200), flush=True)
     print("\nA long queue")
-    print(many_requests())
+    for name, policy in POLICIES.items():
+        print(many_requests(name, policy), flush=True)
     print("\nMemory, in a process of its own")
     print(subprocess.run([sys.executable, __file__, "memory"], check=True, capture_output=True, text=True).stdout)
 
