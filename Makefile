@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up test lint bench-overhead bench-memory bench-sensors bench-store bench-decide bench-schedule install lock clean moved
+.PHONY: help demo up test chaos lint bench-overhead bench-memory bench-sensors bench-store bench-decide bench-schedule install lock clean moved
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -35,7 +35,11 @@ test: lint  ## lint, then all tests: unit, system (a real Airflow), PostgreSQL
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -m '$(TESTS)'
 
 # Tests that need an accelerator run where the kernel shows one.
-TESTS := not bench$(if $(wildcard /dev/nvidia0 /dev/kfd /dev/davinci0),, and not gpu)
+TESTS := not bench and not chaos$(if $(wildcard /dev/nvidia0 /dev/kfd /dev/davinci0),, and not gpu)
+
+chaos: $(VENV)/.installed  ## break a running Airflow; SEEDS="0 1 2" BACKEND=postgres|sqlite FAULTS="task scheduler" TABLE=file
+	@CHAOS_SEEDS='$(SEEDS)' CHAOS_BACKEND='$(BACKEND)' CHAOS_FAULTS='$(FAULTS)' CHAOS_TABLE='$(abspath $(TABLE))' \
+	  AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -m chaos -s tests/chaos
 
 lint: $(VENV)/.installed  ## ruff, mypy, and the layers of the house (import-linter)
 	@echo '== ruff check'

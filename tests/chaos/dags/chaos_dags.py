@@ -1,0 +1,59 @@
+"""What runs while Airflow is broken: a training, a hundred small tasks, one that pushes aside, one that waits."""
+
+import os
+from datetime import timedelta
+
+from airflow.sdk import DAG, task
+
+from hetero_airflow.operators import DevicePythonOperator
+from hetero_airflow.sensors import CheckpointSensor
+
+FRESH = 100
+
+
+def use(number):
+    """Hold a device for a moment, and note when."""
+    import time
+
+    from chaos_training import note
+
+    from hetero_airflow.runtime import current_lease
+
+    lease = current_lease()
+    start = time.time()
+    time.sleep(0.05)
+    journal = f"{os.environ['AIRFLOW_HOME']}/uses.jsonl"
+    note(journal, {"number": number, "ids": list(lease.ids), "start": start, "end": time.time()})
+
+
+PARAMS = {"journal": "", "steps": 40, "nap_s": 0.2, "every": 4, "seed": 0, "deaths": []}
+
+for store, url in (("files", None), ("s3", os.environ.get("CHAOS_S3_URL"))):
+    with DAG(f"train_{store}", schedule=None, params=PARAMS):
+
+        @task.device(
+            device="h100:2",
+            priority="low",
+            retries=2,
+            retry_delay=timedelta(0),
+            checkpoint={"url": url} if url else None,
+        )
+        def train(params=None):
+            from chaos_training import train
+
+            return train(**params)
+
+        train()
+
+with DAG("fresh", schedule=None):
+    DevicePythonOperator.partial(task_id="use", python_callable=use, device={"gpu", "npu"}).expand(
+        op_args=[[number] for number in range(FRESH)]
+    )
+
+with DAG("urgent", schedule=None):
+    DevicePythonOperator(task_id="use", python_callable=use, device="h100:2", priority="urgent", op_args=[-1])
+
+with DAG("watch", schedule=None, params={"run_id": ""}):
+    CheckpointSensor(
+        task_id="wait", of_dag="train_files", of_task="train", run_id="{{ params.run_id }}", complete=True, timeout=600
+    )

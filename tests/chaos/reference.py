@@ -1,0 +1,64 @@
+"""What a training must come to: the same steps, without Airflow, faults and checkpoints."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+TRAINING = Path(__file__).parent / "dags" / "chaos_training.py"
+
+
+@functools.cache
+def training_module() -> ModuleType:
+    """The file that the DAG imports."""
+    spec = importlib.util.spec_from_file_location("chaos_training", TRAINING)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Loss and state after each step of an uninterrupted training."""
+
+    losses: tuple[float, ...]
+    digests: tuple[str, ...]
+
+    @classmethod
+    def of(cls, seed: int, steps: int) -> Reference:
+        model = training_module().Model(seed)
+        losses, digests = [], []
+        for _ in range(steps):
+            losses.append(model.step())
+            digests.append(model.digest())
+        return cls(tuple(losses), tuple(digests))
+
+    @staticmethod
+    def digest_of(state: Any) -> str:
+        """Of a state that was saved."""
+        model = training_module().Model(0)
+        model.load_state_dict(state)
+        return str(model.digest())
+
+    def differences(self, done: list[dict[str, Any]], steps: int) -> list[str]:
+        """How the steps that were done differ from those of an uninterrupted training, bit for bit."""
+        found = [
+            f"step {line['step']} has the loss {line['loss']!r}, not {self.losses[line['step']]!r}"
+            for line in done
+            if line["loss"] != self.losses[line["step"]]
+        ]
+        missing = set(range(steps)) - {line["step"] for line in done}
+        if missing:
+            found.append(f"steps {sorted(missing)} were never done")
+        last: dict[int, int] = {}
+        for line in done:
+            if line["step"] != last.get(line["pid"], line["step"] - 1) + 1:
+                found.append(f"process {line['pid']} went from step {last[line['pid']]} to {line['step']}")
+            last[line["pid"]] = line["step"]
+        return found

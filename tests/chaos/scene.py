@@ -1,0 +1,220 @@
+"""The stage of a fault: a running Airflow, a training on it, and what is asked of both afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from local_airflow import LocalAirflow
+from sqlalchemy import NullPool, create_engine, text
+
+from hetero_airflow.checkpoints.index import Entry
+from hetero_airflow.checkpoints.loading import load, read_index
+from hetero_airflow.checkpoints.opening import open_store
+from hetero_airflow.checkpoints.place import CheckpointPlace
+from hetero_airflow.runtime.state_file import read_state
+from tests.chaos.reference import Reference
+
+PATIENCE_S = 300.0
+"""For anything that has to come; the machine may be loaded with other work."""
+
+
+@dataclass(frozen=True)
+class Injury:
+    """When a fault struck a training."""
+
+    at: float
+    """POSIX time."""
+    step: int
+    """The last step that was done then."""
+
+
+@dataclass
+class Training:
+    """One run of a training DAG, seen from outside: by its journal, its processes and its checkpoints."""
+
+    airflow: LocalAirflow
+    dag_id: str
+    run_id: str
+    journal: Path
+    reference: Reference
+    steps: int
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What the training has noted, in the order of writing."""
+        if not self.journal.exists():
+            return []
+        return [json.loads(line) for line in self.journal.read_text().splitlines()]
+
+    def starts(self) -> list[dict[str, Any]]:
+        return [line for line in self.lines() if "place" in line]
+
+    def done(self) -> list[dict[str, Any]]:
+        return [line for line in self.lines() if "step" in line]
+
+    def step(self) -> int:
+        """The last step done."""
+        done = self.done()
+        return done[-1]["step"] if done else -1
+
+    def wait_for_step(self, step: int) -> None:
+        self.airflow.wait_until(lambda: self.step() >= step or self.is_over(), f"step {step}", PATIENCE_S, 0.05)
+        assert self.step() >= step, f"the training ended as {self.task()['state']}:\n{self.log()}"
+
+    def wait_for_checkpoint(self, count: int = 1) -> None:
+        """Until so many are published."""
+        self.airflow.wait_until(lambda: len(self.entries()) >= count, f"{count} checkpoints", PATIENCE_S, 0.05)
+
+    def is_over(self) -> bool:
+        return bool(
+            self.airflow.tasks(self.dag_id, self.run_id)[0]["state"] in ("success", "failed", "upstream_failed")
+        )
+
+    def task(self) -> dict[str, Any]:
+        return self.airflow.tasks(self.dag_id, self.run_id)[0]
+
+    def process(self) -> psutil.Process:
+        """The task's own process, at its last start."""
+        return psutil.Process(self.starts()[-1]["pid"])
+
+    def supervisor(self) -> psutil.Process:
+        parent = self.process().parent()
+        assert parent is not None
+        return parent
+
+    def wound(self, signal_: signal.Signals = signal.SIGKILL) -> Injury:
+        """Signal the task's process."""
+        process, step = self.process(), self.step()
+        injury = Injury(time.time(), step)
+        process.send_signal(signal_)
+        return injury
+
+    def place(self, start: int = -1) -> CheckpointPlace:
+        return CheckpointPlace.model_validate_json(self.starts()[start]["place"])
+
+    def entries(self) -> tuple[Entry, ...]:
+        """What the index names."""
+        if not self.starts():
+            return ()
+        place = self.place()
+        index = read_index(open_store(place), place.path)
+        return index.entries if index else ()
+
+    def log(self) -> str:
+        """All tries."""
+        return "\n".join(
+            self.airflow.log_text(self.dag_id, self.run_id, "train", number)
+            for number in range(1, self.task()["try_number"] + 1)
+        )
+
+    def finish(self) -> None:
+        """Until the run is over; it must be a success."""
+        state = self.airflow.wait_for_run(self.dag_id, self.run_id, PATIENCE_S)
+        assert state == "success", f"the training ended as {state}:\n{self.log()[-6000:]}"
+
+    def tries(self) -> int:
+        """Those that Airflow counts."""
+        return int(self.task()["try_number"])
+
+    def recovery(self, injury: Injury) -> tuple[float, int]:
+        """Seconds until a step beyond the failure point was done, and how many steps were done again for it."""
+        after = [line for line in self.done() if line["at"] > injury.at]
+        beyond = next(line for line in after if line["step"] > injury.step)
+        return beyond["at"] - injury.at, max(0, injury.step + 1 - after[0]["step"])
+
+    def mixed(self) -> list[str]:
+        """What is wrong with its journal and its checkpoints; empty if nothing is."""
+        found = self.reference.differences(self.done(), self.steps)
+        place = self.place()
+        store = open_store(place)
+        for entry in self.entries():
+            with tempfile.TemporaryDirectory() as folder:
+                into = Path(folder) / "checkpoint"
+                load(store, place, entry, into)
+                if self.reference.digest_of(read_state(into)) != self.reference.digests[entry.step]:
+                    found.append(f"checkpoint {entry.key} is not the state after step {entry.step}")
+        return found
+
+
+@dataclass
+class Scene:
+    """One fault's stage: what it may break, and the seed that picks the moments."""
+
+    airflow: LocalAirflow
+    backend: str
+    seed: int
+    fault: str
+    database: str
+    s3: Any = None
+    """The proxy before S3."""
+    postgres: Any = None
+    plain_start_s: float = 0.0
+    """From trigger to the first step of a training that nothing happens to."""
+    rng: random.Random = field(init=False)
+    trainings: list[Training] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(f"{self.seed} {self.fault}")
+
+    def train(self, store: str = "files", steps: int = 40, **conf: Any) -> Training:
+        """Start a training; returns once its first step is done."""
+        seed = self.rng.randrange(1 << 30)
+        journal = Path(tempfile.mkdtemp(prefix="training-", dir=self.airflow.home)) / "journal.jsonl"
+        dag_id = f"train_{store}"
+        run_id = self.airflow.trigger(
+            dag_id, {"journal": str(journal), "steps": steps, "seed": seed, **conf}, PATIENCE_S
+        )
+        training = Training(self.airflow, dag_id, run_id, journal, Reference.of(seed, steps), steps)
+        self.trainings.append(training)
+        return training
+
+    def some_step(self, training: Training, first: int = 6, last: int = 20) -> None:
+        """Let it run until a step of the seed's choice, and a moment of the step."""
+        training.wait_for_step(self.rng.randint(first, last))
+        time.sleep(self.rng.uniform(0, 0.25))
+
+    def follow_up(self, count: int = 100) -> tuple[list[dict[str, Any]], int]:
+        """A hundred fresh tasks; what they noted, and how many of them were lost."""
+        run_id = self.airflow.trigger("fresh", timeout_s=PATIENCE_S)
+        uses = self.airflow.home / "uses.jsonl"
+        offset = uses.stat().st_size if uses.exists() else 0
+        self.airflow.wait_for_run("fresh", run_id, 3 * PATIENCE_S)
+        states = [task["state"] for task in self.airflow.tasks("fresh", run_id)]
+        with uses.open() as file:
+            file.seek(offset)
+            noted = [json.loads(line) for line in file]
+        return noted, count - states.count("success")
+
+    def still_leased(self) -> list[str]:
+        """Leases that are not over."""
+        with create_engine(self.database, poolclass=NullPool).connect() as connection:
+            return list(connection.scalars(text("SELECT id FROM hetero_lease WHERE ended_at IS NULL")))
+
+    def wait_until(self, condition: Callable[[], Any], what: str, every_s: float = 0.1) -> Any:
+        return self.airflow.wait_until(condition, what, PATIENCE_S, every_s)
+
+
+def uses_of(trainings: list[Training]) -> list[dict[str, Any]]:
+    """Each process of the trainings as a use of its devices, from its first note to its last."""
+    by_process: dict[int, list[dict[str, Any]]] = {}
+    for training in trainings:
+        for line in training.lines():
+            by_process.setdefault(line["pid"], []).append(line)
+    return [
+        {"ids": lines[0]["ids"], "start": lines[0]["at"], "end": lines[-1]["at"]}
+        for lines in by_process.values()
+    ]  # fmt: skip
+
+
+def kill_group(pid: int) -> None:
+    """kill -9 of a process and all of its session's group."""
+    os.killpg(os.getpgid(pid), signal.SIGKILL)

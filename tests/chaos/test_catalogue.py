@@ -1,0 +1,50 @@
+"""Every fault of the catalogue: the training ends as if nothing had happened, and a hundred tasks follow."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import pytest
+
+from tests.chaos.catalogue import FAULTS
+from tests.chaos.conftest import NAMES, SEEDS
+from tests.chaos.scene import Scene, uses_of
+from tests.chaos.table import Row, Table
+from tests.system.overlaps import overlaps
+
+WHOLE = {"kind": "device", "milli": 1000}
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("fault", NAMES)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_is_lost(chaos_airflow: Scene, table: Table, seed: int, fault: str) -> None:
+    scene = dataclasses.replace(chaos_airflow, seed=seed, fault=fault, trainings=[])
+    training, injury = FAULTS[fault](scene)
+    training.finish()
+    recovered_s, lost_steps = training.recovery(injury)
+    began = time.monotonic()
+    noted, lost_tasks = scene.follow_up()
+    fresh_s = time.monotonic() - began
+    double = overlaps([{**use, **WHOLE} for use in [*noted, *uses_of(scene.trainings)]])
+    scene.wait_until(lambda: not scene.still_leased(), "all leases to be freed")
+    mixed = [text for one in scene.trainings for text in one.mixed()]
+    row = Row(
+        fault,
+        scene.backend,
+        seed,
+        recovered_s=recovered_s,
+        above_start_s=recovered_s - scene.plain_start_s,
+        lost_steps=lost_steps,
+        tries=training.tries(),
+        double_leases=len(double),
+        leases_left=len(scene.still_leased()),
+        lost_tasks=lost_tasks,
+        mixed_checkpoints=len(mixed),
+        fresh_s=fresh_s,
+    )
+    table.add(row)
+    assert double == []
+    assert mixed == []
+    assert (row.lost_tasks, row.leases_left) == (0, 0)
