@@ -21,11 +21,11 @@ def tries(airflow, run_id):
     return [ti["try_number"] for ti in airflow.tasks("long", run_id)]
 
 
-def test_kill_9_of_a_task_process_frees_its_devices_and_costs_one_try(airflow):
+def test_kill_9_of_a_task_process_frees_its_devices_and_costs_no_try(airflow):
     run_id, pid = start_long(airflow, 4)
     os.kill(pid, signal.SIGKILL)
     assert airflow.wait_for_run("long", run_id, 60) == "success"
-    assert tries(airflow, run_id) == [2]
+    assert tries(airflow, run_id) == [1]
 
 
 def test_kill_9_of_the_supervisor_leaves_no_orphan_and_frees_the_devices(airflow):
@@ -34,7 +34,7 @@ def test_kill_9_of_the_supervisor_leaves_no_orphan_and_frees_the_devices(airflow
     os.kill(psutil.Process(pid).ppid(), signal.SIGKILL)
     airflow.wait_until(lambda: not psutil.pid_exists(pid), "the orphan to die", 5)
     assert airflow.wait_for_run("long", run_id, 90) == "success"
-    assert tries(airflow, run_id) == [2]
+    assert tries(airflow, run_id) == [1]
 
 
 @pytest.mark.parametrize("fixture", ["airflow", "airflow_on_postgres"])
@@ -59,4 +59,4 @@ def test_the_scheduler_dies_and_then_its_running_task_too(airflow):
     os.kill(psutil.Process(pid).ppid(), signal.SIGKILL)
     airflow.launch("scheduler")
     assert airflow.wait_for_run("long", run_id, 120) == "success"
-    assert tries(airflow, run_id) == [2]
+    assert tries(airflow, run_id) == [1]

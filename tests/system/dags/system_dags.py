@@ -5,10 +5,11 @@ import time
 from datetime import timedelta
 
 from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
-from airflow.sdk import DAG, Param, task
+from airflow.sdk import DAG, Asset, AssetWatcher, Param, task
 
 from hetero_airflow.operators import DeviceBashOperator, DevicePythonOperator
 from hetero_airflow.runtime import current_lease
+from hetero_airflow.sensors import CheckpointPublished, CheckpointSensor, DeviceAvailableSensor
 
 AT_PARSE = os.environ.get("CUDA_VISIBLE_DEVICES")
 """What a framework that is imported at the top of the file would see."""
@@ -98,6 +99,100 @@ with DAG("long", schedule=None, params={"seconds": 20, "device": "gpu:2"}):
         return tell(started_at)
 
     long()
+
+
+class Count:
+    """What a training would be: a state that grows step by step, and that shows whether a step was done twice."""
+
+    def __init__(self):
+        self.steps = []
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = list(state["steps"])
+
+
+def count(params, dag_run):
+    from hetero_airflow.runtime import checkpoint
+
+    state, first = Count(), None
+    for step in checkpoint.steps(int(params["steps"]), every=5, state={"count": state}):
+        first = step if first is None else first
+        time.sleep(float(params["nap"]))
+        state.steps.append(step)
+    return {"first": first, "is_whole": state.steps == list(range(int(params["steps"]))), **tell(time.time())}
+
+
+LENGTH = {"steps": 40, "nap": 0.2}
+
+with DAG("saving", schedule=None, params={**LENGTH, "device": "h100"}):
+
+    @task.device(device="{{ params.device }}", priority="low", retries=0)
+    def saving(params=None, dag_run=None):
+        return count(params, dag_run)
+
+    saving()
+
+with DAG("urgent", schedule=None):
+    DevicePythonOperator(
+        task_id="urgent", device="h100:2", priority="urgent", python_callable=use_device, op_args=[1.0]
+    )
+
+with DAG("resuming", schedule=None, params=LENGTH):
+
+    @task.device(device="gpu", checkpoint={"on_clear": "resume"})
+    def resuming(params=None, dag_run=None):
+        return count(params, dag_run)
+
+    resuming()
+
+with DAG("waiting", schedule=None, params=LENGTH):
+
+    @task.device(device="gpu")
+    def train(params=None, dag_run=None):
+        return count(params, dag_run)
+
+    train()
+    CheckpointSensor(task_id="halfway", of_task="train", step=19, timeout=300)
+    DeviceAvailableSensor(task_id="room", device="gpu", timeout=300)
+    DeviceAvailableSensor(task_id="no_room", device="nvidia/b200:8", timeout=300)
+
+with DAG(
+    "watching",
+    schedule=[
+        Asset(
+            "counted",
+            watchers=[AssetWatcher(name="new", trigger=CheckpointPublished(of_dag="waiting", of_task="train"))],
+        )
+    ],
+):
+
+    @task
+    def announced(triggering_asset_events=None):
+        (events,) = triggering_asset_events.values()
+        return [event.extra for event in events]
+
+    announced()
+
+with DAG("failing", schedule=None):
+
+    @task.device(device="gpu", retries=2, retry_delay=timedelta(seconds=0))
+    def no_cure():
+        return {}["label"]
+
+    @task.device(device={"h100", "910b"}, retries=0)
+    def wants_more(ti=None, task_state_store=None):
+        lease = current_lease()
+        asked = task_state_store.get("asked") or []
+        task_state_store.set("asked", [*asked, lease.memory_bytes])
+        if lease.memory_bytes < 70 * 2**30:
+            raise RuntimeError("NPU out of memory. Tried to allocate 96.00 GiB")
+        return [*asked, lease.memory_bytes]
+
+    no_cure()
+    wants_more()
 
 with DAG("either", schedule=None):
     DevicePythonOperator(task_id="either", device={"h100", "910b"}, python_callable=use_device, op_args=[0.1])
