@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from importlib.util import module_from_spec, spec_from_file_location
 from itertools import count
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
+from postgres_server import running_postgres
 from sqlalchemy import create_engine
 
 from hetero_airflow.model.lease import LeaseState
@@ -107,12 +106,9 @@ def measure(store: Any, workers: int) -> dict[str, str]:
 @contextmanager
 def stores() -> Iterator[dict[str, Any]]:
     """The three, empty; PostgreSQL as the tests start it."""
-    spec = spec_from_file_location("conftest", Path(__file__).parents[1] / "conftest.py")
-    conftest = module_from_spec(spec)
-    spec.loader.exec_module(conftest)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        postgres = stack.enter_context(conftest.running_postgres())
+        postgres = stack.enter_context(running_postgres()).url
         found = {"memory": MemoryStore()}
         for name, url in {"sqlite": f"sqlite:///{folder}/store.db", "postgresql": postgres}.items():
             engine = create_engine(url)
