@@ -236,9 +236,10 @@ def _live_snapshot() -> Snapshot:
     from hetero_airflow.executor.dag_edges import DagEdges
 
     store = _open_store()
-    beliefs = Beliefs(store, read_configuration().shares, DagEdges())
+    configuration = read_configuration()
+    beliefs = Beliefs(store, configuration.shares, DagEdges())
     beliefs.refresh()
-    return replace(store.snapshot(), estimates=beliefs.estimates)
+    return replace(beliefs.told(store.snapshot(), configuration.min_run_s), can_preempt=True)
 
 
 def _deciding() -> tuple[Callable[[Snapshot, datetime], Plan], float | None]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from hetero_airflow.executor.dag_edges import DagEdges, Edges
 from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.shares import Shares
+from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.scheduling.learning import Learner, device_classes
 from hetero_airflow.store.sql import SqlStore
 
@@ -44,3 +45,7 @@ class Beliefs:
         if learned is not self._learned or edges is not self._edges:
             self._learned, self._edges = learned, edges
             self.estimates = replace(learned, edges=edges, shares=self.estimates.shares)
+
+    def told(self, snapshot: Snapshot, min_run_s: float) -> Snapshot:
+        """A snapshot with what policies are told besides: the estimates, and what may be taken back from whom."""
+        return replace(snapshot, estimates=self.estimates, spares_unsaved=True, min_run_s=min_run_s)

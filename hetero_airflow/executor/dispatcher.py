@@ -198,13 +198,8 @@ class Dispatcher:
 
     def _believed(self, snapshot: Snapshot) -> Snapshot:
         """The store's snapshot with what it does not know."""
-        return replace(
-            snapshot,
-            workers=self._recoveries.marked(snapshot),
-            estimates=self._beliefs.estimates,
-            spares_unsaved=True,
-            min_run_s=self._configuration.min_run_s,
-        )
+        known = self._beliefs.told(snapshot, self._configuration.min_run_s)
+        return replace(known, workers=self._recoveries.marked(snapshot))
 
     def _hand_over(self, held: HeldTask, lease: Lease) -> None:
         assert held.request is not None

@@ -118,7 +118,7 @@ class Probes:
             key = never[0] if never else min(stale, key=lambda key: self._made[key].at)
             self._made[key] = _Made(self._decision(groups[key][0], snapshot, now), snapshot.sequence, now)
         return {
-            probe.id: replace(self._made[key].decision, request_id=probe.id)
+            probe.id: self._made[key].decision._replace(request_id=probe.id)
             for key, alike in groups.items()
             if key in self._made
             for probe in alike

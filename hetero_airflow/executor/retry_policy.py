@@ -12,7 +12,7 @@ from hetero_airflow.errors import NoLeaseError
 from hetero_airflow.executor.state_keys import FAILURES
 from hetero_airflow.recovery.classify import classify
 from hetero_airflow.recovery.decide import Fail, Requeue, decide
-from hetero_airflow.recovery.evidence import Evidence, chain_of
+from hetero_airflow.recovery.evidence import evidence_of
 from hetero_airflow.recovery.failure import Failure, load_failures
 from hetero_airflow.recovery.rules import Rules, parse_rules
 from hetero_airflow.runtime.task_lease import current_lease
@@ -51,7 +51,7 @@ class DeviceRetryPolicy(RetryPolicy):
         history = _history(context)
         token = _token()
         known = [one for one in history if token is not None and one.token == token]
-        finding = classify(Evidence(raised=chain_of(exception)))
+        finding = classify(evidence_of(exception))
         failure = known[-1] if known else Failure(
             failure_class=finding.failure_class, evidence=finding.evidence, at=datetime.now(UTC), epoch=max_tries,
             token=token,
