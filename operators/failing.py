@@ -24,7 +24,7 @@ from hetero_airflow.executor.retry_policy import configured_rules
 from hetero_airflow.executor.state_keys import FAILURES
 from hetero_airflow.operators.stopping import is_told
 from hetero_airflow.recovery.decide import Requeue, decide
-from hetero_airflow.recovery.evidence import Evidence, chain_of
+from hetero_airflow.recovery.evidence import evidence_of
 from hetero_airflow.recovery.failure import keep_failure, load_failures
 from hetero_airflow.runtime.task_lease import current_lease
 from hetero_airflow.settings import LEASE_VARIABLE
@@ -67,7 +67,7 @@ def requeued_if_curable(context: Context, log: Any) -> Iterator[None]:
 def _decided(error: Exception, context: Context) -> Any:
     ti: Any = context["ti"]
     lease = current_lease() if LEASE_VARIABLE in os.environ else None
-    failure = failure_of(Evidence(raised=chain_of(error)), lease, ti.max_tries, datetime.now(UTC))
+    failure = failure_of(evidence_of(error), lease, ti.max_tries, datetime.now(UTC))
     states: Any = context.get("task_state_store")
     kept = states.get(FAILURES) if states is not None else None
     if states is not None:

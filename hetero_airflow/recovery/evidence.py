@@ -97,6 +97,12 @@ class Evidence:
             yield "the log", self.log[-MAX_LOG:]
 
 
+def evidence_of(error: BaseException) -> Evidence:
+    """What an exception tells of how the run ended: its own `evidence` if it brings one, else its chain."""
+    own = getattr(error, "evidence", None)
+    return own if isinstance(own, Evidence) else Evidence(raised=chain_of(error))
+
+
 def chain_of(error: BaseException) -> tuple[Raised, ...]:
     """The exception, its causes, what was being handled, and the members of groups, in that order, each once.
 
