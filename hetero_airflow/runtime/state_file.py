@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -92,6 +94,8 @@ def _what_it_is(path: Path, error: Exception) -> str:
 
 
 def _write_arrays(arrays: dict[str, Any], path: Path) -> None:
+    from safetensors import SafetensorError
+
     try:
         torch = sys.modules.get("torch")
         if torch is None:
@@ -102,6 +106,11 @@ def _write_arrays(arrays: dict[str, Any], path: Path) -> None:
             from safetensors.torch import save_file as save_tensors
 
             save_tensors({name: torch.as_tensor(array) for name, array in arrays.items()}, path)
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))  # as Rust writes errno
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
     except (KeyError, ValueError) as error:
         types = sorted({str(array.dtype) for array in arrays.values()})
         raise InvalidCheckpoint(
