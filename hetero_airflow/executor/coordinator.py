@@ -134,7 +134,8 @@ class DeviceSupervisor(ActivitySubprocess):
 
         One that was killed or crashed through no fault of its own is rescheduled, with the same try.
         """
-        if self._lease is None or self._pending_terminal_state_msg is not None or self.final_state not in _UNSAID:
+        has_said = self._terminal_state is not None or self._pending_terminal_state_msg is not None
+        if self._lease is None or has_said or self.final_state not in _UNSAID:
             super().update_task_state_if_needed()  # type: ignore[no-untyped-call]
             return
         now = datetime.now(UTC)
