@@ -34,6 +34,7 @@ from hetero_airflow.runtime.distributed_state import load_distributed as _load_d
 from hetero_airflow.runtime.distributed_state import save_distributed as _save_distributed
 from hetero_airflow.runtime.loader_position import LoaderPosition
 from hetero_airflow.runtime.notice import Stopped
+from hetero_airflow.runtime.reading import read_published
 from hetero_airflow.runtime.session import Checkpoint, CheckpointSession, read_place
 from hetero_airflow.runtime.stepping import StepLoop
 from hetero_airflow.runtime.torch_state import Rng
@@ -47,6 +48,7 @@ __all__ = [
     "is_due",
     "latest",
     "load_distributed",
+    "open_published",
     "save",
     "save_distributed",
     "should_stop",
@@ -133,6 +135,15 @@ def latest() -> Checkpoint | None:
     :raises CheckpointStoreUnavailable: the store does not answer
     """
     return session().latest()
+
+
+def open_published(found: Mapping[str, Any]) -> Checkpoint:
+    """A checkpoint of another task, as `CheckpointSensor` returned it: that very one, or an error.
+
+    :raises InvalidCheckpoint: it is no longer kept, or it is damaged
+    :raises CheckpointStoreUnavailable: the store does not answer
+    """
+    return read_published(session().place, found)
 
 
 def steps(

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 def torch_device() -> torch.device:
     """The device to train on: the leased one; without a lease the first GPU there is, else the CPU.
 
-    A share's part of the memory is set as torch's limit for this process. Needs torch.
+    Of several, each process that torchrun started has its own. A share's part of the memory is set as torch's limit
+    for this process. Needs torch.
     """
     import torch
 
@@ -23,6 +24,8 @@ def torch_device() -> torch.device:
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     lease = current_lease()
     device = torch.device(lease.torch_device)
+    if device.type != "cpu":
+        device = torch.device(device.type, int(os.environ.get("LOCAL_RANK", "0")))
     if lease.share is not None and device.type == "cuda":
         torch.cuda.set_per_process_memory_fraction(lease.share, device)
     return device

@@ -111,6 +111,16 @@ def test_torch_device_follows_the_lease_and_works_without_one(monkeypatch):
         assert torch_device() == torch.device("cpu")
 
 
+def test_each_process_of_torchrun_has_a_device_of_its_own(monkeypatch):
+    import torch
+
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with bound(a_task_lease()):
+        assert torch_device() == torch.device("cuda:1")
+    with bound(a_task_lease(simulated=True)):
+        assert torch_device() == torch.device("cpu")
+
+
 def test_a_share_is_called_cooperative_and_a_simulated_device_simulated():
     text = str(a_task_lease(share=0.5, simulated=True, ids=("GPU-a",), indexes=(0,)))
     assert text == "0.5 of a (cooperative) nvidia/a100-sxm4-40gb (simulated) on host-a: GPU-a"
