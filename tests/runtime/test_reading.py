@@ -29,7 +29,7 @@ def test_one_that_is_kept_no_longer_is_an_error_that_says_what_to_do(begin, plac
     saved(begin, 1)
     first = found(place, tmp_path / "store", 1)
     saved(begin, 3, 5, 7)
-    with pytest.raises(InvalidCheckpoint, match="retired.*keep_last"):
+    with pytest.raises(InvalidCheckpoint, match=r"retired.*keep_last"):
         read_published(place, first)
 
 
