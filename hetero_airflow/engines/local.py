@@ -11,12 +11,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 from airflow.executors.local_executor import LocalExecutor
 from airflow.executors.workloads import ExecuteTask
 from airflow.utils.net import get_hostname
 from sqlalchemy.orm import Session
 
-from hetero_airflow.engines.processes import lease_processes, signal_processes
+from hetero_airflow.engines.processes import Leader, lease_processes, signal_processes
 
 
 class LocalEngine:
@@ -25,6 +26,8 @@ class LocalEngine:
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
         self.executor = LocalExecutor(parallelism, team_name)
         self._host = get_hostname()
+        self._leaders: dict[str, psutil.Process] = {}
+        """Lease id → its task's process, once that was found: from then on no clock that is set forward hides it."""
 
     def start(self, job_id: Any, callback_sink: Any, name: Any) -> None:
         """Start LocalExecutor's worker processes."""
@@ -92,11 +95,23 @@ class LocalEngine:
 
     def processes(self, leases: Mapping[str, tuple[int | None, datetime | None]]) -> dict[str, list[int]]:
         """Lease id → pids of its processes on this host, for leases given as id → (pid of the task, when last seen)."""
-        return lease_processes(leases)
+        found = lease_processes({id_: self._leader(id_, *leader) for id_, leader in leases.items()})
+        self._leaders = {id_: process for id_, process in self._leaders.items() if process.is_running()}
+        for id_, pids in found.items():
+            pid = leases[id_][0]
+            if pid in pids and (id_ not in self._leaders or self._leaders[id_].pid != pid):
+                with suppress(psutil.Error):
+                    self._leaders[id_] = psutil.Process(pid)
+        return found
 
     def signal(self, lease_id: str, pid: int | None, seen_at: datetime | None, number: int) -> None:
         """Send a signal to the processes of a lease on this host."""
-        signal_processes(lease_id, (pid, seen_at), number)
+        signal_processes(lease_id, self._leader(lease_id, pid, seen_at), number)
+
+    def _leader(self, lease_id: str, pid: int | None, seen_at: datetime | None) -> Leader:
+        known = self._leaders.get(lease_id)
+        is_it = known is not None and known.pid == pid and known.is_running()
+        return pid, None if is_it else seen_at
 
     def is_local(self, hostname: str) -> bool:
         """Whether a task that ran on this host name is within reach."""
