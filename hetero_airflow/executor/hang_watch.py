@@ -41,7 +41,9 @@ class HangWatch:
 
     def beat(self, progress: Progress | None, now: datetime) -> tuple[float, int]:
         """(seconds of nothing, the number of a window that has just become full or 0)."""
-        if self._looked_at is not None and (now - self._looked_at).total_seconds() < self._window_s / LOOKS:
+        if self._looked_at is not None and now < self._looked_at:  # the clock was set back: watched from here on
+            self._since = None
+        elif self._looked_at is not None and (now - self._looked_at).total_seconds() < self._window_s / LOOKS:
             return 0.0, 0
         self._looked_at = now
         where = None if progress is None else (progress.step, progress.phase, progress.saved_step)

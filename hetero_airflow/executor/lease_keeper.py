@@ -139,7 +139,7 @@ class LeaseKeeper:
     def liveness(self, lease: Lease) -> Liveness:
         """Whether a process of the lease runs, as it was at most a few seconds ago: each look scans all processes."""
         seen = self._seen.get(lease.id)
-        if seen is None or self._now - seen[0] >= timedelta(seconds=_WATCH_EVERY_S):
+        if seen is None or not timedelta(0) <= self._now - seen[0] < timedelta(seconds=_WATCH_EVERY_S):
             live = {known.id for known in self._store.snapshot().leases}
             self._seen = {id_: one for id_, one in self._seen.items() if id_ in live}
             seen = self._seen[lease.id] = (self._now, self._look([(lease, self._process(lease))])[lease.id])
@@ -204,6 +204,7 @@ class LeaseKeeper:
         elif now - task.told_at >= timedelta(seconds=_KILL_AFTER_S):
             number = signal.SIGKILL
         else:
+            task.told_at = min(task.told_at, now)
             return
         self._engine.signal(task.lease.id, process.pid, process.seen_at, number)
 
@@ -228,7 +229,7 @@ class LeaseKeeper:
             if process.is_wanted and liveness[task.lease.id] is not Liveness.GONE:
                 task.over_since = None
                 continue
-            task.over_since = task.over_since or now
+            task.over_since = min(task.over_since or now, now)  # a clock may be set back
             if now - task.over_since >= timedelta(seconds=_LOST_AFTER_S):
                 self._conclude(key, task, process)
 

@@ -19,8 +19,9 @@ class Periods:
         self._next_at: dict[str, datetime] = {}
 
     def is_due(self, name: str, now: datetime) -> bool:
-        """Whether the period has passed since this last said yes; the first time it says yes."""
-        if name in self._next_at and now < self._next_at[name]:
+        """Whether the period has passed since this last said yes; the first time, and if a clock was set back, yes."""
+        period = self._periods[name]
+        if name in self._next_at and self._next_at[name] - period <= now < self._next_at[name]:
             return False
-        self._next_at[name] = now + self._periods[name]
+        self._next_at[name] = now + period
         return True
