@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import boto3
 import pytest
 from local_airflow import LocalAirflow
+from moto.server import ThreadedMotoServer
 
 from tests.chaos.catalogue import FAULTS
 from tests.chaos.scene import Scene
 from tests.chaos.table import Table
+from tests.checkpoints.test_object_store_faults import Proxy
+from tests.postgres_server import running_postgres
 
 HERE = Path(__file__).parent
 BACKEND = os.environ.get("CHAOS_BACKEND") or "postgres"
@@ -24,8 +32,9 @@ SETTINGS = {
     "AIRFLOW__HETERO__MIN_RUN_S": "1",
     "AIRFLOW__HETERO__GRACE_S": "10",
     "AIRFLOW__HETERO__HANG_TIMEOUT_S": "10",
+    "AIRFLOW__HETERO__CHECKPOINT_CONN_ID": "chaos_s3",
     # what a session of faults loses is more than a task loses in its life
-    "AIRFLOW__HETERO__RECOVERY_RULES": '{"lost_worker": {"times": null}, "unknown": {"action": "retry"}}',
+    "AIRFLOW__HETERO__RECOVERY_RULES": '{"lost_worker": {"times": null}}',
     "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
     "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "10",
     "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
@@ -33,6 +42,17 @@ SETTINGS = {
     "AIRFLOW__CORE__PARALLELISM": "4",
     "AIRFLOW__CORE__MAX_ACTIVE_TASKS_PER_DAG": "100",
 }
+S3 = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "hunter2",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": "/dev/null",
+    "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+    "NO_PROXY": "127.0.0.1",
+}
+"""What boto3 finds in the session; in the tasks, the key comes from an Airflow connection."""
+KEY = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
 SIMULATED = "nvidia/h100-80gb:2,ascend/910b:4"
 
 
@@ -52,13 +72,48 @@ def table() -> Iterator[Table]:
 
 
 @pytest.fixture(scope="session")
-def chaos_airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def s3() -> Iterator[Proxy]:
+    """Forwards to moto's HTTP server, but for the faults that it is told."""
+    for name in ("werkzeug", "botocore"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    proxy = Proxy(f"http://{host}:{port}")
+    thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in S3.items():
+            patch.setenv(name, value)
+        client = boto3.client("s3", endpoint_url=proxy.url)
+        client.create_bucket(Bucket="chaos")
+        client.close()
+        yield proxy
+    proxy.shutdown()
+    thread.join()
+    proxy.server_close()
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def chaos_airflow(tmp_path_factory: pytest.TempPathFactory, s3: Proxy) -> Iterator[Scene]:
     """Airflow on the chosen database, the scene of no fault yet."""
     home = tmp_path_factory.mktemp("chaos")
-    database = f"sqlite:///{home}/airflow.db"
-    airflow = LocalAirflow(home, HERE / "dags", simulated=SIMULATED, settings=SETTINGS, database=database)
-    with airflow:
-        scene = Scene(airflow, BACKEND, 0, "none", database)
+    connection = {
+        "conn_type": "aws",
+        "login": S3["AWS_ACCESS_KEY_ID"],
+        "password": S3["AWS_SECRET_ACCESS_KEY"],
+        "extra": {"endpoint_url": s3.url, "region_name": S3["AWS_DEFAULT_REGION"]},
+    }
+    settings = {**SETTINGS, "AIRFLOW_CONN_CHAOS_S3": json.dumps(connection), "CHAOS_S3_URL": "s3://chaos/checkpoints"}
+    with contextlib.ExitStack() as stack:
+        postgres = stack.enter_context(running_postgres()) if BACKEND == "postgres" else None
+        database = postgres.url if postgres else f"sqlite:///{home}/airflow.db"
+        airflow = LocalAirflow(home, HERE / "dags", simulated=SIMULATED, settings=settings, database=database)
+        for name in KEY:
+            del airflow.environment[name]
+        stack.enter_context(airflow)
+        scene = Scene(airflow, BACKEND, 0, "none", database, s3, postgres)
         for _ in range(2):  # the first one warms up
             training = scene.train(steps=1)
             began = time.time()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from dataclasses import replace
+
+import psutil
 
 from tests.chaos.scene import Injury, Scene, Training
 
@@ -18,6 +22,116 @@ def supervisor(scene: Scene) -> tuple[Training, Injury]:
     """kill -9 of the process that looks after the task: the task dies with it, and nobody reports its end."""
     training = scene.train()
     scene.some_step(training)
-    parent, injury = training.supervisor(), Injury(time.time(), training.step())
+    parent, injury = training.supervisor(), training.injury()
     parent.kill()
+    return training, injury
+
+
+def scheduler(scene: Scene) -> tuple[Training, Injury]:
+    """kill -9 of the scheduler while one training runs and one waits for its devices; then of the one that runs."""
+    training = scene.train()
+    waiting = scene.train()
+    scene.some_step(training)
+    scene.airflow.kill("scheduler")
+    time.sleep(scene.rng.uniform(0, 3))
+    scene.launch_scheduler()
+    scene.some_step(training, training.step() + 1, training.step() + 12)
+    injury = training.wound()
+    waiting.finish()
+    return training, injury
+
+
+def scheduler_host(scene: Scene) -> tuple[Training, Injury]:
+    """kill -9 of the scheduler and of all that it started: LocalExecutor's processes, supervisors and tasks."""
+    training = scene.train()
+    scene.some_step(training)
+    below = psutil.Process(scene.airflow.pid("scheduler")).children(recursive=True)
+    injury = training.injury()
+    scene.airflow.kill("scheduler")
+    for process in below:
+        if process.is_running():
+            process.kill()
+    return training, replace(injury, framework_s=scene.launch_scheduler())
+
+
+def triggerer(scene: Scene) -> tuple[Training, Injury]:
+    """kill -9 of the triggerer while a sensor in it waits for the training's last checkpoint."""
+    training = scene.train()
+    run_id = scene.airflow.trigger("watch", {"run_id": training.run_id})
+    scene.wait_until(lambda: scene.airflow.tasks("watch", run_id)[0]["state"] == "deferred", "the sensor to wait")
+    scene.some_step(training)
+    injury = training.injury()
+    scene.restart("triggerer")
+    state = scene.airflow.wait_for_run("watch", run_id)
+    assert state == "success", f"the sensor ended as {state}"
+    return training, injury
+
+
+def api_server(scene: Scene) -> tuple[Training, Injury]:
+    """kill -9 of the API server, through which tasks tell that they live."""
+    training = scene.train()
+    scene.some_step(training)
+    injury = training.injury()
+    scene.restart("api-server")
+    return training, injury
+
+
+def database(scene: Scene) -> tuple[Training, Injury]:
+    """PostgreSQL is stopped as for an upgrade: it ends all sessions, and comes back after some seconds."""
+    training = scene.train()
+    scene.some_step(training)
+    injury = training.injury()
+    scene.postgres.stop()
+    time.sleep(scene.rng.uniform(0, 5))
+    scene.postgres.start()
+    return training, injury
+
+
+def database_kill(scene: Scene) -> tuple[Training, Injury]:
+    """kill -9 of PostgreSQL's main process: it recovers from its log when it comes back."""
+    training = scene.train()
+    scene.some_step(training)
+    injury = training.injury()
+    scene.postgres.kill()
+    time.sleep(scene.rng.uniform(0, 5))
+    scene.postgres.start()
+    return training, injury
+
+
+def stopped_task(scene: Scene) -> tuple[Training, Injury]:
+    """SIGSTOP of the task, and SIGCONT before anybody gives it up: it goes on as if nothing had been."""
+    training = scene.train()
+    scene.some_step(training)
+    process = training.process()
+    injury = training.wound(signal.SIGSTOP)
+    time.sleep(scene.rng.uniform(1, 6))
+    process.send_signal(signal.SIGCONT)
+    training.finish()
+    assert len(training.starts()) == 1, "a task that was stopped for seconds was started again"
+    return training, injury
+
+
+def hung_task(scene: Scene) -> tuple[Training, Injury]:
+    """SIGSTOP of the task for good: it hangs, is told to save, can't, is killed, and comes again."""
+    training = scene.train()
+    scene.some_step(training)
+    training.wait_for_checkpoint()
+    return training, training.wound(signal.SIGSTOP)
+
+
+def stopped_worker(scene: Scene) -> tuple[Training, Injury]:
+    """SIGSTOP of the task and its supervisor, as of a host that freezes; SIGCONT when another one goes on or could."""
+    training = scene.train()
+    scene.some_step(training)
+    process, parent = training.process(), training.supervisor()
+    injury = training.injury()
+    parent.suspend()
+    process.suspend()
+    end = time.monotonic() + 60
+    while len(training.starts()) == 1 and time.monotonic() < end:
+        time.sleep(0.2)
+    for one in (parent, process):
+        if one.is_running():
+            one.resume()
+    training.finish()
     return training, injury

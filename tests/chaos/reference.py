@@ -31,6 +31,7 @@ class Reference:
     digests: tuple[str, ...]
 
     @classmethod
+    @functools.cache
     def of(cls, seed: int, steps: int) -> Reference:
         model = training_module().Model(seed)
         losses, digests = [], []

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ class Injury:
     """POSIX time."""
     step: int
     """The last step that was done then."""
+    framework_s: float = 0.0
+    """What starting the scheduler again took of the time that follows."""
 
 
 @dataclass
@@ -46,8 +48,12 @@ class Training:
     dag_id: str
     run_id: str
     journal: Path
-    reference: Reference
+    seed: int
     steps: int
+
+    @property
+    def reference(self) -> Reference:
+        return Reference.of(self.seed, self.steps)
 
     def lines(self) -> list[dict[str, Any]]:
         """What the training has noted, in the order of writing."""
@@ -93,10 +99,13 @@ class Training:
 
     def wound(self, signal_: signal.Signals = signal.SIGKILL) -> Injury:
         """Signal the task's process."""
-        process, step = self.process(), self.step()
-        injury = Injury(time.time(), step)
+        process, injury = self.process(), self.injury()
         process.send_signal(signal_)
         return injury
+
+    def injury(self) -> Injury:
+        """What strikes it now."""
+        return Injury(time.time(), self.step())
 
     def place(self, start: int = -1) -> CheckpointPlace:
         return CheckpointPlace.model_validate_json(self.starts()[start]["place"])
@@ -125,11 +134,18 @@ class Training:
         """Those that Airflow counts."""
         return int(self.task()["try_number"])
 
+    def found_s(self, injury: Injury, database: str) -> float | None:
+        """Seconds until Airflow knew that this run of it was over; None if it went on all the time."""
+        moments = [moment - injury.at for moment in ends_of(self.run_id, database) if moment > injury.at]
+        return min(moments) if len(self.starts()) > 1 and moments else None
+
     def recovery(self, injury: Injury) -> tuple[float, int]:
-        """Seconds until a step beyond the failure point was done, and how many steps were done again for it."""
-        after = [line for line in self.done() if line["at"] > injury.at]
-        beyond = next(line for line in after if line["step"] > injury.step)
-        return beyond["at"] - injury.at, max(0, injury.step + 1 - after[0]["step"])
+        """Seconds until a step beyond the failure point was done, and how many steps were done again after it."""
+        done = self.done()
+        beyond = next(line for line in done if line["at"] > injury.at and line["step"] > injury.step)
+        before = [line["step"] for line in done if line["at"] <= injury.at]
+        after = [line["step"] for line in done if line["at"] > injury.at]
+        return beyond["at"] - injury.at, _repeated([*before, *after]) - _repeated(before)
 
     def mixed(self) -> list[str]:
         """What is wrong with its journal and its checkpoints; empty if nothing is."""
@@ -173,7 +189,7 @@ class Scene:
         run_id = self.airflow.trigger(
             dag_id, {"journal": str(journal), "steps": steps, "seed": seed, **conf}, PATIENCE_S
         )
-        training = Training(self.airflow, dag_id, run_id, journal, Reference.of(seed, steps), steps)
+        training = Training(self.airflow, dag_id, run_id, journal, seed, steps)
         self.trainings.append(training)
         return training
 
@@ -181,6 +197,27 @@ class Scene:
         """Let it run until a step of the seed's choice, and a moment of the step."""
         training.wait_for_step(self.rng.randint(first, last))
         time.sleep(self.rng.uniform(0, 0.25))
+
+    def launch_scheduler(self) -> float:
+        """Start it again; how many seconds passed until its loop began."""
+        log, began = self.airflow.home / "scheduler.log", time.monotonic()
+        offset = log.stat().st_size
+        self.airflow.launch("scheduler")
+
+        def loops() -> bool:
+            with log.open("rb") as file:
+                file.seek(offset)
+                return b"Adopting or resetting orphaned tasks" in file.read()
+
+        self.wait_until(loops, "the scheduler to start", every_s=0.05)
+        return time.monotonic() - began
+
+    def restart(self, component: str) -> None:
+        """kill -9 of a component of Airflow; start it again some seconds later, and wait until it answers."""
+        self.airflow.kill(component)
+        time.sleep(self.rng.uniform(0, 3))
+        self.airflow.launch(component)
+        self.wait_until(self.airflow.is_healthy, f"the {component} to answer")
 
     def follow_up(self, count: int = 100) -> tuple[list[dict[str, Any]], int]:
         """A hundred fresh tasks; what they noted, and how many of them were lost."""
@@ -203,6 +240,10 @@ class Scene:
         return self.airflow.wait_until(condition, what, PATIENCE_S, every_s)
 
 
+def _repeated(steps: list[int]) -> int:
+    return len(steps) - len(set(steps))
+
+
 def uses_of(trainings: list[Training]) -> list[dict[str, Any]]:
     """Each process of the trainings as a use of its devices, from its first note to its last."""
     by_process: dict[int, list[dict[str, Any]]] = {}
@@ -215,6 +256,15 @@ def uses_of(trainings: list[Training]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def kill_group(pid: int) -> None:
-    """kill -9 of a process and all of its session's group."""
-    os.killpg(os.getpgid(pid), signal.SIGKILL)
+ENDS = """
+SELECT task_reschedule.end_date FROM task_reschedule JOIN task_instance ON ti_id = task_instance.id
+WHERE task_instance.run_id = :run_id
+UNION ALL SELECT end_date FROM task_instance_history WHERE run_id = :run_id AND end_date IS NOT NULL
+"""
+
+
+def ends_of(run_id: str, database: str) -> list[float]:
+    """When runs of a task ended after which it was to run again, as POSIX times."""
+    with create_engine(database, poolclass=NullPool).connect() as connection:
+        found = [datetime.fromisoformat(str(moment)) for moment in connection.scalars(text(ENDS), {"run_id": run_id})]
+    return [(moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() for moment in found]

@@ -14,6 +14,8 @@ class Row:
     fault: str
     backend: str
     seed: int
+    found_s: float | None
+    """From the fault until Airflow knew that the run of the task was over; None if it was not."""
     recovered_s: float
     """From the fault to a step beyond the failure point."""
     above_start_s: float
@@ -54,4 +56,4 @@ class Table:
 
 
 def _text(value: object) -> str:
-    return f"{value:.1f}" if isinstance(value, float) else str(value)
+    return "-" if value is None else f"{value:.1f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,140 @@
+"""What happens to checkpoints: deaths while they are published, damage on the disk, a full disk, a second writer."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from tests.chaos.reference import TRAINING
+from tests.chaos.scene import PATIENCE_S, Injury, Scene, Training
+
+CHANGES_OF_A_CLAIM = 1
+"""The first change that a start makes is that of the index: see `publishing.claim`."""
+CHANGES_OF_A_SAVE = 6
+"""Two shards, the manifest, the index, the feed, the sweep."""
+
+FULL = 64 << 10
+"""Bytes that a file may have on the disk that is full: the journal has them, a shard has not."""
+
+
+def preemption(scene: Scene) -> tuple[Training, Injury]:
+    """An urgent task takes the devices; the training is told, saves, waits, and goes on with at most one step lost."""
+    training = scene.train()
+    scene.some_step(training)
+    run_id = scene.airflow.trigger("urgent")
+    assert scene.airflow.wait_for_run("urgent", run_id) == "success"
+    scene.wait_until(lambda: len(training.starts()) > 1, "the training to go on")
+    last = [line for line in training.done() if line["pid"] == training.starts()[0]["pid"]][-1]
+    injury = Injury(last["at"], last["step"])
+    training.finish()
+    assert training.recovery(injury)[1] <= 1
+    assert training.tries() == 1
+    return training, injury
+
+
+def publishing(scene: Scene) -> tuple[Training, Injury]:
+    """kill -9 at each stage of publishing a checkpoint, one after another, each in a start of its own.
+
+    Only the first start claims with a change of its own for a new index; each later one changes its token.
+    """
+    stages = list(range(CHANGES_OF_A_SAVE + 1))
+    scene.rng.shuffle(stages)
+    saves = [scene.rng.randint(0, 1) * CHANGES_OF_A_SAVE for _ in stages]
+    deaths = [CHANGES_OF_A_CLAIM + save + stage for save, stage in zip(saves, stages, strict=True)]
+    training = scene.train(steps=80, nap_s=0.05, deaths=deaths)
+    training.finish()
+    assert len(training.starts()) == 1 + len(deaths), "it did not die at every stage"
+    last = [line for line in training.done() if line["pid"] == training.starts()[0]["pid"]][-1]
+    return training, Injury(last["at"], last["step"])
+
+
+def truncated(scene: Scene) -> tuple[Training, Injury]:
+    """The newest checkpoint loses the end of a shard while nobody looks, and the task is killed."""
+
+    def cut(shard: Path) -> None:
+        os.truncate(shard, scene.rng.randrange(shard.stat().st_size))
+
+    return _damaged(scene, cut)
+
+
+def bit_flip(scene: Scene) -> tuple[Training, Injury]:
+    """One bit of a shard of the newest checkpoint is another one, and the task is killed."""
+
+    def flip(shard: Path) -> None:
+        content = bytearray(shard.read_bytes())
+        content[scene.rng.randrange(len(content))] ^= 1 << scene.rng.randrange(8)
+        shard.write_bytes(content)
+
+    return _damaged(scene, flip)
+
+
+def _damaged(scene: Scene, damage: object) -> tuple[Training, Injury]:
+    training = scene.train()
+    training.wait_for_checkpoint(2)
+    scene.some_step(training, 12, 20)
+    training.wound(signal.SIGSTOP)
+    injury, newest, before = training.injury(), training.entries()[-1], training.entries()[-2]
+    place = training.place()
+    folder = Path(unquote(urlsplit(place.url).path)) / place.path / newest.key
+    damage(scene.rng.choice(sorted(folder.glob("*.safetensors"))))
+    training.process().kill()
+    training.finish()
+    again = [line["step"] for line in training.done() if line["pid"] == training.starts()[1]["pid"]]
+    assert again[0] == before.step + 1, "it did not go on from the checkpoint before the damaged one"
+    assert "is damaged, trying the one before" in training.log()
+    return training, injury
+
+
+def full_disk(scene: Scene) -> tuple[Training, Injury]:
+    """No shard fits on the disk for some saves; then the task is killed, and finds the last one that fitted.
+
+    By the limit on the size of the process' files, which the kernel sets on it from outside: its errors go the way of
+    ENOSPC, and no test needs the right to mount.
+    """
+    training = scene.train()
+    training.wait_for_checkpoint()
+    scene.some_step(training, 5, 10)
+    pid = training.process().pid
+    unlimited = resource.prlimit(pid, resource.RLIMIT_FSIZE, (FULL, resource.RLIM_INFINITY))
+    kept = training.entries()[-1]
+    training.wait_for_step(training.step() + scene.rng.randint(5, 9))
+    if scene.rng.random() < 0.5:
+        injury = training.wound()
+    else:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, unlimited)
+        injury = training.injury()
+    training.finish()
+    assert kept.step < injury.step
+    assert "Free space there" in training.log() or "has room" in training.log()
+    return training, injury
+
+
+def two_copies(scene: Scene) -> tuple[Training, Injury]:
+    """A second process with the task's own right to publish lives on when the task is killed and goes on elsewhere.
+
+    It has no lease in its environment, or the executor would find and end it: it is as on a host out of reach.
+    """
+    training = scene.train(steps=60)
+    training.wait_for_checkpoint()
+    scene.some_step(training, 5, 12)
+    journal = training.journal.with_name("copy.jsonl")
+    arguments = {"journal": str(journal), "steps": 60, "nap_s": 0.2, "every": 4, "seed": training.seed}
+    environment = {**os.environ, "HETERO_AIRFLOW_CHECKPOINT": training.starts()[-1]["place"]}
+    with subprocess.Popen(
+        [sys.executable, TRAINING, json.dumps(arguments)], env=environment, stderr=subprocess.PIPE, text=True
+    ) as copy:
+        scene.wait_until(lambda: journal.exists() and '"step"' in journal.read_text(), "the copy to step", 0.02)
+        copy.send_signal(signal.SIGSTOP)
+        injury = training.wound()
+        scene.wait_until(lambda: len(training.starts()) > 1 and training.step() > injury.step, "the task to go on")
+        copy.send_signal(signal.SIGCONT)
+        _, errors = copy.communicate(timeout=PATIENCE_S)
+    assert copy.returncode == 1, f"the copy ended with {copy.returncode}"
+    assert "FencedOut" in errors, errors[-2000:]
+    return training, injury
