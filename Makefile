@@ -31,8 +31,10 @@ up: $(VENV)/.installed  ## leave an Airflow with the example DAGs running until 
 	@$(RUN) tools/up.py
 
 test: lint  ## lint, then all tests: unit, system (a real Airflow), PostgreSQL
-	@echo '== pytest'
-	@AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -m '$(TESTS)'
+	@echo '== pytest, all but a booted Airflow, on every core'
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -n auto -m '$(TESTS) and not system'
+	@echo '== pytest, a booted Airflow'
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -m '$(TESTS) and system'
 
 # Tests that need an accelerator run where the kernel shows one.
 TESTS := not bench and not chaos$(if $(wildcard /dev/nvidia0 /dev/kfd /dev/davinci0),, and not gpu)
