@@ -11,7 +11,6 @@ from rich.console import RenderableType
 
 from hetero_airflow.cli.device_words import count, pairs_text
 from hetero_airflow.cli.output import age, cell, table
-from hetero_airflow.model.bar import BarKind
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
@@ -38,7 +37,7 @@ def worker_report(
         rows.append(
             (
                 cell(worker.id, *_origin(worker)),
-                cell(worker.state, *_drained(worker, snapshot), style="green" if is_online else "red"),
+                cell(worker.state, *_barred(worker, snapshot), style="green" if is_online else "red"),
                 cell("never" if seen is None else f"{age(seen, now)} ago"),
                 cell(*_lines(worker, snapshot)),
             )
@@ -83,9 +82,8 @@ def workers_json(
     ]
 
 
-def _drained(worker: Worker, snapshot: Snapshot) -> Iterator[str]:
-    if any(not bar.device_id for bar in snapshot.bars_of(worker.id)):
-        yield BarKind.DRAINED
+def _barred(worker: Worker, snapshot: Snapshot) -> Iterator[str]:
+    yield from dict.fromkeys(bar.kind for bar in snapshot.bars_of(worker.id) if not bar.device_id)
 
 
 def _reading(telemetry: Telemetry | None) -> dict[str, Any] | None:

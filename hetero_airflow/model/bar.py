@@ -20,6 +20,8 @@ class BarKind(StrEnum):
     """A person's: until a person takes it back."""
     QUARANTINED = "quarantined"
     """Its health's: after errors, until a burn-in computation has passed or a person takes it back."""
+    LEAVING = "leaving"
+    """Its own agent's: it was told to stop, and waits for the tasks there; until an agent starts there again."""
 
 
 @dataclass(frozen=True, slots=True)

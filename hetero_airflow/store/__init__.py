@@ -5,6 +5,7 @@
 ``memory.py``          both as plain Python values: simulator and tests
 ``sql.py``             both in Airflow's database; ``sql_transaction.py`` (lock, errors), ``sql_events.py``,
                        ``sql_leases.py`` and ``sql_reading.py`` are its parts
+``sql_keys.py``        who may speak for a worker, and what agents tell
 ``tables.py``          the tables; ``migrations/`` makes them
 ``view.py``            the live part of the world, from which both make their snapshots
 ``inventory.py``, ``leases.py``, ``cores.py``, ``codec.py``  what both decide in the same way; pure

@@ -32,6 +32,7 @@ from hetero_airflow.store.store import (
     Saved,
     Story,
     Submitted,
+    WorkerAlive,
     WorkerLost,
     WorkerSeen,
 )
@@ -100,6 +101,8 @@ class MemoryStore:
         for event in events:
             if isinstance(event, WorkerSeen):
                 is_visible |= self._see(event, now)
+            elif isinstance(event, WorkerAlive):
+                is_visible |= self._hear(event, now)
             elif isinstance(event, WorkerLost):
                 is_visible |= self._lose(event.worker_id)
             elif isinstance(event, Submitted):
@@ -231,6 +234,10 @@ class MemoryStore:
         host.telemetry = seen.telemetry or host.telemetry
         self._show_worker(host)
         return True
+
+    def _hear(self, alive: WorkerAlive, now: datetime) -> bool:
+        host = self._hosts.get(alive.worker_id)
+        return host is not None and self._see(WorkerSeen(host.reported, alive.telemetry), now)
 
     def _lose(self, worker_id: str) -> bool:
         host = self._hosts.get(worker_id)

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Row, bindparam, delete, insert, select, update
 
-from hetero_airflow.model.device import Device
+from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.lease import TERMINAL
 from hetero_airflow.model.snapshot import Pending
 from hetero_airflow.model.worker import Worker, WorkerState
@@ -25,6 +25,7 @@ from hetero_airflow.store.store import (
     Saved,
     Submitted,
     Withdrawn,
+    WorkerAlive,
     WorkerLost,
     WorkerSeen,
 )
@@ -48,7 +49,7 @@ _UPDATE_TELEMETRY = update(tables.telemetry).where(tables.telemetry.c.worker_id 
 
 def record_events(writing: Writing, events: Sequence[Event], now: datetime) -> None:
     """Write the events, in order; those of one table at once."""
-    workers = [event for event in events if isinstance(event, WorkerSeen | WorkerLost)]
+    workers = [event for event in events if isinstance(event, WorkerSeen | WorkerAlive | WorkerLost)]
     requests = [event for event in events if isinstance(event, Submitted | Withdrawn)]
     for saved in (event for event in events if isinstance(event, Saved)):
         key = {"key": saved.lease_id, "held": saved.token}
@@ -62,12 +63,14 @@ def record_events(writing: Writing, events: Sequence[Event], now: datetime) -> N
 
 
 class _Workers:
-    """One batch of workers that were seen or lost.
+    """One batch of workers that were seen, heard of or lost.
 
     A worker that reports the same inventory as before costs one row of `hetero_telemetry`.
     """
 
-    def __init__(self, writing: Writing, events: Sequence[WorkerSeen | WorkerLost], now: datetime) -> None:
+    def __init__(
+        self, writing: Writing, events: Sequence[WorkerSeen | WorkerAlive | WorkerLost], now: datetime
+    ) -> None:
         self._writing, self._events, self._now = writing, events, now
         ids = {event.worker.id if isinstance(event, WorkerSeen) else event.worker_id for event in events}
         query = select(_WORKER.id, _WORKER.state, _WORKER.digest, _WORKER.inventory)
@@ -83,8 +86,10 @@ class _Workers:
         for event in self._events:
             if isinstance(event, WorkerSeen):
                 self._see(event)
+            elif isinstance(event, WorkerAlive):
+                self._hear(event)
             else:
-                self._lose(event.worker_id)
+                self._turn(event.worker_id, WorkerState.LOST)
         times = [{"key": key, "seen_at": self._now} for key, readings in self._seen.items() if readings is None]
         both = [
             {"key": key, "seen_at": self._now, "readings": readings}
@@ -99,8 +104,16 @@ class _Workers:
         reported = digest(worker.model_dump_json(exclude={"state"}))
         if self._known.get(worker.id, ())[:2] != (WorkerState.ONLINE, reported):
             self._take(worker, reported)
-        readings = READINGS.dump_json(event.telemetry).decode() if event.telemetry else None
-        self._seen[worker.id] = readings or self._seen.get(worker.id)
+        self._note_seen(worker.id, event.telemetry)
+
+    def _hear(self, event: WorkerAlive) -> None:
+        if event.worker_id in self._known:
+            self._turn(event.worker_id, WorkerState.ONLINE)
+            self._note_seen(event.worker_id, event.telemetry)
+
+    def _note_seen(self, worker_id: str, telemetry: tuple[Telemetry, ...]) -> None:
+        readings = READINGS.dump_json(telemetry).decode() if telemetry else None
+        self._seen[worker_id] = readings or self._seen.get(worker_id)
 
     def _take(self, worker: Worker, reported: str) -> None:
         connection, stamp = self._writing.connection, self._writing.stamp
@@ -153,12 +166,12 @@ class _Workers:
         seen_at: datetime = self._writing.connection.execute(query).scalar_one()
         return seen_at
 
-    def _lose(self, worker_id: str) -> None:
+    def _turn(self, worker_id: str, state: WorkerState) -> None:
         known = self._known.get(worker_id)
-        if known is not None and known[0] != WorkerState.LOST:
-            values = {"key": worker_id, "state": WorkerState.LOST, "changed": self._writing.stamp}
+        if known is not None and known[0] != state:
+            values = {"key": worker_id, "state": state, "changed": self._writing.stamp}
             self._writing.connection.execute(_UPDATE_WORKER, values)
-            self._known[worker_id] = (WorkerState.LOST, known[1], known[2])
+            self._known[worker_id] = (state, known[1], known[2])
             self._writing.is_visible = True
 
 

@@ -31,6 +31,14 @@ class WorkerSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerAlive:
+    """A heartbeat without an inventory: the worker is as it was seen last, and online; passed over if it is unknown."""
+
+    worker_id: str
+    telemetry: tuple[Telemetry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLost:
     """A worker that has not been seen in time. Its leases stay."""
 
@@ -89,7 +97,9 @@ class HealthNoted:
     health: Health
 
 
-Event = WorkerSeen | WorkerLost | Submitted | Withdrawn | Saved | DeviceBarred | DeviceCleared | HealthNoted
+Event = (
+    WorkerSeen | WorkerAlive | WorkerLost | Submitted | Withdrawn | Saved | DeviceBarred | DeviceCleared | HealthNoted
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,23 @@ health = Table(
     comment="Devices that ever had an error and are not forgiven",
 )
 
+worker_key = Table(
+    "hetero_worker_key",
+    metadata,
+    Column("worker_id", ID),
+    Column("secret_hash", String(64), comment="SHA-256 of the one-time secret that its agent enrols with"),
+    Column("secret_until", UtcDateTime, comment="After that, the secret is worth nothing"),
+    Column("public_key", String(64), comment="Ed25519, 64 hexadecimal digits; NULL until its agent has enrolled"),
+    Column("enrolled_at", UtcDateTime),
+    Column("revoked_at", UtcDateTime),
+    Column("nonce", BigInteger, nullable=False, comment="Of the newest request that was taken; older ones are replays"),
+    Column("instance", String(32), nullable=False, comment="The process of its agent that speaks for it now"),
+    Column("changed", BigInteger, nullable=False),
+    PrimaryKeyConstraint("worker_id"),
+    Index(None, "changed"),
+    comment="Who may speak for a worker; outlives it",
+)
+
 request = Table(
     "hetero_request",
     metadata,

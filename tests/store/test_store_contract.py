@@ -21,7 +21,7 @@ from hetero_airflow.model.plan import (
 )
 from hetero_airflow.model.snapshot import Usage
 from hetero_airflow.model.worker import WorkerState
-from hetero_airflow.store.store import Commit, Saved, Submitted, Withdrawn, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import Commit, Saved, Submitted, Withdrawn, WorkerAlive, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
 
 LATER = EPOCH + timedelta(seconds=60)
@@ -107,6 +107,20 @@ def test_a_heartbeat_without_readings_keeps_the_last_ones(store):
     assert store.telemetry() == {("worker-a", "GPU-0"): first}
     store.record([WorkerSeen(a_worker(), (second,)), WorkerSeen(a_worker())], LATER)
     assert store.telemetry() == {("worker-a", "GPU-1"): second}
+
+
+def test_a_heartbeat_without_inventory_costs_no_snapshot_and_brings_a_lost_worker_back(store):
+    prepare(store)
+    before = store.snapshot()
+    reading = Telemetry(device_id="GPU-0", utilization=0.5)
+    store.record([WorkerAlive("worker-a", (reading,)), WorkerAlive("never seen", (reading,))], LATER)
+    assert store.snapshot() is before
+    assert store.last_seen() == {"worker-a": LATER}
+    assert store.telemetry() == {("worker-a", "GPU-0"): reading}
+    store.record([WorkerLost("worker-a")], LATER)
+    assert store.snapshot().workers[0].state is WorkerState.LOST
+    store.record([WorkerAlive("worker-a")], LATER)
+    assert store.snapshot().workers == before.workers
 
 
 def test_a_changed_inventory_replaces_the_old_one(store):

@@ -20,7 +20,7 @@ from hetero_airflow.store import tables
 from hetero_airflow.store.codec import CORES
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.store import Submitted, Withdrawn, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import Submitted, Withdrawn, WorkerAlive, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_worker
 
 WORKERS = st.sampled_from(["a", "b"])
@@ -65,6 +65,7 @@ DECISIONS = (
 )
 EVENTS = (
     st.builds(lambda key, found: WorkerSeen(a_worker(key, found)), WORKERS, devices())
+    | st.builds(WorkerAlive, WORKERS)
     | st.builds(WorkerLost, WORKERS)
     | st.builds(lambda key: Submitted(a_pending(key)), REQUESTS)
     | st.builds(Withdrawn, REQUESTS, st.just("cleared"))

@@ -1,0 +1,255 @@
+"""Who may speak for a worker: enrolment, revocation, and what agents tell, in Airflow's database.
+
+What an agent tells is taken in the transaction that looks at its key, so a revocation holds at once and in every API
+server, and a request that was taken once is refused ever after: each carries a nonce that must be greater than the
+last. Rejected: remembering the ids of tokens until they expire, which each API server would do for itself, so that
+another one, or the same after a restart, took the request again.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Engine, Row, bindparam, func, insert, select, update
+
+from hetero_airflow.errors import IdentityError, shorten
+from hetero_airflow.model.bar import BarKind
+from hetero_airflow.store import tables
+from hetero_airflow.store.sql_events import record_events
+from hetero_airflow.store.sql_transaction import Writing, chunks, reading, writing
+from hetero_airflow.store.store import DeviceCleared, Event, WorkerAlive, WorkerLost, WorkerSeen
+
+_KEY, _HELD = tables.worker_key.c, tables.lease_device.c
+_UPDATE_NONCE = update(tables.worker_key).where(_KEY.worker_id == bindparam("key"))
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One request of an agent whose signature holds."""
+
+    worker_id: str
+    public_key: str
+    """The one that the signature holds for."""
+    nonce: int
+    instance: str
+    """The agent's process: the last one that told an inventory is the one that counts."""
+    event: WorkerSeen | WorkerAlive
+    leaving: Event | None = None
+    """The bar to put up, of an agent that was told to stop."""
+
+
+class Outcome(StrEnum):
+    """What became of what an agent told."""
+
+    TAKEN = "taken"
+    """It is in the database."""
+    REPLAYED = "replayed"
+    """It, or a later one, was taken before."""
+    REVOKED = "revoked"
+    """The worker has no key, or another one."""
+    SUPERSEDED = "superseded"
+    """Another process has told the worker's inventory since, with the same key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an agent is told back."""
+
+    outcome: Outcome
+    digest: str = ""
+    """Of the inventory that the store has; empty where it has none."""
+    leases: int | None = None
+    """How many leases are left there, of a worker that leaves; at 0 it is taken for lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChange:
+    """A worker's key as it is since that sequence; None for one that is not enrolled, or is revoked."""
+
+    worker_id: str
+    public_key: str | None
+    changed: int
+
+
+class WorkerKeys:
+    """The keys in a database that `airflow db migrate` has prepared. Every method is one transaction and may block.
+
+    :raises StoreUnavailable: (every method) the database is down, locked, or not migrated
+    """
+
+    def __init__(self, engine: Engine, *, lock_timeout_s: float = 10.0) -> None:
+        self._engine = engine
+        self._lock_timeout_s = lock_timeout_s
+
+    def open_enrolment(self, worker_id: str, secret_hash: str, until: datetime, now: datetime) -> None:
+        """Let whoever has the secret enrol a key for the worker, once, until that time.
+
+        :raises IdentityError: it has a key, or a scheduler reports a worker of that name as its own host
+        """
+        with writing(self._engine, self._lock_timeout_s) as transaction:
+            row = _row(transaction, worker_id)
+            if row is not None and row.public_key is not None and row.revoked_at is None:
+                raise IdentityError(
+                    f"to enrol worker {shorten(worker_id)}",
+                    found=f"a key that was enrolled at {row.enrolled_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC",
+                    remedy="`airflow hetero revoke` it first, if it shall not speak for the worker any more",
+                )
+            worker = select(tables.worker.c.id).where(tables.worker.c.id == worker_id)
+            if row is None and transaction.connection.execute(worker).first() is not None:
+                raise IdentityError(
+                    f"to enrol worker {shorten(worker_id)}",
+                    found="a worker of that name that a scheduler reports, being its own host",
+                    remedy="Give this one another name",
+                )
+            values: dict[str, Any] = {"secret_hash": secret_hash, "secret_until": until, "public_key": None}
+            values |= {"enrolled_at": None, "revoked_at": None, "nonce": 0, "instance": ""}
+            _put(transaction, worker_id, values, is_new=row is None)
+
+    def enrol(self, worker_id: str, secret_hash: str, public_key: str, now: datetime) -> None:
+        """Take the key for the worker's; the same key with the same secret again changes nothing.
+
+        :raises IdentityError: the secret is not the worker's, was used, or is too old
+        """
+        with writing(self._engine, self._lock_timeout_s) as transaction:
+            row = _row(transaction, worker_id)
+            asked = f"to enrol worker {shorten(worker_id)}"
+            remedy = (
+                "Ask for a new one by `airflow hetero enroll`, `airflow hetero revoke` before if the worker has a key"
+            )
+            known = "" if row is None or row.revoked_at is not None else row.secret_hash or ""
+            if row is None or not hmac.compare_digest(known, secret_hash):
+                raise IdentityError(asked, found="a secret that is not its own", remedy=remedy)
+            if row.public_key == public_key:
+                return
+            if row.public_key is not None:
+                raise IdentityError(asked, found="a secret that another agent has used", remedy=remedy)
+            if row.secret_until < now:
+                raise IdentityError(asked, found="a secret that is too old", remedy=remedy)
+            _put(transaction, worker_id, {"public_key": public_key, "enrolled_at": now}, is_new=False)
+
+    def revoke(self, worker_id: str, now: datetime) -> bool:
+        """Take nothing more from the worker's agent, and give it no new task; whether it had a key.
+
+        :raises IdentityError: the worker was never enrolled, or is revoked
+        """
+        with writing(self._engine, self._lock_timeout_s) as transaction:
+            row = _row(transaction, worker_id)
+            if row is None or row.revoked_at is not None:
+                found = "no worker of that name that was enrolled" if row is None else "that it is revoked already"
+                remedy = "`airflow hetero workers` lists those that are known"
+                raise IdentityError(f"to revoke worker {shorten(worker_id)}", found=found, remedy=remedy)
+            _put(transaction, worker_id, {"revoked_at": now, "secret_hash": None}, is_new=False)
+            record_events(transaction, [WorkerLost(worker_id)], now)
+            return row.public_key is not None
+
+    def changes(self, since: int) -> list[KeyChange]:
+        """The keys that changed after that sequence, from 0 all of them, in the order of their changes."""
+        columns = (_KEY.worker_id, _KEY.public_key, _KEY.revoked_at, _KEY.changed)
+        with reading(self._engine) as connection:
+            rows = connection.execute(select(*columns).where(_KEY.changed > since).order_by(_KEY.changed))
+            return [
+                KeyChange(row.worker_id, None if row.revoked_at is not None else row.public_key, row.changed)
+                for row in rows
+            ]
+
+    def take(self, told: Sequence[Told], now: datetime) -> list[Answer]:
+        """Record what agents tell, in one transaction; the answer to each, in order. One refused stops no other."""
+        with writing(self._engine, self._lock_timeout_s) as transaction:
+            rows = _rows(transaction, {one.worker_id for one in told})
+            admitted = _Admitted(rows)
+            outcomes = [admitted.judge(one) for one in told]
+            taken = [one for one, outcome in zip(told, outcomes, strict=True) if outcome is Outcome.TAKEN]
+            record_events(transaction, [event for one in taken for event in admitted.events(one)], now)
+            transaction.execute_many(_UPDATE_NONCE, admitted.updates())
+            digests = _digests(transaction, {one.worker_id for one in taken})
+            left = _leases_left(transaction, {one.worker_id for one in taken if one.leaving is not None})
+            record_events(transaction, [WorkerLost(worker_id) for worker_id, leases in left.items() if not leases], now)
+        return [
+            Answer(
+                outcome,
+                digests.get(one.worker_id, "") if outcome is Outcome.TAKEN else "",
+                left.get(one.worker_id) if outcome is Outcome.TAKEN and one.leaving is not None else None,
+            )
+            for one, outcome in zip(told, outcomes, strict=True)
+        ]
+
+
+class _Admitted:
+    """Judges a batch against the keys' rows, and remembers what it has admitted."""
+
+    def __init__(self, rows: dict[str, Row[*tuple[Any, ...]]]) -> None:
+        self._rows = rows
+        self._now = {key: (row.nonce, row.instance) for key, row in rows.items()}
+
+    def judge(self, told: Told) -> Outcome:
+        row = self._rows.get(told.worker_id)
+        if row is None or row.revoked_at is not None or row.public_key != told.public_key:
+            return Outcome.REVOKED
+        nonce, instance = self._now[told.worker_id]
+        if told.nonce <= nonce:
+            return Outcome.REPLAYED
+        if isinstance(told.event, WorkerAlive) and told.instance != instance and instance:
+            return Outcome.SUPERSEDED
+        begins = isinstance(told.event, WorkerSeen)
+        self._now[told.worker_id] = (told.nonce, told.instance if begins else instance)
+        return Outcome.TAKEN
+
+    def events(self, told: Told) -> Iterable[Event]:
+        yield told.event
+        if told.leaving is not None:
+            yield told.leaving
+        elif isinstance(told.event, WorkerSeen) and told.instance != self._rows[told.worker_id].instance:
+            yield DeviceCleared(told.worker_id, "", BarKind.LEAVING)
+
+    def updates(self) -> list[dict[str, Any]]:
+        return [
+            {"key": key, "nonce": nonce, "instance": instance}
+            for key, (nonce, instance) in self._now.items()
+            if (nonce, instance) != (self._rows[key].nonce, self._rows[key].instance)
+        ]
+
+
+def _row(writing: Writing, worker_id: str) -> Row[*tuple[Any, ...]] | None:
+    return _rows(writing, {worker_id}).get(worker_id)
+
+
+def _rows(writing: Writing, worker_ids: Iterable[str]) -> dict[str, Row[*tuple[Any, ...]]]:
+    query = select(tables.worker_key)
+    return {
+        row.worker_id: row
+        for chunk in chunks(sorted(worker_ids))
+        for row in writing.connection.execute(query.where(_KEY.worker_id.in_(chunk)))
+    }
+
+
+def _put(writing: Writing, worker_id: str, values: dict[str, Any], *, is_new: bool) -> None:
+    """Write the row; that the sequence grows is what lets `changes` see it."""
+    values = values | {"changed": writing.stamp}
+    if is_new:
+        writing.connection.execute(insert(tables.worker_key), {"worker_id": worker_id} | values)
+    else:
+        writing.connection.execute(update(tables.worker_key).where(_KEY.worker_id == worker_id).values(values))
+    writing.is_visible = True
+
+
+def _digests(writing: Writing, worker_ids: Iterable[str]) -> dict[str, str]:
+    query = select(tables.worker.c.id, tables.worker.c.digest)
+    return {
+        row.id: row.digest
+        for chunk in chunks(sorted(worker_ids))
+        for row in writing.connection.execute(query.where(tables.worker.c.id.in_(chunk)))
+    }
+
+
+def _leases_left(writing: Writing, worker_ids: Iterable[str]) -> dict[str, int]:
+    query = select(_HELD.worker_id, func.count(_HELD.lease_id.distinct()).label("leases")).group_by(_HELD.worker_id)
+    left = dict.fromkeys(worker_ids, 0)
+    for chunk in chunks(sorted(left)):
+        for row in writing.connection.execute(query.where(_HELD.worker_id.in_(chunk), _HELD.is_held)):
+            left[row.worker_id] = row.leases
+    return left

@@ -1,0 +1,202 @@
+"""Who may speak for a worker: enrolled once, revoked at once, never heard twice."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from hetero_airflow.errors import IdentityError
+from hetero_airflow.model.bar import Bar, BarKind
+from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.lease import LeaseState
+from hetero_airflow.model.plan import Plan
+from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.store.sql import SqlStore
+from hetero_airflow.store.sql_keys import Answer, KeyChange, Outcome, Told, WorkerKeys
+from hetero_airflow.store.store import DeviceBarred, Submitted, WorkerAlive, WorkerSeen
+from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker, move_lease
+
+SOON, LATER = EPOCH + timedelta(minutes=1), EPOCH + timedelta(hours=2)
+UNTIL = EPOCH + timedelta(hours=1)
+KEY, OTHER_KEY = "a" * 64, "b" * 64
+LEAVING = DeviceBarred(Bar("worker-a", "", BarKind.LEAVING, "its agent stops", EPOCH, "an agent starts there"))
+
+
+@pytest.fixture
+def keys(engine) -> WorkerKeys:
+    return WorkerKeys(engine)
+
+
+@pytest.fixture
+def store(engine) -> SqlStore:
+    return SqlStore(engine)
+
+
+@pytest.fixture
+def enrolled(keys) -> WorkerKeys:
+    keys.open_enrolment("worker-a", "hash", UNTIL, EPOCH)
+    keys.enrol("worker-a", "hash", KEY, SOON)
+    return keys
+
+
+def seen(nonce=1, instance="one", worker=None, **fields) -> Told:
+    given = {"worker_id": "worker-a", "public_key": KEY, "nonce": nonce, "instance": instance}
+    return Told(**given | {"event": WorkerSeen(worker or a_worker())} | fields)
+
+
+def alive(nonce, **fields) -> Told:
+    return seen(nonce, **{"event": WorkerAlive("worker-a")} | fields)
+
+
+def outcomes(answers: list[Answer]) -> list[Outcome]:
+    return [answer.outcome for answer in answers]
+
+
+def test_a_key_is_enrolled_once_with_the_secret(keys):
+    keys.open_enrolment("worker-a", "hash", UNTIL, EPOCH)
+    assert [change.public_key for change in keys.changes(0)] == [None]
+    with pytest.raises(IdentityError, match="a secret that is not its own"):
+        keys.enrol("worker-a", "another", KEY, SOON)
+    keys.enrol("worker-a", "hash", KEY, SOON)
+    with pytest.raises(IdentityError, match="a secret that another agent has used"):
+        keys.enrol("worker-a", "hash", OTHER_KEY, SOON)
+    assert [change.public_key for change in keys.changes(0)] == [KEY]
+
+
+def test_an_agent_that_missed_the_answer_enrols_the_same_key_again(enrolled):
+    before = enrolled.changes(0)
+    enrolled.enrol("worker-a", "hash", KEY, LATER)
+    assert enrolled.changes(0) == before
+
+
+@pytest.mark.parametrize(("worker_id", "now"), [("worker-a", LATER), ("worker-b", SOON)])
+def test_an_old_secret_and_one_of_another_worker_enrol_nothing(keys, worker_id, now):
+    keys.open_enrolment("worker-a", "hash", UNTIL, EPOCH)
+    with pytest.raises(IdentityError, match="too old" if now is LATER else "not its own"):
+        keys.enrol(worker_id, "hash", KEY, now)
+    assert [change.public_key for change in keys.changes(0)] == [None]
+
+
+def test_a_new_secret_voids_the_one_before(keys):
+    keys.open_enrolment("worker-a", "hash", UNTIL, EPOCH)
+    keys.open_enrolment("worker-a", "newer", UNTIL, EPOCH)
+    with pytest.raises(IdentityError, match="not its own"):
+        keys.enrol("worker-a", "hash", KEY, SOON)
+    keys.enrol("worker-a", "newer", KEY, SOON)
+
+
+def test_a_second_enrolment_is_refused_until_the_first_is_revoked(enrolled):
+    with pytest.raises(
+        IdentityError, match=r"a key that was enrolled at 2026-01-01 00:01:00 UTC\. `airflow hetero revoke`"
+    ):
+        enrolled.open_enrolment("worker-a", "newer", UNTIL, SOON)
+    assert enrolled.revoke("worker-a", SOON) is True
+    enrolled.open_enrolment("worker-a", "newer", UNTIL, SOON)
+    enrolled.enrol("worker-a", "newer", OTHER_KEY, SOON)
+    assert outcomes(enrolled.take([seen(9), seen(1, public_key=OTHER_KEY)], SOON)) == ["revoked", "taken"]
+
+
+def test_no_agent_gets_the_name_of_a_host_that_a_scheduler_reports(keys, store):
+    store.record([WorkerSeen(a_worker())], EPOCH)
+    with pytest.raises(IdentityError, match="a worker of that name that a scheduler reports"):
+        keys.open_enrolment("worker-a", "hash", UNTIL, EPOCH)
+    assert keys.changes(0) == []
+
+
+def test_revoking_who_was_never_enrolled_or_twice_is_an_error(enrolled):
+    with pytest.raises(IdentityError, match="no worker of that name that was enrolled"):
+        enrolled.revoke("worker-b", SOON)
+    enrolled.revoke("worker-a", SOON)
+    with pytest.raises(IdentityError, match="revoked already"):
+        enrolled.revoke("worker-a", SOON)
+
+
+def test_a_secret_that_was_not_used_can_be_revoked(keys):
+    keys.open_enrolment("worker-a", "hash", UNTIL, EPOCH)
+    assert keys.revoke("worker-a", EPOCH) is False
+    with pytest.raises(IdentityError, match="not its own"):
+        keys.enrol("worker-a", "hash", KEY, SOON)
+
+
+def test_a_revoked_worker_is_lost_at_once_and_not_heard_again(enrolled, store):
+    enrolled.take([seen()], SOON)
+    assert store.snapshot().workers == (a_worker(),)
+    enrolled.revoke("worker-a", SOON)
+    assert store.snapshot().workers[0].state is WorkerState.LOST
+    assert enrolled.take([alive(2), seen(3)], SOON) == [Answer(Outcome.REVOKED), Answer(Outcome.REVOKED)]
+    assert store.snapshot().workers[0].state is WorkerState.LOST
+
+
+def test_changes_tell_what_is_newer_only(enrolled):
+    (first,) = enrolled.changes(0)
+    assert first == KeyChange("worker-a", KEY, first.changed)
+    assert enrolled.changes(first.changed) == []
+    enrolled.revoke("worker-a", SOON)
+    (second,) = enrolled.changes(first.changed)
+    assert (second.public_key, second.changed > first.changed) == (None, True)
+
+
+def test_what_an_agent_tells_is_in_the_store(enrolled, store):
+    reading = Telemetry(device_id="GPU-0", power_w=70.5)
+    assert outcomes(enrolled.take([seen(), alive(2, event=WorkerAlive("worker-a", (reading,)))], SOON)) == ["taken"] * 2
+    assert store.snapshot().workers == (a_worker(),)
+    assert (store.last_seen(), store.telemetry()) == ({"worker-a": SOON}, {("worker-a", "GPU-0"): reading})
+
+
+def test_nothing_is_taken_twice_whoever_asks_and_whatever_restarts(enrolled, engine):
+    assert outcomes(enrolled.take([seen(5), alive(5), alive(4)], SOON)) == ["taken", "replayed", "replayed"]
+    assert outcomes(WorkerKeys(engine).take([alive(5), alive(6), alive(6)], LATER)) == ["replayed", "taken", "replayed"]
+
+
+def test_one_refused_stops_no_other(enrolled, store):
+    told = [alive(1, worker_id="worker-b", event=WorkerAlive("worker-b")), seen(1, public_key=OTHER_KEY), seen(1)]
+    assert outcomes(enrolled.take(told, SOON)) == ["revoked", "revoked", "taken"]
+    assert [worker.id for worker in store.snapshot().workers] == ["worker-a"]
+
+
+def test_the_answer_names_the_inventory_that_the_store_has(enrolled):
+    (unknown,) = enrolled.take([alive(1, instance="one")], SOON)
+    (first,) = enrolled.take([seen(2)], SOON)
+    (same,) = enrolled.take([alive(3)], SOON)
+    (other,) = enrolled.take([seen(4, worker=a_worker(labels={"zone": "b"}))], SOON)
+    assert (unknown.digest, same) == ("", first)
+    assert len({first.digest, other.digest, ""}) == 3
+
+
+def test_of_two_agents_with_one_key_the_one_that_began_last_counts(enrolled):
+    told = [seen(1, "one"), seen(2, "two"), alive(3, instance="one"), alive(4, instance="two")]
+    assert outcomes(enrolled.take(told, SOON)) == ["taken", "taken", "superseded", "taken"]
+    assert outcomes(enrolled.take([alive(5, instance="one"), seen(6, "one")], SOON)) == ["superseded", "taken"]
+
+
+def test_a_heartbeat_changes_no_snapshot(enrolled, store):
+    enrolled.take([seen(1)], SOON)
+    before = store.snapshot()
+    enrolled.take([alive(2)], SOON)
+    assert store.snapshot() is before
+
+
+def test_a_worker_that_leaves_gets_no_task_and_is_lost_once_its_last_lease_has_ended(enrolled, store):
+    enrolled.take([seen(1)], SOON)
+    store.record([Submitted(a_pending("r1")), Submitted(a_pending("r2"))], SOON)
+    (lease,) = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), SOON, LATER).leases
+    (answer,) = enrolled.take([alive(2, leaving=LEAVING)], SOON)
+    assert (answer.outcome, answer.leases) == (Outcome.TAKEN, 1)
+    assert store.commit(Plan((a_place("r2", **{"GPU-1": 1000}),)), SOON, LATER).refused == ("r2",)
+    assert store.snapshot().workers[0].state is WorkerState.ONLINE
+    move_lease(store, lease.id, lease.token, LeaseState.RELEASED, LATER)
+    (answer,) = enrolled.take([alive(3, leaving=LEAVING)], LATER)
+    assert answer.leases == 0
+    assert store.snapshot().workers[0].state is WorkerState.LOST
+
+
+def test_an_agent_that_starts_again_takes_off_its_own_bar_and_no_persons(enrolled, store):
+    drained = Bar("worker-a", "", BarKind.DRAINED, "new fan", EPOCH, "undrained")
+    enrolled.take([seen(1), alive(2, leaving=LEAVING)], SOON)
+    store.record([DeviceBarred(drained)], SOON)
+    enrolled.take([seen(3, "one", a_worker(labels={"a": "b"}))], SOON)
+    assert set(store.snapshot().bars) == {drained, LEAVING.bar}
+    enrolled.take([seen(4, "two")], SOON)
+    assert store.snapshot().bars == (drained,)
+    assert store.snapshot().workers[0].state is WorkerState.ONLINE
