@@ -120,7 +120,7 @@ class DeviceSupervisor(ActivitySubprocess):
         before = self._last_heartbeat_attempt
         super()._send_heartbeat_if_needed()  # type: ignore[no-untyped-call]
         if self._lease is not None and self._last_heartbeat_attempt != before:
-            self._watch.beat(datetime.now(UTC))
+            self._watch.beat(datetime.now(UTC), is_online=self.failed_heartbeats == 0)
 
     def _send(self, number: signal.Signals) -> None:
         """To the task's own process if it is to show its stacks, else to all of its group."""

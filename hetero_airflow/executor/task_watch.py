@@ -79,12 +79,17 @@ class TaskWatch:
         """Why the task was told to stop, if it was told by somebody else."""
         return self._notice.cause if self._notice is not None and self.hung_s is None else None
 
-    def beat(self, now: datetime) -> None:
-        """One round."""
+    def beat(self, now: datetime, *, is_online: bool = True) -> None:
+        """One round.
+
+        :param is_online: whether the API server answers: else nothing is asked of it, since each call would block for
+            as long as the heartbeat did, and Airflow would take the task for dead
+        """
         try:
             progress = read_progress(self._folder)
-            self._bring_notice()
-            self._tell_progress(progress, now)
+            if is_online:
+                self._bring_notice()
+                self._tell_progress(progress, now)
             self._look_for_hang(progress, now)
         except Exception as error:  # noqa: BLE001  whatever the API or the disk answers, the task's heartbeat goes on
             text = f"{type(error).__name__}: {error}"

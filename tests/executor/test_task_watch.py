@@ -75,6 +75,16 @@ def test_a_notice_reaches_the_task_and_is_told_once(watch, states, tmp_path, log
     assert (read_notice(tmp_path).cause, watch.notice, len(log.lines), stops) == ("urgent", "urgent", 1, [])
 
 
+def test_nothing_is_asked_of_a_server_that_does_not_answer(watch, states, tmp_path, stops, log):
+    states.values[PREEMPT] = notice(seconds=5)
+    watch.beat(EPOCH)
+    states.error = ConnectionError("refused")
+    ProgressFile(tmp_path, FakeClock()).done(1)
+    watch.beat(EPOCH + timedelta(seconds=6), is_online=False)
+    assert stops == [signal.SIGTERM], "what needs no server goes on"
+    assert not any("can't be read" in line for line in log.lines)
+
+
 def test_a_notice_of_an_earlier_lease_is_void(watch, states, tmp_path):
     states.values[PREEMPT] = notice("lease-1")
     watch.beat(EPOCH)
