@@ -103,10 +103,14 @@ class HeteroExecutor(BaseExecutor):
         self._dispatcher.settle(now)
 
     def change_state(self, key: Any, state: Any, info: Any = None, remove_running: bool = True) -> None:
-        """Take note of a task's state; the scheduler itself calls this for a task that it declares dead."""
-        if state in (TaskInstanceState.FAILED, TaskInstanceState.SUCCESS) and key in self._keeper.running:
-            self._keeper.end(key, f"Airflow declared the task {state}")
-        super().change_state(key, state, info, remove_running)
+        """Take note of a task's state; the scheduler itself calls this for a task that it declares dead.
+
+        Such a one is treated as any that is lost: by the recovery rules, and with the same try if they say so.
+        """
+        if state == TaskInstanceState.FAILED and key in self._keeper.running:
+            self._keeper.give_up(key)
+        else:
+            super().change_state(key, state, info, remove_running)
 
     def has_task(self, task_instance: Any) -> bool:
         """Whether the task is held or runs here, so that an end event of its past is stale."""
@@ -191,7 +195,7 @@ class HeteroExecutor(BaseExecutor):
             if key not in self._keeper.running:
                 super().change_state(key, state, info)
             elif state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED):
-                if state == TaskInstanceState.FAILED and self._keeper.survives(key):
+                if self._keeper.survives(key, failed=state == TaskInstanceState.FAILED):
                     continue
                 self._keeper.end(key, "the task ended")
                 if key not in self._dispatcher.held:

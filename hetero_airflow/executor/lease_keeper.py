@@ -60,6 +60,8 @@ class RunningTask:
     """Puts it back into the queue, with the same try; None if it was adopted while it ran."""
     over_since: datetime | None = None
     """Since when its process is known to be gone, or Airflow does not want it any more."""
+    is_unheard: bool = False
+    """Airflow has not heard of it for too long: its worker may be frozen, and its process still there."""
 
 
 @dataclass(slots=True)
@@ -98,6 +100,8 @@ class LeaseKeeper:
         self._lost = lost
         self._lease_timeout = timedelta(seconds=lease_timeout_s)
         self._seen: dict[str, tuple[datetime, Liveness]] = {}
+        self._given_up: set[Any] = set()
+        """Tasks of which the engine may still report an end that is not theirs."""
         self._now = datetime.min.replace(tzinfo=UTC)
         self._periods = Periods(renew=lease_timeout_s / 3, watch=_WATCH_EVERY_S)
 
@@ -111,6 +115,13 @@ class LeaseKeeper:
         if task is not None:
             self._ending[task.lease.id] = EndingTask(key, task.lease, to, cause)
 
+    def give_up(self, key: Any) -> None:
+        """Airflow has not heard of the task for too long: it is lost, whatever the engine still has of it.
+
+        Concluded at the next `watch`, since the scheduler says so in the middle of a transaction.
+        """
+        self.running[key].is_unheard = True
+
     def find(self, lease_id: str) -> RunningTask | None:
         """The task that runs under a lease."""
         return next((task for task in self.running.values() if task.lease.id == lease_id), None)
@@ -119,8 +130,10 @@ class LeaseKeeper:
         """Whether a lease of the request is still to be freed."""
         return any(lease.request_id == request_id for lease in self._leases())
 
-    def survives(self, key: Any) -> bool:
-        """Whether the task runs although the engine reported its failure: another process got there first."""
+    def survives(self, key: Any, *, failed: bool) -> bool:
+        """Whether the task runs although the engine reported its end: of another process, slower or given up before."""
+        if not failed and key not in self._given_up:
+            return False
         task = self.running[key]
         try:
             process = self._process(task.lease)
@@ -226,6 +239,9 @@ class LeaseKeeper:
         liveness = self._look([(task.lease, processes[key]) for key, task in self.running.items()])
         for key, task in list(self.running.items()):
             process = processes[key]
+            if task.is_unheard:
+                self._conclude(key, task, process)
+                continue
             if process.is_wanted and liveness[task.lease.id] is not Liveness.GONE:
                 task.over_since = None
                 continue
@@ -242,6 +258,9 @@ class LeaseKeeper:
             log.warning("The engine lost %s before it began; it is held again.", key)
             self.end(key, "the engine lost the task before it began", LeaseState.EVICTED)
             task.hold_again()
+        elif task.is_unheard:
+            self._given_up.add(key)
+            self._lose(key, "Airflow has not heard of it for too long")
         else:
             self._lose(key, f"its process {process.pid} on {process.hostname} is gone")
 

@@ -43,14 +43,35 @@ def a_task_instance(key, id_, state, device=True, **fields):
     return SimpleNamespace(key=key, id=id_, state=state, executor_config=config, **fields)
 
 
-def test_a_task_that_the_scheduler_declares_dead_frees_its_devices(bench, executor):
+def test_a_task_that_the_scheduler_declares_dead_fails_where_it_can_not_be_sent_back(bench, executor):
     """Trap 2: it tells us, not the engine."""
     start(bench)
     executor.change_state("a", FAILED)
-    assert executor.get_event_buffer() == {"a": (FAILED, None)}
+    bench.beat(5)
+    assert [(key, state) for key, state, _ in bench.reports] == [("a", "failed")]
+    bench.beat(1)
+    assert bench.engine.signals, "what is left of it is stopped"
     bench.engine.alive.clear()
     bench.beat(1)
     assert bench.store.snapshot().leases == ()
+
+
+def test_a_task_that_the_scheduler_declares_dead_comes_again_with_the_same_try(bench, executor):
+    """Its worker was frozen: the old process thaws, is refused, and its end is not that of the new run."""
+    start(bench)
+    lost = []
+    bench.keeper._lost = lambda key, lease: not lost.append(lease.id)
+    executor.change_state("a", FAILED)
+    assert executor.get_event_buffer() == {}
+    bench.beat(5)
+    assert (len(lost), bench.reports, bench.keeper.running) == (1, [], {})
+    bench.engine.alive.clear()
+    bench.beat(1)
+    start(bench)
+    bench.engine.events = {"a": (SUCCESS, None)}
+    executor.heartbeat()
+    assert executor.get_event_buffer() == {}
+    assert "a" in bench.keeper.running
 
 
 def test_held_and_running_tasks_are_known_so_that_old_end_events_are_stale(bench, executor):

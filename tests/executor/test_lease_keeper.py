@@ -150,12 +150,12 @@ def test_an_expired_lease_of_a_dead_scheduler_is_taken_back_once_its_process_is_
 def test_a_failure_report_of_a_task_that_runs_all_the_same_is_not_believed(bench):
     """A copy that a dead scheduler had dispatched got there first; ours was turned away by Airflow."""
     id_, lease = start(bench)
-    assert bench.keeper.survives("a")
+    assert bench.keeper.survives("a", failed=True)
     bench.engine.alive.clear()
-    assert not bench.keeper.survives("a")
+    assert not bench.keeper.survives("a", failed=True)
     bench.engine.alive = {lease.id: [100]}
     bench.tasks.rows[id_] = TaskProcess("failed", 100, "here", bench.clock.now())
-    assert not bench.keeper.survives("a")
+    assert not bench.keeper.survives("a", failed=True)
 
 
 def test_a_task_whose_lease_was_taken_back_is_stopped(bench):
