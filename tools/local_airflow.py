@@ -117,6 +117,14 @@ class LocalAirflow:
         process.wait()
         self._killed.append(process.pid)
 
+    def revive(self) -> list[str]:
+        """Start again what has ended by itself, as a service manager does; the names of those."""
+        ended = [name for name, process in list(self._processes.items()) if process.poll() is not None]
+        for name in ended:
+            self._killed.append(self._processes[name].pid)
+            self.launch(name)
+        return ended
+
     def stop(self) -> None:
         """Ask each component to stop; kill what does not within its time."""
         if self._client is not None:

@@ -38,7 +38,6 @@ SETTINGS = {
     "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
     "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "10",
     "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
-    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
     "AIRFLOW__CORE__PARALLELISM": "4",
     "AIRFLOW__CORE__MAX_ACTIVE_TASKS_PER_DAG": "100",
 }
@@ -95,6 +94,22 @@ def s3() -> Iterator[Proxy]:
     server.stop()
 
 
+@contextlib.contextmanager
+def service_manager(airflow: LocalAirflow) -> Iterator[None]:
+    """Starts components of Airflow again that end by themselves, which some do when their database is away."""
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(1):
+            airflow.revive()
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    yield
+    is_over.set()
+    thread.join()
+
+
 @pytest.fixture(scope="session")
 def chaos_airflow(tmp_path_factory: pytest.TempPathFactory, s3: Proxy) -> Iterator[Scene]:
     """Airflow on the chosen database, the scene of no fault yet."""
@@ -113,6 +128,7 @@ def chaos_airflow(tmp_path_factory: pytest.TempPathFactory, s3: Proxy) -> Iterat
         for name in KEY:
             del airflow.environment[name]
         stack.enter_context(airflow)
+        stack.enter_context(service_manager(airflow))
         scene = Scene(airflow, BACKEND, 0, "none", database, s3, postgres)
         for _ in range(2):  # the first one warms up
             training = scene.train(steps=1)
