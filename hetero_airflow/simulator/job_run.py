@@ -92,7 +92,9 @@ class JobRun:
         return leases
 
     def undone_s(self, now_s: float, checkpoint_s: float) -> float:
-        """How much of the progress of this stay a failure undoes now: what was made since the last checkpoint."""
+        """How much of the progress of this stay is undone where it can't save now: what was made since it last did."""
+        if checkpoint_s <= 0:
+            return 0.0
         progress_s = max(0.0, now_s - self.since_s - self.overhead_s)
         return progress_s if math.isinf(checkpoint_s) else math.fmod(progress_s, checkpoint_s)
 

@@ -50,7 +50,10 @@ class Options:
     """Of a worker, until it fails; exponentially distributed."""
     repair_s: float = 3600.0
     checkpoint_s: float = 1800.0
-    """A failure undoes the work since the last multiple of this; a preempted job saves first."""
+    """A failure undoes the work since the last multiple of this of its stay; 0 is all the time."""
+    saves_at_notice: bool = True
+    """A preempted job saves first and loses nothing but the restart. False: there is no time for it, as after an engine
+    that just ends tasks, so that a preemption undoes what a failure does; policies are told of each checkpoint."""
     until_s: float = math.inf
     """Where the simulation ends at the latest."""
     measured: tuple[int, int] = (0, sys.maxsize)
@@ -66,7 +69,9 @@ class Options:
         costs = [self.restart_s(n) for n in (1, 8, 9)]
         told: dict[str, str | int | float] = {"knowledge": self.knowledge.value}
         told["restart_s"] = costs[0] if len(set(costs)) == 1 else "/".join(f"{cost:g}" for cost in costs)
-        for name in ("can_preempt", "cycle_s", "mean_uptime_s", "repair_s", "checkpoint_s", "until_s", "seed"):
+        for name in (
+            "can_preempt", "cycle_s", "mean_uptime_s", "repair_s", "checkpoint_s", "saves_at_notice", "until_s", "seed",
+        ):  # fmt: skip
             if getattr(self, name) != getattr(usual, name):
                 told[name] = getattr(self, name)
         return told

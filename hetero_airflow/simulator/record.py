@@ -35,7 +35,7 @@ class Interval(NamedTuple):
     devices: float
     """Held at the same time; a share counts as its fraction."""
     overhead_s: float = 0.0
-    """Of the stay: starting, restoring, and work that a failure undid."""
+    """Of the stay: starting, restoring, and work that a failure or a preemption undid."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from hetero_airflow.simulator.job_run import Hold, JobRun
 from hetero_airflow.simulator.knowledge import Informant
 from hetero_airflow.simulator.options import START, Options
 from hetero_airflow.simulator.record import SimulationRecord
+from hetero_airflow.simulator.saving import Saving
 from hetero_airflow.simulator.standing import Standing
 from hetero_airflow.simulator.workload import ANY_DEVICE, Job, Workload
 from hetero_airflow.store.memory import MemoryStore
@@ -114,6 +115,7 @@ class Simulation:
         self._tick_s = -math.inf
         self._next_cycle_s = -math.inf
         self._idle_ticks = 0
+        self._saving = Saving(0.0 if self._options.saves_at_notice else self._options.checkpoint_s)
         self._random = random.Random(self._options.seed)  # noqa: S311  failures of a pretend world
         self._decision_s: list[float] = []
         self._placements = 0
@@ -216,6 +218,7 @@ class Simulation:
         has_run = run.started_s is not None
         overhead_s = self._options.restart_s(math.ceil(run.devices)) if has_run else 0.0
         finish_s, stay = run.begin(self._now_s, overhead_s), run.stay
+        self._saving.begin(run)
         if math.isfinite(finish_s):
             self._at(finish_s, lambda: self._finish(run, run.stay == stay))
 
@@ -236,12 +239,14 @@ class Simulation:
                 raise outcome
 
     def _preempt(self, leases: Iterable[Lease]) -> None:
-        """Let the holders save and end at once; the time that takes is part of the restart cost."""
+        """Let the holders end at once, saving first unless they can't; the time is part of the restart cost."""
         for lease in leases:
             run, _ = self._by_request[lease.request_id]
             if run.holds and any(hold.lease.id == lease.id for hold in run.holds):
                 run.preemptions += 1
-                self._release(run.end_stay(self._now_s), LeaseState.RELEASED)
+                is_lossless = self._options.saves_at_notice
+                lost_s = 0.0 if is_lossless else run.undone_s(self._now_s, self._options.checkpoint_s)
+                self._release(run.end_stay(self._now_s, lost_s), LeaseState.RELEASED)
                 self._submit(run)
 
     def _plan_failure(self, worker_id: str) -> None:
@@ -286,6 +291,8 @@ class Simulation:
 
     def _run_cycle(self) -> CycleResult:
         now = _time(self._now_s)
+        for at_s, saved in self._saving.until(self._now_s):
+            self._store.record(saved, _time(at_s))
         self._store.record(self._news, now)
         self._news.clear()
         begin = time.perf_counter()

@@ -101,6 +101,45 @@ def test_a_failure_undoes_the_work_since_the_last_checkpoint():
     assert gaps == [pytest.approx(100.0)] * job.preemptions
 
 
+def preempting(*jobs: Job, policy=None, **options) -> SimulationRecord:
+    options = {"restart_s": fixed_restart_s(7.0), "checkpoint_s": 15.0, "saves_at_notice": False, **options}
+    return simulate(*jobs, cluster="v100=1", policy=policy or Swap("a", from_s=40), **options)
+
+
+def test_who_has_no_time_to_save_goes_back_to_its_last_checkpoint():
+    jobs = (Job("a", 0.0, GPU, 100.0), Job("b", 40.0, GPU, 10.0))
+    (a, b) = preempting(*jobs).jobs
+    assert (a.finished_s, b.finished_s) == (117.0, 127.0)
+    assert [part.overhead_s for part in a.intervals] == [10.0, 7.0]
+    assert [part.overhead_s for part in preempting(*jobs, checkpoint_s=0.0).jobs[0].intervals] == [0.0, 7.0]
+    assert [part.overhead_s for part in preempting(*jobs, checkpoint_s=math.inf).jobs[0].intervals] == [40.0, 7.0]
+    assert [part.overhead_s for part in preempting(*jobs, saves_at_notice=True).jobs[0].intervals] == [0.0, 7.0]
+
+
+class Watcher(Swap):
+    """Notes the tokens and the last checkpoints of the leases of its victim, in seconds since the start."""
+
+    def __init__(self) -> None:
+        super().__init__("a", from_s=40)
+        self.saved_s: list[tuple[int, float]] = []
+
+    def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+        for lease in snapshot.leases:
+            if lease.request_id == "a" and lease.saved_at is not None:
+                self.saved_s.append((lease.token, (lease.saved_at - START).total_seconds()))
+        return super().decide(snapshot, now)
+
+
+def test_the_policy_is_told_of_checkpoints_where_they_are_all_that_is_left():
+    jobs = (Job("a", 0.0, GPU, 100.0), *(Job(f"n{n}", at, GPU, 1.0) for n, at in enumerate((14.0, 40.0, 70.0))))
+    watcher = Watcher()
+    preempting(*jobs, policy=watcher)
+    assert sorted(set(watcher.saved_s)) == [(1, 15.0), (1, 30.0), (2, 62.0), (2, 77.0), (2, 92.0), (2, 107.0)]
+    watcher = Watcher()
+    preempting(*jobs, policy=watcher, saves_at_notice=True)
+    assert watcher.saved_s == []
+
+
 def test_a_gang_runs_on_several_workers_at_once_and_slower_when_spread():
     gang = Job("g", 0.0, GPU, 100.0, ranks=2, spread=0.5)
     record = simulate(gang, cluster="v100=2x1")
