@@ -10,5 +10,6 @@ from hetero_airflow.operators.bash import DeviceBashOperator
 from hetero_airflow.operators.decorator import device_task
 from hetero_airflow.operators.device import DeviceOperator
 from hetero_airflow.operators.python import DevicePythonOperator
+from hetero_airflow.operators.torchrun import TorchrunOperator
 
-__all__ = ["DeviceBashOperator", "DeviceOperator", "DevicePythonOperator", "device_task"]
+__all__ = ["DeviceBashOperator", "DeviceOperator", "DevicePythonOperator", "TorchrunOperator", "device_task"]

@@ -1,6 +1,6 @@
 import pytest
 
-from hetero_airflow.recovery.evidence import MAX_CHAIN, MAX_TEXT, Evidence, Raised, chain_of
+from hetero_airflow.recovery.evidence import MAX_CHAIN, MAX_TEXT, Evidence, Raised, chain_of, evidence_of
 
 
 def chain(raise_it):
@@ -90,3 +90,11 @@ def test_a_log_counts_only_where_no_exception_says_what_happened():
     assert list(Evidence(raised=(Raised("ValueError", "a"),), log="b").texts()) == [("the exception", "ValueError: a")]
     wrapped = Evidence(raised=(Raised("RuntimeError", "returned a non-zero exit code 1"),), log="b")
     assert [where for where, _ in wrapped.texts()] == ["the exception", "the log"]
+
+
+def test_an_exception_may_bring_its_own_evidence() -> None:
+    class RanksFailed(RuntimeError):
+        evidence = Evidence(log="GPU is lost", exit_code=-6)
+
+    assert evidence_of(RanksFailed("rank 1")) == Evidence(log="GPU is lost", exit_code=-6)
+    assert evidence_of(ValueError("nan")) == Evidence(raised=(Raised("ValueError", "nan"),))

@@ -1,0 +1,83 @@
+"""Which rank failed first, and why: what the others say after that is only that it is gone."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hetero_airflow.errors import HeteroError
+from hetero_airflow.operators.rank_group import RankGroup
+from hetero_airflow.recovery.classify import classify
+from hetero_airflow.recovery.evidence import Evidence, Raised
+from hetero_airflow.recovery.failure import FailureClass
+from hetero_airflow.runtime.rank_process import RankEnd
+
+SHOWN_LINES = 20
+"""Last lines of the failed rank that the error shows."""
+
+_CONSEQUENCES = frozenset({FailureClass.NETWORK})
+"""What ranks see of another one's end."""
+
+
+class RanksFailed(HeteroError, RuntimeError):
+    """torchrun gave up. `rank` failed first, None if it was torchrun itself; `evidence` is what is known of that."""
+
+    def __init__(self, asked: str, *, rank: int | None, evidence: Evidence, tail: str) -> None:
+        self.rank = rank
+        self.evidence = evidence
+        who = "torchrun itself" if rank is None else f"rank {rank}"
+        finding = classify(evidence)
+        super().__init__(
+            asked,
+            found=f"that {who} failed: it {finding.failure_class.words} ({finding.evidence})",
+            remedy="The task's log has the output of each rank",
+        )
+        self.args = (f"{self.args[0]} Its last lines:\n{tail}",)
+
+
+def failure_of_ranks(
+    group: RankGroup, exit_code: int, target: Sequence[str], count: int, oom_kills: int | None
+) -> RanksFailed:
+    """The error to raise after torchrun has given up.
+
+    :param oom_kills: see `Evidence.oom_kills`
+    """
+    asked = f"{count} processes of {' '.join(target[:2]) if target[0] == '-m' else target[0]}"
+    known = _known(group)
+    if not known:
+        tail = group.tail(None)
+        evidence = Evidence(log=tail, exit_code=exit_code, oom_kills=oom_kills)
+        return RanksFailed(asked, rank=None, evidence=evidence, tail=_last_lines(tail))
+    rank, evidence = next((one for one in known if not _is_consequence(one[1])), known[0])
+    evidence = replace(evidence, oom_kills=oom_kills)
+    return RanksFailed(asked, rank=rank, evidence=evidence, tail=_last_lines(group.tail(rank)))
+
+
+def evidence_of_end(end: RankEnd, log: str = "", exit_code: int | None = None) -> Evidence:
+    """What a rank's own word says of its failure."""
+    raised = tuple(Raised(type=name, text=text) for name, text in end.raised)
+    return Evidence(raised=raised, log=log, exit_code=exit_code)
+
+
+def _known(group: RankGroup) -> list[tuple[int, Evidence]]:
+    """(rank, evidence) of those that failed last, the first one first: who was killed comes before who can say why."""
+    codes = group.exit_codes()
+    spoken = {end.rank: end for end in group.ends()}
+    killed = [
+        (rank, Evidence(log=group.tail(rank), exit_code=code))
+        for rank, code in codes.items()
+        if rank not in spoken and code != -signal.SIGTERM  # torchrun's own, to those that were still there
+    ]
+    said = [
+        (rank, evidence_of_end(end, group.tail(rank), codes.get(rank))) for rank, end in spoken.items() if end.raised
+    ]
+    return killed + said
+
+
+def _is_consequence(evidence: Evidence) -> bool:
+    return classify(evidence).failure_class in _CONSEQUENCES
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(text.splitlines()[-SHOWN_LINES:])

@@ -1,0 +1,231 @@
+"""Training on several processes of one worker, by torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import Context
+from airflow.sdk.exceptions import AirflowFailException
+
+from hetero_airflow.errors import RequestError
+from hetero_airflow.executor.retry_policy import configured_rules
+from hetero_airflow.executor.run_end import oom_kills
+from hetero_airflow.operators.device import DeviceOperator
+from hetero_airflow.operators.rank_failure import RanksFailed, evidence_of_end, failure_of_ranks
+from hetero_airflow.operators.rank_group import RankGroup
+from hetero_airflow.operators.stopping import is_told
+from hetero_airflow.recovery.classify import classify
+from hetero_airflow.recovery.failure import FailureClass
+from hetero_airflow.recovery.rules import Action
+from hetero_airflow.runtime.notice import Stopped
+from hetero_airflow.runtime.rank_process import RankEnd
+from hetero_airflow.runtime.task_lease import TaskLease, current_lease
+from hetero_airflow.runtime.visible_devices import lease_environment
+from hetero_airflow.settings import LEASE_VARIABLE
+
+MAX_PROCESSES = 4096
+
+MAX_RESULT_BYTES = 1 << 20
+
+_FEWER_MAY_DO = frozenset({FailureClass.HARDWARE, FailureClass.NETWORK, FailureClass.LOST_WORKER})
+"""What may be one device's fault, so that the others can go on without it."""
+
+
+class TorchrunOperator(DeviceOperator):
+    """Runs a script or a module in several processes by torchrun, on the leased devices of one worker.
+
+    A rank that dies does not fail the task: torchrun starts all ranks again, and with
+    `hetero_airflow.runtime.checkpoint` they go on from the last checkpoint. Where torchrun gives up after
+    `max_restarts`, for no fault of the script, it is started with one process less, down to the least number, and
+    without the device of the rank that failed. At a notice the ranks save, and the task goes on later; also with
+    another number of processes. The lines of the ranks go to the task's log, each with its rank.
+
+    What rank 0 writes as JSON to the file named by ``HETERO_AIRFLOW_RESULT`` is the task's result.
+
+    Beside these it takes the arguments of `DeviceOperator`.
+
+    :param script: path; a relative one is from the DAG file's folder; template
+    :param module: instead of a script, as for ``python -m``; template
+    :param args: arguments of the script; template
+    :param processes: a number, or ``min:max``; by default one for each device, and one on a CPU. Of a range, as many
+        as there are devices, and on a CPU the most
+    :param max_restarts: how often torchrun starts the ranks again
+    :param env: more environment variables for the ranks; template
+    :raises RequestError: when the DAG file is parsed, if the arguments contradict themselves
+
+    >>> TorchrunOperator(task_id="train", script="train.py", args=["--lr", "0.1"], processes="2:4", device="gpu:4")
+    <Task(TorchrunOperator): train>
+    """
+
+    template_fields: Sequence[str] = ("script", "module", "args", "env")
+
+    def __init__(
+        self,
+        *,
+        script: str | None = None,
+        module: str | None = None,
+        args: Any = (),
+        processes: int | str | None = None,
+        max_restarts: int = 3,
+        env: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if (script is None) == (module is None):
+            found = "neither a script nor a module" if script is None else f"the module {module!r} too"
+            raise RequestError("script", script, found=found, remedy="Give one of script= and module=")
+        if isinstance(args, str | bytes):
+            raise RequestError("args", args, found="one text", remedy='Give a list: args=["--lr", "0.1"]')
+        if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < 0:
+            raise RequestError("max_restarts", max_restarts, found="no count", remedy="Give a whole number from 0 on")
+        self.script = script
+        self.module = module
+        self.args = args
+        self.processes = processes
+        self.max_restarts = max_restarts
+        self.env = env
+        self._range = parse_processes(processes)
+        self._group: RankGroup | None = None
+
+    def execute(self, context: Context) -> Any:
+        """Train, and give what rank 0 wrote as the result.
+
+        :raises RanksFailed: torchrun gave up
+        """
+        with self._recovering(context):
+            return self._train()
+
+    def on_kill(self) -> None:
+        """Stop torchrun and its ranks; if the task was preempted, it goes on later."""
+        if self._group is not None:
+            self._group.end()
+        super().on_kill()
+
+    def _train(self) -> Any:
+        lease = current_lease() if LEASE_VARIABLE in os.environ else None
+        target = self._target()
+        least, count = self._counts(lease)
+        while True:
+            try:
+                return self._start(target, count, lease)
+            except RanksFailed as error:
+                failure_class = classify(error.evidence).failure_class
+                if failure_class not in _FEWER_MAY_DO or count <= least or is_told():
+                    raise
+                self.log.warning("%s\nTrying with %d processes.", error, count - 1)
+                lease = without_device(lease, error.rank) if lease and lease.count == count else lease
+                count -= 1
+
+    def _start(self, target: Sequence[str], count: int, lease: TaskLease | None) -> Any:
+        self.log.info("Starting %d processes of %s", count, target[-1] if self.module else target[0])
+        kills = oom_kills(os.getpid())
+        with RankGroup(target, count, self.max_restarts, self._environment(lease, count), self.log) as group:
+            self._group = group
+            try:
+                exit_code = group.run(_is_hopeless)
+                stopped = [end for end in group.ends() if end.stopped is not None]
+                if stopped and exit_code == 0:
+                    steps = [end.saved_step for end in stopped if end.saved_step is not None]  # rank 0 knows it
+                    raise Stopped(step=max(steps, default=None), cause=str(stopped[0].stopped))
+                if exit_code != 0:
+                    raise failure_of_ranks(group, exit_code, target, count, _grown(kills))
+                return _result(group.result)
+            finally:
+                self._group = None
+
+    def _target(self) -> list[str]:
+        if isinstance(self.args, str | bytes) or not isinstance(self.args, Sequence):
+            raise AirflowFailException(
+                RequestError("args", self.args, found=type(self.args).__name__, remedy="Give a list of texts")
+            )
+        arguments = [str(argument) for argument in self.args]
+        if self.script is None:
+            return ["-m", str(self.module), *arguments]
+        script = Path(self.script)
+        if not script.is_absolute() and self.has_dag():  # type: ignore[no-untyped-call]
+            script = Path(self.dag.fileloc).parent / script
+        if not script.is_file():
+            raise AirflowFailException(
+                RequestError("script", str(script), found="no file there", remedy="Put it beside the DAG file")
+            )
+        return [str(script.absolute()), *arguments]
+
+    def _counts(self, lease: TaskLease | None) -> tuple[int, int]:
+        """The least number of processes, and how many to begin with."""
+        devices = lease.count if lease is not None and lease.kind != "cpu" else None
+        least, most = self._range or (devices or 1, devices or 1)
+        if devices is not None and least > devices:
+            raise AirflowFailException(
+                RequestError(
+                    "processes", self.processes, found=f"{devices} leased devices", remedy="Ask for as many devices"
+                )
+            )
+        return least, most if devices is None else min(most, devices)
+
+    def _environment(self, lease: TaskLease | None, count: int) -> dict[str, str]:
+        own = {str(name): str(value) for name, value in (self.env or {}).items()}
+        environment = {**os.environ, **own}
+        if lease is not None:
+            environment |= lease_environment(lease, environment)
+            if lease.cores:
+                environment["OMP_NUM_THREADS"] = own.get("OMP_NUM_THREADS", str(max(1, len(lease.cores) // count)))
+        return environment
+
+
+def parse_processes(value: object) -> tuple[int, int] | None:
+    """The least and the greatest number of processes; None: as many as there are devices.
+
+    >>> parse_processes("2:4"), parse_processes(3), parse_processes(None)
+    ((2, 4), (3, 3), None)
+
+    :raises RequestError: no such range
+    """
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d{1,20})(?::(\d{1,20}))?", str(value)) if not isinstance(value, bool) else None
+    if found is None:
+        raise RequestError("processes", value, found="no number", remedy='Write 4, or a range: "2:4"')
+    least, most = int(found[1]), int(found[2] or found[1])
+    if not 1 <= least <= most <= MAX_PROCESSES:
+        problem = "a range that ends before it begins" if most < least else f"a number outside 1 to {MAX_PROCESSES}"
+        raise RequestError("processes", value, found=problem, remedy='Write 4, or a range: "2:4"')
+    return least, most
+
+
+def without_device(lease: TaskLease, rank: int | None) -> TaskLease:
+    """The lease as the ranks are told of it when the device of one of them is left out."""
+    if lease.kind == "cpu" or len(lease.ids) < 2:
+        return lease
+    out = len(lease.ids) - 1 if rank is None else rank
+    ids = tuple(id_ for number, id_ in enumerate(lease.ids) if number != out)
+    indexes = tuple(index for number, index in enumerate(lease.indexes) if number != out)
+    return lease.model_copy(update={"ids": ids, "indexes": indexes})
+
+
+def _is_hopeless(end: RankEnd) -> bool:
+    """Whether the rules let a failure of this class fail at once; not where a rank failed for lack of another."""
+    if not end.raised or end.lost:
+        return False
+    return configured_rules()[classify(evidence_of_end(end)).failure_class].action is Action.FAIL
+
+
+def _grown(kills: int | None) -> int | None:
+    now = oom_kills(os.getpid())
+    return None if now is None or kills is None else now - kills
+
+
+def _result(path: Path) -> Any:
+    try:
+        content = path.read_bytes()[: MAX_RESULT_BYTES + 1]
+        if len(content) > MAX_RESULT_BYTES:
+            raise RequestError(
+                "the result of rank 0", f"over {MAX_RESULT_BYTES} bytes", found="a limit", remedy="Save it as a file"
+            )
+        return json.loads(content)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,279 @@
+"""Real ranks, on Gloo: they die, are told to stop, and fail by their own fault."""
+
+import json
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+
+import psutil
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException
+
+from hetero_airflow.errors import RequestError
+from hetero_airflow.executor.retry_policy import DeviceRetryPolicy
+from hetero_airflow.operators import TorchrunOperator
+from hetero_airflow.operators.rank_failure import RanksFailed
+from hetero_airflow.operators.torchrun import without_device
+from hetero_airflow.recovery.classify import classify
+from hetero_airflow.recovery.failure import FailureClass
+from hetero_airflow.runtime.visible_devices import bound
+from hetero_airflow.settings import CONTROL_VARIABLE
+from hetero_airflow.testing import a_task_lease
+from tests.operators.test_operators import AnInstance
+
+STEPS = 12
+
+TRAIN = """
+import json, os, pathlib, signal, sys, time
+import torch
+import torch.distributed as dist
+from hetero_airflow.runtime import checkpoint
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, folder = dist.get_rank(), pathlib.Path(sys.argv[1])
+at_step, what = int(sys.argv[2]), sys.argv[3]
+torch.manual_seed(7)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+data = torch.arange(96, dtype=torch.float32).reshape(24, 4).sin()
+state = {"model": model, "optimizer": optimizer}
+done = folder / "done"  # seen by all ranks at a step, or by none
+print("hello from", rank, "of", dist.get_world_size())
+for step in checkpoint.steps(12, every=2, state=state):
+    mine = data[rank :: dist.get_world_size()]
+    loss = (model(mine) - 1).square().sum() / len(data)
+    optimizer.zero_grad()
+    loss.backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    dist.all_reduce(loss)
+    optimizer.step()
+    if rank == 0:
+        with open(folder / "losses", "a") as file:
+            print(json.dumps([step, loss.item(), dist.get_world_size()]), file=file)
+    if step != at_step or done.exists():
+        continue
+    checkpoint.wait()
+    dist.barrier()
+    if rank == dist.get_world_size() - 1:
+        done.touch()
+        if what == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "notice":
+            pathlib.Path(os.environ["HETERO_AIRFLOW_CONTROL"], "notice").touch()
+    dist.barrier()
+if rank == 0:
+    pathlib.Path(os.environ["HETERO_AIRFLOW_RESULT"]).write_text(json.dumps({"loss": round(loss.item(), 6)}))
+"""
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """Runs a script in ranks, with checkpoints and a control folder; what the task returned."""
+    (tmp_path / "control").mkdir()
+    monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path / "control"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def run(processes, *args, script=TRAIN, **arguments):
+        path = tmp_path / "script.py"
+        path.write_text(script)
+        operator = TorchrunOperator(
+            task_id="train",
+            script=str(path),
+            args=[tmp_path, *args],
+            processes=processes,
+            device="cpu",
+            checkpoint={"url": (tmp_path / "store").as_uri()},
+            **arguments,
+        )
+        return operator.execute({"ti": AnInstance()})
+
+    return run
+
+
+def losses(folder):
+    return [json.loads(line) for line in (folder / "losses").read_text().splitlines()]
+
+
+@pytest.fixture(autouse=True)
+def left_behind(tmp_path, monkeypatch):
+    """Lists the processes that a test has started and that still run."""
+    monkeypatch.setenv("STARTED_BY", str(tmp_path))
+
+    def listed():
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                is_ours = process.environ().get("STARTED_BY") == str(tmp_path)
+                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process.cmdline())
+        return found
+
+    yield listed
+    assert listed() == []
+
+
+def test_a_killed_rank_starts_again_from_the_last_checkpoint_and_the_task_goes_on(train, tmp_path, capsys):
+    result = train(2, 6, "die")
+    steps = losses(tmp_path)
+    assert [step for step, *_ in steps] == [*range(7), *range(6, STEPS)]
+    assert steps[6] == steps[7]  # the step that was lost, done again, to the bit
+    assert result == {"loss": round(steps[-1][1], 6)}
+    assert "[rank 1] hello from 1 of 2" in capsys.readouterr().out
+
+
+def test_told_to_stop_the_ranks_save_and_go_on_later_in_other_numbers(train, tmp_path):
+    for processes, at_step in ((2, 5), (4, 8)):
+        with pytest.raises(AirflowRescheduleException):
+            train(processes, at_step, "notice")
+        (tmp_path / "done").unlink()
+        (tmp_path / "control" / "notice").unlink()
+    train(1, -1, "")
+    assert [(step, size) for step, _, size in losses(tmp_path)] == [
+        *((step, 2) for step in range(6)),
+        *((step, 4) for step in range(6, 9)),
+        *((step, 1) for step in range(9, STEPS)),
+    ]
+
+
+WRONG = """
+import json, os, pathlib, sys, time
+pathlib.Path(sys.argv[1], "started-" + os.environ["RANK"]).touch()
+if os.environ["RANK"] == "1":
+    while not pathlib.Path(sys.argv[1], "started-0").exists():
+        time.sleep(0.01)
+    raise KeyError("no such label")
+time.sleep(600)
+"""
+
+
+def test_a_mistake_in_the_script_fails_at_once_and_shows_its_traceback(train, tmp_path, capsys):
+    with pytest.raises(RanksFailed) as caught:
+        train(2, script=WRONG)
+    assert caught.value.rank == 1
+    assert classify(caught.value.evidence).failure_class is FailureClass.USER_ERROR
+    assert DeviceRetryPolicy().evaluate(caught.value, 1, 3).action.value == "fail"
+    assert 'raise KeyError("no such label")' in str(caught.value)
+    assert str(caught.value).endswith("KeyError: 'no such label'")
+    assert "rank_process.py" not in str(caught.value)
+    assert capsys.readouterr().out.count("[rank 1] Traceback") == 1  # not started again
+
+
+DIES_OF_COMPANY = """
+import json, os, pathlib, signal, sys
+with open(pathlib.Path(sys.argv[1], "starts-" + os.environ["RANK"]), "a") as file:
+    print(os.environ["WORLD_SIZE"], os.environ["OWN"], file=file)
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_where_torchrun_gives_up_for_no_fault_of_the_script_fewer_processes_go_on(train, tmp_path):
+    assert train("1:2", script=DIES_OF_COMPANY, max_restarts=1, env={"OWN": "mine"}) is None
+    starts = [(tmp_path / f"starts-{rank}").read_text().split("\n")[:-1] for rank in (0, 1)]
+    assert starts[1] == ["2 mine", "2 mine"]
+    assert starts[0][-1] == "1 mine"
+
+
+def test_with_as_few_processes_as_may_be_it_is_requeued(train, tmp_path):
+    with pytest.raises(AirflowRescheduleException):
+        train(2, script=DIES_OF_COMPANY, max_restarts=0, env={"OWN": "mine"})
+
+
+OUTLIVES = """
+import os, pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+pathlib.Path(sys.argv[1], "ready").touch()
+time.sleep(600)
+"""
+
+
+def test_killed_it_leaves_no_process_behind_though_they_ignore_the_signal(tmp_path, left_behind):
+    script = tmp_path / "script.py"
+    script.write_text(OUTLIVES)
+    operator = TorchrunOperator(task_id="t", script=str(script), args=[tmp_path], device="cpu")
+    running = []
+
+    def stop_when_ready():
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.05)
+        running.extend(left_behind())
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+    before = signal.signal(signal.SIGUSR2, lambda *_: operator.on_kill())
+    try:
+        thread = threading.Thread(target=stop_when_ready)
+        thread.start()
+        with pytest.raises(AirflowRescheduleException):  # as a worker that is lost
+            operator.execute({"ti": AnInstance()})
+        thread.join()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert len(running) == 3  # torchrun, the rank, and its child in a session of its own
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "found"),
+    [
+        ({"script": "a.py", "module": "a"}, "script", "the module 'a' too"),
+        ({}, "script", "neither"),
+        ({"script": "a.py", "processes": "0:2"}, "processes", "outside 1 to"),
+        ({"script": "a.py", "processes": "4:2"}, "processes", "ends before it begins"),
+        ({"script": "a.py", "processes": "many"}, "processes", "no number"),
+        ({"script": "a.py", "processes": True}, "processes", "no number"),
+        ({"script": "a.py", "processes": 10**9}, "processes", "outside 1 to"),
+        ({"script": "a.py", "args": "--lr 1"}, "args", "one text"),
+        ({"script": "a.py", "max_restarts": -1}, "max_restarts", "no count"),
+    ],
+)
+def test_bad_arguments_are_refused_when_the_file_is_parsed(arguments, field, found):
+    with pytest.raises(RequestError, match=found) as caught:
+        TorchrunOperator(task_id="t", device="gpu", **arguments)
+    assert caught.value.field == field
+
+
+def test_whether_the_script_exists_is_asked_beside_the_dag_file_when_it_runs(tmp_path):
+    with DAG("a_dag", schedule=None) as dag:
+        operator = TorchrunOperator(task_id="t", script="no/such.py", device="cpu")
+    dag.fileloc = str(tmp_path / "dag.py")
+    with pytest.raises(AirflowFailException, match=f"script='{tmp_path}/no/such.py'; found no file there"):
+        operator.execute({"ti": AnInstance()})
+
+
+@pytest.mark.parametrize(
+    ("processes", "fields", "expected"),
+    [
+        (None, {}, (2, 2)),
+        ("1:4", {}, (1, 2)),
+        ("1:1", {}, (1, 1)),
+        (None, {"vendor": "intel", "kind": "cpu", "cores": (0, 1, 2)}, (1, 1)),
+        ("2:4", {"vendor": "intel", "kind": "cpu", "cores": (0, 1, 2)}, (2, 4)),
+    ],
+)
+def test_there_are_as_many_processes_as_devices_and_on_a_cpu_as_many_as_asked(processes, fields, expected):
+    operator = TorchrunOperator(task_id="t", module="m", processes=processes, device="gpu:2")
+    assert operator._counts(a_task_lease(**fields)) == expected
+
+
+def test_more_processes_than_devices_are_refused():
+    operator = TorchrunOperator(task_id="t", module="m", processes="4:8", device="gpu:4")
+    with bound(a_task_lease()), pytest.raises(AirflowFailException, match="found 2 leased devices"):
+        operator.execute({"ti": AnInstance()})
+
+
+def test_a_device_that_is_left_out_is_hidden_from_the_ranks():
+    lease = without_device(a_task_lease(ids=("a", "b", "c"), indexes=(1, 2, 3)), 1)
+    assert (lease.ids, lease.indexes, lease.id) == (("a", "c"), (1, 3), "lease-1")
+    operator = TorchrunOperator(task_id="t", module="m", device="gpu:3", env={"CUDA_VISIBLE_DEVICES": "all"})
+    assert operator._environment(lease, 2)["CUDA_VISIBLE_DEVICES"] == "a,c"
+
+
+def test_the_cores_of_a_lease_are_shared_out_among_the_ranks():
+    lease = a_task_lease(vendor="intel", kind="cpu", cores=(0, 1, 2, 3))
+    operator = TorchrunOperator(task_id="t", module="m", device="cpu:4")
+    assert operator._environment(lease, 2)["OMP_NUM_THREADS"] == "2"
