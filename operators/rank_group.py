@@ -75,8 +75,8 @@ class RankGroup:
             PARENT_VARIABLE: str(os.getpid()),
             "PYTHONUNBUFFERED": "1",
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{GRACE_S:g}",
-            # Else all starts share one store, and Gloo finds the addresses of the ranks before in it and waits for them
-            # for half an hour (pytorch/pytorch#135712; seen with torch 2.13 at 3 of 5 restarts).
+            # Else all starts share one store, and Gloo finds the addresses of the ranks before in it: it is refused, or
+            # waits for half an hour (pytorch/pytorch#135712; seen with torch 2.13 in 3 of 5 runs with a restart).
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }
         self._environment = {**environment, **own}

@@ -1,6 +1,7 @@
 """Every example in one real Airflow with two simulated GPUs and two simulated NPUs."""
 
 import json
+import re
 from datetime import datetime
 from pathlib import Path
 
@@ -17,6 +18,7 @@ CONFS = {
     "retrain_digits": {},
     "shares": {},
     "templated": {"device": "ascend/910b:2", "priority": "high"},
+    "train_resumable": {},
 }
 
 
@@ -109,6 +111,11 @@ def test_the_retrained_model_is_good_and_published_with_a_card(airflow, runs):
     assert (card["trained_on"]["device"], card["trained_on"]["torch_device"]) == ("nvidia/h100-80gb", "cpu")
     assert card["trained_on"]["simulated"] is True
     assert model.is_relative_to(airflow.home)
+
+
+def test_the_evaluation_takes_a_checkpoint_while_training_goes_on(airflow, runs):
+    said = airflow.xcom("train_resumable", runs["train_resumable"], "report")
+    assert re.fullmatch(r"After 300 steps 9.* read right; after step \d+ it was .*% of the unseen ones\.", said)
 
 
 def test_a_model_that_is_not_good_enough_is_skipped(airflow, runs):
