@@ -16,6 +16,7 @@ from typing import Any
 from airflow.executors.workloads import ExecuteTask
 from sqlalchemy.exc import SQLAlchemyError
 
+from hetero_airflow.discovery.inventory_watch import InventoryWatch, with_unseen
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.engines.local import LocalEngine
 from hetero_airflow.errors import RequestError, StoreError
@@ -25,7 +26,6 @@ from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.dag_edges import DagEdges
 from hetero_airflow.executor.health_watch import HealthWatch
 from hetero_airflow.executor.held_task import NEW, HeldTask, tell_wait
-from hetero_airflow.executor.inventory_watch import InventoryWatch, with_unseen
 from hetero_airflow.executor.lease_keeper import LeaseKeeper, Report
 from hetero_airflow.executor.naming import with_names
 from hetero_airflow.executor.periods import Periods
@@ -78,7 +78,12 @@ class Dispatcher:
         self._tasks = tasks
         self._report = report
         self._renew_token = renew_token
-        self._inventory = InventoryWatch(configuration)
+        self._inventory = InventoryWatch(
+            configuration.worker_id,
+            configuration.labels,
+            interval_s=configuration.discovery_interval_s,
+            probe_timeout_s=configuration.probe_timeout_s,
+        )
         self._beliefs = Beliefs(store, configuration.shares, edges)
         self._stays = Stays()
         self._health = HealthWatch(store, configuration.worker_id)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from hetero_airflow.model.device import Device, Telemetry, Text
 
@@ -31,7 +32,7 @@ class Worker(BaseModel):
     id: Text
     host: Text
     engine: str = "local"
-    devices: tuple[Device, ...] = Field(max_length=MAX_DEVICES)
+    devices: Annotated[tuple[Device, ...], FailFast()] = Field(max_length=MAX_DEVICES)
     runtime: dict[str, str] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)
     problems: tuple[str, ...] = Field(default=(), max_length=32)

@@ -2,9 +2,9 @@ from datetime import timedelta
 
 import pytest
 
+from hetero_airflow.discovery.inventory_watch import with_unseen
 from hetero_airflow.errors import StoreUnavailable
 from hetero_airflow.executor.carrier import unload_lease
-from hetero_airflow.executor.inventory_watch import with_unseen
 from hetero_airflow.executor.task_instances import TaskProcess
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.store.memory import MemoryStore

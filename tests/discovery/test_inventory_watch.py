@@ -3,8 +3,7 @@ import time
 
 import pytest
 
-from hetero_airflow.executor.configuration import Configuration
-from hetero_airflow.executor.inventory_watch import InventoryWatch
+from hetero_airflow.discovery.inventory_watch import InventoryWatch
 
 
 @pytest.fixture
@@ -13,10 +12,8 @@ def watch(monkeypatch):
     opened = []
 
     def _watch(code):
-        monkeypatch.setattr("hetero_airflow.executor.inventory_watch.COMMAND", (sys.executable, "-c", code))
-        watch = InventoryWatch(
-            Configuration("priority", "p", "q", 60, 0.4, 0.2, 180, 30, 60, 300, {"zone": "a"}, "host-a")
-        )
+        monkeypatch.setattr("hetero_airflow.discovery.inventory_watch.COMMAND", (sys.executable, "-c", code))
+        watch = InventoryWatch("host-a", {"zone": "a"}, interval_s=0.4, probe_timeout_s=0.2)
         opened.append(watch)
         return watch
 
@@ -70,7 +67,7 @@ def test_a_discovery_that_hangs_is_ended_and_tried_again(watch, caplog):
 
 
 def test_this_host_is_discovered_for_real():
-    watch = InventoryWatch(Configuration("priority", "p", "q", 60, 60, 10, 180, 30, 60, 300, {"zone": "a"}, "host-a"))
+    watch = InventoryWatch("host-a", {"zone": "a"}, interval_s=60, probe_timeout_s=10)
     try:
         inventory = poll(watch, 30)
     finally:

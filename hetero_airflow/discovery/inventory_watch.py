@@ -1,4 +1,4 @@
-"""Looks at the hardware of this host again and again, without ever blocking the scheduler's loop."""
+"""Looks at the hardware of this host again and again, without ever blocking the caller's loop."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from typing import IO
 
 from pydantic import ValidationError
 
-from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.model.worker import Inventory, Worker
 
 log = logging.getLogger(__name__)
@@ -35,10 +35,14 @@ def with_unseen(worker: Worker, known: Worker) -> Worker:
 
 
 class InventoryWatch:
-    """Runs discovery in a process of its own; `poll` picks up what it found."""
+    """Runs discovery in a process of its own; `poll` picks up what it found.
 
-    def __init__(self, configuration: Configuration) -> None:
-        self._configuration = configuration
+    :param interval_s: between the beginnings of two discoveries; twice the probes' time limit if that is more
+    """
+
+    def __init__(self, worker_id: str, labels: Mapping[str, str], *, interval_s: float, probe_timeout_s: float) -> None:
+        self._words = (worker_id, json.dumps(dict(labels)), str(probe_timeout_s))
+        self._interval_s = max(interval_s, 2 * probe_timeout_s)
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
         self._next_at = 0.0
@@ -66,19 +70,9 @@ class InventoryWatch:
             self._output.close()
 
     def _begin(self) -> None:
-        configuration = self._configuration
-        self._next_at = time.monotonic() + max(configuration.discovery_interval_s, 2 * configuration.probe_timeout_s)
+        self._next_at = time.monotonic() + self._interval_s
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed when the process has ended
-        self._process = subprocess.Popen(
-            [
-                *COMMAND,
-                configuration.worker_id,
-                json.dumps(configuration.labels),
-                str(configuration.probe_timeout_s),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-        )
+        self._process = subprocess.Popen([*COMMAND, *self._words], stdin=subprocess.DEVNULL, stdout=self._output)
 
     def _finish(self) -> Inventory | None:
         assert self._process is not None

@@ -1,0 +1,218 @@
+"""What agents and the API server say to each other: paths, bodies, limits. Pure; both sides read by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, StringConstraints, ValidationError
+from pydantic_core import from_json
+
+from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.worker import MAX_DEVICES, Worker
+from hetero_airflow.units import MAX_BYTES
+
+PREFIX = "/hetero"
+"""Where Airflow's API server has our routes."""
+
+ENROLMENT_PATH = "/agent/enrolment"
+INVENTORY_PATH = "/agent/inventory"
+HEARTBEAT_PATH = "/agent/heartbeat"
+
+HEARTBEAT_S = 5.0
+"""A third of the default of [hetero] worker_timeout_s: two may get lost."""
+
+MAX_SMALL_BYTES = 4096
+"""Of an enrolment."""
+MAX_HEARTBEAT_BYTES = 1 << 20
+"""4096 readings with all fields are 0.7 MB."""
+MAX_INVENTORY_BYTES = 4 << 20
+"""4096 devices with all that probes tell are 2.1 MB."""
+
+SCHEDULERS_OWN = "local"
+"""The engine of the worker that a scheduler reports for its own host; no agent speaks for that."""
+
+MAX_FIELDS = 256
+"""Of an object in a body."""
+
+_MARKUP = frozenset("<>")
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Code(StrEnum):
+    """Why the server refused a request; what an agent does about it depends on nothing else."""
+
+    UNAUTHENTICATED = "unauthenticated"
+    """No token, or one that can't be read."""
+    EXPIRED = "expired"
+    """A token that is too old, not valid yet, or valid for too long: the clocks differ."""
+    UNKNOWN_KEY = "unknown_key"
+    """The worker has no key, its key was revoked, or another one has signed."""
+    FOREIGN = "foreign"
+    """The token is of another worker, or of another request."""
+    REPLAYED = "replayed"
+    """The same request, or a later one, was taken before."""
+    SUPERSEDED = "superseded"
+    """Another agent with the same key has begun since."""
+    INVALID = "invalid"
+    """A body that can't be read, or that says what can't be."""
+    TOO_LARGE = "too_large"
+    """A body above its limit."""
+    FLOODING = "flooding"
+    """Too many bodies that can't be read."""
+    ENROLMENT = "enrolment"
+    """The secret does not enrol this worker."""
+    UNAVAILABLE = "unavailable"
+    """The database does not answer now."""
+
+
+def _harmless(name: str) -> str:
+    """A name that no terminal, log or page can take for anything but a name."""
+    if not name.isprintable():
+        raise ValueError("has characters that can't be printed")
+    if not _MARKUP.isdisjoint(name):
+        raise ValueError("has one of the characters < and >, which pages read as markup")
+    return name
+
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=256), AfterValidator(_harmless)]
+
+
+def is_sane(reading: Telemetry) -> bool:
+    """Whether each number of a reading is one that can be: finite, and within what hardware has.
+
+    >>> is_sane(Telemetry(device_id="GPU-0", power_w=70.5)), is_sane(Telemetry(device_id="GPU-0", memory_free_bytes=-1))
+    (True, False)
+    """
+    return (
+        _is_within(reading.memory_free_bytes, 0, MAX_BYTES)
+        and _is_within(reading.utilization, 0, 1)
+        and _is_within(reading.temperature_c, -300, 10_000)
+        and _is_within(reading.power_w, 0, 1e6)
+        and _is_within(reading.ecc_errors, 0, 2**53)
+        and _is_within(reading.xid, 0, 10_000)
+    )
+
+
+def _is_within(value: float | None, low: float, high: float) -> bool:
+    return value is None or low <= value <= high  # which no NaN is
+
+
+def _are_sane(readings: tuple[Telemetry, ...]) -> tuple[Telemetry, ...]:
+    for reading in readings:
+        _harmless(reading.device_id)
+        if not is_sane(reading):
+            raise ValueError("a number is negative, not finite, or larger than hardware has")
+    return readings
+
+
+Readings = Annotated[tuple[Telemetry, ...], FailFast(), Field(max_length=MAX_DEVICES), AfterValidator(_are_sane)]
+
+
+def _names(worker: Worker) -> Iterator[str]:
+    """Every text of a worker that is shown as a name, or compared as one."""
+    yield worker.host
+    for pairs in (worker.labels, worker.runtime):
+        yield from pairs
+        yield from pairs.values()
+    for device in worker.devices:
+        yield device.id
+        yield from device.peers
+        yield from device.details
+        yield from (text for text in (device.parent, device.driver, device.capability, device.pci) if text)
+
+
+def _is_plausible(worker: Worker) -> Worker:
+    if worker.engine == SCHEDULERS_OWN:
+        raise ValueError(f"the engine {SCHEDULERS_OWN} is the scheduler's own, on its own host")
+    for name in _names(worker):
+        if len(name) > 256:
+            raise ValueError("a name, a label or a version has more than 256 characters")
+        _harmless(name)
+    if not all(isinstance(core, int) and 0 <= core < 2**16 for device in worker.devices for core in device.cores):
+        raise ValueError("a CPU core has a number that no host has")
+    return worker
+
+
+class Enrolment(BaseModel):
+    """The key that shall speak for a worker from now on; the secret is the request's bearer token."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    worker: Name
+    public_key: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """Ed25519, as hexadecimal digits."""
+
+
+class Report(BaseModel):
+    """What discovery found; sent when it is another than before."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    worker: Annotated[Worker, AfterValidator(_is_plausible)]
+    telemetry: Readings = ()
+
+
+class Heartbeat(BaseModel):
+    """That the worker is there."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    worker: Name
+    inventory: str = Field(default="", max_length=64)
+    """The answer to the last `Report`: which inventory the server should have."""
+    telemetry: Readings = ()
+    is_leaving: bool = False
+    """The agent was told to stop: no new task for the worker."""
+
+
+class Heard(BaseModel):
+    """The server's answer to a `Report` and to a `Heartbeat`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    inventory: str = ""
+    """Names the inventory that the server has; empty for none."""
+    leases: int | None = None
+    """Of a worker that leaves: how many tasks it still has. At 0 it has left."""
+
+
+def sane_readings(readings: Iterable[Telemetry]) -> tuple[Telemetry, ...]:
+    """The readings that a server takes."""
+    return tuple(reading for reading in readings if is_sane(reading))
+
+
+def read_body(model: type[M], body: bytes) -> M:
+    """The body as that model.
+
+    What is too long is refused before it is looked into: of a million broken devices, pydantic would count every error,
+    which takes 3 MB of body to 6 GB of memory.
+
+    :raises ValueError: it is none; the text says in one line where and why
+    """
+    try:
+        value = from_json(body)
+    except ValueError as error:
+        raise ValueError(f"no JSON: {str(error)[:200]}") from error
+    _check_lengths(value)
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"]))[:200]
+        raise ValueError(f"{where or 'the body'}: {first['msg'][:300]}") from error
+
+
+def _check_lengths(value: Any) -> None:
+    if isinstance(value, list):
+        if len(value) > MAX_DEVICES:
+            raise ValueError(f"a list of {len(value)}; none may have more than {MAX_DEVICES}")
+        for item in value:
+            _check_lengths(item)
+    elif isinstance(value, dict):
+        if len(value) > MAX_FIELDS:
+            raise ValueError(f"an object with {len(value)} fields; none may have more than {MAX_FIELDS}")
+        for item in value.values():
+            _check_lengths(item)

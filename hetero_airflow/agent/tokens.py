@@ -1,0 +1,136 @@
+"""The token of one request: who asks, for what, until when. A JWT that is signed with Ed25519 (RFC 8037). Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime
+from typing import Any
+
+import jwt
+from cryptography.exceptions import InvalidKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hetero_airflow.agent.protocol import Code
+from hetero_airflow.errors import IdentityError, shorten
+
+AUDIENCE = "hetero-airflow/agent"
+ALGORITHM = "EdDSA"
+LIFETIME_S = 30
+SKEW_S = 10
+"""By how much an agent's clock and a server's may differ."""
+MAX_TOKEN_CHARACTERS = 2048
+
+_CHECKS = {"verify_exp": False, "verify_iat": False, "verify_nbf": False, "require": ["aud", "sub", "iat", "exp"]}
+"""Times are compared in `read_token`, with the time that it is given."""
+
+
+class Claims(BaseModel):
+    """What a token says, once its signature holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    aud: str
+    sub: str = Field(min_length=1, max_length=256)
+    """The worker."""
+    ins: str = Field(pattern=r"^[0-9a-f]{32}$")
+    """The agent's process."""
+    nonce: int = Field(gt=0, lt=2**63)
+    """Grows with each request of a worker: of two with the same, only the first is taken."""
+    req: str
+    """The `request_digest` of the request that it is for, and for no other."""
+    iat: float
+    exp: float
+
+
+class TokenRefused(IdentityError):
+    """A token that does not let its bearer ask; `code` says why."""
+
+    def __init__(self, code: Code, *, found: str, remedy: str) -> None:
+        self.code = code
+        super().__init__("a request of a worker's agent", found=found, remedy=remedy)
+
+
+def request_digest(method: str, path: str, body: bytes) -> str:
+    """What ties a token to one request; `path` is below the prefix, which a proxy may change."""
+    return hashlib.sha256(f"{method} {path}\n".encode() + body).hexdigest()
+
+
+def sign_token(key: Ed25519PrivateKey, *, worker: str, instance: str, nonce: int, request: str, now: datetime) -> str:
+    """A token for that request, good for `LIFETIME_S` seconds."""
+    at = now.timestamp()
+    claims = {"aud": AUDIENCE, "sub": worker, "ins": instance, "nonce": nonce, "req": request}
+    return jwt.encode(claims | {"iat": at, "exp": at + LIFETIME_S}, key, algorithm=ALGORITHM)
+
+
+def claimed_worker(token: str) -> str:
+    """The worker that a token says it is of. Nothing of it is believed yet: it tells which key to try.
+
+    :raises TokenRefused: no token of ours
+    """
+    if len(token) > MAX_TOKEN_CHARACTERS:
+        raise _unreadable(f"{len(token)} characters")
+    try:
+        header = jwt.get_unverified_header(token)
+        claims: dict[str, Any] = jwt.decode(token, options={"verify_signature": False})
+    except (jwt.InvalidTokenError, RecursionError, ValueError) as error:
+        raise _unreadable(f"none that can be read ({type(error).__name__})") from error
+    worker = claims.get("sub")
+    if header.get("alg") != ALGORITHM or claims.get("aud") != AUDIENCE or not isinstance(worker, str):
+        raise _unreadable("one that no agent has signed")
+    return worker
+
+
+def read_token(token: str, key: Ed25519PublicKey, now: datetime) -> Claims:
+    """What the token says, if that key has signed it and it is good now.
+
+    :raises TokenRefused: another key has signed it, it is no token of an agent, or the time is not right
+    """
+    try:
+        claims = Claims.model_validate(
+            jwt.decode(token, key, algorithms=[ALGORITHM], audience=AUDIENCE, options=_CHECKS)  # type: ignore[arg-type]
+        )
+    except jwt.InvalidSignatureError as error:
+        raise unknown_key() from error
+    except (jwt.InvalidTokenError, ValidationError, RecursionError) as error:
+        raise _unreadable(f"none that can be read ({type(error).__name__})") from error
+    at = now.timestamp()
+    if not claims.iat - SKEW_S <= at <= claims.exp + SKEW_S or claims.exp - claims.iat > LIFETIME_S:
+        raise TokenRefused(
+            Code.EXPIRED,
+            found=f"a token for {claims.exp - claims.iat:.0f} s that was signed {at - claims.iat:+.1f} s ago",
+            remedy=f"Set the clocks of the worker's host and of the API server: they may differ by {SKEW_S} s",
+        )
+    return claims
+
+
+def read_public_key(digits: str) -> Ed25519PublicKey:
+    """The key that `public_digits` has written.
+
+    :raises IdentityError: it is none
+    """
+    try:
+        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(digits))
+    except (ValueError, InvalidKey) as error:
+        raise IdentityError(f"the key {shorten(digits)}", found="no Ed25519 key", remedy="Enrol it anew") from error
+
+
+def public_digits(key: Ed25519PrivateKey) -> str:
+    """The public half of a key as 64 hexadecimal digits."""
+    return key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
+
+
+def unknown_key() -> TokenRefused:
+    """Said of a worker without a key and of a wrong signature alike, so that nobody can try which workers there are."""
+    return TokenRefused(
+        Code.UNKNOWN_KEY,
+        found="a token that no enrolled key of that worker has signed",
+        remedy="Enrol the agent: `airflow hetero enroll WORKER`, after `airflow hetero revoke WORKER` if it had a key",
+    )
+
+
+def _unreadable(found: str) -> TokenRefused:
+    return TokenRefused(
+        Code.UNAUTHENTICATED, found=found, remedy="Send a token that `airflow hetero worker` signs for each request"
+    )

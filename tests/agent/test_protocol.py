@@ -1,0 +1,142 @@
+"""What a server takes from an agent: nothing that can't be, nothing that reads as markup, nothing without an end."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from hetero_airflow.agent.protocol import (
+    MAX_HEARTBEAT_BYTES,
+    MAX_INVENTORY_BYTES,
+    Heartbeat,
+    Report,
+    read_body,
+    sane_readings,
+)
+from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.worker import MAX_DEVICES
+from hetero_airflow.testing import a_cpu, a_device, a_worker
+
+
+def report(**fields) -> dict:
+    worker = a_worker(engine="celery", devices=(a_cpu(2), a_device())).model_dump(mode="json")
+    return {"worker": worker | fields}
+
+
+def device(**fields) -> dict:
+    return report(devices=[a_device().model_dump(mode="json") | fields])
+
+
+def reading(**fields) -> dict:
+    return {"worker": "worker-a", "telemetry": [{"device_id": "GPU-0", **fields}]}
+
+
+def test_an_inventory_comes_over_as_it_is():
+    worker = a_worker(engine="celery")
+    text = Report(worker=worker, telemetry=(Telemetry(device_id="GPU-0", utilization=1),)).model_dump_json(
+        exclude_defaults=True
+    )
+    assert read_body(Report, text.encode()).worker == worker
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (report(host="<b>host</b>"), "markup"),
+        (report(host="a\u202eb"), "printed"),
+        (report(labels={"zone<": "a"}), "markup"),
+        (report(labels={"zone": "a\x1b[31m"}), "printed"),
+        (report(labels={"zone": "a" * 257}), "256"),
+        (report(runtime={"torch": "<script>"}), "markup"),
+        (report(engine="local"), "the scheduler's own"),
+        (report(id=""), "at least 1 character"),
+        (report(surprise=1), "not permitted"),
+        (device(memory_bytes=-1), "greater than or equal to 0"),
+        (device(memory_bytes=2**60), "less than or equal to"),
+        (device(memory_bytes="NaN"), "integer"),
+        (device(id="<img src=x>"), "markup"),
+        (device(id="a\x00b"), "printed"),
+        (device(peers=["<b>"]), "markup"),
+        (device(model="A100 <b>"), "pattern"),
+        (device(details={"<b>": 1}), "markup"),
+        (device(kind="cpu", cores=[-1]), "no host has"),
+        (report(devices=[{}] * (MAX_DEVICES + 1)), f"a list of {MAX_DEVICES + 1}"),
+        (report(labels={str(n): "" for n in range(257)}), "257 fields"),
+        (report(devices=[a_device().model_dump(mode="json")] * 2), "two devices"),
+    ],
+)
+def test_an_inventory_that_can_not_be_is_refused_and_says_why(body, says):
+    with pytest.raises(ValueError, match=says):
+        read_body(Report, json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[" * 100_000, '"', "null", "[]", "\ud800", '{"worker": "\\ud800"}', "1e999999"]
+)
+def test_what_is_no_json_object_is_refused_in_one_line(text):
+    for model in (Report, Heartbeat):
+        with pytest.raises(ValueError, match=r"^[^\n]{1,600}$"):
+            read_body(model, text.encode(errors="surrogatepass"))
+
+
+MILLION = b",".join([b"{}"] * 10**6)
+
+
+@pytest.mark.parametrize("text", [b'{"worker":{"id":"a","devices":[' + MILLION + b"]}}", b"[" + MILLION + b"]"])
+def test_a_million_of_anything_is_refused_without_looking_into_it(text):
+    before = time.process_time()
+    with pytest.raises(ValueError, match="a list of 1000000; none may have more than 4096"):
+        read_body(Report, text)
+    assert time.process_time() - before < 5
+
+
+def test_of_many_errors_the_first_is_told():
+    with pytest.raises(ValueError, match=r"^worker\.devices\.0\.id: Field required$"):
+        read_body(Report, json.dumps({"worker": {"id": "a", "host": "h", "devices": [{}] * 4096}}).encode())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        reading(memory_free_bytes=-1),
+        reading(memory_free_bytes=10**400),
+        reading(utilization=1.5),
+        reading(power_w=float("nan")),
+        reading(temperature_c=float("inf")),
+        reading(ecc_errors=-1),
+        reading(device_id="<b>"),
+        {"worker": "<b>"},
+        {"worker": "w" * 257},
+        {"worker": "a", "inventory": "x" * 65},
+        {"worker": "a", "telemetry": [{"device_id": "a"}] * (MAX_DEVICES + 1)},
+    ],
+)
+def test_a_heartbeat_that_can_not_be_is_refused(body):
+    with pytest.raises(ValueError, match=r"worker|telemetry|inventory|a list"):
+        read_body(Heartbeat, json.dumps(body).encode())
+
+
+def test_an_agent_leaves_out_readings_that_would_be_refused():
+    good, bad = Telemetry(device_id="GPU-0", power_w=70), Telemetry(device_id="GPU-1", power_w=-1)
+    assert sane_readings([good, bad]) == (good,)
+
+
+def test_the_largest_worker_fits_into_the_limits():
+    ids = [f"GPU-5a3c1f2e-8c1b-4a0e-9d52-{n:012}" for n in range(MAX_DEVICES)]
+    devices = tuple(
+        a_device(one, index=n, peers=tuple(ids[n - n % 8 : n - n % 8 + 8]), details={"pcie_width": 16})
+        for n, one in enumerate(ids)
+    )
+    readings = tuple(
+        Telemetry(
+            device_id=one, memory_free_bytes=85520809984, utilization=0.123, temperature_c=63.5, power_w=412.5,
+            ecc_errors=0,
+        )
+        for one in ids
+    )  # fmt: skip
+    whole = Report(worker=a_worker("w" * 200, devices, engine="celery"), telemetry=readings)
+    assert len(whole.model_dump_json(exclude_defaults=True)) < MAX_INVENTORY_BYTES
+    beat = Heartbeat(worker="w" * 200, inventory="a" * 64, telemetry=readings)
+    assert len(beat.model_dump_json(exclude_defaults=True)) < MAX_HEARTBEAT_BYTES
