@@ -15,7 +15,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,11 @@ from hetero_airflow.engines.processes import end_processes
 from hetero_airflow.executor.carrier import unload_lease
 from hetero_airflow.executor.hang_watch import HangWatch
 from hetero_airflow.executor.run_end import judge_end, oom_kills
-from hetero_airflow.executor.task_use import cpu_s, utilization
-from hetero_airflow.executor.task_watch import DUMP_SIGNAL, TaskWatch
+from hetero_airflow.executor.task_use import cpu_s, rank_pids, utilization
+from hetero_airflow.executor.task_watch import TaskWatch
 from hetero_airflow.recovery.decide import Fail, Requeue
 from hetero_airflow.recovery.evidence import Evidence
+from hetero_airflow.runtime.notice import DUMP_SIGNAL
 from hetero_airflow.runtime.task_lease import TaskLease
 from hetero_airflow.runtime.visible_devices import bound
 from hetero_airflow.settings import CONTROL_VARIABLE, SECTION, default
@@ -123,11 +124,13 @@ class DeviceSupervisor(ActivitySubprocess):
             self._watch.beat(datetime.now(UTC), is_online=self.failed_heartbeats == 0)
 
     def _send(self, number: signal.Signals) -> None:
-        """To the task's own process if it is to show its stacks, else to all of its group."""
-        if number is DUMP_SIGNAL:
-            os.kill(self.pid, number)
-        else:
+        """To the task's own process and its ranks if they are to show their stacks, else to all of its group."""
+        if number is not DUMP_SIGNAL:
             self._signal_subprocess(number)
+            return
+        for pid in (self.pid, *rank_pids(self.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def update_task_state_if_needed(self) -> None:
         """Tell Airflow how the task ended, where the task could not do so itself.

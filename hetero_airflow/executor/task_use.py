@@ -9,6 +9,8 @@ import psutil
 
 from hetero_airflow.runtime.task_lease import TaskLease
 
+_RANK = "hetero_airflow.runtime.rank_process"
+
 
 def cpu_s(pid: int) -> float:
     """Seconds that a process, its descendants, and those of them that have ended, have computed so far."""
@@ -22,6 +24,17 @@ def cpu_s(pid: int) -> float:
                 times = child.cpu_times()
                 total += times.user + times.system
     return total
+
+
+def rank_pids(pid: int) -> list[int]:
+    """The ranks that torchrun has started below a process."""
+    found = []
+    with suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if _RANK in child.cmdline():
+                    found.append(child.pid)
+    return found
 
 
 def utilization(lease: TaskLease) -> float | None:

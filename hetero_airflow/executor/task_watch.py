@@ -17,16 +17,13 @@ from pydantic import ValidationError
 
 from hetero_airflow.executor.hang_watch import HangWatch
 from hetero_airflow.executor.state_keys import PREEMPT, PROGRESS, LeaseNotice, LeaseProgress
-from hetero_airflow.runtime.notice import Notice, give_notice
+from hetero_airflow.runtime.notice import DUMP_SIGNAL, Notice, give_notice
 from hetero_airflow.runtime.progress_file import Progress, read_progress
 
 _TELL_EVERY_S = 5.0
 
 _KILL_AFTER = timedelta(seconds=5)
 """What a task gets between SIGTERM and SIGKILL."""
-
-DUMP_SIGNAL = signal.SIGUSR1
-"""Makes the task's process write the stacks of its threads into its log; see `coordinator`."""
 
 
 class TaskStates(Protocol):

@@ -7,6 +7,7 @@ every step, and every process of the task sees it: a rank of torchrun, a shell s
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
@@ -18,6 +19,10 @@ EXIT_STOPPED = 85
 """Exit code of a process that has saved and stopped on request. The number is HTCondor's, whose self-checkpointing
 jobs end with 85 by convention: https://htcondor.readthedocs.io/en/latest/users-manual/self-checkpointing-applications.html
 """
+
+
+DUMP_SIGNAL = signal.SIGUSR1
+"""Makes a process of the task that has registered for it write the stacks of its threads into the task's log."""
 
 
 class Notice(BaseModel):

@@ -9,6 +9,7 @@ own named pipe, and lines of two ranks never mix.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import runpy
 import signal
@@ -21,7 +22,7 @@ from types import TracebackType
 
 from pydantic import BaseModel, ConfigDict
 
-from hetero_airflow.runtime.notice import EXIT_STOPPED, Stopped, replace_file
+from hetero_airflow.runtime.notice import DUMP_SIGNAL, EXIT_STOPPED, Stopped, replace_file
 
 RANKS_VARIABLE = "HETERO_AIRFLOW_RANKS"
 """Environment variable that names the folder of these words and pipes; it also marks the ranks' own children."""
@@ -64,6 +65,7 @@ class RankEnd(BaseModel):
 def main(argv: Sequence[str]) -> int:
     """Run the target as the main program; the exit code."""
     die_with_parent()
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)
     folder, rank = Path(os.environ[RANKS_VARIABLE]), int(os.environ["RANK"])
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     _write_to(output_pipe(folder, int(os.environ["LOCAL_RANK"])))

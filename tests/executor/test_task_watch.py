@@ -8,8 +8,8 @@ import pytest
 
 from hetero_airflow.executor.hang_watch import HangWatch
 from hetero_airflow.executor.state_keys import PREEMPT, PROGRESS, LeaseNotice
-from hetero_airflow.executor.task_watch import DUMP_SIGNAL, TaskWatch
-from hetero_airflow.runtime.notice import Notice, is_noticed, read_notice
+from hetero_airflow.executor.task_watch import TaskWatch
+from hetero_airflow.runtime.notice import DUMP_SIGNAL, Notice, is_noticed, read_notice
 from hetero_airflow.runtime.progress_file import ProgressFile
 from hetero_airflow.testing import EPOCH, FakeClock
 
