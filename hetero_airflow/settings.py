@@ -118,6 +118,21 @@ OPTIONS: tuple[Option, ...] = (
         "What to do about each class of failure, as a JSON object that is merged row by row into the table of "
         'hetero_airflow.recovery.rules, as in {"hung": {"action": "fail"}, "network": {"times": 2, "delay": "1m"}}.',
     ),
+    Option(
+        "kubernetes_resources",
+        "{}",
+        "string",
+        "What a request says of its device, and the extended resource that stands for it in Kubernetes, as a JSON "
+        'object such as {"gpu": "amd.com/gpu", "xilinx/u250": "xilinx.com/fpga-xilinx_u250_xdma-0"}. It comes '
+        "before the table of hetero_airflow.engines.kubernetes.resources.",
+    ),
+    Option(
+        "kubernetes_priority_classes",
+        "{}",
+        "string",
+        "Priority of a request, and the PriorityClass of its pod, as a JSON object such as "
+        '{"urgent": "gpu-urgent", "low": "gpu-spare"}. The classes must exist; a priority without one gets none.',
+    ),
     Option("labels", "{}", "string", "Labels of this host's worker, as a JSON object of texts."),
 )
 """Every option of the section, as provider info and `airflow hetero config` show it."""

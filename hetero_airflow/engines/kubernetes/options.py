@@ -1,0 +1,69 @@
+"""The options of [hetero] that name things of a cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from hetero_airflow.engines.kubernetes.names import is_extended_resource, is_subdomain
+from hetero_airflow.errors import SettingsError, shorten
+from hetero_airflow.model.request import Priority
+from hetero_airflow.settings import SECTION, default
+
+RESOURCES = "kubernetes_resources"
+PRIORITY_CLASSES = "kubernetes_priority_classes"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """Names that only a cluster's owner knows."""
+
+    resources: Mapping[str, str] = field(default_factory=dict)
+    """What a request says of its device → extended resource."""
+    priority_classes: Mapping[str, str] = field(default_factory=dict)
+    """Priority → PriorityClass; one that is not named here gets none."""
+
+
+def cluster_options(read: Callable[[str, str, str], object]) -> ClusterOptions:
+    """The options as configured.
+
+    :param read: section, option, default → its text
+
+    >>> cluster_options(lambda section, name, default: default)
+    ClusterOptions(resources={}, priority_classes={})
+
+    :raises SettingsError: no JSON object, or a name that Kubernetes does not accept
+    """
+    resources = _names(read, RESOURCES, is_extended_resource, '{"xilinx/fpga": "xilinx.com/fpga-u250"}')
+    classes = _names(read, PRIORITY_CLASSES, is_subdomain, '{"urgent": "gpu-urgent"}')
+    for name in classes:
+        if name not in tuple(Priority):
+            raise SettingsError(
+                f"[{SECTION}] {PRIORITY_CLASSES}",
+                found=f"the priority {shorten(name)}",
+                remedy=f"Use {', '.join(Priority)}",
+            )
+    return ClusterOptions(resources, classes)
+
+
+def _names(
+    read: Callable[[str, str, str], object], option: str, is_name: Callable[[str], bool], example: str
+) -> dict[str, str]:
+    text = str(read(SECTION, option, default(option)))
+    try:
+        names = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, dict):
+        raise SettingsError(
+            f"[{SECTION}] {option} = {shorten(text)}", found="no JSON object", remedy=f"Write it as {example}"
+        )
+    for key, name in names.items():
+        if not isinstance(name, str) or not is_name(name):
+            raise SettingsError(
+                f"[{SECTION}] {option}",
+                found=f"{shorten(name)} for {shorten(key)}, which is no such name in Kubernetes",
+                remedy=f"Write it as {example}",
+            )
+    return {str(key).lower(): name for key, name in names.items()}

@@ -1,0 +1,54 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero_airflow.engines.kubernetes.names import (
+    byte_quantity,
+    check_label,
+    is_extended_resource,
+    is_label_value,
+    is_qualified_name,
+    is_subdomain,
+)
+from hetero_airflow.errors import RequestError
+
+UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+@given(st.integers(1, 2**50))
+def test_a_quantity_of_bytes_is_exact(size):
+    text = byte_quantity(size)
+    number, unit = (text[:-2], text[-2:]) if text[-1] == "i" else (text, "")
+    assert int(number) * UNITS[unit] == size
+
+
+@pytest.mark.parametrize("text", ["a\n", "\nа", "ä", " a", "a b", "a/b", "a" * 64, "-", ".", "_a", "a_", "{}", "a\x00"])
+def test_what_is_no_label_value_is_not_taken_for_one(text):
+    assert not is_label_value(text)
+    with pytest.raises(RequestError):
+        check_label("zone", text)
+
+
+@pytest.mark.parametrize("text", ["", "/", "a/", "/a", "a//b", "A.b/c", "a" * 64, "a." * 127 + "/b", "a/b\n", "a_b/c"])
+def test_what_is_no_name_is_not_taken_for_one(text):
+    assert not is_qualified_name(text)
+    assert not is_extended_resource(text)
+    with pytest.raises(RequestError, match="no name of a label"):
+        check_label(text, "a")
+
+
+def test_limits_hold_to_the_character():
+    assert (is_label_value("a" * 63), is_qualified_name(f"{'a' * 63}.example/{'b' * 63}")) == (True, True)
+    assert (is_subdomain("a" * 63), is_subdomain("a" * 64)) == (True, False)
+
+
+def test_a_device_has_a_domain_that_is_not_of_kubernetes_itself():
+    names = [
+        "nvidia.com/gpu",
+        "huawei.com/Ascend910",
+        "cpu",
+        "kubernetes.io/x",
+        "a.kubernetes.io/x",
+        "notkubernetes.io/x",
+    ]
+    assert [is_extended_resource(name) for name in names] == [True, True, False, False, False, True]

@@ -1,0 +1,36 @@
+import pytest
+
+from hetero_airflow.engines.kubernetes.options import ClusterOptions, cluster_options
+from hetero_airflow.errors import SettingsError
+
+
+def options(**given):
+    return cluster_options(lambda section, name, default: given.get(name, default))
+
+
+def test_nothing_is_named_by_default():
+    assert options() == ClusterOptions()
+
+
+def test_names_are_read():
+    made = options(
+        kubernetes_resources='{"Xilinx/U250": "xilinx.com/fpga-u250"}',
+        kubernetes_priority_classes='{"urgent": "gpu-urgent"}',
+    )
+    assert made == ClusterOptions({"xilinx/u250": "xilinx.com/fpga-u250"}, {"urgent": "gpu-urgent"})
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "found"),
+    [
+        ("kubernetes_resources", "gpu=nvidia.com/gpu", "no JSON object"),
+        ("kubernetes_resources", "[" * 100_000, "no JSON object"),
+        ("kubernetes_resources", '{"gpu": "gpu"}', "no such name in Kubernetes"),
+        ("kubernetes_resources", '{"gpu": 1}', "no such name in Kubernetes"),
+        ("kubernetes_priority_classes", '{"urgent": "Urgent!"}', "no such name in Kubernetes"),
+        ("kubernetes_priority_classes", '{"asap": "gpu"}', "the priority 'asap'"),
+    ],
+)
+def test_what_can_not_be_read_is_told(option, text, found):
+    with pytest.raises(SettingsError, match=found):
+        options(**{option: text})
