@@ -102,7 +102,7 @@ class MemoryStore:
             if isinstance(event, WorkerSeen):
                 is_visible |= self._see(event, now)
             elif isinstance(event, WorkerAlive):
-                is_visible |= self._hear(event, now)
+                self._hear(event, now)
             elif isinstance(event, WorkerLost):
                 is_visible |= self._lose(event.worker_id)
             elif isinstance(event, Submitted):
@@ -235,9 +235,10 @@ class MemoryStore:
         self._show_worker(host)
         return True
 
-    def _hear(self, alive: WorkerAlive, now: datetime) -> bool:
+    def _hear(self, alive: WorkerAlive, now: datetime) -> None:
         host = self._hosts.get(alive.worker_id)
-        return host is not None and self._see(WorkerSeen(host.reported, alive.telemetry), now)
+        if host is not None and host.state == WorkerState.ONLINE:
+            host.seen_at, host.telemetry = now, alive.telemetry or host.telemetry
 
     def _lose(self, worker_id: str) -> bool:
         host = self._hosts.get(worker_id)

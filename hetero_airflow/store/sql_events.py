@@ -89,7 +89,7 @@ class _Workers:
             elif isinstance(event, WorkerAlive):
                 self._hear(event)
             else:
-                self._turn(event.worker_id, WorkerState.LOST)
+                self._lose(event.worker_id)
         times = [{"key": key, "seen_at": self._now} for key, readings in self._seen.items() if readings is None]
         both = [
             {"key": key, "seen_at": self._now, "readings": readings}
@@ -107,8 +107,7 @@ class _Workers:
         self._note_seen(worker.id, event.telemetry)
 
     def _hear(self, event: WorkerAlive) -> None:
-        if event.worker_id in self._known:
-            self._turn(event.worker_id, WorkerState.ONLINE)
+        if self._known.get(event.worker_id, ())[:1] == (WorkerState.ONLINE,):
             self._note_seen(event.worker_id, event.telemetry)
 
     def _note_seen(self, worker_id: str, telemetry: tuple[Telemetry, ...]) -> None:
@@ -166,12 +165,12 @@ class _Workers:
         seen_at: datetime = self._writing.connection.execute(query).scalar_one()
         return seen_at
 
-    def _turn(self, worker_id: str, state: WorkerState) -> None:
+    def _lose(self, worker_id: str) -> None:
         known = self._known.get(worker_id)
-        if known is not None and known[0] != state:
-            values = {"key": worker_id, "state": state, "changed": self._writing.stamp}
+        if known is not None and known[0] != WorkerState.LOST:
+            values = {"key": worker_id, "state": WorkerState.LOST, "changed": self._writing.stamp}
             self._writing.connection.execute(_UPDATE_WORKER, values)
-            self._known[worker_id] = (state, known[1], known[2])
+            self._known[worker_id] = (WorkerState.LOST, known[1], known[2])
             self._writing.is_visible = True
 
 

@@ -15,11 +15,13 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Engine, Row, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Engine, Row, bindparam, func, insert, select, update
 
 from hetero_airflow.errors import IdentityError, shorten
 from hetero_airflow.model.bar import BarKind
+from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store import tables
+from hetero_airflow.store.sql_contested import without_contested
 from hetero_airflow.store.sql_events import record_events
 from hetero_airflow.store.sql_transaction import Writing, chunks, reading, writing
 from hetero_airflow.store.store import DeviceCleared, Event, WorkerAlive, WorkerLost, WorkerSeen
@@ -62,9 +64,11 @@ class Answer:
 
     outcome: Outcome
     digest: str = ""
-    """Of the inventory that the store has; empty where it has none."""
+    """Of the inventory that the store has; empty where it has none, or takes the worker for lost: it is to be told."""
     leases: int | None = None
     """How many leases are left there, of a worker that leaves; at 0 it is taken for lost."""
+    contested: tuple[str, ...] = ()
+    """Ids of devices in the inventory that another worker offers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ class WorkerKeys:
         :raises IdentityError: it has a key, or a scheduler reports a worker of that name as its own host
         """
         with writing(self._engine, self._lock_timeout_s) as transaction:
-            row = _row(transaction, worker_id)
+            row = _row(transaction.connection, worker_id)
             if row is not None and row.public_key is not None and row.revoked_at is None:
                 raise IdentityError(
                     f"to enrol worker {shorten(worker_id)}",
@@ -115,22 +119,13 @@ class WorkerKeys:
 
         :raises IdentityError: the secret is not the worker's, was used, or is too old
         """
+        with reading(self._engine) as connection:  # whoever guesses secrets must not take the writers' lock
+            _check_secret(_row(connection, worker_id), worker_id, secret_hash, public_key, now)
         with writing(self._engine, self._lock_timeout_s) as transaction:
-            row = _row(transaction, worker_id)
-            asked = f"to enrol worker {shorten(worker_id)}"
-            remedy = (
-                "Ask for a new one by `airflow hetero enroll`, `airflow hetero revoke` before if the worker has a key"
-            )
-            known = "" if row is None or row.revoked_at is not None else row.secret_hash or ""
-            if row is None or not hmac.compare_digest(known, secret_hash):
-                raise IdentityError(asked, found="a secret that is not its own", remedy=remedy)
-            if row.public_key == public_key:
-                return
-            if row.public_key is not None:
-                raise IdentityError(asked, found="a secret that another agent has used", remedy=remedy)
-            if row.secret_until < now:
-                raise IdentityError(asked, found="a secret that is too old", remedy=remedy)
-            _put(transaction, worker_id, {"public_key": public_key, "enrolled_at": now}, is_new=False)
+            row = _row(transaction.connection, worker_id)
+            _check_secret(row, worker_id, secret_hash, public_key, now)
+            if row is not None and row.public_key is None:
+                _put(transaction, worker_id, {"public_key": public_key, "enrolled_at": now}, is_new=False)
 
     def revoke(self, worker_id: str, now: datetime) -> bool:
         """Take nothing more from the worker's agent, and give it no new task; whether it had a key.
@@ -138,7 +133,7 @@ class WorkerKeys:
         :raises IdentityError: the worker was never enrolled, or is revoked
         """
         with writing(self._engine, self._lock_timeout_s) as transaction:
-            row = _row(transaction, worker_id)
+            row = _row(transaction.connection, worker_id)
             if row is None or row.revoked_at is not None:
                 found = "no worker of that name that was enrolled" if row is None else "that it is revoked already"
                 remedy = "`airflow hetero workers` lists those that are known"
@@ -160,11 +155,14 @@ class WorkerKeys:
     def take(self, told: Sequence[Told], now: datetime) -> list[Answer]:
         """Record what agents tell, in one transaction; the answer to each, in order. One refused stops no other."""
         with writing(self._engine, self._lock_timeout_s) as transaction:
-            rows = _rows(transaction, {one.worker_id for one in told})
-            admitted = _Admitted(rows)
+            admitted = _Admitted(transaction, _rows(transaction.connection, {one.worker_id for one in told}))
             outcomes = [admitted.judge(one) for one in told]
             taken = [one for one, outcome in zip(told, outcomes, strict=True) if outcome is Outcome.TAKEN]
-            record_events(transaction, [event for one in taken for event in admitted.events(one)], now)
+            for one in taken:  # one inventory after the other, since each looks at what the others offer
+                if isinstance(one.event, WorkerSeen):
+                    record_events(transaction, list(admitted.events(one)), now)
+            beats = [one for one in taken if isinstance(one.event, WorkerAlive)]
+            record_events(transaction, [event for one in beats for event in admitted.events(one)], now)
             transaction.execute_many(_UPDATE_NONCE, admitted.updates())
             digests = _digests(transaction, {one.worker_id for one in taken})
             left = _leases_left(transaction, {one.worker_id for one in taken if one.leaving is not None})
@@ -172,9 +170,12 @@ class WorkerKeys:
         return [
             Answer(
                 outcome,
-                digests.get(one.worker_id, "") if outcome is Outcome.TAKEN else "",
-                left.get(one.worker_id) if outcome is Outcome.TAKEN and one.leaving is not None else None,
+                digests.get(one.worker_id, ""),
+                left.get(one.worker_id) if one.leaving is not None else None,
+                admitted.contested.get(one.worker_id, ()) if isinstance(one.event, WorkerSeen) else (),
             )
+            if outcome is Outcome.TAKEN
+            else Answer(outcome)
             for one, outcome in zip(told, outcomes, strict=True)
         ]
 
@@ -182,8 +183,10 @@ class WorkerKeys:
 class _Admitted:
     """Judges a batch against the keys' rows, and remembers what it has admitted."""
 
-    def __init__(self, rows: dict[str, Row[*tuple[Any, ...]]]) -> None:
-        self._rows = rows
+    def __init__(self, writing: Writing, rows: dict[str, Row[*tuple[Any, ...]]]) -> None:
+        self._writing, self._rows = writing, rows
+        self.contested: dict[str, tuple[str, ...]] = {}
+        """Worker id → ids of its devices that another worker offers."""
         self._now = {key: (row.nonce, row.instance) for key, row in rows.items()}
 
     def judge(self, told: Told) -> Outcome:
@@ -200,7 +203,11 @@ class _Admitted:
         return Outcome.TAKEN
 
     def events(self, told: Told) -> Iterable[Event]:
-        yield told.event
+        if isinstance(told.event, WorkerSeen):
+            worker, self.contested[told.worker_id] = without_contested(self._writing, told.event.worker)
+            yield WorkerSeen(worker, told.event.telemetry)
+        else:
+            yield told.event
         if told.leaving is not None:
             yield told.leaving
         elif isinstance(told.event, WorkerSeen) and told.instance != self._rows[told.worker_id].instance:
@@ -214,16 +221,30 @@ class _Admitted:
         ]
 
 
-def _row(writing: Writing, worker_id: str) -> Row[*tuple[Any, ...]] | None:
-    return _rows(writing, {worker_id}).get(worker_id)
+def _check_secret(
+    row: Row[*tuple[Any, ...]] | None, worker_id: str, secret_hash: str, public_key: str, now: datetime
+) -> None:
+    asked = f"to enrol worker {shorten(worker_id)}"
+    remedy = "Ask for a new one by `airflow hetero enroll`, `airflow hetero revoke` before if the worker has a key"
+    known = "" if row is None or row.revoked_at is not None else row.secret_hash or ""
+    if row is None or not hmac.compare_digest(known, secret_hash):
+        raise IdentityError(asked, found="a secret that is not its own", remedy=remedy)
+    if row.public_key not in (None, public_key):
+        raise IdentityError(asked, found="a secret that another agent has used", remedy=remedy)
+    if row.public_key is None and row.secret_until < now:
+        raise IdentityError(asked, found="a secret that is too old", remedy=remedy)
 
 
-def _rows(writing: Writing, worker_ids: Iterable[str]) -> dict[str, Row[*tuple[Any, ...]]]:
+def _row(connection: Connection, worker_id: str) -> Row[*tuple[Any, ...]] | None:
+    return _rows(connection, {worker_id}).get(worker_id)
+
+
+def _rows(connection: Connection, worker_ids: Iterable[str]) -> dict[str, Row[*tuple[Any, ...]]]:
     query = select(tables.worker_key)
     return {
         row.worker_id: row
         for chunk in chunks(sorted(worker_ids))
-        for row in writing.connection.execute(query.where(_KEY.worker_id.in_(chunk)))
+        for row in connection.execute(query.where(_KEY.worker_id.in_(chunk)))
     }
 
 
@@ -242,7 +263,9 @@ def _digests(writing: Writing, worker_ids: Iterable[str]) -> dict[str, str]:
     return {
         row.id: row.digest
         for chunk in chunks(sorted(worker_ids))
-        for row in writing.connection.execute(query.where(tables.worker.c.id.in_(chunk)))
+        for row in writing.connection.execute(
+            query.where(tables.worker.c.id.in_(chunk), tables.worker.c.state == WorkerState.ONLINE)
+        )
     }
 
 

@@ -32,7 +32,10 @@ class WorkerSeen:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAlive:
-    """A heartbeat without an inventory: the worker is as it was seen last, and online; passed over if it is unknown."""
+    """A heartbeat of a worker that is online and as it was seen last.
+
+    Passed over if it is unknown, or lost: another worker may offer its devices by now, so it has to be seen anew.
+    """
 
     worker_id: str
     telemetry: tuple[Telemetry, ...] = ()

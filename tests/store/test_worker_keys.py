@@ -14,8 +14,8 @@ from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store.sql import SqlStore
 from hetero_airflow.store.sql_keys import Answer, KeyChange, Outcome, Told, WorkerKeys
-from hetero_airflow.store.store import DeviceBarred, Submitted, WorkerAlive, WorkerSeen
-from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker, move_lease
+from hetero_airflow.store.store import DeviceBarred, Submitted, WorkerAlive, WorkerLost, WorkerSeen
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
 
 SOON, LATER = EPOCH + timedelta(minutes=1), EPOCH + timedelta(hours=2)
 UNTIL = EPOCH + timedelta(hours=1)
@@ -168,6 +168,62 @@ def test_of_two_agents_with_one_key_the_one_that_began_last_counts(enrolled):
     told = [seen(1, "one"), seen(2, "two"), alive(3, instance="one"), alive(4, instance="two")]
     assert outcomes(enrolled.take(told, SOON)) == ["taken", "taken", "superseded", "taken"]
     assert outcomes(enrolled.take([alive(5, instance="one"), seen(6, "one")], SOON)) == ["superseded", "taken"]
+
+
+def test_a_worker_that_was_taken_for_lost_has_to_tell_its_inventory_anew(enrolled, store):
+    enrolled.take([seen(1)], SOON)
+    store.record([WorkerLost("worker-a")], LATER)
+    (answer,) = enrolled.take([alive(2)], LATER)
+    assert (answer.outcome, answer.digest) == (Outcome.TAKEN, "")
+    assert store.snapshot().workers[0].state is WorkerState.LOST
+    (answer,) = enrolled.take([seen(3)], LATER)
+    assert answer.digest
+    assert store.snapshot().workers == (a_worker(),)
+
+
+def two_agents(keys) -> None:
+    keys.open_enrolment("worker-b", "hash-b", UNTIL, EPOCH)
+    keys.enrol("worker-b", "hash-b", OTHER_KEY, SOON)
+
+
+def other(nonce, devices, **fields) -> Told:
+    worker = a_worker("worker-b", devices, **fields)
+    return seen(nonce, worker_id="worker-b", public_key=OTHER_KEY, worker=worker)
+
+
+def offered(store, worker_id) -> list[str]:
+    worker = next(worker for worker in store.snapshot().workers if worker.id == worker_id)
+    return [device.id for device in worker.devices if device.leasable]
+
+
+def test_a_device_that_another_worker_offers_is_not_leased_twice(enrolled, store):
+    two_agents(enrolled)
+    claimed = (a_cpu(), a_device("GPU-0"), a_device("GPU-7"))
+    first, second = enrolled.take([seen(1), other(1, claimed)], SOON)
+    assert (first.contested, second.contested) == ((), ("GPU-0",))
+    assert (offered(store, "worker-a"), offered(store, "worker-b")) == (["cpu", "GPU-0", "GPU-1"], ["cpu", "GPU-7"])
+    problem = next(d.problem for d in store.snapshot().workers[1].devices if d.id == "GPU-0")
+    assert problem == "worker worker-a offers it already: run one agent for each device"
+    (again,) = enrolled.take([seen(2)], LATER)
+    assert again.contested == ()
+    enrolled.revoke("worker-a", LATER)
+    (answer,) = enrolled.take([other(2, claimed)], LATER)
+    assert (answer.contested, offered(store, "worker-b")) == ((), ["cpu", "GPU-0", "GPU-7"])
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "contested"),
+    [
+        (a_device("0000:03:00.0"), "host-a", ("0000:03:00.0",)),
+        (a_device("0000:03:00.0"), "host-b", ()),
+        (a_device("simulated-0", simulated=True), "host-a", ()),
+        (a_device("0000:03:00.0", leasable=False, problem="hot"), "host-a", ()),
+    ],
+)
+def test_a_slot_number_names_a_device_on_one_host_only(enrolled, device, host, contested):
+    two_agents(enrolled)
+    told = [seen(1, worker=a_worker(host="host-a", devices=(a_cpu(), device))), other(1, (a_cpu(), device), host=host)]
+    assert enrolled.take(told, SOON)[1].contested == contested
 
 
 def test_a_heartbeat_changes_no_snapshot(enrolled, store):
