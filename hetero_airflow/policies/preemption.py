@@ -62,6 +62,8 @@ class Holding:
     """Where, by number in the fleet; each once."""
     rank: Rank
     """The smallest of its members."""
+    devices: float
+    """That it holds, over all leases; a share counts as its fraction."""
     loss_device_s: float
     """What is lost if it is taken back now: work since the last checkpoint, and the restart, times devices."""
     protected_until: datetime
@@ -69,7 +71,14 @@ class Holding:
     @property
     def dispensable(self) -> tuple[Rank, float, int, str]:
         """What orders victims: the greatest rank goes first, then the least loss, then the youngest lease."""
-        return self.rank, -self.loss_device_s, max(lease.token for lease in self.leases), self.id
+        return self._dispensable(self.loss_device_s)
+
+    def dispensable_for(self, devices: float) -> tuple[Rank, float, int, str]:
+        """The same, with the loss for each of its devices of which so many would be made use of."""
+        return self._dispensable(self.loss_device_s / min(self.devices, devices))
+
+    def _dispensable(self, loss: float) -> tuple[Rank, float, int, str]:
+        return self.rank, -loss, max(lease.token for lease in self.leases), self.id
 
 
 def holdings(preemption: Preemption, fleet: Fleet, snapshot: Snapshot, now: datetime) -> list[Holding]:
@@ -120,7 +129,8 @@ def _holding(
     min_run_s = snapshot.min_run_s if preemption.min_run_s is None else preemption.min_run_s
     protected_s = min_run_s + (restart_s if min_run_s and any(holder.served for holder in holders) else 0.0)
     workers = tuple(sorted({numbers[lease.worker_id] for lease in leases}))
-    return Holding(id, tuple(leases), workers, min(known), loss, granted_at + timedelta(seconds=protected_s))
+    protected_until = granted_at + timedelta(seconds=protected_s)
+    return Holding(id, tuple(leases), workers, min(known), devices, loss, protected_until)
 
 
 def _devices(fleet: Fleet, number: int, lease: Lease) -> tuple[str | None, float]:

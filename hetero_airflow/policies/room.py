@@ -5,7 +5,9 @@ For a request in the order of the queue, the first of these that is possible:
 1. It fits where leases end that are on their way out already: those are awaited.
 2. It fits on a worker once other work there has been taken back: on each worker, the least dispensable work
    is put back as long as the request fits beside it, and what is left over are the victims. No victim could be
-   spared then. The worker with the most dispensable victims is chosen.
+   spared then. The worker with the most dispensable victims is chosen. Where equal requests stand behind it that
+   would share what is taken back, the loss counts for each request that is served (as in the greedy algorithm for
+   weighted set cover, Chvátal 1979): one job on eight devices goes before eight jobs that lose more together.
 3. The same with work that has not run for its minimum time yet: then it is waited for, and nothing is taken back.
 
 In each case what the request is to get is kept for it, so that the next decision gives it just that, and
@@ -25,9 +27,11 @@ from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Preempt, Reason, ReasonCode
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.policies.equals import Equals
 from hetero_airflow.policies.preemption import Holding, Preemption, Rank, holdings
 from hetero_airflow.policies.progress import waiting
 from hetero_airflow.policies.reservation import MakeNoRoom, MakeRoom, Room
+from hetero_airflow.units import MILLI_PER_DEVICE
 
 _MAX_NAMED = 3
 
@@ -39,15 +43,20 @@ class _Option:
     number: int
     fit: Fit
     victims: tuple[Holding, ...]
+    asked: float
+    """Devices that one request takes."""
+    wanted: int
+    """How many equal requests wait, this one counted in."""
     spared: tuple[Holding, ...] = ()
     """Victims of earlier requests that can stay after all."""
 
     @property
     def price(self) -> tuple[Rank, float, int, int]:
-        """What is compared: how indispensable the first victim is, all losses, how many, which worker."""
+        """What is compared: how indispensable the first victim is, the losses a request, how many, which worker."""
         first = min(victim.rank for victim in self.victims)
         loss = sum(victim.loss_device_s for victim in self.victims)
-        return tuple(-part for part in first), loss, len(self.victims), self.number
+        served = max(1, min(self.wanted, int(sum(victim.devices for victim in self.victims) / self.asked)))
+        return tuple(-part for part in first), loss / served, len(self.victims), self.number
 
 
 def room_by(policy: str, preemption: Preemption) -> MakeRoom:
@@ -78,6 +87,8 @@ class MadeRoom:
         """Worker → whose leases there were taken back before, or are now."""
         self._victims: dict[Holding, Pending] = {}
         self._hopeless: set[str] = set()
+        self._equals = Equals(snapshot.pending if preemption.is_class else ())
+        """Who else may take back what one request may: of other ranks than classes, not all that ask for the same."""
         self._by_worker: dict[int, list[Holding]] | None = None
         self._highest: Rank | None = None
         self.until: datetime | None = None
@@ -169,12 +180,13 @@ class MadeRoom:
     def _cheapest(self, pending: Pending, rank: Rank, keep: Keep | None, is_patient: bool) -> _Option | None:
         """The best option, with `is_patient` also with work that has not run for its minimum time."""
         found: list[_Option] = []
+        wanted = 1 + self._equals.behind(pending)
         for alternative in pending.request.alternatives:
             for number, present in (self._by_worker or {}).items():
                 takeable = [
                     one for one in present if one.rank > rank and (is_patient or one.protected_until <= self._now)
                 ]
-                option = self._option(alternative, number, takeable, keep)
+                option = self._option(alternative, wanted, number, takeable, keep)
                 if option is not None:
                     found.append(option)
             if found and pending.request.is_ordered:
@@ -184,12 +196,14 @@ class MadeRoom:
         return min(found, key=lambda option: option.price, default=None)
 
     def _option(
-        self, alternative: Alternative, number: int, takeable: Sequence[Holding], keep: Keep | None
+        self, alternative: Alternative, wanted: int, number: int, takeable: Sequence[Holding], keep: Keep | None
     ) -> _Option | None:
         """Whom of those that may be taken back the alternative needs to be gone from a worker.
 
-        :param takeable: the least dispensable first
+        :param wanted: how many equal requests wait, this one counted in
         """
+        asked = alternative.count * alternative.milli / MILLI_PER_DEVICE
+        takeable = sorted(takeable, key=lambda one: one.dispensable_for(asked * wanted))
         running = [one for one in takeable if one not in self._victims]
         if not running:
             return None
@@ -212,18 +226,15 @@ class MadeRoom:
                     spared.append(one)
             elif one not in self._victims:
                 victims.append(one)
-        options = [self._checked(number, outlook.fit(alternative, held, keep), victims, spared)]
+        fit = outlook.fit(alternative, held, keep)
+        options = [_Option(number, fit, tuple(victims), asked, wanted, tuple(spared))] if fit and victims else []
         if len(victims) > 1:
             for one in running:
                 without = freed(outlook.held, self._taken(number, one))
                 if one.rank == victims[0].rank and outlook.fits(alternative, without, keep):
-                    options.append(self._checked(number, outlook.fit(alternative, without, keep), [one]))
-        return min((option for option in options if option is not None), key=lambda option: option.price, default=None)
-
-    def _checked(
-        self, number: int, fit: Fit | None, victims: Sequence[Holding], spared: Sequence[Holding] = ()
-    ) -> _Option | None:
-        return _Option(number, fit, tuple(victims), tuple(spared)) if fit is not None and victims else None
+                    fit = outlook.fit(alternative, without, keep)
+                    options += [_Option(number, fit, (one,), asked, wanted)] if fit else []
+        return min(options, key=lambda option: option.price, default=None)
 
     def _carry_out(self, pending: Pending, option: _Option) -> Reason:
         for spared in option.spared:

@@ -151,6 +151,45 @@ def test_the_worker_with_the_cheapest_victims_is_chosen():
     assert victims(plan) == {"y": "urgent"}
 
 
+def crowded(waiting: int, device: str = "gpu", on: str = "ab", **others) -> dict[str, str | None]:
+    """Victims where a job on four devices would lose 2520 device-seconds, and each of four on one 807 to 1107."""
+    workers = (four("a"), four("b"))
+    singles = [held(f"x{n}", n, worker_id=on[0], ago_s=800 + 100 * n) for n in range(4)]
+    big = held("big", 0, 1, 2, 3, worker_id=on[1], ago_s=600)
+    pending = tuple(urgent(f"u{n}", device, at_s=n, **others) for n in range(waiting))
+    return victims(Priority().decide(snapshot(*singles, big, workers=workers, pending=pending), EPOCH))
+
+
+@pytest.mark.parametrize("on", ["ab", "ba"])
+def test_the_loss_is_shared_by_all_that_wait_for_the_same(on: str):
+    assert crowded(1, on=on) == {"x0": "u0"}
+    assert crowded(2, on=on) == {"x0": "u0", "x1": "u1"}
+    assert crowded(4, on=on) == {"big": "u0"}
+    assert crowded(5, on=on) == {"big": "u0", "x0": "u4"}
+    assert crowded(1, "gpu:2", on=on) == {"x0": "u0", "x1": "u0"}
+    assert crowded(2, "gpu:2", on=on) == {"big": "u0"}
+
+
+def test_the_loss_is_shared_on_one_worker_too():
+    large = a_worker("worker-a", (a_cpu(), *(a_device(f"GPU-{n}", index=n) for n in range(8))))
+    singles = [held(f"x{n}", n, ago_s=800 + 100 * n) for n in range(4)]
+    running = (*singles, held("big", 4, 5, 6, 7, ago_s=600))
+    pending = tuple(urgent(f"u{n}", at_s=n) for n in range(4))
+    assert victims(Priority().decide(snapshot(*running, workers=(large,), pending=pending), EPOCH)) == {"big": "u0"}
+    plan = Priority().decide(snapshot(*running, workers=(large,), pending=pending[:2]), EPOCH)
+    assert victims(plan) == {"x0": "u0", "x1": "u1"}
+
+
+def test_no_loss_is_shared_by_who_waits_for_its_gang():
+    assert crowded(4, gang="g", gang_size=9) == {}
+    workers = (four("a"), four("b"))
+    singles = [held(f"x{n}", n, worker_id="a", ago_s=800) for n in range(4)]
+    big = held("big", 0, 1, 2, 3, worker_id="b", ago_s=600)
+    gang = tuple(urgent(f"g{n}", at_s=9, gang="g", gang_size=3) for n in range(3))
+    plan = Priority().decide(snapshot(*singles, big, workers=workers, pending=(urgent(), *gang)), EPOCH)
+    assert victims(plan) == {"x3": "urgent"}
+
+
 def test_a_gang_is_taken_back_whole_and_at_the_price_of_all_its_devices():
     workers = (four("a"), four("b"))
     gang = {"gang": "g", "gang_size": 2}
