@@ -51,8 +51,8 @@ def test_an_urgent_task_gets_its_devices_and_the_other_goes_on_where_it_stood(ai
 
 
 def test_a_task_moves_off_a_device_that_is_drained(airflow):
-    run_id, _ = start_saving(airflow)
     (worker,) = json.loads(airflow.run("hetero", "workers", "--json").stdout)
+    run_id, _ = start_saving(airflow, steps=150)
     here = next(one["device_id"] for one in leases(airflow))
     device = f"{worker['id']}/{here}"
     airflow.run("hetero", "drain", device, "--move", "--reason", "a new fan")
