@@ -62,8 +62,11 @@ def _wanted(recommendation: Recommendation, current: str | None, coordinated: bo
         if hetero_executor_name(current or "") is not None:
             return str(current)
         return value if (current or "") in _REPLACEABLE else f"{current},{value}"
+    number = _number(current)
+    if recommendation.option == "execution_api_retries":
+        return str(current) if number >= float(value) else value
     # All others are times: shorter is as good.
-    return str(current) if _is_time_up_to(current, float(value)) else value
+    return str(current) if 0 < number <= float(value) else value
 
 
 def _has_our_coordinator(coordinators: Mapping[str, Any]) -> bool:
@@ -71,11 +74,12 @@ def _has_our_coordinator(coordinators: Mapping[str, Any]) -> bool:
     return isinstance(entry, Mapping) and entry.get("classpath") == COORDINATOR
 
 
-def _is_time_up_to(text: str | None, limit_s: float) -> bool:
+def _number(text: str | None) -> float:
+    """0 where the text is none."""
     try:
-        return 0 < float(text or "") <= limit_s
+        return float(text or "")
     except ValueError:
-        return False
+        return 0.0
 
 
 def _json_object(text: str | None) -> dict[str, Any] | None:

@@ -47,6 +47,19 @@ def recommendations(queue: str) -> tuple[Recommendation, ...]:
             "a device idles for up to 5 s after each task, and a task that is marked or cleared runs on for as long",
         ),
         Recommendation(
+            "workers",
+            "execution_api_retries",
+            "20",
+            "a task that ends while the API server is started again fails, though its work is done: Airflow gives up "
+            "after some 15 s",
+        ),
+        Recommendation(
+            "workers",
+            "execution_api_retry_wait_max",
+            "5",
+            "a task notices for up to 90 s more that the API server is back, and is taken for dead meanwhile",
+        ),
+        Recommendation(
             "scheduler",
             "orphaned_tasks_check_interval",
             "30",

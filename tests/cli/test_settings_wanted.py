@@ -52,6 +52,12 @@ def test_a_time_is_well_if_it_is_as_short(current, is_well):
     assert wanted(task_instance_heartbeat_timeout=current)["task_instance_heartbeat_timeout"] == expected
 
 
+@pytest.mark.parametrize(("current", "is_well"), [("20", True), ("100", True), ("19", False), ("many", False)])
+def test_a_count_is_well_if_it_is_as_great(current, is_well):
+    expected = (current if is_well else "20", is_well)
+    assert wanted(execution_api_retries=current)["execution_api_retries"] == expected
+
+
 def test_other_coordinators_stay():
     java = {"java": {"classpath": "x.Java"}}
     found = wanted(coordinators=json.dumps(java), queue_to_coordinator='{"jvm": "java"}')
