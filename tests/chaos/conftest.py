@@ -30,7 +30,7 @@ NAMES = os.environ.get("CHAOS_FAULTS", "").split() or list(FAULTS)
 SETTINGS = {
     "AIRFLOW__HETERO__POLICY": "priority",
     "AIRFLOW__HETERO__MIN_RUN_S": "1",
-    "AIRFLOW__HETERO__GRACE_S": "10",
+    "AIRFLOW__HETERO__GRACE_S": "6",
     "AIRFLOW__HETERO__HANG_TIMEOUT_S": "10",
     "AIRFLOW__HETERO__CHECKPOINT_CONN_ID": "chaos_s3",
     # what a session of faults loses is more than a task loses in its life
@@ -38,7 +38,8 @@ SETTINGS = {
     "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
     "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "10",
     "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
-    "AIRFLOW__CORE__PARALLELISM": "4",
+    "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
+    "AIRFLOW__CORE__PARALLELISM": "10",
     "AIRFLOW__CORE__MAX_ACTIVE_TASKS_PER_DAG": "100",
 }
 S3 = {
@@ -52,7 +53,7 @@ S3 = {
 }
 """What boto3 finds in the session; in the tasks, the key comes from an Airflow connection."""
 KEY = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
-SIMULATED = "nvidia/h100-80gb:2,ascend/910b:4"
+SIMULATED = "nvidia/h100-80gb:2,ascend/910b:8"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -120,16 +120,14 @@ def hung_task(scene: Scene) -> tuple[Training, Injury]:
 
 
 def stopped_worker(scene: Scene) -> tuple[Training, Injury]:
-    """SIGSTOP of the task and its supervisor, as of a host that freezes; SIGCONT when another one goes on or could."""
+    """SIGSTOP of the task and its supervisor, as of a host that freezes; SIGCONT once another one goes on."""
     training = scene.train()
     scene.some_step(training)
     process, parent = training.process(), training.supervisor()
     injury = training.injury()
     parent.suspend()
     process.suspend()
-    end = time.monotonic() + 60
-    while len(training.starts()) == 1 and time.monotonic() < end:
-        time.sleep(0.2)
+    scene.wait_until(lambda: len(training.starts()) > 1, "another one to go on")
     for one in (parent, process):
         if one.is_running():
             one.resume()

@@ -140,12 +140,17 @@ class Training:
         return min(moments) if len(self.starts()) > 1 and moments else None
 
     def recovery(self, injury: Injury) -> tuple[float, int]:
-        """Seconds until a step beyond the failure point was done, and how many steps were done again after it."""
+        """Seconds until a step beyond the failure point was done, and how many steps were done again after it.
+
+        Of a process that did not survive, the failure point is its last step, even if it came a moment after the fault.
+        """
         done = self.done()
-        beyond = next(line for line in done if line["at"] > injury.at and line["step"] > injury.step)
-        before = [line["step"] for line in done if line["at"] <= injury.at]
-        after = [line["step"] for line in done if line["at"] > injury.at]
-        return beyond["at"] - injury.at, _repeated([*before, *after]) - _repeated(before)
+        again = [start for start in self.starts() if start["at"] > injury.at]
+        parted = again[0]["at"] if again else injury.at
+        before = [line["step"] for line in done if line["at"] <= parted]
+        after = [line for line in done if line["at"] > parted]
+        beyond = next(line for line in after if line["step"] > max(before))
+        return beyond["at"] - injury.at, _repeated([*before, *(line["step"] for line in after)]) - _repeated(before)
 
     def mixed(self) -> list[str]:
         """What is wrong with its journal and its checkpoints; empty if nothing is."""

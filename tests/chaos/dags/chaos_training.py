@@ -82,6 +82,8 @@ def train(journal, steps, nap_s, every, seed, deaths=()):
 
     is_task = "HETERO_AIRFLOW_LEASE" in os.environ
     about = {"pid": os.getpid(), "ids": list(current_lease().ids) if is_task else []}
+    if "RANK" in os.environ:
+        journal = join_ranks(journal)
     starts = note(journal, {**about, "place": os.environ.get("HETERO_AIRFLOW_CHECKPOINT")})
     session = checkpoint.session()
     if starts < len(deaths):
@@ -93,6 +95,15 @@ def train(journal, steps, nap_s, every, seed, deaths=()):
         note(journal, {**about, "step": step, "loss": loss})
         time.sleep(nap_s)
     return loss
+
+
+def join_ranks(journal):
+    """Join the other ranks of torchrun, all of which do the same; the journal of this one: rank 0 has the task's."""
+    import torch.distributed
+
+    torch.distributed.init_process_group("gloo")
+    note(f"{journal}.ranks", {"rank": torch.distributed.get_rank(), "pid": os.getpid()})
+    return journal if torch.distributed.get_rank() == 0 else f"{journal}.{torch.distributed.get_rank()}"
 
 
 def note(journal, line):
