@@ -1,11 +1,28 @@
-"""The Airflow plugin. It registers no listener: any would break DAGs with ``end_from_trigger=True``."""
+"""The Airflow plugin. It registers no listener: any would break DAGs with ``end_from_trigger=True``.
+
+Every process of Airflow loads it, each task's too; only the API server pays for FastAPI and our routes.
+"""
 
 from __future__ import annotations
+
+import sys
+from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
 
+def _apps() -> list[dict[str, Any]]:
+    """Our routes, in the API server: there alone, Airflow's command is ``api-server``."""
+    if sys.argv[1:2] != ["api-server"]:
+        return []
+    from hetero_airflow.agent.protocol import PREFIX
+    from hetero_airflow.web.app import make_app
+
+    return [{"app": make_app(), "url_prefix": PREFIX, "name": "hetero_airflow"}]
+
+
 class HeteroPlugin(AirflowPlugin):
-    """Makes ``airflow plugins`` list the package."""
+    """Makes ``airflow plugins`` list the package, and adds routes to the API server."""
 
     name = "hetero_airflow"
+    fastapi_apps = _apps()

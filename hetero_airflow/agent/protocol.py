@@ -177,6 +177,8 @@ class Heard(BaseModel):
     """Names the inventory that the server has; empty for none."""
     leases: int | None = None
     """Of a worker that leaves: how many tasks it still has. At 0 it has left."""
+    contested: tuple[str, ...] = ()
+    """Ids of devices that another worker offers, so that they get no task here; worth telling again later."""
 
 
 def sane_readings(readings: Iterable[Telemetry]) -> tuple[Telemetry, ...]:

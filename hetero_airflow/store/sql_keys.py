@@ -114,6 +114,12 @@ class WorkerKeys:
             values |= {"enrolled_at": None, "revoked_at": None, "nonce": 0, "instance": ""}
             _put(transaction, worker_id, values, is_new=row is None)
 
+    def knows_secret(self, secret_hash: str) -> bool:
+        """Whether a worker was ever given that secret, and is not revoked since."""
+        query = select(_KEY.worker_id).where(_KEY.secret_hash == secret_hash)
+        with reading(self._engine) as connection:
+            return connection.execute(query).first() is not None
+
     def enrol(self, worker_id: str, secret_hash: str, public_key: str, now: datetime) -> None:
         """Take the key for the worker's; the same key with the same secret again changes nothing.
 
@@ -209,9 +215,14 @@ class _Admitted:
         else:
             yield told.event
         if told.leaving is not None:
-            yield told.leaving
+            if not self._is_leaving(told.worker_id):  # since when it leaves stays as it was
+                yield told.leaving
         elif isinstance(told.event, WorkerSeen) and told.instance != self._rows[told.worker_id].instance:
             yield DeviceCleared(told.worker_id, "", BarKind.LEAVING)
+
+    def _is_leaving(self, worker_id: str) -> bool:
+        query = select(tables.bar.c.worker_id).where(tables.bar.c.worker_id == worker_id, tables.bar.c.device_id == "")
+        return self._writing.connection.execute(query.where(tables.bar.c.kind == BarKind.LEAVING)).first() is not None
 
     def updates(self) -> list[dict[str, Any]]:
         return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -242,8 +243,10 @@ def test_a_worker_that_leaves_gets_no_task_and_is_lost_once_its_last_lease_has_e
     assert store.commit(Plan((a_place("r2", **{"GPU-1": 1000}),)), SOON, LATER).refused == ("r2",)
     assert store.snapshot().workers[0].state is WorkerState.ONLINE
     move_lease(store, lease.id, lease.token, LeaseState.RELEASED, LATER)
-    (answer,) = enrolled.take([alive(3, leaving=LEAVING)], LATER)
+    again = DeviceBarred(replace(LEAVING.bar, since=LATER))
+    (answer,) = enrolled.take([alive(3, leaving=again)], LATER)
     assert answer.leases == 0
+    assert store.snapshot().bars == (LEAVING.bar,)
     assert store.snapshot().workers[0].state is WorkerState.LOST
 
 

@@ -1,0 +1,65 @@
+"""A real HTTP server over a real database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from sqlalchemy import Engine, create_engine, event
+
+from hetero_airflow.store import tables
+from hetero_airflow.store.sql import SqlStore
+from tests.api_server import ApiServer, Speaker
+
+
+@pytest.fixture(scope="session")
+def sqlite_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    path = tmp_path_factory.mktemp("sqlite") / "store.db"
+    engine = create_engine(f"sqlite:///{path}")
+
+    @event.listens_for(engine, "connect")
+    def set_pragmas(connection, _record) -> None:
+        connection.execute("PRAGMA foreign_keys=ON")
+        connection.execute("PRAGMA journal_mode=WAL")
+
+    tables.metadata.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def engine(sqlite_engine: Engine) -> Engine:
+    """Of an empty database with the tables."""
+    with sqlite_engine.begin() as connection:
+        for table in reversed(tables.metadata.sorted_tables):
+            connection.execute(table.delete())
+        tables.insert_state(tables.state, connection)
+    return sqlite_engine
+
+
+@pytest.fixture
+def server(engine: Engine) -> Iterator[ApiServer]:
+    made = ApiServer(lambda: engine)
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def store(engine: Engine) -> SqlStore:
+    return SqlStore(engine)
+
+
+@pytest.fixture
+def speaker(server: ApiServer, engine: Engine) -> Iterator[Callable[..., Speaker]]:
+    """Makes agents by hand, enrolled unless told otherwise."""
+    made: list[Speaker] = []
+
+    def make(worker_id: str = "worker-a", *, enrolled: bool = True) -> Speaker:
+        one = Speaker(server.url, worker_id)
+        made.append(one)
+        return one.enrolled(engine) if enrolled else one
+
+    yield make
+    for one in made:
+        one.http.close()

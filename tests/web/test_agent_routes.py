@@ -1,0 +1,267 @@
+"""What an agent may tell, over real HTTP: what is its own, once, in time, and of a size."""
+
+from __future__ import annotations
+
+import json
+import socket
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from hetero_airflow.agent.protocol import (
+    ENROLMENT_PATH,
+    HEARTBEAT_PATH,
+    INVENTORY_PATH,
+    MAX_INVENTORY_BYTES,
+    PREFIX,
+    Heartbeat,
+    Report,
+)
+from hetero_airflow.agent.tokens import public_digits
+from hetero_airflow.model.bar import BarKind
+from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.store.sql_keys import WorkerKeys
+from hetero_airflow.testing import a_cpu, a_device
+from hetero_airflow.web.agent_routes import hash_secret
+from tests.api_server import SECRET, Speaker
+
+BEAT = Heartbeat(worker="worker-a").model_dump_json(exclude_defaults=True).encode()
+
+
+def refusal(answer: httpx.Response) -> tuple[int, str]:
+    told = answer.json()
+    assert set(told) == {"code", "asked", "found", "remedy"}
+    return answer.status_code, told["code"]
+
+
+def enrol(speaker: Speaker, secret: str = SECRET, **fields) -> httpx.Response:
+    body = {"worker": speaker.worker_id, "public_key": public_digits(speaker.key)} | fields
+    return speaker.http.post(ENROLMENT_PATH, json=body, headers={"Authorization": f"Bearer {secret}"})
+
+
+def open_enrolment(engine, worker_id="worker-a") -> None:
+    now = datetime.now(UTC)
+    WorkerKeys(engine).open_enrolment(worker_id, hash_secret(SECRET), now + timedelta(hours=1), now)
+
+
+def test_an_agent_enrols_tells_its_inventory_and_beats(speaker, engine, store):
+    agent = speaker(enrolled=False)
+    open_enrolment(engine)
+    assert enrol(agent).status_code == 204
+    first = agent.report()
+    assert (first.status_code, store.snapshot().workers) == (200, (agent.worker(),))
+    reading = Telemetry(device_id="GPU-0", power_w=70.5)
+    second = agent.beat(inventory=first.json()["inventory"], telemetry=(reading,))
+    assert (second.status_code, second.json()) == (200, first.json())
+    assert store.telemetry() == {("worker-a", "GPU-0"): reading}
+
+
+def test_the_first_heartbeat_of_a_worker_that_nobody_knows_is_told_that_the_inventory_is_missing(speaker):
+    assert speaker().beat().json() == {}
+
+
+def test_a_second_agent_can_not_enrol_with_a_used_secret_and_a_first_one_again_can(speaker, engine):
+    first, second = speaker(enrolled=False), speaker(enrolled=False)
+    open_enrolment(engine)
+    assert [enrol(one).status_code for one in (first, first)] == [204, 204]
+    assert refusal(enrol(second)) == (403, "enrolment")
+    assert refusal(second.beat()) == (401, "unknown_key")
+    assert first.beat().status_code == 200
+
+
+@pytest.mark.parametrize("secret", ["x" * 43, "x", "ü" * 43, "x" * 10_000])
+def test_a_guessed_secret_enrols_nothing(speaker, engine, secret):
+    agent = speaker(enrolled=False)
+    open_enrolment(engine)
+    headers = {"Authorization": f"Bearer {secret}".encode()}
+    body = {"worker": "worker-a", "public_key": public_digits(agent.key)}
+    assert agent.http.post(ENROLMENT_PATH, json=body, headers=headers).status_code in (401, 403)
+    assert refusal(agent.beat()) == (401, "unknown_key")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"worker": "<b>"}, {"worker": ""}, {"public_key": "ab"}, {"public_key": "G" * 64}, {"more": 1}]
+)
+def test_an_enrolment_that_can_not_be_is_refused(speaker, engine, fields):
+    open_enrolment(engine)
+    assert refusal(enrol(speaker(enrolled=False), **fields)) == (422, "invalid")
+
+
+def test_no_secret_and_no_key_is_logged(speaker, engine, caplog):
+    agent = speaker(enrolled=False)
+    enrol(agent)
+    token = agent.token("POST", HEARTBEAT_PATH, BEAT)
+    agent.send("POST", HEARTBEAT_PATH, BEAT, token)
+    assert len(caplog.records) == 2
+    assert not any(secret in caplog.text for secret in (SECRET, token, token.split(".")[2], hash_secret(SECRET)))
+
+
+def test_a_forged_token_is_refused(speaker, store):
+    agent = speaker()
+    token = agent.token("POST", HEARTBEAT_PATH, BEAT, key=Ed25519PrivateKey.generate())
+    assert refusal(agent.send("POST", HEARTBEAT_PATH, BEAT, token)) == (401, "unknown_key")
+    head, claims, signature = agent.token("POST", HEARTBEAT_PATH, BEAT).split(".")
+    for text in (f"{head}.{claims}.", f"{head}.{claims}.{signature[:-4]}AAAA", f"{head}.{claims[:-4]}AAAA.{signature}"):
+        assert agent.send("POST", HEARTBEAT_PATH, BEAT, text).status_code == 401
+
+
+def test_a_replayed_request_is_refused(speaker, server):
+    agent = speaker()
+    token = agent.token("POST", HEARTBEAT_PATH, BEAT)
+    assert agent.send("POST", HEARTBEAT_PATH, BEAT, token).status_code == 200
+    assert refusal(agent.send("POST", HEARTBEAT_PATH, BEAT, token)) == (409, "replayed")
+    server.stop()
+    server.start()
+    assert refusal(agent.send("POST", HEARTBEAT_PATH, BEAT, token)) == (409, "replayed")
+
+
+@pytest.mark.parametrize("at_s", [-60, 60])
+def test_a_token_of_another_time_is_refused(speaker, at_s):
+    agent = speaker()
+    token = agent.token("POST", HEARTBEAT_PATH, BEAT, now=datetime.now(UTC) + timedelta(seconds=at_s))
+    answer = agent.send("POST", HEARTBEAT_PATH, BEAT, token)
+    assert refusal(answer) == (401, "expired")
+    assert "Set the clocks" in answer.json()["remedy"]
+
+
+def test_a_token_is_good_for_its_own_request_only(speaker, store):
+    agent = speaker()
+    body = Report(worker=agent.worker()).model_dump_json(exclude_defaults=True).encode()
+    for method, path, sent in (("PUT", INVENTORY_PATH, BEAT), ("POST", HEARTBEAT_PATH, BEAT + b" ")):
+        token = agent.token("POST", HEARTBEAT_PATH, BEAT)
+        assert refusal(agent.send(method, path, sent, token)) == (403, "foreign")
+    token = agent.token("POST", HEARTBEAT_PATH, body)
+    assert refusal(agent.send("PUT", INVENTORY_PATH, body, token)) == (403, "foreign")
+    assert store.snapshot().workers == ()
+
+
+def test_a_worker_speaks_for_itself_only(speaker, store):
+    a, b = speaker("worker-a"), speaker("worker-b")
+    assert a.report().status_code == 200
+    assert refusal(b.report(a.worker(labels={"zone": "b"}))) == (403, "foreign")
+    assert refusal(b.beat(worker="worker-a", is_leaving=True)) == (403, "foreign")
+    token = b.token("POST", HEARTBEAT_PATH, BEAT, worker="worker-a")
+    assert refusal(b.send("POST", HEARTBEAT_PATH, BEAT, token)) == (401, "unknown_key")
+    assert (store.snapshot().workers, store.snapshot().bars) == ((a.worker(),), ())
+
+
+def test_a_worker_that_lies_about_anothers_devices_gets_none_of_them(speaker, store):
+    a, b = speaker("worker-a"), speaker("worker-b")
+    a.report()
+    answer = b.report(b.worker(devices=(a_cpu(), a_device("GPU-1"), a_device("GPU-2"))))
+    assert answer.json()["contested"] == ["GPU-1"]
+    assert [d.id for d in store.snapshot().workers[1].devices if d.leasable] == ["cpu", "GPU-2"]
+    assert [d.id for d in store.snapshot().workers[0].devices if d.leasable] == ["cpu", "GPU-0", "GPU-1"]
+
+
+def test_a_revoked_worker_is_refused_at_once(speaker, engine, store):
+    agent = speaker()
+    assert agent.report().status_code == 200
+    WorkerKeys(engine).revoke("worker-a", datetime.now(UTC))
+    assert refusal(agent.beat()) == (401, "unknown_key")
+    assert refusal(agent.report()) == (401, "unknown_key")
+    assert store.snapshot().workers[0].state is WorkerState.LOST
+
+
+def test_a_worker_that_is_enrolled_anew_is_heard_by_its_new_key(speaker, engine):
+    old = speaker()
+    assert old.beat().status_code == 200
+    WorkerKeys(engine).revoke("worker-a", datetime.now(UTC))
+    new = speaker()
+    assert [new.beat().status_code, old.beat().status_code] == [200, 401]
+
+
+def test_of_two_agents_with_one_key_the_later_one_is_heard(speaker):
+    first = speaker()
+    second = Speaker(str(first.http.base_url).removesuffix(f"{PREFIX}/"))
+    second.key = first.key
+    assert [first.report().status_code, second.report().status_code] == [200, 200]
+    assert refusal(first.beat()) == (409, "superseded")
+    assert second.beat().status_code == 200
+    second.http.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b"", "no JSON"),
+        (b"[" * 100_000, "no JSON"),
+        (b'{"worker": {"id": "worker-a", "host": "h", "devices": [{"memory_bytes": -1}]}}', "worker.devices.0.id"),
+        (b'{"worker": {"id": "worker-a", "devices": [' + b"{}," * 1_000_000 + b"{}]}}", "a list of 1000001"),
+        (b'{"worker": {"id": "worker-a", "host": "<b>", "engine": "celery", "devices": []}}', "markup"),
+        (b'{"worker": {"id": "worker-a", "host": "h", "devices": []}}', "the scheduler's own"),
+    ],
+)
+def test_an_inventory_that_can_not_be_is_refused_and_says_why(speaker, store, body, found):
+    agent = speaker()
+    answer = agent.send("PUT", INVENTORY_PATH, body)
+    assert refusal(answer) == (422, "invalid")
+    assert found in answer.json()["found"]
+    assert store.snapshot().workers == ()
+    assert agent.report().status_code == 200
+
+
+def test_negative_memory_is_told(speaker):
+    agent = speaker()
+    worker = json.loads(agent.worker().model_dump_json())
+    worker["devices"][1]["memory_bytes"] = -1
+    answer = agent.send("PUT", INVENTORY_PATH, json.dumps({"worker": worker}).encode())
+    assert answer.json()["found"] == "worker.devices.1.memory_bytes: Input should be greater than or equal to 0"
+
+
+def test_a_body_above_the_limit_is_not_read_to_its_end(speaker):
+    agent = speaker()
+    assert refusal(agent.send("PUT", INVENTORY_PATH, b" " * (MAX_INVENTORY_BYTES + 1))) == (413, "too_large")
+    assert refusal(agent.send("POST", HEARTBEAT_PATH, b" " * (2 << 20))) == (413, "too_large")
+
+
+def test_a_stranger_can_not_make_the_server_read_a_body(server, speaker):
+    """The answer comes while the body is still promised."""
+    agent = speaker(enrolled=False)
+    token = agent.token("PUT", INVENTORY_PATH, b"")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        head = f"PUT {PREFIX}{INVENTORY_PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 4000000\r\n"
+        connection.sendall(f"{head}Authorization: Bearer {token}\r\n\r\n".encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 401")
+
+
+def test_who_sends_rubbish_again_and_again_has_to_wait_and_others_have_not(speaker, caplog):
+    a, b = speaker("worker-a"), speaker("worker-b")
+    answers = [a.send("POST", HEARTBEAT_PATH, b"rubbish") for _ in range(25)]
+    assert [answer.status_code for answer in answers] == [422] * 20 + [429] * 5
+    assert answers[-1].headers["retry-after"] == "60"
+    assert b.beat().status_code == 200
+    assert len(caplog.records) == 2, "one line for each kind, not one for each request"
+
+
+def test_a_database_that_is_away_is_told_without_its_name(speaker, engine):
+    agent = speaker()
+    assert agent.beat().status_code == 200
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE hetero_state RENAME TO gone")
+    try:
+        answer = agent.beat()
+        assert refusal(answer) == (503, "unavailable")
+        assert answer.headers["retry-after"] == "5"
+        assert "hetero_state" not in answer.text
+        assert str(engine.url.database) not in answer.text
+    finally:
+        with engine.begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE gone RENAME TO hetero_state")
+    assert agent.beat().status_code == 200
+
+
+def test_a_worker_that_leaves_is_told_what_is_left(speaker, store):
+    agent = speaker()
+    agent.report()
+    answer = agent.beat(is_leaving=True)
+    assert answer.json()["leases"] == 0
+    assert [bar.kind for bar in store.snapshot().bars] == [BarKind.LEAVING]
+    assert store.snapshot().workers[0].state is WorkerState.LOST
+    agent.instance = "f" * 32
+    agent.report()
+    assert store.snapshot().bars == ()
+    assert store.snapshot().workers[0].state is WorkerState.ONLINE

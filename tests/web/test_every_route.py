@@ -1,0 +1,141 @@
+"""Every route of the app in Airflow's real API server: none answers a stranger, and nobody the other's."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+from local_airflow import USER, LocalAirflow
+from sqlalchemy import Engine, NullPool, create_engine
+
+from hetero_airflow.agent.protocol import HEARTBEAT_PATH, INVENTORY_PATH, PREFIX
+from hetero_airflow.model.device import Telemetry
+from hetero_airflow.store.sql import SqlStore
+from hetero_airflow.store.store import Submitted, WorkerSeen
+from hetero_airflow.testing import EPOCH, a_pending, a_worker
+from tests.api_server import Speaker, make_app
+
+pytestmark = pytest.mark.system
+
+AGENTS = frozenset({"/agent/enrolment", INVENTORY_PATH, HEARTBEAT_PATH})
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+
+def routes() -> list[tuple[str, str]]:
+    """(method, path) of every route that the app has, whatever added it."""
+    app = make_app(lambda: pytest.fail("no route is called here"))
+    found = [(method, route.path) for route in app.routes for method in sorted(route.methods)]
+    assert all(isinstance(route, APIRoute) for route in app.routes), "a mount or a websocket: walk it too"
+    return found
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
+    """Airflow's API server alone."""
+    dags = tmp_path_factory.mktemp("dags")
+    with LocalAirflow(tmp_path_factory.mktemp("airflow"), dags, components=["api-server"]) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def engine(airflow: LocalAirflow) -> Iterator[Engine]:
+    made = create_engine(airflow.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"], poolclass=NullPool)
+    yield made
+    made.dispose()
+
+
+@pytest.fixture(scope="module")
+def user_token(airflow: LocalAirflow) -> str:
+    login = {"username": USER, "password": airflow.password}
+    return httpx.post(f"{airflow.url}/auth/token", json=login, timeout=30).json()["access_token"]
+
+
+@pytest.fixture(scope="module")
+def speaker(airflow: LocalAirflow, engine: Engine) -> Iterator[Speaker]:
+    made = Speaker(airflow.url).enrolled(engine)
+    yield made
+    made.http.close()
+
+
+def ask(airflow: LocalAirflow, method: str, path: str, token: str | None = None, **kwargs) -> httpx.Response:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    return httpx.request(method, f"{airflow.url}{PREFIX}{path}", headers=headers, timeout=30, **kwargs)
+
+
+def test_the_app_has_the_routes_that_are_walked():
+    assert {path for _, path in routes()} == AGENTS | {"/workers", "/devices", "/queue"}
+
+
+@pytest.mark.parametrize(("method", "path"), routes())
+def test_no_route_answers_a_stranger(airflow, method, path):
+    guess = f"Bearer {secrets.token_urlsafe(32)}"  # of the length of an enrolment secret
+    for header in ({}, *({"Authorization": text} for text in ("Bearer", "Bearer x", "Basic YTpi", guess))):
+        for cookies in ({}, {"_token": "rubbish"}):
+            with httpx.Client(cookies=cookies, headers=header, timeout=30) as client:
+                answer = client.request(method, f"{airflow.url}{PREFIX}{path}", content=b"{}")
+                assert answer.status_code in (401, 403), answer.text
+
+
+@pytest.mark.parametrize(("method", "path"), [one for one in routes() if one[1] in AGENTS])
+def test_no_user_speaks_for_a_worker(airflow, user_token, method, path):
+    assert ask(airflow, method, path, user_token, content=b"{}").status_code in (401, 403)
+    with httpx.Client(cookies={"_token": user_token}, timeout=30) as client:
+        assert client.request(method, f"{airflow.url}{PREFIX}{path}", content=b"{}").status_code == 401
+
+
+@pytest.mark.parametrize(("method", "path"), [one for one in routes() if one[1] not in AGENTS])
+def test_no_worker_reads_what_is_for_people(airflow, speaker, method, path):
+    for digest_path in (path, HEARTBEAT_PATH):
+        answer = ask(airflow, method, path, speaker.token(method, digest_path, b""))
+        assert answer.status_code in (401, 403)
+
+
+NOTHING = ("/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect", "/", "/agent", "/nothing")
+
+
+@pytest.mark.parametrize("path", NOTHING)
+def test_there_is_nothing_else(airflow, user_token, path):
+    """The rest below the prefix is not found, whoever asks and however."""
+    for method in METHODS:
+        for token in (None, user_token):
+            assert ask(airflow, method, path, token).status_code in (404, 405)
+
+
+def test_no_worker_and_no_secret_of_ours_opens_airflows_own_api(airflow, speaker):
+    for path in ("/api/v2/dags", "/ui/config", "/execution/health-is-public-but-this-is-not"):
+        token = speaker.token("GET", path, b"")
+        answer = httpx.get(f"{airflow.url}{path}", headers={"Authorization": f"Bearer {token}"}, timeout=30)
+        assert answer.status_code in (401, 403, 404)
+
+
+def test_an_agent_is_heard_through_airflows_own_server(airflow, speaker, engine):
+    told = speaker.report()
+    assert told.status_code == 200, told.text
+    assert speaker.beat(telemetry=(Telemetry(device_id="GPU-0", power_w=70),)).json() == told.json()
+    assert SqlStore(engine).snapshot().workers == (speaker.worker(),)
+
+
+def test_people_see_workers_devices_and_the_queue(airflow, user_token, speaker, engine):
+    speaker.report()
+    speaker.beat(telemetry=(Telemetry(device_id="GPU-0", power_w=70),))
+    (worker,) = ask(airflow, "GET", "/workers", user_token).json()["workers"]
+    assert {name: worker[name] for name in ("id", "engine", "state", "devices", "leasable", "bars")} == {
+        "id": "worker-a", "engine": "celery", "state": "online", "devices": 3, "leasable": 3, "bars": [],
+    }  # fmt: skip
+    assert (datetime.now(UTC) - datetime.fromisoformat(worker["last_seen"])).total_seconds() < 60
+    page = ask(airflow, "GET", "/devices", user_token, params={"worker": "worker-a", "offset": 1, "limit": 1}).json()
+    (device,) = page["devices"]
+    assert (page["total"], device["device"]["id"], device["telemetry"]["power_w"]) == (3, "GPU-0", 70)
+    assert ask(airflow, "GET", "/devices", user_token, params={"limit": 10**6}).status_code == 422
+    assert ask(airflow, "GET", "/queue", user_token).json() == {"waiting": [], "leases": []}
+
+
+def test_of_the_queue_one_sees_the_dags_that_one_may_read(airflow, user_token, engine):
+    """The DAG is not one that Airflow knows, so nobody may read it; the next test reads the query itself."""
+    store = SqlStore(engine)
+    store.record([WorkerSeen(a_worker("worker-q")), Submitted(a_pending("r1"))], EPOCH)
+    assert ask(airflow, "GET", "/queue", user_token).json() == {"waiting": [], "leases": []}
