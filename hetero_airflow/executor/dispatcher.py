@@ -239,10 +239,13 @@ class Dispatcher:
 
     def lost(self, key: Any, lease: Lease) -> bool:
         """Send a task back to be scheduled whose process is lost; whether that could be done."""
-        story = self._store.snapshot().holders.get(lease.request_id)
-        if story is None:
-            return False
-        told = task_lease(lease, self._worker(lease.worker_id), story.request.alternatives[lease.alternative])
+        holder = self._store.snapshot().holders.get(lease.request_id)
+        if holder is None:  # a cycle was faster and took the lease back
+            story = self._store.story(key.dag_id, key.run_id, key.task_id, key.map_index)
+            if story is None or story.pending.id != lease.request_id:
+                return False
+            holder = story.pending
+        told = task_lease(lease, self._worker(lease.worker_id), holder.request.alternatives[lease.alternative])
         return self._recoveries.lost(key, lease.request_id, told, self._now)
 
     def _turn_alternatives(self, now: datetime) -> None:

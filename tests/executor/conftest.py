@@ -78,7 +78,7 @@ class StandInTasks:
 class Key(str):
     """A task's key that equals its name."""
 
-    dag_id = "dag"
+    dag_id, run_id, map_index = "dag", "run", -1
 
     @property
     def task_id(self):

@@ -13,7 +13,7 @@ from hetero_airflow.model.bar import Bar, BarKind
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.recovery.failure import Failure
 from hetero_airflow.store.store import DeviceBarred, WorkerSeen
-from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker, move_lease
 
 
 @pytest.fixture
@@ -47,6 +47,19 @@ def test_a_lost_task_is_sent_back_with_the_same_try_and_its_loss_is_on_record(be
     assert bench.notes[-1][0] == "a"
     assert "requeued at once, for the 1st time of 5" in bench.notes[-1][1]
     assert bench.store.snapshot().leases == ()
+
+
+def test_a_task_whose_lease_a_cycle_took_back_first_is_sent_back_too(bench, states):
+    """Of a scheduler that died with its tasks: the next one's cycle finds the lease expired and the process gone."""
+    id_ = bench.hold("a")
+    bench.beat()
+    bench.run(id_)
+    bench.beat(1)
+    bench.engine.alive.clear()
+    lease = bench.lease(id_)
+    move_lease(bench.store, lease.id, lease.token, LeaseState.EVICTED, bench.clock.now())
+    bench.beat(30)
+    assert (bench.tasks.sent_back, bench.reports) == ([id_], [])
 
 
 def test_a_task_that_is_lost_too_often_is_left_to_its_retries(bench, states):
