@@ -41,7 +41,7 @@ TESTS := not bench and not chaos$(if $(wildcard /dev/nvidia0 /dev/kfd /dev/davin
 
 chaos: $(VENV)/.installed  ## break a running Airflow; SEEDS="0 1 2" BACKEND=postgres|sqlite FAULTS="task scheduler" TABLE=file
 	@CHAOS_SEEDS='$(SEEDS)' CHAOS_BACKEND='$(BACKEND)' CHAOS_FAULTS='$(FAULTS)' CHAOS_TABLE='$(abspath $(TABLE))' \
-	  AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -m chaos -s tests/chaos
+	  AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -s tests/chaos
 
 lint: $(VENV)/.installed  ## ruff, mypy, and the layers of the house (import-linter)
 	@echo '== ruff check'

@@ -14,6 +14,7 @@ FAULTS: dict[str, Fault] = {
     fault.__name__: fault
     for fault in (
         faults_processes.task,
+        faults_processes.torchrun_rank,
         faults_processes.supervisor,
         faults_processes.scheduler,
         faults_processes.scheduler_host,

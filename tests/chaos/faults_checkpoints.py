@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -39,10 +40,7 @@ def preemption(scene: Scene) -> tuple[Training, Injury]:
 
 
 def publishing(scene: Scene) -> tuple[Training, Injury]:
-    """kill -9 at each stage of publishing a checkpoint, one after another, each in a start of its own.
-
-    Only the first start claims with a change of its own for a new index; each later one changes its token.
-    """
+    """kill -9 at each stage of publishing a checkpoint, one after another, each in a start of its own."""
     stages = list(range(CHANGES_OF_A_SAVE + 1))
     scene.rng.shuffle(stages)
     saves = [scene.rng.randint(0, 1) * CHANGES_OF_A_SAVE for _ in stages]
@@ -74,7 +72,7 @@ def bit_flip(scene: Scene) -> tuple[Training, Injury]:
     return _damaged(scene, flip)
 
 
-def _damaged(scene: Scene, damage: object) -> tuple[Training, Injury]:
+def _damaged(scene: Scene, damage: Callable[[Path], None]) -> tuple[Training, Injury]:
     training = scene.train()
     training.wait_for_checkpoint(2)
     scene.some_step(training, 12, 20)

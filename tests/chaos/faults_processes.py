@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from dataclasses import replace
@@ -16,6 +17,19 @@ def task(scene: Scene) -> tuple[Training, Injury]:
     training = scene.train()
     scene.some_step(training)
     return training, training.wound()
+
+
+def torchrun_rank(scene: Scene) -> tuple[Training, Injury]:
+    """kill -9 of one of torchrun's ranks: they start again from the last checkpoint, and Airflow sees one run."""
+    training = scene.train("torchrun")
+    scene.some_step(training)
+    ranks = [json.loads(line) for line in training.journal.with_name("journal.jsonl.ranks").read_text().splitlines()]
+    injury = training.injury()
+    psutil.Process(scene.rng.choice(ranks)["pid"]).kill()
+    training.finish()
+    assert len(training.starts()) == 2
+    assert training.found_s(injury, scene.database) is None, "the task itself was started again"
+    return training, injury
 
 
 def supervisor(scene: Scene) -> tuple[Training, Injury]:

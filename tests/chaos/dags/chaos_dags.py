@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, task
 
-from hetero_airflow.operators import DevicePythonOperator
+from hetero_airflow.operators import DevicePythonOperator, TorchrunOperator
 from hetero_airflow.sensors import CheckpointSensor
 
 FRESH = 100
@@ -44,6 +44,11 @@ for store, url in (("files", None), ("s3", os.environ.get("CHAOS_S3_URL"))):
             return train(**params)
 
         train()
+
+with DAG("train_torchrun", schedule=None, params=PARAMS):
+    TorchrunOperator(
+        task_id="train", script="chaos_training.py", args=["{{ params.dump() | tojson }}"], device="h100:2"
+    )
 
 with DAG("fresh", schedule=None):
     DevicePythonOperator.partial(task_id="use", python_callable=use, device={"gpu", "npu"}).expand(
