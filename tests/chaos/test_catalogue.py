@@ -55,3 +55,4 @@ def test_nothing_is_lost(chaos_airflow: Scene, table: Table, seed: int, fault: s
     assert double == []
     assert mixed == []
     assert (row.lost_tasks, row.leases_left) == (0, 0)
+    assert row.tries == 1, "a fault that is not the task's own has used up a retry"
