@@ -74,16 +74,7 @@ def checkpoints_bound(context: Context, arguments: CheckpointArguments, token: i
 
     :raises SettingsError: the configuration can't be read, or names a connection that is not there
     """
-    options = checkpoint_options()
-    credentials = store_credentials(options.conn_id)
-    place = _place(context, arguments, token, options, credentials)
-    states: Any = context.get("task_state_store")
-    if states is not None:
-        known = states.get(CHECKPOINT)
-        if isinstance(known, dict) and known.get("epoch") == place.epoch and isinstance(known.get("url"), str):
-            place = place.model_copy(update={"url": known["url"]})
-        states.set(CHECKPOINT, {"url": place.url, "path": place.path, "epoch": place.epoch})
-    variables = {**credentials, CHECKPOINT_VARIABLE: place.model_dump_json()}
+    variables = checkpoint_variables(context, arguments, token)
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -94,6 +85,25 @@ def checkpoints_bound(context: Context, arguments: CheckpointArguments, token: i
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def checkpoint_variables(context: Context, arguments: CheckpointArguments, token: int | None) -> dict[str, str]:
+    """What tells a process the place of the task's checkpoints, and opens it: credentials are among them.
+
+    The place is on record in the task's state store then.
+
+    :raises SettingsError: the configuration can't be read, or names a connection that is not there
+    """
+    options = checkpoint_options()
+    credentials = store_credentials(options.conn_id)
+    place = _place(context, arguments, token, options, credentials)
+    states: Any = context.get("task_state_store")
+    if states is not None:
+        known = states.get(CHECKPOINT)
+        if isinstance(known, dict) and known.get("epoch") == place.epoch and isinstance(known.get("url"), str):
+            place = place.model_copy(update={"url": known["url"]})
+        states.set(CHECKPOINT, {"url": place.url, "path": place.path, "epoch": place.epoch})
+    return {**credentials, CHECKPOINT_VARIABLE: place.model_dump_json()}
 
 
 def _place(

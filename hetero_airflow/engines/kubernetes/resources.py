@@ -38,6 +38,9 @@ RESOURCES: Mapping[str, str] = {
 """What a request says of its device → extended resource. ``[hetero] kubernetes_resources`` adds rows and replaces
 them; the most exact one counts: ``nvidia/a100``, ``mig-1g.10gb``, then ``nvidia/gpu``, ``nvidia``, ``gpu``."""
 
+_DOMAINS = {name.partition("/")[0]: said.partition("/")[0] for said, name in RESOURCES.items()}
+"""Domain of a resource → vendor."""
+
 TAINTS: Mapping[str, tuple[str, ...]] = {
     "nvidia": ("nvidia.com/gpu",),
     "amd": ("amd.com/gpu",),
@@ -124,17 +127,18 @@ def resource_of(alternative: Alternative, configured: Mapping[str, str]) -> Reso
     >>> resource_of(Alternative(vendor="nvidia", kind="gpu", partition="1g.10gb+me"), {}).name
     'nvidia.com/mig-1g.10gb.me'
     """
-    table = {**RESOURCES, **configured}
-    if alternative.kind in table and alternative.vendor is None and alternative.model is None:
-        return Resource(table[alternative.kind], DEFAULT_VENDORS.get(alternative.kind, alternative.kind), True)
+    own = configured.get(alternative.kind or "")
+    if own is not None and alternative.vendor is None and alternative.model is None:
+        return Resource(own, _DOMAINS.get(own.partition("/")[0], alternative.kind or ""), says_model=True)
     vendor = vendor_of(alternative)
     kind = alternative.kind or VENDORS.get(vendor, "")
     exact = alternative.device_text if alternative.partition else f"{vendor}/{alternative.model}"
-    if exact in table:
-        return Resource(table[exact], vendor, says_model=True)
-    for name in () if alternative.partition else (f"{vendor}/{kind}", vendor):
-        if name in table:
-            return Resource(table[name], vendor, says_model=False)
+    for table in (configured, RESOURCES):
+        if exact in table:
+            return Resource(table[exact], vendor, says_model=True)
+        for name in () if alternative.partition else (f"{vendor}/{kind}", vendor):
+            if name in table:
+                return Resource(table[name], vendor, says_model=False)
     if alternative.partition:
         # as the device plugin names it, which replaces the plus of a profile with media extensions
         made = f"nvidia.com/mig-{alternative.partition.replace('+', '.')}"

@@ -1,136 +1,22 @@
-"""Checks a body as an API server would: by the official client's models, and by Kubernetes' own schemas."""
+"""The checks of bodies, for every test of this folder."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import kubernetes_validate
 import pytest
-from kubernetes import client
 
-VERSION = "1.34"
-"""The first with ``resource.k8s.io/v1``."""
-
-_LIST, _DICT = re.compile(r"list\[(.+)\]"), re.compile(r"dict\[\w+, (.+)\]")
-_PLAIN = {"str": str, "int": int, "bool": bool, "float": float, "object": object}
-_QUANTITY = re.compile(r"([0-9]+)(Ki|Mi|Gi|Ti)?")
+from tests import kubernetes_bodies
 
 
 @pytest.fixture(scope="session")
 def check_body() -> Callable[[dict[str, Any], str], None]:
-    """Fails for a body that is not of the model: an unknown field, a wrong type, or one lost on the way."""
-
-    def check(body: dict[str, Any], model: str) -> None:
-        _walk(body, model, model)
-        api = client.ApiClient()
-        read = api._ApiClient__deserialize(json.loads(json.dumps(body)), model)
-        assert api.sanitize_for_serialization(read) == body
-        kubernetes_validate.validate(body, VERSION, strict=True)
-        assert json.loads(json.dumps(body)) == body
-
-    return check
-
-
-def _walk(value: Any, kind: str, path: str) -> None:
-    if found := _LIST.fullmatch(kind):
-        assert isinstance(value, list), path
-        for number, item in enumerate(value):
-            _walk(item, found[1], f"{path}[{number}]")
-    elif found := _DICT.fullmatch(kind):
-        assert isinstance(value, dict), path
-        for key, item in value.items():
-            assert isinstance(key, str), path
-            _walk(item, found[1], f"{path}.{key}")
-    elif kind in _PLAIN:
-        assert isinstance(value, _PLAIN[kind]), f"{path} is {value!r}"
-        assert not (kind == "int" and isinstance(value, bool)), path
-    else:
-        model = getattr(client, kind)
-        names = {wire: name for name, wire in model.attribute_map.items()}
-        assert isinstance(value, dict), path
-        for wire, item in value.items():
-            assert wire in names, f"{path} has no field {wire}"
-            _walk(item, model.openapi_types[names[wire]], f"{path}.{wire}")
+    """Fails for a body that is not of the model."""
+    return kubernetes_bodies.check_body
 
 
 @pytest.fixture(scope="session")
-def check_pod(check_body: Callable[[dict[str, Any], str], None]) -> Callable[[dict[str, Any]], None]:
-    """Fails for a pod that an API server would refuse, by those rules that no schema has."""
-
-    def check(pod: dict[str, Any]) -> None:
-        check_body(pod, "V1Pod")
-        for container in pod["spec"]["containers"]:
-            _check_resources(container.get("resources", {}))
-            context = container.get("securityContext", {})
-            assert not (context.get("privileged") and context.get("allowPrivilegeEscalation") is False)
-        for term in _terms(pod):
-            assert term.get("matchExpressions") or term.get("matchFields"), "an empty term matches no node"
-            for one in term.get("matchExpressions", []):
-                _check_requirement(one)
-        for kind in ("labels", "annotations"):
-            for key, value in pod["metadata"].get(kind, {}).items():
-                assert _is_qualified(key), key
-                assert kind == "annotations" or _is_label_value(value), value
-        names = {claim["name"] for claim in pod["spec"].get("resourceClaims", [])}
-        used = {c["name"] for one in pod["spec"]["containers"] for c in one.get("resources", {}).get("claims", [])}
-        assert used == names
-        for toleration in pod["spec"].get("tolerations", []):
-            assert _is_qualified(toleration["key"])
-            assert not (toleration["operator"] == "Exists" and toleration.get("value"))
-
-    return check
-
-
-def _check_resources(resources: dict[str, Any]) -> None:
-    limits, requests = resources.get("limits", {}), resources.get("requests", {})
-    for name, amount in {**limits, **requests}.items():
-        assert isinstance(amount, str), f"{name}: {amount!r} is no quantity"
-        if "/" in name:
-            assert _is_qualified(name)
-            assert re.fullmatch("[1-9][0-9]*", amount), "a device is whole"
-            assert limits[name] == requests[name], "limit and request of a device must be equal"
-    for name in limits.keys() & requests.keys():
-        low, high = (_QUANTITY.fullmatch(one[name]) for one in (requests, limits))
-        if low and high and low[2] == high[2]:
-            assert int(low[1]) <= int(high[1])
-
-
-def _check_requirement(one: dict[str, Any]) -> None:
-    assert _is_qualified(one["key"]), one
-    values = one.get("values", [])
-    if one["operator"] in ("Exists", "DoesNotExist"):
-        assert not values
-    elif one["operator"] in ("Gt", "Lt"):
-        assert len(values) == 1
-        assert -(2**63) <= int(values[0]) < 2**63
-    else:
-        assert one["operator"] in ("In", "NotIn")
-        assert values
-    assert all(isinstance(value, str) and _is_label_value(value) for value in values), one
-
-
-def _terms(pod: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    nodes = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
-    required = nodes.get("requiredDuringSchedulingIgnoredDuringExecution")
-    if required is not None:
-        assert required["nodeSelectorTerms"], "no terms match no node"
-        yield from required["nodeSelectorTerms"]
-
-
-def _is_label_value(text: str) -> bool:
-    return re.fullmatch(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?", text) is not None and len(text) <= 63
-
-
-def _is_qualified(text: str) -> bool:
-    """``IsQualifiedName`` of apimachinery's validation."""
-    *prefix, name = text.split("/")
-    dns = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
-    return (
-        len(prefix) <= 1
-        and all(re.fullmatch(dns, one) and len(one) <= 253 for one in prefix)
-        and re.fullmatch(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]", name) is not None
-        and len(name) <= 63
-    )
+def check_pod() -> Callable[[dict[str, Any]], None]:
+    """Fails for a pod that an API server would refuse."""
+    return kubernetes_bodies.check_pod

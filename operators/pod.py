@@ -1,0 +1,228 @@
+"""A pod on devices, for any executor and for managed Airflow: Kubernetes places it, not our executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
+from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
+from airflow.sdk import Context, RetryPolicy
+from airflow.sdk.configuration import conf
+from airflow.sdk.definitions.xcom_arg import XComArg
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from kubernetes.client import ApiException, ResourceV1Api  # type: ignore[import-untyped]
+
+from hetero_airflow.checkpoints.opening import split_url
+from hetero_airflow.checkpoints.place import CheckpointPlace
+from hetero_airflow.engines.kubernetes.merging import complete_pod
+from hetero_airflow.engines.kubernetes.options import cluster_options
+from hetero_airflow.engines.kubernetes.pod import PodParts, claim_parts, pod_parts
+from hetero_airflow.engines.kubernetes.pod_states import PodCause, PodState, pod_state
+from hetero_airflow.errors import RequestError
+from hetero_airflow.executor.carrier import is_template
+from hetero_airflow.executor.checkpoint_place import ENDPOINT_VARIABLE
+from hetero_airflow.executor.retry_policy import DeviceRetryPolicy
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoint_variables
+from hetero_airflow.operators.failing import requeued_if_curable
+from hetero_airflow.operators.pod_failure import pod_evidence
+from hetero_airflow.settings import CHECKPOINT_VARIABLE
+from hetero_airflow.units import MAX_DURATION_S
+
+T = TypeVar("T")
+
+_TELLABLE = frozenset({CHECKPOINT_VARIABLE, ENDPOINT_VARIABLE, "AWS_DEFAULT_REGION"})
+"""Variables that are no secret."""
+_REQUEST = ("device", "quota", "runtime", "driver", "node_labels", "priority", "wait_timeout")
+
+
+class DevicePodOperator(KubernetesPodOperator):
+    """Airflow's KubernetesPodOperator with the arguments of `DeviceOperator`: what the pod asks for of the cluster.
+
+    What the author says of the pod stays: the request adds resources, node affinity, tolerations and a restricted
+    security context where nothing is said. Of several alternatives a pod asks for the first one; with `dra`, the
+    cluster's scheduler takes the first that fits. Airflow's ``pod_mutation_hook`` sees the pod before its devices.
+
+    A pod waits for devices without an end, unless `wait_timeout` or ``schedule_timeout_seconds`` says otherwise. A pod
+    that is evicted, preempted, deleted or whose node is lost uses no retry, where the recovery rules say so.
+
+    :param device: as for `DeviceOperator`; template, and so are the next six
+    :param quota: count, share, memory, cpus, host_memory
+    :param runtime: software → version specifier; that of CUDA is checked, the others are the image's matter
+    :param driver: version specifier of the driver
+    :param node_labels: label → value of the node (``labels`` are the pod's own, as in KubernetesPodOperator)
+    :param priority: urgent, high, medium or low; becomes the PriorityClass of ``[hetero] kubernetes_priority_classes``
+    :param wait_timeout: fail after waiting for longer
+    :param checkpoint: mapping as for `DeviceOperator`: the pod is told its place. The key of a connection is not,
+        since all who may read pods would see it: give the pod a service account, or a secret by ``env_from``
+    :param dra: claim the devices by dynamic resource allocation (``resource.k8s.io/v1``, Kubernetes 1.34)
+    :param kueue_queue: name of Kueue's LocalQueue
+    :raises RequestError: when the DAG file is parsed, if the arguments make no request that a pod can ask for
+    """
+
+    template_fields: Sequence[str] = (*KubernetesPodOperator.template_fields, *_REQUEST)
+
+    def __init__(
+        self,
+        *,
+        device: Any,
+        quota: Any = None,
+        runtime: Any = None,
+        driver: Any = None,
+        node_labels: Any = None,
+        priority: Any = None,
+        wait_timeout: Any = None,
+        checkpoint: Any = None,
+        dra: bool = False,
+        kueue_queue: str | None = None,
+        schedule_timeout_seconds: int | None = None,
+        retry_policy: RetryPolicy | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            schedule_timeout_seconds=schedule_timeout_seconds,
+            retry_policy=retry_policy or DeviceRetryPolicy(),
+            **kwargs,
+        )
+        self.device = device
+        self.quota = quota
+        self.runtime = runtime
+        self.driver = driver
+        self.node_labels = node_labels
+        self.priority = priority
+        self.wait_timeout = wait_timeout
+        self.checkpoint = None if checkpoint is None else CheckpointArguments.parse(checkpoint)
+        self.dra = dra
+        self.kueue_queue = kueue_queue
+        self._waits_by_itself = schedule_timeout_seconds is None
+        given = [getattr(self, name) for name in _REQUEST]
+        if not is_template(given) and not any(isinstance(value, XComArg) for value in given):
+            self.pod_parts()
+
+    def execute(self, context: Context) -> Any:
+        """Run the pod, and wait for it."""
+        if self._waits_by_itself:
+            self.schedule_timeout_seconds = int(self._parsed(self._request).wait_timeout_s or MAX_DURATION_S)
+        with requeued_if_curable(context, self.log):
+            return super().execute(context)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Go on after a deferral."""
+        with requeued_if_curable(context, self.log):
+            return super().resume_execution(next_method, next_kwargs, context)
+
+    def pod_parts(self, dra: bool = False, namespace: str | None = None) -> PodParts:
+        """What the request adds to the pod.
+
+        :param dra: by a claim, also where the operator does not say so
+        :raises RequestError: a pod can't ask for it
+        """
+        options = cluster_options(lambda section, name, default: conf.get(section, name, fallback=default))
+        request = self._request()
+        if dra or self.dra:
+            return claim_parts(request, options, self.kueue_queue, namespace)
+        return pod_parts(request, options, self.kueue_queue)
+
+    def manifests(self, dra: bool = False) -> list[dict[str, Any]]:
+        """What would be sent to the cluster: the template of the claim, if there is one, then the pod."""
+        pod = super().build_pod_request_obj(None, dry_run=True)
+        parts = self.pod_parts(dra, pod.metadata.namespace)
+        made = complete_pod(PodGenerator.serialize_pod(pod), parts, self.base_container_name)
+        return [*([parts.claim] if parts.claim is not None else []), made]
+
+    def build_pod_request_obj(self, context: Context | None = None, *, dry_run: bool = False) -> Any:
+        """The pod with its devices."""
+        pod = PodGenerator.serialize_pod(super().build_pod_request_obj(context, dry_run=dry_run))
+        parts = self._parsed(self.pod_parts)
+        if context is not None and self.checkpoint is not None:
+            told = checkpoint_variables(context, self.checkpoint, token=None)
+            parts = replace(parts, environment={**parts.environment, **self._tellable(told, pod)})
+        return PodGenerator.deserialize_model_dict(complete_pod(pod, parts, self.base_container_name))
+
+    def get_or_create_pod(self, pod_request_obj: Any, context: Context) -> Any:
+        """The pod of this task, made if it is not there, and before it the template of its claim."""
+        namespace = pod_request_obj.metadata.namespace
+        claim = self._parsed(lambda: self.pod_parts(namespace=namespace)).claim
+        if claim is not None:
+            self._create_template(claim, namespace)
+        return super().get_or_create_pod(pod_request_obj, context)
+
+    def cleanup(
+        self, pod: Any, remote_pod: Any, xcom_result: dict[Any, Any] | None = None, context: Context | None = None
+    ) -> None:
+        """Delete the pod, and fail if it did; the failure brings how the pod stood."""
+        state = self._last_state(remote_pod)
+        try:
+            super().cleanup(pod, remote_pod, xcom_result, context)
+        except AirflowSkipException:
+            raise
+        except AirflowException as error:
+            self.log.warning("The pod stood at: %s%s", state.cause, f" ({state.message})" if state.message else "")
+            error.evidence = pod_evidence(state)  # type: ignore[attr-defined]
+            raise
+
+    def _request(self) -> DeviceRequest:
+        given = {name: getattr(self, name) for name in _REQUEST}
+        labels = given.pop("node_labels")
+        return DeviceRequest.parse(given.pop("device"), labels=labels, **given)
+
+    def _parsed(self, read: Callable[[], T]) -> T:
+        """What is read of the request once its templates are rendered: no retry cures what can't be read."""
+        try:
+            return read()
+        except RequestError as error:
+            raise AirflowFailException(str(error)) from error
+
+    def _create_template(self, claim: Mapping[str, Any], namespace: str) -> None:
+        """Make it unless it is there: its name is made of its content, so that it is the same then."""
+        try:
+            ResourceV1Api(self.client.api_client).create_namespaced_resource_claim_template(namespace, claim)
+        except ApiException as error:
+            if error.status == 409:
+                return
+            remedies = {
+                403: f"Let Airflow's service account create resourceclaimtemplates in {namespace}",
+                404: "Leave out dra, or use Kubernetes 1.34 or later with a DRA driver",
+            }
+            if error.status not in remedies:
+                raise
+            found = f"the answer {error.status} ({error.reason})"
+            raise AirflowFailException(
+                str(RequestError("dra", True, found=found, remedy=remedies[error.status]))
+            ) from error
+
+    def _last_state(self, remote_pod: Any) -> PodState:
+        """How the pod stands now: what KubernetesPodOperator has read of it may be from its start."""
+        known = pod_state(remote_pod, self.base_container_name)
+        if remote_pod is None or remote_pod.status.phase in ("Succeeded", "Failed"):
+            return known
+        try:
+            read = self.hook.get_pod(remote_pod.metadata.name, remote_pod.metadata.namespace)
+        except ApiException as error:
+            return PodState(PodCause.DELETED) if error.status == 404 else known
+        return pod_state(read, self.base_container_name)
+
+    def _tellable(self, variables: Mapping[str, str], pod: Mapping[str, Any]) -> dict[str, str]:
+        """What of the checkpoints' variables may stand in a pod."""
+        url = CheckpointPlace.model_validate_json(variables[CHECKPOINT_VARIABLE]).url
+        parts = split_url(url)
+        if parts.scheme == "file" and not _is_mounted(parts.path, pod):
+            error = RequestError(
+                "checkpoint",
+                url,
+                found="no volume of the pod at that folder",
+                remedy="Mount one by volumes and volume_mounts, or use s3://bucket/prefix",
+            )
+            raise AirflowFailException(str(error))
+        kept = {name: value for name, value in variables.items() if name in _TELLABLE}
+        if len(kept) < len(variables):
+            self.log.info("The key of [hetero] checkpoint_conn_id is not put into the pod, where others could read it.")
+        return kept
+
+
+def _is_mounted(folder: str, pod: Mapping[str, Any]) -> bool:
+    mounts = [mount for one in pod["spec"]["containers"] for mount in one.get("volumeMounts") or []]
+    places = [str(mount.get("mountPath", "")).rstrip("/") for mount in mounts]
+    return any(folder == place or folder.startswith(f"{place}/") for place in places)

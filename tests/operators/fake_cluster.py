@@ -1,0 +1,114 @@
+"""An API server of one namespace, over real HTTP: it keeps what it is sent, and pods end as they are told to."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+SCHEDULED = [{"type": "PodScheduled", "status": "True"}]
+
+
+def a_status(phase: str, state: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The status of a pod whose container is in that state."""
+    one = {"name": "base", "image": "i", "imageID": "", "ready": False, "restartCount": 0, "state": state}
+    return {"phase": phase, "conditions": SCHEDULED, "containerStatuses": [one], **more}
+
+
+def ended(code: int, word: str = "Error", /, **more: Any) -> dict[str, Any]:
+    """The status of a pod whose container ended with that exit code."""
+    return a_status("Failed" if code else "Succeeded", {"terminated": {"exitCode": code, "reason": word}}, **more)
+
+
+@dataclass
+class FakeCluster:
+    """What it has been sent, and what it answers."""
+
+    status: dict[str, Any] = field(default_factory=lambda: ended(0, "Completed"))
+    """Of every pod."""
+    template_answer: int = 201
+    is_forgetful: bool = False
+    """Whether pods are gone once they have been listed."""
+    templates: list[dict[str, Any]] = field(default_factory=list)
+    pods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    created: list[dict[str, Any]] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+
+    def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        """Code and body of an answer."""
+        parts = path.strip("/").split("/")
+        if parts[-1] == "resourceclaimtemplates" and method == "POST":
+            self.templates.append(body)
+            return self.template_answer, body
+        if parts[-1] == "pods" and method == "POST":
+            self.created.append(body)
+            self.pods[body["metadata"]["name"]] = {**body, "status": self.status}
+            return 201, self.pods[body["metadata"]["name"]]
+        if parts[-1] == "pods":
+            found = list(self.pods.values())
+            if self.is_forgetful:
+                self.pods.clear()
+            return 200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": found}
+        if parts[-1] == "events":
+            return 200, {"kind": "EventList", "apiVersion": "v1", "metadata": {}, "items": []}
+        if "pods" in parts:
+            name = parts[parts.index("pods") + 1]
+            if name not in self.pods:
+                return 404, {"kind": "Status", "code": 404, "reason": "NotFound"}
+            if parts[-1] == "log":
+                return 200, "a line\n"
+            if method == "DELETE":
+                self.deleted.append(name)
+            return 200, self.pods[name] if method != "DELETE" else self.pods.pop(name)
+        return 404, {"kind": "Status", "code": 404}
+
+
+@contextmanager
+def running_cluster(folder: Path) -> Iterator[tuple[FakeCluster, str]]:
+    """A cluster, and the path of a kubeconfig that reaches it."""
+    cluster = FakeCluster()
+
+    class Handler(BaseHTTPRequestHandler):
+        def _serve(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            text = self.rfile.read(length) if length else b""
+            body = json.loads(text) if text.startswith(b"{") else None
+            code, value = cluster.answer(self.command, urlsplit(self.path).path, body)
+            data = value.encode() if isinstance(value, str) else json.dumps(value).encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "text/plain" if isinstance(value, str) else "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815  the names that http.server asks for
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing: requests are no news."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    host = f"http://127.0.0.1:{server.server_address[1]}"
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": host}}],
+        "users": [{"name": "u", "user": {}}],
+    }
+    path = folder / "kubeconfig"
+    path.write_text(json.dumps(config))
+    try:
+        yield cluster, str(path)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
