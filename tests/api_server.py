@@ -19,14 +19,13 @@ from fastapi import FastAPI
 from sqlalchemy import Engine
 
 from hetero_airflow.agent.protocol import HEARTBEAT_PATH, INVENTORY_PATH, PREFIX, Heartbeat, Report
-from hetero_airflow.agent.tokens import public_digits, request_digest, sign_token
+from hetero_airflow.agent.tokens import hash_secret, public_digits, request_digest, sign_token
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.store.sql_keys import WorkerKeys
 from hetero_airflow.testing import a_worker
 
 with warnings.catch_warnings():  # of Airflow's own imports
     warnings.simplefilter("ignore")
-    from hetero_airflow.web.agent_routes import hash_secret
     from hetero_airflow.web.app import make_app
 
 SECRET = "s" * 43

@@ -23,6 +23,12 @@ HEARTBEAT_PATH = "/agent/heartbeat"
 HEARTBEAT_S = 5.0
 """A third of the default of [hetero] worker_timeout_s: two may get lost."""
 
+ENROLMENT_VARIABLE = "HETERO_AIRFLOW_ENROLMENT"
+"""Environment variable that gives an agent the one-time secret to enrol with."""
+
+ENROLMENT_S = 3600.0
+"""How long that secret is good for."""
+
 MAX_SMALL_BYTES = 4096
 """Of an enrolment."""
 MAX_HEARTBEAT_BYTES = 1 << 20

@@ -105,6 +105,15 @@ def read_token(token: str, key: Ed25519PublicKey, now: datetime) -> Claims:
     return claims
 
 
+def hash_secret(secret: str) -> str:
+    """What is kept of an enrolment secret. It has 256 random bits, so one round of SHA-256 is enough.
+
+    >>> len(hash_secret("a"))
+    64
+    """
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
 def read_public_key(digits: str) -> Ed25519PublicKey:
     """The key that `public_digits` has written.
 

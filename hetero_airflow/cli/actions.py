@@ -100,6 +100,34 @@ def undrain(args: Namespace) -> None:
 
 
 @_action
+def enroll(args: Namespace) -> None:
+    """A secret for a worker's agent."""
+    from hetero_airflow.cli.enrolling import enroll_worker
+
+    show(*enroll_worker(_database(), args.worker, datetime.now(UTC)))
+
+
+@_action
+def revoke(args: Namespace) -> None:
+    """No more word from a worker's agent."""
+    from hetero_airflow.cli.enrolling import revoke_worker
+
+    show(*revoke_worker(_database(), args.worker, datetime.now(UTC)))
+
+
+@_action
+def worker(args: Namespace) -> None:
+    """This host's agent. It opens no database: all that it tells goes through the API server."""
+    from airflow.configuration import AIRFLOW_HOME
+
+    from hetero_airflow.cli.enrolling import run_agent
+    from hetero_airflow.executor.configuration import read_configuration
+
+    home = Path(AIRFLOW_HOME)
+    run_agent(read_configuration(), home, url=args.url, name=args.name, engine=args.engine, labels=args.labels)
+
+
+@_action
 def queue(args: Namespace) -> None:
     """Who waits, and who holds what."""
     from hetero_airflow.cli.placed_requests import placed_requests

@@ -11,6 +11,13 @@ _TASK = (
     Arg(("task_id",), help="The id of the task"),
 )
 _TARGET = Arg(("target",), metavar="WORKER[/DEVICE]", help="As `airflow hetero workers --json` names them")
+_WORKER = Arg(("worker",), metavar="WORKER", help="The worker's name; an agent's is its host's unless told otherwise")
+_AGENT = (
+    Arg(("--url",), required=True, help="Of Airflow's API server, as browsers reach it"),
+    Arg(("--name",), metavar="WORKER", help="The worker's name; usually the host's"),
+    Arg(("--engine",), default="celery", help="What runs the tasks on this host"),
+    Arg(("--labels",), metavar="JSON", help="The worker's labels; usually those of [hetero] labels"),
+)
 _MAP_INDEX = Arg(("--map-index",), type=int, default=-1, help="Of a mapped task: which instance, from 0")
 
 _PLAN = (
@@ -57,8 +64,11 @@ _SIMULATE = (
 def get_commands() -> list[CLICommand]:
     """The commands, as Airflow's command line takes them from the provider info.
 
-    >>> [command.name for command in get_commands()[0].subcommands]
-    ['devices', 'workers', 'drain', 'undrain', 'queue', 'explain', 'plan', 'simulate', 'snapshot', 'config', 'schema']
+    >>> names = [command.name for command in get_commands()[0].subcommands]
+    >>> names[:8]
+    ['devices', 'workers', 'worker', 'enroll', 'revoke', 'drain', 'undrain', 'queue']
+    >>> names[8:]
+    ['explain', 'plan', 'simulate', 'snapshot', 'config', 'schema']
     """
     return [
         GroupCommand(
@@ -67,6 +77,9 @@ def get_commands() -> list[CLICommand]:
             subcommands=(
                 _command("devices", "Look at the devices of this machine now; needs no database", _JSON),
                 _command("workers", "List the known workers, their devices and how much of them is leased", _JSON),
+                _command("worker", "Be this host's agent: tell Airflow's API server of its devices", *_AGENT),
+                _command("enroll", "Print a secret, once, with which an agent may enrol for a worker", _WORKER),
+                _command("revoke", "Hear a worker's agent no more, and give the worker no new task", _WORKER),
                 _command(
                     "drain",
                     "Give a worker or a device no new task; what runs there may finish, or moves",

@@ -52,7 +52,7 @@ def read_configuration() -> Configuration:
         history_days=_seconds("history_days"),
         grace_s=_seconds("grace_s"),
         min_run_s=_seconds("min_run_s"),
-        labels=_labels(),
+        labels=parse_labels(_text("labels"), f"[{SECTION}] labels"),
         worker_id=get_hostname(),
         rules=parse_rules(_text("recovery_rules")),
         shares=Shares.parse(_text("shares"), f"[{SECTION}] shares"),
@@ -82,15 +82,18 @@ def _seconds(name: str) -> float:
     return value
 
 
-def _labels() -> dict[str, str]:
-    text = _text("labels")
+def parse_labels(text: str, asked: str) -> dict[str, str]:
+    """A worker's labels from a JSON object of texts; `asked` names the option that has it.
+
+    :raises SettingsError: it is none
+    """
     try:
         labels = json.loads(text)
     except (ValueError, RecursionError):
         labels = None
     if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
         raise SettingsError(
-            f"[{SECTION}] labels = {shorten(text)}",
+            f"{asked} = {shorten(text)}",
             found="no JSON object of texts",
             remedy='Write it as {"zone": "a", "rack": "7"}',
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -28,7 +27,7 @@ from hetero_airflow.agent.protocol import (
     Report,
     read_body,
 )
-from hetero_airflow.agent.tokens import Claims, TokenRefused, read_public_key, request_digest
+from hetero_airflow.agent.tokens import Claims, TokenRefused, hash_secret, read_public_key, request_digest
 from hetero_airflow.model.bar import Bar, BarKind
 from hetero_airflow.store.sql_keys import Answer, Outcome, Told, WorkerKeys
 from hetero_airflow.store.store import DeviceBarred, WorkerAlive, WorkerSeen
@@ -50,15 +49,6 @@ _WORDS: dict[Outcome, tuple[Code, str, str]] = {
 }
 
 M = TypeVar("M", bound=BaseModel)
-
-
-def hash_secret(secret: str) -> str:
-    """What is kept of an enrolment secret. It has 256 random bits, so one round of SHA-256 is enough.
-
-    >>> len(hash_secret("a"))
-    64
-    """
-    return hashlib.sha256(secret.encode()).hexdigest()
 
 
 class AgentRoutes:

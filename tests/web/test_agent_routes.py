@@ -19,13 +19,12 @@ from hetero_airflow.agent.protocol import (
     Heartbeat,
     Report,
 )
-from hetero_airflow.agent.tokens import public_digits
+from hetero_airflow.agent.tokens import hash_secret, public_digits
 from hetero_airflow.model.bar import BarKind
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store.sql_keys import WorkerKeys
 from hetero_airflow.testing import a_cpu, a_device
-from hetero_airflow.web.agent_routes import hash_secret
 from tests.api_server import SECRET, Speaker
 
 BEAT = Heartbeat(worker="worker-a").model_dump_json(exclude_defaults=True).encode()

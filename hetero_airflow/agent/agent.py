@@ -1,0 +1,189 @@
+"""The agent's loop: discover, tell what is new, say every few seconds that the worker is there, leave when told to."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from hetero_airflow.agent.link import LinkDown, LinkRefused
+from hetero_airflow.agent.protocol import HEARTBEAT_S, Code, Heard, Heartbeat, Report, sane_readings
+from hetero_airflow.discovery.inventory_watch import with_unseen
+from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.worker import Inventory, Worker
+
+log = logging.getLogger(__name__)
+
+FATAL = frozenset({Code.UNKNOWN_KEY, Code.SUPERSEDED, Code.ENROLMENT})
+"""Refusals that no waiting cures: a person has to do something."""
+
+MAX_WAIT_S = 15.0
+"""Between two tries while the server does not answer."""
+
+LEAVE_TRIES_S = 20.0
+"""So long an agent that was told to stop tries to tell a server that does not answer."""
+
+ASK_AGAIN_S = 60.0
+"""An inventory that the server did not take whole is told again after this."""
+
+
+class Watch(Protocol):
+    """What finds the host's devices: `hetero_airflow.discovery.inventory_watch.InventoryWatch`."""
+
+    def poll(self) -> Inventory | None:
+        """The newest inventory if one has just come in; never blocks."""
+        ...
+
+
+class Server(Protocol):
+    """What is told: `hetero_airflow.agent.link.Link`."""
+
+    def report(self, report: Report) -> Heard:
+        """Tell the inventory."""
+        ...
+
+    def beat(self, heartbeat: Heartbeat) -> Heard:
+        """Tell that the worker is there."""
+        ...
+
+
+def wait_before_try(failures: int, rng: random.Random) -> float:
+    """Seconds to wait after so many failures in a row: twice as long each time, and at random within that.
+
+    Of a thousand agents that lost one server, some come back at once and none waits longer than `MAX_WAIT_S`
+    ("full jitter": M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015; the least wait is ours).
+
+    >>> [wait_before_try(n, random.Random(1)) <= MAX_WAIT_S for n in (1, 2, 10, 10_000)]
+    [True, True, True, True]
+    """
+    return max(0.2, rng.uniform(0, min(MAX_WAIT_S, 2.0 ** min(failures, 10))))
+
+
+class Agent:
+    """Speaks for one worker until it is told to stop.
+
+    :param pause: waits so many seconds, or less where there is something to do at once; whether it was told to stop
+    :param clock: seconds that only grow
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        engine: str,
+        watch: Watch,
+        server: Server,
+        *,
+        pause: Callable[[float], bool],
+        rng: random.Random,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._worker_id, self._engine = worker_id, engine
+        self._watch, self._server = watch, server
+        self._pause, self._rng, self._clock = pause, rng, clock
+        self._worker: Worker | None = None
+        self._telemetry: tuple[Telemetry, ...] = ()
+        self._known = ""
+        """Which inventory the server has, if it is ours; empty where ours is to be told."""
+        self._is_refused = False
+        """The server would not take the inventory."""
+        self._again_at: float | None = None
+        """When to tell the inventory once more although nothing has changed here."""
+        self._failures = 0
+
+    def run(self) -> None:
+        """Until it is told to stop and has left.
+
+        :raises LinkRefused: the server will not hear this agent, and waiting does not help
+        """
+        while not self._pause(self._step()):
+            pass
+        self._leave()
+
+    def _step(self) -> float:
+        """Discover, tell; how long to wait before the next."""
+        self._take_inventory()
+        worker = self._worker
+        if worker is None:
+            return 0.2  # the first discovery takes half a second
+        is_due = self._again_at is not None and self._clock() >= self._again_at
+        if is_due or not (self._known or self._is_refused):
+            heard = self._try(lambda: self._report(worker))
+        else:
+            heard = self._try(self._beat)
+            if heard is not None and not self._known and not self._is_refused:
+                return 0.0
+        return wait_before_try(self._failures, self._rng) if heard is None else HEARTBEAT_S
+
+    def _take_inventory(self) -> None:
+        inventory = self._watch.poll()
+        if inventory is None:
+            return
+        found = inventory.worker.model_copy(update={"engine": self._engine})
+        worker = with_unseen(found, self._worker) if self._worker is not None else found
+        self._telemetry = sane_readings(inventory.telemetry)
+        if worker != self._worker:
+            self._worker, self._known, self._is_refused, self._again_at = worker, "", False, None
+
+    def _beat(self) -> Heard:
+        heard = self._server.beat(Heartbeat(worker=self._worker_id, inventory=self._known, telemetry=self._telemetry))
+        self._telemetry = ()
+        if heard.inventory != self._known:
+            self._known = ""
+        return heard
+
+    def _report(self, worker: Worker) -> Heard:
+        try:
+            heard = self._server.report(Report(worker=worker, telemetry=self._telemetry))
+        except LinkRefused as error:
+            if error.code not in (Code.INVALID, Code.TOO_LARGE):
+                raise
+            log.error("The server does not take this worker's inventory: %s", error)  # noqa: TRY400  no bug of ours
+            self._is_refused, self._again_at = True, self._clock() + ASK_AGAIN_S
+            return Heard()
+        self._known, self._telemetry, self._is_refused, self._again_at = heard.inventory, (), False, None
+        if heard.contested:
+            log.warning("Devices %s get no task here: another worker offers them.", ", ".join(heard.contested))
+            self._again_at = self._clock() + ASK_AGAIN_S
+        return heard
+
+    def _try(self, ask: Callable[[], Heard]) -> Heard | None:
+        """The answer; None where it is worth trying again, which is logged once.
+
+        :raises LinkRefused: it is not
+        """
+        try:
+            heard = ask()
+        except (LinkDown, LinkRefused) as error:
+            if isinstance(error, LinkRefused) and error.code in FATAL:
+                raise
+            self._failures += 1
+            if self._failures == 1:
+                log.warning("%s", error)
+            return None
+        if self._failures:
+            log.info("The API server answers again, after %s tries.", self._failures)
+        self._failures = 0
+        return heard
+
+    def _leave(self) -> None:
+        """Take no new task, wait for those that are left, be gone. A second call to stop ends the waiting."""
+        log.info("Told to stop: worker %s takes no new task.", self._worker_id)
+        beat = Heartbeat(worker=self._worker_id, is_leaving=True)
+        answered_at, left = self._clock(), -1
+        while self._clock() - answered_at < LEAVE_TRIES_S:
+            heard = self._try(lambda: self._server.beat(beat))
+            if heard is not None:
+                answered_at = self._clock()
+                if not heard.leases:
+                    log.info("Worker %s has left.", self._worker_id)
+                    return
+                if heard.leases != left:
+                    left = heard.leases
+                    log.info("%s leases are left on worker %s.", left, self._worker_id)
+            wait_s = HEARTBEAT_S if heard is not None else wait_before_try(self._failures, self._rng)
+            if self._pause(wait_s):
+                log.warning("Told to stop again: worker %s leaves while tasks may run.", self._worker_id)
+                return
+        log.warning("The API server does not answer: worker %s leaves without a word.", self._worker_id)

@@ -1,0 +1,210 @@
+"""The loop by itself: what is told when, to a server that answers as the test says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from hetero_airflow.agent.agent import ASK_AGAIN_S, LEAVE_TRIES_S, MAX_WAIT_S, Agent, wait_before_try
+from hetero_airflow.agent.link import LinkDown, LinkRefused
+from hetero_airflow.agent.protocol import HEARTBEAT_S, Code, Heard, Heartbeat, Report
+from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.worker import Inventory
+from hetero_airflow.testing import a_cpu, a_device, a_worker
+
+READING = Telemetry(device_id="GPU-0", power_w=70)
+
+
+def down() -> LinkDown:
+    return LinkDown("the API server", found="nothing", remedy="Wait")
+
+
+def refused(code: Code) -> LinkRefused:
+    return LinkRefused(code, "worker a", found="x", remedy="y")
+
+
+class World:
+    """A host, a server and a clock; each pause moves it on, until the test's time is over."""
+
+    def __init__(self, inventories: list[Inventory | None], stop_at_s: float = 60) -> None:
+        self.now = 0.0
+        self.stops = [stop_at_s]
+        self.inventories = inventories
+        self.told: list[tuple[float, str]] = []
+        self.known = ""
+        self.answer: Callable[[Report | Heartbeat], Heard | None] = lambda _: None
+        """Instead of the honest answer, where it is not None; may raise."""
+
+    def poll(self) -> Inventory | None:
+        return self.inventories.pop(0) if self.inventories else None
+
+    def report(self, report: Report) -> Heard:
+        self.told.append((round(self.now, 1), f"inventory of {len(report.worker.devices)}"))
+        answer = self.answer(report)
+        self.known = str(len(self.told))
+        return answer or Heard(inventory=self.known)
+
+    def beat(self, beat: Heartbeat) -> Heard:
+        words = ["leaving" if beat.is_leaving else "beat", *(f"{one.power_w:g} W" for one in beat.telemetry)]
+        self.told.append((round(self.now, 1), " ".join(words)))
+        return self.answer(beat) or Heard(inventory=self.known, leases=0 if beat.is_leaving else None)
+
+    def pause(self, seconds: float) -> bool:
+        if self.stops and self.now + seconds >= self.stops[0]:
+            self.now = self.stops.pop(0)
+            return True
+        self.now += seconds
+        return False
+
+    def run(self) -> list[tuple[float, str]]:
+        rng = random.Random(1)
+        Agent("worker-a", "celery", self, self, pause=self.pause, rng=rng, clock=lambda: self.now).run()
+        return self.told
+
+
+def found(*devices, problems=(), **fields) -> Inventory:
+    worker = a_worker(devices=devices or (a_cpu(), a_device()), **fields).model_copy(update={"problems": problems})
+    return Inventory(worker=worker, telemetry=(READING,))
+
+
+def test_the_inventory_is_told_once_and_then_only_that_the_worker_is_there():
+    world = World([None, found(), None, None], stop_at_s=11)
+    assert world.run() == [(0.2, "inventory of 2"), (5.2, "beat"), (10.2, "beat"), (11, "leaving")]
+
+
+def test_a_new_inventory_is_told_and_new_readings_of_an_old_one_come_with_the_next_heartbeat():
+    world = World([found(), found(), found(a_cpu())], stop_at_s=14)
+    assert world.run()[:3] == [(0, "inventory of 2"), (5, "beat 70 W"), (10, "inventory of 1")]
+
+
+def test_devices_of_a_probe_that_failed_stay_known():
+    world = World([found(), found(a_cpu(), problems=("nvidia: no answer",))], stop_at_s=6)
+    assert world.run()[1] == (5, "inventory of 2")
+
+
+def test_the_workers_engine_is_the_agents():
+    world = World([found(engine="local")], stop_at_s=1)
+    engines = []
+    world.answer = lambda told: engines.append(told.worker.engine) if isinstance(told, Report) else None
+    world.run()
+    assert engines == ["celery"]
+
+
+def test_a_server_that_has_lost_the_inventory_is_told_at_once():
+    world = World([found()], stop_at_s=12)
+    begun = [False]
+
+    def forget(told):
+        if isinstance(told, Heartbeat) and not begun[0]:
+            begun[0], world.known = True, ""
+
+    world.answer = forget
+    assert world.run()[:4] == [(0, "inventory of 2"), (5, "beat"), (5, "inventory of 2"), (10, "beat")]
+
+
+def test_a_server_that_is_away_is_tried_again_less_and_less_often_and_the_log_says_so_once(caplog):
+    world = World([found()], stop_at_s=300)
+    up_at = 200
+
+    def answer(_):
+        if world.now < up_at:
+            raise down()
+
+    world.answer = answer
+    with caplog.at_level("INFO"):
+        told = world.run()
+    tries = [at for at, _ in told if at < up_at]
+    assert 15 < len(tries) < 80
+    assert all(b - a <= MAX_WAIT_S + 0.1 for a, b in pairwise(tries))
+    after = [(at, what) for at, what in told if at >= up_at]
+    assert after[0][1] == "inventory of 2"
+    assert after[0][0] < up_at + MAX_WAIT_S
+    assert [record.levelname for record in caplog.records][:2] == ["WARNING", "INFO"]
+    assert f"after {len(tries)} tries" in caplog.records[1].getMessage()
+
+
+def test_a_thousand_agents_do_not_come_back_at_the_same_moment():
+    waits = sorted(wait_before_try(6, random.Random(n)) for n in range(1000))
+    assert waits[100] < 2 < 12 < waits[-100] <= MAX_WAIT_S
+
+
+@pytest.mark.parametrize("code", [Code.UNKNOWN_KEY, Code.SUPERSEDED])
+def test_an_agent_that_nobody_will_ever_hear_again_ends_with_the_reason(code):
+    world = World([found()])
+
+    def answer(told):
+        if isinstance(told, Heartbeat):
+            raise refused(code)
+
+    world.answer = answer
+    with pytest.raises(LinkRefused, match="found x"):
+        world.run()
+    assert world.now == HEARTBEAT_S
+
+
+@pytest.mark.parametrize("code", [Code.EXPIRED, Code.REPLAYED])
+def test_a_refusal_that_time_may_cure_is_tried_again(code):
+    world = World([found()], stop_at_s=100)
+
+    def answer(_):
+        if world.now < 50:
+            raise refused(code)
+
+    world.answer = answer
+    told = world.run()
+    assert [what for at, what in told if at >= 50][:2] == ["inventory of 2", "beat"]
+
+
+def test_an_inventory_that_is_not_taken_is_not_told_with_each_heartbeat(caplog):
+    world = World([found()], stop_at_s=130)
+
+    def answer(told):
+        if isinstance(told, Report):
+            raise refused(Code.INVALID)
+
+    world.answer = answer
+    told = world.run()
+    assert [at for at, what in told if what.startswith("inventory")] == [0, ASK_AGAIN_S, 2 * ASK_AGAIN_S]
+    assert len(told) > 20
+    assert "does not take this worker's inventory" in caplog.text
+
+
+def test_devices_that_another_worker_offers_are_asked_for_again(caplog):
+    world = World([found()], stop_at_s=100)
+    world.answer = lambda told: (
+        Heard(inventory="1", contested=("GPU-0",)) if isinstance(told, Report) and world.now < 30 else None
+    )
+    told = world.run()
+    assert [at for at, what in told if what.startswith("inventory")] == [0, ASK_AGAIN_S]
+    assert "Devices GPU-0 get no task here" in caplog.text
+
+
+def test_leaving_waits_for_the_tasks_that_are_left():
+    world = World([found()], stop_at_s=6)
+    leases = iter([2, 1, 0])
+    world.answer = lambda told: Heard(leases=next(leases)) if getattr(told, "is_leaving", False) else None
+    assert world.run()[-3:] == [(6, "leaving"), (11, "leaving"), (16, "leaving")]
+
+
+def test_told_to_stop_again_it_does_not_wait():
+    world = World([found()])
+    world.stops = [6, 12]
+    world.answer = lambda told: Heard(leases=2) if getattr(told, "is_leaving", False) else None
+    assert world.run()[-2:] == [(6, "leaving"), (11, "leaving")]
+    assert world.now == 12
+
+
+def test_a_server_that_does_not_answer_does_not_keep_a_leaving_agent(caplog):
+    world = World([found()], stop_at_s=6)
+
+    def answer(told):
+        if getattr(told, "is_leaving", False):
+            raise down()
+
+    world.answer = answer
+    world.run()
+    assert 6 + LEAVE_TRIES_S <= world.now < 6 + LEAVE_TRIES_S + MAX_WAIT_S + 1
+    assert "leaves without a word" in caplog.text
