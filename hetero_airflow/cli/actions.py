@@ -220,6 +220,15 @@ def simulate(args: Namespace) -> None:
 
 
 @_action
+def render(args: Namespace) -> None:
+    """What a device task would send to Kubernetes."""
+    from hetero_airflow.cli.rendering import rendered
+
+    text = rendered(args.dag_id, args.task_id, args.map_index, dra=args.dra, output=args.output)
+    console().out(text, end="")
+
+
+@_action
 def config(args: Namespace) -> None:
     """The settings that an installation needs, or what it lacks."""
 

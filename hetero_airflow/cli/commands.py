@@ -68,7 +68,7 @@ def get_commands() -> list[CLICommand]:
     >>> names[:8]
     ['devices', 'workers', 'worker', 'enroll', 'revoke', 'drain', 'undrain', 'queue']
     >>> names[8:]
-    ['explain', 'plan', 'simulate', 'snapshot', 'config', 'schema']
+    ['explain', 'plan', 'simulate', 'render', 'snapshot', 'config', 'schema']
     """
     return [
         GroupCommand(
@@ -108,6 +108,17 @@ def get_commands() -> list[CLICommand]:
                     "Run a trace, or this installation's history, through policies on a pretend cluster",
                     *_SIMULATE,
                     _JSON,
+                ),
+                _command(
+                    "render",
+                    "Print what a device task would send to a Kubernetes cluster; sends nothing",
+                    Arg(("dag_id",), help="The id of the DAG; its file is parsed"),
+                    Arg(("task_id",), help="The id of the task"),
+                    _MAP_INDEX,
+                    Arg(
+                        ("--dra",), action="store_true", default=False, help="By a claim (dynamic resource allocation)"
+                    ),
+                    Arg(("-o", "--output"), choices=("yaml", "json"), default="yaml", help="yaml or json"),
                 ),
                 _command("snapshot", "Print all that a decision looks at, as JSON; `plan --snapshot` reads it"),
                 _command(
