@@ -1,13 +1,16 @@
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 import yaml
 from airflow.sdk import DAG, task
 from kubernetes import client
 
+from hetero_airflow.cli.dag_file import read_dag
 from hetero_airflow.cli.rendering import manifest_text, manifests
 from hetero_airflow.errors import RequestError, SettingsError
+from hetero_airflow.executor.carrier import KEY
 from hetero_airflow.operators import DeviceBashOperator, DevicePodOperator
 from hetero_airflow.operators.mapped import complete_mapped_task
 from tests.kubernetes_bodies import check_body, check_pod
@@ -15,6 +18,7 @@ from tests.kubernetes_bodies import check_body, check_pod
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DAG_FILE = """
 from airflow.sdk import DAG
+from hetero_airflow.executor.carrier import KEY
 from hetero_airflow.operators import DeviceBashOperator, DevicePodOperator
 print("a DAG file may print")
 with DAG("shop", schedule=None):
@@ -84,6 +88,20 @@ def test_each_instance_of_a_mapped_task_has_its_own(dag):
     assert limits(found(dag, "tasks", 1)[0]) == {"nvidia.com/gpu": "4"}
     with pytest.raises(SettingsError, match="--map-index 0"):
         found(dag, "pods")
+
+
+@pytest.mark.parametrize("dra", [False, True])
+def test_the_retraining_example_becomes_pods_as_it_is(dra):
+    retrain = read_dag(Path(__file__).parents[2] / "dags" / "retrain_digits.py", None)
+    asking = [one for one in retrain.tasks if KEY in (one.executor_config or {})]
+    made = {one.task_id: found(retrain, one.task_id, 0 if one.is_mapped else -1, dra=dra) for one in asking}
+    assert {"prepare_training", "train", "evaluate"} <= made.keys()
+    for *claims, pod in made.values():
+        check_pod(pod)
+        for claim in claims:
+            check_body(claim, "V1ResourceClaimTemplate")
+    assert limits(made["prepare_training"][-1]) == {"cpu": "1"}
+    assert len(made["train"]) == (2 if dra else 1)
 
 
 def test_what_can_not_be_rendered_is_told(dag):

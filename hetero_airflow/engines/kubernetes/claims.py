@@ -12,7 +12,7 @@ from typing import Any
 
 from hetero_airflow.engines.kubernetes import cel
 from hetero_airflow.engines.kubernetes.products import GOOGLE, unknown_model
-from hetero_airflow.engines.kubernetes.resources import DRA_DRIVERS, MIG_CLASS, DraDriver, vendor_of
+from hetero_airflow.engines.kubernetes.resources import CPU, DRA_DRIVERS, MIG_CLASS, DraDriver, vendor_of
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.catalogue import VENDORS
 from hetero_airflow.model.request import Alternative
@@ -61,14 +61,25 @@ def claim_template(alternatives: Sequence[Alternative], namespace: str | None = 
     }
 
 
+def is_claimable(alternative: Alternative) -> bool:
+    """Whether a DRA driver for devices of that vendor and kind is known; none is of CPUs.
+
+    >>> [is_claimable(Alternative(kind=kind)) for kind in ("gpu", "npu", "cpu")]
+    [True, False, False]
+    """
+    if alternative.kind == CPU:
+        return False
+    vendor = vendor_of(alternative)
+    driver = DRA_DRIVERS.get(vendor)
+    return driver is not None and (alternative.kind or VENDORS.get(vendor)) in driver.kinds
+
+
 def device_request(alternative: Alternative) -> dict[str, Any]:
     """Class, count and selectors of one alternative.
 
     :raises RequestError: a condition that the vendor's DRA driver does not tell
     """
-    vendor = vendor_of(alternative)
-    driver = DRA_DRIVERS.get(vendor)
-    if driver is None or (alternative.kind or VENDORS.get(vendor)) not in driver.kinds:
+    if not is_claimable(alternative):
         raise _untold(alternative, "device", alternative.device_text, "no DRA driver that is known", "Leave out DRA")
     if alternative.count > MAX_DEVICES:
         raise _untold(alternative, "count", alternative.count, f"{MAX_DEVICES} devices at most in a claim", "Ask less")
@@ -78,7 +89,9 @@ def device_request(alternative: Alternative) -> dict[str, Any]:
         raise _untold(
             alternative, "topology", alternative.topology, "no attribute that all devices have", "Leave it out"
         )
-    expressions = list(_expressions(alternative, driver, vendor))
+    vendor = vendor_of(alternative)
+    driver = DRA_DRIVERS[vendor]
+    expressions = _expressions(alternative, driver, vendor)
     selectors = {"selectors": [{"cel": {"expression": one}} for one in expressions]} if expressions else {}
     device_class = MIG_CLASS if alternative.partition else driver.device_class
     return {"deviceClassName": device_class, **selectors, "allocationMode": "ExactCount", "count": alternative.count}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any
 
 from hetero_airflow.engines.kubernetes import conditions
 from hetero_airflow.engines.kubernetes.affinity import Terms, both
-from hetero_airflow.engines.kubernetes.claims import claim_template
+from hetero_airflow.engines.kubernetes.claims import claim_template, is_claimable
 from hetero_airflow.engines.kubernetes.names import byte_quantity, is_label_value
 from hetero_airflow.engines.kubernetes.options import ClusterOptions
 from hetero_airflow.engines.kubernetes.resources import CPU, TAINTS, Resource, resource_of, vendor_of
@@ -20,6 +21,8 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 REQUEST_ANNOTATION = "hetero-airflow/request"
 UNCHECKED_ANNOTATION = "hetero-airflow/unchecked"
 """Conditions of the request that no node can meet or miss, such as the software of the image."""
+LEFT_OUT_ANNOTATION = "hetero-airflow/left-out"
+"""Later alternatives of the request, which the pod does not ask for."""
 
 NO_DEVICES = MappingProxyType({"NVIDIA_VISIBLE_DEVICES": "void"})
 """Where NVIDIA's runtime is a node's default, an image that says ``all`` would see every GPU of it: container-toolkit,
@@ -77,18 +80,15 @@ def claim_parts(
 ) -> PodParts:
     """The parts for a cluster with dynamic resource allocation: a claim may name alternatives.
 
-    Alternatives from the first CPU on are left out, since a claim is of devices; a request that begins with a CPU
-    needs no claim.
+    From the first alternative on that no claim can be of, such as a CPU, the rest is left out; a request that begins
+    with a CPU needs no claim.
 
     :raises RequestError: something that a claim can't ask for
     """
-    wanted: list[Alternative] = []
-    for alternative in request.alternatives:
-        if alternative.kind == CPU:
-            break
-        wanted.append(alternative)
-    if not wanted:
+    first = request.alternatives[0]
+    if first.kind == CPU:
         return pod_parts(request, options, queue)
+    wanted = [first, *takewhile(is_claimable, request.alternatives[1:])]
     if any(alternative.labels != wanted[0].labels for alternative in wanted):
         raise RequestError(
             "labels",
@@ -140,4 +140,6 @@ def _annotations(request: DeviceRequest, alternatives: Sequence[Alternative]) ->
         for one in alternatives
         for text in conditions.unchecked(one, CPU if one.kind == CPU else one.vendor or "nvidia")
     )
-    return found | ({UNCHECKED_ANNOTATION: ", ".join(texts)} if texts else {})
+    left_out = " or ".join(map(str, request.alternatives[len(alternatives) :]))
+    said = {UNCHECKED_ANNOTATION: ", ".join(texts), LEFT_OUT_ANNOTATION: left_out}
+    return found | {name: text for name, text in said.items() if text}

@@ -141,7 +141,9 @@ def test_a_cpu_sees_no_gpu_even_where_the_image_asks_for_all(check_pod):
 
 
 def test_the_first_alternative_is_taken():
-    assert dict(parts_of(["h100:2", "cpu:4"]).amounts) == {"nvidia.com/gpu": "2"}
+    parts = parts_of(["h100:2", "cpu:4"])
+    assert dict(parts.amounts) == {"nvidia.com/gpu": "2"}
+    assert parts.annotations["hetero-airflow/left-out"] == "4 × cpu"
     assert dict(parts_of(["cpu:4", "h100:2"]).amounts) == {"cpu": "4"}
 
 
@@ -203,9 +205,14 @@ class TestClaims:
         large = {"device": "a100:2", "cpus": 8, "host_memory": "4GiB"}
         assert dict(self.parts([small, large]).amounts) == {"cpu": "8", "memory": "8Gi"}
 
-    def test_alternatives_from_the_first_cpu_on_are_left_out(self):
-        assert "exactly" in self.parts(["h100", "cpu:4", "a100"]).claim["spec"]["spec"]["devices"]["requests"][0]
+    def test_alternatives_that_no_claim_can_be_of_are_left_out_and_so_are_those_after_them(self):
+        for other in ("cpu:4", "910b"):
+            parts = self.parts(["h100", other, "a100"])
+            assert "exactly" in parts.claim["spec"]["spec"]["devices"]["requests"][0]
+            assert parts.annotations["hetero-airflow/left-out"].endswith(" or 1 × nvidia/a100")
         assert self.parts(["cpu:4", "h100"]).claim is None
+        with pytest.raises(RequestError, match="no DRA driver"):
+            self.parts(["910b", "h100"])
 
     def test_labels_of_one_pod_can_not_differ(self):
         with pytest.raises(RequestError, match="one pod for all alternatives"):
