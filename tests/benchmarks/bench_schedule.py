@@ -17,7 +17,7 @@ from typing import Any
 
 from bench_table import Table
 
-SECTIONS = ("truth", "jct", "stream", "default", "makespan", "dags", "openb", "philly", "balance", "replay")
+SECTIONS = ("truth", "jct", "stream", "default", "makespan", "dags", "openb", "philly", "balance", "replay", "victims")
 """Each is a module ``bench_schedule_<name>.py`` beside this one, with a function ``tables``."""
 
 PAGE = Path(__file__).parents[2] / "docs" / "scheduling.md"

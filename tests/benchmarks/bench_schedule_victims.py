@@ -1,0 +1,189 @@
+"""Whose devices are taken back: device-seconds lost on Philly's October by our victims and by last-in-first-out ones.
+
+Both sides are the policy `priority` with the same order, placement and minimum run time; they differ in the victims.
+Nobody saves at the notice: lost is what was done since the last periodic checkpoint, and the restart.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from bench_table import HOUR_S, Table
+
+from hetero_airflow.matching.scoring import Tight
+from hetero_airflow.model.estimates import Estimates
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.request import Priority as Class
+from hetero_airflow.policies.greedy import Greedy
+from hetero_airflow.policies.policy import Policy
+from hetero_airflow.policies.preemption import Preemption, Rank
+from hetero_airflow.policies.priority import Priority
+from hetero_airflow.policies.progress import Progress
+from hetero_airflow.policies.queue import by_priority
+from hetero_airflow.policies.room import room_by
+from hetero_airflow.simulator.cluster import parse_cluster
+from hetero_airflow.simulator.options import Options
+from hetero_airflow.simulator.simulation import Simulation
+from hetero_airflow.simulator.traces import load_trace
+from hetero_airflow.simulator.workload import Job, Workload
+
+DAYS = 9
+"""Of October: the pool of 640 devices is full for much of the last two of them."""
+END_S = DAYS * 86400.0
+BEAT_S = 60.0
+PER_MACHINE = 8
+POOL, MACHINES = "v100=640", f"v100=80x{PER_MACHINE}"
+SEEDS = (0, 1, 2)
+
+Mix = tuple[tuple[Class, int], ...]
+USUAL: Mix = ((Class.URGENT, 10), (Class.MEDIUM, 60), (Class.LOW, 30))
+MOSTLY_LOW: Mix = ((Class.URGENT, 10), (Class.MEDIUM, 30), (Class.LOW, 60))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One world in which both are compared."""
+
+    label: str
+    cluster: str = MACHINES
+    checkpoint_s: float = 1800.0
+    mix: Mix = USUAL
+    seeds: Sequence[int] = SEEDS[:1]
+    min_run_s: float | None = None
+    """For so long those that last-in-first-out victims are chosen from keep their devices; None: as with ours."""
+
+
+CASES = (
+    Case("one pool of 640, a checkpoint every 30 min", POOL, seeds=SEEDS),
+    Case("80 machines of 8, every 30 min", seeds=SEEDS),
+    Case("80 machines of 8, every 10 min", checkpoint_s=600.0),
+    Case("80 machines of 8, every 2 h", checkpoint_s=7200.0),
+    Case("80 machines of 8, 10 % urgent, 30 % medium, 60 % low", mix=MOSTLY_LOW),
+    Case("80 machines of 8, last in may be first out at once", min_run_s=0.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one run."""
+
+    lost_device_s: float
+    """Held without progress that lasted: restarts, and work that was undone."""
+    preemptions: int
+    urgent_wait_s: float
+    """The mean, until the first start."""
+    jct_s: float
+    """The mean of all jobs that were submitted; what has not ended by the end has taken until then."""
+
+
+def last_in_first_out(min_run_s: float | None) -> Policy:
+    """The policy `priority`, but of those of the lower classes, whoever was started last goes first."""
+    preemption = Preemption(_class_and_stay, min_run_s, is_class=True)
+    return Greedy("last in, first out", by_priority, Tight(), make_room=room_by("last in, first out", preemption))
+
+
+def _class_and_stay(progress: Progress, estimates: Estimates) -> Rank:
+    """A shorter stay is a greater rank; who waits has none yet, so that equals never give way."""
+    stay_s = progress.served_s - sum(progress.pending.served.values())
+    return float(progress.pending.request.priority.rank), -max(0.0, round(stay_s, 3))
+
+
+def draw_classes(workload: Workload, mix: Mix, seed: int) -> Workload:
+    """Each job gets a class by chance."""
+    rng = random.Random(seed)
+    drawn = rng.choices([one for one, _ in mix], [share for _, share in mix], k=len(workload.jobs))
+    pairs = zip(workload.jobs, drawn, strict=True)
+    return replace(workload, jobs=tuple(replace(job, request=_of_class(job.request, one)) for job, one in pairs))
+
+
+@cache
+def _of_class(request: DeviceRequest, one: Class) -> DeviceRequest:
+    return request.model_copy(update={"priority": one})
+
+
+def split_gangs(workload: Workload) -> Workload:
+    """What asks for more than a machine has is a gang of equal parts."""
+    return replace(workload, jobs=tuple(map(_split, workload.jobs)))
+
+
+def _split(job: Job) -> Job:
+    asked = job.request.alternatives[0]
+    ranks = math.ceil(asked.count / PER_MACHINE)
+    if ranks == 1:
+        return job
+    part = asked.model_copy(update={"count": math.ceil(asked.count / ranks)})
+    return replace(job, ranks=ranks, request=job.request.model_copy(update={"alternatives": (part,)}))
+
+
+@cache
+def _october() -> Workload:
+    workload = load_trace("philly/2017-10")
+    return replace(workload, jobs=tuple(job for job in workload.jobs if job.arrival_s < END_S))
+
+
+@cache
+def run(cluster: str, checkpoint_s: float, mix: Mix, seed: int, is_ours: bool, min_run_s: float | None) -> Outcome:
+    """One simulation."""
+    policy = Priority() if is_ours else last_in_first_out(min_run_s)
+    plain = _october() if cluster == POOL else split_gangs(_october())
+    workload = draw_classes(plain, mix, seed)
+    options = Options(cycle_s=BEAT_S, until_s=END_S, checkpoint_s=checkpoint_s, saves_at_notice=False)
+    jobs = Simulation(workload, parse_cluster(cluster), policy, "priority", options).run().jobs
+    urgent = {job.id for job in workload.jobs if job.request.priority is Class.URGENT}
+    waits = [(END_S if job.started_s is None else job.started_s) - job.submitted_s for job in jobs if job.id in urgent]
+    return Outcome(
+        math.fsum(stay.overhead_s * stay.devices for job in jobs for stay in job.intervals),
+        sum(job.preemptions for job in jobs),
+        statistics.fmean(waits),
+        statistics.fmean((END_S if job.finished_s is None else job.finished_s) - job.submitted_s for job in jobs),
+    )
+
+
+def compare(case: Case) -> Mapping[bool, list[Outcome]]:
+    """Whether the victims are ours → the outcome with each seed."""
+    world = case.cluster, case.checkpoint_s, case.mix
+    return {
+        is_ours: [run(*world, seed, is_ours, None if is_ours else case.min_run_s) for seed in case.seeds]
+        for is_ours in (True, False)
+    }
+
+
+def _row(case: Case) -> tuple[str, ...]:
+    found = compare(case)
+    ours, others = found[True], found[False]
+    pairs = zip(ours, others, strict=True)
+    return (
+        case.label, str(len(case.seeds)),
+        *(spread([one.lost_device_s / HOUR_S for one in side], 0) for side in (others, ours)),
+        spread([one.lost_device_s / other.lost_device_s for one, other in pairs], 2),
+        *(spread([one.preemptions for one in side], 0) for side in (others, ours)),
+        *(spread([one.urgent_wait_s for one in side], 0) for side in (others, ours)),
+        *(spread([one.jct_s / HOUR_S for one in side], 2) for side in (others, ours)),
+    )  # fmt: skip
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """The mean and, of more than one value, the standard deviation."""
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
+
+
+def tables() -> Iterator[Table]:
+    """A row for each case."""
+    yield Table(
+        f"Philly, 1 to {DAYS} October 2017: device-hours lost to preemption",
+        f"{len(_october().jobs):,} recorded jobs on 640 devices; classes by chance (10 % urgent, 60 % medium, 30 % low "
+        "unless said otherwise), a lower one gives way to a higher. Nothing is saved at the notice: lost is the work "
+        "since the last periodic checkpoint and the restart, times devices. LIFO is `priority` with the youngest of "
+        "the lowest class as victims. Mean ± deviation over seeds; × is ours by LIFO with the same seed.",
+        (
+            "world", "seeds", "lost, LIFO", "lost, ours", "×", "preemptions, LIFO", "ours",
+            "urgent wait, s, LIFO", "ours", "mean JCT, h, LIFO", "ours",
+        ),
+        list(map(_row, CASES)),
+    )  # fmt: skip
