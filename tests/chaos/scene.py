@@ -187,7 +187,7 @@ class Scene:
         self.rng = random.Random(f"{self.seed} {self.fault}")
 
     def train(self, store: str = "files", steps: int = 40, **conf: Any) -> Training:
-        """Start a training; returns once its first step is done."""
+        """Start a training."""
         seed = self.rng.randrange(1 << 30)
         journal = Path(tempfile.mkdtemp(prefix="training-", dir=self.airflow.home)) / "journal.jsonl"
         dag_id = f"train_{store}"

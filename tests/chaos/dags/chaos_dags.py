@@ -46,9 +46,7 @@ for store, url in (("files", None), ("s3", os.environ.get("CHAOS_S3_URL"))):
         train()
 
 with DAG("train_torchrun", schedule=None, params=PARAMS):
-    TorchrunOperator(
-        task_id="train", script="chaos_training.py", args=["{{ params.dump() | tojson }}"], device="h100:2"
-    )
+    TorchrunOperator(task_id="train", script="chaos_training.py", args=["{{ params | tojson }}"], device="h100:2")
 
 with DAG("fresh", schedule=None):
     DevicePythonOperator.partial(task_id="use", python_callable=use, device={"gpu", "npu"}).expand(
