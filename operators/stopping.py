@@ -46,7 +46,7 @@ def raise_if_noticed() -> None:
 
 
 def _wait_for_saves() -> None:
-    """Let a checkpoint that is being written in the background be published: Airflow ends the process without asking."""
+    """Let a checkpoint that is being written be published: Airflow ends the process without asking."""
     checkpoint = sys.modules.get("hetero_airflow.runtime.checkpoint")
     if checkpoint is not None:
         checkpoint.wait()
