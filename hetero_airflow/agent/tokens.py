@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from base64 import urlsafe_b64decode
 from datetime import datetime
 from typing import Any
 
@@ -11,6 +12,7 @@ from cryptography.exceptions import InvalidKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
 from hetero_airflow.agent.protocol import Code
 from hetero_airflow.errors import IdentityError, shorten
@@ -72,14 +74,21 @@ def claimed_worker(token: str) -> str:
     if len(token) > MAX_TOKEN_CHARACTERS:
         raise _unreadable(f"{len(token)} characters")
     try:
-        header = jwt.get_unverified_header(token)
-        claims: dict[str, Any] = jwt.decode(token, options={"verify_signature": False})
-    except (jwt.InvalidTokenError, RecursionError, ValueError) as error:
+        header, claims = map(_read_part, token.split(".")[:2])
+    except (ValueError, RecursionError) as error:
         raise _unreadable(f"none that can be read ({type(error).__name__})") from error
     worker = claims.get("sub")
     if header.get("alg") != ALGORITHM or claims.get("aud") != AUDIENCE or not isinstance(worker, str):
         raise _unreadable("one that no agent has signed")
     return worker
+
+
+def _read_part(part: str) -> dict[str, Any]:
+    """One part of a token. PyJWT's own way to read one without a key took 0.6 of a heartbeat's 2.1 ms."""
+    value = from_json(urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+    if not isinstance(value, dict):
+        raise ValueError("no object")  # noqa: TRY004  as what else can't be read
+    return value
 
 
 def read_token(token: str, key: Ed25519PublicKey, now: datetime) -> Claims:
