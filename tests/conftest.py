@@ -14,9 +14,14 @@ import pytest
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="hetero-airflow-home-"))
 
+from hypothesis import settings
 from sqlalchemy import NullPool, create_engine, text
 
 from tests.postgres_server import running_postgres
+
+# How long an example takes says how busy the machine is, not whether it is right.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")
