@@ -337,7 +337,8 @@ class Dispatcher:
         assert held.request is not None
         if before is None or not before.failures:
             return
-        workers = [with_bars(worker, snapshot.bars_of(worker.id)) for worker in snapshot.workers]
+        near = (worker for worker in snapshot.workers if self.reaches(worker.id))
+        workers = [with_bars(worker, snapshot.bars_of(worker.id)) for worker in near]
         held.request, words = self._recoveries.adjust(held.request, before, workers)
         for text in words:
             write_task_log(held.workload.log_path, text, now, "warning")

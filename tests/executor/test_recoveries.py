@@ -224,3 +224,14 @@ def test_a_probe_that_airflow_does_not_want_any_more_is_forgotten(bench, states)
     bench.tasks.rows[id_] = TaskProcess("success")
     bench.beat(1)
     assert bench.dispatcher.probes.held == {}
+
+
+def test_what_only_another_host_could_give_is_not_asked_for(bench, states):
+    """Nothing is placed there: to ask for it would be to wait for ever."""
+    bench.store.record([WorkerSeen(a_worker("worker-z", (a_device("GPU-9", memory="192GiB"),)))], bench.clock.now())
+    states["a"] = [failure(failure_class="device_memory", memory_bytes=40 * 2**30, token=1)]
+    id_ = bench.hold("a")
+    bench.tasks.sent_back.append(id_)
+    bench.beat()
+    assert bench.lease(id_).worker_id == "worker-a"
+    assert str(bench.store.snapshot().holders[id_].request) == "1 × gpu (memory=40GiB..)"
