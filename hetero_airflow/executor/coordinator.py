@@ -30,7 +30,7 @@ from hetero_airflow.engines.processes import end_processes
 from hetero_airflow.executor.carrier import unload_lease
 from hetero_airflow.executor.hang_watch import HangWatch
 from hetero_airflow.executor.run_end import judge_end, oom_kills
-from hetero_airflow.executor.task_use import cpu_s, rank_pids, utilization
+from hetero_airflow.executor.task_use import cpu_s, dumping_ranks, utilization
 from hetero_airflow.executor.task_watch import TaskWatch
 from hetero_airflow.recovery.decide import Fail, Requeue
 from hetero_airflow.recovery.evidence import Evidence
@@ -128,7 +128,7 @@ class DeviceSupervisor(ActivitySubprocess):
         if number is not DUMP_SIGNAL:
             self._signal_subprocess(number)
             return
-        for pid in (self.pid, *rank_pids(self.pid)):
+        for pid in (self.pid, *dumping_ranks(self.pid)):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 
 import psutil
 
+from hetero_airflow.runtime.notice import DUMP_SIGNAL
 from hetero_airflow.runtime.task_lease import TaskLease
 
 _RANK = "hetero_airflow.runtime.rank_process"
@@ -26,15 +28,25 @@ def cpu_s(pid: int) -> float:
     return total
 
 
-def rank_pids(pid: int) -> list[int]:
-    """The ranks that torchrun has started below a process."""
+def dumping_ranks(pid: int) -> list[int]:
+    """The ranks of torchrun below a process that show their stacks at `DUMP_SIGNAL`.
+
+    It would end all others: torchrun itself, whose command names the ranks' too, and a rank that has just begun.
+    """
     found = []
     with suppress(psutil.Error):
         for child in psutil.Process(pid).children(recursive=True):
-            with suppress(psutil.Error):
-                if _RANK in child.cmdline():
+            with suppress(psutil.Error, OSError):
+                if _RANK in child.cmdline() and _catches(child.pid):
                     found.append(child.pid)
     return found
+
+
+def _catches(pid: int) -> bool:
+    """Whether a process has a handler for the signal: bit n - 1 of ``SigCgt`` in ``/proc/PID/status`` is signal n."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
+    return bool(caught >> (DUMP_SIGNAL - 1) & 1)
 
 
 def utilization(lease: TaskLease) -> float | None:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from hetero_airflow.executor.task_use import cpu_s, rank_pids, utilization
+from hetero_airflow.executor.task_use import cpu_s, dumping_ranks, utilization
 from tests.operators.test_operators import a_task_lease
 
 
@@ -24,14 +24,21 @@ def test_a_process_that_computes_in_a_session_of_its_own_counts():
     assert cpu_s(child.pid) == 0.0
 
 
-def test_only_ranks_are_asked_for_their_stacks():
-    code = "input()"
-    rank = subprocess.Popen([sys.executable, "-c", code, "hetero_airflow.runtime.rank_process"], stdin=subprocess.PIPE)
-    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+def test_only_ranks_that_can_show_their_stacks_are_asked_to():
+    module = "hetero_airflow.runtime.rank_process"
+    waits = "print(flush=True); input()"
+    shows = f"import faulthandler, signal; faulthandler.register(signal.SIGUSR1); {waits}"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    rank = subprocess.Popen([sys.executable, "-c", shows, module], **pipes)
+    torchrun = subprocess.Popen([sys.executable, "-c", waits, "-m", module], **pipes)
+    other = subprocess.Popen([sys.executable, "-c", shows], **pipes)
+    started = (rank, torchrun, other)
     try:
-        assert rank_pids(os.getpid()) == [rank.pid]
+        for process in started:
+            process.stdout.readline()
+        assert dumping_ranks(os.getpid()) == [rank.pid]
     finally:
-        for process in (rank, other):
+        for process in started:
             process.kill()
             process.communicate()
 
