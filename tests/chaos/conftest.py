@@ -31,7 +31,7 @@ SETTINGS = {
     "AIRFLOW__HETERO__POLICY": "priority",
     "AIRFLOW__HETERO__MIN_RUN_S": "1",
     "AIRFLOW__HETERO__GRACE_S": "6",
-    "AIRFLOW__HETERO__HANG_TIMEOUT_S": "10",
+    "AIRFLOW__HETERO__HANG_TIMEOUT_S": "15",
     "AIRFLOW__HETERO__CHECKPOINT_CONN_ID": "chaos_s3",
     # what a session of faults loses is more than a task loses in its life
     "AIRFLOW__HETERO__RECOVERY_RULES": '{"lost_worker": {"times": null}}',
