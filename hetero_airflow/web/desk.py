@@ -1,7 +1,7 @@
 """What agents tell, gathered for a moment and written together: a transaction a round, not one a heartbeat.
 
 An agent is answered when what it told is in the database, so what was answered is never lost. A thousand agents at 5 s
-are ten heartbeats a round; ``tests/benchmarks/bench_agents.py`` prints what they cost.
+are six heartbeats a round; ``tests/benchmarks/bench_agents.py`` prints what they cost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hetero_airflow.errors import StoreUnavailable
 from hetero_airflow.store.sql_keys import Answer, Told
 from hetero_airflow.store.store import WorkerSeen
 
-GATHER_S = 0.05
+GATHER_S = 0.03
 MAX_WAITING = 5000
 MAX_ROUND = 500
 MAX_INVENTORIES = 20
