@@ -25,7 +25,7 @@ class FailureClass(StrEnum):
     HARDWARE = "hardware"
     """A device is broken, or can't be used until it is reset."""
     NETWORK = "network"
-    """Processes of the task lost each other."""
+    """Processes of the task lost each other, or it could not reach its checkpoint store."""
     LOST_WORKER = "lost_worker"
     """The worker or the process went away, or was killed from outside."""
     PREEMPTED = "preempted"

@@ -140,6 +140,8 @@ TABLE: tuple[Sign, ...] = (
           "UnboundLocalError", "TypeError", "KeyError", "FileNotFoundError", "NotImplementedError"),
     # After the task's own code: workers that run side by side may share a cgroup.
     _fact(_F.HOST_MEMORY, "docs.kernel.org/admin-guide/cgroup-v2: memory.events, oom_kill", _oom_killed),
+    _last(_F.NETWORK, "hetero_airflow.errors: the checkpoint store did not answer, for all retries of its client",
+          "hetero_airflow.errors.CheckpointStoreUnavailable"),
     _text(_F.NETWORK, "torch ProcessGroupNCCL; hiyouga/LlamaFactory#7396, vllm-project/vllm-ascend#4972",
           r"Watchdog caught collective operation timeout|\b[NH]CCL (?:operation )?time(?:d )?out"),
     _text(_F.NETWORK, "NVIDIA/nccl#2076, #975, #795",

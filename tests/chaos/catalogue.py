@@ -36,3 +36,9 @@ FAULTS: dict[str, Fault] = {
 
 POSTGRES_ONLY = {"database", "database_kill"}
 """SQLite is no process."""
+
+ALONE = {
+    "scheduler", "scheduler_host", "triggerer", "api_server", "database", "database_kill", "preemption",
+}  # fmt: skip
+"""Strike Airflow as a whole, or take devices from whoever has them: one at a time. The others strike one training each,
+and several seeds' trainings run side by side."""

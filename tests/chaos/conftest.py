@@ -39,7 +39,7 @@ SETTINGS = {
     "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "10",
     "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "5",
     "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
-    "AIRFLOW__CORE__PARALLELISM": "10",
+    "AIRFLOW__CORE__PARALLELISM": "24",
     "AIRFLOW__CORE__MAX_ACTIVE_TASKS_PER_DAG": "100",
 }
 S3 = {
@@ -53,7 +53,7 @@ S3 = {
 }
 """What boto3 finds in the session; in the tasks, the key comes from an Airflow connection."""
 KEY = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
-SIMULATED = "nvidia/h100-80gb:2,ascend/910b:8"
+SIMULATED = "nvidia/h100-80gb:20,ascend/910b:8"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -130,7 +130,8 @@ def chaos_airflow(tmp_path_factory: pytest.TempPathFactory, s3: Proxy) -> Iterat
             del airflow.environment[name]
         stack.enter_context(airflow)
         stack.enter_context(service_manager(airflow))
-        scene = Scene(airflow, BACKEND, 0, "none", database, s3, postgres)
+        scene = Scene(airflow, BACKEND, 0, "none", database, postgres=postgres)
+        s3.fault = scene.fault_of
         for _ in range(2):  # the first one warms up
             training = scene.train(steps=1)
             began = time.time()

@@ -34,7 +34,9 @@ def preemption(scene: Scene) -> tuple[Training, Injury]:
     last = [line for line in training.done() if line["pid"] == training.starts()[0]["pid"]][-1]
     injury = Injury(last["at"], last["step"])
     training.finish()
-    assert training.recovery(injury)[1] <= 1
+    recovery = training.recovery(injury)
+    assert recovery is not None
+    assert recovery[1] <= 1
     assert training.tries() == 1
     return training, injury
 

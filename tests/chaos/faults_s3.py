@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 from tests.chaos.scene import Injury, Scene, Training
 
 
 def fails(kind: str, scene: Scene) -> tuple[Training, Injury]:
-    """Some requests in a row fail, then one of three for as long as the training runs; in between it is killed."""
+    """Some of its requests in a row fail, then one of three while the training runs; in between it is killed."""
     training = scene.train("s3")
     training.wait_for_checkpoint()
     scene.some_step(training, 6, 12)
-    start, turn, streak = scene.s3.number, scene.rng.randrange(3), scene.rng.randint(3, 8)
-    scene.s3.fault = lambda method, path, number: kind if number <= start + streak or number % 3 == turn else None
-    try:
+    turn, streak = scene.rng.randrange(3), scene.rng.randint(3, 8)
+    numbers = itertools.count(1)
+
+    def fault(method: str, path: str, number: int) -> str | None:
+        own = next(numbers)
+        return kind if own <= streak or own % 3 == turn else None
+
+    with scene.s3_fault(training.place().path, fault):
         scene.some_step(training, training.step() + 1, training.step() + 6)
         injury = training.wound()
         training.finish()
-        assert scene.s3.number > start + streak
-    finally:
-        scene.s3.fault = lambda method, path, number: None
+    assert next(numbers) > streak
     return training, injury
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import psutil
 from local_airflow import LocalAirflow
@@ -23,6 +25,7 @@ from hetero_airflow.checkpoints.opening import open_store
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.runtime.state_file import read_state
 from tests.chaos.reference import Reference
+from tests.checkpoints.test_object_store_faults import Fault
 
 PATIENCE_S = 300.0
 """For anything that has to come; the machine may be loaded with other work."""
@@ -73,8 +76,26 @@ class Training:
         return done[-1]["step"] if done else -1
 
     def wait_for_step(self, step: int) -> None:
-        self.airflow.wait_until(lambda: self.step() >= step or self.is_over(), f"step {step}", PATIENCE_S, 0.05)
-        assert self.step() >= step, f"the training ended as {self.task()['state']}:\n{self.log()}"
+        self._wait(lambda: self.step() >= step, f"step {step}")
+
+    def wait_for_recovery(self, injury: Injury) -> None:
+        """Until a step beyond the failure point is done."""
+        self._wait(lambda: self.recovery(injury) is not None, f"steps beyond {injury.step}")
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        asked = time.monotonic()
+
+        def is_met() -> bool:
+            nonlocal asked
+            if condition():
+                return True
+            if time.monotonic() < asked + 1:
+                return False
+            asked = time.monotonic()
+            assert not self.is_over() or condition(), f"it ended as {self.task()['state']}:\n{self.log()}"
+            return False
+
+        self.airflow.wait_until(is_met, what, PATIENCE_S, 0.05)
 
     def wait_for_checkpoint(self, count: int = 1) -> None:
         """Until so many are published."""
@@ -139,8 +160,10 @@ class Training:
         moments = [moment - injury.at for moment in ends_of(self.run_id, database) if moment > injury.at]
         return min(moments) if len(self.starts()) > 1 and moments else None
 
-    def recovery(self, injury: Injury) -> tuple[float, int]:
-        """Seconds until a step beyond the failure point was done, and how many steps were done again after it.
+    def recovery(self, injury: Injury) -> tuple[float, int] | None:
+        """Seconds until a step beyond the failure point was done, and how many steps were done again after it so far.
+
+        None while there is no such step.
 
         Of a process that did not survive, the failure point is its last step, even if it came a moment after the fault.
         """
@@ -149,7 +172,9 @@ class Training:
         parted = again[0]["at"] if again else injury.at
         before = [line["step"] for line in done if line["at"] <= parted]
         after = [line for line in done if line["at"] > parted]
-        beyond = next(line for line in after if line["step"] > max(before))
+        beyond = next((line for line in after if line["step"] > max(before)), None)
+        if beyond is None:
+            return None
         return beyond["at"] - injury.at, _repeated([*before, *(line["step"] for line in after)]) - _repeated(before)
 
     def mixed(self) -> list[str]:
@@ -175,8 +200,8 @@ class Scene:
     seed: int
     fault: str
     database: str
-    s3: Any = None
-    """The proxy before S3."""
+    s3_faults: dict[str, Fault] = field(default_factory=dict)
+    """Path of a task instance's checkpoints → what goes wrong with requests for them. One for all seeds."""
     postgres: Any = None
     plain_start_s: float = 0.0
     """From trigger to the first step of a training that nothing happens to."""
@@ -202,6 +227,18 @@ class Scene:
         """Let it run until a step of the seed's choice, and a moment of the step."""
         training.wait_for_step(self.rng.randint(first, last))
         time.sleep(self.rng.uniform(0, 0.25))
+
+    @contextlib.contextmanager
+    def s3_fault(self, path: str, fault: Fault) -> Iterator[None]:
+        """Let requests for these checkpoints fail in the meantime."""
+        self.s3_faults[path] = fault
+        yield
+        del self.s3_faults[path]
+
+    def fault_of(self, method: str, url_path: str, number: int) -> str | None:
+        """What the proxy before S3 asks."""
+        found = (fault for path, fault in tuple(self.s3_faults.items()) if path in unquote(url_path))
+        return next((fault(method, url_path, number) for fault in found), None)
 
     def launch_scheduler(self) -> float:
         """Start it again; how many seconds passed until its loop began."""

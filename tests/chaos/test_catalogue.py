@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from tests.chaos.catalogue import FAULTS, POSTGRES_ONLY
+from tests.chaos.catalogue import ALONE, FAULTS, POSTGRES_ONLY
 from tests.chaos.conftest import NAMES, SEEDS
-from tests.chaos.scene import Scene, uses_of
+from tests.chaos.scene import Injury, Scene, Training, uses_of
 from tests.chaos.table import Row, Table
 from tests.system.overlaps import overlaps
 
@@ -18,41 +20,68 @@ BARRED, BAR_S = ("task", "scheduler", "scheduler_host"), 30
 WHOLE = {"kind": "device", "milli": 1000}
 
 
+TOGETHER = 10
+"""So many seeds' trainings are struck side by side by a fault that strikes one training."""
+
+
+def cases() -> list[Any]:
+    """Each fault with the seeds that are struck at once."""
+    found = []
+    for fault in NAMES:
+        size = 1 if fault in ALONE else TOGETHER
+        for first in range(0, len(SEEDS), size):
+            seeds = SEEDS[first : first + size]
+            found.append(pytest.param(fault, seeds, id=f"{fault}-{'-'.join(map(str, seeds))}"))
+    return found
+
+
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("fault", NAMES)
-@pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_is_lost(chaos_airflow: Scene, table: Table, seed: int, fault: str) -> None:
-    scene = dataclasses.replace(chaos_airflow, seed=seed, fault=fault, trainings=[])
+@pytest.mark.parametrize(("fault", "seeds"), cases())
+def test_nothing_is_lost(chaos_airflow: Scene, table: Table, seeds: list[int], fault: str) -> None:
+    scene = chaos_airflow
     if fault in POSTGRES_ONLY and scene.backend != "postgres":
         pytest.skip("SQLite is no process that could be killed")
-    training, injury = FAULTS[fault](scene)
-    training.finish()
-    recovered_s, lost_steps = training.recovery(injury)
+    scenes = [dataclasses.replace(scene, seed=seed, fault=fault, trainings=[]) for seed in seeds]
+    with ThreadPoolExecutor(len(scenes)) as pool:
+        struck = list(pool.map(FAULTS[fault], scenes))
+    for training, injury in struck:
+        training.wait_for_recovery(injury)
     began = time.monotonic()
     noted, lost_tasks = scene.follow_up()
     fresh_s = time.monotonic() - began
-    double = overlaps([{**use, **WHOLE} for use in [*noted, *uses_of(scene.trainings)]])
+    trainings = [training for one in scenes for training in one.trainings]
+    for training in trainings:
+        training.finish()
+    double = overlaps([{**use, **WHOLE} for use in [*noted, *uses_of(trainings)]])
     scene.wait_until(lambda: not scene.still_leased(), "all leases to be freed")
-    mixed = [text for one in scene.trainings for text in one.mixed()]
-    row = Row(
-        fault,
+    rows = [
+        row_of(one, *wounded, double_leases=len(double), lost_tasks=lost_tasks, fresh_s=fresh_s)
+        for one, wounded in zip(scenes, struck, strict=True)
+    ]
+    for row in rows:
+        table.add(row)
+    assert [text for training in trainings for text in training.mixed()] == []
+    for row in rows:
+        if fault in BARRED:
+            assert row.above_start_s <= BAR_S
+        assert (row.double_leases, row.lost_tasks, row.leases_left) == (0, 0, 0)
+        assert row.tries == 1, "a fault that is not the task's own has used up a retry"
+
+
+def row_of(scene: Scene, training: Training, injury: Injury, **figures: Any) -> Row:
+    """What the fault came to for one seed."""
+    recovery = training.recovery(injury)
+    assert recovery is not None
+    return Row(
+        scene.fault,
         scene.backend,
-        seed,
+        scene.seed,
         found_s=training.found_s(injury, scene.database),
-        recovered_s=recovered_s,
-        above_start_s=recovered_s - scene.plain_start_s - injury.framework_s,
-        lost_steps=lost_steps,
+        recovered_s=recovery[0],
+        above_start_s=recovery[0] - scene.plain_start_s - injury.framework_s,
+        lost_steps=recovery[1],
         tries=training.tries(),
-        double_leases=len(double),
         leases_left=len(scene.still_leased()),
-        lost_tasks=lost_tasks,
-        mixed_checkpoints=len(mixed),
-        fresh_s=fresh_s,
+        mixed_checkpoints=sum(len(one.mixed()) for one in scene.trainings),
+        **figures,
     )
-    table.add(row)
-    if fault in BARRED:
-        assert row.above_start_s <= BAR_S
-    assert double == []
-    assert mixed == []
-    assert (row.lost_tasks, row.leases_left) == (0, 0)
-    assert row.tries == 1, "a fault that is not the task's own has used up a retry"

@@ -28,11 +28,18 @@ def use(number):
 
 PARAMS = {"journal": "", "steps": 40, "nap_s": 0.2, "every": 4, "seed": 0, "deaths": []}
 
-for store, url in (("files", None), ("s3", os.environ.get("CHAOS_S3_URL"))):
-    with DAG(f"train_{store}", schedule=None, params=PARAMS):
+EVERYTHING = "h100:20"
+"""All GPUs of the worker: the others wait for it, and it for them."""
+
+for name, device, url in (
+    ("files", "h100:2", None),
+    ("everywhere", EVERYTHING, None),
+    ("s3", "h100:2", os.environ.get("CHAOS_S3_URL")),
+):
+    with DAG(f"train_{name}", schedule=None, params=PARAMS):
 
         @task.device(
-            device="h100:2",
+            device=device,
             priority="low",
             retries=2,
             retry_delay=timedelta(0),
@@ -49,12 +56,12 @@ with DAG("train_torchrun", schedule=None, params=PARAMS):
     TorchrunOperator(task_id="train", script="chaos_training.py", args=["{{ params | tojson }}"], device="h100:2")
 
 with DAG("fresh", schedule=None):
-    DevicePythonOperator.partial(task_id="use", python_callable=use, device={"gpu", "npu"}).expand(
-        op_args=[[number] for number in range(FRESH)]
-    )
+    DevicePythonOperator.partial(
+        task_id="use", python_callable=use, device={"gpu", "npu"}, max_active_tis_per_dag=10
+    ).expand(op_args=[[number] for number in range(FRESH)])
 
 with DAG("urgent", schedule=None):
-    DevicePythonOperator(task_id="use", python_callable=use, device="h100:2", priority="urgent", op_args=[-1])
+    DevicePythonOperator(task_id="use", python_callable=use, device=EVERYTHING, priority="urgent", op_args=[-1])
 
 with DAG("watch", schedule=None, params={"run_id": ""}):
     CheckpointSensor(
