@@ -105,6 +105,9 @@ MESSAGES: list[tuple[str, FailureClass, Evidence]] = [
         "[rank0]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation "
         "timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, NumelIn=466119168, NumelOut=466119168, Timeout(ms)=600000) "
         "ran for 600060 milliseconds before timing out.", -6)),
+    ("S3 is overloaded", F.NETWORK, raised(
+        "read of 'fit/train/manual__2026-11-20/-1/index.json'; found SlowDown (HTTP 503). Try again later.",
+        "hetero_airflow.errors.CheckpointStoreUnavailable")),
     ("words of ours and of others", F.NETWORK, raised("NCCL timeout")),
     ("nccl#2076", F.NETWORK, raised(
         "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, remote process exited or there was a "
