@@ -1,11 +1,19 @@
-"""The port of an engine: an existing Airflow executor that runs what was placed."""
+"""The ports of an engine: what the cycle asks of whoever drives it, and what drivers ask of an Airflow executor."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.worker import Worker
+
+if TYPE_CHECKING:
+    from airflow.executors.workloads import ExecuteTask
+    from sqlalchemy.orm import Session
 
 
 class Liveness(StrEnum):
@@ -14,7 +22,7 @@ class Liveness(StrEnum):
     ALIVE = "alive"
     """A process of the lease was seen just now."""
     GONE = "gone"
-    """It is known that no process of the lease runs."""
+    """It is known that no process of the lease runs, or that its worker gets nothing new before none does."""
     UNKNOWN = "unknown"
     """The engine can't tell, or the worker does not answer."""
 
@@ -40,4 +48,131 @@ class Engine(Protocol):
 
     def liveness(self, lease: Lease) -> Liveness:
         """Whether a process of the lease runs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTraits:
+    """What Airflow wants to know of an executor's class before it makes one."""
+
+    is_local: bool = False
+    """Tasks run on the scheduler's host; `airflow standalone` insists on it."""
+    serve_logs: bool = False
+    """The scheduler serves the logs of its host's tasks."""
+    supports_callbacks: bool = False
+    supports_connection_test: bool = False
+    pre_assigns_external_executor_id: bool = False
+    """Airflow gives each task instance an id for the executor when it queues it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A lease, and what Airflow knows of the process that uses it."""
+
+    lease: Lease
+    state: str | None = None
+    """Of the task instance; None once its try is history."""
+    pid: int | None = None
+    hostname: str = ""
+    seen_at: datetime | None = None
+    """When Airflow last heard of the process."""
+    is_adopted: bool = True
+    """Another scheduler handed it over, or its task is over: this one's engine need not know of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSight:
+    """What the agent of a worker said last."""
+
+    at: datetime
+    leases: frozenset[str]
+    """Ids of the leases whose processes are on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What an engine is given when it starts."""
+
+    job_id: Any
+    """Of the scheduler's job, as text."""
+    callback_sink: Any
+    name: Any
+    """Airflow's name of the executor, or None."""
+    sights: Callable[[], Mapping[str, WorkerSight]]
+    """Worker id → what its agent said last; a query."""
+    workers: Callable[[], Mapping[str, Worker]]
+    """Worker id → worker, as in the last snapshot."""
+
+
+class AirflowEngine(Protocol):
+    """One of Airflow's executors behind one face. All that is known of its queues and keys stays behind it.
+
+    Made as ``(parallelism, team_name)``, in every component that asks for executors: making one has no side effects.
+    """
+
+    traits: EngineTraits
+
+    def start(self, surroundings: Surroundings) -> None:
+        """Start the executor."""
+        ...
+
+    def accept(self, workload: Any, session: Session) -> None:
+        """Take a workload that asks for no device, exactly as the executor alone would."""
+        ...
+
+    def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
+        """Take a device task that was placed on a worker; it starts at the next `heartbeat`."""
+        ...
+
+    def withdraw(self, key: Any) -> bool:
+        """Take back a task that was handed over and has not left this process; whether it was still here."""
+        ...
+
+    def collect(self) -> dict[Any, tuple[Any, Any]]:
+        """What ended since the last call, as Airflow's event buffer has it."""
+        ...
+
+    def heartbeat(self) -> None:
+        """Start what was taken."""
+        ...
+
+    def has_task(self, task_instance: Any) -> bool:
+        """Whether the executor still has the task."""
+        ...
+
+    def try_adopt(self, task_instances: Sequence[Any]) -> Sequence[Any]:
+        """Take over another scheduler's tasks; those that can't be are returned."""
+        ...
+
+    def fail_connection_test(self, key: Any) -> None:
+        """Forget a connection test that Airflow gave up."""
+        ...
+
+    @property
+    def occupied(self) -> int:
+        """Workloads that the executor counts as its own."""
+        ...
+
+    def reaches(self, worker: Worker) -> bool:
+        """Whether what is handed over here can run on that worker."""
+        ...
+
+    def open_slots(self) -> int | None:
+        """How many more tasks would start at once; None for any number."""
+        ...
+
+    def look(self, uses: Sequence[Use]) -> Mapping[str, Liveness]:
+        """Lease id → whether a process of it runs, for all of these at once."""
+        ...
+
+    def signal(self, use: Use, number: int) -> None:
+        """Send a signal to the processes of a lease, where that is in this engine's hand."""
+        ...
+
+    def end(self) -> dict[Any, tuple[Any, Any]]:
+        """Wait for the running tasks, then stop; what ended meanwhile."""
+        ...
+
+    def terminate(self) -> None:
+        """Stop without waiting."""
         ...
