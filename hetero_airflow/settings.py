@@ -39,6 +39,12 @@ OPTIONS: tuple[Option, ...] = (
         "by class, weight and age, and puts tasks on the device models on which they have an advantage.",
     ),
     Option(
+        "engine",
+        "local",
+        "string",
+        "What runs device tasks and all others: local (LocalExecutor, this host).",
+    ),
+    Option(
         "pool",
         "hetero_devices",
         "string",

@@ -76,8 +76,8 @@ class Use:
     hostname: str = ""
     seen_at: datetime | None = None
     """When Airflow last heard of the process."""
-    is_adopted: bool = True
-    """Another scheduler handed it over, or its task is over: this one's engine need not know of it."""
+    is_ours: bool = False
+    """This scheduler's executor has it, or had it; else one that died may have handed it over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,10 @@ class Surroundings:
     workers: Callable[[], Mapping[str, Worker]]
     """Worker id → worker, as in the last snapshot."""
 
+    def introduce(self, executor: Any) -> None:
+        """Tell one of Airflow's executors what Airflow tells those that it starts itself."""
+        executor.job_id, executor.callback_sink, executor.name = self.job_id, self.callback_sink, self.name
+
 
 class AirflowEngine(Protocol):
     """One of Airflow's executors behind one face. All that is known of its queues and keys stays behind it.
@@ -122,6 +126,10 @@ class AirflowEngine(Protocol):
 
     def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
         """Take a device task that was placed on a worker; it starts at the next `heartbeat`."""
+        ...
+
+    def hand_back(self, workload: ExecuteTask) -> None:
+        """Take a task that was held and needs no device any more; it runs where it would have without us."""
         ...
 
     def withdraw(self, key: Any) -> bool:

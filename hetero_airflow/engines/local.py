@@ -17,11 +17,18 @@ from airflow.executors.workloads import ExecuteTask
 from airflow.utils.net import get_hostname
 from sqlalchemy.orm import Session
 
+from hetero_airflow.engines.engine import EngineTraits, Liveness, Surroundings, Use
 from hetero_airflow.engines.processes import Leader, lease_processes, signal_processes
+from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.worker import Worker
+
+NAME = "local"
 
 
 class LocalEngine:
     """Runs what it is given on this host."""
+
+    traits = EngineTraits(is_local=True, serve_logs=True, supports_callbacks=True, supports_connection_test=True)
 
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
         self.executor = LocalExecutor(parallelism, team_name)
@@ -29,19 +36,21 @@ class LocalEngine:
         self._leaders: dict[str, psutil.Process] = {}
         """Lease id → its task's process, once that was found: from then on no clock that is set forward hides it."""
 
-    def start(self, job_id: Any, callback_sink: Any, name: Any) -> None:
+    def start(self, surroundings: Surroundings) -> None:
         """Start LocalExecutor's worker processes."""
-        self.executor.job_id = job_id
-        self.executor.callback_sink = callback_sink
-        self.executor.name = name
+        surroundings.introduce(self.executor)
         self.executor.start()
 
     def accept(self, workload: Any, session: Session) -> None:
         """Take a workload that asks for no device, exactly as LocalExecutor alone would."""
         self.executor.queue_workload(workload, session)
 
-    def hand_over(self, workload: ExecuteTask) -> None:
-        """Take a device task that was placed; it starts at the next `heartbeat`."""
+    def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
+        """Take a device task that was placed here; it starts at the next `heartbeat`."""
+        self.hand_back(workload)
+
+    def hand_back(self, workload: ExecuteTask) -> None:
+        """Take a task that was held; it starts at the next `heartbeat`."""
         self.executor.queued_tasks[workload.key] = workload
 
     def withdraw(self, key: Any) -> bool:
@@ -71,6 +80,24 @@ class LocalEngine:
         busy = sum(not title.endswith(b"<idle>") for title in self._titles())
         waiting = executor._unread_messages.value + len(executor.queued_tasks) + len(executor.queued_callbacks)
         return max(0, int(executor.parallelism) - busy - int(waiting))
+
+    def reaches(self, worker: Worker) -> bool:
+        """Whether the worker is this host: LocalExecutor runs what it gets here and nowhere else."""
+        return worker.engine == NAME and worker.id == self._host
+
+    def look(self, uses: Sequence[Use]) -> dict[str, Liveness]:
+        """Lease id → whether a process of it runs, by one scan of this host's processes."""
+        alive = self.processes({use.lease.id: (use.pid, use.seen_at) for use in uses})
+        return {use.lease.id: Liveness.ALIVE if use.lease.id in alive else self._absent(use) for use in uses}
+
+    def _absent(self, use: Use) -> Liveness:
+        """Of a lease that no process here has.
+
+        Our LocalExecutor tells of ours; of a scheduler that died, worker processes may live on and begin what they had.
+        """
+        is_far = bool(use.hostname) and use.hostname != self._host
+        may_start = use.state == "queued" and (not use.is_ours or self.has_in_hand(use.lease.request_id))
+        return Liveness.UNKNOWN if is_far or may_start else Liveness.GONE
 
     def has_in_hand(self, task_instance_id: str) -> bool:
         """Whether a workload may still start: it waits in the pipe, or a worker process says that it has it."""
@@ -104,18 +131,14 @@ class LocalEngine:
                     self._leaders[id_] = psutil.Process(pid)
         return found
 
-    def signal(self, lease_id: str, pid: int | None, seen_at: datetime | None, number: int) -> None:
+    def signal(self, use: Use, number: int) -> None:
         """Send a signal to the processes of a lease on this host."""
-        signal_processes(lease_id, self._leader(lease_id, pid, seen_at), number)
+        signal_processes(use.lease.id, self._leader(use.lease.id, use.pid, use.seen_at), number)
 
     def _leader(self, lease_id: str, pid: int | None, seen_at: datetime | None) -> Leader:
         known = self._leaders.get(lease_id)
         is_it = known is not None and known.pid == pid and known.is_running()
         return pid, None if is_it else seen_at
-
-    def is_local(self, hostname: str) -> bool:
-        """Whether a task that ran on this host name is within reach."""
-        return bool(hostname == self._host)
 
     def end(self) -> dict[Any, tuple[Any, Any]]:
         """Wait for the running tasks, then stop the worker processes; what ended meanwhile."""

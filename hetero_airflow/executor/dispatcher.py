@@ -7,7 +7,7 @@ stay held and running ones keep their devices until it answers again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -17,8 +17,7 @@ from airflow.executors.workloads import ExecuteTask
 from sqlalchemy.exc import SQLAlchemyError
 
 from hetero_airflow.discovery.inventory_watch import InventoryWatch, with_unseen
-from hetero_airflow.engines.engine import Liveness
-from hetero_airflow.engines.local import LocalEngine
+from hetero_airflow.engines.engine import AirflowEngine, Liveness
 from hetero_airflow.errors import RequestError, StoreError
 from hetero_airflow.executor.beliefs import Beliefs
 from hetero_airflow.executor.carrier import Asked, load_lease
@@ -60,7 +59,7 @@ class Dispatcher:
         configuration: Configuration,
         store: SqlStore,
         policy: Policy,
-        engine: LocalEngine,
+        engine: AirflowEngine,
         keeper: LeaseKeeper,
         *,
         tasks: TaskInstances,
@@ -111,7 +110,7 @@ class Dispatcher:
         """What the store is to be told at the next occasion."""
         self._token_age = timedelta(seconds=queued_timeout_s / 4)
         self._now = datetime.min.replace(tzinfo=UTC)
-        self._workers: dict[str, Worker] = {}
+        self._workers: tuple[Sequence[Worker], Mapping[str, Worker]] = ((), {})
         self._here: Worker | None = None
         """This host, as the last inventory found it."""
         self._periods = Periods(
@@ -138,7 +137,7 @@ class Dispatcher:
     def decide(self, now: datetime) -> None:
         """What comes before the engine starts anything: who is gone, who comes next, what is free, who gets it."""
         with self._weathering_outages("deciding"):
-            self._now, self._workers = now, {}
+            self._now = now
             self._take_inventory(now)
             self._drop_unwanted(now)
             self._keeper.free_ended(now)
@@ -190,8 +189,9 @@ class Dispatcher:
         self._preemptions.tell(lease, with_names(cause, self._store.snapshot()), self._now)
 
     def reaches(self, worker_id: str) -> bool:
-        """Whether the worker is this host: LocalExecutor runs what it gets here and nowhere else."""
-        return worker_id == self._configuration.worker_id
+        """Whether the engine can run anything on the worker."""
+        worker = self.workers().get(worker_id)
+        return worker is not None and self._engine.reaches(worker)
 
     def open_slots(self) -> int | None:
         """How many more tasks would start at once."""
@@ -208,7 +208,8 @@ class Dispatcher:
 
     def _hand_over(self, held: HeldTask, lease: Lease) -> None:
         assert held.request is not None
-        told = task_lease(lease, self._worker(lease.worker_id), held.request.alternatives[lease.alternative])
+        worker = self._worker(lease.worker_id)
+        told = task_lease(lease, worker, held.request.alternatives[lease.alternative])
         told = told.model_copy(update={"alternative": held.number(lease.alternative)})
         workload = held.workload
         workload.ti.queue = self._configuration.queue
@@ -217,19 +218,24 @@ class Dispatcher:
             self._renew_token(workload)
         self._stays.begin(lease.request_id, held.since)
         self._keeper.begin(workload.key, lease, lambda: self.hold(workload, held.asked, held.since))
-        self._engine.hand_over(workload)
+        self._engine.hand_over(workload, lease, worker)
         del self.held[workload.key]
         self._placed.append((held, told, self._now))
 
     def _worker(self, worker_id: str) -> Worker:
         """The worker of a lease that was just read or granted, so that the last snapshot has it."""
-        if worker_id not in self._workers:
-            self._workers = {worker.id: worker for worker in self._store.snapshot().workers}
-        return self._workers[worker_id]
+        return self.workers()[worker_id]
+
+    def workers(self) -> Mapping[str, Worker]:
+        """Worker id → worker, as the store has them now."""
+        workers = self._store.snapshot().workers
+        if workers is not self._workers[0]:
+            self._workers = workers, {worker.id: worker for worker in workers}
+        return self._workers[1]
 
     def freed(self, key: Any, lease: Lease, end: RunEnd | None) -> None:
         """Take note of a lease that has ended: what was served, and what its failure says of the devices."""
-        worker = next((worker for worker in self._store.snapshot().workers if worker.id == lease.worker_id), None)
+        worker = self.workers().get(lease.worker_id)
         self._stays.end(lease, worker, end, self._now)
         if end is RunEnd.FINISHED:
             return
@@ -274,9 +280,9 @@ class Dispatcher:
                 self._preemptions.tell(outcome, f"moved: {bar}", now)
 
     def _take_inventory(self, now: datetime) -> None:
-        inventory = self._inventory.poll()
+        inventory = self._inventory.poll() if self._engine.traits.is_local else None
         if inventory is not None:
-            known = next((w for w in self._store.snapshot().workers if w.id == inventory.worker.id), None)
+            known = self.workers().get(inventory.worker.id)
             worker = with_unseen(inventory.worker, known) if known else inventory.worker
             self._store.record([WorkerSeen(worker, inventory.telemetry)], now)
             self._here = worker
@@ -381,7 +387,8 @@ class Dispatcher:
         if self._periods.is_due("workers", now):
             workers, seen = self._store.snapshot().workers, self._store.last_seen()
             lost = lost_workers(workers, seen, now, self._configuration.worker_timeout_s)
-            others = [event for event in lost if not self.reaches(event.worker_id)]
+            own = self._configuration.worker_id if self._engine.traits.is_local else None
+            others = [event for event in lost if event.worker_id != own]
             self._store.record([*([WorkerSeen(self._here)] if self._here else ()), *others], now)
         if self._store.snapshot().pending and self._periods.is_due("saved", now):
             self._store.record(self._preemptions.saved(), now)

@@ -17,13 +17,15 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from hetero_airflow import engines, policies
+from hetero_airflow import policies
 from hetero_airflow.clock import Clock, SystemClock
+from hetero_airflow.engines.engine import AirflowEngine, Surroundings
 from hetero_airflow.errors import RequestError, StoreUnavailable
 from hetero_airflow.executor.carrier import KEY, unpack_request
 from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.executor.dag_edges import DagEdges
 from hetero_airflow.executor.dispatcher import Dispatcher
+from hetero_airflow.executor.engine_choice import EngineTrait, configured_engine
 from hetero_airflow.executor.lease_keeper import LeaseKeeper
 from hetero_airflow.executor.probes import is_probe
 from hetero_airflow.executor.task_instances import TaskInstances
@@ -39,16 +41,17 @@ class HeteroExecutor(BaseExecutor):
     Configure it as ``[core] executor = hetero_airflow.executor.HeteroExecutor``, alone or beside others.
     """
 
-    is_local = True
-    serve_logs = True
-    supports_callbacks = True
-    supports_connection_test = True
+    is_local = EngineTrait()
+    serve_logs = EngineTrait()
+    supports_callbacks = EngineTrait()
+    supports_connection_test = EngineTrait()
+    pre_assigns_external_executor_id = EngineTrait()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._clock: Clock = SystemClock()
         self._noted: deque[Any] = deque(maxlen=_NOTES_KEPT)
-        self._engine = load(engines.GROUP, engines.ENGINES, "local")(self.parallelism, self.team_name)
+        self._engine: AirflowEngine = configured_engine()(self.parallelism, self.team_name)
 
     def start(self) -> None:
         """Open the store and start the engine.
@@ -62,7 +65,9 @@ class HeteroExecutor(BaseExecutor):
         _ensure_pool(configuration.pool)
         store, tasks = SqlStore(_engine_of_airflow()), TaskInstances()
         store.snapshot()  # fails now, and clearly, where it would fail later
-        self._engine.start(self.job_id, self.callback_sink, self.name)
+        self._engine.start(
+            Surroundings(self.job_id, self.callback_sink, self.name, dict, lambda: self._dispatcher.workers())
+        )
         self._keeper = LeaseKeeper(
             store,
             self._engine,

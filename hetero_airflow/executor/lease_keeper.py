@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,13 +12,13 @@ from typing import Any
 from airflow.utils.state import TaskInstanceState
 from sqlalchemy.exc import SQLAlchemyError
 
-from hetero_airflow.engines.engine import Liveness
-from hetero_airflow.engines.local import LocalEngine
+from hetero_airflow.engines.engine import AirflowEngine, Liveness, Use
 from hetero_airflow.errors import StoreError
 from hetero_airflow.executor.periods import Periods
 from hetero_airflow.executor.task_instances import TaskInstances, TaskProcess
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.run import RunEnd
+from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store.store import Move, Store
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class LeaseKeeper:
     def __init__(
         self,
         store: Store,
-        engine: LocalEngine,
+        engine: AirflowEngine,
         *,
         tasks: TaskInstances,
         report: Report,
@@ -164,27 +164,13 @@ class LeaseKeeper:
     def _process(self, lease: Lease) -> TaskProcess:
         return self._tasks.processes([lease.request_id]).get(lease.request_id, TaskProcess())
 
-    def _look(self, tasks: Sequence[tuple[Lease, TaskProcess]]) -> dict[str, Liveness]:
-        """Lease id → whether a process of it runs, by one scan."""
-        alive = self._engine.processes({lease.id: (process.pid, process.seen_at) for lease, process in tasks})
-        found = {}
-        for lease, process in tasks:
-            is_far = bool(process.hostname) and not self._engine.is_local(process.hostname)
-            if lease.id in alive:
-                found[lease.id] = Liveness.ALIVE
-            elif is_far or (process.state == "queued" and self._may_start(lease)):
-                found[lease.id] = Liveness.UNKNOWN
-            else:
-                found[lease.id] = Liveness.GONE
-        return found
+    def _look(self, tasks: Sequence[tuple[Lease, TaskProcess]]) -> Mapping[str, Liveness]:
+        """Lease id → whether a process of it runs."""
+        return self._engine.look([self._use(lease, process) for lease, process in tasks])
 
-    def _may_start(self, lease: Lease) -> bool:
-        """Whether a task that was dispatched and has not begun may still do so.
-
-        Our engine tells of ours; of a scheduler that died, worker processes may live on and begin what they had.
-        """
-        is_ours = any(task.lease.id == lease.id for task in self.running.values())
-        return not is_ours or self._engine.has_in_hand(lease.request_id)
+    def _use(self, lease: Lease, process: TaskProcess) -> Use:
+        is_ours = lease.id in self._ending or self.find(lease.id) is not None
+        return Use(lease, process.state, process.pid, process.hostname, process.seen_at, is_ours)
 
     def free_ended(self, now: datetime) -> None:
         """Free the leases of ended tasks whose processes are gone; stop the processes that are left."""
@@ -193,10 +179,11 @@ class LeaseKeeper:
             return
         processes = self._tasks.processes([task.lease.request_id for task in self._ending.values()])
         known = {id_: processes.get(task.lease.request_id, TaskProcess()) for id_, task in self._ending.items()}
-        left = self._engine.processes({id_: (process.pid, process.seen_at) for id_, process in known.items()})
-        for id_, pids in left.items():
-            self._stop(self._ending[id_], known[id_], pids, now)
-        gone = [task for id_, task in self._ending.items() if id_ not in left]
+        found = self._look([(task.lease, known[id_]) for id_, task in self._ending.items()])
+        for id_, task in self._ending.items():
+            if found[id_] is Liveness.ALIVE:
+                self._stop(task, known[id_], now)
+        gone = [task for id_, task in self._ending.items() if found[id_] is Liveness.GONE]
         moves = [_ending(task, known[task.lease.id]) for task in gone]
         for task, move, outcome in zip(gone, moves, self._store.move(moves, now), strict=True):
             if isinstance(outcome, StoreError):
@@ -204,14 +191,13 @@ class LeaseKeeper:
             del self._ending[task.lease.id]
             self._freed(task.key, task.lease, move.end)
 
-    def _stop(self, task: EndingTask, process: TaskProcess, left: list[int], now: datetime) -> None:
+    def _stop(self, task: EndingTask, process: TaskProcess, now: datetime) -> None:
         if task.told_at is None:
             task.told_at = now
             log.warning(
-                "Lease %s: its task is over (%s), but processes %s still run. Its devices stay leased until they end.",
+                "Lease %s: its task is over (%s), but its processes still run. Its devices stay leased until they end.",
                 task.lease.id,
                 task.cause,
-                left,
             )
             number = signal.SIGTERM
         elif now - task.told_at >= timedelta(seconds=_KILL_AFTER_S):
@@ -219,7 +205,7 @@ class LeaseKeeper:
         else:
             task.told_at = min(task.told_at, now)
             return
-        self._engine.signal(task.lease.id, process.pid, process.seen_at, number)
+        self._engine.signal(self._use(task.lease, process), number)
 
     def _renew(self, now: datetime) -> None:
         leases = self._leases()
@@ -229,17 +215,17 @@ class LeaseKeeper:
         for key, task in list(self.running.items()):
             if task.lease.id in lost:
                 log.error("Lease %s of %s was taken back while its task ran; the task is stopped.", task.lease.id, key)
-                process = self._process(task.lease)
-                self._engine.signal(task.lease.id, process.pid, process.seen_at, signal.SIGKILL)
+                self._engine.signal(self._use(task.lease, self._process(task.lease)), signal.SIGKILL)
                 self._lose(key, "its device lease was taken back")
 
     def _find_lost(self, now: datetime) -> None:
         known = self._tasks.processes([task.lease.request_id for task in self.running.values()])
         processes = {key: known.get(task.lease.request_id, TaskProcess()) for key, task in self.running.items()}
         liveness = self._look([(task.lease, processes[key]) for key, task in self.running.items()])
+        lost = {worker.id for worker in self._store.snapshot().workers if worker.state is WorkerState.LOST}
         for key, task in list(self.running.items()):
             process = processes[key]
-            if task.is_unheard:
+            if task.is_unheard or (task.lease.worker_id in lost and liveness[task.lease.id] is Liveness.GONE):
                 self._conclude(key, task, process)
                 continue
             if process.is_wanted and liveness[task.lease.id] is not Liveness.GONE:
@@ -262,7 +248,7 @@ class LeaseKeeper:
             self._given_up.add(key)
             self._lose(key, "Airflow has not heard of it for too long")
         else:
-            self._lose(key, f"its process {process.pid} on {process.hostname} is gone")
+            self._lose(key, f"its process {process.pid} on {process.hostname or task.lease.worker_id} is gone")
 
     def _lose(self, key: Any, cause: str) -> None:
         if not self._lost(key, self.running[key].lease):

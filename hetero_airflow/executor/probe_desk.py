@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow.executors.workloads import ExecuteTask
 
-from hetero_airflow.engines.local import LocalEngine
+from hetero_airflow.engines.engine import AirflowEngine
 from hetero_airflow.errors import RequestError
 from hetero_airflow.executor.carrier import Asked
 from hetero_airflow.executor.held_task import NEW, HeldTask, tell_wait
@@ -27,7 +27,7 @@ class ProbeDesk:
     def __init__(
         self,
         policy: Policy,
-        engine: LocalEngine,
+        engine: AirflowEngine,
         tasks: TaskInstances,
         *,
         reaches: Callable[[str], bool],
@@ -82,4 +82,4 @@ class ProbeDesk:
         workload = self.held.pop(key).workload
         workload.ti.context_carrier = load_answer(workload.ti.context_carrier, answer)
         self._renew_token(workload)
-        self._engine.hand_over(workload)
+        self._engine.hand_back(workload)

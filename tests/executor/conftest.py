@@ -6,6 +6,8 @@ from uuid import UUID, uuid5
 
 import pytest
 
+from hetero_airflow.engines.engine import Liveness
+from hetero_airflow.engines.local import LocalEngine
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.lease_keeper import LeaseKeeper
@@ -24,23 +26,31 @@ class StandInEngine:
         self.started, self.alive, self.signals = [], {}, []
         self.slots, self.in_hand = None, set()
 
-    def hand_over(self, workload):
+    traits = LocalEngine.traits
+
+    def hand_over(self, workload, lease, worker):
         self.started.append(workload)
 
-    def processes(self, leases):
-        return {id_: self.alive[id_] for id_ in leases if id_ in self.alive}
+    def hand_back(self, workload):
+        self.started.append(workload)
 
-    def signal(self, lease_id, pid, started_at, number):
-        self.signals.append((lease_id, number))
+    def reaches(self, worker):
+        return worker.id == "worker-a"
+
+    def look(self, uses):
+        return {use.lease.id: self.liveness(use) for use in uses}
+
+    def liveness(self, use):
+        if use.lease.id in self.alive:
+            return Liveness.ALIVE
+        may_start = use.state == "queued" and (not use.is_ours or use.lease.request_id in self.in_hand)
+        return Liveness.UNKNOWN if may_start or use.hostname not in ("", "here") else Liveness.GONE
+
+    def signal(self, use, number):
+        self.signals.append((use.lease.id, number))
 
     def open_slots(self):
         return self.slots
-
-    def has_in_hand(self, task_instance_id):
-        return task_instance_id in self.in_hand
-
-    def is_local(self, hostname):
-        return hostname == "here"
 
 
 class StandInTasks:

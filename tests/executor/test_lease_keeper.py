@@ -2,9 +2,11 @@ import signal
 
 import pytest
 
+from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.executor.task_instances import TaskProcess
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.run import RunEnd
+from hetero_airflow.store.store import WorkerLost
 from hetero_airflow.testing import move_lease
 
 
@@ -87,7 +89,7 @@ def test_one_look_at_the_processes_serves_all_running_tasks(bench):
     for name in "ab":
         start(bench, name, "gpu:0.5")
     looks = []
-    bench.engine.processes = lambda leases: looks.append(len(leases)) or {id_: [1] for id_ in leases}
+    bench.engine.look = lambda uses: looks.append(len(uses)) or {use.lease.id: Liveness.ALIVE for use in uses}
     bench.beat(5)
     assert looks == [2]
 
@@ -99,6 +101,25 @@ def test_a_task_on_another_host_is_not_judged_from_here(bench):
     for _ in range(10):
         bench.beat(5)
     assert bench.reports == []
+
+
+def test_a_task_whose_worker_is_lost_is_lost_at_once(bench):
+    """Its agent was silent for long enough; there is no report to wait for."""
+    _, lease = start(bench)
+    bench.store.record([WorkerLost(lease.worker_id)], bench.clock.now())
+    bench.engine.alive.clear()
+    bench.beat(5)
+    assert [(key, state) for key, state, _ in bench.reports] == [("a", "failed")]
+    bench.beat()
+    assert states(bench) == [LeaseState.EVICTED]
+
+
+def test_a_task_whose_agent_alone_is_silent_keeps_its_devices(bench):
+    _, lease = start(bench)
+    bench.store.record([WorkerLost(lease.worker_id)], bench.clock.now())
+    for _ in range(10):
+        bench.beat(5)
+    assert (bench.reports, states(bench)) == ([], [LeaseState.ACTIVE])
 
 
 def test_an_adopted_task_that_ends_is_reported_since_no_engine_will(make_bench, bench):
