@@ -42,7 +42,8 @@ OPTIONS: tuple[Option, ...] = (
         "engine",
         "local",
         "string",
-        "What runs device tasks and all others: local (LocalExecutor, this host).",
+        "What runs device tasks and all others: local (LocalExecutor, on this host), celery (CeleryExecutor, on the "
+        "workers that agents speak for), or an entry point.",
     ),
     Option(
         "pool",

@@ -9,5 +9,6 @@ GROUP = "hetero_airflow.engines"
 
 ENGINES: dict[str, str] = {
     "local": "hetero_airflow.engines.local:LocalEngine",
+    "celery": "hetero_airflow.engines.celery:CeleryEngine",
 }
 """Engine name → "module:class"."""

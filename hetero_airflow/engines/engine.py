@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.sight import WorkerSight as WorkerSight
 from hetero_airflow.model.worker import Worker
 
 if TYPE_CHECKING:
@@ -78,15 +79,6 @@ class Use:
     """When Airflow last heard of the process."""
     is_ours: bool = False
     """This scheduler's executor has it, or had it; else one that died may have handed it over."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSight:
-    """What the agent of a worker said last."""
-
-    at: datetime
-    leases: frozenset[str]
-    """Ids of the leases whose processes are on the host."""
 
 
 @dataclass(frozen=True, slots=True)

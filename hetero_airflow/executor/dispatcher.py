@@ -385,8 +385,9 @@ class Dispatcher:
             ids += [task.lease.request_id for task in self._keeper.running.values()]
             self._tasks.refresh_queued(ids, now)
         if self._periods.is_due("workers", now):
-            workers, seen = self._store.snapshot().workers, self._store.last_seen()
-            lost = lost_workers(workers, seen, now, self._configuration.worker_timeout_s)
+            workers, seen, agents = self._store.snapshot().workers, self._store.last_seen(), self._store.sights()
+            server, timeout_s = self._store.server_seen(), self._configuration.worker_timeout_s
+            lost = lost_workers(workers, seen, agents, server, now, timeout_s)
             own = self._configuration.worker_id if self._engine.traits.is_local else None
             others = [event for event in lost if event.worker_id != own]
             self._store.record([*([WorkerSeen(self._here)] if self._here else ()), *others], now)

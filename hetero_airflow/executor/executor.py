@@ -134,7 +134,7 @@ class HeteroExecutor(BaseExecutor):
         except StoreUnavailable as error:
             # Airflow tries again after the driver's errors, not after ours
             raise error.__cause__ or error from None
-        others = []
+        running, others = [], []
         for ti in tis:
             if self._has(ti.key):
                 continue  # ours already: a scheduler that was slow to heartbeat is asked to adopt its own tasks
@@ -145,8 +145,10 @@ class HeteroExecutor(BaseExecutor):
                 self._take(ExecuteTask.make(ti, generator=self.jwt_generator))
             elif lease is not None:
                 self._keeper.begin(ti.key, lease)
+                running.append(ti)
             else:
                 others.append(ti)
+        self._engine.try_adopt(running)  # where the engine can't follow them, the keeper finds out when they end
         return list(self._engine.try_adopt(others))
 
     def fail_connection_test(self, key: Any) -> None:

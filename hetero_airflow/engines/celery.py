@@ -1,0 +1,214 @@
+"""The engine for Celery workers: Airflow's CeleryExecutor, wrapped, with one queue for each worker.
+
+All knowledge of CeleryExecutor's queues and keys sits here, since Airflow 3.4 changes them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+from airflow.executors.workloads import ExecuteTask
+from airflow.providers.celery.executors.celery_executor import CeleryExecutor
+from airflow.providers.celery.executors.celery_executor_utils import OPERATION_TIMEOUT
+from airflow.providers.common.compat.sdk import AirflowTaskTimeout, timeout
+from airflow.utils.state import TaskInstanceState
+from celery import states
+from sqlalchemy.orm import Session
+
+from hetero_airflow.engines.engine import EngineTraits, Liveness, Surroundings, Use
+from hetero_airflow.engines.queues import queue_of
+from hetero_airflow.engines.remote import START_S, judge
+from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.worker import Worker
+
+log = logging.getLogger(__name__)
+
+NAME = "celery"
+
+_KEPT = 10_000
+"""Leases of which it is remembered that they are over."""
+
+
+class CeleryEngine:
+    """Sends what it is given to the Celery worker that was decided."""
+
+    traits = EngineTraits(supports_callbacks=True, pre_assigns_external_executor_id=True)
+
+    def __init__(self, parallelism: int, team_name: str | None = None) -> None:
+        self.executor = RoutingCeleryExecutor(parallelism, team_name)
+        self._leases: dict[Any, str] = {}
+        """Key → lease, of what was handed over and has not ended."""
+        self._over: dict[str, None] = {}
+        """Leases whose supervisors said that they are over, or that were never sent."""
+        self._outage = ""
+
+    def start(self, surroundings: Surroundings) -> None:
+        """Start CeleryExecutor, which starts nothing."""
+        self._surroundings = surroundings
+        surroundings.introduce(self.executor)
+        self.executor.start()
+
+    def accept(self, workload: Any, session: Session) -> None:
+        """Take a workload that asks for no device, exactly as CeleryExecutor alone would."""
+        self.executor.queue_workload(workload, session)
+
+    def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
+        """Take a device task that was placed on a worker; it is sent at the next `heartbeat`."""
+        if workload.key in self._leases:  # sent before, and void: Celery's answer to that is not this one's
+            workload.ti.external_executor_id = str(uuid4())
+        self._leases[workload.key] = lease.id
+        self.executor.places[workload.key] = queue_of(worker.id)
+        self.hand_back(workload)
+
+    def hand_back(self, workload: ExecuteTask) -> None:
+        """Take a task that was held; it is sent to the queue that it names at the next `heartbeat`."""
+        self.executor.queued_tasks[workload.key] = workload
+
+    def withdraw(self, key: Any) -> bool:
+        """Take back a task that was not yet sent; whether it was still there."""
+        self.executor.places.pop(key, None)
+        return self.executor.queued_tasks.pop(key, None) is not None
+
+    def collect(self) -> dict[Any, tuple[Any, Any]]:
+        """What ended since the last call, as Celery's result backend says."""
+        self._weather(self.executor.sync)
+        return self._ended()
+
+    def heartbeat(self) -> None:
+        """Send what was taken."""
+        self._weather(lambda: self.executor.trigger_tasks(self.executor.slots_available))
+
+    def has_task(self, task_instance: Any) -> bool:
+        """Whether CeleryExecutor still has the task."""
+        return bool(self.executor.has_task(task_instance))
+
+    def try_adopt(self, task_instances: Sequence[Any]) -> Sequence[Any]:
+        """Follow tasks that another scheduler sent; those without Celery's id are returned."""
+        return self.executor.try_adopt_task_instances(task_instances)
+
+    def fail_connection_test(self, key: Any) -> None:
+        """Forget a connection test that Airflow gave up."""
+        self.executor.fail_connection_test(key)
+
+    @property
+    def occupied(self) -> int:
+        """Workloads that CeleryExecutor counts as its own, without device tasks."""
+        ours = sum(key in self.executor.running or key in self.executor.queued_tasks for key in self._leases)
+        return int(self.executor.slots_occupied) - ours
+
+    def reaches(self, worker: Worker) -> bool:
+        """Whether the worker's agent says that Celery works there."""
+        return worker.engine == NAME
+
+    def open_slots(self) -> int | None:
+        """Any number: each worker has its own processes."""
+        return None
+
+    def look(self, uses: Sequence[Use]) -> dict[str, Liveness]:
+        """Lease id → whether a process of it runs, as agents and Celery say."""
+        now, workers, sights = datetime.now(UTC), self._surroundings.workers(), self._surroundings.sights()
+        return {
+            use.lease.id: Liveness.GONE
+            if use.lease.id in self._over
+            else judge(use, workers.get(use.lease.worker_id), sights.get(use.lease.worker_id), now)
+            for use in uses
+        }
+
+    def signal(self, use: Use, number: int) -> None:
+        """Nothing: the supervisor and the agent on the worker end what outlives its task or its lease."""
+
+    def end(self) -> dict[Any, tuple[Any, Any]]:
+        """Leave what runs to the next scheduler, as CeleryExecutor does; what had ended."""
+        self._weather(self.executor.end)
+        return self._ended()
+
+    def terminate(self) -> None:
+        """Stop without waiting."""
+        self.executor.terminate()  # type: ignore[no-untyped-call]
+
+    def _ended(self) -> dict[Any, tuple[Any, Any]]:
+        events = dict(self.executor.get_event_buffer())
+        for key in self.executor.void:
+            self._note_over(self._leases.get(key))
+        self.executor.void.clear()
+        for key, (state, _) in events.items():
+            if state == TaskInstanceState.SUCCESS:  # its supervisor has come to its end, whatever became of the task
+                self._note_over(self._leases.get(key))
+            if state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED):
+                self._leases.pop(key, None)
+        return events
+
+    def _note_over(self, lease_id: str | None) -> None:
+        if lease_id is not None:
+            self._over[lease_id] = None
+            if len(self._over) > _KEPT:
+                del self._over[next(iter(self._over))]
+
+    def _weather(self, step: Callable[[], object]) -> None:
+        """A broker or a result backend that does not answer costs one warning, not the scheduler's loop."""
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001  Celery's transports and backends raise what their libraries raise
+            text = f"{type(error).__name__}: {error}"
+            if text != self._outage:
+                log.warning("Celery's broker or result backend does not answer: %s. What runs runs on.", text)
+            self._outage = text
+        else:
+            self._outage = ""
+
+
+class RoutingCeleryExecutor(CeleryExecutor):
+    """CeleryExecutor that sends each placed task to its worker's own queue, to start within seconds or never."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+        self.places: dict[Any, str] = {}
+        """Key → Celery queue, of what was placed and not yet sent."""
+        self.void: set[Any] = set()
+        """Placed tasks that did not reach a worker's process and never will."""
+        self._placed: set[Any] = set()
+
+    def _send_workloads_to_celery(self, workload_tuples_to_send: Sequence[Any]) -> list[Any]:
+        plain = [one for one in workload_tuples_to_send if one[0] not in self.places]
+        placed = [one for one in workload_tuples_to_send if one[0] in self.places]
+        sent = list(super()._send_workloads_to_celery(plain)) if plain else []
+        error: BaseException | None = None
+        for key, workload, _, _ in placed:
+            queue = self.places.pop(key)
+            if error is None:
+                try:
+                    sent.append((key, workload, self._send(workload, queue)))
+                    self._placed.add(key)
+                    continue
+                except (Exception, AirflowTaskTimeout) as caught:  # noqa: BLE001  the transport's own
+                    error = caught
+            del self.queued_tasks[key]
+            self.void.add(key)
+        if error is not None:
+            log.warning("Placed tasks were not sent and are held again: %s: %s", type(error).__name__, error)
+        return sent
+
+    def _send(self, workload: ExecuteTask, queue: str) -> Any:
+        """Send a task, for a start within `START_S`; a worker that comes back later would find it void."""
+        with timeout(seconds=OPERATION_TIMEOUT):
+            return self.celery_app.tasks["execute_workload"].apply_async(
+                args=(workload.model_dump_json(),),
+                queue=queue,
+                task_id=workload.ti.external_executor_id,
+                expires=START_S,
+            )
+
+    def update_task_state(self, key: Any, state: str, info: Any) -> None:
+        """Take note of Celery's state; a placed task that expired in its queue has not failed."""
+        if state == states.REVOKED and key in self._placed:
+            self.workloads.pop(key, None)
+            self.running.discard(key)
+            self.void.add(key)
+        else:
+            super().update_task_state(key, state, info)
+        if key not in self.workloads:
+            self._placed.discard(key)

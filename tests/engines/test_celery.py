@@ -1,0 +1,171 @@
+"""The engine against a real Redis; the Celery worker is the test, which reads the queues."""
+
+import json
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import redis
+from airflow.executors.workloads import ExecuteTask
+from airflow.executors.workloads.base import BundleInfo
+from airflow.executors.workloads.task import TaskInstanceDTO
+from airflow.utils.state import TaskInstanceState
+from celery import states
+
+from hetero_airflow.engines.celery import CeleryEngine
+from hetero_airflow.engines.engine import Liveness, Surroundings, Use, WorkerSight
+from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.testing import EPOCH, a_worker
+from tests.redis_server import running_redis
+
+WORKERS = {id_: a_worker(id_).model_copy(update={"engine": "celery"}) for id_ in ("w1", "w2")}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with running_redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def broker(server):
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def sights():
+    return {}
+
+
+@pytest.fixture
+def engine(server, broker, sights, monkeypatch, tmp_path):
+    monkeypatch.setenv("AIRFLOW__CELERY__BROKER_URL", server.url)
+    monkeypatch.setenv("AIRFLOW__CELERY__RESULT_BACKEND", f"db+sqlite:///{tmp_path}/results.db")
+    engine = CeleryEngine(8)
+    engine.start(Surroundings("1", None, None, lambda: sights, lambda: WORKERS))
+    return engine
+
+
+def a_task(name, queue="default"):
+    ti = TaskInstanceDTO(
+        id=uuid4(), task_id=name, dag_id="dag", run_id="run", try_number=1, dag_version_id=uuid4(), queue=queue,
+        pool_slots=1, priority_weight=1, external_executor_id=str(uuid4()),
+    )  # fmt: skip
+    bundle = BundleInfo(name="dags", version=None)
+    return ExecuteTask(ti=ti, dag_rel_path=Path("dag.py"), token="hunter2", log_path=None, bundle_info=bundle)
+
+
+def a_lease(task, worker="w1"):
+    return Lease(
+        id=f"of {task.ti.task_id}", request_id=str(task.ti.id), worker_id=worker, alternative=0, claims=(), token=1,
+        state=LeaseState.GRANTED, granted_at=EPOCH, expires_at=EPOCH + timedelta(seconds=15),
+    )  # fmt: skip
+
+
+def queued(broker, queue):
+    """Task ids and headers in a queue, the newest first."""
+    return [json.loads(text)["headers"] for text in broker.lrange(queue, 0, -1)]
+
+
+def place(engine, name="a", worker="w1"):
+    task = a_task(name)
+    lease = a_lease(task, worker)
+    engine.hand_over(task, lease, WORKERS[worker])
+    return task, lease
+
+
+def answer(engine, task, state):
+    """What a Celery worker writes into the result backend."""
+    engine.executor.celery_app.backend.store_result(task.ti.external_executor_id, None, state)
+
+
+def liveness(engine, lease, state="running", seen_at=None):
+    return engine.look([Use(lease, state, 100, "w1", seen_at, True)])[lease.id]
+
+
+def test_each_placed_task_goes_to_the_queue_of_its_worker_and_is_void_later(engine, broker):
+    (first, _), (second, _) = place(engine, "a", "w1"), place(engine, "b", "w2")
+    engine.heartbeat()
+    (one,), (two,) = queued(broker, "hetero.w1"), queued(broker, "hetero.w2")
+    assert (one["id"], two["id"]) == (first.ti.external_executor_id, second.ti.external_executor_id)
+    assert one["expires"] is not None
+    assert engine.occupied == 0
+
+
+def test_plain_tasks_go_to_their_own_queue_and_are_never_void(engine, broker):
+    engine.hand_back(a_task("plain", "cpu"))
+    engine.heartbeat()
+    assert [header["expires"] for header in queued(broker, "cpu")] == [None]
+    assert engine.occupied == 1
+
+
+def test_what_was_not_yet_sent_can_be_withdrawn(engine, broker):
+    task, _ = place(engine)
+    assert engine.withdraw(task.key)
+    engine.heartbeat()
+    assert not engine.withdraw(task.key)
+    assert queued(broker, "hetero.w1") == []
+
+
+def test_an_end_in_order_says_that_no_process_of_the_lease_is_left(engine):
+    task, lease = place(engine)
+    engine.heartbeat()
+    engine.collect()
+    answer(engine, task, states.SUCCESS)
+    assert engine.collect()[task.key] == (TaskInstanceState.SUCCESS, None)
+    assert liveness(engine, lease) is Liveness.GONE
+
+
+def test_after_a_failure_of_the_workers_process_the_agent_is_waited_for(engine, sights):
+    now = datetime.now(UTC)
+    task, lease = place(engine)
+    engine.heartbeat()
+    answer(engine, task, states.FAILURE)
+    assert engine.collect()[task.key][0] == TaskInstanceState.FAILED
+    sights["w1"] = WorkerSight(now, frozenset({lease.id}))
+    assert liveness(engine, lease, "failed", now) is Liveness.ALIVE
+    sights["w1"] = WorkerSight(now + timedelta(seconds=5), frozenset())
+    assert liveness(engine, lease, "failed", now) is Liveness.GONE
+
+
+def test_a_message_that_expired_is_no_failure(engine, broker):
+    task, lease = place(engine)
+    engine.heartbeat()
+    first_id = task.ti.external_executor_id
+    answer(engine, task, states.REVOKED)
+    assert TaskInstanceState.FAILED not in {state for state, _ in engine.collect().values()}
+    assert liveness(engine, lease, "queued") is Liveness.GONE
+    engine.hand_over(task, a_lease(task), WORKERS["w1"])
+    engine.heartbeat()
+    ids = [header["id"] for header in queued(broker, "hetero.w1")]
+    assert len(set(ids)) == 2, "it would have Celery's answer to the message before"
+    assert first_id in ids
+
+
+def test_a_broker_that_is_away_fails_no_task_and_stops_nothing(engine, server):
+    task, lease = place(engine)
+    other, _ = place(engine, "b")
+    server.kill()
+    began = time.monotonic()
+    engine.heartbeat()
+    assert engine.collect() == {}
+    assert time.monotonic() - began < 10
+    assert liveness(engine, lease, "queued") is Liveness.GONE
+    assert engine.occupied == 0
+    server.start()
+    for again in (task, other):
+        engine.hand_over(again, a_lease(again), WORKERS["w1"])
+    engine.heartbeat()
+    assert {state for state, _ in engine.collect().values()} == {TaskInstanceState.QUEUED}
+
+
+def test_a_task_of_a_dead_scheduler_is_followed(engine):
+    task = a_task("a")
+    answer(engine, task, states.STARTED)
+    assert list(engine.try_adopt([task.ti])) == []
+    answer(engine, task, states.SUCCESS)
+    assert engine.collect()[task.key][0] == TaskInstanceState.SUCCESS
