@@ -20,7 +20,8 @@ from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql_bars import read_health
 from hetero_airflow.store.sql_events import record_events
-from hetero_airflow.store.sql_leases import Committing, WaitDigests, move_leases, read_newest, renew_leases
+from hetero_airflow.store.sql_grants import Committing, WaitDigests, read_newest
+from hetero_airflow.store.sql_leases import move_leases, renew_leases
 from hetero_airflow.store.sql_reading import read_last_seen, read_story, read_telemetry, update_view
 from hetero_airflow.store.sql_runs import read_runs
 from hetero_airflow.store.sql_transaction import chunks, read_state, reading, writing

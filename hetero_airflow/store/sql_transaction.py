@@ -22,12 +22,13 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from sqlalchemy import URL, Connection, Engine, func, select, update
+from sqlalchemy import URL, Connection, Engine, Row, func, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from hetero_airflow.errors import StoreError, StoreUnavailable
 from hetero_airflow.store import tables
+from hetero_airflow.store.sql_given import ROWS, as_rows
 
 T = TypeVar("T")
 
@@ -46,6 +47,19 @@ class Writing:
     """The token of the newest lease."""
     is_visible: bool = False
     """Whether it changed what a snapshot shows: then the sequence grows."""
+
+    @property
+    def dialect(self) -> str:
+        """The database's name."""
+        return self.connection.dialect.name
+
+    def execute_given(self, statement: Any, rows: Sequence[dict[str, Any]], **values: Any) -> int:
+        """Execute once, for all rows, a statement on `given` rows; how many rows it changed. Not at all for none."""
+        return int(self.connection.execute(statement, {ROWS: as_rows(rows), **values}).rowcount) if rows else 0
+
+    def read_given(self, query: Any, rows: Sequence[dict[str, Any]], **values: Any) -> Sequence[Row[Any]]:
+        """What a query on `given` rows finds; nothing for none."""
+        return self.connection.execute(query, {ROWS: as_rows(rows), **values}).all() if rows else ()
 
     def execute_many(self, statement: Any, rows: Sequence[dict[str, Any]]) -> None:
         """Execute the statement once a row; not at all where there is none."""

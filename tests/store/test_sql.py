@@ -18,7 +18,7 @@ from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Account, Plan, Reason, ReasonCode, Wait
 from hetero_airflow.store import sql_transaction, tables
 from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.sql_leases import Committing
+from hetero_airflow.store.sql_grants import Committing
 from hetero_airflow.store.store import Submitted, Withdrawn, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_worker, move_lease
 

@@ -1,0 +1,233 @@
+"""Plans on their way into the tables: leases granted, requests refused, decisions kept.
+
+That no device is leased twice is a fact of the statements here, not of the writers' lock: what a plan takes is one
+conditional update of all its devices, whose condition the database checks again once it holds a row, and the table's
+CHECK refuses what would still be wrong. Under the lock the condition always holds for what `Books` has let through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+
+from sqlalchemy import Connection, Update, bindparam, exists, insert, or_, select, update
+from sqlalchemy.exc import IntegrityError
+
+from hetero_airflow.model.lease import Claim, Lease, LeaseState
+from hetero_airflow.model.plan import Decision, Place, Plan, Wait
+from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.store import tables
+from hetero_airflow.store.codec import CORES, decision_columns, digest
+from hetero_airflow.store.leases import lease_id
+from hetero_airflow.store.sql_books import Books
+from hetero_airflow.store.sql_given import given
+from hetero_airflow.store.sql_leases import claimed, end_requests
+from hetero_airflow.store.sql_transaction import Writing, chunks
+from hetero_airflow.store.store import Commit
+
+_WORKER, _DEVICE, _REQUEST, _DAG = tables.worker.c, tables.device.c, tables.request.c, tables.dag.c
+
+_UPDATE_DAG = update(tables.dag).where(_DAG.dag_id == bindparam("key"))
+
+
+class _TakenMeanwhile(Exception):
+    """Rolls back to before the placements."""
+
+
+class WaitDigests:
+    """Tells whether a decision to wait is news, without making JSON of it again on every heartbeat."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Wait, str]] = {}
+
+    def of(self, plan: Plan) -> dict[str, str]:
+        """Request id → digest of the reason, position and account, for those that wait."""
+        known = self._known
+        current: dict[str, tuple[Wait, str]] = {}
+        for decision in plan.decisions:
+            if isinstance(decision, Wait):
+                before = known.get(decision.request_id)
+                own = before[1] if before and before[0] == decision else _digest(decision)
+                current[decision.request_id] = (decision, own)
+        self._known = current
+        return {request_id: own for request_id, (_, own) in current.items()}
+
+
+def _digest(wait: Wait) -> str:
+    columns = decision_columns(wait)
+    return digest(columns["position"], columns["reason"], columns["account"])
+
+
+def read_newest(connection: Connection, decisions: Iterable[Decision]) -> dict[str, tuple[str | None, str]]:
+    """Of the decisions' requests that wait: id → digest of the newest decision that was kept, and DAG id."""
+    query = select(_REQUEST.id, _REQUEST.newest_decision, _REQUEST.dag_id).where(_REQUEST.state == "waiting")
+    ids = sorted({decision.request_id for decision in decisions})
+    rows = (row for chunk in chunks(ids) for row in connection.execute(query.where(_REQUEST.id.in_(chunk))))
+    return {row.id: (row.newest_decision, row.dag_id) for row in rows}
+
+
+class Committing:
+    """One plan on its way into the tables."""
+
+    def __init__(self, writing: Writing, now: datetime, expires_at: datetime, digests: Mapping[str, str]) -> None:
+        self._writing, self._now, self._expires_at, self._digests = writing, now, expires_at, digests
+        self._granted: list[tuple[Place, tuple[Claim, ...]]] = []
+        self._refused: list[str] = []
+        self._kept: list[Decision] = []
+        self._newest: dict[str, str] = {}
+        self._ended: dict[str, str] = {}
+
+    def commit(self, plan: Plan) -> Commit:
+        """Grant what can be granted, end what is refused, keep the accounts."""
+        dag_ids = self._sort_out(plan)
+        leases = self._take()
+        if len(leases) < len(self._granted):
+            self._refused = [place.request_id for place in plan.places]
+            self._kept = [decision for decision in self._kept if not isinstance(decision, Place)]
+        self._write(leases)
+        end_requests(self._writing, self._ended, "waiting", self._now)
+        write_dag_tokens(self._writing, {dag_ids[lease.request_id]: lease.token for lease in leases})
+        return Commit(leases, tuple(self._refused))
+
+    def _sort_out(self, plan: Plan) -> dict[str, str]:
+        """What becomes of each decision, by what the tables say now; the DAG of each request that waits."""
+        waiting = read_newest(self._writing.connection, plan.decisions)
+        dag_ids = {key: dag_id for key, (_, dag_id) in waiting.items()}
+        books = Books(self._writing, plan.places)
+        for decision in plan.decisions:
+            key = decision.request_id
+            if isinstance(decision, Place):
+                claims = books.take(decision) if key in waiting else None
+                if claims is None:
+                    self._refused.append(key)
+                    continue
+                self._granted.append((decision, claims))
+            elif key not in waiting or (isinstance(decision, Wait) and waiting[key][0] == self._digests[key]):
+                continue
+            elif isinstance(decision, Wait):
+                self._newest[key] = self._digests[key]
+                self._kept.append(decision)
+                continue
+            else:
+                self._ended[key] = str(decision.reason)
+            self._kept.append(decision)
+            del waiting[key]
+        return dag_ids
+
+    def _take(self) -> tuple[Lease, ...]:
+        """The leases of what is granted; none where others took part of it without the writers' lock."""
+        if not self._granted:
+            return ()
+        writing = self._writing
+        placed = [{"key": place.request_id} for place, _ in self._granted]
+        taken = claimed((place.worker_id, claims) for place, claims in self._granted)
+        now = {"moment": self._now, "stamp": writing.stamp}
+        try:
+            with writing.connection.begin_nested():
+                if writing.execute_given(_place_requests(writing.dialect), placed, stamp=writing.stamp) < len(placed):
+                    raise _TakenMeanwhile
+                if writing.execute_given(_take_devices(writing.dialect), taken, **now) < len(taken):
+                    raise _TakenMeanwhile
+        except (_TakenMeanwhile, IntegrityError):
+            return ()
+        writing.is_visible = True
+        return tuple(self._lease(place, claims) for place, claims in self._granted)
+
+    def _lease(self, place: Place, claims: tuple[Claim, ...]) -> Lease:
+        self._writing.fence += 1
+        return Lease(
+            id=lease_id(place.request_id, self._writing.fence),
+            request_id=place.request_id,
+            worker_id=place.worker_id,
+            alternative=place.alternative,
+            claims=claims,
+            token=self._writing.fence,
+            state=LeaseState.GRANTED,
+            granted_at=self._now,
+            expires_at=self._expires_at,
+        )
+
+    def _write(self, leases: Sequence[Lease]) -> None:
+        writing = self._writing
+        writing.execute_many(
+            insert(tables.lease),
+            [
+                lease.model_dump(exclude={"claims"}) | {"cause": "", "changed": writing.stamp, "ended_at": None}
+                for lease in leases
+            ],
+        )
+        writing.execute_many(
+            insert(tables.lease_device),
+            [
+                {
+                    "lease_id": lease.id,
+                    "position": position,
+                    "worker_id": lease.worker_id,
+                    "device_id": claim.device_id,
+                    "milli": claim.milli,
+                    "memory_bytes": claim.memory_bytes,
+                    "cores": CORES.dump_json(claim.cores).decode(),
+                    "is_held": True,
+                }
+                for lease in leases
+                for position, claim in enumerate(lease.claims)
+            ],
+        )
+        writing.execute_many(
+            insert(tables.decision),
+            [decision_columns(decision) | {"decided_at": self._now} for decision in self._kept],
+        )
+        rows = [{"key": key, "digest": own} for key, own in self._newest.items()]
+        writing.execute_given(_note_newest(writing.dialect), rows)
+
+
+def write_dag_tokens(writing: Writing, tokens: Mapping[str, int]) -> None:
+    """Note the newest token of each DAG."""
+    query = select(_DAG.dag_id)
+    known = {
+        dag_id
+        for chunk in chunks(sorted(tokens))
+        for dag_id in writing.connection.execute(query.where(_DAG.dag_id.in_(chunk))).scalars()
+    }
+    values = {key: {"token": token, "changed": writing.stamp} for key, token in tokens.items()}
+    writing.execute_many(_UPDATE_DAG, [{"key": key} | row for key, row in values.items() if key in known])
+    writing.execute_many(insert(tables.dag), [{"dag_id": key} | row for key, row in values.items() if key not in known])
+
+
+@lru_cache(maxsize=2)
+def _place_requests(dialect: str) -> Update:
+    placed = given(dialect, key="text")
+    mine = (_REQUEST.id == placed.c.key) & (_REQUEST.state == "waiting")
+    return update(tables.request).where(mine).values(state="placed", changed=bindparam("stamp"))
+
+
+@lru_cache(maxsize=2)
+def _take_devices(dialect: str) -> Update:
+    taken = given(dialect, worker_key="text", key="text", milli="number", memory="number")
+    return (
+        update(tables.device)
+        .where(
+            _DEVICE.worker_id == taken.c.worker_key,
+            _DEVICE.id == taken.c.key,
+            _DEVICE.leasable,
+            _DEVICE.used_milli + taken.c.milli <= _DEVICE.capacity_milli,
+            or_(
+                _DEVICE.capacity_memory_bytes.is_(None),
+                _DEVICE.used_memory_bytes + taken.c.memory <= _DEVICE.capacity_memory_bytes,
+            ),
+            exists().where(_WORKER.id == taken.c.worker_key, _WORKER.state == WorkerState.ONLINE),
+        )
+        .values(
+            used_milli=_DEVICE.used_milli + taken.c.milli,
+            used_memory_bytes=_DEVICE.used_memory_bytes + taken.c.memory,
+            last_granted_at=bindparam("moment"),
+            changed=bindparam("stamp"),
+        )
+    )
+
+
+@lru_cache(maxsize=2)
+def _note_newest(dialect: str) -> Update:
+    noted = given(dialect, key="text", digest="text")
+    return update(tables.request).where(_REQUEST.id == noted.c.key).values(newest_decision=noted.c.digest)

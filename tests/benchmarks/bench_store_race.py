@@ -1,0 +1,135 @@
+"""Three schedulers that race for leases; run ``python tests/benchmarks/bench_store_race.py [seconds]``.
+
+Each process submits requests, commits a plan that places them on devices picked by chance, which another may have
+taken a moment before, and releases what it got; all through one PostgreSQL. Prints for several sizes of a plan how
+many leases were granted and released a second by all together, how many each process got, how many placements were
+refused, and of how many devices a trigger in the database saw more leased than there is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from postgres_server import running_postgres
+from sqlalchemy import Engine, create_engine, text
+
+from hetero_airflow.model.lease import LeaseState
+from hetero_airflow.model.plan import Plan
+from hetero_airflow.store import tables
+from hetero_airflow.store.sql import SqlStore
+from hetero_airflow.store.store import Move, Submitted, WorkerSeen
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
+
+PROCESSES = 3
+WORKERS = 200
+GPUS = 8
+PLAN_SIZES = (1, 20, 100)
+
+
+def race(url: str, name: str, size: int, seconds: float) -> dict[str, Any]:
+    """What one process did: leases granted and released, placements refused, seconds."""
+    engine = create_engine(url)
+    store, rng = SqlStore(engine), random.Random(name)
+    store.snapshot()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    done = refused = number = 0
+    start = perf_counter()
+    while perf_counter() - start < seconds:
+        now = datetime.now(UTC)
+        pending = [a_pending(f"{name}-{number + n}") for n in range(size)]
+        number += size
+        store.record([Submitted(one) for one in pending], now)
+        plan = Plan(
+            tuple(
+                a_place(one.id, f"w{rng.randrange(WORKERS):03}", **{f"GPU-{rng.randrange(GPUS)}": 1000, "cpu": 2000})
+                for one in pending
+            )
+        )
+        commit = store.commit(plan, now, now + timedelta(minutes=1))
+        store.move([Move(one.id, one.token, LeaseState.RELEASED) for one in commit.leases], now)
+        done += len(commit.leases)
+        refused += len(commit.refused)
+    spent = perf_counter() - start
+    engine.dispose()
+    return {"done": done, "refused": refused, "spent": spent}
+
+
+AUDIT = """
+CREATE TABLE IF NOT EXISTS audit (id bigserial PRIMARY KEY, worker_id text, device_id text, milli int);
+CREATE OR REPLACE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO audit (worker_id, device_id, milli)
+  VALUES (NEW.worker_id, NEW.device_id, CASE WHEN NEW.is_held THEN NEW.milli ELSE -NEW.milli END);
+  RETURN NULL;
+END $$;
+CREATE OR REPLACE TRIGGER note AFTER INSERT OR UPDATE OF is_held ON hetero_lease_device FOR EACH ROW
+EXECUTE FUNCTION note();
+TRUNCATE audit;
+"""
+
+DOUBLE = """
+SELECT count(DISTINCT (worker_id, device_id)) FROM (
+  SELECT worker_id, device_id, sum(milli) OVER (PARTITION BY worker_id, device_id ORDER BY id) AS held FROM audit
+) AS history WHERE held > CASE device_id WHEN 'cpu' THEN 32000 ELSE 1000 END OR held < 0
+"""
+
+
+def audited(engine: Engine) -> int:
+    """Devices of which more was held at any moment than there is."""
+    with engine.connect() as connection:
+        return int(connection.execute(text(DOUBLE)).scalar_one())
+
+
+def race_all(engine: Engine, size: int, seconds: float, *, is_audited: bool) -> str:
+    """One line of figures."""
+    if is_audited:
+        with engine.begin() as connection:
+            connection.execute(text(AUDIT))
+    url = engine.url.render_as_string(hide_password=False)
+    command = [sys.executable, str(Path(__file__)), url]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    racers = [
+        subprocess.Popen([*command, f"{size}-{is_audited}-{n}", str(size), str(seconds)], **pipes)
+        for n in range(PROCESSES)
+    ]
+    for racer in racers:
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    found = [json.loads(racer.communicate()[0]) for racer in racers]
+    rate = sum(one["done"] for one in found) / max(one["spent"] for one in found)
+    shares = "/".join(str(one["done"]) for one in found)
+    refused = sum(one["refused"] for one in found)
+    proof = f"; {audited(engine)} devices leased twice" if is_audited else ""
+    return f"{size} a plan: {rate:.0f} leases/s granted and released, {shares} each, {refused} refused{proof}"
+
+
+def main() -> None:
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 5.0
+    devices = (a_cpu(32), *(a_device(f"GPU-{n}", index=n) for n in range(GPUS)))
+    print(f"{PROCESSES} processes, {WORKERS} workers of {GPUS} GPUs, load {os.getloadavg()[0]:.1f}", flush=True)
+    with running_postgres() as server:
+        engine = create_engine(server.url)
+        tables.metadata.create_all(engine)
+        SqlStore(engine).record([WorkerSeen(a_worker(f"w{n:03}", devices)) for n in range(WORKERS)], EPOCH)
+        for size in PLAN_SIZES:
+            print(race_all(engine, size, seconds, is_audited=False), flush=True)
+        print("with a trigger that notes each change:", race_all(engine, 20, seconds, is_audited=True))
+        engine.dispose()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        print(json.dumps(race(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))))
+    else:
+        main()
