@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up test chaos lint bench-overhead bench-memory bench-sensors bench-store bench-decide bench-schedule install lock clean moved
+.PHONY: help demo up test chaos lint bench-overhead bench-celery bench-memory bench-sensors bench-store bench-decide bench-schedule install lock clean moved
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -55,6 +55,9 @@ lint: $(VENV)/.installed  ## ruff, mypy, and the layers of the house (import-lin
 
 bench-overhead: $(VENV)/.installed  ## measure what a device task costs more than a plain one
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools $(RUN) tests/benchmarks/bench_overhead.py
+
+bench-celery: $(VENV)/.installed  ## measure the same over Celery, Redis and PostgreSQL
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_celery.py
 
 bench-memory: $(VENV)/.installed  ## measure what HeteroExecutor adds to the scheduler's memory
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools $(RUN) tests/benchmarks/bench_memory.py

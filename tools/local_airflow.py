@@ -44,6 +44,7 @@ class LocalAirflow:
         self.password = secrets.token_urlsafe(12)
         self.components = tuple(components)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._commands: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {}
         self._killed: list[int] = []
         self._client: httpx.Client | None = None
         log_port, triggerer_log_port = _free_port(), _free_port()
@@ -97,12 +98,19 @@ class LocalAirflow:
             self.launch(name)
         self.wait_until(self.is_healthy, "Airflow to answer", timeout_s)
 
-    def launch(self, name: str) -> None:
-        """Start one component; its output goes to ``<home>/<name>.log``."""
+    def launch(self, name: str, *arguments: str, **environment: str) -> None:
+        """Start one component; its output goes to ``<home>/<name>.log``. The same name again starts the same again.
+
+        :param arguments: what comes after ``airflow``; the name where nothing is said
+        :param environment: more variables for it alone
+        """
+        if arguments or name not in self._commands:
+            self._commands[name] = arguments or (name,), environment
+        arguments, environment = self._commands[name]
         with (self.home / f"{name}.log").open("ab") as output:
             self._processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "airflow", name],
-                env=self.environment,
+                [sys.executable, "-m", "airflow", *arguments],
+                env={**self.environment, **environment},
                 cwd=self.home,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

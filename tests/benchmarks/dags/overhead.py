@@ -1,8 +1,12 @@
 """Rounds of equal tasks that do nothing: some ask for a device, some do not."""
 
+import os
+
 from airflow.sdk import DAG, chain, task
 
 ROUNDS, TASKS_A_ROUND = 10, 5
+PLAIN = os.environ.get("BENCH_EXECUTOR", "LocalExecutor")
+"""What runs the tasks that ask for no device."""
 
 
 @task.device(device="gpu", trigger_rule="all_done")
@@ -10,7 +14,7 @@ def with_device(number):
     return number
 
 
-@task(executor="LocalExecutor", trigger_rule="all_done")
+@task(executor=PLAIN, trigger_rule="all_done")
 def plain(number):
     return number
 

@@ -1,0 +1,76 @@
+"""DAGs that run on workers of a fleet; each task notes what it used, where and when."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+from airflow.sdk import DAG, task
+
+from hetero_airflow.operators import DeviceBashOperator, DevicePythonOperator
+from hetero_airflow.runtime import checkpoint, current_lease
+
+AT_PARSE = os.environ.get("CUDA_VISIBLE_DEVICES")
+"""What a framework that is imported at the top of the file would see."""
+
+
+def note(**what):
+    line = json.dumps({**what, "pid": os.getpid(), "at": time.time()})
+    with Path(os.environ["AIRFLOW_HOME"], "notes.jsonl").open("a") as file:
+        file.write(line + "\n")
+
+
+def use(name, seconds):
+    """Hold a device for a while; what it was."""
+    lease = current_lease()
+    about = {"name": name, "worker": lease.worker, "ids": list(lease.ids), "token": lease.token}
+    note(**about, what="start")
+    start = time.time()
+    time.sleep(seconds)
+    note(**about, what="end")
+    ids = [f"{lease.worker}/{id_}" for id_ in lease.ids]
+    return {"ids": ids, "milli": 1000, "start": start, "end": time.time(), "worker": lease.worker,
+            "visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "at_parse": AT_PARSE}  # fmt: skip
+
+
+def train(name, steps=60, nap_s=0.5):
+    """Steps that note themselves, with a checkpoint every second one."""
+    lease, state = current_lease(), {"sum": 0.0}
+    note(name=name, what="start", worker=lease.worker, ids=list(lease.ids), token=lease.token)
+    for step in checkpoint.steps(steps, every=2, state=state):
+        state["sum"] += step
+        note(name=name, what="step", step=step, worker=lease.worker, token=lease.token)
+        time.sleep(nap_s)
+    return state["sum"]
+
+
+with DAG("spread", schedule=None):
+    DevicePythonOperator.partial(task_id="use", python_callable=use, device="h100").expand(
+        op_args=[[f"spread{number}", 1.5] for number in range(8)]
+    )
+
+with DAG("kinds", schedule=None):
+    DevicePythonOperator(task_id="npu", python_callable=use, device="ascend/910b", op_args=["npu", 0.5])
+    DeviceBashOperator(task_id="bash", bash_command="echo $ASCEND_RT_VISIBLE_DEVICES", device="ascend/910b:2")
+
+    @task
+    def plain():
+        return "plain"
+
+    plain()
+
+with DAG("long", schedule=None, params={"seconds": 20}):
+
+    @task.device(device="h100:2")
+    def long(params=None):
+        return use("long", params["seconds"])
+
+    long()
+
+with DAG("train", schedule=None, params={"name": "train", "steps": 60}):
+
+    @task.device(device="h100:2")
+    def train_on(params=None):
+        return train(params["name"], params["steps"])
+
+    train_on()
