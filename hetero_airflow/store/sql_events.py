@@ -222,7 +222,7 @@ def _write_requests(writing: Writing, events: Sequence[Submitted | Withdrawn], n
             ending = request_ending(event.cause, now, writing.stamp)
             rows.get(event.request_id, endings.setdefault(event.request_id, {})).update(ending)
             states[event.request_id] = "ended"
-    writing.execute_many(insert(tables.request), [{"id": key} | row for key, row in rows.items() if key not in stored])
+    writing.insert_given(tables.request, [{"id": key} | row for key, row in rows.items() if key not in stored])
     writing.execute_many(_UPDATE_REQUEST, [{"key": key} | row for key, row in rows.items() if key in stored])
     endings = {key: row for key, row in endings.items() if key not in rows}
     writing.execute_many(_UPDATE_REQUEST, [{"key": key} | row for key, row in endings.items()])

@@ -150,15 +150,12 @@ class Committing:
 
     def _write(self, leases: Sequence[Lease]) -> None:
         writing = self._writing
-        writing.execute_many(
-            insert(tables.lease),
-            [
-                lease.model_dump(exclude={"claims"}) | {"cause": "", "changed": writing.stamp, "ended_at": None}
-                for lease in leases
-            ],
+        writing.insert_given(
+            tables.lease,
+            [lease.model_dump(exclude={"claims"}) | {"cause": "", "changed": writing.stamp} for lease in leases],
         )
-        writing.execute_many(
-            insert(tables.lease_device),
+        writing.insert_given(
+            tables.lease_device,
             [
                 {
                     "lease_id": lease.id,
@@ -174,8 +171,8 @@ class Committing:
                 for position, claim in enumerate(lease.claims)
             ],
         )
-        writing.execute_many(
-            insert(tables.decision),
+        writing.insert_given(
+            tables.decision,
             [decision_columns(decision) | {"decided_at": self._now} for decision in self._kept],
         )
         rows = [{"key": key, "digest": own} for key, own in self._newest.items()]

@@ -22,13 +22,13 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from sqlalchemy import URL, Connection, Engine, Row, func, select, update
+from sqlalchemy import URL, Connection, Engine, Row, Table, func, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from hetero_airflow.errors import StoreError, StoreUnavailable
 from hetero_airflow.store import tables
-from hetero_airflow.store.sql_given import ROWS, as_rows
+from hetero_airflow.store.sql_given import ROWS, as_rows, insert_given
 
 T = TypeVar("T")
 
@@ -56,6 +56,11 @@ class Writing:
     def execute_given(self, statement: Any, rows: Sequence[dict[str, Any]], **values: Any) -> int:
         """Execute once, for all rows, a statement on `given` rows; how many rows it changed. Not at all for none."""
         return int(self.connection.execute(statement, {ROWS: as_rows(rows), **values}).rowcount) if rows else 0
+
+    def insert_given(self, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+        """Insert the rows, which have the columns of the first, at once."""
+        if rows:
+            self.connection.execute(insert_given(self.dialect, table, *rows[0]), {ROWS: as_rows(rows)})
 
     def read_given(self, query: Any, rows: Sequence[dict[str, Any]], **values: Any) -> Sequence[Row[Any]]:
         """What a query on `given` rows finds; nothing for none."""
