@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from datetime import datetime, timedelta
 
 from hetero_airflow.engines.engine import Engine, Liveness
 from hetero_airflow.model.lease import TERMINAL, Lease, LeaseState
+from hetero_airflow.model.sight import ServerSight, unheard
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.store.store import Move, Store, WorkerLost
 
@@ -36,18 +37,36 @@ def reap(store: Store, engine: Engine, leases: Iterable[Lease], now: datetime) -
 
 
 def lost_workers(
-    workers: Iterable[Worker], last_seen: Mapping[str, datetime], now: datetime, worker_timeout_s: float
+    workers: Iterable[Worker],
+    last_seen: Mapping[str, datetime],
+    agents: Container[str],
+    server: ServerSight | None,
+    now: datetime,
+    worker_timeout_s: float,
 ) -> tuple[WorkerLost, ...]:
     """An event for each online worker that has not been seen in time; the caller records them.
 
-    The cycle does not ask by itself: when a worker was last seen is the store's `History`, a query
+    An agent's silence counts only while an API server was there to hear it: one that is away, or has just come back,
+    takes no worker with it. The timeout has to be more than two heartbeats.
+
+    The cycle does not ask by itself: when a worker was last seen is the store's `Presence`, a query
     that is worth its cost a few times a minute, not at every pass.
+
+    :param agents: ids of the workers for which an agent speaks, as in `Presence.sights`; the others are told of by a
+        scheduler
+    :param server: as in `Presence.server_seen`
     """
-    limit = now - timedelta(seconds=worker_timeout_s)
+    limit = timedelta(seconds=worker_timeout_s)
+
+    def silence(worker_id: str, seen_at: datetime) -> timedelta:
+        if worker_id not in agents:
+            return now - seen_at
+        return timedelta(0) if server is None else unheard(seen_at, server, now)
+
     return tuple(
         WorkerLost(worker.id)
         for worker in workers
-        if worker.state is WorkerState.ONLINE and last_seen.get(worker.id, now) < limit
+        if worker.state is WorkerState.ONLINE and silence(worker.id, last_seen.get(worker.id, now)) > limit
     )
 
 

@@ -1,10 +1,11 @@
 """The store: workers, requests, leases and decisions; exclusivity is a fact of the database.
 
 ====================== =============================================================================
-``store.py``           the ports `Store` and `History`, and the events
-``memory.py``          both as plain Python values: simulator and tests
-``sql.py``             both in Airflow's database; ``sql_transaction.py`` (lock, errors), ``sql_events.py``,
-                       ``sql_leases.py`` and ``sql_reading.py`` are its parts
+``store.py``           the ports `Store`, `History` and `Presence`, and the events
+``memory.py``          all as plain Python values: simulator and tests
+``sql.py``             all in Airflow's database; ``sql_transaction.py`` (lock, errors), ``sql_events.py``,
+                       ``sql_grants.py``, ``sql_leases.py``, ``sql_presence.py`` and ``sql_reading.py`` are its parts
+``sql_given.py``       one statement for many rows; ``sql_books.py``: what of a plan still fits
 ``sql_keys.py``        who may speak for a worker, and what agents tell
 ``tables.py``          the tables; ``migrations/`` makes them
 ``view.py``            the live part of the world, from which both make their snapshots

@@ -18,6 +18,7 @@ REASON: TypeAdapter[Reason] = TypeAdapter(Reason)
 READINGS: TypeAdapter[tuple[Telemetry, ...]] = TypeAdapter(tuple[Telemetry, ...])
 SERVED: TypeAdapter[dict[str, float]] = TypeAdapter(dict[str, float])
 CORES: TypeAdapter[tuple[int, ...]] = TypeAdapter(tuple[int, ...])
+LEASES: TypeAdapter[frozenset[str]] = TypeAdapter(frozenset[str])
 
 _OUTCOMES: dict[type[Decision], str] = {Place: "place", Wait: "wait", Refuse: "refuse"}
 

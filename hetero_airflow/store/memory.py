@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import takewhile
@@ -15,6 +15,7 @@ from hetero_airflow.model.health import WELL, Health
 from hetero_airflow.model.lease import TERMINAL, TRANSITIONS, Claim, Lease, LeaseState
 from hetero_airflow.model.plan import Decision, Place, Plan, Refuse, Wait
 from hetero_airflow.model.run import Run
+from hetero_airflow.model.sight import ServerSight, WorkerSight, heard_again
 from hetero_airflow.model.snapshot import Pending, Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.store.codec import clean_cause, decision_columns, decision_story
@@ -30,6 +31,7 @@ from hetero_airflow.store.store import (
     HealthNoted,
     Move,
     Saved,
+    ServerAlive,
     Story,
     Submitted,
     WorkerAlive,
@@ -45,6 +47,8 @@ class _Host:
     reported: Worker
     state: WorkerState
     seen_at: datetime
+    leases: frozenset[str] | None = None
+    """Those that its agent told of last."""
     devices: dict[str, DeviceRecord] = field(default_factory=dict)
     telemetry: tuple[Telemetry, ...] = ()
 
@@ -72,7 +76,7 @@ class _Request:
 
 
 class MemoryStore:
-    """A `Store` and its `History` in this process's memory.
+    """A `Store` with its `History` and `Presence` in this process's memory.
 
     :param keeps_history: False forgets ended requests, their leases, and all but the newest decision
         at once, so that a long simulation needs no more memory than what lives; an ended lease is
@@ -92,6 +96,7 @@ class MemoryStore:
         """Worker id → (device id, kind) → bar."""
         self._health: dict[tuple[str, str], Health] = {}
         self._cores: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+        self._server: ServerSight | None = None
 
     # -- Store ---------------------------------------------------------------------------------------------------------
 
@@ -105,6 +110,8 @@ class MemoryStore:
                 self._hear(event, now)
             elif isinstance(event, WorkerLost):
                 is_visible |= self._lose(event.worker_id)
+            elif isinstance(event, ServerAlive):
+                self._server = heard_again(self._server, now, is_new=event.is_new)
             elif isinstance(event, Submitted):
                 is_visible |= self._submit(event.pending)
             elif isinstance(event, Saved):
@@ -196,10 +203,6 @@ class MemoryStore:
         """(worker id, device id) → last reading."""
         return {(i, reading.device_id): reading for i, host in self._hosts.items() for reading in host.telemetry}
 
-    def last_seen(self) -> dict[str, datetime]:
-        """Worker id → when it was last seen."""
-        return {worker_id: host.seen_at for worker_id, host in self._hosts.items()}
-
     def health(self) -> dict[tuple[str, str], Health]:
         """(worker id, device id) → what is remembered of its errors; without those that are `WELL`."""
         return {key: health for key, health in self._health.items() if health != WELL}
@@ -219,32 +222,57 @@ class MemoryStore:
                 request.before = None if request.newest is not None else [*request.decisions][:1] or None
         return len(old)
 
+    # -- Presence ------------------------------------------------------------------------------------------------------
+
+    def last_seen(self) -> dict[str, datetime]:
+        """Worker id → when it was last seen."""
+        return {worker_id: host.seen_at for worker_id, host in self._hosts.items()}
+
+    def sights(self) -> Mapping[str, WorkerSight]:
+        """Worker id → what its agent said last; without workers for which none speaks, or that are lost since."""
+        told = {worker_id: (host.seen_at, host.leases) for worker_id, host in self._hosts.items()}
+        return {worker_id: WorkerSight(at, leases) for worker_id, (at, leases) in told.items() if leases is not None}
+
+    def server_seen(self) -> ServerSight | None:
+        """When the API server was there; None if it never was."""
+        return self._server
+
     # -- events --------------------------------------------------------------------------------------------------------
 
     def _see(self, seen: WorkerSeen, now: datetime) -> bool:
         host = self._hosts.get(seen.worker.id)
+        may_come = self._may_come(host, seen)
         if host is None:
+            if not may_come:
+                return False
             host = self._hosts[seen.worker.id] = _Host(seen.worker, WorkerState.ONLINE, now)
-        elif host.reported == seen.worker and host.state == WorkerState.ONLINE:
-            host.seen_at = now
-            host.telemetry = seen.telemetry or host.telemetry
+        elif not may_come or (host.reported == seen.worker and host.state == WorkerState.ONLINE):
+            _note_seen(host, seen, now)
             return False
         host.devices = take_inventory(host.devices, seen.worker, host.seen_at)
-        host.reported, host.state, host.seen_at = seen.worker, WorkerState.ONLINE, now
-        host.telemetry = seen.telemetry or host.telemetry
+        host.reported, host.state = seen.worker, WorkerState.ONLINE
+        _note_seen(host, seen, now)
         self._show_worker(host)
         return True
+
+    def _may_come(self, host: _Host | None, seen: WorkerSeen) -> bool:
+        """Whether the worker is online or may be now; see `WorkerSeen`."""
+        if not seen.leases or (host is not None and host.state == WorkerState.ONLINE):
+            return True
+        known = (self._leases.get(lease_id) for lease_id in seen.leases)
+        is_held = all(one and one.worker_id == seen.worker.id and one.state not in TERMINAL for one in known)
+        return is_held and host is not None and seen.leases <= (host.leases or frozenset())
 
     def _hear(self, alive: WorkerAlive, now: datetime) -> None:
         host = self._hosts.get(alive.worker_id)
         if host is not None and host.state == WorkerState.ONLINE:
-            host.seen_at, host.telemetry = now, alive.telemetry or host.telemetry
+            _note_seen(host, alive, now)
 
     def _lose(self, worker_id: str) -> bool:
         host = self._hosts.get(worker_id)
         if host is None or host.state == WorkerState.LOST:
             return False
-        host.state = WorkerState.LOST
+        host.state, host.leases = WorkerState.LOST, None
         self._show_worker(host)
         return True
 
@@ -400,6 +428,12 @@ class MemoryStore:
             request.before = request.before or []
             request.before.append((request.decided_at, request.newest))
         request.newest = None
+
+
+def _note_seen(host: _Host, event: WorkerSeen | WorkerAlive, now: datetime) -> None:
+    host.seen_at = now
+    host.telemetry = event.telemetry or host.telemetry
+    host.leases = host.leases if event.leases is None else event.leases
 
 
 def _instance(pending: Pending) -> tuple[str, str, str, int]:

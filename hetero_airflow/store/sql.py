@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from threading import Lock
@@ -16,13 +16,15 @@ from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Plan, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import Run
+from hetero_airflow.model.sight import ServerSight, WorkerSight
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql_bars import read_health
 from hetero_airflow.store.sql_events import record_events
 from hetero_airflow.store.sql_grants import Committing, WaitDigests, read_newest
 from hetero_airflow.store.sql_leases import move_leases, renew_leases
-from hetero_airflow.store.sql_reading import read_last_seen, read_story, read_telemetry, update_view
+from hetero_airflow.store.sql_presence import read_last_seen, read_server, read_sights
+from hetero_airflow.store.sql_reading import read_story, read_telemetry, update_view
 from hetero_airflow.store.sql_runs import read_runs
 from hetero_airflow.store.sql_transaction import chunks, read_state, reading, writing
 from hetero_airflow.store.store import Commit, Event, Move, Story
@@ -30,7 +32,7 @@ from hetero_airflow.store.view import View
 
 
 class SqlStore:
-    """A `Store` and its `History` in a SQL database; several processes may work on one.
+    """A `Store` with its `History` and `Presence` in a SQL database; several processes may work on one.
 
     It opens and closes connections of its own, so the caller's sessions are left alone. On SQLite,
     the caller must not hold a transaction that has written while it calls: there is one writer a
@@ -105,11 +107,6 @@ class SqlStore:
         with reading(self._engine) as connection:
             return read_telemetry(connection)
 
-    def last_seen(self) -> dict[str, datetime]:
-        """Worker id → when it was last seen."""
-        with reading(self._engine) as connection:
-            return read_last_seen(connection)
-
     def health(self) -> dict[tuple[str, str], Health]:
         """(worker id, device id) → what is remembered of its errors; without those that are `WELL`."""
         with reading(self._engine) as connection:
@@ -144,3 +141,20 @@ class SqlStore:
             if old:
                 connection.execute(update(tables.state).values(pruned=tables.state.c.sequence))
             return len(old)
+
+    # -- Presence ------------------------------------------------------------------------------------------------------
+
+    def last_seen(self) -> dict[str, datetime]:
+        """Worker id → when it was last seen."""
+        with reading(self._engine) as connection:
+            return read_last_seen(connection)
+
+    def sights(self) -> Mapping[str, WorkerSight]:
+        """Worker id → what its agent said last; without workers for which none speaks, or that are lost since."""
+        with reading(self._engine) as connection:
+            return read_sights(connection)
+
+    def server_seen(self) -> ServerSight | None:
+        """When the API server was there; None if it never was."""
+        with reading(self._engine) as connection:
+            return read_server(connection)

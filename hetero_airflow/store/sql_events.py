@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -13,9 +14,10 @@ from hetero_airflow.model.lease import TERMINAL
 from hetero_airflow.model.snapshot import Pending
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.store import tables
-from hetero_airflow.store.codec import READINGS, SERVED, clean_cause, digest
+from hetero_airflow.store.codec import LEASES, READINGS, SERVED, clean_cause, digest
 from hetero_airflow.store.inventory import DeviceRecord, take_inventory
 from hetero_airflow.store.sql_bars import write_bars
+from hetero_airflow.store.sql_presence import are_held, note_server, read_leases_told
 from hetero_airflow.store.sql_transaction import Writing, chunks
 from hetero_airflow.store.store import (
     DeviceBarred,
@@ -23,6 +25,7 @@ from hetero_airflow.store.store import (
     Event,
     HealthNoted,
     Saved,
+    ServerAlive,
     Submitted,
     Withdrawn,
     WorkerAlive,
@@ -55,6 +58,8 @@ def record_events(writing: Writing, events: Sequence[Event], now: datetime) -> N
         key = {"key": saved.lease_id, "held": saved.token}
         values = {"saved_at": now, "changed": writing.stamp}
         writing.is_visible |= writing.connection.execute(_SAVE.values(values), key).rowcount == 1
+    for alive in (event for event in events if isinstance(event, ServerAlive)):
+        note_server(writing, now, is_new=alive.is_new)
     if workers:
         _Workers(writing, workers, now).write()
     if requests:
@@ -79,7 +84,8 @@ class _Workers:
             for chunk in chunks(sorted(ids))
             for row in writing.connection.execute(query.where(_WORKER.id.in_(chunk)))
         }
-        self._seen: dict[str, str | None] = {}
+        self._seen: dict[str, dict[str, Any]] = {}
+        """Worker id → columns of `hetero_telemetry` and what they become."""
 
     def write(self) -> None:
         """All of them, in order."""
@@ -90,29 +96,40 @@ class _Workers:
                 self._hear(event)
             else:
                 self._lose(event.worker_id)
-        times = [{"key": key, "seen_at": self._now} for key, readings in self._seen.items() if readings is None]
-        both = [
-            {"key": key, "seen_at": self._now, "readings": readings}
-            for key, readings in self._seen.items()
-            if readings is not None
-        ]
-        self._writing.execute_many(_UPDATE_TELEMETRY, times)
-        self._writing.execute_many(_UPDATE_TELEMETRY, both)
+        alike: defaultdict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+        for key, columns in self._seen.items():
+            alike[tuple(sorted(columns))].append({"key": key} | columns)
+        for rows in alike.values():
+            self._writing.execute_many(_UPDATE_TELEMETRY, rows)
 
     def _see(self, event: WorkerSeen) -> None:
         worker = event.worker
         reported = digest(worker.model_dump_json(exclude={"state"}))
-        if self._known.get(worker.id, ())[:2] != (WorkerState.ONLINE, reported):
+        is_online = self._known.get(worker.id, ())[:1] == (WorkerState.ONLINE,)
+        may_be = is_online or not event.leases or self._may_come(worker.id, event.leases)
+        if may_be and not (is_online and self._known[worker.id][1] == reported):
             self._take(worker, reported)
-        self._note_seen(worker.id, event.telemetry)
+        self._note_seen(worker.id, event.telemetry, event.leases)
+
+    def _may_come(self, worker_id: str, leases: frozenset[str]) -> bool:
+        """Whether a worker that is not online may be, whose agent tells of these leases; see `WorkerSeen`."""
+        if not are_held(self._writing, worker_id, leases):
+            return False
+        told = self._seen.get(worker_id, {}).get("leases", ...)
+        before = read_leases_told(self._writing, worker_id) if told is ... else LEASES.validate_json(told or "[]")
+        return leases <= before
 
     def _hear(self, event: WorkerAlive) -> None:
         if self._known.get(event.worker_id, ())[:1] == (WorkerState.ONLINE,):
-            self._note_seen(event.worker_id, event.telemetry)
+            self._note_seen(event.worker_id, event.telemetry, event.leases)
 
-    def _note_seen(self, worker_id: str, telemetry: tuple[Telemetry, ...]) -> None:
-        readings = READINGS.dump_json(telemetry).decode() if telemetry else None
-        self._seen[worker_id] = readings or self._seen.get(worker_id)
+    def _note_seen(self, worker_id: str, telemetry: tuple[Telemetry, ...], leases: frozenset[str] | None) -> None:
+        columns = self._seen.setdefault(worker_id, {})
+        columns["seen_at"] = self._now
+        if telemetry:
+            columns["readings"] = READINGS.dump_json(telemetry).decode()
+        if leases is not None:
+            columns["leases"] = LEASES.dump_json(leases).decode()
 
     def _take(self, worker: Worker, reported: str) -> None:
         connection, stamp = self._writing.connection, self._writing.stamp
@@ -171,6 +188,7 @@ class _Workers:
             values = {"key": worker_id, "state": WorkerState.LOST, "changed": self._writing.stamp}
             self._writing.connection.execute(_UPDATE_WORKER, values)
             self._known[worker_id] = (WorkerState.LOST, known[1], known[2])
+            self._seen.setdefault(worker_id, {})["leases"] = None
             self._writing.is_visible = True
 
 

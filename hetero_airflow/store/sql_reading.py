@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
@@ -180,9 +179,3 @@ def read_telemetry(connection: Connection) -> dict[tuple[str, str], Telemetry]:
     """(worker id, device id) → last reading."""
     rows = connection.execute(select(tables.telemetry.c.worker_id, tables.telemetry.c.readings))
     return {(row.worker_id, r.device_id): r for row in rows for r in READINGS.validate_json(row.readings)}
-
-
-def read_last_seen(connection: Connection) -> dict[str, datetime]:
-    """Worker id → when it was last seen."""
-    rows = connection.execute(select(tables.telemetry.c.worker_id, tables.telemetry.c.seen_at))
-    return {row.worker_id: row.seen_at for row in rows}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from hetero_airflow.model.health import Health
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.run import Run, RunEnd
+from hetero_airflow.model.sight import ServerSight, WorkerSight
 from hetero_airflow.model.snapshot import Pending, Snapshot
 from hetero_airflow.model.worker import Worker
 
@@ -24,10 +25,16 @@ class WorkerSeen:
 
     A device that is leased and missing from the new inventory stays known, not leasable and with
     a `problem`, until its lease has ended.
+
+    A worker that is not online yet, or lost, stays so while its agent tells of leases that are over or unknown: their
+    processes may still use its devices. Of leases that it holds it has to tell twice, since a scheduler that took the
+    worker for lost may be taking them back just now.
     """
 
     worker: Worker
     telemetry: tuple[Telemetry, ...] = ()
+    leases: frozenset[str] | None = None
+    """Ids of the leases whose processes are on the host; None from whoever does not speak for a worker as its agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +46,23 @@ class WorkerAlive:
 
     worker_id: str
     telemetry: tuple[Telemetry, ...] = ()
+    leases: frozenset[str] | None = None
+    """As in `WorkerSeen`."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """A worker that has not been seen in time. Its leases stay."""
+    """A worker that has not been seen in time. Its leases stay; what its agent said last counts no more."""
 
     worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAlive:
+    """A process of the API server, through which agents are heard, is there."""
+
+    is_new: bool = False
+    """It has just started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +118,16 @@ class HealthNoted:
 
 
 Event = (
-    WorkerSeen | WorkerAlive | WorkerLost | Submitted | Withdrawn | Saved | DeviceBarred | DeviceCleared | HealthNoted
+    WorkerSeen
+    | WorkerAlive
+    | WorkerLost
+    | ServerAlive
+    | Submitted
+    | Withdrawn
+    | Saved
+    | DeviceBarred
+    | DeviceCleared
+    | HealthNoted
 )
 
 
@@ -196,10 +222,6 @@ class History(Protocol):
         """(worker id, device id) → last reading."""
         ...
 
-    def last_seen(self) -> dict[str, datetime]:
-        """Worker id → when it was last seen."""
-        ...
-
     def health(self) -> dict[tuple[str, str], Health]:
         """(worker id, device id) → what is remembered of its errors; without those that are `WELL`."""
         ...
@@ -217,4 +239,20 @@ class History(Protocol):
 
         Of a waiting request, all decisions but the newest go too.
         """
+        ...
+
+
+class Presence(Protocol):
+    """Who is there: the last word of workers, of their agents, and of the API server that hears these."""
+
+    def last_seen(self) -> dict[str, datetime]:
+        """Worker id → when it was last seen."""
+        ...
+
+    def sights(self) -> Mapping[str, WorkerSight]:
+        """Worker id → what its agent said last; without workers for which none speaks, or that are lost since."""
+        ...
+
+    def server_seen(self) -> ServerSight | None:
+        """When the API server was there; None if it never was."""
         ...

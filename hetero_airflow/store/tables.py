@@ -128,9 +128,21 @@ telemetry = Table(
     Column("worker_id", ID),
     Column("seen_at", UtcDateTime, nullable=False),
     Column("readings", Text, nullable=False, comment="The last readings of the worker's devices, a JSON list"),
+    Column("leases", Text, comment="Ids of the leases whose processes are there, a JSON list; NULL if no agent says"),
     PrimaryKeyConstraint("worker_id"),
     ForeignKeyConstraint(["worker_id"], ["hetero_worker.id"], ondelete="CASCADE"),
     comment="What changes with every heartbeat; no snapshot shows it",
+)
+
+server = Table(
+    "hetero_server",
+    metadata,
+    Column("id", Integer, autoincrement=False),
+    Column("since", UtcDateTime, nullable=False, comment="No API server was away since then"),
+    Column("seen_at", UtcDateTime, nullable=False),
+    PrimaryKeyConstraint("id"),
+    CheckConstraint("id = 1", name="one_row"),
+    comment="One row, once an API server has said that it is there",
 )
 
 bar = Table(

@@ -6,6 +6,7 @@ import pytest
 
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.sight import ServerSight
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.scheduling.cycle import run_cycle
@@ -78,4 +79,15 @@ def test_an_engine_that_can_not_answer_keeps_the_devices(caplog: pytest.LogCaptu
 def test_workers_not_seen_in_time_are_lost_once() -> None:
     workers = (a_worker("late"), a_worker("seen"), a_worker("lost", state=WorkerState.LOST), a_worker("new"))
     seen = {"late": EPOCH, "seen": EPOCH + timedelta(seconds=2), "lost": EPOCH}
-    assert lost_workers(workers, seen, LATE, 60) == (WorkerLost("late"),)
+    assert lost_workers(workers, seen, (), None, LATE, 60) == (WorkerLost("late"),)
+
+
+def test_an_agents_silence_counts_only_while_an_api_server_was_there_to_hear_it() -> None:
+    workers = (a_worker("silent"), a_worker("heard"), a_worker("scheduler"))
+    seen = {"silent": EPOCH, "heard": LATE, "scheduler": EPOCH}
+    agents = ("silent", "heard")
+    away, back = ServerSight(EPOCH, EPOCH + timedelta(seconds=2)), ServerSight(LATE, LATE)
+    for server in (None, away, back):
+        assert lost_workers(workers, seen, agents, server, LATE, 15) == (WorkerLost("scheduler"),)
+    there = ServerSight(EPOCH, LATE)
+    assert lost_workers(workers, seen, agents, there, LATE, 15) == (WorkerLost("silent"), WorkerLost("scheduler"))

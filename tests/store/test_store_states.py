@@ -18,14 +18,16 @@ from hetero_airflow.model.lease import Claim, LeaseState
 from hetero_airflow.model.plan import Account, Place, Plan, Reason, ReasonCode, Refuse, Wait
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import CORES
+from hetero_airflow.store.leases import lease_id
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.store import Submitted, Withdrawn, WorkerAlive, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import ServerAlive, Submitted, Withdrawn, WorkerAlive, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_worker
 
 WORKERS = st.sampled_from(["a", "b"])
 REQUESTS = st.sampled_from([f"r{n}" for n in range(6)])
 TOKENS = st.integers(0, 2)
+LEASES = st.none() | st.frozensets(st.builds(lease_id, REQUESTS, st.integers(1, 6)), max_size=2)
 ACCOUNT = Account("random", "by chance")
 REASON = Reason(ReasonCode.BUSY, "some", "none")
 
@@ -64,9 +66,10 @@ DECISIONS = (
     | st.builds(Refuse, REQUESTS, st.just(REASON), st.just("nothing"), st.just(ACCOUNT))
 )
 EVENTS = (
-    st.builds(lambda key, found: WorkerSeen(a_worker(key, found)), WORKERS, devices())
-    | st.builds(WorkerAlive, WORKERS)
+    st.builds(lambda key, found, leases: WorkerSeen(a_worker(key, found), leases=leases), WORKERS, devices(), LEASES)
+    | st.builds(WorkerAlive, WORKERS, leases=LEASES)
     | st.builds(WorkerLost, WORKERS)
+    | st.builds(ServerAlive, st.booleans())
     | st.builds(lambda key: Submitted(a_pending(key)), REQUESTS)
     | st.builds(Withdrawn, REQUESTS, st.just("cleared"))
 )
@@ -133,7 +136,7 @@ class Stores(RuleBasedStateMachine):
 
     @invariant()
     def both_show_the_same(self) -> None:
-        for method in ("snapshot", "last_seen", "telemetry"):
+        for method in ("snapshot", "last_seen", "telemetry", "sights", "server_seen"):
             self.both(method)
 
     @invariant()
