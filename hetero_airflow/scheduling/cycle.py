@@ -21,6 +21,7 @@ from hetero_airflow.scheduling.gangs import torn_gangs
 from hetero_airflow.scheduling.own_part import own_part
 from hetero_airflow.scheduling.plan_check import plan_faults
 from hetero_airflow.scheduling.reaper import reap
+from hetero_airflow.scheduling.stalled import Stalled
 from hetero_airflow.store.store import Commit, Move, Store, Submitted
 
 log = logging.getLogger(__name__)
@@ -119,6 +120,7 @@ class Cycle:
         self._decided: _Decided | None = None
         self._reach: tuple[tuple[Worker, ...], tuple[Worker, ...]] | None = None
         self._undispatched: dict[str, tuple[Undispatched, Pending]] = {}
+        self._stalled = Stalled()
         self._warned = ""
 
     @collecting_later()
@@ -144,7 +146,8 @@ class Cycle:
                 return CycleResult(reaped, last.plan, is_decided=False)
             # 3. Let the policy decide a plan over all requests; what is not ours, its own scheduler carries out.
             gangs = {pending.id: pending.gang for pending in snapshot.pending if pending.gang}
-            plan = own_part(self._decide(self._within_reach(snapshot), now), ours, slots, gangs)
+            whole = self._decide(self._stalled.without(self._within_reach(snapshot), ours), now)
+            plan = own_part(self._stalled.note(whole, ours, now), ours, slots, gangs)
             decisions |= {decision.request_id: decision for decision in plan.decisions}
             # 4. Commit it; the store refuses what someone else took meanwhile.
             commit = self._store.commit(plan, now, now + self._lease_timeout)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+from hetero_airflow.model.plan import Plan
+from hetero_airflow.policies.priority import Priority
+from hetero_airflow.scheduling.cycle import Cycle
+from hetero_airflow.scheduling.stalled import PATIENCE, Stalled
+from hetero_airflow.store.memory import MemoryStore
+from hetero_airflow.store.store import Submitted, Withdrawn, WorkerSeen
+from hetero_airflow.testing import EPOCH, FakeEngine, a_pending, a_place, a_worker
+
+NOW = EPOCH + timedelta(minutes=5)
+
+
+class OneOfTwo(FakeEngine):
+    """A scheduler that has what is named after it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def is_ours(self, request_id: str) -> bool:
+        return request_id.startswith(self.name)
+
+
+def test_devices_for_a_request_that_its_scheduler_does_not_start_go_to_the_next_in_time() -> None:
+    store, engine = MemoryStore(), OneOfTwo("alive")
+    store.record([WorkerSeen(a_worker())], EPOCH)
+    store.record([Submitted(a_pending("dead", "gpu:2")), Submitted(a_pending("alive", "gpu:2", at_s=1))], EPOCH)
+    cycle = Cycle(store, Priority(), engine, 60)
+    for seconds in (0, 1, 14):
+        assert not cycle.run(NOW + timedelta(seconds=seconds)).dispatched, "it is not its turn"
+    cycle.run(NOW + PATIENCE)
+    (lease,) = cycle.run(NOW + PATIENCE).dispatched
+    assert lease.request_id == "alive"
+    assert [one.id for one in store.snapshot().pending] == ["dead"], "it keeps its place in the queue"
+
+
+def test_a_request_that_was_taken_over_has_its_old_place() -> None:
+    store, engine = MemoryStore(), OneOfTwo("alive")
+    store.record([WorkerSeen(a_worker()), Submitted(a_pending("dead", "gpu:2"))], EPOCH)
+    cycle = Cycle(store, Priority(), engine, 60)
+    cycle.run(NOW)
+    cycle.run(NOW + PATIENCE)
+    engine.name = ""
+    store.record([Submitted(a_pending("alive", "gpu:2", at_s=1))], EPOCH)
+    (lease,) = cycle.run(NOW + PATIENCE).dispatched
+    assert lease.request_id == "dead"
+
+
+def test_what_its_scheduler_starts_in_time_is_never_left_out() -> None:
+    store, ours, other = MemoryStore(), OneOfTwo("a"), OneOfTwo("b")
+    store.record([WorkerSeen(a_worker())], EPOCH)
+    store.record([Submitted(a_pending("b", "gpu:2")), Submitted(a_pending("a", "gpu:2", at_s=1))], EPOCH)
+    cycle = Cycle(store, Priority(), ours, 60)
+    cycle.run(NOW)
+    Cycle(store, Priority(), other, 60).run(NOW + timedelta(seconds=10))
+    assert not cycle.run(NOW + timedelta(seconds=60)).dispatched
+    assert [lease.request_id for lease in other.dispatched] == ["b"]
+
+
+def test_a_gang_is_left_out_as_a_whole_and_what_is_gone_is_forgotten() -> None:
+    stalled, store = Stalled(), MemoryStore()
+    members = [a_pending(f"g{n}", gang="g", gang_size=2) for n in range(2)]
+    store.record([Submitted(one) for one in (*members, a_pending("single"))], EPOCH)
+    snapshot = store.snapshot()
+    assert stalled.without(snapshot, frozenset()) is snapshot
+    stalled.note(Plan((a_place("g0"),)), frozenset(), NOW)
+    plan = stalled.note(Plan((a_place("g0"),)), frozenset(), NOW + PATIENCE)
+    assert plan.until == NOW + PATIENCE
+    seen = stalled.without(snapshot, frozenset())
+    assert [one.id for one in seen.pending] == ["single"]
+    assert stalled.without(snapshot, frozenset()).pending is seen.pending, "policies rely on it"
+    store.record([Withdrawn("g0", "cleared")], EPOCH)
+    assert [one.id for one in stalled.without(store.snapshot(), frozenset()).pending] == ["g1", "single"]
+
+
+def test_the_plan_is_made_anew_when_the_first_of_the_others_has_had_its_time() -> None:
+    stalled = Stalled()
+    assert stalled.note(Plan(), frozenset(), NOW).until is None
+    both = Plan((a_place("x"), a_place("y")))
+    assert stalled.note(Plan((a_place("x"),)), frozenset(), NOW).until == NOW + PATIENCE
+    assert stalled.note(both, frozenset("y"), NOW + timedelta(seconds=5)).until == NOW + PATIENCE
+    earlier = Plan(both.places, until=NOW + timedelta(seconds=7))
+    assert stalled.note(earlier, frozenset(), NOW + timedelta(seconds=6)).until == NOW + timedelta(seconds=7)
