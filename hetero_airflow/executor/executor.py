@@ -66,7 +66,7 @@ class HeteroExecutor(BaseExecutor):
         store, tasks = SqlStore(_engine_of_airflow()), TaskInstances()
         store.snapshot()  # fails now, and clearly, where it would fail later
         self._engine.start(
-            Surroundings(self.job_id, self.callback_sink, self.name, dict, lambda: self._dispatcher.workers())
+            Surroundings(self.job_id, self.callback_sink, self.name, store.sights, lambda: self._dispatcher.workers())
         )
         self._keeper = LeaseKeeper(
             store,
