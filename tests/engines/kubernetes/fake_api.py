@@ -1,0 +1,313 @@
+"""The part of an API server that the engine talks to, over real HTTP: lists in pages, watches, and its faults."""
+
+import copy
+import itertools
+import json
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+from tests.kubernetes_bodies import check_pod
+
+
+class FakeApi:
+    """Nodes and pods, each change a new resourceVersion that watches are told."""
+
+    def __init__(self):
+        self.objects = {"nodes": {}, "pods": {}}
+        self.log = []
+        """(version, kind, object before, object after)"""
+        self.version = itertools.count(1000)
+        self.newest = 1000
+        self.oldest = 0
+        """Watches from before this are answered with 410."""
+        self.changed = threading.Condition()
+        self.status = None
+        """What every request is answered with, if not with what it asks for."""
+        self.forbidden = set()
+        """Paths that are answered with 403."""
+        self.delay_s = 0.0
+        self.requests = []
+        self.deletions = []
+        self.marked = 0
+        """The newest version that a bookmark told."""
+        self.generation = 0
+        """Watches of an older one are cut."""
+
+    def put(self, kind, body, status=None):
+        """Make or replace an object."""
+        with self.changed:
+            body = copy.deepcopy(body)
+            key = (body["metadata"].get("namespace", ""), body["metadata"]["name"])
+            before = self.objects[kind].get(key)
+            body["metadata"].setdefault("uid", before["metadata"]["uid"] if before else f"uid-{next(self.version)}")
+            if status is not None:
+                body["status"] = status
+            self.newest = next(self.version)
+            body["metadata"]["resourceVersion"] = str(self.newest)
+            self.objects[kind][key] = body
+            self._tell(kind, before, body)
+            return body
+
+    def drop(self, kind, name, namespace=""):
+        """Remove an object for good."""
+        with self.changed:
+            before = self.objects[kind].pop((namespace, name))
+            self.newest = next(self.version)
+            last = copy.deepcopy(before)
+            last["metadata"]["resourceVersion"] = str(self.newest)
+            self._tell(kind, last, None)
+
+    def set_status(self, name, status, namespace="default", **metadata):
+        """A pod as its kubelet sees it."""
+        pod = copy.deepcopy(self.objects["pods"][namespace, name])
+        pod["metadata"] |= metadata
+        return self.put("pods", pod, status)
+
+    def bind(self, name, node, namespace="default"):
+        """What the scheduler does."""
+        pod = copy.deepcopy(self.objects["pods"][namespace, name])
+        pod["spec"]["nodeName"] = node
+        return self.put("pods", pod)
+
+    def compact(self):
+        """Forget all old versions, as etcd does, and cut the watches."""
+        self.oldest = self.newest = next(self.version)
+        self.cut()
+
+    def cut(self):
+        """Cut the connections of all watches in the middle."""
+        with self.changed:
+            self.generation += 1
+            self.changed.notify_all()
+
+    def pods(self):
+        """Those that are there."""
+        return list(self.objects["pods"].values())
+
+    def _tell(self, kind, before, after):
+        self.log.append((self.newest, kind, before, after))
+        self.changed.notify_all()
+
+
+def matches(query, item):
+    """Whether an object is meant by the selectors of a query."""
+    if item is None:
+        return False
+    labels = item["metadata"].get("labels") or {}
+    for term in filter(None, query.get("labelSelector", "").split(",")):
+        name, _, value = term.partition("!=")
+        if "!=" in term:
+            if labels.get(name) == value:
+                return False
+        elif "=" in term:
+            name, _, value = term.partition("=")
+            if labels.get(name) != value:
+                return False
+        elif term not in labels:
+            return False
+    fields = {"spec.nodeName": item.get("spec", {}).get("nodeName", ""),
+              "status.phase": item.get("status", {}).get("phase", "")}  # fmt: skip
+    for term in filter(None, query.get("fieldSelector", "").split(",")):
+        name, _, value = term.partition("!=") if "!=" in term else term.partition("=")
+        if (fields[name] == value) == ("!=" in term):
+            return False
+    return True
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    @property
+    def api(self):
+        return self.server.api
+
+    def _serve(self):
+        url = urlsplit(self.path)
+        query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        length = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(length)) if length else None
+        self.api.requests.append((self.command, url.path, query))
+        time.sleep(self.api.delay_s)
+        parts = url.path.strip("/").split("/")[2:]
+        namespace = ""
+        if parts[:1] == ["namespaces"]:
+            namespace, parts = parts[1], parts[2:]
+        if self.api.status is not None or url.path in self.api.forbidden:
+            code = self.api.status or 403
+            self._answer(code, {"kind": "Status", "code": code, "reason": "Odd", "message": f"it is {code}"})
+        elif query.get("watch") in ("true", "True"):
+            self._watch(parts[0], namespace, query)
+        elif len(parts) == 1 and self.command == "GET":
+            self._list(parts[0], namespace, query)
+        elif parts == ["pods"]:
+            check_pod(body)
+            assert (namespace, body["metadata"]["name"]) not in self.api.objects["pods"]
+            self._answer(201, self.api.put("pods", body, {"phase": "Pending"}))
+        else:
+            self._one(namespace, parts[1], body)
+
+    do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815
+
+    def _one(self, namespace, name, body):
+        pod = copy.deepcopy(self.api.objects["pods"].get((namespace, name)))
+        if pod is None:
+            self._answer(404, {"kind": "Status", "code": 404, "reason": "NotFound"})
+        elif self.command == "PATCH":
+            pod["metadata"]["labels"] |= body["metadata"]["labels"]
+            self._answer(200, self.api.put("pods", pod))
+        elif self.command == "DELETE":
+            uid = ((body or {}).get("preconditions") or {}).get("uid", pod["metadata"]["uid"])
+            if uid != pod["metadata"]["uid"]:
+                self._answer(409, {"kind": "Status", "code": 409, "reason": "Conflict"})
+                return
+            grace = (body or {}).get("gracePeriodSeconds")
+            assert grace != 0
+            self.api.deletions.append((name, grace))
+            pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            kept = self.api.put("pods", pod)
+            if not pod["spec"].get("nodeName") or pod["status"]["phase"] in ("Succeeded", "Failed"):
+                self.api.drop("pods", name, namespace)
+            self._answer(200, kept)
+        else:
+            self._answer(200, pod)
+
+    def _list(self, kind, namespace, query):
+        items = [
+            item
+            for (where, _), item in sorted(self.api.objects[kind].items())
+            if namespace in ("", where) and matches(query, item)
+        ]
+        start, limit = int(query.get("continue", "0")), int(query.get("limit", "0")) or len(items) + 1
+        metadata = {"resourceVersion": str(self.api.newest)}
+        if start + limit < len(items):
+            metadata["continue"] = str(start + limit)
+        name = {"nodes": "NodeList", "pods": "PodList"}[kind]
+        page = items[start : start + limit]
+        self._answer(200, {"kind": name, "apiVersion": "v1", "metadata": metadata, "items": page})
+
+    def _watch(self, kind, namespace, query):
+        since = int(query.get("resourceVersion") or 0)
+        if since and since < self.api.oldest:
+            self._stream()
+            self._chunk({"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired",
+                                                     "message": "too old resource version"}})  # fmt: skip
+            self._chunk(None)
+            return
+        self._stream()
+        generation, sent = self.api.generation, 0
+        while True:
+            with self.api.changed:
+                self.api.changed.wait_for(lambda sent=sent: self._has_news(sent, generation), 0.2)
+                news, sent = self.api.log[sent:], len(self.api.log)
+                is_cut = self.api.generation != generation
+            if is_cut or self.server.is_over:
+                self.close_connection = True
+                self.wfile.write(b'5\r\n{"typ')  # in the middle of an event
+                return
+            for version, what, before, after in news:
+                known, wanted = matches(query, before), matches(query, after)
+                where = (after or before)["metadata"].get("namespace", "")
+                if version <= since or what != kind or namespace not in ("", where) or not (known or wanted):
+                    continue
+                word = "MODIFIED" if known and wanted else "ADDED" if wanted else "DELETED"
+                self._chunk({"type": word, "object": after if after is not None else before})
+            if not news and query.get("allowWatchBookmarks"):
+                self.api.marked = self.api.newest
+                mark = {"kind": "X", "apiVersion": "v1", "metadata": {"resourceVersion": str(self.api.newest)}}
+                self._chunk({"type": "BOOKMARK", "object": mark})
+
+    def _has_news(self, sent, generation):
+        return len(self.api.log) > sent or self.api.generation != generation or self.server.is_over
+
+    def _stream(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
+    def _chunk(self, value):
+        data = b"" if value is None else json.dumps(value).encode() + b"\n"
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
+
+    def _answer(self, code, value):
+        data = json.dumps(value).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+class _Server(ThreadingHTTPServer):
+    is_over = False
+    daemon_threads = True
+
+    def handle_error(self, *_):
+        """A client that went away, as watchers do."""
+
+
+@contextmanager
+def running_api(port=0):
+    """An API server, and its address."""
+    server = _Server(("127.0.0.1", port), Handler)
+    server.api = FakeApi()
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield server.api, f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.is_over = True
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def kubeconfig(host):
+    """A configuration that reaches a server."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": host}}],
+        "users": [{"name": "u", "user": {}}],
+    }
+
+
+def eventually(holds, timeout_s=5.0):
+    """Wait for what threads do; fails if it does not come about."""
+    end = time.monotonic() + timeout_s
+    while not (found := holds()):
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.01)
+    return found
+
+
+def a_node(name="gpu-1", gpus=2, ready="True", **spec):
+    """A node with GPUs, ready or not."""
+    amounts = {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": str(gpus)}
+    labels = {"kubernetes.io/hostname": name, "nvidia.com/gpu.product": "Tesla-T4", "nvidia.com/gpu.memory": "15360"}
+    conditions = [{"type": "Ready", "status": ready, "lastHeartbeatTime": "2026-01-01T00:00:00Z"}]
+    status = {"allocatable": amounts, "capacity": amounts, "conditions": conditions}
+    return {"metadata": {"name": name, "labels": labels}, "spec": spec, "status": status}
+
+
+def a_pod(name, node=None, gpus=0, labels=None, namespace="default", owner=None, cpu=None, annotations=None):
+    """A pod that somebody made."""
+    amounts = {**({"nvidia.com/gpu": str(gpus)} if gpus else {}), **({"cpu": cpu} if cpu else {})}
+    metadata = {"name": name, "namespace": namespace, "labels": labels or {}, "annotations": annotations or {}}
+    if owner:
+        metadata["ownerReferences"] = [{"kind": owner, "name": "o", "apiVersion": "apps/v1", "uid": "u"}]
+    spec = {"containers": [{"name": "base", "image": "i", "resources": {"requests": amounts}}]}
+    return {
+        "metadata": metadata,
+        "spec": spec | ({"nodeName": node} if node else {}),
+        "status": {"phase": "Running" if node else "Pending"},
+    }
