@@ -18,8 +18,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from lease_audit import audit, overlaps
 from postgres_server import running_postgres
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine
 
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
@@ -63,37 +64,10 @@ def race(url: str, name: str, size: int, seconds: float) -> dict[str, Any]:
     return {"done": done, "refused": refused, "spent": spent}
 
 
-AUDIT = """
-CREATE TABLE IF NOT EXISTS audit (id bigserial PRIMARY KEY, worker_id text, device_id text, milli int);
-CREATE OR REPLACE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  INSERT INTO audit (worker_id, device_id, milli)
-  VALUES (NEW.worker_id, NEW.device_id, CASE WHEN NEW.is_held THEN NEW.milli ELSE -NEW.milli END);
-  RETURN NULL;
-END $$;
-CREATE OR REPLACE TRIGGER note AFTER INSERT OR UPDATE OF is_held ON hetero_lease_device FOR EACH ROW
-EXECUTE FUNCTION note();
-TRUNCATE audit;
-"""
-
-DOUBLE = """
-SELECT count(DISTINCT (worker_id, device_id)) FROM (
-  SELECT worker_id, device_id, sum(milli) OVER (PARTITION BY worker_id, device_id ORDER BY id) AS held FROM audit
-) AS history WHERE held > CASE device_id WHEN 'cpu' THEN 32000 ELSE 1000 END OR held < 0
-"""
-
-
-def audited(engine: Engine) -> int:
-    """Devices of which more was held at any moment than there is."""
-    with engine.connect() as connection:
-        return int(connection.execute(text(DOUBLE)).scalar_one())
-
-
 def race_all(engine: Engine, size: int, seconds: float, *, is_audited: bool) -> str:
     """One line of figures."""
     if is_audited:
-        with engine.begin() as connection:
-            connection.execute(text(AUDIT))
+        audit(engine)
     url = engine.url.render_as_string(hide_password=False)
     command = [sys.executable, str(Path(__file__)), url]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -110,7 +84,7 @@ def race_all(engine: Engine, size: int, seconds: float, *, is_audited: bool) -> 
     rate = sum(one["done"] for one in found) / max(one["spent"] for one in found)
     shares = "/".join(str(one["done"]) for one in found)
     refused = sum(one["refused"] for one in found)
-    proof = f"; {audited(engine)} devices leased twice" if is_audited else ""
+    proof = f"; {len(overlaps(engine))} devices leased twice" if is_audited else ""
     return f"{size} a plan: {rate:.0f} leases/s granted and released, {shares} each, {refused} refused{proof}"
 
 

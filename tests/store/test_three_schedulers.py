@@ -1,0 +1,118 @@
+"""Three schedulers on one PostgreSQL, one killed in the middle: all is served once, nothing is leased twice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, select, text
+
+from hetero_airflow.model.lease import TERMINAL, LeaseState
+from hetero_airflow.store import tables
+from hetero_airflow.store.sql import SqlStore
+from hetero_airflow.store.store import WorkerSeen
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker
+from tests.lease_audit import audit, overlaps
+from tests.store.one_scheduler import TABLES
+
+NAMES = ("s0", "s1", "s2")
+REQUESTS = 60
+PATIENCE_S = 120.0
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture(name="database")
+def make_database(make_postgres_database: Callable[[], str]) -> Iterator[Engine]:
+    engine = create_engine(make_postgres_database())
+    tables.metadata.create_all(engine)
+    with engine.begin() as connection:
+        connection.execute(text(TABLES))
+    devices = (a_cpu(8), *(a_device(f"GPU-{n}", index=n) for n in range(4)))
+    SqlStore(engine).record([WorkerSeen(a_worker(name, devices)) for name in ("w0", "w1")], EPOCH)
+    audit(engine)
+    yield engine
+    engine.dispose()
+
+
+@contextmanager
+def schedulers(database: Engine, seed: int) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """Three that have begun."""
+    url = database.url.render_as_string(hide_password=False)
+    script = str(Path(__file__).with_name("one_scheduler.py"))
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    started = {
+        name: subprocess.Popen([sys.executable, script, url, name, str(seed), str(REQUESTS)], **pipes) for name in NAMES
+    }
+    try:
+        for one in started.values():
+            assert one.stdout is not None
+            assert one.stdout.readline() == "ready\n"
+        for one in started.values():
+            tell(one, "go")
+        yield started
+    finally:
+        for one in started.values():
+            one.kill()
+            one.communicate()
+
+
+def tell(one: subprocess.Popen[str], line: str) -> None:
+    assert one.stdin is not None
+    one.stdin.write(f"{line}\n")
+    one.stdin.flush()
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until, f"not in {PATIENCE_S:g} s: {what}"
+        time.sleep(0.05)
+
+
+def count(database: Engine, query: str, **values: str) -> int:
+    with database.connect() as connection:
+        return int(connection.execute(text(query), values).scalar_one())
+
+
+def granted(database: Engine) -> list[str]:
+    """Whose request each lease was granted to, in the order of the grants."""
+    with database.connect() as connection:
+        rows = connection.execute(select(tables.lease.c.request_id).order_by(tables.lease.c.token)).scalars()
+        return [request_id.split("-")[0] for request_id in rows]
+
+
+def test_three_schedulers_serve_all_once_though_one_is_killed(database):
+    with schedulers(database, seed=1) as running:
+        wait_until(lambda: granted(database).count("s2") >= REQUESTS // 4, "a quarter of what s2 has is granted")
+        running["s2"].kill()
+        running["s2"].wait()
+        before = Counter(granted(database))
+        waiting = "SELECT count(*) FROM wanted WHERE id NOT IN (SELECT id FROM served)"
+        assert count(database, f"{waiting} AND owner = 's2'") > 0, "it had more to do: else the test shows nothing"
+        tell(running["s0"], "adopt s2")
+        wait_until(lambda: count(database, waiting) == 0, "all is served")
+        wait_until(lambda: not SqlStore(database).snapshot().leases, "all leases are over")
+        for name in ("s0", "s1"):
+            tell(running[name], "end")
+            assert running[name].communicate(timeout=PATIENCE_S)[0].endswith("idle\n")
+            assert running[name].returncode == 0
+
+    assert overlaps(database) == []
+    assert not any(usage.milli for usage in SqlStore(database).snapshot().usage.values())
+    with database.connect() as connection:
+        served = {row.id: row.lease_id for row in connection.execute(text("SELECT id, lease_id FROM served"))}
+        leases = {row.id: row for row in connection.execute(select(tables.lease))}
+    assert {leases[lease_id].request_id for lease_id in served.values()} == set(served), "each under its own lease"
+    assert len(served) == count(database, "SELECT count(*) FROM wanted")
+    run = [one for one in leases.values() if one.state == LeaseState.RELEASED and "not dispatched" not in one.cause]
+    assert len({lease.request_id for lease in run}) == len(run), "nothing ran to its end twice"
+    assert all(lease.state in TERMINAL for lease in leases.values())
+    assert min(before.values()) >= max(before.values()) / 2, f"each got its turn: {before}"
