@@ -102,9 +102,12 @@ class Fleet:
         return {worker["id"]: worker["state"] for worker in told}
 
     def wait_for(self, *names: str) -> None:
-        """Until the workers are online."""
+        """Until the workers are online, and Celery's are ready."""
 
         def online() -> bool:
+            logs = [(self.airflow.home / f"celery-{name}.log").read_text() for name in names]
+            if not all(log.count("[config]") == log.count(" ready. ") > 0 for log in logs):
+                return False
             states = self.states()
             return all(states.get(name) == "online" for name in names)
 

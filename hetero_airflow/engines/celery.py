@@ -36,12 +36,14 @@ _KEPT = 10_000
 class CeleryEngine:
     """Sends what it is given to the Celery worker that was decided."""
 
-    traits = EngineTraits(supports_callbacks=True, pre_assigns_external_executor_id=True)
+    traits = EngineTraits(supports_callbacks=True, pre_assigns_external_executor_id=True, start_s=START_S)
 
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
         self.executor = RoutingCeleryExecutor(parallelism, team_name)
         self._leases: dict[Any, str] = {}
         """Key → lease, of what was handed over and has not ended."""
+        self._sent: dict[str, datetime] = {}
+        """Lease → when it was handed over."""
         self._over: dict[str, None] = {}
         """Leases whose supervisors said that they are over, or that were never sent."""
         self._outage = ""
@@ -60,7 +62,8 @@ class CeleryEngine:
         """Take a device task that was placed on a worker; it is sent at the next `heartbeat`."""
         if workload.key in self._leases:  # sent before, and void: Celery's answer to that is not this one's
             workload.ti.external_executor_id = str(uuid4())
-        self._leases[workload.key] = lease.id
+        self._sent.pop(self._leases.get(workload.key, ""), None)
+        self._leases[workload.key], self._sent[lease.id] = lease.id, datetime.now(UTC)
         self.executor.places[workload.key] = queue_of(worker.id)
         self.hand_back(workload)
 
@@ -111,12 +114,13 @@ class CeleryEngine:
     def look(self, uses: Sequence[Use]) -> dict[str, Liveness]:
         """Lease id → whether a process of it runs, as agents and Celery say."""
         now, workers, sights = datetime.now(UTC), self._surroundings.workers(), self._surroundings.sights()
-        return {
-            use.lease.id: Liveness.GONE
-            if use.lease.id in self._over
-            else judge(use, workers.get(use.lease.worker_id), sights.get(use.lease.worker_id), now)
-            for use in uses
-        }
+        found = {}
+        for use in uses:
+            lease = use.lease
+            worker, sight = workers.get(lease.worker_id), sights.get(lease.worker_id)
+            sent_at = self._sent.get(lease.id, lease.granted_at)
+            found[lease.id] = Liveness.GONE if lease.id in self._over else judge(use, worker, sight, sent_at, now)
+        return found
 
     def signal(self, use: Use, number: int) -> None:
         """Nothing: the supervisor and the agent on the worker end what outlives its task or its lease."""
@@ -139,7 +143,7 @@ class CeleryEngine:
             if state == TaskInstanceState.SUCCESS:  # its supervisor has come to its end, whatever became of the task
                 self._note_over(self._leases.get(key))
             if state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED):
-                self._leases.pop(key, None)
+                self._sent.pop(self._leases.pop(key, ""), None)
         return events
 
     def _note_over(self, lease_id: str | None) -> None:

@@ -64,6 +64,8 @@ class EngineTraits:
     supports_connection_test: bool = False
     pre_assigns_external_executor_id: bool = False
     """Airflow gives each task instance an id for the executor when it queues it."""
+    start_s: float | None = None
+    """A device task that has not begun so long after it was handed over can't begin any more; None for no limit."""
 
 
 @dataclass(frozen=True, slots=True)

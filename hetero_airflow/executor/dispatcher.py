@@ -7,7 +7,7 @@ stay held and running ones keep their devices until it answers again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -29,7 +29,7 @@ from hetero_airflow.executor.lease_keeper import LeaseKeeper, Report
 from hetero_airflow.executor.naming import with_names
 from hetero_airflow.executor.periods import Periods
 from hetero_airflow.executor.preemptions import Note, Preemptions
-from hetero_airflow.executor.probe_desk import ProbeDesk
+from hetero_airflow.executor.probe_desk import ProbeDesk, RenewToken
 from hetero_airflow.executor.recoveries import Recoveries, Returned
 from hetero_airflow.executor.stays import Stays
 from hetero_airflow.executor.task_instances import TaskInstances
@@ -66,7 +66,7 @@ class Dispatcher:
         edges: DagEdges,
         report: Report,
         note: Note,
-        renew_token: Callable[[ExecuteTask], None],
+        renew_token: RenewToken,
         queued_timeout_s: float,
     ) -> None:
         self.held: dict[Any, HeldTask] = {}
@@ -214,8 +214,8 @@ class Dispatcher:
         workload = held.workload
         workload.ti.queue = self._configuration.queue
         workload.ti.context_carrier = load_lease(workload.ti.context_carrier, told)
-        if self._now - held.since > self._token_age:
-            self._renew_token(workload)
+        if self._engine.traits.start_s is not None or self._now - held.since > self._token_age:
+            self._renew_token(workload, self._engine.traits.start_s)
         self._stays.begin(lease.request_id, held.since)
         self._keeper.begin(workload.key, lease, lambda: self.hold(workload, held.asked, held.since))
         self._engine.hand_over(workload, lease, worker)

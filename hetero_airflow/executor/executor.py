@@ -218,9 +218,11 @@ class HeteroExecutor(BaseExecutor):
         # Airflow hands them to SQLAlchemy one by one, which holds them weakly: without this they would be empty
         self._noted.extend(self._task_event_logs)
 
-    def _renew_token(self, workload: ExecuteTask) -> None:
-        """A held task may have outlived the token that it was queued with."""
-        workload.token = workload.generate_token(str(workload.ti.id), self.jwt_generator)
+    def _renew_token(self, workload: ExecuteTask, valid_s: float | None = None) -> None:
+        """A held task may have outlived the token that it was queued with, or has to begin before something."""
+        claims = {"sub": str(workload.ti.id), "scope": "workload"}
+        limit_s = conf.getfloat("scheduler", "task_queued_timeout")
+        workload.token = self.jwt_generator.generate(claims, valid_for=min(valid_s or limit_s, limit_s))
 
 
 def _engine_of_airflow() -> Any:

@@ -20,6 +20,9 @@ from hetero_airflow.model.plan import Place, Refuse, Wait
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.policy import Policy
 
+RenewToken = Callable[[ExecuteTask, float | None], None]
+"""(workload, seconds): gives it a new token that is good for so long at most; None for as long as Airflow's own."""
+
 
 class ProbeDesk:
     """The probes that wait; none of them is in the store or in anybody's way."""
@@ -32,7 +35,7 @@ class ProbeDesk:
         *,
         reaches: Callable[[str], bool],
         estimates: Callable[[], Estimates],
-        renew_token: Callable[[ExecuteTask], None],
+        renew_token: RenewToken,
     ) -> None:
         self.held: dict[Any, HeldTask] = {}
         self._engine = engine
@@ -81,5 +84,5 @@ class ProbeDesk:
     def _let_go(self, key: Any, answer: ProbeAnswer) -> None:
         workload = self.held.pop(key).workload
         workload.ti.context_carrier = load_answer(workload.ti.context_carrier, answer)
-        self._renew_token(workload)
+        self._renew_token(workload, None)
         self._engine.hand_back(workload)

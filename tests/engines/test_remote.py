@@ -3,7 +3,7 @@ from datetime import timedelta
 import pytest
 
 from hetero_airflow.engines.engine import Liveness, Use, WorkerSight
-from hetero_airflow.engines.remote import judge
+from hetero_airflow.engines.remote import START_S, judge
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.testing import EPOCH, a_worker
@@ -37,13 +37,15 @@ def use(state="running", seen_s=None):
         (use(seen_s=97), WORKER, WorkerSight(at(99), ELSEWHERE), Liveness.UNKNOWN),
         (use(seen_s=97), WORKER, None, Liveness.UNKNOWN),
         (use(seen_s=97), WORKER, WorkerSight(at(80), HERE), Liveness.UNKNOWN),
-        (use("queued"), WORKER, WorkerSight(at(99), ELSEWHERE), Liveness.GONE),
     ],
 )
 def test_a_lease_is_judged_by_the_agent_then_by_its_worker_then_by_time(what, worker, sight, expected):
-    assert judge(what, worker, sight, at(100)) is expected
+    assert judge(what, worker, sight, EPOCH, at(100)) is expected
 
 
-def test_a_task_that_was_just_sent_may_still_start():
-    assert judge(use("queued"), WORKER, WorkerSight(at(19), ELSEWHERE), at(20)) is Liveness.UNKNOWN
-    assert judge(use("queued"), WORKER, WorkerSight(at(29), ELSEWHERE), at(30)) is Liveness.GONE
+@pytest.mark.parametrize("worker", [WORKER, LOST])
+def test_a_task_that_was_sent_may_start_while_its_token_is_good(worker):
+    """On a worker that is lost, too: it may be back in time to find the message."""
+    sight = WorkerSight(at(0), ELSEWHERE)
+    assert judge(use("queued"), worker, sight, at(50), at(50 + START_S)) is Liveness.UNKNOWN
+    assert judge(use("queued"), worker, sight, at(50), at(65 + START_S)) is Liveness.GONE

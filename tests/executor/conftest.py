@@ -115,7 +115,7 @@ class Bench:
             configuration, self.store, self.policy, self.engine, self.keeper, tasks=self.tasks, report=self.report,
             note=lambda key, text: self.notes.append((key, text)),
             edges=SimpleNamespace(refresh=lambda dag_ids: self.edges),
-            renew_token=lambda workload: self.tokens.append(workload.key), queued_timeout_s=600,
+            renew_token=lambda workload, valid_s: self.tokens.append(workload.key), queued_timeout_s=600,
         )  # fmt: skip
         self.dispatcher._inventory = SimpleNamespace(poll=lambda: None, close=lambda: None)
 

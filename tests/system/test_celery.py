@@ -11,13 +11,15 @@ from tests.celery_fleet import running_fleet
 from tests.system.conftest import HERE, QUICK
 from tests.system.overlaps import overlaps
 
+# As soon as the others of `QUICK`, but what was sent is to be good for longer than a message waits at most.
+SETTINGS = {**QUICK, "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "60"}
 WORKERS = {"w1": "nvidia/h100-80gb:2,ascend/910b:2", "w2": "nvidia/h100-80gb:2"}
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory, make_postgres_database):
     home = tmp_path_factory.mktemp("fleet")
-    with running_fleet(home, HERE / "fleet_dags", make_postgres_database(), WORKERS, QUICK) as fleet:
+    with running_fleet(home, HERE / "fleet_dags", make_postgres_database(), WORKERS, SETTINGS) as fleet:
         fleet.add_plain("w0")
         yield fleet
 
