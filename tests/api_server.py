@@ -96,9 +96,9 @@ class Speaker:
         """What it has: a CPU and two A100, unless told otherwise."""
         return a_worker(self.worker_id, **{"engine": "celery"} | fields)
 
-    def report(self, worker: Worker | None = None) -> httpx.Response:
+    def report(self, worker: Worker | None = None, **fields: Any) -> httpx.Response:
         """Tell an inventory."""
-        body = Report(worker=worker or self.worker()).model_dump_json(exclude_defaults=True).encode()
+        body = Report(worker=worker or self.worker(), **fields).model_dump_json(exclude_defaults=True).encode()
         return self.send("PUT", INVENTORY_PATH, body)
 
     def beat(self, **fields: Any) -> httpx.Response:

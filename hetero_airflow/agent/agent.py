@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from hetero_airflow.agent.link import LinkDown, LinkRefused
@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 FATAL = frozenset({Code.UNKNOWN_KEY, Code.SUPERSEDED, Code.ENROLMENT})
 """Refusals that no waiting cures: a person has to do something."""
 
-MAX_WAIT_S = 15.0
-"""Between two tries while the server does not answer."""
+MAX_WAIT_S = HEARTBEAT_S
+"""Between two tries while the server does not answer: when it is back, each worker is heard well before it is lost."""
 
 LEAVE_TRIES_S = 20.0
 """So long an agent that was told to stop tries to tell a server that does not answer."""
@@ -34,6 +34,18 @@ class Watch(Protocol):
 
     def poll(self) -> Inventory | None:
         """The newest inventory if one has just come in; never blocks."""
+        ...
+
+
+class Leases(Protocol):
+    """What finds the processes of leases: `hetero_airflow.agent.lease_watch.LeaseWatch`."""
+
+    def look(self) -> frozenset[str]:
+        """Ids of the leases that have processes here; never blocks."""
+        ...
+
+    def end(self, leases: Iterable[str]) -> None:
+        """End their processes."""
         ...
 
 
@@ -73,6 +85,7 @@ class Agent:
         worker_id: str,
         engine: str,
         watch: Watch,
+        leases: Leases,
         server: Server,
         *,
         pause: Callable[[float], bool],
@@ -80,7 +93,7 @@ class Agent:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._worker_id, self._engine = worker_id, engine
-        self._watch, self._server = watch, server
+        self._watch, self._leases, self._server = watch, leases, server
         self._pause, self._rng, self._clock = pause, rng, clock
         self._worker: Worker | None = None
         self._telemetry: tuple[Telemetry, ...] = ()
@@ -88,6 +101,8 @@ class Agent:
         """Which inventory the server has, if it is ours; empty where ours is to be told."""
         self._is_refused = False
         """The server would not take the inventory."""
+        self._is_kept_out = False
+        """The server took the inventory, and gives the worker no task as long as processes of its leases are here."""
         self._again_at: float | None = None
         """When to tell the inventory once more although nothing has changed here."""
         self._failures = 0
@@ -127,7 +142,7 @@ class Agent:
             self._worker, self._known, self._is_refused, self._again_at = worker, "", False, None
 
     def _beat(self) -> Heard:
-        heard = self._server.beat(Heartbeat(worker=self._worker_id, inventory=self._known, telemetry=self._telemetry))
+        heard = self._say(Heartbeat(worker=self._worker_id, inventory=self._known, telemetry=self._telemetry))
         self._telemetry = ()
         if heard.inventory != self._known:
             self._known = ""
@@ -135,7 +150,8 @@ class Agent:
 
     def _report(self, worker: Worker) -> Heard:
         try:
-            heard = self._server.report(Report(worker=worker, telemetry=self._telemetry))
+            told = self._leases.look()
+            heard = self._server.report(Report(worker=worker, telemetry=self._telemetry, leases=told))
         except LinkRefused as error:
             if error.code not in (Code.INVALID, Code.TOO_LARGE):
                 raise
@@ -143,9 +159,20 @@ class Agent:
             self._is_refused, self._again_at = True, self._clock() + ASK_AGAIN_S
             return Heard()
         self._known, self._telemetry, self._is_refused, self._again_at = heard.inventory, (), False, None
+        self._leases.end(heard.end)
+        if told and not heard.inventory and not self._is_kept_out:
+            log.warning(
+                "The worker gets no task yet, since processes of these leases are here: %s.", ", ".join(sorted(told))
+            )
+        self._is_kept_out = not heard.inventory
         if heard.contested:
             log.warning("Devices %s get no task here: another worker offers them.", ", ".join(heard.contested))
             self._again_at = self._clock() + ASK_AGAIN_S
+        return heard
+
+    def _say(self, beat: Heartbeat) -> Heard:
+        heard = self._server.beat(beat.model_copy(update={"leases": self._leases.look()}))
+        self._leases.end(heard.end)
         return heard
 
     def _try(self, ask: Callable[[], Heard]) -> Heard | None:
@@ -173,7 +200,7 @@ class Agent:
         beat = Heartbeat(worker=self._worker_id, is_leaving=True)
         answered_at, left = self._clock(), -1
         while self._clock() - answered_at < LEAVE_TRIES_S:
-            heard = self._try(lambda: self._server.beat(beat))
+            heard = self._try(lambda: self._say(beat))
             if heard is not None:
                 answered_at = self._clock()
                 if not heard.leases:

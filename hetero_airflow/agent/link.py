@@ -26,7 +26,8 @@ from hetero_airflow.agent.protocol import (
 from hetero_airflow.agent.tokens import public_digits, request_digest, sign_token
 from hetero_airflow.errors import HeteroError, IdentityError, shorten
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 5.0
+"""A third of [hetero] worker_timeout_s by default, so that one request that hangs costs no worker."""
 
 
 class LinkDown(HeteroError):

@@ -36,6 +36,10 @@ MAX_HEARTBEAT_BYTES = 1 << 20
 MAX_INVENTORY_BYTES = 4 << 20
 """4096 devices with all that probes tell are 2.1 MB."""
 
+MAX_LEASES = 4096
+"""Whose processes are on one host."""
+MAX_LEASE_CHARACTERS = 320
+
 SCHEDULERS_OWN = "local"
 """The engine of the worker that a scheduler reports for its own host; no agent speaks for that."""
 
@@ -117,6 +121,17 @@ def _are_sane(readings: tuple[Telemetry, ...]) -> tuple[Telemetry, ...]:
 Readings = Annotated[tuple[Telemetry, ...], FailFast(), Field(max_length=MAX_DEVICES), AfterValidator(_are_sane)]
 
 
+def _are_ids(leases: frozenset[str]) -> frozenset[str]:
+    for lease_id in leases:
+        if not 0 < len(lease_id) <= MAX_LEASE_CHARACTERS:
+            raise ValueError(f"the id of a lease has {len(lease_id)} characters, not 1 to {MAX_LEASE_CHARACTERS}")
+        _harmless(lease_id)
+    return leases
+
+
+Leases = Annotated[frozenset[str], Field(max_length=MAX_LEASES), AfterValidator(_are_ids)]
+
+
 def _names(worker: Worker) -> Iterator[str]:
     """Every text of a worker that is shown as a name, or compared as one."""
     yield worker.host
@@ -159,6 +174,7 @@ class Report(BaseModel):
 
     worker: Annotated[Worker, AfterValidator(_is_plausible)]
     telemetry: Readings = ()
+    leases: Leases = frozenset()
 
 
 class Heartbeat(BaseModel):
@@ -170,6 +186,8 @@ class Heartbeat(BaseModel):
     inventory: str = Field(default="", max_length=64)
     """The answer to the last `Report`: which inventory the server should have."""
     telemetry: Readings = ()
+    leases: Leases = frozenset()
+    """Ids of the leases whose processes are on the host."""
     is_leaving: bool = False
     """The agent was told to stop: no new task for the worker."""
 
@@ -183,6 +201,9 @@ class Heard(BaseModel):
     """Names the inventory that the server has; empty for none."""
     leases: int | None = None
     """Of a worker that leaves: how many tasks it still has. At 0 it has left."""
+    end: tuple[str, ...] = ()
+    """Ids of leases that the agent told of and that are over: it ends their processes. For as long as some are there, a
+    worker that was lost gets no task."""
     contested: tuple[str, ...] = ()
     """Ids of devices that another worker offers, so that they get no task here; worth telling again later."""
 

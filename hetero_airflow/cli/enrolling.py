@@ -16,6 +16,7 @@ from rich.console import RenderableType
 from sqlalchemy import Engine
 
 from hetero_airflow.agent.agent import Agent
+from hetero_airflow.agent.lease_watch import LeaseWatch
 from hetero_airflow.agent.protocol import ENROLMENT_S, ENROLMENT_VARIABLE, SCHEDULERS_OWN, Name
 from hetero_airflow.agent.starting import StopSignals, key_path, open_link
 from hetero_airflow.agent.tokens import hash_secret
@@ -78,6 +79,7 @@ def run_agent(
         raise HeteroError(f"--engine {engine}", found="the scheduler's own", remedy="Say what runs the tasks here")
     own = configuration.labels if labels is None else parse_labels(labels, "--labels")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # else a line for each heartbeat
+    leases = LeaseWatch(worker_id)
     signals, rng = StopSignals(), random.Random()  # noqa: S311  spreads retries, nothing secret
     signals.listen()
     secret = os.environ.pop(ENROLMENT_VARIABLE, "")  # not for the processes that discovery starts
@@ -91,7 +93,7 @@ def run_agent(
         probe_timeout_s=configuration.probe_timeout_s,
     )
     try:
-        Agent(worker_id, engine, watch, link, pause=signals.pause, rng=rng).run()
+        Agent(worker_id, engine, watch, leases, link, pause=signals.pause, rng=rng).run()
     finally:
         watch.close()
         link.close()

@@ -6,6 +6,7 @@ exec carries the lease in its environment even when it has left the group, as Ba
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -35,6 +36,20 @@ def lease_processes(leases: Mapping[str, Leader]) -> dict[str, list[int]]:
     for pid in _pids():
         id_ = groups.get(_group(pid)) or _marked_lease(pid)
         if id_ is not None and id_ in leases and not _is_zombie(pid):
+            found.setdefault(id_, []).append(pid)
+    return found
+
+
+def worker_processes(worker_id: str, leases: Mapping[str, int | None]) -> dict[str, list[int]]:
+    """Lease id → pids of its live processes, of all leases on that worker. Reads ``/proc`` once.
+
+    :param leases: what is known of them: lease id → pid of the task's own process, None where it is not there any more
+    """
+    groups = {pid: id_ for id_, pid in leases.items() if pid is not None}
+    found: dict[str, list[int]] = {}
+    for pid in _pids():
+        id_ = groups.get(_group(pid)) or _marked_lease(pid, worker_id)
+        if id_ is not None and not _is_zombie(pid):
             found.setdefault(id_, []).append(pid)
     return found
 
@@ -87,14 +102,25 @@ def _group(pid: int) -> int:
         return 0
 
 
-def _marked_lease(pid: int) -> str | None:
-    """The id of the lease in the environment that the process was started with."""
+def _marked_lease(pid: int, worker_id: str | None = None) -> str | None:
+    """The id of the lease in the environment that the process was started with, if it is on that worker."""
     try:
         environment = (_PROC / str(pid) / "environ").read_bytes()
     except OSError:
         return None
     _, found, rest = environment.partition(_MARKER)
-    return rest.partition(b'"')[0].decode(errors="replace") if found else None
+    if not found or (worker_id is not None and _worker_in(_MARKER[-7:] + rest.partition(b"\0")[0]) != worker_id):
+        return None
+    return rest.partition(b'"')[0].decode(errors="replace")
+
+
+def _worker_in(lease: bytes) -> object:
+    """The worker of a lease as its variable has it."""
+    try:
+        value = json.loads(lease)
+    except ValueError:
+        return None
+    return value.get("worker") if isinstance(value, dict) else None
 
 
 def _is_zombie(pid: int) -> bool:

@@ -26,6 +26,7 @@ from airflow.sdk.execution_time.comms import RescheduleTask, StartupDetails
 from airflow.sdk.execution_time.coordinator import BaseCoordinator
 from airflow.sdk.execution_time.supervisor import ActivitySubprocess, _subprocess_main
 
+from hetero_airflow.engines.lease_files import noted_lease
 from hetero_airflow.engines.processes import end_processes
 from hetero_airflow.executor.carrier import unload_lease
 from hetero_airflow.executor.hang_watch import HangWatch
@@ -64,7 +65,11 @@ class DeviceCoordinator(BaseCoordinator):
     ) -> BaseCoordinator.ExecutionResult:
         """Fork the task's process with its devices bound, wait for it, and end what it left behind."""
         lease = unload_lease(what.context_carrier)
-        with bound(lease) if lease else nullcontext(), _control_folder() as folder:
+        with (
+            noted_lease(lease.id, lease.worker) if lease else nullcontext() as note,
+            bound(lease) if lease else nullcontext(),
+            _control_folder() as folder,
+        ):
             process = DeviceSupervisor.start(
                 what=what,
                 dag_rel_path=dag_rel_path,
@@ -75,10 +80,12 @@ class DeviceCoordinator(BaseCoordinator):
                 subprocess_logs_to_stdout=subprocess_logs_to_stdout,
                 target=functools.partial(_run_until_parent_dies, os.getpid()),
             )
+            if note:
+                note.begin(process.pid)
             if lease:
                 process.look_after(lease, folder)
             exit_code = process.wait()
-        left = end_processes(lease.id, (process.pid, None), _GRACE_S) if lease else []
+            left = end_processes(lease.id, (process.pid, None), _GRACE_S) if lease else []
         if left and logger:
             logger.warning("Processes outlived the task and were stopped, to free its devices", pids=left)
         return self.ExecutionResult(exit_code, process.final_state)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -19,6 +19,7 @@ from sqlalchemy import Connection, Engine, Row, bindparam, func, insert, select,
 
 from hetero_airflow.errors import IdentityError, shorten
 from hetero_airflow.model.bar import BarKind
+from hetero_airflow.model.lease import TERMINAL
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql_contested import without_contested
@@ -26,7 +27,7 @@ from hetero_airflow.store.sql_events import record_events
 from hetero_airflow.store.sql_transaction import Writing, chunks, reading, writing
 from hetero_airflow.store.store import DeviceCleared, Event, WorkerAlive, WorkerLost, WorkerSeen
 
-_KEY, _HELD = tables.worker_key.c, tables.lease_device.c
+_KEY, _LEASE, _HELD = tables.worker_key.c, tables.lease.c, tables.lease_device.c
 _UPDATE_NONCE = update(tables.worker_key).where(_KEY.worker_id == bindparam("key"))
 
 
@@ -65,6 +66,8 @@ class Answer:
     outcome: Outcome
     digest: str = ""
     """Of the inventory that the store has; empty where it has none, or takes the worker for lost: it is to be told."""
+    end: tuple[str, ...] = ()
+    """Ids of leases that it told of and that are over."""
     leases: int | None = None
     """How many leases are left there, of a worker that leaves; at 0 it is taken for lost."""
     contested: tuple[str, ...] = ()
@@ -171,12 +174,14 @@ class WorkerKeys:
             record_events(transaction, [event for one in beats for event in admitted.events(one)], now)
             transaction.execute_many(_UPDATE_NONCE, admitted.updates())
             digests = _digests(transaction, {one.worker_id for one in taken})
+            over = _over(transaction, taken)
             left = _leases_left(transaction, {one.worker_id for one in taken if one.leaving is not None})
             record_events(transaction, [WorkerLost(worker_id) for worker_id, leases in left.items() if not leases], now)
         return [
             Answer(
                 outcome,
                 digests.get(one.worker_id, ""),
+                over.get(one.worker_id, ()),
                 left.get(one.worker_id) if one.leaving is not None else None,
                 admitted.contested.get(one.worker_id, ()) if isinstance(one.event, WorkerSeen) else (),
             )
@@ -211,7 +216,7 @@ class _Admitted:
     def events(self, told: Told) -> Iterable[Event]:
         if isinstance(told.event, WorkerSeen):
             worker, self.contested[told.worker_id] = without_contested(self._writing, told.event.worker)
-            yield WorkerSeen(worker, told.event.telemetry)
+            yield replace(told.event, worker=worker)
         else:
             yield told.event
         if told.leaving is not None:
@@ -278,6 +283,21 @@ def _digests(writing: Writing, worker_ids: Iterable[str]) -> dict[str, str]:
             query.where(tables.worker.c.id.in_(chunk), tables.worker.c.state == WorkerState.ONLINE)
         )
     }
+
+
+def _over(writing: Writing, told: Iterable[Told]) -> dict[str, tuple[str, ...]]:
+    """Worker id → ids of the leases that its agent told of and that are over.
+
+    One that nobody knows is not: it may be another Airflow's, whose supervisor looks after it.
+    """
+    query = select(_LEASE.worker_id, _LEASE.id).where(_LEASE.state.in_(TERMINAL)).order_by(_LEASE.id)
+    named = {(one.worker_id, lease_id) for one in told for lease_id in one.event.leases or ()}
+    over: dict[str, tuple[str, ...]] = {}
+    for chunk in chunks(sorted({lease_id for _, lease_id in named})):
+        for row in writing.connection.execute(query.where(_LEASE.id.in_(chunk))):
+            if (row.worker_id, row.id) in named:
+                over[row.worker_id] = (*over.get(row.worker_id, ()), row.id)
+    return over
 
 
 def _leases_left(writing: Writing, worker_ids: Iterable[str]) -> dict[str, int]:

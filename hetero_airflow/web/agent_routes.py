@@ -99,7 +99,7 @@ class AgentRoutes:
         report = self._parse(Report, body, claims.sub)
         _check_own(claims, report.worker.id)
         return await self._tell(
-            Told(claims.sub, key, claims.nonce, claims.ins, WorkerSeen(report.worker, report.telemetry))
+            Told(claims.sub, key, claims.nonce, claims.ins, WorkerSeen(report.worker, report.telemetry, report.leases))
         )
 
     async def heartbeat(self, request: Request) -> Response:
@@ -107,7 +107,7 @@ class AgentRoutes:
         claims, key, body = await self._read(request, HEARTBEAT_PATH, MAX_HEARTBEAT_BYTES)
         beat = self._parse(Heartbeat, body, claims.sub)
         _check_own(claims, beat.worker)
-        alive = WorkerAlive(claims.sub, beat.telemetry)
+        alive = WorkerAlive(claims.sub, beat.telemetry, beat.leases)
         leaving = _leaving(claims.sub) if beat.is_leaving else None
         return await self._tell(Told(claims.sub, key, claims.nonce, claims.ins, alive, leaving))
 
@@ -138,7 +138,7 @@ class AgentRoutes:
 
 
 def _heard(answer: Answer) -> Heard:
-    return Heard(inventory=answer.digest, leases=answer.leases, contested=answer.contested)
+    return Heard(inventory=answer.digest, leases=answer.leases, end=answer.end, contested=answer.contested)
 
 
 def _leaving(worker_id: str) -> DeviceBarred:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from fastapi import FastAPI
 from sqlalchemy import Engine
@@ -13,6 +14,7 @@ from hetero_airflow.errors import HeteroError
 from hetero_airflow.web.agent_routes import AgentRoutes
 from hetero_airflow.web.people_routes import PeopleRoutes
 from hetero_airflow.web.refusals import Refusals, handler
+from hetero_airflow.web.server_beat import keep_beating
 
 
 def airflow_engine() -> Engine:
@@ -23,8 +25,7 @@ def airflow_engine() -> Engine:
     return settings.engine
 
 
-@asynccontextmanager
-async def keep_answering(_app: FastAPI) -> AsyncIterator[None]:
+def spare_what_is_loaded() -> None:
     """Let the collector leave alone what Airflow has loaded by the time it begins to serve.
 
     Else each full collection looks at all of it: with a thousand agents, the API server stood still for 0.6 to 1.0 s
@@ -32,15 +33,24 @@ async def keep_answering(_app: FastAPI) -> AsyncIterator[None]:
     """
     gc.collect()
     gc.freeze()
-    yield
 
 
 def make_app(engine: Callable[[], Engine] = airflow_engine) -> FastAPI:
-    """All routes; nothing is opened before the first request, since Airflow makes the app before it forks.
+    """All routes; nothing is opened before it serves, since Airflow makes the app before it forks.
 
     :param engine: gives the engine of a database that `airflow db migrate` has prepared
     """
-    app = FastAPI(title="hetero_airflow", openapi_url=None, docs_url=None, redoc_url=None, lifespan=keep_answering)
+
+    @asynccontextmanager
+    async def serve(_app: FastAPI) -> AsyncIterator[None]:
+        spare_what_is_loaded()
+        beating = asyncio.create_task(keep_beating(engine))
+        yield
+        beating.cancel()
+        with suppress(asyncio.CancelledError):
+            await beating
+
+    app = FastAPI(title="hetero_airflow", openapi_url=None, docs_url=None, redoc_url=None, lifespan=serve)
     refusals = Refusals()
     app.include_router(AgentRoutes(engine, refusals).router())
     app.include_router(PeopleRoutes(engine).router())

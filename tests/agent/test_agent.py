@@ -35,11 +35,19 @@ class World:
         self.inventories = inventories
         self.told: list[tuple[float, str]] = []
         self.known = ""
+        self.here: frozenset[str] = frozenset()
+        self.ended: list[tuple[float, str]] = []
         self.answer: Callable[[Report | Heartbeat], Heard | None] = lambda _: None
         """Instead of the honest answer, where it is not None; may raise."""
 
     def poll(self) -> Inventory | None:
         return self.inventories.pop(0) if self.inventories else None
+
+    def look(self) -> frozenset[str]:
+        return self.here
+
+    def end(self, leases) -> None:
+        self.ended += [(round(self.now, 1), lease_id) for lease_id in leases]
 
     def report(self, report: Report) -> Heard:
         self.told.append((round(self.now, 1), f"inventory of {len(report.worker.devices)}"))
@@ -49,6 +57,7 @@ class World:
 
     def beat(self, beat: Heartbeat) -> Heard:
         words = ["leaving" if beat.is_leaving else "beat", *(f"{one.power_w:g} W" for one in beat.telemetry)]
+        words += sorted(beat.leases)
         self.told.append((round(self.now, 1), " ".join(words)))
         return self.answer(beat) or Heard(inventory=self.known, leases=0 if beat.is_leaving else None)
 
@@ -61,7 +70,7 @@ class World:
 
     def run(self) -> list[tuple[float, str]]:
         rng = random.Random(1)
-        Agent("worker-a", "celery", self, self, pause=self.pause, rng=rng, clock=lambda: self.now).run()
+        Agent("worker-a", "celery", self, self, self, pause=self.pause, rng=rng, clock=lambda: self.now).run()
         return self.told
 
 
@@ -117,7 +126,7 @@ def test_a_server_that_is_away_is_tried_again_less_and_less_often_and_the_log_sa
     with caplog.at_level("INFO"):
         told = world.run()
     tries = [at for at, _ in told if at < up_at]
-    assert 15 < len(tries) < 80
+    assert 40 < len(tries) < 130
     assert all(b - a <= MAX_WAIT_S + 0.1 for a, b in pairwise(tries))
     after = [(at, what) for at, what in told if at >= up_at]
     assert after[0][1] == "inventory of 2"
@@ -128,7 +137,7 @@ def test_a_server_that_is_away_is_tried_again_less_and_less_often_and_the_log_sa
 
 def test_a_thousand_agents_do_not_come_back_at_the_same_moment():
     waits = sorted(wait_before_try(6, random.Random(n)) for n in range(1000))
-    assert waits[100] < 2 < 12 < waits[-100] <= MAX_WAIT_S
+    assert waits[100] < 1 < 4 < waits[-100] <= MAX_WAIT_S
 
 
 @pytest.mark.parametrize("code", [Code.UNKNOWN_KEY, Code.SUPERSEDED])
@@ -208,3 +217,34 @@ def test_a_server_that_does_not_answer_does_not_keep_a_leaving_agent(caplog):
     world.run()
     assert 6 + LEAVE_TRIES_S <= world.now < 6 + LEAVE_TRIES_S + MAX_WAIT_S + 1
     assert "leaves without a word" in caplog.text
+
+
+def test_each_heartbeat_tells_the_leases_whose_processes_are_here():
+    world = World([found()], stop_at_s=11)
+    world.here = frozenset({"l1", "l2"})
+    assert world.run()[1:] == [(5, "beat l1 l2"), (10, "beat l1 l2"), (11, "leaving l1 l2")]
+
+
+def test_what_is_over_is_ended_whatever_was_told():
+    world = World([found()], stop_at_s=6)
+    world.answer = lambda told: Heard(inventory="1", leases=0, end=(f"l{len(world.told)}",))
+    world.run()
+    assert world.ended == [(0, "l1"), (5, "l2"), (6, "l3")]
+
+
+def test_a_worker_that_is_kept_out_tells_its_inventory_with_each_heartbeat_until_it_is_not(caplog):
+    world = World([found()], stop_at_s=18)
+    world.here = frozenset({"l1"})
+    reports = []
+
+    def answer(told):
+        if isinstance(told, Report) and world.now < 10:
+            reports.append(told.leases)
+            return Heard(end=("l1",))
+        world.here = frozenset()
+        return None
+
+    world.answer = answer
+    assert [what for _, what in world.run()] == ["inventory of 2"] * 3 + ["beat", "leaving"]
+    assert reports == [frozenset({"l1"})] * 2
+    assert caplog.text.count("processes of these leases are here: l1") == 1

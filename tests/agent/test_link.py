@@ -55,6 +55,16 @@ def until(condition: Callable[[], object], seconds: float = 20) -> None:
         time.sleep(0.01)
 
 
+class NoLeases:
+    """Stands in for a host without tasks."""
+
+    def look(self) -> frozenset[str]:
+        return frozenset()
+
+    def end(self, leases) -> None:
+        assert not leases
+
+
 class Found:
     """Stands in for discovery."""
 
@@ -72,7 +82,7 @@ def running(server, enrolment, tmp_path, monkeypatch):
     monkeypatch.setattr(agent_module, "MAX_WAIT_S", 0.1)
     signals, found = StopSignals(), Found()
     link = link_to(server.url, tmp_path)
-    made = Agent("worker-a", "celery", found, link, pause=signals.pause, rng=random.Random(1))
+    made = Agent("worker-a", "celery", found, NoLeases(), link, pause=signals.pause, rng=random.Random(1))
     thread = threading.Thread(target=made.run)
     thread.start()
     yield found, signals, thread

@@ -259,3 +259,40 @@ def test_an_agent_that_starts_again_takes_off_its_own_bar_and_no_persons(enrolle
     enrolled.take([seen(4, "two")], SOON)
     assert store.snapshot().bars == (drained,)
     assert store.snapshot().workers[0].state is WorkerState.ONLINE
+
+
+def test_an_agent_is_told_which_of_its_leases_are_over_and_nothing_of_others(enrolled, keys, store):
+    keys.open_enrolment("worker-b", "b", UNTIL, EPOCH)
+    keys.enrol("worker-b", "b", OTHER_KEY, SOON)
+    enrolled.take([seen(1)], SOON)
+    store.record([Submitted(a_pending("r1")), Submitted(a_pending("r2"))], SOON)
+    places = (a_place("r1", **{"GPU-0": 1000}), a_place("r2", **{"GPU-1": 1000}))
+    over, held = store.commit(Plan(places), SOON, LATER).leases
+    told = frozenset({over.id, held.id, "unknown"})
+    (before,) = enrolled.take([alive(2, event=WorkerAlive("worker-a", leases=told))], SOON)
+    move_lease(store, over.id, over.token, LeaseState.EVICTED, LATER)
+    own, others = enrolled.take(
+        [
+            alive(3, event=WorkerAlive("worker-a", leases=told)),
+            alive(1, worker_id="worker-b", public_key=OTHER_KEY, event=WorkerAlive("worker-b", leases=told)),
+        ],
+        LATER,
+    )
+    assert (before.end, own.end, others.end) == ((), (over.id,), ())
+    assert store.sights()["worker-a"].leases == told
+
+
+def test_a_lost_worker_is_kept_out_until_its_agent_has_ended_what_is_over(enrolled, store):
+    enrolled.take([seen(1)], SOON)
+    store.record([Submitted(a_pending("r1"))], SOON)
+    (lease,) = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), SOON, LATER).leases
+    store.record([WorkerLost("worker-a")], LATER)
+    move_lease(store, lease.id, lease.token, LeaseState.EVICTED, LATER)
+    there = frozenset({lease.id})
+    (beat,) = enrolled.take([alive(2, event=WorkerAlive("worker-a", leases=there))], LATER)
+    (report,) = enrolled.take([seen(3, event=WorkerSeen(a_worker(), leases=there))], LATER)
+    assert [(one.outcome, one.digest, one.end) for one in (beat, report)] == [(Outcome.TAKEN, "", (lease.id,))] * 2
+    assert store.snapshot().workers[0].state is WorkerState.LOST
+    (report,) = enrolled.take([seen(4, event=WorkerSeen(a_worker(), leases=frozenset()))], LATER)
+    assert (bool(report.digest), report.end) == (True, ())
+    assert store.snapshot().workers[0].state is WorkerState.ONLINE

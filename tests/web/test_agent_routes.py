@@ -22,9 +22,12 @@ from hetero_airflow.agent.protocol import (
 from hetero_airflow.agent.tokens import hash_secret, public_digits
 from hetero_airflow.model.bar import BarKind
 from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store.sql_keys import WorkerKeys
-from hetero_airflow.testing import a_cpu, a_device
+from hetero_airflow.store.store import Submitted, WorkerLost
+from hetero_airflow.testing import a_cpu, a_device, a_pending, a_place, move_lease
 from tests.api_server import SECRET, Speaker
 
 BEAT = Heartbeat(worker="worker-a").model_dump_json(exclude_defaults=True).encode()
@@ -264,3 +267,54 @@ def test_a_worker_that_leaves_is_told_what_is_left(speaker, store):
     agent.report()
     assert store.snapshot().bars == ()
     assert store.snapshot().workers[0].state is WorkerState.ONLINE
+
+
+def a_lease(store, request_id: str, worker_id: str) -> Lease:
+    now = datetime.now(UTC)
+    store.record([Submitted(a_pending(request_id))], now)
+    place = a_place(request_id, worker_id, **{"GPU-0": 1000})
+    (lease,) = store.commit(Plan((place,)), now, now + timedelta(hours=1)).leases
+    return lease
+
+
+def test_a_worker_tells_of_its_leases_and_is_told_which_are_over(speaker, store):
+    agent = speaker()
+    agent.report()
+    lease = a_lease(store, "r1", "worker-a")
+    assert "end" not in agent.beat(leases={lease.id}).json()
+    assert store.sights()["worker-a"].leases == {lease.id}
+    move_lease(store, lease.id, lease.token, LeaseState.EVICTED, datetime.now(UTC))
+    assert agent.beat(leases={lease.id}).json()["end"] == [lease.id]
+
+
+def test_a_worker_that_lies_about_anothers_leases_changes_nothing_for_that_one(speaker, store):
+    a, b = speaker("worker-a"), speaker("worker-b")
+    others = b.worker(devices=(a_cpu(), a_device("GPU-7")))
+    assert [a.report().status_code, b.report(others).status_code] == [200, 200]
+    lease = a_lease(store, "r1", "worker-a")
+    assert "end" not in b.beat(leases={lease.id}).json()
+    assert {name: sight.leases for name, sight in store.sights().items()} == {"worker-a": set(), "worker-b": {lease.id}}
+    store.record([WorkerLost("worker-a"), WorkerLost("worker-b")], datetime.now(UTC))
+    assert a.report().json()["inventory"]
+    assert b.report(others, leases={lease.id}).json() == {}, "it keeps only itself out"
+
+
+@pytest.mark.parametrize(
+    ("leases", "found"),
+    [
+        (["<b>"], "markup"),
+        (["a\x1b[31m"], "printed"),
+        ([""], "0 characters"),
+        (["l" * 321], "321 characters"),
+        ([str(n) for n in range(5000)], "a list of 5000"),
+        ([1], "valid string"),
+        ("l1", "valid"),
+    ],
+)
+def test_leases_that_can_not_be_are_refused_and_it_is_said_why(speaker, leases, found):
+    agent = speaker()
+    body = json.dumps({"worker": "worker-a", "leases": leases}).encode()
+    answer = agent.send("POST", HEARTBEAT_PATH, body)
+    assert refusal(answer) == (422, "invalid")
+    assert found in answer.json()["found"]
+    assert agent.beat(leases={f"r{n}.{n}" for n in range(4096)}).status_code == 200

@@ -1,0 +1,201 @@
+"""The agent's look at real processes: a supervisor that forks its task, and programs in sessions of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from hetero_airflow.agent.lease_watch import GRACE_S, LeaseWatch
+from hetero_airflow.engines.lease_files import lease_folder, mark, noted_lease, read_lease_files, this_place
+from hetero_airflow.settings import LEASE_VARIABLE
+from hetero_airflow.testing import a_task_lease
+
+SUPERVISOR = """
+import os, sys, time
+from hetero_airflow.engines.lease_files import noted_lease
+with noted_lease(sys.argv[1], sys.argv[2]) as note:
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        if sys.argv[3] == "deaf":
+            import signal
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.write(1, b"ready\\n")
+        time.sleep(600)
+    os.setpgid(pid, pid)
+    note.begin(pid)
+    os.write(1, b"%d\\n" % pid)
+    os.waitpid(pid, 0)
+    time.sleep(0 if sys.argv[3] != "slow" else 600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+@pytest.fixture
+def supervise():
+    """Starts a supervisor and its task: (the supervisor, the pid of the task)."""
+    started = []
+
+    def start(lease_id="l1", worker_id="worker-a", manner="plain"):
+        command = [sys.executable, "-c", SUPERVISOR, lease_id, worker_id, manner]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        words = {process.stdout.readline().strip() for _ in range(2)} - {"ready"}
+        started.append((process, int(words.pop())))
+        return started[-1]
+
+    yield start
+    for process, pid in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        kill(pid)
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, 9)
+
+
+def until(condition: Callable[[], object], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "in time"
+        time.sleep(0.02)
+
+
+class Watch(LeaseWatch):
+    """With a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        super().__init__("worker-a", clock=lambda: self.now)
+
+
+def test_a_host_without_tasks_has_no_leases():
+    assert Watch().look() == frozenset()
+
+
+def test_a_lease_is_there_for_as_long_as_its_task(supervise):
+    process, pid = supervise()
+    watch = Watch()
+    assert watch.look() == {"l1"}
+    kill(pid)
+    process.wait()
+    assert (watch.look(), read_lease_files(lease_folder())) == (frozenset(), {})
+
+
+def test_a_lease_is_there_before_its_process_is():
+    with noted_lease("l1", "worker-a"):
+        assert Watch().look() == {"l1"}
+
+
+def test_a_supervisor_that_only_has_its_end_to_report_holds_nothing(supervise):
+    _, pid = supervise(manner="slow")
+    watch = Watch()
+    assert watch.look() == {"l1"}
+    kill(pid)
+    until(lambda: watch.look() == frozenset())
+    assert len(read_lease_files(lease_folder())) == 1
+
+
+def test_a_program_in_a_session_of_its_own_counts_without_any_file(supervise):
+    environment = {**os.environ, LEASE_VARIABLE: a_task_lease(id="l7", worker="worker-a").model_dump_json()}
+    others = {**os.environ, LEASE_VARIABLE: a_task_lease(id="l8", worker="worker-b").model_dump_json()}
+    with (
+        subprocess.Popen(["/bin/sleep", "600"], env=environment, start_new_session=True) as own,
+        subprocess.Popen(["/bin/sleep", "600"], env=others) as foreign,
+    ):
+        watch = Watch()
+        until(lambda: watch.look() == {"l7"})
+        watch.now += 100
+        assert watch.look() == {"l7"}
+        assert own.poll() is None, "nobody said that it is over"
+        watch.end(["l7"])
+        assert own.wait(10) == -15
+        assert foreign.poll() is None
+        foreign.kill()
+
+
+def test_a_task_whose_supervisor_was_killed_is_ended_and_forgotten(supervise, caplog):
+    process, pid = supervise()
+    watch = Watch()
+    process.kill()
+    process.wait()
+    assert watch.look() == {"l1"}
+    assert f"Lease l1: its supervisor is gone. Its processes [{pid}] get SIGTERM." in caplog.text
+    until(lambda: mark(pid) is None)
+    assert (watch.look(), read_lease_files(lease_folder())) == (frozenset(), {})
+
+
+def test_a_task_that_does_not_heed_sigterm_is_killed_after_the_grace_time(supervise, caplog):
+    process, pid = supervise(manner="deaf")
+    watch = Watch()
+    process.kill()
+    process.wait()
+    for _ in range(3):
+        assert watch.look() == {"l1"}
+    watch.now += GRACE_S
+    watch.look()
+    until(lambda: mark(pid) is None)
+    assert watch.look() == frozenset()
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text.rpartition(" get ")[2] for text in warnings] == ["SIGTERM.", "SIGKILL."]
+
+
+def test_a_lease_that_is_over_is_ended_at_once_and_its_supervisor_reports(supervise):
+    process, _ = supervise()
+    watch = Watch()
+    watch.look()
+    watch.end(["l1", "unknown here"])
+    assert process.wait(10) == 0
+    assert watch.look() == frozenset()
+
+
+def test_another_workers_leases_are_not_touched(supervise):
+    process, pid = supervise(worker_id="worker-b")
+    watch = Watch()
+    watch.end(["l1"])
+    assert watch.look() == frozenset()
+    process.kill()
+    process.wait()
+    watch.look()
+    assert mark(pid) is not None
+    assert len(read_lease_files(lease_folder())) == 1
+
+
+@pytest.mark.parametrize("change", ["another start of the host", "a pid that another process has"])
+def test_files_of_the_past_name_no_process_of_now(supervise, change):
+    process, pid = supervise()
+    process.kill()
+    process.wait()
+    (path,) = read_lease_files(lease_folder())
+    content = json.loads(path.read_text())
+    if change == "another start of the host":
+        content["place"] = f"another/{this_place()}"
+    else:
+        content["task"]["ticks"] -= 1
+    path.write_text(json.dumps(content))
+    assert Watch().look() == frozenset()
+    assert mark(pid) is not None
+    assert read_lease_files(lease_folder()) == {}
+
+
+def test_what_tidies_up_temporary_files_does_not_find_an_old_one(supervise):
+    supervise()
+    (path,) = read_lease_files(lease_folder())
+    os.utime(path, (0, 0))
+    Watch().look()
+    assert time.time() - path.stat().st_mtime < 60

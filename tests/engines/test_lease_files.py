@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from hetero_airflow.engines.lease_files import (
+    LeaseFile,
+    lease_folder,
+    mark,
+    noted_lease,
+    read_lease_files,
+    this_place,
+)
+from hetero_airflow.errors import HeteroError
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def files() -> list[LeaseFile]:
+    return list(read_lease_files(lease_folder()).values())
+
+
+def test_the_file_is_there_from_before_the_process_until_after_it():
+    own = mark(os.getpid())
+    with noted_lease("l/1", "worker-a") as note:
+        before = LeaseFile(lease="l/1", worker="worker-a", place=this_place(), supervisor=own)
+        assert files() == [before]
+        with subprocess.Popen(["/bin/sleep", "600"], process_group=0) as task:
+            note.begin(task.pid)
+            assert files() == [before.model_copy(update={"task": mark(task.pid)})]
+            assert files()[0].task.runs
+            task.kill()
+    assert files() == []
+    assert os.listdir(lease_folder()) == []
+
+
+def test_the_file_stays_for_a_process_that_nothing_could_end():
+    with subprocess.Popen(["/bin/sleep", "600"], process_group=0) as task:
+        with noted_lease("l1", "worker-a") as note:
+            note.begin(task.pid)
+        assert [one.lease for one in files()] == ["l1"]
+        task.kill()
+
+
+def test_the_file_goes_when_the_task_fails_to_start():
+    with pytest.raises(RuntimeError), noted_lease("l1", "worker-a"):
+        raise RuntimeError
+    assert files() == []
+
+
+def test_only_this_user_reads_them():
+    with noted_lease("l1", "worker-a"):
+        folder = lease_folder()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert [stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()] == [0o600]
+
+
+@pytest.mark.parametrize("kind", ["open to others", "a link", "a file", "another's"])
+def test_a_folder_that_is_not_ours_alone_is_refused_and_the_task_runs_all_the_same(temporary_folder, kind, caplog):
+    path = lease_folder()
+    path.rmdir()
+    if kind == "a link":
+        target = temporary_folder / "elsewhere"
+        target.mkdir(mode=0o700)
+        path.symlink_to(target)
+    elif kind == "a file":
+        path.touch(0o600)
+    else:
+        path.mkdir()
+        path.chmod(0o777 if kind == "open to others" else 0o700)
+    if kind == "another's":
+        if os.getuid() != 0:
+            pytest.skip("only root gives files away")
+        os.chown(path, 12345, -1)
+    with pytest.raises(HeteroError, match=r"Remove it; it is made anew"):
+        lease_folder()
+    with noted_lease("l1", "worker-a") as note:
+        assert note is None
+    assert "will not see the process of lease l1" in caplog.text
+
+
+def test_a_full_disk_stops_no_task(monkeypatch, caplog):
+    with noted_lease("l1", "worker-a") as note:
+        monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        note.begin(os.getpid())
+        with noted_lease("l2", "worker-a") as other:
+            assert other is None
+        monkeypatch.undo()
+    assert "does not name its process" in caplog.text
+    assert "will not see the process of lease l2" in caplog.text
+
+
+def test_what_is_no_lease_file_is_passed_over(caplog):
+    (lease_folder() / "a.json").write_text("{}")
+    (lease_folder() / ".half.json.1").write_text("{")
+    with noted_lease("l1", "worker-a"):
+        assert [one.lease for one in files()] == ["l1"]
+    assert caplog.text.count("can't be read") == 1
+
+
+def test_a_process_is_told_from_a_later_one_of_its_pid():
+    own = mark(os.getpid())
+    assert (own.runs, own.is_reused) == (True, False)
+    later = own.model_copy(update={"ticks": own.ticks + 1})
+    assert (later.runs, later.is_reused) == (False, True)
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        gone = mark(ended.pid)
+        ended.wait()
+    assert (gone.runs, gone.is_reused, mark(gone.pid)) == (False, False, None)
