@@ -43,7 +43,14 @@ def tries(fleet, dag_id, run_id):
 def start_training(fleet, name, steps=60):
     """A training that has taken some steps; its run."""
     run_id = fleet.airflow.trigger("train", {"name": name, "steps": steps})
-    fleet.airflow.wait_until(lambda: len(notes(fleet, name)) >= 6, "the training to step", 60)
+
+    def is_under_way():
+        assert fleet.airflow.tasks("train", run_id)[0]["state"] != "failed", fleet.airflow.log_text(
+            "train", run_id, "train_on"
+        )
+        return len(notes(fleet, name)) >= 6
+
+    fleet.airflow.wait_until(is_under_way, "the training to step", 90)
     return run_id
 
 

@@ -33,15 +33,28 @@ def use(name, seconds):
             "visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "at_parse": AT_PARSE}  # fmt: skip
 
 
+class Sum:
+    """All that a training knows."""
+
+    def __init__(self):
+        self.value = 0.0
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
 def train(name, steps=60, nap_s=0.5):
     """Steps that note themselves, with a checkpoint every second one."""
-    lease, state = current_lease(), {"sum": 0.0}
+    lease, state = current_lease(), Sum()
     note(name=name, what="start", worker=lease.worker, ids=list(lease.ids), token=lease.token)
     for step in checkpoint.steps(steps, every=2, state=state):
-        state["sum"] += step
+        state.value += step
         note(name=name, what="step", step=step, worker=lease.worker, token=lease.token)
         time.sleep(nap_s)
-    return state["sum"]
+    return state.value
 
 
 with DAG("spread", schedule=None):
