@@ -34,6 +34,7 @@ from hetero_airflow.executor.recoveries import Recoveries, Returned
 from hetero_airflow.executor.stays import Stays
 from hetero_airflow.executor.task_instances import TaskInstances
 from hetero_airflow.executor.task_log import write_task_log
+from hetero_airflow.executor.wanted_gauges import emit_wanted
 from hetero_airflow.model.bar import with_bars
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Refuse, Wait
@@ -119,6 +120,7 @@ class Dispatcher:
             saved=5,
             turn=30,
             learn=60,
+            wanted=30,
             prune=3600,
         )
         self._outages: dict[str, str] = {}
@@ -397,6 +399,8 @@ class Dispatcher:
             self._turn_alternatives(now)
         if self._periods.is_due("learn", now):
             self._beliefs.refresh()
+        if self._periods.is_due("wanted", now):
+            emit_wanted(self._store.snapshot())
         if self._periods.is_due("prune", now):
             self._store.prune(now - timedelta(days=self._configuration.history_days))
         if self._placed and now - self._placed[0][2] >= NEW:

@@ -1,7 +1,7 @@
 """The routes for people and their programs, by Airflow's own login and permissions: read only.
 
-Workers and devices are for whoever may see Airflow's jobs; of the queue, each sees the tasks of the DAGs that he may
-read.
+Workers, devices and what would help are for whoever may see Airflow's jobs; of the queue, each sees the tasks of the
+DAGs that he may read.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from sqlalchemy import Engine
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
+from hetero_airflow.scheduling.wanted_workers import Wanted, WantedWorkers, wanted_workers
 from hetero_airflow.store.sql import SqlStore
 from hetero_airflow.store.sql_queue import Holds, Waits, read_holds, read_waits
 from hetero_airflow.store.sql_transaction import reading
@@ -29,6 +30,7 @@ MAX_PAGE = 1000
 
 Offset = Annotated[int, Query(ge=0, le=10**6)]
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
+TypeName = Annotated[str | None, Query(max_length=100)]
 
 
 class WorkerRow(BaseModel):
@@ -80,11 +82,26 @@ class Queue(BaseModel):
     leases: list[Holds]
 
 
+class MoreWorkers(BaseModel):
+    """What would help now: how many more workers of which type would let all that waits start."""
+
+    workers: int
+    """Of the types that were asked for, together."""
+    types: tuple[Wanted, ...]
+    """Every known type, or the one that was asked for."""
+    waiting: int
+    fitting: int
+    """Of those that wait: for whom the devices are free already."""
+    unservable: int
+    """For whom no known type would do."""
+
+
 class PeopleRoutes:
     """The handlers. They block on the database, so FastAPI runs them in threads."""
 
     def __init__(self, engine: Callable[[], Engine]) -> None:
         self._engine = engine
+        self._wanted: tuple[Snapshot, WantedWorkers] | None = None
 
     @cached_property
     def _store(self) -> SqlStore:
@@ -96,6 +113,7 @@ class PeopleRoutes:
         router.add_api_route("/workers", self.workers, methods=["GET"])
         router.add_api_route("/devices", self.devices, methods=["GET"])
         router.add_api_route("/queue", self.queue, methods=["GET"])
+        router.add_api_route("/wanted-workers", self.wanted_workers, methods=["GET"])
         return router
 
     def workers(self, offset: Offset = 0, limit: Limit = 100) -> Workers:
@@ -133,6 +151,21 @@ class PeopleRoutes:
                 waiting=read_waits(connection, readable, offset, limit),
                 leases=read_holds(connection, readable, offset, limit),
             )
+
+    def wanted_workers(self, type: TypeName = None) -> MoreWorkers:
+        """How many more workers would let all that waits start, by type or of one; none of a type that is not known."""
+        snapshot = self._store.snapshot()
+        if self._wanted is None or self._wanted[0] is not snapshot:
+            self._wanted = (snapshot, wanted_workers(snapshot))
+        found = self._wanted[1]
+        types = tuple(one for one in found.types if type in (None, one.type))
+        return MoreWorkers(
+            workers=sum(one.workers for one in types),
+            types=types,
+            waiting=found.waiting,
+            fitting=found.fitting,
+            unservable=found.unservable,
+        )
 
 
 def _worker_row(worker: Worker, snapshot: Snapshot, seen: datetime | None) -> WorkerRow:

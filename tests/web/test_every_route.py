@@ -67,7 +67,7 @@ def ask(airflow: LocalAirflow, method: str, path: str, token: str | None = None,
 
 
 def test_the_app_has_the_routes_that_are_walked():
-    assert {path for _, path in routes()} == AGENTS | {"/workers", "/devices", "/queue"}
+    assert {path for _, path in routes()} == AGENTS | {"/workers", "/devices", "/queue", "/wanted-workers"}
 
 
 @pytest.mark.parametrize(("method", "path"), routes())
@@ -132,6 +132,12 @@ def test_people_see_workers_devices_and_the_queue(airflow, user_token, speaker, 
     assert (page["total"], device["device"]["id"], device["telemetry"]["power_w"]) == (3, "GPU-0", 70)
     assert ask(airflow, "GET", "/devices", user_token, params={"limit": 10**6}).status_code == 422
     assert ask(airflow, "GET", "/queue", user_token).json() == {"waiting": [], "leases": []}
+
+
+def test_people_see_what_would_help(airflow, user_token):
+    answer = ask(airflow, "GET", "/wanted-workers", user_token, params={"type": "no-such-type"})
+    assert answer.status_code == 200, answer.text
+    assert (answer.json()["workers"], answer.json()["types"]) == (0, [])
 
 
 def test_of_the_queue_one_sees_the_dags_that_one_may_read(airflow, user_token, engine):

@@ -1,0 +1,64 @@
+"""What docs/autoscaling.md gives KEDA: its query on a real PostgreSQL, its route and field as they are."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from sqlalchemy import NullPool, create_engine, text
+
+from hetero_airflow.agent.protocol import PREFIX
+from hetero_airflow.model.plan import Plan
+from hetero_airflow.store import tables
+from hetero_airflow.store.sql import SqlStore
+from hetero_airflow.store.store import Submitted, Withdrawn, WorkerSeen
+from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
+from hetero_airflow.web.people_routes import MoreWorkers, PeopleRoutes
+
+PAGE = (Path(__file__).parents[2] / "docs" / "autoscaling.md").read_text()
+
+
+def scaler(type_: str) -> dict[str, Any]:
+    """The metadata of the page's trigger of that type."""
+    documents = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+    triggers = [trigger for document in documents for trigger in document["spec"]["triggers"]]
+    (found,) = [trigger["metadata"] for trigger in triggers if trigger["type"] == type_]
+    return found
+
+
+@pytest.mark.postgres
+def test_the_query_counts_the_gpus_that_are_asked_for(make_postgres_database):
+    engine = create_engine(make_postgres_database(), poolclass=NullPool)
+    tables.metadata.create_all(engine)
+    store = SqlStore(engine)
+
+    def answer() -> float:
+        with engine.connect() as connection:
+            return float(connection.execute(text(scaler("postgresql")["query"])).scalar_one())
+
+    assert answer() == 0
+    half = {"device": "gpu", "share": 0.5}
+    asked = ["gpu", "gpu:4", "a100-80gb:2", ["gpu:8", "cpu:2"], half, "cpu:8", "npu"]
+    requests = [Submitted(a_pending(f"r{n}", device)) for n, device in enumerate(asked)]
+    store.record([WorkerSeen(a_worker()), *requests], EPOCH)
+    assert answer() == 1 + 4 + 2 + 8 + 0.5
+    store.commit(Plan((a_place("r0", **{"GPU-0": 1000}),)), EPOCH, EPOCH)
+    store.record([Withdrawn("r3", "cleared")], EPOCH)
+    assert answer() == 1 + 4 + 2 + 0.5
+
+
+def test_the_route_and_its_field_are_there():
+    url, _, query = scaler("metrics-api")["url"].partition("?")
+    routes = PeopleRoutes(lambda: pytest.fail("nothing is asked")).router().routes
+    assert url.removeprefix("http://airflow-api-server:8080") in {PREFIX + route.path for route in routes}
+    assert query.startswith("type=")
+    assert scaler("metrics-api")["valueLocation"] in MoreWorkers.model_fields
+
+
+def test_the_answer_in_the_page_is_one():
+    (shown,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    assert MoreWorkers.model_validate(json.loads(shown)).model_dump(mode="json") == json.loads(shown)
