@@ -13,11 +13,11 @@ from airflow.policies import hookimpl
 
 @hookimpl
 def task_policy(task: Any) -> None:
-    """Complete mapped device tasks, when a DAG file is parsed.
+    """Complete mapped device tasks, and refuse a gang of one that is not mapped, when a DAG file is parsed.
 
     :raises RequestError: becomes the DAG file's import error
     """
-    if not task.is_mapped:
+    if not (task.is_mapped or hasattr(task, "is_one_training")):
         return
     from hetero_airflow.operators.mapped import complete_mapped_task
 

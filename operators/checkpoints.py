@@ -11,7 +11,7 @@ from airflow.sdk import Context
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetero_airflow.checkpoints.opening import split_url
-from hetero_airflow.checkpoints.place import CheckpointPlace
+from hetero_airflow.checkpoints.place import CheckpointPlace, place_of
 from hetero_airflow.errors import RequestError
 from hetero_airflow.executor.checkpoint_place import (
     CheckpointOptions,
@@ -20,6 +20,7 @@ from hetero_airflow.executor.checkpoint_place import (
     store_credentials,
 )
 from hetero_airflow.executor.state_keys import CHECKPOINT
+from hetero_airflow.runtime.task_lease import TaskGang
 from hetero_airflow.settings import CHECKPOINT_VARIABLE
 
 
@@ -67,14 +68,17 @@ _REMEDY = f"Give a mapping with any of {', '.join(CheckpointArguments.model_fiel
 
 
 @contextmanager
-def checkpoints_bound(context: Context, arguments: CheckpointArguments, token: int | None) -> Iterator[None]:
+def checkpoints_bound(
+    context: Context, arguments: CheckpointArguments, token: int | None, gang: TaskGang | None = None
+) -> Iterator[None]:
     """Within: this process and all it starts know the place of the task's checkpoints, and have what opens it.
 
     A task goes on where it began, even if the configuration names another place by now: its state store has it.
 
+    :param gang: whose members are one training: then the place is the leader's
     :raises SettingsError: the configuration can't be read, or names a connection that is not there
     """
-    variables = checkpoint_variables(context, arguments, token)
+    variables = checkpoint_variables(context, arguments, token, gang)
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -87,7 +91,9 @@ def checkpoints_bound(context: Context, arguments: CheckpointArguments, token: i
                 os.environ[name] = value
 
 
-def checkpoint_variables(context: Context, arguments: CheckpointArguments, token: int | None) -> dict[str, str]:
+def checkpoint_variables(
+    context: Context, arguments: CheckpointArguments, token: int | None, gang: TaskGang | None = None
+) -> dict[str, str]:
     """What tells a process the place of the task's checkpoints, and opens it: credentials are among them.
 
     The place is on record in the task's state store then.
@@ -97,6 +103,11 @@ def checkpoint_variables(context: Context, arguments: CheckpointArguments, token
     options = checkpoint_options()
     credentials = store_credentials(options.conn_id)
     place = _place(context, arguments, token, options, credentials)
+    if gang is not None:
+        ti: Any = context["ti"]
+        path = place_of(ti.dag_id, ti.task_id, ti.run_id, gang.first_index)
+        # the leader alone claims the place, before the others look: what epoch it is, it decides
+        place = place.model_copy(update={"path": path} | ({"epoch": None} if gang.rank else {}))
     states: Any = context.get("task_state_store")
     if states is not None:
         known = states.get(CHECKPOINT)

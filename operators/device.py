@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from airflow.sdk import BaseOperator, Context, RetryPolicy
 
 from hetero_airflow.executor.carrier import ARGUMENTS, KEY, pack_request, unload_lease
 from hetero_airflow.executor.retry_policy import DeviceRetryPolicy
 from hetero_airflow.executor.selection import device_task_defaults
+from hetero_airflow.model.gang import parse_gang
 from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoints_bound
 from hetero_airflow.operators.failing import requeued_if_curable
 from hetero_airflow.operators.stopping import raise_if_noticed, rescheduled_if_stopped
@@ -35,9 +36,15 @@ class DeviceOperator(BaseOperator):
     :param topology: nvlink or numa of the devices, host, rack or site of a gang; ``nvlink@10m`` waits so long for it
     :param priority: urgent, high, medium or low
     :param wait_timeout: fail after waiting for longer
+    :param gang: of a mapped task: so many of its instances, in the order of their map indexes, are placed all at the
+        same time or not at all; `current_lease().gang <hetero_airflow.runtime.task_lease.TaskGang>` tells each of them
+        which it is, and the hosts of all
     :param checkpoint: mapping with any of url, keep_last, keep_best, keep_every, on_clear; see `CheckpointArguments`
     :raises RequestError: when the DAG file is parsed, if the arguments make no request
     """
+
+    is_one_training: ClassVar[bool] = False
+    """Whether the tasks of a gang are ranks of one training, which has its checkpoints in one place."""
 
     def __init__(
         self,
@@ -50,6 +57,7 @@ class DeviceOperator(BaseOperator):
         topology: Any = None,
         priority: Any = None,
         wait_timeout: Any = None,
+        gang: Any = None,
         checkpoint: Any = None,
         retry_policy: RetryPolicy | None = None,
         executor: str | None = None,
@@ -67,6 +75,7 @@ class DeviceOperator(BaseOperator):
             retry_policy=retry_policy or DeviceRetryPolicy(),
             **kwargs,
         )
+        self.gang = parse_gang(gang)
         self.checkpoint = CheckpointArguments.parse(checkpoint)
 
     def execute(self, context: Context) -> Any:
@@ -95,7 +104,7 @@ class DeviceOperator(BaseOperator):
         if LEASE_VARIABLE in os.environ:
             own = current_lease()
             self.log.info("Device: %s", own)
-            with checkpoints_bound(context, self.checkpoint, own.token):
+            with checkpoints_bound(context, self.checkpoint, own.token, own.gang if self.is_one_training else None):
                 yield
             return
         lease = unload_lease(getattr(context["ti"], "context_carrier", None))
@@ -108,5 +117,6 @@ class DeviceOperator(BaseOperator):
                 yield
             return
         self.log.info("Device: %s (bound by the operator; a coordinator would have bound it before parsing)", lease)
-        with bound(lease), checkpoints_bound(context, self.checkpoint, lease.token):
+        gang = lease.gang if self.is_one_training else None
+        with bound(lease), checkpoints_bound(context, self.checkpoint, lease.token, gang):
             yield

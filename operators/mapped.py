@@ -17,14 +17,16 @@ from hetero_airflow.executor.carrier import ARGUMENTS, KEY, pack_request
 from hetero_airflow.executor.probes import pack_probe
 from hetero_airflow.executor.selection import device_task_defaults
 from hetero_airflow.operators.device import DeviceOperator
+from hetero_airflow.operators.mapped_gang import check_no_gang, gang_of
 
 
 def complete_mapped_task(task: object) -> None:
     """Put the requests of a mapped device task into its ``executor_config``; leave every other task alone.
 
-    :raises RequestError: becomes the DAG file's import error
+    :raises RequestError: becomes the DAG file's import error; also for a gang of a task that is not mapped
     """
     if not isinstance(task, MappedOperator):
+        check_no_gang(task)
         return
     is_probe = getattr(task.operator_class, "is_device_probe", False)  # sensors can't be imported from here
     if not is_probe and not _is_device_operator(task.operator_class):
@@ -39,8 +41,8 @@ def complete_mapped_task(task: object) -> None:
     # what a decorated task expands over are the arguments of its function, whatever their names
     expanded = None if isinstance(task, DecoratedMappedOperator) else task._get_specified_expand_input().value
     instances, stride = _instances(given, expanded)
-    pack = pack_probe if is_probe else pack_request
-    partial["executor_config"] = {**(partial.get("executor_config") or {}), KEY: pack(instances, stride)}
+    packed = pack_probe(instances, stride) if is_probe else pack_request(instances, stride, gang_of(task, expanded))
+    partial["executor_config"] = {**(partial.get("executor_config") or {}), KEY: packed}
 
 
 def _is_device_operator(operator_class: object) -> bool:

@@ -49,7 +49,7 @@ def failure_of_ranks(
         tail = group.tail(None)
         evidence = Evidence(log=tail, exit_code=exit_code, oom_kills=oom_kills)
         return RanksFailed(asked, rank=None, evidence=evidence, tail=_last_lines(tail))
-    rank, evidence = next((one for one in known if not _is_consequence(one[1])), known[0])
+    rank, evidence = next((one for one in known if not is_consequence(one[1])), known[0])
     evidence = replace(evidence, oom_kills=oom_kills)
     return RanksFailed(asked, rank=rank, evidence=evidence, tail=_last_lines(group.tail(rank)))
 
@@ -75,7 +75,8 @@ def _known(group: RankGroup) -> list[tuple[int, Evidence]]:
     return killed + said
 
 
-def _is_consequence(evidence: Evidence) -> bool:
+def is_consequence(evidence: Evidence) -> bool:
+    """Whether it is what ranks see of another one's end."""
     return classify(evidence).failure_class in _CONSEQUENCES
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from hetero_airflow.operators.gang_meeting import Joining
 from hetero_airflow.runtime.rank_process import (
     PARENT_VARIABLE,
     RANKS_VARIABLE,
@@ -50,22 +51,30 @@ class RankGroup:
     :param target: what follows torchrun's own arguments: a script, or ``-m`` and a module, and its arguments
     :param environment: of all the processes, whole
     :param log: gets each line, with the rank before it
+    :param joining: how it meets the other members of its gang, each with as many processes; None: it is alone
     """
 
     def __init__(
-        self, target: Sequence[str], processes: int, max_restarts: int, environment: Mapping[str, str], log: Any
+        self,
+        target: Sequence[str],
+        processes: int,
+        max_restarts: int,
+        environment: Mapping[str, str],
+        log: Any,
+        joining: Joining | None = None,
     ) -> None:
         # within the folder that the supervisor removes, even if this process is killed
         self.folder = Path(tempfile.mkdtemp(prefix="hetero-ranks-", dir=os.environ.get(CONTROL_VARIABLE)))
         self.result = self.folder / "result.json"
         """What rank 0 may have written."""
         self._streams = selectors.DefaultSelector()
-        self._lines = [_Lines(f"rank {rank}", log) for rank in range(processes)]
+        self.first_rank = 0 if joining is None else joining.gang.rank * processes
+        self._lines = [_Lines(f"rank {self.first_rank + number}", log) for number in range(processes)]
         self._own_lines = _Lines("torchrun", log)
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ended = False
         self._command = [
-            *(sys.executable, "-m", "hetero_airflow.runtime.torchrun", "--standalone", "--local-addr=localhost"),
+            *(sys.executable, "-m", "hetero_airflow.runtime.torchrun", *_meeting_arguments(joining)),
             *(f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}"),
             *("-m", "hetero_airflow.runtime.rank_process", *target),
         ]
@@ -79,7 +88,8 @@ class RankGroup:
             # waits for half an hour (pytorch/pytorch#135712; seen with torch 2.13 in 3 of 5 runs with a restart).
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }
-        self._environment = {**environment, **own}
+        self._environment = {**environment, **(joining.variables if joining else {}), **own}
+        self._inherited = [joining.listener.fileno()] if joining and joining.listener else []
 
     def __enter__(self) -> RankGroup:
         return self
@@ -111,6 +121,7 @@ class RankGroup:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=self._inherited,
         )
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
@@ -156,7 +167,7 @@ class RankGroup:
 
     def tail(self, rank: int | None) -> str:
         """The last lines of a rank; of torchrun itself for None."""
-        return (self._own_lines if rank is None else self._lines[rank]).tail()
+        return (self._own_lines if rank is None else self._lines[rank - self.first_rank]).tail()
 
     def _read(self, wait_s: float) -> bool:
         """Take what there is; whether there was anything."""
@@ -187,6 +198,20 @@ class RankGroup:
                 if is_ours and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
+
+
+def _meeting_arguments(joining: Joining | None) -> list[str]:
+    if joining is None:
+        return ["--standalone", "--local-addr=localhost"]
+    listen = f",listen_fd={joining.listener.fileno()}" if joining.listener else ""
+    return [
+        f"--nnodes={joining.gang.size}",
+        "--rdzv-backend=hetero",
+        f"--rdzv-endpoint={joining.meeting.address}:{joining.meeting.port}",
+        f"--rdzv-id={joining.gang.name}",
+        f"--rdzv-conf=rank={joining.gang.rank}{listen}",
+        f"--local-addr={joining.address}",
+    ]
 
 
 class _Lines:

@@ -1,13 +1,14 @@
-"""Training on several processes of one worker, by torchrun."""
+"""Training on several processes by torchrun: of one worker, or of the workers of a gang."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException
@@ -16,7 +17,8 @@ from hetero_airflow.errors import RequestError
 from hetero_airflow.executor.retry_policy import configured_rules
 from hetero_airflow.executor.run_end import oom_kills
 from hetero_airflow.operators.device import DeviceOperator
-from hetero_airflow.operators.rank_failure import RanksFailed, evidence_of_end, failure_of_ranks
+from hetero_airflow.operators.gang_meeting import Joining, joining
+from hetero_airflow.operators.rank_failure import RanksFailed, evidence_of_end, failure_of_ranks, is_consequence
 from hetero_airflow.operators.rank_group import RankGroup
 from hetero_airflow.operators.stopping import is_told
 from hetero_airflow.recovery.classify import classify
@@ -32,12 +34,18 @@ MAX_PROCESSES = 4096
 
 MAX_RESULT_BYTES = 1 << 20
 
+_NOTICE_S = 60.0
+"""Within this time the executor knows that another member of a gang has failed, and tells this one. It learns of a
+worker that is lost within 15 s, and the notice comes with a heartbeat of the supervisor."""
+
+_LOOK_S = 0.2
+
 _FEWER_MAY_DO = frozenset({FailureClass.HARDWARE, FailureClass.NETWORK, FailureClass.LOST_WORKER})
 """What may be one device's fault, so that the others can go on without it."""
 
 
 class TorchrunOperator(DeviceOperator):
-    """Runs a script or a module in several processes by torchrun, on the leased devices of one worker.
+    """Runs a script or a module in several processes by torchrun, on the leased devices of one worker, or of a gang.
 
     A rank that dies does not fail the task: torchrun starts all ranks again, and with
     `hetero_airflow.runtime.checkpoint` they go on from the last checkpoint. Where torchrun gives up after
@@ -46,6 +54,11 @@ class TorchrunOperator(DeviceOperator):
     another number of processes. The lines of the ranks go to the task's log, each with its rank.
 
     What rank 0 writes as JSON to the file named by ``HETERO_AIRFLOW_RESULT`` is the task's result.
+
+    Expanded over ``node_rank=range(4)``, or over anything else with ``gang=4``, it is a task instance on each of four
+    workers, and one training: all are placed together or not at all, the ranks are numbered worker by worker, and all
+    find the checkpoints of the first. A rank that dies is started again with all others. Where torchrun gives up on
+    one of the workers, the others stop too, and all begin again together.
 
     Beside these it takes the arguments of `DeviceOperator`.
 
@@ -56,12 +69,16 @@ class TorchrunOperator(DeviceOperator):
         as there are devices, and on a CPU the most
     :param max_restarts: how often torchrun starts the ranks again
     :param env: more environment variables for the ranks; template
+    :param node_rank: only to expand over: ``range(N)``
     :raises RequestError: when the DAG file is parsed, if the arguments contradict themselves
 
     >>> TorchrunOperator(task_id="train", script="train.py", args=["--lr", "0.1"], processes="2:4", device="gpu:4")
     <Task(TorchrunOperator): train>
+    >>> TorchrunOperator.partial(task_id="train_far", script="train.py", device="gpu:8").expand(node_rank=range(4))
+    <Mapped(TorchrunOperator): train_far>
     """
 
+    is_one_training: ClassVar[bool] = True
     template_fields: Sequence[str] = ("script", "module", "args", "env")
 
     def __init__(
@@ -73,6 +90,7 @@ class TorchrunOperator(DeviceOperator):
         processes: int | str | None = None,
         max_restarts: int = 3,
         env: Any = None,
+        node_rank: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -89,6 +107,7 @@ class TorchrunOperator(DeviceOperator):
         self.processes = processes
         self.max_restarts = max_restarts
         self.env = env
+        self.node_rank = node_rank
         self._range = parse_processes(processes)
         self._group: RankGroup | None = None
 
@@ -98,7 +117,11 @@ class TorchrunOperator(DeviceOperator):
         :raises RanksFailed: torchrun gave up
         """
         with self._recovering(context):
-            return self._train()
+            lease = current_lease() if LEASE_VARIABLE in os.environ else None
+            if lease is None or lease.gang is None:
+                return self._train(lease)
+            with joining(context, lease.gang, lease.id) as found:
+                return self._train_together(lease, found)
 
     def on_kill(self) -> None:
         """Stop torchrun and its ranks; if the task was preempted, it goes on later."""
@@ -106,8 +129,16 @@ class TorchrunOperator(DeviceOperator):
             self._group.end()
         super().on_kill()
 
-    def _train(self) -> Any:
-        lease = current_lease() if LEASE_VARIABLE in os.environ else None
+    def _train(self, lease: TaskLease | None) -> Any:
+        if self.node_rank is not None:
+            raise AirflowFailException(
+                RequestError(
+                    "node_rank",
+                    self.node_rank,
+                    found="no lease of a gang",
+                    remedy="Run the task with HeteroExecutor, and expand it over node_rank=range(N)",
+                )
+            )
         target = self._target()
         least, count = self._counts(lease)
         while True:
@@ -121,10 +152,28 @@ class TorchrunOperator(DeviceOperator):
                 lease = without_device(lease, error.rank) if lease and lease.count == count else lease
                 count -= 1
 
-    def _start(self, target: Sequence[str], count: int, lease: TaskLease | None) -> Any:
+    def _train_together(self, lease: TaskLease, found: Joining) -> Any:
+        gang = found.gang
+        self.log.info(
+            "Worker %d of %d of gang %s: it meets the others at %s, port %d",
+            gang.rank, gang.size, gang.name, found.meeting.address, found.meeting.port,
+        )  # fmt: skip
+        try:
+            return self._start(self._target(), self._counts(lease)[1], lease, found)
+        except RanksFailed as error:
+            if not is_consequence(error.evidence):
+                raise
+            self.log.warning("%s\nThat may be for lack of another worker's ranks: this one waits for a notice.", error)
+            end = time.monotonic() + _NOTICE_S
+            while not is_told() and time.monotonic() < end:
+                time.sleep(_LOOK_S)
+            raise
+
+    def _start(self, target: Sequence[str], count: int, lease: TaskLease | None, found: Joining | None = None) -> Any:
         self.log.info("Starting %d processes of %s", count, target[-1] if self.module else target[0])
         kills = oom_kills(os.getpid())
-        with RankGroup(target, count, self.max_restarts, self._environment(lease, count), self.log) as group:
+        environment = self._environment(lease, count)
+        with RankGroup(target, count, self.max_restarts, environment, self.log, found) as group:
             self._group = group
             try:
                 exit_code = group.run(_is_hopeless)

@@ -27,10 +27,10 @@ Asked = DeviceRequest | Mapping[str, Any]
 """A finished request, or arguments with templates in them."""
 
 
-def pack_request(instances: Iterable[Mapping[str, Any]], stride: int = 1) -> dict[str, Any]:
+def pack_request(instances: Iterable[Mapping[str, Any]], stride: int = 1, gang: int = 1) -> dict[str, Any]:
     """The value of ``executor_config[KEY]`` for the arguments of a task's instances.
 
-    Instance `map_index` takes entry ``(map_index // stride) % len(entries)``.
+    Instance `map_index` takes entry ``(map_index // stride) % len(entries)``, and is in gang ``map_index // gang``.
 
     >>> packed = pack_request([{"device": "gpu:2"}])
     >>> str(unpack_request({"hetero": packed}, map_index=-1))
@@ -38,7 +38,8 @@ def pack_request(instances: Iterable[Mapping[str, Any]], stride: int = 1) -> dic
 
     :raises RequestError: arguments without templates that make no request
     """
-    return {"requests": [_entry(arguments) for arguments in instances], "stride": stride}
+    packed = {"requests": [_entry(arguments) for arguments in instances], "stride": stride}
+    return packed | ({"gang": gang} if gang > 1 else {})
 
 
 def unpack_request(executor_config: object, map_index: int) -> Asked | None:
@@ -62,6 +63,11 @@ def unpack_request(executor_config: object, map_index: int) -> Asked | None:
             found="no device request",
             remedy="Leave that key to the device operators",
         ) from error
+
+
+def unpack_gang(executor_config: Mapping[str, Any] | None) -> int:
+    """How many instances of the task are placed together; 1: each by itself. What `unpack_request` took is assumed."""
+    return int((executor_config or {}).get(KEY, {}).get("gang", 1))
 
 
 def is_template(value: object) -> bool:

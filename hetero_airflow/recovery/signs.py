@@ -140,8 +140,9 @@ TABLE: tuple[Sign, ...] = (
           "UnboundLocalError", "TypeError", "KeyError", "FileNotFoundError", "NotImplementedError"),
     # After the task's own code: workers that run side by side may share a cgroup.
     _fact(_F.HOST_MEMORY, "docs.kernel.org/admin-guide/cgroup-v2: memory.events, oom_kill", _oom_killed),
-    _last(_F.NETWORK, "hetero_airflow.errors: the checkpoint store did not answer, for all retries of its client",
-          "hetero_airflow.errors.CheckpointStoreUnavailable"),
+    _last(_F.NETWORK, "hetero_airflow: the checkpoint store did not answer, for all retries of its client; the leader "
+          "of a gang did not say where to meet it",
+          "hetero_airflow.errors.CheckpointStoreUnavailable", "hetero_airflow.operators.gang_meeting.LeaderUnheard"),
     _text(_F.NETWORK, "torch ProcessGroupNCCL; hiyouga/LlamaFactory#7396, vllm-project/vllm-ascend#4972",
           r"Watchdog caught collective operation timeout|\b[NH]CCL (?:operation )?time(?:d )?out"),
     _text(_F.NETWORK, "NVIDIA/nccl#2076, #975, #795",
@@ -151,7 +152,7 @@ TABLE: tuple[Sign, ...] = (
           r"gloo/transport/\S{1,80}\] .{0,120}?(?:[Cc]losed by peer|reset by peer|[Tt]imed out|refused)"),
     _text(_F.NETWORK, "torch TCPStore; vllm-project/vllm#19670, zai-org/ChatGLM-6B#1232",
           r"torch\.distributed\.Dist(?:Network|Store)Error|The client socket has (?:timed out|failed to connect)"
-          r"|got error: Socket Timeout"),
+          r"|got error: Socket Timeout|rendezvous\.api\.RendezvousTimeoutError"),
     _text(_F.NETWORK, "HCCL; vllm-project/vllm-ascend#486", r"\bEI0006\b|Getting socket times out"),
     _text(_F.LOST_WORKER, "subprocess, torchrun and shells of a process that SIGKILL ended",
           r"died with <Signals\.SIG(?:KILL|TERM)|(?:exit (?:code|status)|exitcode)\s*:? (?:137|143|-9|-15)\b"

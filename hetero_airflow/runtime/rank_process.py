@@ -69,6 +69,7 @@ def main(argv: Sequence[str]) -> int:
     folder, rank = Path(os.environ[RANKS_VARIABLE]), int(os.environ["RANK"])
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     _write_to(output_pipe(folder, int(os.environ["LOCAL_RANK"])))
+    _end_path(folder, restart, rank).unlink(missing_ok=True)  # started again for lack of others, it counts as the same
     replace_file(_pid_path(folder, restart, rank), str(os.getpid()).encode())
     end, code = _run(list(argv), RankEnd(rank=rank, restart=restart, at_s=0), folder)
     with suppress(OSError):  # a full disk must not hide how it ended from torchrun, too

@@ -9,7 +9,13 @@ from contextlib import suppress
 from enum import IntEnum
 from typing import Any
 
-from hetero_airflow.errors import CheckpointError, CheckpointStoreUnavailable, FencedOut, RequestError
+from hetero_airflow.errors import (
+    CheckpointError,
+    CheckpointStoreUnavailable,
+    FencedOut,
+    InvalidCheckpoint,
+    RequestError,
+)
 from hetero_airflow.runtime.every import MAX_STEPS, Every
 from hetero_airflow.runtime.progress_file import Phase
 from hetero_airflow.runtime.ranks import rank
@@ -99,7 +105,14 @@ class StepLoop:
             restore(self._state, last.state)
         session.forget_latest()
         self._saved_at = self._monotonic()
-        first = session.agreement.on(0 if last is None else last.step + 1)
+        own = 0 if last is None else last.step + 1
+        first = session.agreement.on(own)
+        if not session.agreement.all(self._state is None or own == first):
+            raise InvalidCheckpoint(
+                f"that all ranks go on after step {first - 1}",
+                found="ranks that do not see that checkpoint",
+                remedy="Set [hetero] checkpoint_url to a place that all workers of the gang reach",
+            )
         if first:
             logger.info("Going on after step %d of %d", first - 1, self._total)
         return first

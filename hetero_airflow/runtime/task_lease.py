@@ -16,6 +16,34 @@ _TORCH_TYPES = {"nvidia": "cuda", "amd": "cuda", "ascend": "npu", "google": "xla
 """Vendor → torch's device type; ROCm builds of torch call their devices cuda."""
 
 
+_TORCH_BACKENDS = {"cuda": "nccl", "npu": "hccl"}
+"""torch's device type → what its collectives go by; Gloo for all others."""
+
+
+class TaskGang(BaseModel):
+    """The tasks that were placed together with this one, each on a lease of its own."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    """Of this placement of the gang: placed anew, it has another one."""
+    rank: int
+    """This task's place in the gang, from 0; rank 0 is the leader."""
+    hosts: tuple[str, ...]
+    """Of the members' workers, by rank."""
+    leader: str
+    """Id of the leader's lease."""
+    first_index: int
+    """The leader's map index."""
+    network: dict[str, str] = {}
+    """Variables that the labels of this worker make: see `gang_network.network_settings`."""
+
+    @property
+    def size(self) -> int:
+        """How many tasks there are."""
+        return len(self.hosts)
+
+
 class TaskLease(BaseModel):
     """The devices that this task may use, and no other task does.
 
@@ -49,6 +77,8 @@ class TaskLease(BaseModel):
     """Which of the request's alternatives was placed, from 0."""
     simulated: bool = False
     """True if the devices are not real."""
+    gang: TaskGang | None = None
+    """None for a task that was placed by itself."""
 
     @property
     def count(self) -> int:
@@ -68,6 +98,11 @@ class TaskLease(BaseModel):
         """
         kind = None if self.simulated else _TORCH_TYPES.get(self.vendor)
         return f"{kind}:0" if kind and self.kind != "cpu" else "cpu"
+
+    @property
+    def torch_backend(self) -> str:
+        """What torch.distributed's collectives between such devices go by: ``nccl``, ``hccl`` or ``gloo``."""
+        return _TORCH_BACKENDS.get(self.torch_device.partition(":")[0], "gloo")
 
     def __str__(self) -> str:
         amount = f"{self.share:g} of a (cooperative)" if self.share is not None else f"{self.count} ×"

@@ -26,6 +26,9 @@ def main(argv: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
+    from hetero_airflow.runtime.gang_rendezvous import register
+
+    register()
     try:
         run(parse_args(list(argv)))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:

@@ -7,6 +7,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from hetero_airflow.errors import CheckpointStoreUnavailable, FencedOut, LeaseLost
+from hetero_airflow.operators.gang_meeting import LeaderUnheard
 from hetero_airflow.recovery import signs
 from hetero_airflow.recovery.classify import classify
 from hetero_airflow.recovery.evidence import Evidence, chain_of
@@ -25,6 +26,7 @@ def test_the_exit_code_of_a_stopped_process_is_that_of_the_runtime():
         (FencedOut, FailureClass.LOST_WORKER),
         (LeaseLost, FailureClass.LOST_WORKER),
         (CheckpointStoreUnavailable, FailureClass.NETWORK),
+        (LeaderUnheard, FailureClass.NETWORK),
         (AirflowFailException, FailureClass.USER_ERROR),
         (ModuleNotFoundError, FailureClass.USER_ERROR),
     ],

@@ -1,0 +1,97 @@
+"""Which instances of a mapped task are a gang: asked when the DAG file is parsed, so that none can wait for ever."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow.sdk.definitions.mappedoperator import MappedOperator
+
+from hetero_airflow.errors import RequestError
+from hetero_airflow.model.gang import MAX_MEMBERS, parse_gang
+
+NODE_RANK = "node_rank"
+
+
+def check_no_gang(task: object) -> None:
+    """A task that is not mapped has one instance.
+
+    :raises RequestError: it asks for a gang all the same
+    """
+    if getattr(task, "gang", 1) > 1 or getattr(task, NODE_RANK, None) is not None:
+        name = "gang" if getattr(task, "gang", 1) > 1 else NODE_RANK
+        raise RequestError(
+            name,
+            getattr(task, name),
+            found="a task that is not mapped, and so has one instance",
+            remedy=f"Write .partial(...).expand({NODE_RANK}=range(4)), or gang=4 in partial() and expand over 4 values",
+        )
+
+
+def gang_of(task: MappedOperator, expanded: Any) -> int:
+    """How many instances of a mapped task in a row are placed together.
+
+    :param expanded: what it is expanded over, where names of arguments are in it; None for a decorated task
+    :raises RequestError: instances that make no whole gangs, or that Airflow would never queue at the same time
+    """
+    size = parse_gang(task.partial_kwargs.get("gang"))
+    if isinstance(expanded, Mapping) and NODE_RANK in expanded:
+        size = _ranks(expanded, size)
+    if isinstance(expanded, Sequence) and any("gang" in row or NODE_RANK in row for row in expanded):
+        raise RequestError(
+            "expand_kwargs",
+            "a gang",
+            found="instances one by one",
+            remedy=f"Use expand({NODE_RANK}=range(4))",
+        )
+    if isinstance(expanded, Mapping) and "gang" in expanded:
+        raise RequestError("gang", "expanded", found="a gang for each instance", remedy="Put gang= into partial()")
+    if size == 1:
+        return size
+    _check_count(task, size)
+    limits = {
+        "max_active_tis_per_dag": task.partial_kwargs.get("max_active_tis_per_dag"),
+        "max_active_tis_per_dagrun": task.partial_kwargs.get("max_active_tis_per_dagrun"),
+        "max_active_tasks": getattr(task.dag, "max_active_tasks", None),
+    }
+    for name, limit in limits.items():
+        if limit is not None and limit < size:
+            raise RequestError(
+                "gang", size, found=f"{name}={limit}", remedy=f"Raise {name}: all {size} tasks run at the same time"
+            )
+    return size
+
+
+def _ranks(expanded: Mapping[str, Any], size: int) -> int:
+    """The size of the gang that is expanded over its ranks; a range becomes a list, which Airflow can serialize."""
+    values = expanded[NODE_RANK]
+    if not isinstance(values, list | tuple | range):
+        raise RequestError(
+            NODE_RANK,
+            type(values).__name__,
+            found="ranks that are known only at run time",
+            remedy=f"Write expand({NODE_RANK}=range(4)), or gang=4 in partial() and expand over something else",
+        )
+    found = list(values[: MAX_MEMBERS + 1])
+    if found != list(range(len(found))) or not 1 <= len(found) <= MAX_MEMBERS:
+        raise RequestError(NODE_RANK, values, found="no ranks from 0 on", remedy=f"Write expand({NODE_RANK}=range(4))")
+    last = list(expanded)[-1]
+    if last != NODE_RANK:
+        raise RequestError(NODE_RANK, "expanded", found=f"{last} after it", remedy=f"Write {NODE_RANK} as the last")
+    if size not in (1, len(found)):
+        raise RequestError("gang", size, found=f"{NODE_RANK} of {len(found)}", remedy="Leave gang out")
+    if isinstance(expanded, dict):
+        expanded[NODE_RANK] = found
+    return len(found)
+
+
+def _check_count(task: MappedOperator, size: int) -> None:
+    """Where it is known how many instances there are, they make whole gangs."""
+    value: Any = task._get_specified_expand_input().value
+    lists = list(value.values()) if isinstance(value, Mapping) else [value]
+    if not all(isinstance(one, list | tuple) for one in lists):
+        return
+    count = math.prod(len(one) for one in lists)
+    if count % size:
+        raise RequestError("gang", size, found=f"{count} instances", remedy=f"Expand over a multiple of {size} values")

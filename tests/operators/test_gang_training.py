@@ -1,0 +1,194 @@
+"""Real gangs on Gloo: two torchruns on this host, each in a process of its own, as on two workers."""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+from airflow.sdk.exceptions import AirflowRescheduleException
+
+from hetero_airflow.operators import TorchrunOperator
+from hetero_airflow.runtime.task_lease import TaskGang
+from hetero_airflow.runtime.visible_devices import bound
+from hetero_airflow.settings import CONTROL_VARIABLE
+from hetero_airflow.testing import a_task_lease
+
+WORKERS = 2
+STEPS = 8
+
+TRAIN = """
+import json, os, pathlib, signal, sys, time
+import torch
+import torch.distributed as dist
+from hetero_airflow.runtime import checkpoint
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, size, folder = dist.get_rank(), dist.get_world_size(), pathlib.Path(sys.argv[1])
+value = torch.ones(1)
+dist.all_reduce(value)
+(folder / f"met-{rank}-{time.time()}").touch()
+model = torch.nn.Linear(2, 1)
+torch.nn.init.zeros_(model.weight)
+for step in checkpoint.steps(8, every=1, state={"model": model}):
+    loss = model(torch.ones(1, 2) * rank).sum()
+    model.zero_grad()
+    loss.backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        with torch.no_grad():
+            parameter += parameter.grad
+    if rank == 0:
+        with open(folder / "steps", "a") as file:
+            print(json.dumps([step, size, round(model.weight.sum().item(), 3)]), file=file)
+    if step == 3 and rank == int(sys.argv[2]) and not (folder / "died").exists():
+        checkpoint.wait()
+        (folder / "died").touch()
+        os.kill(os.getpid() if sys.argv[3] == "rank" else os.getppid(), signal.SIGKILL)
+(folder / f"worker-{os.environ['GROUP_RANK']}-rank-{rank}").touch()
+if rank == 0:
+    pathlib.Path(os.environ["HETERO_AIRFLOW_RESULT"]).write_text(json.dumps(size))
+dist.destroy_process_group()
+"""
+
+
+class AnInstance:
+    """A task instance whose XComs are files that all of them see."""
+
+    dag_id, task_id, run_id, max_tries = "dag", "train", "run", 0
+
+    def __init__(self, folder, map_index):
+        self.folder, self.map_index, self.context_carrier = folder, map_index, None
+
+    def xcom_push(self, key, value):
+        draft = self.folder / f"{key}~"
+        draft.write_text(json.dumps(value))
+        draft.replace(self.folder / f"{key}-{self.map_index}")
+
+    def xcom_pull(self, *, key, map_indexes):
+        path = self.folder / f"{key}-{map_indexes}"
+        return json.loads(path.read_text()) if path.exists() else None
+
+
+def a_gang(rank, number=1):
+    return TaskGang(
+        name=f"dag.train[4-5] (run) #{number}",
+        rank=rank,
+        hosts=("here", "here"),
+        leader=f"lease-{number}-0",
+        first_index=4,
+    )
+
+
+def work(folder, rank, number, arguments, answer):
+    """What one worker does with its task of the gang."""
+    os.setsid()
+    control = folder / f"control-{rank}"
+    control.mkdir(exist_ok=True)
+    os.environ[CONTROL_VARIABLE] = str(control)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    operator = TorchrunOperator(
+        task_id="train",
+        script=str(folder / "train.py"),
+        args=[folder, *arguments],
+        processes=2,
+        device="cpu",
+        max_restarts=1,
+        checkpoint={"url": (folder / "store").as_uri()},
+        node_rank=rank,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: operator.on_kill())
+    lease = a_task_lease(
+        id=f"lease-{number}-{rank}", token=10 * number + rank, kind="cpu", vendor="intel", model="cpu", ids=("cpu",),
+        indexes=(0,), gang=a_gang(rank, number),
+    )  # fmt: skip
+    with bound(lease):
+        try:
+            answer.put((rank, operator.execute({"ti": AnInstance(folder, 4 + rank)})))
+        except AirflowRescheduleException:
+            answer.put((rank, "rescheduled"))
+
+
+class Workers:
+    """Two workers that train together."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.context = multiprocessing.get_context("fork")
+        self.answer = self.context.Queue()
+        self.processes = []
+
+    def start(self, *arguments, number=1, order=(0, 1)):
+        self.placed_at = time.time()
+        self.processes = []
+        for rank in order:
+            given = (self.folder, rank, number, arguments, self.answer)
+            self.processes.append(self.context.Process(target=work, args=given))
+            self.processes[-1].start()
+
+    def answers(self):
+        found = dict(self.answer.get(timeout=90) for _ in self.processes)
+        for process in self.processes:
+            process.join()
+        return found
+
+    def tell(self, rank):
+        """As the coordinator does when the time of a notice is up."""
+        (self.folder / f"control-{rank}" / "notice").touch()
+        os.kill(self.processes[rank].pid, signal.SIGTERM)
+
+    def met(self):
+        """Rank → how long after the placement it had its first collective."""
+        parts = [path.name.split("-") for path in self.folder.glob("met-*")]
+        return sorted((float(at) - self.placed_at, int(rank)) for _, rank, at in parts)
+
+    def steps(self):
+        return [json.loads(line) for line in (self.folder / "steps").read_text().splitlines()]
+
+
+@pytest.fixture
+def workers(tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN)
+    workers = Workers(tmp_path)
+    yield workers
+    for process in workers.processes:
+        process.kill()
+
+
+def test_four_ranks_on_two_workers_are_one_training_and_keep_their_places(workers, capfd):
+    workers.start(-1, "", order=(1, 0))
+    assert workers.answers() == {0: 4, 1: None}
+    assert [step for step, *_ in workers.steps()] == list(range(STEPS))
+    assert sorted(path.name for path in workers.folder.glob("worker-*")) == [
+        "worker-0-rank-0", "worker-0-rank-1", "worker-1-rank-2", "worker-1-rank-3"
+    ]  # fmt: skip
+    print("placed to first collective, s:", workers.met())
+
+
+def test_where_a_rank_dies_all_start_again_from_the_last_checkpoint_and_nobody_is_stopped(workers):
+    workers.start(3, "rank")
+    assert workers.answers() == {0: 4, 1: None}
+    steps = workers.steps()
+    assert [step for step, *_ in steps] == [*range(4), *range(4, STEPS)]
+    once = {step: value for step, _, value in steps}
+    assert [once[step] for step in range(STEPS)] == sorted(once.values())
+
+
+def test_where_one_worker_gives_up_the_other_waits_for_its_notice_and_both_go_on_together(workers):
+    workers.start(3, "torchrun")  # the second worker's torchrun is killed
+    first = workers.answer.get(timeout=90)
+    assert first == (1, "rescheduled")
+    workers.tell(0)
+    assert workers.answer.get(timeout=90) == (0, "rescheduled")
+    for path in workers.folder.glob("control-*/notice"):
+        path.unlink()
+    before = workers.steps()
+    workers.start(-1, "", number=2)
+    assert workers.answers() == {0: 4, 1: None}
+    after = workers.steps()[len(before) :]
+    first = after[0][0]
+    assert first in (before[-1][0], before[-1][0] + 1), "after the last step that was published before the kill"
+    assert [step for step, *_ in after] == list(range(first, STEPS))
+    assert after[-1][2] == pytest.approx(before[0][2] * STEPS)

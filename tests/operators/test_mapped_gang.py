@@ -1,0 +1,119 @@
+"""What a DAG file may ask of gangs, and what it is told if it may not."""
+
+import pytest
+from airflow.sdk import DAG, task
+from airflow.serialization.serialized_objects import DagSerialization
+
+from hetero_airflow.errors import RequestError
+from hetero_airflow.executor.carrier import KEY, unpack_gang, unpack_request
+from hetero_airflow.operators import DeviceBashOperator, TorchrunOperator
+from hetero_airflow.operators.mapped import complete_mapped_task
+from hetero_airflow.task_policy import task_policy
+
+
+@pytest.fixture
+def dag():
+    with DAG("a_dag", schedule=None) as dag:
+        yield dag
+
+
+def trained(**arguments):
+    return TorchrunOperator.partial(task_id="train", script="train.py", device="gpu:4", **arguments)
+
+
+def packed(operator):
+    complete_mapped_task(operator)
+    return operator.partial_kwargs["executor_config"]
+
+
+def test_a_training_that_is_expanded_over_its_ranks_is_one_gang(dag):
+    config = packed(trained().expand(node_rank=range(4)))
+    assert unpack_gang(config) == 4
+    assert str(unpack_request(config, 3)) == "4 × gpu"
+
+
+def test_a_dag_file_with_ranks_as_a_range_can_be_serialized(dag):
+    packed(trained().expand(node_rank=range(4)))
+    encoded = DagSerialization.to_dict(dag)["dag"]["tasks"][0]
+    assert "train" in str(encoded)
+    assert "[0, 1, 2, 3]" in str(encoded)
+
+
+def test_any_mapped_device_task_can_be_of_gangs(dag):
+    @task.device(device="gpu", gang=2)
+    def work(x): ...
+
+    assert unpack_gang(packed(work.expand(x=[1, 2, 3, 4]).operator)) == 2
+    command = DeviceBashOperator.partial(task_id="bash", device="gpu", gang=3).expand(bash_command=["a", "b", "c"])
+    assert unpack_gang(packed(command)) == 3
+
+
+def test_each_value_before_the_ranks_has_a_gang_of_its_own(dag):
+    config = packed(trained().expand(env=[{"LR": "1"}, {"LR": "2"}], node_rank=range(4)))
+    assert unpack_gang(config) == 4
+
+
+def test_a_mapped_task_that_says_nothing_is_of_no_gang(dag):
+    config = packed(DeviceBashOperator.partial(task_id="b", device="gpu").expand(bash_command=["a", "b"]))
+    assert "gang" not in config[KEY]
+    assert unpack_gang(config) == unpack_gang(None) == unpack_gang({}) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expanded", "field", "found"),
+    [
+        ({"gang": 4}, {"args": [["a"], ["b"], ["c"]]}, "gang", "3 instances"),
+        ({"gang": 0}, {"args": [["a"]]}, "gang", "no number of tasks"),
+        ({"gang": "many"}, {"args": [["a"]]}, "gang", "no number of tasks"),
+        ({"gang": True}, {"args": [["a"]]}, "gang", "no number of tasks"),
+        ({"gang": 10**9}, {"args": [["a"]]}, "gang", "no number of tasks"),
+        ({"gang": 2}, {"node_rank": range(4)}, "gang", "node_rank of 4"),
+        ({}, {"node_rank": [0, 2]}, "node_rank", "no ranks from 0 on"),
+        ({}, {"node_rank": []}, "node_rank", "no ranks from 0 on"),
+        ({}, {"node_rank": range(2000)}, "node_rank", "no ranks from 0 on"),
+        ({}, {"node_rank": range(2), "args": [["a"]]}, "node_rank", "args after it"),
+        ({}, {"gang": [2, 2]}, "gang", "a gang for each instance"),
+        ({"max_active_tis_per_dag": 2}, {"node_rank": range(4)}, "gang", "max_active_tis_per_dag=2"),
+        ({"max_active_tis_per_dagrun": 3}, {"node_rank": range(4)}, "gang", "max_active_tis_per_dagrun=3"),
+        ({}, {"node_rank": range(64)}, "gang", "max_active_tasks=16"),
+    ],
+)
+def test_a_gang_that_could_never_be_whole_is_refused_when_the_file_is_parsed(dag, arguments, expanded, field, found):
+    operator = trained(**arguments).expand(**expanded)
+    with pytest.raises(RequestError, match=found) as caught:
+        complete_mapped_task(operator)
+    assert caught.value.field == field
+
+
+def test_ranks_that_are_known_only_at_run_time_are_refused(dag):
+    @task
+    def ranks():
+        return [0, 1]
+
+    with pytest.raises(RequestError, match="known only at run time"):
+        complete_mapped_task(trained().expand(node_rank=ranks()))
+
+
+def test_a_gang_over_values_that_are_known_only_at_run_time_is_taken(dag):
+    @task
+    def shards():
+        return [1, 2]
+
+    assert unpack_gang(packed(trained(gang=2).expand(args=shards()))) == 2
+
+
+def test_ranks_among_the_arguments_of_single_instances_are_refused(dag):
+    with pytest.raises(RequestError, match="instances one by one"):
+        complete_mapped_task(trained().expand_kwargs([{"node_rank": 0}, {"node_rank": 1}]))
+
+
+@pytest.mark.parametrize("arguments", [{"gang": 4}, {"node_rank": 0}])
+def test_a_task_that_is_not_mapped_can_be_no_gang(dag, arguments):
+    operator = TorchrunOperator(task_id="train", script="train.py", device="gpu", **arguments)
+    with pytest.raises(RequestError, match="not mapped") as caught:
+        task_policy(operator)
+    assert caught.value.field == next(iter(arguments))
+
+
+def test_a_plain_task_passes():
+    task_policy(DeviceBashOperator(task_id="b", device="gpu", bash_command="true"))
