@@ -23,6 +23,7 @@ from hetero_airflow.executor.beliefs import Beliefs
 from hetero_airflow.executor.carrier import Asked, load_lease
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.dag_edges import DagEdges
+from hetero_airflow.executor.gang_roster import GangRoster
 from hetero_airflow.executor.health_watch import HealthWatch
 from hetero_airflow.executor.held_task import NEW, HeldTask, tell_wait
 from hetero_airflow.executor.lease_keeper import LeaseKeeper, Report
@@ -97,6 +98,7 @@ class Dispatcher:
         )
         self._recoveries = Recoveries(tasks, configuration.rules, note)
         self._preemptions = Preemptions(keeper, tasks, configuration.grace_s, note)
+        self._gangs = GangRoster(store, keeper, tasks, self._preemptions)
         self._cycle = Cycle(
             store,
             policy,
@@ -152,6 +154,8 @@ class Dispatcher:
         with self._weathering_outages("housekeeping"):
             self._keeper.watch(now)
             self._preemptions.settle(now)
+            for key, text in self._gangs.watch(self.held, now):
+                self._fail(key, text, now)
             self._health.step(now)
             self._move_away(now)
             self._keep_house(now)
@@ -212,7 +216,8 @@ class Dispatcher:
         assert held.request is not None
         worker = self._worker(lease.worker_id)
         told = task_lease(lease, worker, held.request.alternatives[lease.alternative])
-        told = told.model_copy(update={"alternative": held.number(lease.alternative)})
+        gang = self._gangs.gang_of(lease, self.workers()) if held.seat else None
+        told = told.model_copy(update={"alternative": held.number(lease.alternative), "gang": gang})
         workload = held.workload
         workload.ti.queue = self._configuration.queue
         workload.ti.context_carrier = load_lease(workload.ti.context_carrier, told)
@@ -313,6 +318,10 @@ class Dispatcher:
         snapshot = self._store.snapshot() if self.held else Snapshot(0)
         pending = {one.id: one for one in snapshot.pending}
         leases = {lease.request_id: lease for lease in snapshot.leases}
+        for held in self._gangs.enrol(self.held.values(), snapshot):
+            assert held.request is not None
+            again = held.pending(held.request, *self._stays.before(held.request_id, held.since))
+            self._news += [Withdrawn(held.request_id, "its gang is placed anew"), Submitted(again)]
         before = self._recoveries.returned({
             held.request_id: (key, held.workload.ti.try_number)
             for key, held in self.held.items()
@@ -329,6 +338,8 @@ class Dispatcher:
             except RequestError as error:
                 self._fail(key, f"The device request can't be read: {error}", now)
                 continue
+            if id_ in leases and not self._gangs.is_whole(id_, snapshot):
+                continue  # as long as another scheduler may take it back, with those of the others
             if id_ in leases:
                 held.request = snapshot.holders[id_].request if id_ in snapshot.holders else held.request
                 self._hand_over(held, leases[id_])

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from airflow.executors.workloads import ExecuteTask
 
-from hetero_airflow.executor.carrier import Asked
+from hetero_airflow.executor.carrier import Asked, unpack_gang
 from hetero_airflow.executor.naming import with_names
 from hetero_airflow.executor.task_instances import TaskInstances
 from hetero_airflow.executor.task_log import write_task_log
+from hetero_airflow.model.gang import Seat, seat_of
 from hetero_airflow.model.plan import Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Pending, Snapshot
@@ -34,6 +35,16 @@ class HeldTask:
     """The same before its alternatives were turned; `request` where they were not."""
     told: str = ""
     """The last reason for waiting that its log has."""
+    gang: str = ""
+    """The placement of its gang for which it waits; empty for a task of its own."""
+    seat: Seat | None = field(init=False)
+    """Its place in its gang."""
+
+    def __post_init__(self) -> None:
+        ti = self.workload.ti
+        size = unpack_gang(ti.executor_config)
+        is_member = size > 1 and ti.map_index is not None
+        self.seat = seat_of(ti.dag_id, ti.run_id, ti.task_id, ti.map_index, size) if is_member else None
 
     @property
     def request_id(self) -> str:
@@ -67,6 +78,8 @@ class HeldTask:
             map_index=-1 if ti.map_index is None else ti.map_index,
             try_number=ti.try_number,
             served=served,
+            gang=self.gang,
+            gang_size=self.seat.size if self.seat else 1,
         )
 
 

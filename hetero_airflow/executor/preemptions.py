@@ -54,12 +54,15 @@ class Preemptions:
         self._told: dict[str, _Told] = {}
         self._saved: dict[str, datetime] = {}
 
-    def tell(self, lease: Lease, cause: str, now: datetime) -> None:
-        """Tell the task of a lease to save and end; once is enough. One that is over already is not told."""
+    def tell(self, lease: Lease, cause: str, now: datetime, grace: timedelta | None = None) -> None:
+        """Tell the task of a lease to save and end; once is enough. One that is over already is not told.
+
+        :param grace: another time than the configured one
+        """
         task = self._keeper.find(lease.id)
         if task is None or lease.id in self._told:
             return
-        notice = Notice(cause=cause, by=now + self._grace)
+        notice = Notice(cause=cause, by=now + (self._grace if grace is None else grace))
         self._told[lease.id] = _Told(task, notice)
         try:
             write_state(task.key, PREEMPT, LeaseNotice(lease_id=lease.id, notice=notice).model_dump_json())

@@ -15,15 +15,19 @@ from airflow.models.taskinstancehistory import TaskInstanceHistory
 from airflow.models.taskreschedule import TaskReschedule
 from airflow.utils.session import create_session
 from airflow.utils.state import TaskInstanceState
-from sqlalchemy import func, select, update
+from sqlalchemy import and_, func, or_, select, update
 
 from hetero_airflow.executor.state_keys import LEASE
 from hetero_airflow.executor.task_states import write_state
 from hetero_airflow.executor.templates import render_request
+from hetero_airflow.model.gang import Seat, seat_of
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.runtime.task_lease import TaskLease
 
 log = logging.getLogger(__name__)
+
+_MAX_GANGS = 100
+"""That one query asks for: databases have a limit on a statement's size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,29 @@ class TaskInstances:
         )
         with create_session(scoped=False) as session:
             return {str(id_) for id_ in session.scalars(query)}
+
+    def members(self, seats: Collection[Seat]) -> dict[str, dict[int, str | None]]:
+        """Gang → rank → state, of those task instances that are there; a state of None is one to be scheduled."""
+        leaders = {(seat.dag_id, seat.run_id, seat.task_id, seat.first_index): seat for seat in seats}
+        found: dict[str, dict[int, str | None]] = {seat.gang: {} for seat in seats}
+        names = (TaskInstance.dag_id, TaskInstance.run_id, TaskInstance.task_id)
+        with create_session(scoped=False) as session:
+            for at in range(0, len(leaders), _MAX_GANGS):
+                batch = list(leaders.items())[at : at + _MAX_GANGS]
+                chosen = [
+                    and_(
+                        *(column == name for column, name in zip(names, key, strict=False)),
+                        TaskInstance.map_index.between(seat.first_index, seat.first_index + seat.size - 1),
+                    )
+                    for key, seat in batch
+                ]
+                query = select(*names, TaskInstance.map_index, TaskInstance.state).where(or_(*chosen))
+                sizes = {key[:3]: seat.size for key, seat in batch}
+                for dag_id, run_id, task_id, index, state in session.execute(query):
+                    size = sizes[dag_id, run_id, task_id]
+                    seat = seat_of(dag_id, run_id, task_id, index, size)
+                    found[seat.gang][seat.rank] = state
+        return found
 
     def refresh_queued(self, ids: Collection[str], now: datetime) -> None:
         """Tell Airflow that those of these that are still QUEUED are not stuck, or its time limit would revoke them."""

@@ -79,7 +79,7 @@ class GangQueue:
         size = members[0].gang_size
         there = len(members) + self._holding[gang]
         if there < size:
-            return Reason(ReasonCode.GANG, f"all {size} members of gang {gang}", f"{there} of them submitted")
+            return Reason(ReasonCode.GANG, f"all {size} members of gang {gang}", f"{there} of {size} queued")
         requests = [one.request for one in members]
         if self._ground.fits_when_idle(requests):
             return None

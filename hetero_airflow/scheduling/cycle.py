@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -152,8 +152,9 @@ class Cycle:
             # 4. Commit it; the store refuses what someone else took meanwhile.
             commit = self._store.commit(plan, now, now + self._lease_timeout)
             # 5. Dispatch what was granted.
-            undispatched += self._dispatch(commit, snapshot)
-            dispatched += (lease for lease in commit.leases if lease.id not in self._undispatched)
+            undispatched += self._dispatch(commit, snapshot, ours)
+            own = (lease for lease in commit.leases if lease.request_id in ours)
+            dispatched += (lease for lease in own if lease.id not in self._undispatched)
             preempted += self._preempt(plan.preemptions, now)
             if not commit.refused:
                 break
@@ -203,8 +204,11 @@ class Cycle:
         self._warned = cause
         return self._safe.decide(snapshot, now)
 
-    def _dispatch(self, commit: Commit, snapshot: Snapshot) -> list[Undispatched]:
-        """Hand over the work of the leases; those that the engine did not take are noted for `_take_back`."""
+    def _dispatch(self, commit: Commit, snapshot: Snapshot, ours: Set[str]) -> list[Undispatched]:
+        """Hand over the work of the leases; those that the engine did not take are noted for `_take_back`.
+
+        Members of a gang that another scheduler has, that one hands over.
+        """
         if not commit.leases:
             return []
         pending = {one.id: one for one in snapshot.pending}
@@ -214,6 +218,8 @@ class Cycle:
             if lease.id in torn:
                 failed.append(Undispatched(lease, "not dispatched: others took a device of its gang meanwhile"))
                 self._undispatched[lease.id] = (failed[-1], pending[lease.request_id])
+                continue
+            if lease.request_id not in ours:
                 continue
             try:
                 self._engine.dispatch(lease)

@@ -12,32 +12,34 @@ from hetero_airflow.model.plan import Decision, Place, Plan, Reason, ReasonCode,
 def own_part(plan: Plan, ours: Set[str], slots: int | None, gangs: Mapping[str, str]) -> Plan:
     """The decisions on requests that are ours; placements that the engine has no slot for wait instead.
 
-    A gang gets slots for all its members or for none; one that waits for them lets later requests have what
-    is left, since it is not known whether there are ever enough. A gang of which another scheduler has a
-    member is not begun: nobody could start all of it. A position in the queue counts all requests that
-    wait, whoever has them.
+    A gang gets slots for all its members here or for none; one that waits for them lets later requests have what
+    is left, since it is not known whether there are ever enough. Of a gang whose members are with several
+    schedulers, the one that has the first of those that are placed places all of them, and each starts its own. A
+    position in the queue counts all requests that wait, whoever has them.
 
     :param gangs: request id → its gang, of the requests that have one
     """
     placed = [place.request_id for place in plan.places]
     if (slots is None or len(placed) <= slots) and all(decision.request_id in ours for decision in plan.decisions):
         return plan
-    sizes = Counter(gangs[one] for one in placed if one in gangs)
-    split = {gangs[one] for one in placed if one in gangs and one not in ours}
+    sizes = Counter(gangs[one] for one in placed if one in gangs and one in ours)
+    leaders = {gangs[one]: one for one in reversed(placed) if one in gangs}
+    led = {gang for gang, one in leaders.items() if one in ours}
     has_slots: dict[str, bool] = {}
     decisions: list[Decision] = []
     taken = waiting = 0
     for decided in plan.decisions:
         decision = decided
-        if isinstance(decision, Place) and decision.request_id in ours:
-            gang = gangs.get(decision.request_id, "")
+        gang = gangs.get(decision.request_id, "")
+        is_mine = decision.request_id in ours
+        if isinstance(decision, Place) and (is_mine or gang in led):
             unit = gang or decision.request_id
             if unit not in has_slots:
                 needed = sizes[gang] if gang else 1
                 has_slots[unit] = slots is None or taken + needed <= slots
                 taken += needed if has_slots[unit] or not gang else 0
-            if gang in split:
-                decision = _waiting(decision, _SPLIT, "placed, but another scheduler has a member of its gang")
+            if gang and gang not in led:
+                decision = _waiting(decision, _SPLIT, "placed, but another scheduler is to place its gang")
             elif not has_slots[unit]:
                 found = f"{'too few' if gang else 'none'} free, though {decision.worker_id} has the devices"
                 reason = Reason(ReasonCode.SLOTS, _slots_text(sizes[gang]), found)
@@ -45,12 +47,12 @@ def own_part(plan: Plan, ours: Set[str], slots: int | None, gangs: Mapping[str, 
         if isinstance(decision, Wait):
             waiting += 1
             decision = decision._replace(position=waiting) if decision.position != waiting else decision
-        if decision.request_id in ours:
+        if is_mine or (gang in led and isinstance(decision, Place)):
             decisions.append(decision)
     return replace(plan, decisions=tuple(decisions))
 
 
-_SPLIT = Reason(ReasonCode.GANG, "one scheduler for all members of its gang", "a member with another scheduler")
+_SPLIT = Reason(ReasonCode.GANG, "all members of its gang placed at once", "the first of them with another scheduler")
 
 
 def _slots_text(members: int) -> str:

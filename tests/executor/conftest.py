@@ -58,12 +58,16 @@ class StandInTasks:
 
     def __init__(self):
         self.rows, self.records, self.refreshed, self.sent_back = {}, [], [], []
+        self.gangs = {}
 
     def processes(self, ids):
         return {id_: self.rows[id_] for id_ in ids if id_ in self.rows}
 
     def queued(self, ids):
         return {id_ for id_ in ids if id_ in self.rows and self.rows[id_].state == "queued"}
+
+    def members(self, seats):
+        return {seat.gang: self.gangs.get(seat.gang, {}) for seat in seats}
 
     def refresh_queued(self, ids, now):
         self.refreshed.append((sorted(ids), now))
@@ -122,13 +126,13 @@ class Bench:
     def report(self, key, state, reason):
         self.reports.append((key, state, reason))
 
-    def hold(self, name, device="gpu", **arguments):
+    def hold(self, name, device="gpu", *, task_id=None, map_index=-1, gang=1, **arguments):
         """A QUEUED task instance of that name; its request id."""
         self.clock.advance(0.001)  # so that the queue's order is that of the calls
         id_ = uuid5(UUID(int=0), name)
         ti = SimpleNamespace(
-            id=id_, dag_id="dag", run_id="run", task_id=name, map_index=-1, try_number=1, priority_weight=1,
-            queue="default", context_carrier=None,
+            id=id_, dag_id="dag", run_id="run", task_id=task_id or name, map_index=map_index, try_number=1,
+            priority_weight=1, queue="default", context_carrier=None, executor_config={"hetero": {"gang": gang}},
         )  # fmt: skip
         workload = SimpleNamespace(ti=ti, key=Key(name), log_path=None)
         self.tasks.rows[str(id_)] = TaskProcess("queued")

@@ -80,7 +80,7 @@ def test_members_stand_together_where_the_first_of_them_stands() -> None:
 def test_an_incomplete_gang_says_who_is_missing_and_keeps_nothing() -> None:
     plan = decide(AB, [*a_gang("g", 2, "gpu:2", size=3), a_pending("later", "gpu:2", at_s=1)])
     assert outcomes(plan) == {"later": "a", "g0": "gang", "g1": "gang"}
-    assert reason(plan, "g0") == "gang: asked all 3 members of gang g, found 2 of them submitted"
+    assert reason(plan, "g0") == "gang: asked all 3 members of gang g, found 2 of 3 queued"
 
 
 def test_a_member_that_came_back_joins_those_that_run() -> None:

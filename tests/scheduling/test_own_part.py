@@ -60,12 +60,21 @@ def test_a_gang_gets_slots_for_all_its_members_or_none() -> None:
     assert outcomes(plan, {*gangs, *"abc"}, 4, gangs) == [*placed, ("b", "slots"), ("c", "slots")]
 
 
-def test_a_gang_of_which_another_scheduler_has_a_member_is_not_begun() -> None:
-    plan = Plan(tuple(a_place(name, **{"GPU-0": 100}) for name in ("g0", "g1", "b")))
-    assert outcomes(plan, {"g0", "b"}, None, {"g0": "g", "g1": "g"}) == [("g0", "gang"), ("b", "place")]
-    assert own_part(plan, {"b", "g0"}, None, {"g0": "g", "g1": "g"}).decisions[0].account == replace(
-        ACCOUNT, summary="placed, but another scheduler has a member of its gang"
+def test_a_gang_of_several_schedulers_is_placed_by_the_one_that_has_the_first_of_it() -> None:
+    plan = Plan(tuple(a_place(name, **{"GPU-0": 100}) for name in ("g0", "g1", "b", "c")))
+    gangs = {"g0": "g", "g1": "g"}
+    assert outcomes(plan, {"g0", "b"}, None, gangs) == [("g0", "place"), ("g1", "place"), ("b", "place")]
+    assert outcomes(plan, {"g1", "c"}, None, gangs) == [("g1", "gang"), ("c", "place")]
+    assert own_part(plan, {"c", "g1"}, None, gangs).decisions[0].account == replace(
+        ACCOUNT, summary="placed, but another scheduler is to place its gang"
     )
+
+
+def test_a_gang_of_several_schedulers_needs_slots_for_the_members_here_alone() -> None:
+    plan = Plan(tuple(a_place(name, **{"GPU-0": 100}) for name in ("g0", "g1", "g2")))
+    gangs = dict.fromkeys(("g0", "g1", "g2"), "g")
+    assert outcomes(plan, {"g0", "g2"}, 2, gangs) == [("g0", "place"), ("g1", "place"), ("g2", "place")]
+    assert outcomes(plan, {"g0", "g2"}, 1, gangs) == [("g0", "slots"), ("g2", "slots")]
 
 
 def test_preemptions_and_the_time_of_the_next_decision_are_kept() -> None:

@@ -1,0 +1,219 @@
+"""The gangs among the tasks that are held or run here: what they are called, who is missing, and who has to stop.
+
+Airflow queues the instances of a mapped task one by one, maybe with several schedulers. Each is submitted under the
+name of its gang at once, and policies let it wait until all are there. Every placement of a gang has a number: members
+that come back while others still run wait under the next one, so that none of them is placed beside those.
+
+Who ran and runs no more is read from Airflow's database, and from the store what waits: so it makes no difference which
+scheduler saw it happen, or whether one died meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow.utils.state import TaskInstanceState
+
+from hetero_airflow.executor.held_task import HeldTask
+from hetero_airflow.executor.lease_keeper import LeaseKeeper, RunningTask
+from hetero_airflow.executor.periods import Periods
+from hetero_airflow.executor.preemptions import Preemptions
+from hetero_airflow.executor.task_instances import TaskInstances
+from hetero_airflow.executor.task_log import write_task_log
+from hetero_airflow.model.gang import Seat, numbered, seat_of, unnumbered
+from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.model.worker import Worker
+from hetero_airflow.runtime.gang_network import network_settings
+from hetero_airflow.runtime.task_lease import TaskGang
+from hetero_airflow.store.store import Move, Store
+
+_WATCH_EVERY_S = 2.0
+
+_RUNS = (TaskInstanceState.QUEUED, TaskInstanceState.RUNNING, TaskInstanceState.SUCCESS)
+"""What the others of a gang that runs may be: starting, running, or done already."""
+
+_OVER = (
+    TaskInstanceState.SUCCESS,
+    TaskInstanceState.FAILED,
+    TaskInstanceState.SKIPPED,
+    TaskInstanceState.UPSTREAM_FAILED,
+    TaskInstanceState.REMOVED,
+)
+"""Who is that does not come by itself any more."""
+
+
+class GangRoster:
+    """Looks after the gangs for the dispatcher."""
+
+    def __init__(self, store: Store, keeper: LeaseKeeper, tasks: TaskInstances, preemptions: Preemptions) -> None:
+        self._store = store
+        self._keeper = keeper
+        self._tasks = tasks
+        self._preemptions = preemptions
+        self._periods = Periods(watch=_WATCH_EVERY_S)
+        self._told: dict[str, str] = {}
+        """Request id → the last that its log says of the others."""
+
+    def enrol(self, held: Iterable[HeldTask], snapshot: Snapshot) -> Iterator[HeldTask]:
+        """Give each member that is held the name under which it waits; those that wait in the store under another."""
+        members = [one for one in held if one.seat is not None]
+        if not members:
+            return
+        waiting = {one.id: one for one in snapshot.pending if one.gang}
+        numbers = {gang: number + 1 for gang, number in _newest(snapshot.holders.values()).items()}
+        for gang, number in _newest(waiting.values()).items():
+            numbers[gang] = max(number, numbers.get(gang, 1))
+        for one in members:
+            assert one.seat is not None
+            holder = snapshot.holders.get(one.request_id)  # placed already, and not handed over yet
+            one.gang = holder.gang if holder else numbered(one.seat.gang, numbers.get(one.seat.gang, 1))
+            known = waiting.get(one.request_id)
+            if known is not None and known.gang != one.gang and one.request is not None:
+                yield one
+
+    def is_whole(self, request_id: str, snapshot: Snapshot) -> bool:
+        """Whether all members of the gang of a request that holds a lease hold one; true of one without a gang."""
+        own = snapshot.holders.get(request_id)
+        if own is None or not own.gang:
+            return True
+        return sum(holder.gang == own.gang for holder in snapshot.holders.values()) >= own.gang_size
+
+    def gang_of(self, lease: Lease, workers: Mapping[str, Worker]) -> TaskGang | None:
+        """What the task of a lease that was just granted is told of the others; None if it has no gang.
+
+        Should one of them hold no lease any more, the gang is stopped at the next look.
+        """
+        snapshot = self._store.snapshot()
+        own = snapshot.holders.get(lease.request_id)
+        if own is None or not own.gang:
+            return None
+        seat = _seat(own)
+        placed: dict[int, Lease] = {}
+        for other in snapshot.leases:
+            holder = snapshot.holders.get(other.request_id)
+            if holder is not None and holder.gang == own.gang:
+                placed[holder.map_index - seat.first_index] = other
+        return TaskGang(
+            name=own.gang,
+            rank=seat.rank,
+            hosts=tuple(workers[placed[rank].worker_id].host if rank in placed else "" for rank in range(seat.size)),
+            leader=placed[0].id if 0 in placed else "",
+            first_index=seat.first_index,
+            network=network_settings(workers[lease.worker_id].labels),
+        )
+
+    def watch(self, held: Mapping[Any, HeldTask], now: datetime) -> list[tuple[Any, str]]:
+        """Stop what runs in gangs that have lost a member; the held tasks whose gang can't be whole, and why."""
+        if not self._periods.is_due("watch", now):
+            return []
+        snapshot = self._store.snapshot()
+        running = [
+            (task, holder)
+            for task in self._keeper.running.values()
+            if (holder := snapshot.holders.get(task.lease.request_id)) is not None and holder.gang
+        ]
+        waiting = [(key, one) for key, one in held.items() if one.seat is not None]
+        seats = {_seat(holder) for _, holder in running} | {one.seat for _, one in waiting if one.seat is not None}
+        if not seats:
+            return []
+        members = self._tasks.members(seats)
+        self._stop_broken(running, members, snapshot, now)
+        self._told = {one.request_id: self._told.get(one.request_id, "") for _, one in waiting}
+        return list(self._hopeless(waiting, members, now))
+
+    def _stop_broken(
+        self,
+        running: Collection[tuple[RunningTask, Pending]],
+        members: Mapping[str, Mapping[int, str | None]],
+        snapshot: Snapshot,
+        now: datetime,
+    ) -> None:
+        """Tell members to stop: at once where the others are gone, and with the time to save where they have it too."""
+        again = _newest((*snapshot.pending, *snapshot.holders.values()))
+        leases = {lease.id: lease for lease in snapshot.leases}
+        ending = {
+            snapshot.holders[lease.request_id].gang
+            for lease in leases.values()
+            if lease.state is LeaseState.PREEMPTED and lease.request_id in snapshot.holders
+        }
+        moves: list[tuple[Move, timedelta | None]] = []
+        for task, holder in running:
+            lease = leases.get(task.lease.id)
+            if lease is None or lease.state is LeaseState.PREEMPTED:
+                continue
+            gang, number = unnumbered(holder.gang)
+            gone = [(rank, state) for rank, state in sorted(members[gang].items()) if state not in _RUNS]
+            cause = ""
+            if gone:
+                cause = f"{_ranks_text(gone[:1])} of its gang, so that all go on together later"
+            elif again.get(gang, 0) > number:
+                cause = "another rank of its gang waits to begin again, with all others"
+            if cause:
+                moves.append((Move(lease.id, lease.token, LeaseState.PREEMPTED, cause), timedelta(0)))
+            elif holder.gang in ending:
+                cause = "another rank of its gang has to give its devices back"
+                moves.append((Move(lease.id, lease.token, LeaseState.PREEMPTED, cause), None))
+        if not moves:
+            return
+        outcomes = self._store.move([move for move, _ in moves], now)
+        for (move, grace), outcome in zip(moves, outcomes, strict=True):
+            if isinstance(outcome, Lease):
+                self._preemptions.tell(outcome, move.cause, now, grace)
+
+    def _hopeless(
+        self, waiting: Iterable[tuple[Any, HeldTask]], members: Mapping[str, Mapping[int, str | None]], now: datetime
+    ) -> Iterator[tuple[Any, str]]:
+        """Those that wait for a member that does not come; the others' logs say whom they wait for."""
+        for key, one in waiting:
+            seat = one.seat
+            assert seat is not None
+            others = {rank: state for rank, state in members[seat.gang].items() if rank != seat.rank}
+            over = [(rank, state) for rank, state in sorted(others.items()) if state in _OVER]
+            if len(others) < seat.size - 1:
+                yield (
+                    key,
+                    (
+                        f"Gang of {seat.size}: the task has {len(others) + 1} instances from {seat.first_index} on. "
+                        f"Expand it over a multiple of {seat.size} values, or ask for another gang."
+                    ),
+                )
+            elif over:
+                yield (
+                    key,
+                    (
+                        f"Gang of {seat.size}: {_ranks_text(over)}, and does not run again by itself. "
+                        f"Clear all {seat.size} ranks together."
+                    ),
+                )
+            else:
+                missing = [(rank, state) for rank, state in sorted(others.items()) if state not in _RUNS]
+                self._tell(one, missing, now)
+
+    def _tell(self, one: HeldTask, missing: list[tuple[int, str | None]], now: datetime) -> None:
+        text = f"Waiting for its gang: {_ranks_text(missing)}" if missing else ""
+        if text and self._told[one.request_id] != text:
+            self._told[one.request_id] = text
+            write_task_log(one.workload.log_path, text, now)
+
+
+def _newest(requests: Iterable[Pending]) -> dict[str, int]:
+    """Gang → the greatest number of its placements among these requests."""
+    found: dict[str, int] = {}
+    for one in requests:
+        if one.gang:
+            gang, number = unnumbered(one.gang)
+            found[gang] = max(number, found.get(gang, 0))
+    return found
+
+
+def _seat(holder: Pending) -> Seat:
+    return seat_of(holder.dag_id, holder.run_id, holder.task_id, holder.map_index, holder.gang_size)
+
+
+def _ranks_text(ranks: Collection[tuple[int, str | None]]) -> str:
+    """``rank 2 is up_for_retry, rank 3 is not queued``; of many, the first few."""
+    shown = [f"rank {rank} is {state or 'not queued'}" for rank, state in list(ranks)[:4]]
+    return ", ".join(shown) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
