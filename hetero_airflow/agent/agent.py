@@ -211,6 +211,6 @@ class Agent:
                     log.info("%s leases are left on worker %s.", left, self._worker_id)
             wait_s = HEARTBEAT_S if heard is not None else wait_before_try(self._failures, self._rng)
             if self._pause(wait_s):
-                log.warning("Told to stop again: worker %s leaves while tasks may run.", self._worker_id)
+                log.warning("Told to stop again: worker %s leaves; what runs here will run elsewhere.", self._worker_id)
                 return
         log.warning("The API server does not answer: worker %s leaves without a word.", self._worker_id)

@@ -22,9 +22,12 @@ from hetero_airflow.agent.starting import StopSignals, key_path, open_link
 from hetero_airflow.agent.tokens import hash_secret
 from hetero_airflow.cli.output import age, cell
 from hetero_airflow.discovery.inventory_watch import InventoryWatch
+from hetero_airflow.engines.queues import queue_of
 from hetero_airflow.errors import HeteroError, shorten
 from hetero_airflow.executor.configuration import Configuration, parse_labels
 from hetero_airflow.store.sql_keys import WorkerKeys
+
+log = logging.getLogger(__name__)
 
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 
@@ -35,10 +38,14 @@ def check_name(name: str) -> str:
     :raises HeteroError: it may not
     """
     try:
-        return _NAME.validate_python(name)
+        known = _NAME.validate_python(name)
     except ValidationError as error:
         found = f"a name that {error.errors()[0]['msg'].removeprefix('Value error, ')}"
         raise HeteroError(f"worker {shorten(name)}", found=found, remedy="Give it another one") from error
+    if "," in known:
+        found = "a name with a comma, which separates the names of queues"
+        raise HeteroError(f"worker {shorten(name)}", found=found, remedy="Give it another one")
+    return known
 
 
 def enroll_worker(database: Engine, worker_id: str, now: datetime) -> Iterator[RenderableType]:
@@ -64,13 +71,13 @@ def revoke_worker(database: Engine, worker_id: str, now: datetime) -> Iterator[R
     what = "Its agent is refused from now on, and it gets no new task" if had_key else "Its secret enrols nothing now"
     yield cell(f"Worker {worker_id} is revoked. {what}.", style="bold")
     if had_key:
-        yield cell("Tasks that run there go on. `airflow hetero enroll` lets another agent speak for it.")
+        yield cell("What runs there runs elsewhere. `airflow hetero enroll` lets another agent speak for it.")
 
 
 def run_agent(
     configuration: Configuration, home: Path, *, url: str, name: str | None, engine: str, labels: str | None
 ) -> None:
-    """Be the agent of this host until SIGTERM. A second one does not wait for the tasks that run here.
+    """Be the agent of this host until SIGTERM. A second one does not wait for the tasks that run here: they are lost.
 
     :raises HeteroError: it has no key, the server refuses it for good, or labels that can't be read
     """
@@ -79,6 +86,7 @@ def run_agent(
         raise HeteroError(f"--engine {engine}", found="the scheduler's own", remedy="Say what runs the tasks here")
     own = configuration.labels if labels is None else parse_labels(labels, "--labels")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # else a line for each heartbeat
+    log.info("The worker's own queue is %s: it alone listens to it.", queue_of(worker_id))
     leases = LeaseWatch(worker_id)
     signals, rng = StopSignals(), random.Random()  # noqa: S311  spreads retries, nothing secret
     signals.listen()

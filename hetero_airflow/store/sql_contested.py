@@ -1,4 +1,4 @@
-"""Devices that two workers say they have: the second one gets them only when the first is gone.
+"""Devices that two workers say they have: the second one gets them only when the first is gone, with all its leases.
 
 Two agents on one host, or in two containers that see one GPU, or one that lies: a device that both offered would be
 leased twice, since each worker's devices are leased by themselves.
@@ -6,7 +6,7 @@ leased twice, since each worker's devices are leased by themselves.
 
 from __future__ import annotations
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 
 from hetero_airflow.model.device import Device
 from hetero_airflow.model.worker import Worker, WorkerState
@@ -40,7 +40,8 @@ def _offered(writing: Writing, worker: Worker, ids: list[str]) -> dict[str, str]
     query = (
         select(device.id, device.worker_id, owner.inventory)
         .join(tables.worker, owner.id == device.worker_id)
-        .where(device.leasable, device.worker_id != worker.id, owner.state == WorkerState.ONLINE)
+        .where(device.leasable, device.worker_id != worker.id)
+        .where(or_(owner.state == WorkerState.ONLINE, device.used_milli > 0))
     )
     return {
         row.id: row.worker_id

@@ -7,19 +7,20 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, bindparam, delete, insert, select, update
+from sqlalchemy import Row, bindparam, delete, func, insert, select, update
 
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.lease import TERMINAL
 from hetero_airflow.model.snapshot import Pending
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.store import tables
-from hetero_airflow.store.codec import LEASES, READINGS, SERVED, clean_cause, digest
+from hetero_airflow.store.codec import LEASES, READINGS, REASON, SERVED, clean_cause, digest
 from hetero_airflow.store.inventory import DeviceRecord, take_inventory
 from hetero_airflow.store.sql_bars import write_bars
 from hetero_airflow.store.sql_presence import are_held, note_server, read_leases_told
 from hetero_airflow.store.sql_transaction import Writing, chunks
 from hetero_airflow.store.store import (
+    Delayed,
     DeviceBarred,
     DeviceCleared,
     Event,
@@ -47,6 +48,17 @@ _SAVE = update(tables.lease).where(
     tables.lease.c.token == bindparam("held"),
     tables.lease.c.state.not_in(TERMINAL),
 )
+_DELAY = (
+    update(tables.decision)
+    .where(
+        tables.decision.c.id
+        == select(func.max(tables.decision.c.id))
+        .where(tables.decision.c.request_id == bindparam("key"))
+        .scalar_subquery(),
+        tables.decision.c.outcome == "place",
+    )
+    .values(reason=bindparam("told"))
+)
 _UPDATE_TELEMETRY = update(tables.telemetry).where(tables.telemetry.c.worker_id == bindparam("key"))
 
 
@@ -60,6 +72,9 @@ def record_events(writing: Writing, events: Sequence[Event], now: datetime) -> N
         writing.is_visible |= writing.connection.execute(_SAVE.values(values), key).rowcount == 1
     for alive in (event for event in events if isinstance(event, ServerAlive)):
         note_server(writing, now, is_new=alive.is_new)
+    for delayed in (event for event in events if isinstance(event, Delayed)):
+        reason = None if delayed.reason is None else REASON.dump_json(delayed.reason, exclude_none=True).decode()
+        writing.connection.execute(_DELAY, {"key": delayed.request_id, "told": reason})
     if workers:
         _Workers(writing, workers, now).write()
     if requests:
@@ -109,7 +124,8 @@ class _Workers:
         may_be = is_online or not event.leases or self._may_come(worker.id, event.leases)
         if may_be and not (is_online and self._known[worker.id][1] == reported):
             self._take(worker, reported)
-        self._note_seen(worker.id, event.telemetry, event.leases)
+        if worker.id in self._known:
+            self._note_seen(worker.id, event.telemetry, event.leases)
 
     def _may_come(self, worker_id: str, leases: frozenset[str]) -> bool:
         """Whether a worker that is not online may be, whose agent tells of these leases; see `WorkerSeen`."""

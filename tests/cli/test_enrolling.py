@@ -58,7 +58,7 @@ def test_a_revoked_worker_is_told_apart_from_an_unused_secret(database, render):
         list(revoke_worker(database, "node-7", NOW))
 
 
-@pytest.mark.parametrize("name", ["", "<b>", "a\x1b[31m", "a\nb", "w" * 257])
+@pytest.mark.parametrize("name", ["", "<b>", "a\x1b[31m", "a\nb", "a,b", "w" * 257])
 def test_a_name_that_no_worker_may_have_is_refused(database, name):
     with pytest.raises(HeteroError, match="Give it another one"):
         list(enroll_worker(database, name, NOW))

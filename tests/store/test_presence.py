@@ -124,8 +124,8 @@ def test_a_new_worker_with_processes_that_nobody_knows_is_not_there_until_they_a
     for _ in range(2):
         store.record([WorkerSeen(a_worker(), leases=frozenset({"unknown"}))], EPOCH)
         assert (store.snapshot().workers, store.sights(), store.last_seen()) == ((), {}, {})
-    store.record([seen()], LATER)
-    assert is_online(store)
+    store.record([WorkerSeen(a_worker(), leases=frozenset({"unknown"})), WorkerSeen(a_worker())], EPOCH)
+    assert (is_online(store), store.sights()) == (True, {})
 
 
 def test_leases_that_are_over_do_not_take_a_worker_that_is_there_away(store):

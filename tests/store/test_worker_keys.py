@@ -212,6 +212,20 @@ def test_a_device_that_another_worker_offers_is_not_leased_twice(enrolled, store
     assert (answer.contested, offered(store, "worker-b")) == ((), ["cpu", "GPU-0", "GPU-7"])
 
 
+def test_a_device_that_a_lost_worker_has_leased_is_not_leased_twice(enrolled, store):
+    two_agents(enrolled)
+    enrolled.take([seen(1)], SOON)
+    store.record([Submitted(a_pending("r1"))], SOON)
+    (lease,) = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), SOON, LATER).leases
+    store.record([WorkerLost("worker-a")], LATER)
+    claimed = (a_cpu(), a_device("GPU-0"), a_device("GPU-1"))
+    (answer,) = enrolled.take([other(1, claimed)], LATER)
+    assert (answer.contested, offered(store, "worker-b")) == (("GPU-0",), ["cpu", "GPU-1"])
+    move_lease(store, lease.id, lease.token, LeaseState.EVICTED, LATER)
+    (answer,) = enrolled.take([other(2, claimed)], LATER)
+    assert (answer.contested, offered(store, "worker-b")) == ((), ["cpu", "GPU-0", "GPU-1"])
+
+
 @pytest.mark.parametrize(
     ("device", "host", "contested"),
     [
