@@ -15,10 +15,10 @@ from hetero_airflow.model.device import Device
 from hetero_airflow.model.link_speeds import (
     OVERSUBSCRIPTION,
     SOCKET_BYTES_S,
-    WIDE_AREA_BYTES_S,
     direct_bytes_s,
     network_bytes_s,
     pcie_bytes_s,
+    wide_area_bytes_s,
 )
 from hetero_airflow.model.topology import RACK_LABEL, SITE_LABEL, Level
 from hetero_airflow.model.worker import Worker
@@ -95,23 +95,27 @@ def pair_bytes_s(
     if level is Level.NUMA:
         return path
     path = min(path, SOCKET_BYTES_S)
-    return path if level is Level.HOST else min(path, network_cap(level, map(network_bytes_s, labels)))
+    if level is Level.HOST:
+        return path
+    return min(path, network_cap(level, min(map(network_bytes_s, labels)), min(map(wide_area_bytes_s, labels))))
 
 
-def network_cap(level: Level, cards: Iterable[float]) -> float:
-    """What the network carries between hosts with that level in common, given the bytes a second of their cards."""
-    slowest = min(cards)
+def network_cap(level: Level, card: float, wide_area: float) -> float:
+    """What the network carries between hosts with that level in common, in bytes a second.
+
+    :param card: of the slower of their cards
+    :param wide_area: of the slower of their sites' links
+    """
     if level is Level.RACK:
-        return slowest
-    slowest /= OVERSUBSCRIPTION
-    return slowest if level is Level.SITE else min(slowest, WIDE_AREA_BYTES_S)
+        return card
+    return card / OVERSUBSCRIPTION if level is Level.SITE else min(card / OVERSUBSCRIPTION, wide_area)
 
 
 def bottleneck(parts: Sequence[Part]) -> Bottleneck | None:
     """The slowest pair of the devices of a placement; None where there is only one device.
 
     Between workers no pairs are looked at: at the level of the farthest two each worker has a partner, so the
-    slowest device and the slowest card decide, and no pair within a worker is slower or farther apart.
+    slowest device, card and site's link decide, and no pair within a worker is slower or farther apart.
 
     >>> from hetero_airflow.testing import a_worker
     >>> workers = [a_worker(name) for name in "ab"]
@@ -121,8 +125,8 @@ def bottleneck(parts: Sequence[Part]) -> Bottleneck | None:
     level = farthest([spot(worker) for worker, _ in parts])
     if level is not None:
         slowest = min((device for _, devices in parts for device in devices), key=pcie_bytes_s)
-        labels = min((worker.labels for worker, _ in parts), key=network_bytes_s)
-        return Bottleneck(pair_bytes_s(level, slowest, slowest, (labels, labels)), level)
+        card, link = (min((w.labels for w, _ in parts), key=speed) for speed in (network_bytes_s, wide_area_bytes_s))
+        return Bottleneck(pair_bytes_s(level, slowest, slowest, (card, link)), level)
     found = [
         Bottleneck(pair_bytes_s(level, one, other, (worker.labels, worker.labels)), level)
         for worker, devices in parts

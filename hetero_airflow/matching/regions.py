@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hetero_airflow.matching.bandwidth import farthest, network_cap, spot
 from hetero_airflow.matching.shapes import Seat
-from hetero_airflow.model.link_speeds import SOCKET_BYTES_S, network_bytes_s, pcie_bytes_s
+from hetero_airflow.model.link_speeds import SOCKET_BYTES_S, network_bytes_s, pcie_bytes_s, wide_area_bytes_s
 from hetero_airflow.model.topology import Level
 from hetero_airflow.model.worker import Worker
 
@@ -16,21 +16,23 @@ WIDE_LEVELS = (Level.HOST, Level.RACK, Level.SITE, Level.ANYWHERE)
 
 
 class Uplink(NamedTuple):
-    """How fast a worker reaches others, in bytes a second: at most as fast as its slowest accelerator and its card."""
+    """How fast a worker reaches others, in bytes a second: at most as its slowest accelerator, its card, its site."""
 
     devices: float
     network: float
+    wide_area: float
 
     def reach(self, level: Level) -> float:
         """To workers that have that level in common with it, if they are no slower."""
         path = min(self.devices, SOCKET_BYTES_S)
-        return path if level is Level.HOST else min(path, network_cap(level, (self.network,)))
+        return path if level is Level.HOST else min(path, network_cap(level, self.network, self.wide_area))
 
 
 def uplink(worker: Worker) -> Uplink:
     """How fast the worker reaches others."""
     paths = [pcie_bytes_s(device) for device in worker.devices if device.kind != "cpu"]
-    return Uplink(min(paths, default=SOCKET_BYTES_S), network_bytes_s(worker.labels))
+    slowest = min(paths, default=SOCKET_BYTES_S)
+    return Uplink(slowest, network_bytes_s(worker.labels), wide_area_bytes_s(worker.labels))
 
 
 class Regions:

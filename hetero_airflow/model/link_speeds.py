@@ -12,7 +12,7 @@ The figures are those of the makers' sheets and standards:
   too, since nothing says at which socket the card is.
 - Network: 100 Gbit/s a host, unless a label says otherwise. Between racks a quarter of it: of the ratios from 2.5:1
   to 8:1 that Al-Fares et al. (SIGCOMM 2008, section 2.1.2) name as typical, one in the middle. Between sites 10 Gbit/s,
-  an assumption.
+  an assumption, unless labels say what the sites' own links carry.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from hetero_airflow.model.device import Device, is_model_of, model_tokens
-from hetero_airflow.model.topology import NETWORK_LABEL
+from hetero_airflow.model.topology import NETWORK_LABEL, WIDE_AREA_LABEL
 
 _GB = 1e9
 
@@ -51,7 +51,7 @@ SOCKET_BYTES_S = 20.8 * _GB
 DEFAULT_NETWORK_GBPS = 100.0
 MAX_NETWORK_GBPS = 100_000.0
 OVERSUBSCRIPTION = 4.0
-WIDE_AREA_BYTES_S = 1.25 * _GB
+DEFAULT_WIDE_AREA_GBPS = 10.0
 
 
 @lru_cache(maxsize=4096)
@@ -89,8 +89,21 @@ def network_bytes_s(labels: Mapping[str, str]) -> float:
     >>> network_bytes_s({"hetero/network_gbps": "25"}), network_bytes_s({"hetero/network_gbps": "fast"})
     (3125000000.0, 12500000000.0)
     """
+    return _bytes_s(labels, NETWORK_LABEL, DEFAULT_NETWORK_GBPS)
+
+
+def wide_area_bytes_s(labels: Mapping[str, str]) -> float:
+    """What the link of a worker's site to other sites carries, by its label, in the same way.
+
+    >>> wide_area_bytes_s({"hetero/site_gbps": "1"}), wide_area_bytes_s({})
+    (125000000.0, 1250000000.0)
+    """
+    return _bytes_s(labels, WIDE_AREA_LABEL, DEFAULT_WIDE_AREA_GBPS)
+
+
+def _bytes_s(labels: Mapping[str, str], label: str, default: float) -> float:
     try:
-        gbps = float(labels.get(NETWORK_LABEL, DEFAULT_NETWORK_GBPS))
+        gbps = float(labels.get(label, default))
     except ValueError:
-        gbps = DEFAULT_NETWORK_GBPS
-    return (gbps if 0 < gbps <= MAX_NETWORK_GBPS else DEFAULT_NETWORK_GBPS) * _GB / 8
+        gbps = default
+    return (gbps if 0 < gbps <= MAX_NETWORK_GBPS else default) * _GB / 8

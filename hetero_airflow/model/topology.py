@@ -51,6 +51,9 @@ SITE_LABEL = "hetero/site"
 NETWORK_LABEL = "hetero/network_gbps"
 """Label of a worker: what its network card carries, in Gbit/s."""
 
+WIDE_AREA_LABEL = "hetero/site_gbps"
+"""Label of a worker: what its site's link to other sites carries, in Gbit/s; of two sites the slower link counts."""
+
 _LEVELS = tuple(level.value for level in Level if level is not Level.ANYWHERE)
 _EXAMPLE = f'Write one of {", ".join(_LEVELS)}, and after an "@" how long to wait for it, as in "nvlink@10m"'
 

@@ -53,6 +53,7 @@ def placements(draw: st.DrawFn) -> list[tuple[Worker, list[Device]]]:
                     "hetero/rack": st.sampled_from(["r1", "r2"]),
                     "hetero/site": st.sampled_from(["s1", "s2"]),
                     "hetero/network_gbps": st.sampled_from(["10", "400", "-1", "nan", "wide"]),
+                    "hetero/site_gbps": st.sampled_from(["1", "40", "1e9", "far"]),
                 },
             )
         )

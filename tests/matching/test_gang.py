@@ -84,6 +84,24 @@ def test_among_equal_levels_the_fastest_network_is_taken_then_the_fewest_workers
     assert where(a_board(even).place(ask("gpu:2", 3)), even) == {"a": 2, "b": 1}
 
 
+def test_a_gang_over_sites_takes_those_with_the_fastest_links_between_them() -> None:
+    sites = (("a", "berlin", "1"), ("b", "oslo", "40"), ("c", "turin", "40"), ("d", "york", "10"))
+    workers = [a_host(name, site=site, site_gbps=gbps) for name, site, gbps in sites]
+    board = a_board(workers)
+    fit = board.place(ask("gpu:2", 2))
+    assert where(fit, workers) == {"b": 1, "c": 1}
+    assert fit is not None
+    assert str(fit.bottleneck) == "3.12 GB/s (anywhere)", "a quarter of the cards' 100 Gbit/s: less than the link's 40"
+    fit = board.place(ask("gpu:2", 4))
+    assert str(fit and fit.bottleneck) == "0.125 GB/s (anywhere)", "one of them is behind 1 Gbit/s"
+
+
+def test_a_site_is_not_left_for_a_faster_link() -> None:
+    workers = [a_host(name, site="berlin", network_gbps="10", site_gbps="100") for name in "ab"]
+    workers += [a_host("c", site="oslo", network_gbps="10", site_gbps="100")]
+    assert where(a_board(workers).place(ask("gpu:2", 2)), workers) == {"a": 1, "b": 1}
+
+
 def test_slower_workers_of_a_rack_are_taken_only_where_the_fast_ones_have_no_room() -> None:
     workers = [a_host(name, rack="r", network_gbps=gbps) for name, gbps in (("a", "10"), ("b", "100"), ("c", "100"))]
     assert where(a_board(workers).place(ask("gpu:2", 2)), workers) == {"b": 1, "c": 1}
