@@ -63,11 +63,13 @@ def devices(args: Namespace) -> None:
 @_action
 def workers(args: Namespace) -> None:
     """The workers that the store knows."""
-    from hetero_airflow.cli.worker_table import worker_report, workers_json
+    from hetero_airflow.cli.worker_table import at_site, worker_report, workers_json
     from hetero_airflow.executor.configuration import read_configuration
 
     store = _open_store()
     snapshot, last_seen = store.snapshot(), store.last_seen()
+    if args.site:
+        snapshot = at_site(snapshot, args.site)
     if args.json:
         show_json(workers_json(snapshot, last_seen, store.telemetry()))
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from airflow.cli.cli_config import ActionCommand, Arg, CLICommand, GroupCommand, lazy_load_command
 
 _JSON = Arg(("--json",), action="store_true", default=False, help="Print JSON for programs, not a table for people")
+_SITE = Arg(("--site",), metavar="SITE", help="Only those with this label hetero/site")
 _TASK = (
     Arg(("dag_id",), help="The id of the DAG"),
     Arg(("run_id",), help="The id of the DAG run"),
@@ -76,7 +77,9 @@ def get_commands() -> list[CLICommand]:
             help="See devices, who uses them, who waits for them and why",
             subcommands=(
                 _command("devices", "Look at the devices of this machine now; needs no database", _JSON),
-                _command("workers", "List the known workers, their devices and how much of them is leased", _JSON),
+                _command(
+                    "workers", "List the known workers, their devices and how much of them is leased", _SITE, _JSON
+                ),
                 _command("worker", "Be this host's agent: tell Airflow's API server of its devices", *_AGENT),
                 _command("enroll", "Print a secret, once, with which an agent may enrol for a worker", _WORKER),
                 _command("revoke", "Hear a worker's agent no more, and give the worker no new task", _WORKER),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any
 
@@ -11,8 +11,10 @@ from rich.console import RenderableType
 
 from hetero_airflow.cli.device_words import count, pairs_text
 from hetero_airflow.cli.output import age, cell, table
+from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.model.topology import RACK_LABEL, SITE_LABEL
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.units import MILLI_PER_DEVICE, format_bytes
 
@@ -20,6 +22,23 @@ NO_WORKERS = (
     "No worker is known. The scheduler reports its own once it runs with HeteroExecutor; "
     "`airflow hetero config --check` says what is missing."
 )
+
+
+def at_site(snapshot: Snapshot, site: str) -> Snapshot:
+    """The snapshot with the workers of that site only.
+
+    :raises SettingsError: no worker is there
+    """
+    here = tuple(worker for worker in snapshot.workers if worker.labels.get(SITE_LABEL) == site)
+    if not here:
+        sites = sorted({worker.labels[SITE_LABEL] for worker in snapshot.workers if SITE_LABEL in worker.labels})
+        raise SettingsError(
+            f"--site {shorten(site)}",
+            found=f"workers of {', '.join(map(shorten, sites)) or 'no site'}",
+            remedy=f"A worker says where it stands by its label {SITE_LABEL}",
+        )
+    ids = {worker.id for worker in here}
+    return replace(snapshot, workers=here, bars=tuple(bar for bar in snapshot.bars if bar.worker_id in ids))
 
 
 def worker_report(
@@ -94,6 +113,10 @@ def _origin(worker: Worker) -> Iterator[str]:
     if worker.host != worker.id:
         yield f"host {worker.host}"
     yield f"engine {worker.engine}"
+    if SITE_LABEL in worker.labels:
+        yield f"site {worker.labels[SITE_LABEL]}"
+    if RACK_LABEL in worker.labels:
+        yield f"rack {worker.labels[RACK_LABEL]}"
 
 
 def _lines(worker: Worker, snapshot: Snapshot) -> Iterator[str]:
@@ -107,8 +130,9 @@ def _lines(worker: Worker, snapshot: Snapshot) -> Iterator[str]:
             by_name.setdefault(str(device), []).append(device)
     for name, devices in by_name.items():
         yield _model_line(name, devices, [snapshot.used(worker.id, device.id).milli for device in devices])
-    if worker.labels:
-        yield f"labels {pairs_text(worker.labels.items(), '=')}"
+    labels = {name: value for name, value in worker.labels.items() if name not in (SITE_LABEL, RACK_LABEL)}
+    if labels:
+        yield f"labels {pairs_text(labels.items(), '=')}"
     if worker.runtime:
         yield pairs_text(worker.runtime.items(), " ")
 

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
-from hetero_airflow.cli.worker_table import NO_WORKERS, worker_report, workers_json
+import pytest
+
+from hetero_airflow.cli.worker_table import NO_WORKERS, at_site, worker_report, workers_json
+from hetero_airflow.errors import SettingsError
+from hetero_airflow.model.bar import Bar, BarKind
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.snapshot import Snapshot, Usage
 from hetero_airflow.model.worker import WorkerState
@@ -103,3 +108,27 @@ def test_json_has_readings_and_leased_amounts():
     ]
     assert workers_json(snapshot, {}, {})[0]["last_seen"] is None
     assert workers_json(snapshot, {}, {})[0]["devices"][0]["telemetry"] is None
+
+
+def a_snapshot_of_sites() -> Snapshot:
+    where = {"a": {"hetero/site": "berlin", "hetero/rack": "r7"}, "b": {"hetero/site": "oslo"}, "c": {}}
+    workers = tuple(a_worker(name, (a_cpu(),), runtime={}, labels=labels) for name, labels in where.items())
+    bars = tuple(Bar(name, "", BarKind.DRAINED, "moved", EPOCH, "undrained") for name in "ab")
+    return Snapshot(1, workers, bars=bars)
+
+
+def test_all_sites_are_in_one_list(render):
+    lines = render(worker_report(a_snapshot_of_sites(), {}, NOW, worker_timeout_s=300)).splitlines()
+    assert [line.split("  ")[0].strip() for line in lines[1:]][:8] == [
+        "a", "engine local", "site berlin", "rack r7", "b", "engine local", "site oslo", "c",
+    ]  # fmt: skip
+
+
+def test_one_site_can_be_looked_at_alone():
+    snapshot = a_snapshot_of_sites()
+    found = at_site(snapshot, "berlin")
+    assert ([worker.id for worker in found.workers], [bar.worker_id for bar in found.bars]) == (["a"], ["a"])
+    with pytest.raises(SettingsError, match=r"--site 'paris'; found workers of 'berlin', 'oslo'\. A worker says"):
+        at_site(snapshot, "paris")
+    with pytest.raises(SettingsError, match="found workers of no site"):
+        at_site(replace(snapshot, workers=snapshot.workers[2:]), "berlin")
