@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up test chaos lint bench-overhead bench-celery bench-memory bench-sensors bench-store bench-decide bench-schedule install lock clean moved
+.PHONY: help demo up test chaos lint bench-overhead bench-celery bench-memory bench-gangs bench-sensors bench-store bench-decide bench-schedule install lock clean moved
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -61,6 +61,9 @@ bench-celery: $(VENV)/.installed  ## measure the same over Celery, Redis and Pos
 
 bench-memory: $(VENV)/.installed  ## measure what HeteroExecutor adds to the scheduler's memory
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools $(RUN) tests/benchmarks/bench_memory.py
+
+bench-gangs: $(VENV)/.installed  ## measure what a gang of two workers takes to its first collective, beside torchrun
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=. $(RUN) tests/benchmarks/bench_gangs.py
 
 bench-sensors: $(VENV)/.installed  ## measure what a thousand waiting CheckpointSensors cost a triggerer and a store
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools $(RUN) tests/benchmarks/bench_sensors.py

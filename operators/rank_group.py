@@ -166,8 +166,9 @@ class RankGroup:
         return read_exit_codes(self.folder)
 
     def tail(self, rank: int | None) -> str:
-        """The last lines of a rank; of torchrun itself for None."""
-        return (self._own_lines if rank is None else self._lines[rank - self.first_rank]).tail()
+        """The last lines of a rank; of torchrun itself for None, or for a rank that is not here."""
+        number = -1 if rank is None else rank - self.first_rank
+        return (self._lines[number] if 0 <= number < len(self._lines) else self._own_lines).tail()
 
     def _read(self, wait_s: float) -> bool:
         """Take what there is; whether there was anything."""

@@ -82,6 +82,15 @@ def a_gang(rank, number=1):
     )
 
 
+def leased(rank, number=1):
+    """Within: a lease of CPU cores, as a member of the gang."""
+    lease = a_task_lease(
+        id=f"lease-{number}-{rank}", token=10 * number + rank, kind="cpu", vendor="intel", model="cpu", ids=("cpu",),
+        indexes=(0,), gang=a_gang(rank, number),
+    )  # fmt: skip
+    return bound(lease)
+
+
 def work(folder, rank, number, arguments, answer):
     """What one worker does with its task of the gang."""
     os.setsid()
@@ -100,11 +109,7 @@ def work(folder, rank, number, arguments, answer):
         node_rank=rank,
     )
     signal.signal(signal.SIGTERM, lambda *_: operator.on_kill())
-    lease = a_task_lease(
-        id=f"lease-{number}-{rank}", token=10 * number + rank, kind="cpu", vendor="intel", model="cpu", ids=("cpu",),
-        indexes=(0,), gang=a_gang(rank, number),
-    )  # fmt: skip
-    with bound(lease):
+    with leased(rank, number):
         try:
             answer.put((rank, operator.execute({"ti": AnInstance(folder, 4 + rank)})))
         except AirflowRescheduleException:

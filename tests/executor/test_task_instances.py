@@ -1,0 +1,59 @@
+"""What is asked of Airflow's own table, on a real SQLite."""
+
+from contextlib import contextmanager
+from uuid import uuid4
+
+import pytest
+from airflow.models import import_all_models
+from airflow.models.taskinstance import TaskInstance
+from sqlalchemy import create_engine, insert
+from sqlalchemy.orm import Session
+
+from hetero_airflow.executor import task_instances
+from hetero_airflow.executor.task_instances import TaskInstances
+from hetero_airflow.model.gang import seat_of
+
+
+@pytest.fixture
+def add(monkeypatch):
+    """Adds a task instance in a state."""
+    import_all_models()  # its foreign keys name the tables of others
+    engine = create_engine("sqlite://")
+    TaskInstance.__table__.create(engine)
+
+    @contextmanager
+    def create_session(scoped):
+        with Session(engine) as session:
+            yield session
+
+    monkeypatch.setattr(task_instances, "create_session", create_session)
+
+    def add(map_index, state, run_id="run", task_id="train"):
+        row = {
+            "id": uuid4(), "task_id": task_id, "dag_id": "dag", "run_id": run_id, "map_index": map_index,
+            "state": state, "pool": "p", "pool_slots": 1, "executor_config": {}, "try_number": 1,
+        }  # fmt: skip
+        with engine.begin() as connection:
+            connection.execute(insert(TaskInstance.__table__).values(row))
+
+    return add
+
+
+def test_the_members_of_gangs_are_told_by_rank_and_not_mixed_up(add, monkeypatch):
+    monkeypatch.setattr(task_instances, "_MAX_GANGS", 2)
+    for index, state in enumerate(["running", None, "failed", "queued", "success"]):
+        add(index, state)
+    add(0, "running", run_id="another run")
+    add(0, "running", task_id="another task")
+    seats = [
+        seat_of("dag", "run", "train", 1, 2),
+        seat_of("dag", "run", "train", 3, 2),
+        seat_of("dag", "run", "train", 4, 2),
+        seat_of("dag", "run", "gone", 0, 2),
+    ]
+    assert TaskInstances().members(seats) == {
+        "dag.train[0-1] (run)": {0: "running", 1: None},
+        "dag.train[2-3] (run)": {0: "failed", 1: "queued"},
+        "dag.train[4-5] (run)": {0: "success"},
+        "dag.gone[0-1] (run)": {},
+    }
