@@ -61,6 +61,8 @@ def _outcome(story: Story, workers: Mapping[str, Worker], now: datetime) -> Iter
         else:
             yield f"at position {newest['position']} of the queue"
             yield _reason_text(newest["reason"], now)
+    elif story.state == "placed" and newest is not None and newest["reason"] is not None:
+        yield f"does not run yet: {_reason_text(newest['reason'], now)}"
     elif story.state == "ended":
         ended = f"{moment(story.ended_at)}, {age(story.ended_at, now)} ago" if story.ended_at else "at an unknown time"
         yield f"{ended}: {story.cause or 'no cause is known'}"

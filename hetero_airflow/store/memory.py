@@ -13,18 +13,19 @@ from hetero_airflow.model.bar import Bar, BarKind, bars_on
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.health import WELL, Health
 from hetero_airflow.model.lease import TERMINAL, TRANSITIONS, Claim, Lease, LeaseState
-from hetero_airflow.model.plan import Decision, Place, Plan, Refuse, Wait
+from hetero_airflow.model.plan import Decision, Place, Plan, Reason, Refuse, Wait
 from hetero_airflow.model.run import Run
 from hetero_airflow.model.sight import ServerSight, WorkerSight, heard_again
 from hetero_airflow.model.snapshot import Pending, Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
-from hetero_airflow.store.codec import clean_cause, decision_columns, decision_story
+from hetero_airflow.store.codec import REASON, clean_cause, decision_columns, decision_story
 from hetero_airflow.store.cores import choose_cores
 from hetero_airflow.store.inventory import DeviceRecord, join_worker, take_inventory
 from hetero_airflow.store.leases import is_sound, lease_id, leased_class, movable, run_end
 from hetero_airflow.store.store import (
     MAX_RUNS,
     Commit,
+    Delayed,
     DeviceBarred,
     DeviceCleared,
     Event,
@@ -64,6 +65,8 @@ class _Request:
     """Since it was submitted."""
     decided_at: datetime | None = None
     """When that was made."""
+    delay: Reason | None = None
+    """Why it does not run yet, of one that was placed."""
     before: list[tuple[datetime, Decision]] | None = None
     """The decisions before the newest, where history is kept and there are any."""
 
@@ -116,6 +119,8 @@ class MemoryStore:
                 is_visible |= self._submit(event.pending)
             elif isinstance(event, Saved):
                 is_visible |= self._save(event, now)
+            elif isinstance(event, Delayed):
+                self._delay(event)
             elif isinstance(event, DeviceBarred):
                 bar = replace(event.bar, cause=clean_cause(event.bar.cause))
                 is_visible |= self._bar(bar.worker_id, bar.device_id, bar.kind, bar)
@@ -195,7 +200,9 @@ class MemoryStore:
         if not own:
             return None
         newest = max(own, key=lambda r: (r.pending.submitted_at, r.pending.try_number, r.pending.id))
-        decisions = (decision_story(decision_columns(d), at) for at, d in newest.decisions)
+        decisions = [decision_story(decision_columns(d), at) for at, d in newest.decisions]
+        if newest.delay is not None:
+            decisions[0]["reason"] = REASON.dump_python(newest.delay, mode="json", exclude_none=True)
         leases = tuple(self._leases[lease_id] for lease_id in newest.lease_ids)
         return Story(newest.pending, newest.state, newest.ended_at, newest.cause, leases, tuple(decisions))
 
@@ -315,6 +322,11 @@ class MemoryStore:
         self._put(lease.model_copy(update={"saved_at": now}))
         return True
 
+    def _delay(self, delayed: Delayed) -> None:
+        request = self._requests.get(delayed.request_id)
+        if request is not None and request.state == "placed" and isinstance(request.newest, Place):
+            request.delay = delayed.reason
+
     def _end(self, request_id: str, state: str, now: datetime, cause: str) -> bool:
         request = self._requests.get(request_id)
         if request is None or request.state != state:
@@ -427,7 +439,7 @@ class MemoryStore:
         if self._keeps_history and request.newest is not None and request.decided_at is not None:
             request.before = request.before or []
             request.before.append((request.decided_at, request.newest))
-        request.newest = None
+        request.newest = request.delay = None
 
 
 def _note_seen(host: _Host, event: WorkerSeen | WorkerAlive, now: datetime) -> None:

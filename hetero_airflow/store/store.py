@@ -12,7 +12,7 @@ from hetero_airflow.model.bar import Bar, BarKind
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.health import Health
 from hetero_airflow.model.lease import Lease, LeaseState
-from hetero_airflow.model.plan import Plan
+from hetero_airflow.model.plan import Plan, Reason
 from hetero_airflow.model.run import Run, RunEnd
 from hetero_airflow.model.sight import ServerSight, WorkerSight
 from hetero_airflow.model.snapshot import Pending, Snapshot
@@ -89,6 +89,17 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class Delayed:
+    """Why a request that was placed does not run yet, in the newest decision on it; None once it does.
+
+    Passed over where it is not placed.
+    """
+
+    request_id: str
+    reason: Reason | None
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceBarred:
     """A device, or a whole worker, that gets no new task from now on; replaces a bar of the same kind on it.
 
@@ -125,6 +136,7 @@ Event = (
     | Submitted
     | Withdrawn
     | Saved
+    | Delayed
     | DeviceBarred
     | DeviceCleared
     | HealthNoted
@@ -204,7 +216,8 @@ class Story:
     leases: tuple[Lease, ...]
     decisions: tuple[dict[str, Any], ...]
     """Newest first, each with ``decided_at`` (ISO 8601), ``outcome`` (place, wait, refuse), ``position``, ``reason``,
-    ``nearest`` and ``account`` as JSON values, None where the outcome has none."""
+    ``nearest`` and ``account`` as JSON values, None where the outcome has none. The reason of one that was placed is
+    why it does not run yet."""
 
 
 MAX_RUNS = 10_000

@@ -11,7 +11,7 @@ from hetero_airflow.model.plan import Account, AlternativeAccount, Candidate, Pl
 from hetero_airflow.policies.priority import Priority
 from hetero_airflow.scheduling.cycle import run_cycle
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.store import Story, Submitted, Withdrawn, WorkerSeen
+from hetero_airflow.store.store import Delayed, Story, Submitted, Withdrawn, WorkerSeen
 from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_pending, a_worker, move_lease
 
 DECIDED = EPOCH + timedelta(seconds=10)
@@ -167,6 +167,16 @@ priority: no known worker could ever run it
   1 × nvidia/h100: 1 worker looked at
     1 ruled out by model: asked nvidia/h100, found nvidia/a100-sxm4-40gb"""
     )
+
+
+def test_a_placed_task_that_does_not_run_yet_says_why(render):
+    store = a_store(a_pending("r1"))
+    store.commit(Plan((place("r1"),)), DECIDED, EPOCH + LATER)
+    store.record([Delayed("r1", Reason(ReasonCode.RUNTIME, "a container", 'Back-off pulling image "x"'))], DECIDED)
+    assert text_of(render, store, "r1").splitlines()[4:6] == [
+        'Placed     does not run yet: runtime: asked a container, found Back-off pulling image "x"',
+        "           on worker-a, lease r1.1 (granted), granted 1 min ago",
+    ]
 
 
 def test_an_ended_task_has_its_cause_and_what_it_held(render):

@@ -21,7 +21,7 @@ from hetero_airflow.model.plan import (
 )
 from hetero_airflow.model.snapshot import Usage
 from hetero_airflow.model.worker import WorkerState
-from hetero_airflow.store.store import Commit, Saved, Submitted, Withdrawn, WorkerAlive, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import Commit, Delayed, Saved, Submitted, Withdrawn, WorkerAlive, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
 
 LATER = EPOCH + timedelta(seconds=60)
@@ -491,6 +491,18 @@ def test_a_lease_remembers_when_its_task_saved(store):
     assert store.snapshot().leases == (lease,)
     store.record([Saved(lease.id, lease.token)], LATER)
     assert store.snapshot().leases == (lease.model_copy(update={"saved_at": LATER}),)
+
+
+def test_why_what_was_placed_does_not_run_yet_is_told_until_it_does(store):
+    prepare(store, "r1", "r2")
+    grant(store, a_place("r1", **{"GPU-0": 1000}))
+    reason = Reason(ReasonCode.BUSY, "a container", "no node has room")
+    store.record([Delayed("r1", reason), Delayed("r2", reason), Delayed("other", reason)], EPOCH)
+    (decision,) = store.story("dag", "run", "r1").decisions
+    assert decision["reason"] == {"code": "busy", "asked": "a container", "found": "no node has room"}
+    assert all(one["reason"] != decision["reason"] for one in store.story("dag", "run", "r2").decisions)
+    store.record([Delayed("r1", None)], EPOCH)
+    assert store.story("dag", "run", "r1").decisions[0]["reason"] is None
 
 
 @pytest.mark.parametrize(("was", "to"), list(product(LeaseState, LeaseState)))
