@@ -68,8 +68,9 @@ bench-gangs: $(VENV)/.installed  ## measure what a gang of two workers takes to 
 bench-sensors: $(VENV)/.installed  ## measure what a thousand waiting CheckpointSensors cost a triggerer and a store
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools $(RUN) tests/benchmarks/bench_sensors.py
 
-bench-store: $(VENV)/.installed  ## measure leases a second in memory, SQLite and PostgreSQL
+bench-store: $(VENV)/.installed  ## measure leases a second in memory, SQLite and PostgreSQL, and of three that race
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tests $(RUN) tests/benchmarks/bench_store.py
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tests $(RUN) tests/benchmarks/bench_store_race.py
 
 bench-decide: $(VENV)/.installed  ## measure decisions a second, whole cycles, and memory, from 10 to 10,000 workers
 	@PYTHONPATH= $(RUN) tests/benchmarks/bench_decide.py

@@ -122,6 +122,7 @@ class Dispatcher:
             saved=5,
             turn=30,
             learn=60,
+            forgotten=10,
             wanted=30,
             prune=3600,
         )
@@ -376,6 +377,8 @@ class Dispatcher:
 
     def _withdraw_forgotten(self, now: datetime) -> None:
         """Take requests out of the queue whose tasks Airflow has given up while no scheduler looked."""
+        if not self._periods.is_due("forgotten", now):  # of 10,000 that others hold, each look asks the database
+            return
         known = {held.request_id for held in self.held.values()}
         forgotten = [pending.id for pending in self._store.snapshot().pending if pending.id not in known]
         if not forgotten:
