@@ -10,6 +10,7 @@
     ├── NoLeaseError(RuntimeError)     the process runs without a device lease
     ├── TraceError(ValueError)         a trace or workload that can't be read or contradicts itself
     ├── ClusterError(ValueError)       a pretend cluster that can't be read or can't run the workload
+    ├── EngineError                    a placed task that its engine can't take
     ├── IdentityError                  a worker's key, secret or token that does not let it speak
     ├── CheckpointError
     │   ├── InvalidCheckpoint(ValueError)  a name, manifest, file or state that can't be trusted or read
@@ -90,6 +91,10 @@ class TraceError(HeteroError, ValueError):
 
 class ClusterError(HeteroError, ValueError):
     """A pretend cluster that can't be read, or that can't run the workload."""
+
+
+class EngineError(HeteroError):
+    """A placed task that its engine can't take."""
 
 
 class IdentityError(HeteroError):

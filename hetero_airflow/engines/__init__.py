@@ -10,5 +10,6 @@ GROUP = "hetero_airflow.engines"
 ENGINES: dict[str, str] = {
     "local": "hetero_airflow.engines.local:LocalEngine",
     "celery": "hetero_airflow.engines.celery:CeleryEngine",
+    "edge": "hetero_airflow.engines.edge:EdgeEngine",
 }
 """Engine name → "module:class"."""

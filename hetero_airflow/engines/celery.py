@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -21,16 +20,13 @@ from sqlalchemy.orm import Session
 
 from hetero_airflow.engines.engine import EngineTraits, Liveness, Surroundings, Use
 from hetero_airflow.engines.queues import queue_of
-from hetero_airflow.engines.remote import START_S, judge
+from hetero_airflow.engines.remote import START_S, RemoteLeases
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker
 
 log = logging.getLogger(__name__)
 
 NAME = "celery"
-
-_KEPT = 10_000
-"""Leases of which it is remembered that they are over."""
 
 
 class CeleryEngine:
@@ -40,12 +36,7 @@ class CeleryEngine:
 
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
         self.executor = RoutingCeleryExecutor(parallelism, team_name)
-        self._leases: dict[Any, str] = {}
-        """Key → lease, of what was handed over and has not ended."""
-        self._sent: dict[str, datetime] = {}
-        """Lease → when it was handed over."""
-        self._over: dict[str, None] = {}
-        """Leases whose supervisors said that they are over, or that were never sent."""
+        self._leases = RemoteLeases()
         self._outage = ""
 
     def start(self, surroundings: Surroundings) -> None:
@@ -62,8 +53,7 @@ class CeleryEngine:
         """Take a device task that was placed on a worker; it is sent at the next `heartbeat`."""
         if workload.key in self._leases:  # sent before, and void: Celery's answer to that is not this one's
             workload.ti.external_executor_id = str(uuid4())
-        self._sent.pop(self._leases.get(workload.key, ""), None)
-        self._leases[workload.key], self._sent[lease.id] = lease.id, datetime.now(UTC)
+        self._leases.hand_over(workload.key, lease)
         self.executor.places[workload.key] = queue_of(worker.id)
         self.hand_back(workload)
 
@@ -113,14 +103,7 @@ class CeleryEngine:
 
     def look(self, uses: Sequence[Use]) -> dict[str, Liveness]:
         """Lease id → whether a process of it runs, as agents and Celery say."""
-        now, workers, sights = datetime.now(UTC), self._surroundings.workers(), self._surroundings.sights()
-        found = {}
-        for use in uses:
-            lease = use.lease
-            worker, sight = workers.get(lease.worker_id), sights.get(lease.worker_id)
-            sent_at = self._sent.get(lease.id, lease.granted_at)
-            found[lease.id] = Liveness.GONE if lease.id in self._over else judge(use, worker, sight, sent_at, now)
-        return found
+        return self._leases.look(uses, self._surroundings)
 
     def signal(self, use: Use, number: int) -> None:
         """Nothing: the supervisor and the agent on the worker end what outlives its task or its lease."""
@@ -137,20 +120,14 @@ class CeleryEngine:
     def _ended(self) -> dict[Any, tuple[Any, Any]]:
         events = dict(self.executor.get_event_buffer())
         for key in self.executor.void:
-            self._note_over(self._leases.get(key))
+            self._leases.note_over(key)
         self.executor.void.clear()
         for key, (state, _) in events.items():
             if state == TaskInstanceState.SUCCESS:  # its supervisor has come to its end, whatever became of the task
-                self._note_over(self._leases.get(key))
+                self._leases.note_over(key)
             if state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED):
-                self._sent.pop(self._leases.pop(key, ""), None)
+                self._leases.end(key)
         return events
-
-    def _note_over(self, lease_id: str | None) -> None:
-        if lease_id is not None:
-            self._over[lease_id] = None
-            if len(self._over) > _KEPT:
-                del self._over[next(iter(self._over))]
 
     def _weather(self, step: Callable[[], object]) -> None:
         """A broker or a result backend that does not answer costs one warning, not the scheduler's loop."""

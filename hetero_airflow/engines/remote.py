@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from hetero_airflow.engines.engine import Liveness, Use, WorkerSight
+from hetero_airflow.engines.engine import Liveness, Surroundings, Use, WorkerSight
+from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker, WorkerState
 
 FRESH = timedelta(seconds=12)
@@ -19,8 +22,59 @@ START_S = 60.0
 _STARTED = timedelta(seconds=START_S + 15)
 """With what Airflow's API server allows for clocks that differ: 10 s, [api_auth] jwt_leeway."""
 
+_KEPT = 10_000
+"""Leases of which it is remembered that they are over."""
 
-def judge(use: Use, worker: Worker | None, sight: WorkerSight | None, sent_at: datetime, now: datetime) -> Liveness:
+
+class RemoteLeases:
+    """The leases of what was handed over to workers that agents speak for."""
+
+    def __init__(self) -> None:
+        self._leases: dict[Any, str] = {}
+        """Key → lease, of what was handed over and has not ended."""
+        self._sent: dict[str, datetime] = {}
+        """Lease → when it was handed over."""
+        self._over: dict[str, None] = {}
+
+    def __contains__(self, key: object) -> bool:
+        """Whether the task was handed over and has not ended, as far as was reported."""
+        return key in self._leases
+
+    def __iter__(self) -> Iterator[Any]:
+        """The keys of what was handed over and has not ended."""
+        return iter(self._leases)
+
+    def hand_over(self, key: Any, lease: Lease) -> None:
+        """Take note of a task that is sent now."""
+        self.end(key)
+        self._leases[key], self._sent[lease.id] = lease.id, datetime.now(UTC)
+
+    def end(self, key: Any) -> None:
+        """Take note of a task that ended, whatever may be left of it on its worker."""
+        self._sent.pop(self._leases.pop(key, ""), None)
+
+    def note_over(self, key: Any) -> None:
+        """Take note that no process of a task is left: its supervisor ended in order, or it was never sent."""
+        if key in self._leases:
+            self._over[self._leases[key]] = None
+            if len(self._over) > _KEPT:
+                del self._over[next(iter(self._over))]
+
+    def look(self, uses: Sequence[Use], surroundings: Surroundings) -> dict[str, Liveness]:
+        """Lease id → whether a process of it runs, as agents and the executor say."""
+        now, workers, sights = datetime.now(UTC), surroundings.workers(), surroundings.sights()
+        found = {}
+        for use in uses:
+            lease = use.lease
+            worker, sight = workers.get(lease.worker_id), sights.get(lease.worker_id)
+            sent_at = self._sent.get(lease.id, lease.granted_at)
+            found[lease.id] = Liveness.GONE if lease.id in self._over else judge(use, worker, sight, sent_at, now)
+        return found
+
+
+def judge(
+    use: Use, worker: Worker | None, sight: WorkerSight | None, sent_at: datetime, now: datetime
+) -> Liveness:  # fmt: skip
     """Whether a process of a lease runs on a worker that its agent speaks for.
 
     A worker that is lost gets nothing new until its agent says that no process of a lease that is over lives there, so

@@ -1,0 +1,125 @@
+"""The engine against EdgeExecutor's own table; the edge worker is the test, which changes the jobs' states."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from airflow.executors.workloads import ExecuteTask
+from airflow.executors.workloads.base import BundleInfo
+from airflow.executors.workloads.task import TaskInstanceDTO
+from airflow.providers.edge3.models.edge_job import EdgeJobModel
+from airflow.utils.state import TaskInstanceState
+from sqlalchemy import create_engine, select, update
+from sqlalchemy.orm import sessionmaker
+
+from hetero_airflow.engines.edge import EdgeEngine
+from hetero_airflow.engines.engine import Liveness, Surroundings, Use, WorkerSight
+from hetero_airflow.errors import EngineError
+from hetero_airflow.model.lease import Claim, Lease, LeaseState
+from hetero_airflow.testing import EPOCH, a_worker
+
+WORKER = a_worker("w1").model_copy(update={"engine": "edge"})
+
+
+@pytest.fixture
+def sights():
+    return {}
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch):
+    """Airflow's session on a database of our own, with EdgeExecutor's tables."""
+    database = create_engine(f"sqlite:///{tmp_path}/airflow.db")
+    EdgeJobModel.metadata.create_all(database)
+    make = sessionmaker(database)
+    monkeypatch.setattr("airflow.settings.Session", make)
+    monkeypatch.setattr("airflow.settings.NonScopedSession", make)
+    yield make
+    database.dispose()
+
+
+@pytest.fixture
+def engine(session, sights):
+    engine = EdgeEngine(8)
+    engine.executor.start = lambda: None
+    engine.start(Surroundings("1", None, None, lambda: sights, lambda: {"w1": WORKER}))
+    return engine
+
+
+def a_task(name, carrier=None):
+    ti = TaskInstanceDTO(
+        id=uuid4(), task_id=name, dag_id="dag", run_id="run", try_number=1, dag_version_id=uuid4(), queue="hetero",
+        pool_slots=1, priority_weight=1, context_carrier=carrier,
+    )  # fmt: skip
+    bundle = BundleInfo(name="dags", version=None)
+    return ExecuteTask(ti=ti, dag_rel_path=Path("dag.py"), token="hunter2", log_path=None, bundle_info=bundle)
+
+
+def a_lease(task):
+    return Lease(
+        id=f"of {task.ti.task_id}", request_id=str(task.ti.id), worker_id="w1", alternative=0,
+        claims=(Claim("GPU-0", 1000),), token=1, state=LeaseState.GRANTED, granted_at=EPOCH,
+        expires_at=EPOCH + timedelta(seconds=15),
+    )  # fmt: skip
+
+
+def place(engine, name="a"):
+    task = a_task(name)
+    lease = a_lease(task)
+    engine.hand_over(task, lease, WORKER)
+    return task, lease
+
+
+def jobs(session):
+    with session() as open_session:
+        return {job.task_id: (job.queue, job.state) for job in open_session.scalars(select(EdgeJobModel))}
+
+
+def report(session, state):
+    """What an edge worker tells the API server of the only job."""
+    with session.begin() as open_session:
+        open_session.execute(update(EdgeJobModel).values(state=state, last_update=datetime.now(UTC)))
+
+
+def liveness(engine, lease, state="running", seen_at=None):
+    return engine.look([Use(lease, state, 100, "w1", seen_at, True)])[lease.id]
+
+
+def test_a_placed_task_is_a_job_for_its_worker_and_a_plain_one_for_its_queue(engine, session):
+    task, _ = place(engine)
+    engine.hand_back(a_task("plain"))
+    assert jobs(session) == {"a": ("hetero.w1", "queued"), "plain": ("hetero", "queued")}
+    assert task.ti.queue == "hetero", "the coordinator is found by it"
+    assert engine.occupied == 1
+
+
+def test_a_job_that_nobody_has_taken_is_withdrawn_and_no_other(engine, session):
+    task, lease = place(engine)
+    assert engine.withdraw(task.key)
+    assert liveness(engine, lease, "queued") is Liveness.GONE
+    assert jobs(session) == {}
+    task, lease = place(engine)
+    report(session, TaskInstanceState.RUNNING)
+    assert not engine.withdraw(task.key)
+    assert jobs(session) == {"a": ("hetero.w1", "running")}
+
+
+def test_the_end_of_a_job_is_reported_and_its_processes_are_the_agents_to_judge(engine, session, sights):
+    task, lease = place(engine)
+    report(session, TaskInstanceState.RUNNING)
+    engine.collect()
+    report(session, TaskInstanceState.SUCCESS)
+    assert engine.collect()[task.key][0] == TaskInstanceState.SUCCESS
+    now = datetime.now(UTC)
+    assert liveness(engine, lease, "success", now) is Liveness.UNKNOWN
+    sights["w1"] = WorkerSight(now + timedelta(seconds=5), frozenset())
+    assert liveness(engine, lease, "success", now) is Liveness.GONE
+    assert engine.occupied == 0
+
+
+def test_a_job_that_the_table_can_not_hold_is_refused_with_its_length(engine, session):
+    task = a_task("long", {"hetero": "x" * 3000})
+    with pytest.raises(EngineError, match=r"edge worker w1 with 1 devices; found \d+ characters; .* takes 2048"):
+        engine.hand_over(task, a_lease(task), WORKER)
+    assert jobs(session) == {}
