@@ -7,7 +7,7 @@ from datetime import timedelta
 from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 from airflow.sdk import DAG, Asset, AssetWatcher, Param, task
 
-from hetero_airflow.operators import DeviceBashOperator, DevicePythonOperator
+from hetero_airflow.operators import DeviceBashOperator, DevicePythonOperator, TorchrunOperator
 from hetero_airflow.runtime import current_lease
 from hetero_airflow.sensors import CheckpointPublished, CheckpointSensor, DeviceAvailableSensor
 
@@ -199,3 +199,13 @@ with DAG("either", schedule=None):
 
 with DAG("impatient", schedule=None):
     DevicePythonOperator(task_id="impatient", device="gpu", wait_timeout=2, python_callable=use_device)
+
+with DAG("gang", schedule=None, params={"dies": "nobody"}):
+    TorchrunOperator.partial(
+        task_id="train",
+        script="gang_script.py",
+        args=[f"{os.environ.get('AIRFLOW_HOME', '.')}/gangs/{{{{ run_id | replace(':', '') }}}}", "{{ params.dies }}"],
+        device="h100",
+        max_restarts=1,
+        retries=0,
+    ).expand(node_rank=range(2))

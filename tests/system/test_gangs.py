@@ -1,0 +1,63 @@
+"""Two ranks of one training, each a task instance of its own, in a real Airflow with two simulated GPUs."""
+
+import pytest
+
+STEPS = 8
+
+
+def ranks(airflow, run_id):
+    return {ti["map_index"]: ti for ti in airflow.tasks("gang", run_id)}
+
+
+def is_over(airflow, run_id):
+    """What rank 0 has returned, after no rank has used up a try."""
+    assert airflow.wait_for_run("gang", run_id, 240) == "success"
+    assert {rank: ti["try_number"] for rank, ti in ranks(airflow, run_id).items()} == {0: 1, 1: 1}
+    return airflow.xcom("gang", run_id, "train", 0)
+
+
+def test_both_ranks_train_together_each_with_a_row_and_a_log_of_its_own(airflow):
+    run_id = airflow.trigger("gang")
+    result = is_over(airflow, run_id)
+    assert (result["size"], result["steps"], result["sum"]) == (2, list(range(STEPS)), 2.0 * STEPS)
+    for rank in (0, 1):
+        log = airflow.log_text("gang", run_id, "train", map_index=rank)
+        assert f"Worker {rank} of 2 of gang gang.train[0-1] ({run_id}) #1" in log
+
+
+def test_neither_rank_starts_while_there_is_room_for_one_alone(airflow):
+    first = airflow.trigger("long", {"seconds": 12, "device": "h100"})
+    airflow.wait_until(lambda: airflow.tasks("long", first)[0]["state"] == "running", "the other task to run")
+    run_id = airflow.trigger("gang")
+    airflow.wait_until(
+        lambda: [ti["state"] for ti in ranks(airflow, run_id).values()] == ["queued", "queued"], "both to be held"
+    )
+    assert airflow.tasks("long", first)[0]["state"] == "running"
+    assert is_over(airflow, run_id)["size"] == 2
+    end = airflow.tasks("long", first)[0]["end_date"]
+    assert all(ti["start_date"] > end for ti in ranks(airflow, run_id).values())
+    assert "room for 1 at the same time" in airflow.log_text("gang", run_id, "train", map_index=0)
+
+
+@pytest.mark.parametrize(("dies", "number"), [("rank", 1), ("torchrun", 2)])
+def test_where_one_dies_both_go_on_together_from_the_last_checkpoint(airflow, dies, number):
+    """A rank that dies is torchrun's affair; where torchrun itself does, both tasks give their devices back."""
+    run_id = airflow.trigger("gang", {"dies": dies})
+    result = is_over(airflow, run_id)
+    assert result["steps"][-1] == STEPS - 1
+    assert result["steps"][0] in (4, 5)
+    assert result["sum"] == 2.0 * STEPS
+    assert result["gang"].endswith(f"#{number}")
+
+
+def test_a_rank_that_is_cleared_takes_the_others_with_it(airflow):
+    run_id = airflow.trigger("gang")
+    airflow.wait_until(lambda: {ti["state"] for ti in ranks(airflow, run_id).values()} == {"running"}, "both to run")
+    airflow.api(
+        "POST",
+        "/dags/gang/clearTaskInstances",
+        json={"dry_run": False, "dag_run_id": run_id, "only_failed": False, "task_ids": [["train", 1]]},
+    )
+    assert airflow.wait_for_run("gang", run_id, 240) == "success"
+    assert {rank: ti["try_number"] for rank, ti in ranks(airflow, run_id).items()} == {0: 1, 1: 2}
+    assert airflow.xcom("gang", run_id, "train", 0)["gang"].endswith("#2")
