@@ -1,0 +1,121 @@
+"""Many leases in one call: the same as one after the other, in every store."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import select
+
+from hetero_airflow.errors import InvalidTransition
+from hetero_airflow.model.lease import Claim, Lease, LeaseState
+from hetero_airflow.model.plan import Account, Place, Plan, Reason, ReasonCode, Wait
+from hetero_airflow.model.snapshot import Usage
+from hetero_airflow.store import sql_transaction
+from hetero_airflow.store.sql import SqlStore
+from hetero_airflow.store.sql_grants import Committing
+from hetero_airflow.store.store import Move, Submitted, WorkerSeen
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
+
+LATER = EPOCH + timedelta(minutes=1)
+ACCOUNT = Account("p", "s")
+GIB = 2**30
+
+
+@pytest.fixture(name="fleet")
+def make_fleet(store):
+    """Two workers, and ten requests that wait."""
+    store.record([*map(WorkerSeen, (a_worker("a"), a_worker("b")))], EPOCH)
+    store.record([Submitted(a_pending(f"r{n}")) for n in range(10)], EPOCH)
+    return store
+
+
+def used(store, worker_id: str, device_id: str) -> tuple[int, int]:
+    usage = store.snapshot().used(worker_id, device_id)
+    return usage.milli, usage.memory_bytes
+
+
+def test_parts_of_a_device_are_counted_together(fleet):
+    parts = tuple(a_place(f"r{n}", "a", **{"GPU-0": 400}) for n in range(3))
+    made = fleet.commit(Plan((*parts, a_place("r3", "b", **{"GPU-0": 400}))), EPOCH, LATER)
+    assert ([lease.request_id for lease in made.leases], made.refused) == (["r0", "r1", "r3"], ("r2",))
+    assert used(fleet, "a", "GPU-0") == (800, 0)
+    moves = [Move(lease.id, lease.token, LeaseState.RELEASED) for lease in made.leases]
+    assert [outcome.state for outcome in fleet.move(moves, LATER)] == [LeaseState.RELEASED] * 3
+    assert used(fleet, "a", "GPU-0") == used(fleet, "b", "GPU-0") == (0, 0)
+    assert fleet.snapshot().used("a", "GPU-0") == Usage(0, 0, EPOCH)
+
+
+def test_host_memory_and_cores_are_counted_together(fleet):
+    def place(name: str, cores: int, memory: int) -> Place:
+        return Place(name, "a", 0, (Claim("cpu", 1000 * cores, memory * GIB),), ACCOUNT)
+
+    plan = Plan((place("r0", 2, 40), place("r1", 2, 40), place("r2", 4, 20), place("r3", 3, 1), place("r4", 2, 4)))
+    made = fleet.commit(plan, EPOCH, LATER)
+    assert ([lease.request_id for lease in made.leases], made.refused) == (["r0", "r2", "r4"], ("r1", "r3"))
+    cores = [core for lease in made.leases for claim in lease.claims for core in claim.cores]
+    assert sorted(cores) == list(range(8)), "each core once"
+    assert used(fleet, "a", "cpu") == (8000, 64 * GIB)
+
+
+def test_one_request_gets_one_lease_however_often_a_plan_places_it(fleet):
+    twice = Plan((a_place("r0", "a", **{"GPU-0": 1000}), a_place("r0", "b", **{"GPU-0": 1000})))
+    made = fleet.commit(twice, EPOCH, LATER)
+    assert ([lease.worker_id for lease in made.leases], made.refused) == (["a"], ("r0",))
+    assert used(fleet, "b", "GPU-0") == (0, 0)
+
+
+def test_tokens_grow_in_the_order_of_the_plan(fleet):
+    plan = Plan(tuple(a_place(f"r{n}", "ab"[n % 2], cpu=1000) for n in (3, 1, 2)))
+    leases = fleet.commit(plan, EPOCH, LATER).leases
+    assert [lease.request_id for lease in leases] == ["r3", "r1", "r2"]
+    first = leases[0].token
+    assert [lease.token for lease in leases] == [first, first + 1, first + 2]
+    assert fleet.snapshot().leases == leases
+
+
+def test_a_lease_may_move_twice_in_one_call(fleet):
+    (lease,) = fleet.commit(Plan((a_place("r0", "a", **{"GPU-0": 1000}),)), EPOCH, LATER).leases
+    moves = [Move(lease.id, lease.token, to) for to in (LeaseState.EXPIRED, LeaseState.EVICTED, LeaseState.RELEASED)]
+    expired, evicted, refused = fleet.move(moves, LATER)
+    assert [type(one) for one in (expired, evicted, refused)] == [Lease, Lease, InvalidTransition]
+    assert (expired.state, evicted.state) == (LeaseState.EXPIRED, LeaseState.EVICTED)
+    assert used(fleet, "a", "GPU-0") == (0, 0)
+    story = fleet.story("dag", "run", "r0")
+    assert (story.state, story.leases[0].state) == ("ended", LeaseState.EVICTED)
+
+
+def test_a_device_that_vanished_goes_with_the_last_of_the_leases_that_end_together(fleet):
+    plan = Plan(tuple(a_place(f"r{n}", "a", **{"GPU-1": 500}) for n in range(2)))
+    leases = fleet.commit(plan, EPOCH, LATER).leases
+    fleet.record([WorkerSeen(a_worker("a", (a_cpu(), a_device("GPU-0"))))], EPOCH)
+    assert [device.id for device in fleet.snapshot().workers[0].devices] == ["cpu", "GPU-0", "GPU-1"]
+    fleet.move([Move(lease.id, lease.token, LeaseState.RELEASED) for lease in leases], LATER)
+    assert [device.id for device in fleet.snapshot().workers[0].devices] == ["cpu", "GPU-0"]
+
+
+@pytest.mark.postgres
+def test_a_plan_that_meets_a_writer_without_the_lock_is_refused_whole_and_its_waits_are_kept(
+    postgres_engine, empty, monkeypatch
+):
+    empty(postgres_engine)
+    first, second = SqlStore(postgres_engine), SqlStore(postgres_engine)
+    first.record([WorkerSeen(a_worker()), *(Submitted(a_pending(f"r{n}")) for n in range(4))], EPOCH)
+    before = second.snapshot().sequence
+    monkeypatch.setattr(sql_transaction, "_TAKE_LOCK", select(1))
+    waits = Wait("r3", 1, Reason(ReasonCode.BUSY, "1", "0"), ACCOUNT)
+    plan = Plan((a_place("r1", **{"GPU-1": 1000}), a_place("r2", **{"GPU-0": 1000}), waits))
+    made = []
+    with sql_transaction.writing(postgres_engine, 10) as transaction:
+        Committing(transaction, EPOCH, LATER, {}).commit(Plan((a_place("r0", **{"GPU-0": 1000}),)))
+        other = threading.Thread(target=lambda: made.append(second.commit(plan, EPOCH, LATER)))
+        other.start()
+        other.join(0.5)
+    other.join()
+    assert (made[0].leases, made[0].refused) == ((), ("r1", "r2"))
+    snapshot = second.snapshot()
+    assert ([one.id for one in snapshot.pending], snapshot.sequence) == (["r1", "r2", "r3"], before + 1)
+    assert {key: usage.milli for key, usage in snapshot.usage.items() if usage.milli} == {("worker-a", "GPU-0"): 1000}
+    assert [one["outcome"] for one in second.story("dag", "run", "r3").decisions] == ["wait"]
+    assert not second.story("dag", "run", "r1").decisions
