@@ -43,7 +43,7 @@ OPTIONS: tuple[Option, ...] = (
         "local",
         "string",
         "What runs device tasks and all others: local (LocalExecutor, on this host), celery (CeleryExecutor, on the "
-        "workers that agents speak for), or an entry point.",
+        "workers that agents speak for), kubernetes (KubernetesExecutor, on the cluster's nodes), or an entry point.",
     ),
     Option(
         "pool",
@@ -139,6 +139,14 @@ OPTIONS: tuple[Option, ...] = (
         "string",
         "Priority of a request, and the PriorityClass of its pod, as a JSON object such as "
         '{"urgent": "gpu-urgent", "low": "gpu-spare"}. The classes must exist; a priority without one gets none.',
+    ),
+    Option(
+        "kubernetes_clusters",
+        "{}",
+        "string",
+        "Several clusters for the engine kubernetes, each a site with its Airflow connection (type kubernetes), as a "
+        'JSON object such as {"eu": "kubernetes_eu", "us": "kubernetes_us"}. Tasks without a device go to the first. '
+        "Empty: the one cluster of [kubernetes_executor].",
     ),
     Option("labels", "{}", "string", "Labels of this host's worker, as a JSON object of texts."),
 )

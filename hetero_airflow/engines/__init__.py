@@ -11,5 +11,6 @@ ENGINES: dict[str, str] = {
     "local": "hetero_airflow.engines.local:LocalEngine",
     "celery": "hetero_airflow.engines.celery:CeleryEngine",
     "edge": "hetero_airflow.engines.edge:EdgeEngine",
+    "kubernetes": "hetero_airflow.engines.kubernetes.engine:KubernetesEngine",
 }
 """Engine name → "module:class"."""

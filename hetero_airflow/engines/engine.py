@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.plan import Reason
 from hetero_airflow.model.sight import WorkerSight as WorkerSight
 from hetero_airflow.model.worker import Worker
 
@@ -64,6 +65,8 @@ class EngineTraits:
     supports_connection_test: bool = False
     pre_assigns_external_executor_id: bool = False
     """Airflow gives each task instance an id for the executor when it queues it."""
+    is_cluster: bool = False
+    """It knows of its workers and of what it handed over by itself: a `ClusterEngine`."""
     start_s: float | None = None
     """A device task that has not begun so long after it was handed over can't begin any more; None for no limit."""
 
@@ -81,6 +84,18 @@ class Use:
     """When Airflow last heard of the process."""
     is_ours: bool = False
     """This scheduler's executor has it, or had it; else one that died may have handed it over."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerNews:
+    """What an engine that knows of workers without agents says of them."""
+
+    seen: tuple[Worker, ...] = ()
+    """With a new inventory, or new."""
+    alive: tuple[str, ...] = ()
+    """Ids of those that are as they were seen last."""
+    lost: tuple[str, ...] = ()
+    """Ids of those that don't answer, or are gone; the inventory of some is known, so that they are `seen` too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,4 +192,20 @@ class AirflowEngine(Protocol):
 
     def terminate(self) -> None:
         """Stop without waiting."""
+        ...
+
+
+class ClusterEngine(AirflowEngine, Protocol):
+    """An engine whose workers have no agents: a cluster with a scheduler and a control plane of its own."""
+
+    def poll(self) -> WorkerNews:
+        """What is new of its workers, such as nodes. Never blocks."""
+        ...
+
+    def wait_reason(self, lease_id: str) -> Reason | None:
+        """Why the work of a lease does not run yet though it was handed over; None once it does."""
+        ...
+
+    def words(self, lease_id: str) -> str | None:
+        """How the work of a lease stands, or stood last, in the cluster's own words; None for nothing known."""
         ...

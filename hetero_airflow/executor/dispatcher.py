@@ -21,6 +21,7 @@ from hetero_airflow.engines.engine import AirflowEngine, Liveness
 from hetero_airflow.errors import RequestError, StoreError
 from hetero_airflow.executor.beliefs import Beliefs
 from hetero_airflow.executor.carrier import Asked, load_lease
+from hetero_airflow.executor.cluster_news import ClusterNews
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.dag_edges import DagEdges
 from hetero_airflow.executor.gang_roster import GangRoster
@@ -96,6 +97,7 @@ class Dispatcher:
             estimates=lambda: self._beliefs.estimates,
             renew_token=renew_token,
         )
+        self._cluster = ClusterNews(store, engine, note)
         self._recoveries = Recoveries(tasks, configuration.rules, note)
         self._preemptions = Preemptions(keeper, tasks, configuration.grace_s, note)
         self._gangs = GangRoster(store, keeper, tasks, self._preemptions)
@@ -144,6 +146,7 @@ class Dispatcher:
         with self._weathering_outages("deciding"):
             self._now = now
             self._take_inventory(now)
+            self._cluster.take_workers(now)
             self._drop_unwanted(now)
             self._keeper.free_ended(now)
             self._submit(now)
@@ -154,6 +157,7 @@ class Dispatcher:
         """What can wait until the engine has started what was placed: records, renewals, housekeeping."""
         with self._weathering_outages("housekeeping"):
             self._keeper.watch(now)
+            self._cluster.tell_waits(((task.key, task.lease) for task in self._keeper.running.values()), now)
             self._preemptions.settle(now)
             for key, text in self._gangs.watch(self.held, now):
                 self._fail(key, text, now)

@@ -62,8 +62,9 @@ def utilization(lease: TaskLease) -> float | None:
     with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
         try:
-            for id_ in lease.ids:
-                rates = pynvml.nvmlDeviceGetUtilizationRates(pynvml.nvmlDeviceGetHandleByUUID(id_))
+            for number, id_ in enumerate(lease.ids):  # of those in a pod, all are its own
+                by = pynvml.nvmlDeviceGetHandleByIndex if lease.is_slot else pynvml.nvmlDeviceGetHandleByUUID
+                rates = pynvml.nvmlDeviceGetUtilizationRates(by(number if lease.is_slot else id_))
                 busiest = max(busiest or 0.0, rates.gpu / 100)
         finally:
             pynvml.nvmlShutdown()

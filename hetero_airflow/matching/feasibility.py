@@ -92,7 +92,8 @@ def judge(alternative: Alternative, shape: Shape) -> Verdict:
     if not suitable:
         return Verdict(nearest or make_miss(ReasonCode.KIND, alternative.device_text, "a worker without devices"))
     never = (
-        _software_miss(alternative, shape)
+        _slot_miss(alternative, shape)
+        or _software_miss(alternative, shape)
         or _count_miss(alternative, shape, suitable)
         or _host_miss(alternative, shape)
         or _topology_miss(alternative, shape, suitable)
@@ -184,6 +185,8 @@ def _likeness(asked: str, model: str) -> int:
 
 def _software_miss(alternative: Alternative, shape: Shape) -> Miss | None:
     for name, specifier in alternative.runtime.items():
+        if shape.has_slots and name not in shape.runtime:
+            continue  # it is in the image, or it is not: nothing is known of it here
         obstacle = version_obstacle(shape.runtime.get(name), specifier)
         if obstacle is not None:
             return make_miss(ReasonCode.RUNTIME, f"{name}{specifier}", f"{name}: {obstacle}")
@@ -192,6 +195,13 @@ def _software_miss(alternative: Alternative, shape: Shape) -> Miss | None:
             found = f"{name}={shape.labels[name]}" if name in shape.labels else f"no label {name}"
             return make_miss(ReasonCode.LABELS, f"{name}={value}", found)
     return None
+
+
+def _slot_miss(alternative: Alternative, shape: Shape) -> Miss | None:
+    if not shape.has_slots or alternative.share is None or alternative.kind == "cpu":
+        return None
+    found = "a device plugin, which gives whole devices"
+    return make_miss(ReasonCode.PARTITION, f"a share of {alternative.share:g}", found)
 
 
 def _count_miss(alternative: Alternative, shape: Shape, suitable: list[int]) -> Miss | None:

@@ -31,6 +31,8 @@ class Shape:
     links: tuple[frozenset[int], ...]
     """For each device, the positions of its peers."""
     accelerators: int
+    has_slots: bool = False
+    """Its workers offer slots: see `Worker.offers_slots`."""
 
     @property
     def cpu_device(self) -> Device | None:
@@ -83,6 +85,7 @@ class Shapes:
             None if cpu is None else position[cpu.id],
             tuple(runtime.items()),
             tuple(sorted(worker.labels.items())),
+            worker.offers_slots,
         )
         shape = self._shapes.get(key)
         if shape is None:
@@ -94,6 +97,7 @@ class Shapes:
                 capacity=tuple((device.capacity_milli, device.memory_bytes) for device in devices),
                 links=links,
                 accelerators=sum(device.kind != "cpu" for device in devices),
+                has_slots=worker.offers_slots,
             )
         return Seat(worker, shape, tuple(device.id for device in devices), position)
 

@@ -49,6 +49,14 @@ class Worker(BaseModel):
         return self
 
     @property
+    def offers_slots(self) -> bool:
+        """Whether its devices are slots: how many a task gets is decided here, and which ones by the node itself.
+
+        What software there is, the image says, and a slot can't be shared.
+        """
+        return self.engine == "kubernetes"
+
+    @property
     def cpu(self) -> Device | None:
         """The host's CPU device, from which `cpus` and `host_memory` are leased."""
         return next((device for device in self.devices if device.kind == "cpu"), None)

@@ -77,6 +77,8 @@ class TaskLease(BaseModel):
     """Which of the request's alternatives was placed, from 0."""
     simulated: bool = False
     """True if the devices are not real."""
+    is_slot: bool = False
+    """True if the ids are slots of a node, whose device plugin chose the devices and shows the task no others."""
     gang: TaskGang | None = None
     """None for a task that was placed by itself."""
 
@@ -131,6 +133,7 @@ def task_lease(lease: Lease, worker: Worker, alternative: Alternative) -> TaskLe
         cores=cpu_cores,
         alternative=lease.alternative,
         simulated=any(devices[claim.device_id].simulated for claim in claims),
+        is_slot=worker.offers_slots,
     )
 
 

@@ -39,7 +39,8 @@ def lease_environment(lease: TaskLease, inherited: Mapping[str, str] | None = No
     >>> environment["CUDA_VISIBLE_DEVICES"], environment["XLA_PYTHON_CLIENT_MEM_FRACTION"]
     ('GPU-8f', '0.5')
     """
-    variables = {LEASE_VARIABLE: lease.model_dump_json(), **_HIDDEN, **_visible(lease)}
+    bound = {} if lease.is_slot else {**_HIDDEN, **_visible(lease)}  # a pod sees its own devices and no others
+    variables = {LEASE_VARIABLE: lease.model_dump_json(), **bound}
     if lease.share is not None:
         options = [(inherited or {}).get("PYTORCH_ALLOC_CONF"), f"per_process_memory_fraction:{lease.share:g}"]
         variables["PYTORCH_ALLOC_CONF"] = ",".join(option for option in options if option)
@@ -72,7 +73,7 @@ def bound(lease: TaskLease) -> Iterator[None]:
     variables = lease_environment(lease, os.environ)
     before = {name: os.environ.get(name) for name in variables}
     affinity = os.sched_getaffinity(0)
-    cores = affinity.intersection(lease.cores)
+    cores = set() if lease.is_slot else affinity.intersection(lease.cores)  # a pod's are a number: its cgroup counts
     try:
         os.environ.update(variables)
         if cores:

@@ -208,3 +208,14 @@ def test_three_thirds_of_a_device_fit_its_memory() -> None:
     odd = a_device(memory="40961MiB")
     need = device_need(an_alternative({"device": "gpu", "share": 1 / 3}), odd)
     assert 3 * need.memory_bytes <= odd.memory_bytes
+
+
+def test_a_node_knows_nothing_of_the_software_in_images_and_shares_no_slot() -> None:
+    node = a_worker(devices=(a_cpu(), a_device("nvidia.com/gpu/0")), runtime={"cuda": "12.4"}, engine="kubernetes")
+    assert check_worker(an_alternative("gpu", runtime={"torch": ">=2.8"}), node) == (True, None)
+    assert check_worker(an_alternative("gpu", runtime={"cuda": ">=12.6"}), node)[0] is False
+    is_possible, reason = check_worker(an_alternative("gpu:0.5"), node)
+    assert (is_possible, str(reason)) == (
+        False, "partition: asked a share of 0.5, found a device plugin, which gives whole devices"
+    )  # fmt: skip
+    assert check_worker(an_alternative("gpu:0.5"), node.model_copy(update={"engine": "local"})) == (True, None)

@@ -38,3 +38,11 @@ def test_one_simulated_device_makes_the_lease_simulated():
     claims = (Claim(device_id="GPU-0", milli=500, memory_bytes=20 * 2**30),)
     lease = task_lease(a_lease(*claims), worker, DeviceRequest.parse("gpu:0.5").alternatives[0])
     assert (lease.simulated, lease.share, lease.is_cooperative) == (True, 0.5, True)
+
+
+def test_the_ids_of_a_lease_on_a_kubernetes_node_are_slots():
+    worker = a_worker(devices=(a_device("nvidia.com/gpu/0"),), engine="kubernetes")
+    claims = (Claim(device_id="nvidia.com/gpu/0", milli=1000),)
+    alternative = DeviceRequest.parse("gpu").alternatives[0]
+    assert task_lease(a_lease(*claims), worker, alternative).is_slot
+    assert not task_lease(a_lease(*claims), worker.model_copy(update={"engine": "celery"}), alternative).is_slot

@@ -124,3 +124,13 @@ def test_each_process_of_torchrun_has_a_device_of_its_own(monkeypatch):
 def test_a_share_is_called_cooperative_and_a_simulated_device_simulated():
     text = str(a_task_lease(share=0.5, simulated=True, ids=("GPU-a",), indexes=(0,)))
     assert text == "0.5 of a (cooperative) nvidia/a100-sxm4-40gb (simulated) on host-a: GPU-a"
+
+
+def test_in_a_pod_nothing_is_bound_since_it_sees_its_own_devices_only(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-given")
+    before = os.sched_getaffinity(0)
+    lease = a_task_lease(ids=("nvidia.com/gpu/1",), indexes=(1,), cores=(0,), is_slot=True)
+    with bound(lease):
+        assert (os.environ["CUDA_VISIBLE_DEVICES"], os.sched_getaffinity(0)) == ("GPU-given", before)
+        assert current_lease() == lease
+        assert os.environ["OMP_NUM_THREADS"] == "1"

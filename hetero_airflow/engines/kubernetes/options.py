@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from hetero_airflow.engines.kubernetes.names import is_extended_resource, is_subdomain
+from hetero_airflow.engines.kubernetes.names import is_extended_resource, is_label_value, is_subdomain
 from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.model.request import Priority
 from hetero_airflow.settings import SECTION, default
 
 RESOURCES = "kubernetes_resources"
 PRIORITY_CLASSES = "kubernetes_priority_classes"
+CLUSTERS = "kubernetes_clusters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class ClusterOptions:
     """What a request says of its device → extended resource."""
     priority_classes: Mapping[str, str] = field(default_factory=dict)
     """Priority → PriorityClass; one that is not named here gets none."""
+    clusters: Mapping[str, str] = field(default_factory=dict)
+    """Site → Airflow connection; empty for the one cluster of ``[kubernetes_executor]``."""
 
 
 def cluster_options(read: Callable[[str, str, str], object]) -> ClusterOptions:
@@ -31,7 +34,7 @@ def cluster_options(read: Callable[[str, str, str], object]) -> ClusterOptions:
     :param read: section, option, default → its text
 
     >>> cluster_options(lambda section, name, default: default)
-    ClusterOptions(resources={}, priority_classes={})
+    ClusterOptions(resources={}, priority_classes={}, clusters={})
 
     :raises SettingsError: no JSON object, or a name that Kubernetes does not accept
     """
@@ -44,7 +47,15 @@ def cluster_options(read: Callable[[str, str, str], object]) -> ClusterOptions:
                 found=f"the priority {shorten(name)}",
                 remedy=f"Use {', '.join(Priority)}",
             )
-    return ClusterOptions(resources, classes)
+    clusters = _names(read, CLUSTERS, bool, '{"eu": "kubernetes_eu"}')
+    for site in clusters:
+        if not site or not is_label_value(site):
+            raise SettingsError(
+                f"[{SECTION}] {CLUSTERS}",
+                found=f"the site {shorten(site)}, which can't be a label",
+                remedy="Use at most 63 letters, digits, dots, dashes and underscores",
+            )
+    return ClusterOptions(resources, classes, clusters)
 
 
 def _names(

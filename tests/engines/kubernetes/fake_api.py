@@ -92,6 +92,19 @@ class FakeApi:
         self.changed.notify_all()
 
 
+DISCOVERY = {
+    "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0"},
+    "/api": {"kind": "APIVersions", "versions": ["v1"]},
+    "/apis": {"kind": "APIGroupList", "groups": []},
+    "/api/v1": {
+        "kind": "APIResourceList",
+        "groupVersion": "v1",
+        "resources": [{"name": "pods", "singularName": "pod", "namespaced": True, "kind": "Pod", "verbs": ["list"]}],
+    },
+}
+"""What the dynamic client of KubernetesExecutor asks first."""
+
+
 def matches(query, item):
     """Whether an object is meant by the selectors of a query."""
     if item is None:
@@ -141,6 +154,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.api.status is not None or url.path in self.api.forbidden:
             code = self.api.status or 403
             self._answer(code, {"kind": "Status", "code": code, "reason": "Odd", "message": f"it is {code}"})
+        elif url.path in DISCOVERY:
+            self._answer(200, DISCOVERY[url.path])
         elif query.get("watch") in ("true", "True"):
             self._watch(parts[0], namespace, query)
         elif len(parts) == 1 and self.command == "GET":

@@ -1,0 +1,188 @@
+"""One cluster with the KubernetesExecutor that makes pods there, and what is known of the leases on its nodes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hetero_airflow.engines.engine import Liveness, Use
+from hetero_airflow.engines.kubernetes.cluster import Cluster
+from hetero_airflow.engines.kubernetes.deleting import PodDeleter
+from hetero_airflow.engines.kubernetes.launching import LeasingKubernetesExecutor
+from hetero_airflow.engines.kubernetes.leased_pods import LeasedPod
+from hetero_airflow.engines.kubernetes.pod_states import PodCause
+from hetero_airflow.model.run import RunEnd
+from hetero_airflow.model.worker import Worker, WorkerState
+
+STUCK_S = 60.0
+"""A pod that finds no room on its node for so long is taken back, and its task is placed anew."""
+
+APPEAR_S = 30.0
+"""A pod that was made is seen by then."""
+
+_KEPT = 10_000
+"""Leases of which it is remembered that they are over."""
+
+_LOST = (RunEnd.LOST, RunEnd.PAUSED)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What was handed over and has not ended."""
+
+    lease_id: str
+    at: float
+
+
+class Site:
+    """All that is known and done of the leases in one cluster. For the scheduler's loop alone."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        deleter: PodDeleter,
+        executor: LeasingKubernetesExecutor,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.cluster = cluster
+        self.executor = executor
+        executor.is_current = self._is_current
+        self.handed: dict[Any, Handed] = {}
+        self._deleter = deleter
+        self._now = now
+        self._over: dict[str, None] = {}
+        """Leases of which nothing runs, and for which no pod is made any more."""
+        self._condemned: dict[str, None] = {}
+        """Leases whose pods are to end."""
+        self._stuck: dict[str, float] = {}
+        """Lease → since when its pod finds no room."""
+
+    def has(self, worker_id: str) -> bool:
+        """Whether a worker is a node of this cluster."""
+        return self.cluster.site is None or worker_id.startswith(f"{self.cluster.site}/")
+
+    def start(self) -> None:
+        """Begin to watch. KubernetesExecutor has to be started before, since its processes are forks of this one."""
+        self.cluster.start()
+        self._deleter.start()
+
+    def stop(self) -> None:
+        """Stop watching; pods that run run on."""
+        self.cluster.stop()
+        self._deleter.stop()
+
+    def note_handed(self, key: Any, lease_id: str) -> None:
+        """From now on a pod may be made for the lease."""
+        self._over.pop(lease_id, None)
+        self.handed[key] = Handed(lease_id, self._now())
+
+    def pod(self, lease_id: str) -> LeasedPod | None:
+        """The pod of a lease, as it is, or as it was last."""
+        return self.cluster.pods().get(lease_id) or self.cluster.gone.get(lease_id)
+
+    def liveness(self, use: Use, workers: Mapping[str, Worker]) -> Liveness:
+        """Whether a process of a lease runs, or may still.
+
+        Of a lease on a node that is lost nothing has to be waited for: its pod is told to end, the cluster counts its
+        devices until it has, and the node offers them to no one before.
+        """
+        lease_id = use.lease.id
+        if lease_id in self._over:
+            return Liveness.GONE
+        if not self.cluster.is_seen:
+            return Liveness.UNKNOWN
+        pod = self.cluster.pods().get(lease_id)
+        if pod is not None and not pod.is_over:
+            worker = workers.get(use.lease.worker_id)
+            if worker is not None and worker.state is WorkerState.ONLINE:
+                self._watch_for_room(pod)
+                return Liveness.ALIVE
+            self.condemn(lease_id)
+        elif pod is None and self.cluster.gone.get(lease_id) is None and self._may_appear(use):
+            return Liveness.UNKNOWN
+        self.end_lease(lease_id)
+        return Liveness.GONE
+
+    def end_lease(self, lease_id: str) -> None:
+        """From now on no pod is made for the lease."""
+        self._over[lease_id] = None
+        if len(self._over) > _KEPT:
+            del self._over[next(iter(self._over))]
+        self._stuck.pop(lease_id, None)
+        for key in [key for key, handed in self.handed.items() if handed.lease_id == lease_id]:
+            del self.handed[key]
+            self.executor.running.discard(key)
+
+    def withdraw(self, key: Any, lease_id: str) -> bool:
+        """Let go of what does not run yet; whether it did not. Its pod, where there is one, is told to end."""
+        pod = self.cluster.pods().get(lease_id)
+        if pod is not None and not pod.is_waiting:
+            return False
+        self.executor.queued_tasks.pop(key, None)
+        self.executor.running.discard(key)
+        if pod is None:
+            self.end_lease(lease_id)
+        else:
+            self.condemn(lease_id)
+        return True
+
+    @property
+    def occupied(self) -> int:
+        """Slots of the executor that device tasks have."""
+        return sum(key in self.executor.running or key in self.executor.queued_tasks for key in self.handed)
+
+    def condemn(self, lease_id: str) -> None:
+        """Let the pod of a lease end, now or as soon as the cluster answers."""
+        self._condemned[lease_id] = None
+
+    def delete(self, lease_id: str, grace_s: int | None) -> None:
+        """Tell the pod of a lease to end; where it was not made yet, it is not made."""
+        pod = self.cluster.pods().get(lease_id)
+        if pod is not None and not pod.is_over:
+            self._deleter.delete(pod, grace_s)
+        elif pod is None and self.cluster.is_seen:
+            self.end_lease(lease_id)
+
+    def sweep(self) -> None:
+        """End the pods that are to end."""
+        pods = self.cluster.pods()
+        for lease_id in list(self._condemned):
+            pod = pods.get(lease_id)
+            if pod is not None and not pod.is_over:
+                self._deleter.delete(pod)
+            elif self.cluster.is_seen:
+                del self._condemned[lease_id]
+
+    def is_lost(self, lease_id: str) -> bool:
+        """Whether a pod ended by what was done to it, and not by itself."""
+        pod = self.pod(lease_id)
+        return pod is not None and pod.state.end in _LOST
+
+    def _is_current(self, lease_id: str) -> bool:
+        if lease_id in self._over or not any(handed.lease_id == lease_id for handed in self.handed.values()):
+            return False
+        pod = self.cluster.pods().get(lease_id)
+        return pod is None or pod.is_over
+
+    def _may_appear(self, use: Use) -> bool:
+        """Whether a pod that was never seen may still be made."""
+        if use.state != "queued":
+            return False
+        handed = next((one for one in self.handed.values() if one.lease_id == use.lease.id), None)
+        if handed is None:
+            return not use.is_ours
+        return self._now() - handed.at < APPEAR_S or self.executor.is_publishing()
+
+    def _watch_for_room(self, pod: LeasedPod) -> None:
+        if pod.state.cause is not PodCause.UNSCHEDULABLE:
+            self._stuck.pop(pod.lease_id, None)
+            return
+        since = self._stuck.setdefault(pod.lease_id, self._now())
+        if self._now() - since >= STUCK_S and pod.lease_id not in self._condemned:
+            log.warning("%s finds no room on its node for %g s; its task is placed anew.", str(pod), STUCK_S)
+            self.condemn(pod.lease_id)

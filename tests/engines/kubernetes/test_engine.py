@@ -1,0 +1,330 @@
+"""The engine with a real KubernetesExecutor and its processes, against an API server over real HTTP."""
+
+import json
+import signal
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from uuid import uuid4
+
+import pytest
+from airflow.executors.workloads import ExecuteTask
+from airflow.providers.cncf.kubernetes.executors.kubernetes_executor import KubernetesExecutor
+from airflow.utils.state import TaskInstanceState
+from kubernetes.client import V1Container, V1ObjectMeta, V1Pod, V1PodSpec
+
+from hetero_airflow.engines.engine import Liveness, Surroundings, Use
+from hetero_airflow.engines.kubernetes import launching
+from hetero_airflow.engines.kubernetes.engine import KubernetesEngine
+from hetero_airflow.engines.kubernetes.pod_override import LEASE_LABEL
+from hetero_airflow.executor.carrier import pack_request
+from hetero_airflow.model.lease import Claim
+from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.testing import a_lease
+from tests.engines.kubernetes.fake_api import a_node, a_pod, eventually, kubeconfig, running_api
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+
+NUMBERS = count(1)
+DONE = {"phase": "Succeeded", "containerStatuses": []}
+
+
+class Cluster:
+    """An engine that runs, the API server that it talks to, and a store that is told what it says."""
+
+    def __init__(self, api, engine):
+        self.api, self.engine, self.workers, self.states = api, engine, {}, {}
+
+    def begin(self, engine, job="job"):
+        engine.start(Surroundings(job, None, None, dict, lambda: self.workers))
+        self.learn(engine)
+
+    def learn(self, engine=None):
+        news = (engine or self.engine).poll()
+        for worker in news.seen:
+            self.workers[worker.id] = worker.model_copy(update={"state": WorkerState.ONLINE})
+        for id_ in news.lost:
+            self.workers[id_] = self.workers[id_].model_copy(update={"state": WorkerState.LOST})
+        return self.workers
+
+    def hand_over(self, gpu=0, config=None, engine=None, lease=None, name=None):
+        """A device task on one GPU; its key and lease."""
+        number = next(NUMBERS)
+        request_id = str(uuid4())
+        ti = {
+            "id": request_id, "dag_version_id": str(uuid4()), "task_id": name or f"t{number}", "dag_id": "d",
+            "run_id": "r", "try_number": 1, "map_index": -1, "pool_slots": 1, "queue": "hetero", "priority_weight": 1,
+        }  # fmt: skip
+        workload = ExecuteTask.model_validate(
+            {"ti": ti, "dag_rel_path": Path("d.py"), "token": "t", "log_path": None,
+             "bundle_info": {"name": "b", "version": None}}
+        )  # fmt: skip
+        packed = pack_request([{"device": "gpu", "priority": "high"}])
+        workload.ti.executor_config = {"hetero": packed, **(config or {})}
+        claims = (Claim(f"nvidia.com/gpu/{gpu}", 1000),)
+        lease = lease or a_lease(request_id, "gpu-1").model_copy(update={"claims": claims})
+        (engine or self.engine).hand_over(workload, lease, self.workers["gpu-1"])
+        return workload.key, lease
+
+    def pod(self, lease):
+        """Its pod, once it is made."""
+        found = (one for one in self.api.pods() if one["metadata"]["labels"].get(LEASE_LABEL) == lease.id)
+        return next(found, None)
+
+    def started(self, **arguments):
+        """A task whose pod runs."""
+        key, lease = self.hand_over(**arguments)
+        self.engine.heartbeat()
+        pod = self.pod(lease)
+        name = pod["metadata"]["name"]
+        self.api.bind(name, "gpu-1")
+        self.api.set_status(name, {"phase": "Running"})
+        eventually(lambda: self.engine.words(lease.id) == f"pod default/{name} (running)")
+        return key, lease, name
+
+    def look(self, lease, state="running"):
+        return self.engine.look([Use(lease, state, is_ours=True)])[lease.id]
+
+    def ends(self, key):
+        """What is reported of a task, in the end."""
+        ends = (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED)
+
+        def reported():
+            self.engine.heartbeat()
+            event = self.engine.collect().get(key)
+            return event if event and event[0] in ends else None
+
+        return eventually(reported, 10)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kube")
+    (folder / "template.yaml").write_text(
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: template}\n"
+        "spec: {restartPolicy: Never, containers: [{name: base, image: airflow}]}\n"
+    )
+    with running_api() as (api, host), pytest.MonkeyPatch.context() as patch:
+        (folder / "config").write_text(json.dumps(kubeconfig(host)))
+        options = {
+            "IN_CLUSTER": "False", "CONFIG_FILE": str(folder / "config"), "NAMESPACE": "default",
+            "POD_TEMPLATE_FILE": str(folder / "template.yaml"), "WORKER_PODS_CREATION_BATCH_SIZE": "16",
+        }  # fmt: skip
+        for name, value in options.items():
+            patch.setenv(f"AIRFLOW__KUBERNETES_EXECUTOR__{name}", value)
+        patch.setenv("AIRFLOW__HETERO__KUBERNETES_PRIORITY_CLASSES", '{"high": "gpu-high"}')
+        states = {}
+        # Airflow's database is not of this test
+        patch.setattr(KubernetesExecutor, "_get_task_instance_state", lambda self, key, session: states.get(key))
+        api.put("nodes", a_node("gpu-1"))
+        cluster = Cluster(api, KubernetesEngine(32))
+        cluster.states = states
+        cluster.begin(cluster.engine)
+        yield cluster
+        cluster.engine.end()
+
+
+@pytest.fixture
+def cluster(running):
+    yield running
+    running.api.status = None
+    for pod in running.api.pods():
+        running.api.drop("pods", pod["metadata"]["name"], pod["metadata"]["namespace"])
+    running.api.deletions.clear()
+    eventually(lambda: running.engine.open_slots() and not running.engine._sites[0].cluster.pods())
+    running.engine.collect()
+
+
+def test_a_placed_task_becomes_a_pod_on_its_node_and_ends(cluster):
+    key, lease = cluster.hand_over(1)
+    assert cluster.look(lease, "queued") is Liveness.UNKNOWN
+    cluster.engine.heartbeat()
+    pod = cluster.pod(lease)
+    terms = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert terms["nodeSelectorTerms"][0]["matchFields"][0]["values"] == ["gpu-1"]
+    assert pod["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    assert pod["metadata"]["annotations"]["hetero-airflow/devices"] == "nvidia.com/gpu/1"
+    assert pod["spec"]["priorityClassName"] == "gpu-high"
+    carried = json.loads(pod["spec"]["containers"][0]["args"][-1])
+    assert carried["ti"]["id"] == lease.request_id
+    name = pod["metadata"]["name"]
+    eventually(lambda: cluster.look(lease, "queued") is Liveness.ALIVE)
+    cluster.api.bind(name, "gpu-1")
+    cluster.api.set_status(name, {"phase": "Running"})
+    cluster.states[key] = TaskInstanceState.UP_FOR_RESCHEDULE
+    cluster.api.set_status(name, DONE)
+    assert cluster.ends(key) == (TaskInstanceState.SUCCESS, None)
+    assert cluster.look(lease) is Liveness.GONE
+    assert cluster.engine.occupied == 0
+    assert not cluster.engine.has_task(SimpleNamespace(id=None, key=key))
+
+
+def test_the_end_of_a_task_that_is_queued_anew_is_its_end(cluster):
+    key, _, name = cluster.started()
+    cluster.states[key] = TaskInstanceState.QUEUED
+    cluster.api.set_status(name, DONE)
+    assert cluster.ends(key) == (TaskInstanceState.SUCCESS, None)
+
+
+def test_a_pod_that_fails_by_itself_has_failed(cluster):
+    key, lease, name = cluster.started()
+    cluster.states[key] = TaskInstanceState.QUEUED  # Airflow's executor would make another one by itself
+    ended = {"terminated": {"exitCode": 1, "reason": "Error"}}
+    status = {"name": "base", "image": "i", "imageID": "", "ready": False, "restartCount": 0, "state": ended}
+    cluster.api.set_status(name, {"phase": "Failed", "containerStatuses": [status]})
+    state, info = cluster.ends(key)
+    assert state == TaskInstanceState.FAILED
+    assert info
+    assert cluster.look(lease) is Liveness.GONE
+    assert len(cluster.api.pods()) == 1
+
+
+@pytest.mark.parametrize("how", ["evicted", "deleted by hand"])
+def test_what_is_done_to_a_pod_is_no_failure_of_its_task(cluster, how):
+    key, lease, name = cluster.started()
+    if how == "evicted":
+        cluster.api.set_status(name, {"phase": "Failed", "reason": "Evicted", "message": "low on memory"})
+    else:
+        cluster.api.set_status(name, {"phase": "Running"}, deletionTimestamp="2026-01-01T00:00:00Z")
+        assert cluster.look(lease) is Liveness.ALIVE
+        cluster.api.drop("pods", name, "default")
+    executor = cluster.engine.executor
+    eventually(lambda: (cluster.engine.collect(), key not in executor.running)[1], 10)
+    assert key not in cluster.engine.collect()
+    eventually(lambda: cluster.look(lease) is Liveness.GONE)
+    assert "evicted" in cluster.engine.words(lease.id) or "deleted" in cluster.engine.words(lease.id)
+
+
+def test_a_pod_that_is_deleted_before_it_starts_is_gone(cluster):
+    key, lease = cluster.hand_over()
+    cluster.engine.heartbeat()
+    name = cluster.pod(lease)["metadata"]["name"]
+    eventually(lambda: cluster.look(lease, "queued") is Liveness.ALIVE)
+    cluster.api.drop("pods", name, "default")
+    eventually(lambda: cluster.look(lease, "queued") is Liveness.GONE)
+    assert not cluster.engine.has_task(SimpleNamespace(id=None, key=key))
+
+
+def test_a_task_that_outlives_its_lease_has_its_pod_deleted(cluster):
+    _, lease, name = cluster.started()
+    use = Use(lease, "success", is_ours=True)
+    cluster.engine.signal(use, signal.SIGTERM)
+    eventually(lambda: cluster.api.deletions == [(name, None)])
+    cluster.engine.signal(use, signal.SIGTERM)
+    cluster.engine.signal(use, signal.SIGKILL)
+    eventually(lambda: cluster.api.deletions == [(name, None), (name, 1)])
+
+
+def test_a_cluster_whose_credentials_expire_starts_nothing_and_fails_nothing(cluster):
+    key, lease = cluster.hand_over()
+    cluster.api.status = 401
+    cluster.api.cut()
+    eventually(lambda: cluster.engine.open_slots() == 0)
+    for _ in range(3):
+        cluster.engine.heartbeat()
+        assert key not in cluster.engine.collect()
+    eventually(lambda: cluster.look(lease, "queued") is Liveness.UNKNOWN)
+    assert cluster.learn()["gpu-1"].state is WorkerState.ONLINE
+    cluster.api.status = None
+    eventually(lambda: cluster.engine.open_slots() > 0, 10)
+    cluster.engine.heartbeat()
+    assert cluster.pod(lease)
+
+
+def test_a_server_that_refuses_a_pod_for_a_moment_is_asked_again(cluster, monkeypatch):
+    monkeypatch.setattr(launching, "_PAUSE", launching.timedelta(0))
+    key, lease = cluster.hand_over()
+    cluster.api.status = 503
+    cluster.engine.heartbeat()  # before the watches know
+    cluster.api.status = None
+    assert (cluster.pod(lease), cluster.engine.executor.has_task(SimpleNamespace(id=None, key=key))) == (None, True)
+    eventually(lambda: (cluster.engine.heartbeat(), cluster.pod(lease))[1], 10)
+
+
+def test_a_pod_that_the_server_refuses_for_good_fails_its_task(cluster):
+    cluster.api.forbidden.add("/api/v1/namespaces/default/pods")
+    try:
+        key, lease = cluster.hand_over()
+        cluster.engine.heartbeat()
+        state, info = cluster.engine.collect()[key]
+    finally:
+        cluster.api.forbidden.clear()
+    assert (state, "403" in str(info)) == (TaskInstanceState.FAILED, True)
+    assert cluster.look(lease, "failed") is Liveness.GONE
+
+
+def test_an_override_that_is_none_fails_its_task_and_not_the_scheduler(cluster):
+    key, _ = cluster.hand_over(config={"pod_override": {"spec": "nonsense"}})
+    state, info = cluster.engine.collect()[key]
+    assert state == TaskInstanceState.FAILED
+    assert info.startswith("Its pod can't be made")
+
+
+def test_the_authors_override_is_in_the_pod(cluster):
+    own = V1Pod(
+        metadata=V1ObjectMeta(labels={"team": "a"}), spec=V1PodSpec(containers=[V1Container(name="base", image="own")])
+    )
+    _, lease = cluster.hand_over(config={"pod_override": own})
+    cluster.engine.heartbeat()
+    pod = cluster.pod(lease)
+    assert pod["spec"]["containers"][0]["image"] == "own"
+    assert pod["metadata"]["labels"]["team"] == "a"
+
+
+def test_what_waits_in_the_cluster_can_be_taken_back(cluster):
+    key, lease = cluster.hand_over()
+    cluster.engine.heartbeat()
+    name = cluster.pod(lease)["metadata"]["name"]
+    eventually(lambda: cluster.look(lease, "queued") is Liveness.ALIVE)
+    assert cluster.engine.withdraw(key)
+    cluster.engine.heartbeat()
+    eventually(lambda: cluster.api.deletions == [(name, None)])
+    eventually(lambda: cluster.look(lease, "scheduled") is Liveness.GONE)
+
+
+def test_a_node_that_is_gone_ends_what_it_had(cluster):
+    cluster.api.put("nodes", a_node("gpu-1"))
+    _, lease, name = cluster.started()
+    cluster.api.put("nodes", a_node("gpu-1", ready="Unknown"))
+    eventually(lambda: cluster.learn()["gpu-1"].state is WorkerState.LOST)
+    assert cluster.look(lease) is Liveness.GONE
+    cluster.engine.heartbeat()
+    eventually(lambda: cluster.api.deletions == [(name, None)])
+    cluster.api.put("nodes", a_node("gpu-1"))
+    worker = eventually(lambda: (one := cluster.learn()["gpu-1"]).state is WorkerState.ONLINE and one)
+    assert [device.leasable for device in worker.devices if device.kind == "gpu"] == [False, True]
+    cluster.api.drop("pods", name, "default")
+    eventually(lambda: all(device.leasable for device in cluster.learn()["gpu-1"].devices))
+
+
+def test_another_scheduler_takes_over_the_pod_and_makes_no_second_one(cluster):
+    key, lease, name = cluster.started()
+    heir = KubernetesEngine(32)
+    cluster.begin(heir, "heir")
+    try:
+        cluster.hand_over(engine=heir, lease=lease, name=key.task_id)
+        heir.heartbeat()
+        assert len(cluster.api.pods()) == 1
+        assert cluster.api.pods()[0]["metadata"]["labels"]["airflow-worker"] == "heir"
+        cluster.api.set_status(name, DONE)
+        assert eventually(lambda: (heir.heartbeat(), heir.collect().get(key))[1], 10)[0] == TaskInstanceState.SUCCESS
+    finally:
+        heir.end()
+
+
+def test_a_pod_that_waits_says_why(cluster):
+    _, lease = cluster.hand_over()
+    cluster.engine.heartbeat()
+    name = cluster.pod(lease)["metadata"]["name"]
+    why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes are available"}
+    cluster.api.set_status(name, {"phase": "Pending", "conditions": [why]})
+    expected = f"pod default/{name} (unschedulable): 0/1 nodes are available"
+    eventually(lambda: cluster.engine.words(lease.id) == expected)
+
+
+def test_what_asks_for_no_device_goes_to_kubernetes_executor_as_it_is(cluster):
+    cluster.api.put("pods", a_pod("foreign", "gpu-1"))
+    assert cluster.engine.open_slots() == 32
+    assert cluster.engine.reaches(cluster.workers["gpu-1"])
+    assert not cluster.engine.reaches(cluster.workers["gpu-1"].model_copy(update={"engine": "celery"}))
+    assert cluster.engine.try_adopt([]) == []
