@@ -89,6 +89,7 @@ def test_an_api_server_that_is_away_loses_no_task_and_no_worker(fleet):
     fleet.airflow.kill("api-server")
     time.sleep(20)
     fleet.airflow.launch("api-server")
+    fleet.airflow.wait_until(fleet.airflow.is_healthy, "the API server to answer", 90)
     finish(fleet, "unheard", run_id, 80)
     assert len(notes(fleet, "unheard", "start")) == 1, "it was started again"
 
