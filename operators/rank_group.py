@@ -88,7 +88,7 @@ class RankGroup:
             # waits for half an hour (pytorch/pytorch#135712; seen with torch 2.13 in 3 of 5 runs with a restart).
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }
-        self._environment = {**environment, **(joining.variables if joining else {}), **own}
+        self._environment = {**(joining.variables if joining else {}), **environment, **own}
         self._inherited = [joining.listener.fileno()] if joining and joining.listener else []
 
     def __enter__(self) -> RankGroup:

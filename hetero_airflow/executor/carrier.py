@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hetero_airflow.errors import RequestError
+from hetero_airflow.model.gang import parse_gang
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.runtime.task_lease import TaskLease
 
@@ -51,6 +52,7 @@ def unpack_request(executor_config: object, map_index: int) -> Asked | None:
         return None
     held = executor_config[KEY]
     try:
+        parse_gang(held.get("gang"))
         entries: Sequence[Mapping[str, Any]] = held["requests"]
         entry = entries[(max(map_index, 0) // held["stride"]) % len(entries)]
         if "template" in entry:

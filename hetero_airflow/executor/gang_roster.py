@@ -194,6 +194,8 @@ class GangRoster:
 
     def _tell(self, one: HeldTask, missing: list[tuple[int, str | None]], now: datetime) -> None:
         text = f"Waiting for its gang: {_ranks_text(missing)}" if missing else ""
+        if any(state == TaskInstanceState.SCHEDULED for _, state in missing):
+            text += ". If it stays so, max_active_tasks or the pool lets Airflow queue no more of them"
         if text and self._told[one.request_id] != text:
             self._told[one.request_id] = text
             write_task_log(one.workload.log_path, text, now)

@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero_airflow.errors import RequestError
-from hetero_airflow.executor.carrier import KEY, is_template, load_lease, pack_request, unload_lease, unpack_request
+from hetero_airflow.executor.carrier import (
+    KEY,
+    is_template,
+    load_lease,
+    pack_request,
+    unload_lease,
+    unpack_gang,
+    unpack_request,
+)
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.testing import a_task_lease
 
@@ -65,3 +73,15 @@ def test_a_lease_travels_beside_the_trace():
     assert unload_lease(carrier) == a_task_lease()
     assert unload_lease({"traceparent": "00-1"}) is None
     assert unload_lease(None) is None
+
+
+@pytest.mark.parametrize("gang", ["4", 0, -1, True, 2.5, [4], 10**9])
+def test_a_gang_that_nobody_packed_is_refused_before_anything_is_held(gang):
+    packed = {**pack_request([{"device": "gpu"}]), "gang": gang}
+    with pytest.raises(RequestError, match="no number of tasks"):
+        unpack_request({KEY: packed}, 0)
+
+
+def test_a_gang_survives_packing():
+    assert unpack_gang({KEY: pack_request([{"device": "gpu"}], gang=4)}) == 4
+    assert "gang" not in pack_request([{"device": "gpu"}])

@@ -171,7 +171,9 @@ def test_who_waits_for_a_rank_that_is_to_come_goes_on_waiting_and_its_log_names_
     bench.beat(2)
     bench.beat(2)
     assert (bench.reports, bench.started) == ([], [])
-    assert logged == [f"Waiting for its gang: rank 1 is {state or 'not queued'}"]
+    (text,) = logged
+    assert text.startswith(f"Waiting for its gang: rank 1 is {state or 'not queued'}")
+    assert ("max_active_tasks" in text) == (state == "scheduled")
 
 
 def test_a_task_with_too_few_instances_for_its_gang_fails(bench, gang):

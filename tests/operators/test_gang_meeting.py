@@ -6,6 +6,7 @@ import pytest
 
 from hetero_airflow.operators import gang_meeting
 from hetero_airflow.operators.gang_meeting import MEETING, LeaderUnheard, Meeting, joining
+from hetero_airflow.operators.rank_group import RankGroup
 from hetero_airflow.runtime.notice import Stopped
 from hetero_airflow.runtime.task_lease import TaskGang
 from hetero_airflow.settings import CONTROL_VARIABLE
@@ -73,3 +74,13 @@ def test_gloo_is_told_the_interface_where_the_workers_are_on_several_hosts():
     network = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_IB_HCA": "mlx5"}
     with joining({"ti": XComs()}, a_gang(hosts=("here", "there"), network=network), "lease-0") as labelled:
         assert (labelled.variables, labelled.address) == (network, "127.0.0.1")
+
+
+def test_what_the_environment_says_goes_before_a_label():
+    gang = a_gang(network={"GLOO_SOCKET_IFNAME": "lo", "NCCL_IB_HCA": "mlx5"})
+    with (
+        joining({"ti": XComs()}, gang, "lease-0") as found,
+        RankGroup(["train.py"], 2, 3, {"NCCL_IB_HCA": "mine"}, None, found) as group,
+    ):
+        assert group._environment["NCCL_IB_HCA"] == "mine"
+        assert group._environment["GLOO_SOCKET_IFNAME"] == "lo"
