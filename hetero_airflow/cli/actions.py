@@ -243,7 +243,7 @@ def config(args: Namespace) -> None:
         findings = check_installation(_database())
         show(*check_report(findings))
         sys.exit(0 if all(finding.is_well for finding in findings) else 1)
-    settings = settings_wanted(configured("queue"), read_option)
+    settings = settings_wanted(configured("queue"), read_option, configured("engine"))
     text = environment_text if args.env else ini_text
     console().out(text(settings, configured("pool")))
 

@@ -42,7 +42,7 @@ def check_installation(engine: Engine) -> list[Finding]:
 
 
 def _findings(engine: Engine) -> Iterator[Finding]:
-    yield from check_settings(settings_wanted(configured("queue"), read_option))
+    yield from check_settings(settings_wanted(configured("queue"), read_option, configured("engine")))
     yield from check_heartbeats(read_option)
     try:
         read_configuration()

@@ -19,6 +19,10 @@ _REPLACEABLE = frozenset({"", "LocalExecutor"})
 """Executors that HeteroExecutor does the work of; others stay first in the list, as the default."""
 
 
+_AT_LEAST = frozenset({"execution_api_retries", "worker_pods_creation_batch_size", "task_queued_timeout"})
+"""Numbers of which more is as good; of all others less is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """A recommendation, what the installation has, and what it should have: its own value where that is as good."""
@@ -33,12 +37,12 @@ class Setting:
         return self.current == self.wanted
 
 
-def settings_wanted(queue: str, read: ReadOption) -> tuple[Setting, ...]:
+def settings_wanted(queue: str, read: ReadOption, engine: str = "local") -> tuple[Setting, ...]:
     """Each recommended setting. What the installation has of its own beside it, such as other coordinators, stays."""
     coordinated = is_coordinated(queue, read)
     return tuple(
         Setting(each, current := read(each.section, each.option), _wanted(each, current, coordinated))
-        for each in recommendations(queue)
+        for each in recommendations(queue, engine)
     )
 
 
@@ -63,9 +67,9 @@ def _wanted(recommendation: Recommendation, current: str | None, coordinated: bo
             return str(current)
         return value if (current or "") in _REPLACEABLE else f"{current},{value}"
     number = _number(current)
-    if recommendation.option == "execution_api_retries":
+    if recommendation.option in _AT_LEAST:
         return str(current) if number >= float(value) else value
-    # All others are times: shorter is as good.
+    # All others are intervals: shorter is as good.
     return str(current) if 0 < number <= float(value) else value
 
 

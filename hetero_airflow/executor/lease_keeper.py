@@ -7,12 +7,12 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from airflow.utils.state import TaskInstanceState
 from sqlalchemy.exc import SQLAlchemyError
 
-from hetero_airflow.engines.engine import AirflowEngine, Liveness, Use
+from hetero_airflow.engines.engine import AirflowEngine, ClusterEngine, Liveness, Use
 from hetero_airflow.errors import StoreError
 from hetero_airflow.executor.periods import Periods
 from hetero_airflow.executor.task_instances import TaskInstances, TaskProcess
@@ -248,7 +248,12 @@ class LeaseKeeper:
             self._given_up.add(key)
             self._lose(key, "Airflow has not heard of it for too long")
         else:
-            self._lose(key, f"its process {process.pid} on {process.hostname or task.lease.worker_id} is gone")
+            self._lose(key, self._loss(task.lease, process))
+
+    def _loss(self, lease: Lease, process: TaskProcess) -> str:
+        """What became of the process of a lease, as far as is known."""
+        told = cast(ClusterEngine, self._engine).words(lease.id) if self._engine.traits.is_cluster else None
+        return told or f"its process {process.pid} on {process.hostname or lease.worker_id} is gone"
 
     def _lose(self, key: Any, cause: str) -> None:
         if not self._lost(key, self.running[key].lease):

@@ -24,8 +24,31 @@ class Recommendation:
         return f"AIRFLOW__{self.section.upper()}__{self.option.upper()}"
 
 
-def recommendations(queue: str) -> tuple[Recommendation, ...]:
-    """What to set, for device tasks that are sent to this queue."""
+def recommendations(queue: str, engine: str = "local") -> tuple[Recommendation, ...]:
+    """What to set, for device tasks that are sent to this queue, and run by this engine."""
+    return (*_for_all(queue), *_FOR_ENGINE.get(engine, ()))
+
+
+_FOR_ENGINE = {
+    "kubernetes": (
+        Recommendation(
+            "scheduler",
+            "task_queued_timeout",
+            "3600",
+            "a task fails if its pod needs more than 600 s to start, as large images do: its token is no longer good",
+        ),
+        Recommendation(
+            "kubernetes_executor",
+            "worker_pods_creation_batch_size",
+            "16",
+            "one pod is made at a heartbeat of the scheduler, and the other tasks' devices idle",
+        ),
+    )
+}
+"""Engine → what it needs beside the rest; those of the section that the rest ends with come first."""
+
+
+def _for_all(queue: str) -> tuple[Recommendation, ...]:
     return (
         Recommendation("core", "executor", CLASSPATH, "device tasks run unplaced: nobody keeps two off one device"),
         Recommendation(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import groupby
 
 import pytest
 
@@ -27,6 +28,17 @@ def test_what_is_recommended_is_well():
     assert wanted(**{option: value for (_, option), value in RECOMMENDED.items()}) == {
         option: (value, True) for (_, option), value in RECOMMENDED.items()
     }
+
+
+def test_an_engine_has_settings_of_its_own_and_each_section_stands_once():
+    of_all, of_kubernetes = recommendations("hetero"), recommendations("hetero", "kubernetes")
+    assert of_kubernetes[: len(of_all)] == of_all
+    given = {"worker_pods_creation_batch_size": "64", "task_queued_timeout": "600"}
+    settings = settings_wanted("hetero", lambda section, option: given.get(option), "kubernetes")
+    own = {each.recommendation.option: each.wanted for each in settings[len(of_all) :]}
+    assert own == {"worker_pods_creation_batch_size": "64", "task_queued_timeout": "3600"}
+    sections = [section for section, _ in groupby(each.section for each in of_kubernetes)]
+    assert len(sections) == len(set(sections))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import signal
 
 import pytest
 
-from hetero_airflow.engines.engine import Liveness
+from hetero_airflow.engines.engine import EngineTraits, Liveness, WorkerNews
 from hetero_airflow.executor.task_instances import TaskProcess
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.run import RunEnd
@@ -56,6 +56,17 @@ def test_a_task_whose_process_is_gone_is_reported_failed_and_its_lease_evicted(b
     assert "process 100 on here is gone" in bench.reports[0][2]
     bench.beat(1)
     assert states(bench) == [LeaseState.EVICTED]
+
+
+def test_what_a_cluster_says_of_a_lost_task_is_the_cause(bench):
+    _, lease = start(bench)
+    bench.engine.traits = EngineTraits(is_cluster=True)
+    bench.engine.words = {lease.id: "pod default/a (evicted): low on memory"}.get
+    bench.engine.wait_reason, bench.engine.poll = lambda lease_id: None, WorkerNews
+    bench.engine.alive.clear()
+    for _ in range(4):
+        bench.beat(5)
+    assert bench.store.story("dag", "run", "a").cause == "pod default/a (evicted): low on memory"
 
 
 def test_a_task_that_the_engine_still_has_in_hand_is_not_lost(bench):
