@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Reason
-from hetero_airflow.model.sight import WorkerSight as WorkerSight
+from hetero_airflow.model.sight import WorkerSight
 from hetero_airflow.model.worker import Worker
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from hetero_airflow.engines.engine import Liveness, Surroundings, Use, WorkerSight
+from hetero_airflow.engines.engine import Liveness, Surroundings, Use
 from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.sight import WorkerSight
 from hetero_airflow.model.worker import Worker, WorkerState
 
 FRESH = timedelta(seconds=12)

@@ -18,7 +18,8 @@ class WorkerState(StrEnum):
     ONLINE = "online"
     """Seen within its time limit; takes tasks."""
     LOST = "lost"
-    """Not seen for longer than that; keeps its leases until their processes are known to be gone."""
+    """Not seen for longer than that. Gets no task before its agent says that no process is left of leases that are
+    over; so what was leased there is given up at once, and runs elsewhere."""
 
 
 class Worker(BaseModel):

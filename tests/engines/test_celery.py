@@ -15,8 +15,9 @@ from airflow.utils.state import TaskInstanceState
 from celery import states
 
 from hetero_airflow.engines.celery import CeleryEngine
-from hetero_airflow.engines.engine import Liveness, Surroundings, Use, WorkerSight
+from hetero_airflow.engines.engine import Liveness, Surroundings, Use
 from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.sight import WorkerSight
 from hetero_airflow.testing import EPOCH, a_worker
 from tests.redis_server import running_redis
 

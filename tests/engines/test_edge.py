@@ -14,9 +14,10 @@ from sqlalchemy import create_engine, select, update
 from sqlalchemy.orm import sessionmaker
 
 from hetero_airflow.engines.edge import EdgeEngine
-from hetero_airflow.engines.engine import Liveness, Surroundings, Use, WorkerSight
+from hetero_airflow.engines.engine import Liveness, Surroundings, Use
 from hetero_airflow.errors import EngineError
 from hetero_airflow.model.lease import Claim, Lease, LeaseState
+from hetero_airflow.model.sight import WorkerSight
 from hetero_airflow.testing import EPOCH, a_worker
 
 WORKER = a_worker("w1").model_copy(update={"engine": "edge"})

@@ -2,9 +2,10 @@ from datetime import timedelta
 
 import pytest
 
-from hetero_airflow.engines.engine import Liveness, Use, WorkerSight
+from hetero_airflow.engines.engine import Liveness, Use
 from hetero_airflow.engines.remote import START_S, judge
 from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.sight import WorkerSight
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.testing import EPOCH, a_worker
 
