@@ -108,7 +108,8 @@ def _holding(
     leases: list[Lease],
     now: datetime,
 ) -> Holding | None:
-    if not preemption.is_class and any(map(snapshot.is_spared, leases)):
+    # the members of a gang run the same code, and of one training only the first rank saves
+    if not preemption.is_class and all(map(snapshot.is_spared, leases)):
         return None
     sizes = [_devices(fleet, numbers[lease.worker_id], lease) for lease in leases]
     if any(class_name is None for class_name, _ in sizes):

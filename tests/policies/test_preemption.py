@@ -229,6 +229,16 @@ def test_who_never_saved_gives_way_to_a_higher_class_only():
     assert victims(Las().decide(known, EPOCH)) == {"a": "b"}
 
 
+@pytest.mark.parametrize(("saves", "expected"), [(True, {"g0": "b", "g1": "b"}), (False, {})])
+def test_of_a_gang_one_that_has_saved_shows_that_its_training_can(saves, expected):
+    workers = (four("a"), four("b"))
+    fields = {"ago_s": 9000, "gang": "g", "gang_size": 2}
+    first = held("g0", 0, 1, 2, 3, worker_id="a", saved_at=EPOCH - timedelta(seconds=60) if saves else None, **fields)
+    running = (first, held("g1", 0, 1, 2, 3, worker_id="b", **fields))
+    base = snapshot(*running, workers=workers, pending=(a_pending("b", "gpu:4"),))
+    assert victims(Las().decide(replace(base, spares_unsaved=True), EPOCH)) == expected
+
+
 def test_the_default_policy_moves_only_who_has_saved_unless_a_higher_class_waits():
     def decided(saved_at, priority):
         holder = held("a", 0, 1, 2, 3, priority="medium", ago_s=90000, saved_at=saved_at)
