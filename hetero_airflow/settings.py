@@ -66,8 +66,8 @@ OPTIONS: tuple[Option, ...] = (
         "worker_timeout_s",
         "15",
         "float",
-        "A worker not seen for this long is lost: what ran there runs elsewhere, and it gets no new task. It says three "
-        "times as often that it is there.",
+        "A worker not seen for this long is lost: what ran there runs elsewhere, and it gets no new task. It says "
+        "three times as often that it is there.",
     ),
     Option("history_days", "30", "float", "Ended requests, their leases and decisions are kept for this long."),
     Option(
