@@ -12,6 +12,7 @@ from hetero_airflow.checkpoints.filesystem import FilesystemStore
 from hetero_airflow.errors import CheckpointStoreUnavailable, FencedOut, InvalidCheckpoint, RequestError
 from hetero_airflow.runtime.notice import NOTICE, Stopped
 from hetero_airflow.runtime.progress_file import Phase, read_progress
+from hetero_airflow.runtime.ranks import Agreement
 from hetero_airflow.runtime.session import CheckpointSession
 from hetero_airflow.runtime.stepping import StepLoop
 
@@ -306,3 +307,21 @@ def test_steps_say_how_far_they_are(begin: Begin, control: Path, caplog) -> None
     assert (progress.step, progress.saved_step, progress.phase) == (2, 2, Phase.DONE)
     run(begin(), 4)
     assert "Going on after step 2 of 4" in caplog.text
+
+
+class FollowersAgreement(Agreement):
+    """That of a rank which is told by rank 0 to go on after another step than it has seen."""
+
+    def on(self, value: int) -> int:
+        return 4
+
+    def all(self, value: bool) -> bool:
+        return value
+
+
+def test_a_rank_that_does_not_see_the_checkpoint_of_the_others_stops_them_all(begin: Begin) -> None:
+    run(begin(), 3)
+    session = begin()
+    session.agreement = FollowersAgreement()
+    with pytest.raises(InvalidCheckpoint, match="go on after step 3; found ranks that do not see that checkpoint"):
+        run(session, 8)
