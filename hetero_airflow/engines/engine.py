@@ -206,6 +206,10 @@ class ClusterEngine(AirflowEngine, Protocol):
         """Why the work of a lease does not run yet though it was handed over; None once it does."""
         ...
 
+    def task_log(self, task_instance: Any, try_number: int) -> tuple[list[str], list[str]]:
+        """Messages, and what a task that runs has written so far; asked in the API server, without a `start`."""
+        ...
+
     def words(self, lease_id: str) -> str | None:
         """How the work of a lease stands, or stood last, in the cluster's own words; None for nothing known."""
         ...

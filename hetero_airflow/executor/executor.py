@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from airflow.configuration import conf
 from airflow.executors.base_executor import BaseExecutor
@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from hetero_airflow import policies
 from hetero_airflow.clock import Clock, SystemClock
-from hetero_airflow.engines.engine import AirflowEngine, Surroundings
+from hetero_airflow.engines.engine import AirflowEngine, ClusterEngine, Surroundings
 from hetero_airflow.errors import RequestError, StoreUnavailable
 from hetero_airflow.executor.carrier import KEY, unpack_request
 from hetero_airflow.executor.configuration import read_configuration
@@ -116,6 +116,12 @@ class HeteroExecutor(BaseExecutor):
             self._keeper.give_up(key)
         else:
             super().change_state(key, state, info, remove_running)
+
+    def get_task_log(self, ti: Any, try_number: int) -> tuple[list[str], list[str]]:
+        """What a running task has written so far, where nobody but the cluster has it."""
+        if self._engine.traits.is_cluster:
+            return cast(ClusterEngine, self._engine).task_log(ti, try_number)
+        return super().get_task_log(ti, try_number)
 
     def has_task(self, task_instance: Any) -> bool:
         """Whether the task is held or runs here, so that an end event of its past is stale."""

@@ -101,6 +101,12 @@ class Cluster:
                 return f"the {mirror.name} can't be watched: {mirror.problem}"
         return None if self._pods.is_listed and self._nodes.is_listed else "it was not read yet"
 
+    def is_lost(self, worker_id: str) -> bool:
+        """Whether the cluster says that a node is gone or does not answer; not while the cluster itself does not."""
+        worker = self._told.get(worker_id)
+        is_known = self.problem is None and self._read_at > float("-inf")
+        return is_known and (worker is None or worker.state is WorkerState.LOST)
+
     def pods(self) -> Mapping[str, LeasedPod]:
         """Lease id → its pod, of those that are there; one that is not over, where there are several."""
         changes = self._pods.changes

@@ -163,11 +163,10 @@ class KubernetesEngine:
 
     def look(self, uses: Sequence[Use]) -> dict[str, Liveness]:
         """Lease id → whether a process of it runs, by what the API said of its pod."""
-        workers = self._surroundings.workers()
         found = {}
         for use in uses:
             site = self._site_at(use.lease.worker_id)
-            found[use.lease.id] = Liveness.UNKNOWN if site is None else site.liveness(use, workers)
+            found[use.lease.id] = Liveness.UNKNOWN if site is None else site.liveness(use)
         return found
 
     def signal(self, use: Use, number: int) -> None:
@@ -190,6 +189,10 @@ class KubernetesEngine:
         """Why the pod of a lease does not run yet, in our terms and the cluster's words."""
         pod = self._pod(lease_id)
         return None if pod is None or pod.is_over else pod.state.reason(f"a container in {pod.namespace}/{pod.name}")
+
+    def task_log(self, task_instance: Any, try_number: int) -> tuple[list[str], list[str]]:
+        """What the pod of a task has written so far, of the cluster of ``[kubernetes_executor]``."""
+        return self.executor.get_task_log(task_instance, try_number)
 
     def words(self, lease_id: str) -> str | None:
         """How the pod of a lease stands, in the words of the cluster."""

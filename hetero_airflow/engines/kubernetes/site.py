@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from hetero_airflow.engines.kubernetes.launching import LeasingKubernetesExecuto
 from hetero_airflow.engines.kubernetes.leased_pods import LeasedPod
 from hetero_airflow.engines.kubernetes.pod_states import PodCause
 from hetero_airflow.model.run import RunEnd
-from hetero_airflow.model.worker import Worker, WorkerState
 
 STUCK_S = 60.0
 """A pod that finds no room on its node for so long is taken back, and its task is placed anew."""
@@ -85,7 +84,7 @@ class Site:
         """The pod of a lease, as it is, or as it was last."""
         return self.cluster.pods().get(lease_id) or self.cluster.gone.get(lease_id)
 
-    def liveness(self, use: Use, workers: Mapping[str, Worker]) -> Liveness:
+    def liveness(self, use: Use) -> Liveness:
         """Whether a process of a lease runs, or may still.
 
         Of a lease on a node that is lost nothing has to be waited for: its pod is told to end, the cluster counts its
@@ -98,8 +97,7 @@ class Site:
             return Liveness.UNKNOWN
         pod = self.cluster.pods().get(lease_id)
         if pod is not None and not pod.is_over:
-            worker = workers.get(use.lease.worker_id)
-            if worker is not None and worker.state is WorkerState.ONLINE:
+            if not self.cluster.is_lost(use.lease.worker_id):
                 self._watch_for_room(pod)
                 return Liveness.ALIVE
             self.condemn(lease_id)

@@ -81,11 +81,13 @@ def test_a_node_that_comes_goes_or_is_not_ready_is_told(api, watched):
     one.until(lambda: "gpu-2" in one.workers)
     api.put("nodes", a_node("gpu-1", ready="Unknown"))
     one.until(lambda: one.workers["gpu-1"].state is WorkerState.LOST)
+    assert (one.cluster.is_lost("gpu-1"), one.cluster.is_lost("gpu-2")) == (True, False)
     api.put("nodes", a_node("gpu-1"))
     one.until(lambda: one.workers["gpu-1"].state is WorkerState.ONLINE)
     api.drop("nodes", "gpu-2")
     one.until(lambda: one.workers["gpu-2"].state is WorkerState.LOST)
     assert one.workers["gpu-1"].state is WorkerState.ONLINE
+    assert (one.cluster.is_lost("gpu-1"), one.cluster.is_lost("gpu-2")) == (False, True)
 
 
 def test_a_store_that_took_a_node_for_lost_is_told_anew(api, watched):
@@ -176,6 +178,7 @@ def test_a_cluster_that_refuses_us_keeps_its_nodes(api, watched):
     assert "credentials are refused" in one.cluster.problem
     eventually(lambda: not one.cluster.is_seen)
     assert one.poll(ALIVE_S).alive == ("gpu-1",)
+    assert not one.cluster.is_lost("never-known"), "who does not answer says of no node that it is gone"
     api.status = None
     eventually(lambda: one.cluster.problem is None)
 
