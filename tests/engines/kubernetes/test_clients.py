@@ -1,0 +1,43 @@
+import json
+
+import pytest
+
+from hetero_airflow.engines.kubernetes.clients import ClusterAddress, client_of
+from hetero_airflow.errors import SettingsError
+from tests.engines.kubernetes.fake_api import a_node, kubeconfig, running_api
+
+
+@pytest.fixture
+def connection(monkeypatch):
+    def make(name, **extra):
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps({"conn_type": "kubernetes", "extra": extra}))
+
+    return make
+
+
+def nodes(address):
+    return [node.metadata.name for node in address.connect().list_node().items]
+
+
+def test_a_connection_has_a_kubeconfig_or_its_path(connection, tmp_path):
+    with running_api() as (one, one_host), running_api() as (other, other_host):
+        one.put("nodes", a_node("a"))
+        other.put("nodes", a_node("b"))
+        connection("eu", kube_config=json.dumps(kubeconfig(one_host)), namespace="ml")
+        (tmp_path / "config").write_text(json.dumps(kubeconfig(other_host)))
+        connection("us", kube_config_path=str(tmp_path / "config"))
+        eu, us = ClusterAddress("eu", "eu"), ClusterAddress("us", "us")
+        assert (nodes(eu), nodes(us), nodes(eu)) == (["a"], ["b"], ["a"])
+        assert eu.read()["namespace"] == "ml"
+
+
+def test_each_client_has_a_configuration_of_its_own(connection, tmp_path):
+    first = client_of({"kube_config": kubeconfig("http://one:1")})
+    client_of({"kube_config": kubeconfig("http://two:2")})
+    assert first.api_client.configuration.host == "http://one:1"
+
+
+def test_a_connection_without_a_cluster_is_refused(connection):
+    connection("empty")
+    with pytest.raises(SettingsError, match="Give it kube_config_path"):
+        ClusterAddress("eu", "empty").connect()
