@@ -69,6 +69,14 @@ OPTIONS: tuple[Option, ...] = (
         "A worker not seen for this long is lost: what ran there runs elsewhere, and it gets no new task. It says "
         "three times as often that it is there.",
     ),
+    Option(
+        "site_links",
+        "{}",
+        "string",
+        'What the links of sites to other sites carry, in Gbit/s, as a JSON object, as in {"berlin": 40, "oslo": 10}; '
+        "between two sites the slower counts. A site is what workers have as the label hetero/site; one that is not "
+        "named here, and whose workers have no label hetero/site_gbps, has 10.",
+    ),
     Option("history_days", "30", "float", "Ended requests, their leases and decisions are kept for this long."),
     Option(
         "shares",

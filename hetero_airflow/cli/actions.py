@@ -273,10 +273,11 @@ def _live_snapshot() -> Snapshot:
     from hetero_airflow.executor.beliefs import Beliefs
     from hetero_airflow.executor.configuration import read_configuration
     from hetero_airflow.executor.dag_edges import DagEdges
+    from hetero_airflow.executor.site_links import SiteLinks
 
     store = _open_store()
     configuration = read_configuration()
-    beliefs = Beliefs(store, configuration.shares, DagEdges())
+    beliefs = Beliefs(store, configuration.shares, DagEdges(), SiteLinks(configuration.site_links))
     beliefs.refresh()
     return replace(beliefs.told(store.snapshot(), configuration.min_run_s), can_preempt=True)
 

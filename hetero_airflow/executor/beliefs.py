@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hetero_airflow.executor.dag_edges import DagEdges, Edges
+from hetero_airflow.executor.site_links import SiteLinks
 from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.shares import Shares
 from hetero_airflow.model.snapshot import Snapshot
@@ -15,9 +16,10 @@ from hetero_airflow.store.sql import SqlStore
 class Beliefs:
     """Keeps `Estimates` up to date."""
 
-    def __init__(self, store: SqlStore, shares: Shares, dags: DagEdges) -> None:
+    def __init__(self, store: SqlStore, shares: Shares, dags: DagEdges, links: SiteLinks) -> None:
         self._store = store
         self._dags = dags
+        self._links = links
         self._edges: Edges = {}
         self._learner = Learner()
         self._learned: Estimates | None = None
@@ -47,5 +49,6 @@ class Beliefs:
             self.estimates = replace(learned, edges=edges, shares=self.estimates.shares)
 
     def told(self, snapshot: Snapshot, min_run_s: float) -> Snapshot:
-        """A snapshot with what policies are told besides: the estimates, and what may be taken back from whom."""
-        return replace(snapshot, estimates=self.estimates, spares_unsaved=True, min_run_s=min_run_s)
+        """A snapshot with what policies are told besides: estimates, links of sites, what may be taken from whom."""
+        workers = self._links.labelled(snapshot.workers)
+        return replace(snapshot, workers=workers, estimates=self.estimates, spares_unsaved=True, min_run_s=min_run_s)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from airflow.configuration import conf
 from airflow.utils.net import get_hostname
 
 from hetero_airflow import policies
 from hetero_airflow.errors import SettingsError, shorten
+from hetero_airflow.executor.site_links import parse_site_links
 from hetero_airflow.model.shares import NO_SHARES, Shares
 from hetero_airflow.recovery.rules import DEFAULTS, Rules, parse_rules
 from hetero_airflow.registry import names
@@ -34,6 +36,7 @@ class Configuration:
     worker_id: str
     shares: Shares = NO_SHARES
     rules: Rules = DEFAULTS
+    site_links: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_configuration() -> Configuration:
@@ -56,6 +59,7 @@ def read_configuration() -> Configuration:
         worker_id=get_hostname(),
         rules=parse_rules(_text("recovery_rules")),
         shares=Shares.parse(_text("shares"), f"[{SECTION}] shares"),
+        site_links=parse_site_links(_text("site_links"), f"[{SECTION}] site_links"),
     )
 
 

@@ -33,6 +33,7 @@ from hetero_airflow.executor.periods import Periods
 from hetero_airflow.executor.preemptions import Note, Preemptions
 from hetero_airflow.executor.probe_desk import ProbeDesk, RenewToken
 from hetero_airflow.executor.recoveries import Recoveries, Returned
+from hetero_airflow.executor.site_links import SiteLinks
 from hetero_airflow.executor.stays import Stays
 from hetero_airflow.executor.task_instances import TaskInstances
 from hetero_airflow.executor.task_log import write_task_log
@@ -86,7 +87,7 @@ class Dispatcher:
             interval_s=configuration.discovery_interval_s,
             probe_timeout_s=configuration.probe_timeout_s,
         )
-        self._beliefs = Beliefs(store, configuration.shares, edges)
+        self._beliefs = Beliefs(store, configuration.shares, edges, SiteLinks(configuration.site_links))
         self._stays = Stays()
         self._health = HealthWatch(store, configuration.worker_id)
         self.probes = ProbeDesk(
@@ -159,8 +160,8 @@ class Dispatcher:
             self._keeper.watch(now)
             self._cluster.tell_waits(((task.key, task.lease) for task in self._keeper.running.values()), now)
             self._preemptions.settle(now)
-            for key, text in self._gangs.watch(self.held, now):
-                self._fail(key, text, now)
+            for key, text, is_done in self._gangs.watch(self.held, now):
+                _ = self.drop(key, text) if is_done else self._fail(key, text, now)
             self._health.step(now)
             self._move_away(now)
             self._keep_house(now)
@@ -215,7 +216,7 @@ class Dispatcher:
     def _believed(self, snapshot: Snapshot) -> Snapshot:
         """The store's snapshot with what it does not know."""
         known = self._beliefs.told(snapshot, self._configuration.min_run_s)
-        return replace(known, workers=self._recoveries.marked(snapshot))
+        return replace(known, workers=self._recoveries.marked(known))
 
     def _hand_over(self, held: HeldTask, lease: Lease) -> None:
         assert held.request is not None
@@ -269,7 +270,7 @@ class Dispatcher:
     def _turn_alternatives(self, now: datetime) -> None:
         """Let those that have waited for too long try their next alternative first."""
         for held in self.held.values():
-            if held.request is None:
+            if held.request is None or held.is_left_out:
                 continue
             first = held.first or held.request
             request, words = self._recoveries.turned(first, (now - held.since).total_seconds())
@@ -308,7 +309,7 @@ class Dispatcher:
         for key, held in old.items():
             if held.request_id not in queued:
                 self.drop(key, "Airflow does not want it any more")
-            elif held.request and held.request.wait_timeout_s is not None:
+            elif held.request and held.request.wait_timeout_s is not None and not held.is_left_out:
                 waited_s = (now - held.since).total_seconds()
                 if waited_s > held.request.wait_timeout_s:
                     text = f"asked to wait at most {held.request.wait_timeout_s:g} s for {held.request}; {held.told}"
@@ -325,8 +326,10 @@ class Dispatcher:
         leases = {lease.request_id: lease for lease in snapshot.leases}
         for held in self._gangs.enrol(self.held.values(), snapshot):
             assert held.request is not None
-            again = held.pending(held.request, *self._stays.before(held.request_id, held.since))
-            self._news += [Withdrawn(held.request_id, "its gang is placed anew"), Submitted(again)]
+            self._news.append(Withdrawn(held.request_id, "its gang is tried anew"))
+            if not held.is_left_out:
+                before_it = self._stays.before(held.request_id, held.since)
+                self._news.append(Submitted(held.pending(held.request, *before_it)))
         before = self._recoveries.returned({
             held.request_id: (key, held.workload.ti.try_number)
             for key, held in self.held.items()
@@ -334,7 +337,7 @@ class Dispatcher:
         })  # fmt: skip
         for key, held in list(self.held.items()):
             id_ = held.request_id
-            if (held.request is not None and id_ in pending) or self._keeper.holds_request(id_):
+            if (held.request is not None and id_ in pending) or self._keeper.holds_request(id_) or held.is_left_out:
                 continue
             try:
                 if held.request is None:

@@ -4,6 +4,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 from hetero_airflow.executor.beliefs import Beliefs
+from hetero_airflow.executor.site_links import SiteLinks
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.run import RunEnd
@@ -27,12 +28,12 @@ class Dags:
 
 
 def test_shares_are_known_before_anything_is_read():
-    assert Beliefs(SimpleNamespace(), SHARES, Dags()).estimates.shares == SHARES
+    assert Beliefs(SimpleNamespace(), SHARES, Dags(), SiteLinks({})).estimates.shares == SHARES
 
 
 def test_edges_runs_and_shares_are_told_together_and_only_news_makes_a_new_object():
     store, dags = MemoryStore(), Dags()
-    beliefs = Beliefs(store, SHARES, dags)
+    beliefs = Beliefs(store, SHARES, dags, SiteLinks({}))
     running, waiting = a_pending("r1", dag_id="b"), a_pending("r2", dag_id="a")
     store.record([WorkerSeen(a_worker()), Submitted(running), Submitted(waiting)], EPOCH)
     commit = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), EPOCH, EPOCH)
