@@ -59,14 +59,15 @@ class KubernetesEngine:
         self._surroundings = surroundings
         self._options = cluster_options(lambda section, name, default: conf.get(section, name, fallback=default))
         addresses = [ClusterAddress(site, conn_id) for site, conn_id in self._options.clusters.items()]
-        for number, address in enumerate(addresses or [ClusterAddress()]):
-            executor = self._make(address)
-            self.executor = executor if number == 0 else self.executor
+        executors = [self._make(address) for address in addresses or [ClusterAddress()]]
+        self.executor = executors[0]
+        for executor in executors:  # all that fork come before all that begin threads
             surroundings.introduce(executor)
+            executor.start()
+        for executor in executors:
+            address = executor.address
             cluster = Cluster(address.site, address.connect, executor.pod_namespace, self._options.resources)
             self._sites.append(Site(cluster, PodDeleter(address.connect), executor))
-        for site in self._sites:  # all that fork come before all that begin threads
-            site.executor.start()
         end = time.monotonic() + START_S
         for site in self._sites:
             site.start()

@@ -47,7 +47,7 @@ class Cluster:
             self.workers[id_] = self.workers[id_].model_copy(update={"state": WorkerState.LOST})
         return self.workers
 
-    def hand_over(self, gpu=0, config=None, engine=None, lease=None, name=None):
+    def hand_over(self, gpu=0, config=None, engine=None, lease=None, name=None, node="gpu-1"):
         """A device task on one GPU; its key and lease."""
         number = next(NUMBERS)
         request_id = str(uuid4())
@@ -62,8 +62,8 @@ class Cluster:
         packed = pack_request([{"device": "gpu", "priority": "high"}])
         workload.ti.executor_config = {"hetero": packed, **(config or {})}
         claims = (Claim(f"nvidia.com/gpu/{gpu}", 1000),)
-        lease = lease or a_lease(request_id, "gpu-1").model_copy(update={"claims": claims})
-        (engine or self.engine).hand_over(workload, lease, self.workers["gpu-1"])
+        lease = lease or a_lease(request_id, node).model_copy(update={"claims": claims})
+        (engine or self.engine).hand_over(workload, lease, self.workers[node])
         return workload.key, lease
 
     def pod(self, lease):
@@ -215,20 +215,20 @@ def test_a_task_that_outlives_its_lease_has_its_pod_deleted(cluster):
     eventually(lambda: cluster.api.deletions == [(name, None), (name, 1)])
 
 
-def test_a_cluster_whose_credentials_expire_starts_nothing_and_fails_nothing(cluster):
+def test_a_cluster_whose_credentials_expire_starts_nothing_and_fails_nothing(cluster, monkeypatch):
+    monkeypatch.setattr(launching, "_PAUSE", launching.timedelta(0))
     key, lease = cluster.hand_over()
     cluster.api.status = 401
     cluster.api.cut()
     eventually(lambda: cluster.engine.open_slots() == 0)
     for _ in range(3):
         cluster.engine.heartbeat()
-        assert key not in cluster.engine.collect()
+        assert cluster.engine.collect().get(key, (None, None))[0] in (None, TaskInstanceState.QUEUED)
     eventually(lambda: cluster.look(lease, "queued") is Liveness.UNKNOWN)
     assert cluster.learn()["gpu-1"].state is WorkerState.ONLINE
     cluster.api.status = None
     eventually(lambda: cluster.engine.open_slots() > 0, 10)
-    cluster.engine.heartbeat()
-    assert cluster.pod(lease)
+    eventually(lambda: (cluster.engine.heartbeat(), cluster.pod(lease))[1], 10)
 
 
 def test_a_server_that_refuses_a_pod_for_a_moment_is_asked_again(cluster, monkeypatch):
@@ -328,3 +328,31 @@ def test_what_asks_for_no_device_goes_to_kubernetes_executor_as_it_is(cluster):
     assert cluster.engine.reaches(cluster.workers["gpu-1"])
     assert not cluster.engine.reaches(cluster.workers["gpu-1"].model_copy(update={"engine": "celery"}))
     assert cluster.engine.try_adopt([]) == []
+
+
+def test_each_of_several_clusters_runs_what_was_placed_there(cluster, monkeypatch):
+    with running_api() as (eu, eu_host), running_api() as (us, us_host):
+        for api, host, site in ((eu, eu_host, "eu"), (us, us_host, "us")):
+            api.put("nodes", a_node("gpu-1"))
+            extra = {"kube_config": json.dumps(kubeconfig(host)), "namespace": "ml"}
+            text = json.dumps({"conn_type": "kubernetes", "extra": extra})
+            monkeypatch.setenv(f"AIRFLOW_CONN_{site.upper()}", text)
+        monkeypatch.setenv("AIRFLOW__HETERO__KUBERNETES_CLUSTERS", '{"eu": "eu", "us": "us"}')
+        both = Cluster(eu, KubernetesEngine(32))
+        both.begin(both.engine, "several")
+        try:
+            assert sorted(both.workers) == ["eu/gpu-1", "us/gpu-1"]
+            assert {one.labels["hetero/site"] for one in both.workers.values()} == {"eu", "us"}
+            assert all(both.engine.reaches(worker) for worker in both.workers.values())
+            placed = {api: both.hand_over(node=f"{site}/gpu-1") for api, site in ((eu, "eu"), (us, "us"))}
+            both.engine.heartbeat()
+            for api, (key, lease) in placed.items():
+                (pod,) = api.pods()
+                assert pod["metadata"]["labels"][LEASE_LABEL] == lease.id
+                assert pod["metadata"]["namespace"] == "ml"
+                eventually(lambda lease=lease: both.look(lease, "queued") is Liveness.ALIVE)
+                cluster.states[key] = TaskInstanceState.SUCCESS
+                api.set_status(pod["metadata"]["name"], DONE, "ml")
+                assert both.ends(key) == (TaskInstanceState.SUCCESS, None)
+        finally:
+            both.engine.end()
