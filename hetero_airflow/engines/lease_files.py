@@ -106,10 +106,10 @@ class LeaseNote:
             log.warning("The file of lease %s does not name its process: %s", self._content.lease, error)
 
     def end(self) -> None:
-        """Remove the file, unless a process of the task is still there that nothing could end."""
+        """Remove the file, unless a process of the task's group is still there that nothing could end."""
         task = self._content.task
-        left = lease_processes({self._content.lease: (task.pid, None)}) if task and not task.is_reused else {}
-        if not left:
+        may_live = task is not None and not task.is_reused and _has_members(task.pid)
+        if not (may_live and lease_processes({self._content.lease: (task.pid, None)})):
             self._path.unlink(missing_ok=True)
 
     def _write(self) -> None:
@@ -149,6 +149,17 @@ def read_lease_files(folder: Path) -> dict[Path, LeaseFile]:
         except (OSError, ValidationError) as error:
             log.warning("The lease file %s can't be read: %s", path, type(error).__name__)
     return found
+
+
+def _has_members(group: int) -> bool:
+    """Whether a process group is there, be it of processes that have ended and that nobody has waited for."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _ticks(pid: int) -> int | None:

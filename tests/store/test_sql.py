@@ -217,6 +217,8 @@ CALLS = {
     "story": lambda store: store.story("dag", "run", "r1"),
     "telemetry": lambda store: store.telemetry(),
     "last_seen": lambda store: store.last_seen(),
+    "sights": lambda store: store.sights(),
+    "server_seen": lambda store: store.server_seen(),
     "prune": lambda store: store.prune(EPOCH),
 }
 
