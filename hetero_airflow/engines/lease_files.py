@@ -108,8 +108,8 @@ class LeaseNote:
     def end(self) -> None:
         """Remove the file, unless a process of the task's group is still there that nothing could end."""
         task = self._content.task
-        may_live = task is not None and not task.is_reused and _has_members(task.pid)
-        if not (may_live and lease_processes({self._content.lease: (task.pid, None)})):
+        group = None if task is None or task.is_reused or not _has_members(task.pid) else task.pid
+        if group is None or not lease_processes({self._content.lease: (group, None)}):
             self._path.unlink(missing_ok=True)
 
     def _write(self) -> None:
