@@ -1,0 +1,79 @@
+"""The manifests and images of docs/kubernetes.md, as far as they can be checked without a cluster and Docker."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from kubernetes_validate import validate
+
+from hetero_airflow.engines.kubernetes.merging import complete_pod
+from hetero_airflow.engines.kubernetes.options import ClusterOptions
+from hetero_airflow.engines.kubernetes.pod import pod_parts
+from hetero_airflow.executor import coordinator_names
+from hetero_airflow.model.request import DeviceRequest
+from tests.kubernetes_bodies import VERSION, check_pod
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
+RBAC = list(yaml.safe_load_all((ROOT / "docs" / "kubernetes" / "rbac.yaml").read_text()))
+TEMPLATE = yaml.safe_load((ROOT / "docs" / "kubernetes" / "pod-template.yaml").read_text())
+IMAGES = sorted((ROOT / "docker").glob("Dockerfile*"))
+
+
+def granted(rules):
+    """(resource, verb) of all."""
+    return {(what, verb) for one in rules for what in one["resources"] for verb in one["verbs"]}
+
+
+@pytest.mark.parametrize("manifest", RBAC, ids=lambda one: f"{one['kind']} {one['metadata']['name']}")
+def test_each_manifest_is_one(manifest):
+    validate(manifest, VERSION, strict=True)
+
+
+def test_the_scheduler_may_do_what_the_engine_does():
+    rules = {one["metadata"]["name"]: one["rules"] for one in RBAC if "rules" in one}
+    bound = {one["roleRef"]["name"]: one["subjects"][0]["name"] for one in RBAC if "roleRef" in one}
+    assert bound == dict.fromkeys(rules, "airflow-scheduler")
+    everywhere = granted(rules["hetero-airflow-watch"])
+    assert {(what, verb) for what in ("nodes", "pods") for verb in ("list", "watch")} <= everywhere
+    assert {verb for _, verb in everywhere} <= {"get", "list", "watch"}
+    own = granted(rules["airflow-pods"])
+    assert {("pods", verb) for verb in ("create", "list", "watch", "patch", "delete")} | {("pods/log", "get")} <= own
+
+
+def test_the_template_makes_a_pod_that_a_server_takes():
+    pod = complete_pod(TEMPLATE, pod_parts(DeviceRequest.parse("gpu", quota={"cpus": 2}), ClusterOptions()))
+    pod["spec"]["containers"][0]["image"] = "registry.example/hetero-airflow:1"
+    check_pod(pod)
+    assert TEMPLATE["spec"]["containers"][0]["name"] == "base"
+    assert TEMPLATE["spec"]["serviceAccountName"] in {one["metadata"]["name"] for one in RBAC}
+
+
+def test_the_page_names_what_there_is():
+    assert f'"classpath": "{coordinator_names.CLASSPATH}"' in PAGE
+    for name in re.findall(r"docs/kubernetes/[\w.-]+|docker/Dockerfile[\w.]*", PAGE):
+        assert (ROOT / name.rstrip(".")).is_file()
+
+
+@pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.name)
+def test_an_image_installs_what_there_is_and_runs_as_nobody_in_particular(path):
+    text = path.read_text()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (wanted,) = re.findall(r"^ARG EXTRAS=(.*)$", text, re.M)
+    assert set(wanted.split(",")) <= set(extras)
+    ignored = (ROOT / ".dockerignore").read_text()
+    for line in re.findall(r"^COPY (?!--from)(.*)$", text, re.M):
+        for source in line.split()[:-1]:
+            assert (ROOT / source).exists()
+            assert f"!{source}\n" in ignored, "the image is built without it"
+    assert re.findall(r"^USER (.*)$", text, re.M) == ["50000:0"]
+    assert len(IMAGES) == 2
+
+
+def test_the_image_for_nvidia_tells_the_container_toolkit_what_it_asks_for():
+    text = (ROOT / "docker" / "Dockerfile.nvidia").read_text()
+    assert re.search(r"^FROM nvidia/cuda:[\w.-]+$", text, re.M)
+    assert "NVIDIA_VISIBLE_DEVICES=all" in text
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in text
