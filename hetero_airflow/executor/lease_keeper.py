@@ -72,6 +72,8 @@ class EndingTask:
     lease: Lease
     to: LeaseState
     cause: str
+    has_begun: bool = True
+    """Its process was there: that the task instance is QUEUED again says nothing of this lease."""
     told_at: datetime | None = None
     """When its remaining processes were sent SIGTERM."""
 
@@ -109,11 +111,11 @@ class LeaseKeeper:
         """Answer for a lease from now on."""
         self.running[key] = RunningTask(key, lease, hold_again)
 
-    def end(self, key: Any, cause: str, to: LeaseState = LeaseState.RELEASED) -> None:
+    def end(self, key: Any, cause: str, to: LeaseState = LeaseState.RELEASED, *, has_begun: bool = True) -> None:
         """The task is over for Airflow. Its lease is freed at the next `free_ended` that finds its processes gone."""
         task = self.running.pop(key, None)
         if task is not None:
-            self._ending[task.lease.id] = EndingTask(key, task.lease, to, cause)
+            self._ending[task.lease.id] = EndingTask(key, task.lease, to, cause, has_begun)
 
     def give_up(self, key: Any) -> None:
         """Airflow has not heard of the task for too long: it is lost, whatever the engine still has of it.
@@ -169,8 +171,10 @@ class LeaseKeeper:
         return self._engine.look([self._use(lease, process) for lease, process in tasks])
 
     def _use(self, lease: Lease, process: TaskProcess) -> Use:
-        is_ours = lease.id in self._ending or self.find(lease.id) is not None
-        return Use(lease, process.state, process.pid, process.hostname, process.seen_at, is_ours)
+        ending = self._ending.get(lease.id)
+        is_ours = ending is not None or self.find(lease.id) is not None
+        state = None if ending is not None and ending.has_begun else process.state
+        return Use(lease, state, process.pid, process.hostname, process.seen_at, is_ours)
 
     def free_ended(self, now: datetime) -> None:
         """Free the leases of ended tasks whose processes are gone; stop the processes that are left."""
@@ -242,7 +246,7 @@ class LeaseKeeper:
             self.end(key, "Airflow does not want the task any more")
         elif process.state == "queued" and task.hold_again is not None:
             log.warning("The engine lost %s before it began; it is held again.", key)
-            self.end(key, "the engine lost the task before it began", LeaseState.EVICTED)
+            self.end(key, "the engine lost the task before it began", LeaseState.EVICTED, has_begun=False)
             task.hold_again()
         elif task.is_unheard:
             self._given_up.add(key)

@@ -125,6 +125,18 @@ def test_a_task_whose_worker_is_lost_is_lost_at_once(bench):
     assert states(bench) == [LeaseState.EVICTED]
 
 
+def test_a_lease_whose_task_waits_again_is_not_taken_for_one_that_may_start(bench):
+    """The task instance is QUEUED for its next run, under the same id."""
+    id_, _ = start(bench)
+    bench.engine.look = lambda uses: {
+        use.lease.id: Liveness.UNKNOWN if use.state == "queued" else Liveness.GONE for use in uses
+    }
+    bench.keeper.end("a", "its worker is lost", LeaseState.EVICTED)
+    bench.tasks.rows[id_] = TaskProcess("queued")
+    bench.beat()
+    assert states(bench) == [LeaseState.EVICTED]
+
+
 def test_a_task_whose_agent_alone_is_silent_keeps_its_devices(bench):
     _, lease = start(bench)
     bench.store.record([WorkerLost(lease.worker_id)], bench.clock.now())
