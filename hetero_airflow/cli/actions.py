@@ -73,7 +73,8 @@ def workers(args: Namespace) -> None:
     if args.json:
         show_json(workers_json(snapshot, last_seen, store.telemetry()))
     else:
-        show(*worker_report(snapshot, last_seen, datetime.now(UTC), read_configuration().worker_timeout_s))
+        timeout_s = read_configuration().worker_timeout_s
+        show(*worker_report(snapshot, last_seen, store.sights(), datetime.now(UTC), timeout_s))
 
 
 @_action

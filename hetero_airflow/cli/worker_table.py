@@ -13,6 +13,7 @@ from hetero_airflow.cli.device_words import count, pairs_text
 from hetero_airflow.cli.output import age, cell, table
 from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.sight import WorkerSight
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.topology import RACK_LABEL, SITE_LABEL
 from hetero_airflow.model.worker import Worker, WorkerState
@@ -42,7 +43,11 @@ def at_site(snapshot: Snapshot, site: str) -> Snapshot:
 
 
 def worker_report(
-    snapshot: Snapshot, last_seen: Mapping[str, datetime], now: datetime, worker_timeout_s: float
+    snapshot: Snapshot,
+    last_seen: Mapping[str, datetime],
+    sights: Mapping[str, WorkerSight],
+    now: datetime,
+    worker_timeout_s: float,
 ) -> Iterator[RenderableType]:
     """The workers as a table: one row a worker, in it one line for each model of its devices."""
     if not snapshot.workers:
@@ -66,6 +71,11 @@ def worker_report(
     yield table(("WORKER", "STATE", "LAST SEEN", "LEASED / TOTAL"), rows, whole=0)
     for worker_id in silent:
         yield cell(f"Worker {worker_id} is silent and no scheduler has said so: does one run?", style="yellow")
+    for worker in snapshot.workers:
+        there = sights[worker.id].leases if worker.id in sights else ()
+        if worker.state is WorkerState.LOST and there:
+            left = ", ".join(sorted(there))
+            yield cell(f"Worker {worker.id} is back once no process of the leases {left} is there.", style="yellow")
     for bar in snapshot.bars:
         name = f"{bar.worker_id}/{bar.device_id}" if bar.device_id else bar.worker_id
         yield cell(f"{name} is {bar}.", style="yellow")

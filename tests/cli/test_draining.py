@@ -187,7 +187,7 @@ def test_what_was_not_out_is_left_alone(store, render):
 
 def test_the_workers_table_shows_state_and_reason(store, render):
     drain(store, "worker-b", reason="new fan")
-    text = render(worker_report(store.snapshot(), {"worker-a": LATER, "worker-b": LATER}, LATER, 300), width=120)
+    text = render(worker_report(store.snapshot(), {"worker-a": LATER, "worker-b": LATER}, {}, LATER, 300), width=120)
     lines = text.splitlines()
     assert next(line.split()[:2] for line in lines if line.startswith("worker-b ")) == ["worker-b", "online"]
     assert any(line.split()[:3] == ["engine", "local", "drained"] for line in lines)

@@ -57,7 +57,7 @@ def what_is_printed(name: str) -> tuple[list[object], list[object]]:
     inventory = Inventory(worker=worker, problems=(name,))
     parts = [
         *device_report(inventory),
-        *worker_report(snapshot, store.last_seen(), NOW, 60),
+        *worker_report(snapshot, store.last_seen(), store.sights(), NOW, 60),
         *queue_report(queue, snapshot, placed, NOW),
         *(part for story in stories for part in explanation(story, {name: worker}, NOW)),
         *check_report([Finding(name, name, name, name)]),

@@ -9,6 +9,7 @@ from hetero_airflow.cli.worker_table import NO_WORKERS, at_site, worker_report, 
 from hetero_airflow.errors import SettingsError
 from hetero_airflow.model.bar import Bar, BarKind
 from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.sight import WorkerSight
 from hetero_airflow.model.snapshot import Snapshot, Usage
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker
@@ -52,7 +53,7 @@ LAST_SEEN = {
 
 def test_devices_are_counted_by_model_with_what_is_leased(render):
     assert (
-        render(worker_report(a_snapshot(), LAST_SEEN, NOW, worker_timeout_s=300))
+        render(worker_report(a_snapshot(), LAST_SEEN, {}, NOW, worker_timeout_s=300))
         == """\
 WORKER          STATE   LAST SEEN      LEASED / TOTAL
 worker-a        online  3 s ago        4 / 8 cpu cores
@@ -75,7 +76,7 @@ Worker worker-c may have more devices: nvidia: no answer within 10 s."""
 
 
 def test_without_workers_it_says_where_they_come_from(render):
-    assert render(worker_report(Snapshot(0), {}, NOW, 300)) == NO_WORKERS
+    assert render(worker_report(Snapshot(0), {}, {}, NOW, 300)) == NO_WORKERS
 
 
 def test_json_has_readings_and_leased_amounts():
@@ -118,7 +119,7 @@ def a_snapshot_of_sites() -> Snapshot:
 
 
 def test_all_sites_are_in_one_list(render):
-    lines = render(worker_report(a_snapshot_of_sites(), {}, NOW, worker_timeout_s=300)).splitlines()
+    lines = render(worker_report(a_snapshot_of_sites(), {}, {}, NOW, worker_timeout_s=300)).splitlines()
     assert [line.split("  ")[0].strip() for line in lines[1:]][:8] == [
         "a", "engine local", "site berlin", "rack r7", "b", "engine local", "site oslo", "c",
     ]  # fmt: skip
@@ -132,3 +133,11 @@ def test_one_site_can_be_looked_at_alone():
         at_site(snapshot, "paris")
     with pytest.raises(SettingsError, match="found workers of no site"):
         at_site(replace(snapshot, workers=snapshot.workers[2:]), "berlin")
+
+
+def test_a_lost_worker_whose_agent_speaks_says_what_keeps_it_out(render):
+    told = {key: WorkerSight(NOW, frozenset({"r2.2", "r1.1"})) for key in ("worker-a", "worker-b")}
+    lines = render(worker_report(a_snapshot(), LAST_SEEN, told, NOW, worker_timeout_s=300)).splitlines()
+    assert [line for line in lines if "is back once" in line] == [
+        "Worker worker-b is back once no process of the leases r1.1, r2.2 is there."
+    ]
