@@ -13,6 +13,7 @@ from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
 from airflow.sdk.configuration import conf
 from airflow.utils.state import TaskInstanceState
 from kubernetes.client import ApiException  # type: ignore[import-untyped]
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 from urllib3.exceptions import HTTPError
 
@@ -49,7 +50,7 @@ class KubernetesEngine:
         self._arguments = (parallelism, team_name)
         self.executor = self._make(ClusterAddress())
         self._sites: list[Site] = []
-        self._outage = ""
+        self._outages: dict[str, str] = {}
 
     def start(self, surroundings: Surroundings) -> None:
         """Start KubernetesExecutor, once for each cluster, and read the clusters.
@@ -131,7 +132,6 @@ class KubernetesEngine:
         for site in self._sites:
             if site.cluster.is_seen:
                 self._weather(site, site.executor.heartbeat)
-                site.executor.forget_launches(site.handed)
                 site.sweep()
 
     def has_task(self, task_instance: Any) -> bool:
@@ -233,16 +233,17 @@ class KubernetesEngine:
             log.warning("Pod %s/%s can't be marked as this scheduler's: %s", namespace, name, shorten(str(error), 200))
 
     def _weather(self, site: Site, step: Callable[[], object]) -> None:
-        """A cluster that does not answer costs one warning, not the scheduler's loop."""
+        """A cluster or a database that does not answer costs one warning, not the scheduler's loop."""
+        name = site.cluster.site or "the cluster"
         try:
             step()
-        except (ApiException, HTTPError, OSError) as error:
+        except (ApiException, HTTPError, OSError, SQLAlchemyError) as error:
             text = f"{type(error).__name__}: {shorten(str(error), 300)}"
-            if text != self._outage:
-                log.warning("The cluster %s does not answer: %s. What runs runs on.", site.cluster.site or "", text)
-            self._outage = text
+            if text != self._outages.get(name):
+                log.warning("KubernetesExecutor of %s: %s. What runs runs on.", name, text)
+            self._outages[name] = text
         else:
-            self._outage = ""
+            self._outages.pop(name, None)
 
 
 def _ended(site: Site) -> dict[Any, tuple[Any, Any]]:

@@ -77,10 +77,15 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         base = get_base_pod_from_template(template, self.kube_config)
         return PodGenerator.reconcile_pods(base, PodGenerator.from_obj(config))
 
-    def forget_launches(self, keys: Any) -> None:
-        """Leave it to us what becomes of pods that fail before their tasks begin: by itself it would make a pod anew
-        that is bound to the same node, and is of a lease that may be over."""
-        for key in keys:
+    def execute_async(
+        self, key: Any, command: Any, queue: str | None = None, executor_config: Any | None = None
+    ) -> None:
+        """Queue the making of a pod. What becomes of a leased one that fails before its task begins is ours to say.
+
+        By itself KubernetesExecutor would make it anew, on the same node, and of a lease that may be over.
+        """
+        super().execute_async(key, command, queue, executor_config)
+        if LEASE_LABEL in _labels((executor_config or {}).get("pod_override")):
             self.pod_launch_attempts.pop(key, None)
 
     def is_publishing(self) -> bool:
@@ -155,9 +160,11 @@ class SiteWatcher(KubernetesJobWatcher):
 
 def _lease_of(task: Any) -> str | None:
     """Whose pod a job of KubernetesExecutor is to make."""
-    metadata = getattr(task.kube_executor_config, "metadata", None)
-    label = (getattr(metadata, "labels", None) or {}).get(LEASE_LABEL)
-    return None if label is None else str(label)
+    return _labels(task.kube_executor_config).get(LEASE_LABEL)
+
+
+def _labels(pod: Any) -> Mapping[str, str]:
+    return getattr(getattr(pod, "metadata", None), "labels", None) or {}
 
 
 def _short(error: Exception) -> str:

@@ -12,6 +12,7 @@ from airflow.executors.workloads import ExecuteTask
 from airflow.providers.cncf.kubernetes.executors.kubernetes_executor import KubernetesExecutor
 from airflow.utils.state import TaskInstanceState
 from kubernetes.client import V1Container, V1ObjectMeta, V1Pod, V1PodSpec
+from sqlalchemy.exc import OperationalError
 
 from hetero_airflow.engines.engine import Liveness, Surroundings, Use
 from hetero_airflow.engines.kubernetes import launching
@@ -328,6 +329,17 @@ def test_what_asks_for_no_device_goes_to_kubernetes_executor_as_it_is(cluster):
     assert cluster.engine.reaches(cluster.workers["gpu-1"])
     assert not cluster.engine.reaches(cluster.workers["gpu-1"].model_copy(update={"engine": "celery"}))
     assert cluster.engine.try_adopt([]) == []
+
+
+def test_an_outage_of_airflows_database_is_no_end_of_the_scheduler(cluster, monkeypatch, caplog):
+    def fail(self):
+        raise OperationalError("SELECT 1", {}, OSError("gone"))
+
+    monkeypatch.setattr(KubernetesExecutor, "sync", fail)
+    for _ in range(2):
+        cluster.engine.heartbeat()
+        cluster.engine.collect()
+    assert caplog.text.count("OperationalError") == 1
 
 
 def test_each_of_several_clusters_runs_what_was_placed_there(cluster, monkeypatch):
