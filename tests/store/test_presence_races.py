@@ -1,0 +1,94 @@
+"""A worker that comes and goes while a scheduler takes its leases back: in any order, no device serves two tasks."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.plan import Plan
+from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.store.memory import MemoryStore
+from hetero_airflow.store.store import Submitted, WorkerAlive, WorkerLost, WorkerSeen
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
+
+WORKER = a_worker(devices=(a_cpu(), a_device("GPU-0")))
+FOREVER = EPOCH + timedelta(days=1)
+
+
+class Host(RuleBasedStateMachine):
+    """A host with one GPU, its agent, and a scheduler, each of which knows only what the store tells it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = MemoryStore()
+        self.store.record([WorkerSeen(WORKER, leases=frozenset())], EPOCH)
+        self.requests = 0
+        self.processes: dict[str, Lease] = {}
+        """What really runs, by lease."""
+        self.doomed: list[tuple[Lease, int]] = []
+        """Leases that the scheduler has found to be lost and is about to take back, and how often the agent spoke."""
+        self.spoken = 0
+
+    @property
+    def is_online(self) -> bool:
+        return self.store.snapshot().workers[0].state is WorkerState.ONLINE
+
+    @rule()
+    def place(self) -> None:
+        """The store grants what fits, and its process begins."""
+        self.requests += 1
+        name = f"r{self.requests}"
+        self.store.record([Submitted(a_pending(name))], EPOCH)
+        for lease in self.store.commit(Plan((a_place(name, **{"GPU-0": 1000}),)), EPOCH, FOREVER).leases:
+            self.processes[lease.id] = lease
+
+    @precondition(lambda self: self.processes)
+    @rule()
+    def finish(self) -> None:
+        """A task ends by itself, and its lease with it, if it has not been taken back before."""
+        lease_id, lease = self.processes.popitem()
+        if lease_id in {held.id for held in self.store.snapshot().leases}:
+            move_lease(self.store, lease.id, lease.token, LeaseState.RELEASED, EPOCH)
+
+    @rule()
+    def speak(self) -> None:
+        """The agent tells what runs, by a heartbeat or anew, and ends what is over."""
+        told = frozenset(self.processes)
+        kind = WorkerAlive("worker-a", leases=told) if self.is_online else WorkerSeen(WORKER, leases=told)
+        self.store.record([kind], EPOCH)
+        self.spoken += 1
+        held = {lease.id for lease in self.store.snapshot().leases}
+        self.processes = {lease_id: lease for lease_id, lease in self.processes.items() if lease_id in held}
+
+    @rule()
+    def lose(self) -> None:
+        """The network breaks for longer than the timeout."""
+        self.store.record([WorkerLost("worker-a")], EPOCH)
+
+    @precondition(lambda self: not self.is_online)
+    @rule()
+    def doom(self) -> None:
+        """The scheduler finds leases on a lost worker of which its agent says nothing, as `engines.remote.judge`."""
+        sight = self.store.sights().get("worker-a")
+        told = sight.leases if sight else frozenset()
+        self.doomed = [(lease, self.spoken) for lease in self.store.snapshot().leases if lease.id not in told]
+
+    @rule()
+    def take_back(self) -> None:
+        """It takes them back, before the agent has spoken twice since: there are 5 s between its words."""
+        for lease, spoken in self.doomed:
+            if self.spoken - spoken < 2 and lease.id in {held.id for held in self.store.snapshot().leases}:
+                move_lease(self.store, lease.id, lease.token, LeaseState.EVICTED, EPOCH)
+        self.doomed = []
+
+    @invariant()
+    def no_device_serves_two(self) -> None:
+        assert len(self.processes) <= 1, sorted(self.processes)
+
+
+def test_no_device_serves_two_tasks_however_a_worker_comes_and_goes():
+    limits = settings(max_examples=150, stateful_step_count=25, deadline=None, derandomize=True)
+    run_state_machine_as_test(Host, settings=limits)
