@@ -26,7 +26,8 @@ def complete_mapped_task(task: object) -> None:
     :raises RequestError: becomes the DAG file's import error; also for a gang of a task that is not mapped
     """
     if not isinstance(task, MappedOperator):
-        check_no_gang(task)
+        if isinstance(task, DeviceOperator):
+            check_no_gang(task)
         return
     is_probe = getattr(task.operator_class, "is_device_probe", False)  # sensors can't be imported from here
     if not is_probe and not _is_device_operator(task.operator_class):

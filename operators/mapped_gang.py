@@ -9,27 +9,29 @@ from typing import Any
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from hetero_airflow.errors import RequestError
-from hetero_airflow.model.gang import MAX_MEMBERS, parse_gang
+from hetero_airflow.model.gang import MAX_MEMBERS, GangSize, parse_gang
+from hetero_airflow.operators.device import DeviceOperator
 
 NODE_RANK = "node_rank"
 
 
-def check_no_gang(task: object) -> None:
+def check_no_gang(task: DeviceOperator) -> None:
     """A task that is not mapped has one instance.
 
     :raises RequestError: it asks for a gang all the same
     """
-    if getattr(task, "gang", 1) > 1 or getattr(task, NODE_RANK, None) is not None:
-        name = "gang" if getattr(task, "gang", 1) > 1 else NODE_RANK
+    size = task.gang.most
+    rank = getattr(task, NODE_RANK, None)
+    if size > 1 or rank is not None:
         raise RequestError(
-            name,
-            getattr(task, name),
+            "gang" if size > 1 else NODE_RANK,
+            size if size > 1 else rank,
             found="a task that is not mapped, and so has one instance",
             remedy=f"Write .partial(...).expand({NODE_RANK}=range(4)), or gang=4 in partial() and expand over 4 values",
         )
 
 
-def gang_of(task: MappedOperator, expanded: Any) -> int:
+def gang_of(task: MappedOperator, expanded: Any) -> GangSize:
     """How many instances of a mapped task in a row are placed together.
 
     :param expanded: what it is expanded over, where names of arguments are in it; None for a decorated task
@@ -47,23 +49,22 @@ def gang_of(task: MappedOperator, expanded: Any) -> int:
         )
     if isinstance(expanded, Mapping) and "gang" in expanded:
         raise RequestError("gang", "expanded", found="a gang for each instance", remedy="Put gang= into partial()")
-    if size == 1:
+    if size.most == 1:
         return size
-    _check_count(task, size)
+    _check_count(task, size.most)
     limits = {
         "max_active_tis_per_dag": task.partial_kwargs.get("max_active_tis_per_dag"),
         "max_active_tis_per_dagrun": task.partial_kwargs.get("max_active_tis_per_dagrun"),
         "max_active_tasks": getattr(task.dag, "max_active_tasks", None),
     }
     for name, limit in limits.items():
-        if limit is not None and limit < size:
-            raise RequestError(
-                "gang", size, found=f"{name}={limit}", remedy=f"Raise {name}: all {size} tasks run at the same time"
-            )
+        if limit is not None and limit < size.most:
+            remedy = f"Raise {name}: all {size.most} tasks run at the same time"
+            raise RequestError("gang", size.text, found=f"{name}={limit}", remedy=remedy)
     return size
 
 
-def _ranks(expanded: Mapping[str, Any], size: int) -> int:
+def _ranks(expanded: Mapping[str, Any], size: GangSize) -> GangSize:
     """The size of the gang that is expanded over its ranks; a range becomes a list, which Airflow can serialize."""
     values = expanded[NODE_RANK]
     if not isinstance(values, list | tuple | range):
@@ -79,11 +80,11 @@ def _ranks(expanded: Mapping[str, Any], size: int) -> int:
     last = list(expanded)[-1]
     if last != NODE_RANK:
         raise RequestError(NODE_RANK, "expanded", found=f"{last} after it", remedy=f"Write {NODE_RANK} as the last")
-    if size not in (1, len(found)):
-        raise RequestError("gang", size, found=f"{NODE_RANK} of {len(found)}", remedy="Leave gang out")
+    if size.most not in (1, len(found)):
+        raise RequestError("gang", size.text, found=f"{NODE_RANK} of {len(found)}", remedy="Leave gang out")
     if isinstance(expanded, dict):
         expanded[NODE_RANK] = found
-    return len(found)
+    return size if size.most > 1 else GangSize(len(found), len(found))
 
 
 def _check_count(task: MappedOperator, size: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hetero_airflow.errors import RequestError
-from hetero_airflow.model.gang import parse_gang
+from hetero_airflow.model.gang import GangSize, parse_gang
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.runtime.task_lease import TaskLease
 
@@ -24,14 +24,16 @@ KEY = "hetero"
 ARGUMENTS = ("device", "quota", "runtime", "driver", "labels", "topology", "priority", "wait_timeout")
 """What a device operator takes and `DeviceRequest.parse` reads."""
 
+_ALONE = GangSize()
+
 Asked = DeviceRequest | Mapping[str, Any]
 """A finished request, or arguments with templates in them."""
 
 
-def pack_request(instances: Iterable[Mapping[str, Any]], stride: int = 1, gang: int = 1) -> dict[str, Any]:
+def pack_request(instances: Iterable[Mapping[str, Any]], stride: int = 1, gang: GangSize = _ALONE) -> dict[str, Any]:
     """The value of ``executor_config[KEY]`` for the arguments of a task's instances.
 
-    Instance `map_index` takes entry ``(map_index // stride) % len(entries)``, and is in gang ``map_index // gang``.
+    Instance `map_index` takes entry ``(map_index // stride) % len(entries)`` and is in gang ``map_index // gang.most``.
 
     >>> packed = pack_request([{"device": "gpu:2"}])
     >>> str(unpack_request({"hetero": packed}, map_index=-1))
@@ -40,7 +42,7 @@ def pack_request(instances: Iterable[Mapping[str, Any]], stride: int = 1, gang: 
     :raises RequestError: arguments without templates that make no request
     """
     packed = {"requests": [_entry(arguments) for arguments in instances], "stride": stride}
-    return packed | ({"gang": gang} if gang > 1 else {})
+    return packed | ({"gang": gang.text} if gang.most > 1 else {})
 
 
 def unpack_request(executor_config: object, map_index: int) -> Asked | None:
@@ -67,9 +69,9 @@ def unpack_request(executor_config: object, map_index: int) -> Asked | None:
         ) from error
 
 
-def unpack_gang(executor_config: Mapping[str, Any] | None) -> int:
+def unpack_gang(executor_config: Mapping[str, Any] | None) -> GangSize:
     """How many instances of the task are placed together; 1: each by itself. What `unpack_request` took is assumed."""
-    return int((executor_config or {}).get(KEY, {}).get("gang", 1))
+    return parse_gang((executor_config or {}).get(KEY, {}).get("gang"))
 
 
 def is_template(value: object) -> bool:

@@ -160,8 +160,11 @@ class Dispatcher:
             self._keeper.watch(now)
             self._cluster.tell_waits(((task.key, task.lease) for task in self._keeper.running.values()), now)
             self._preemptions.settle(now)
-            for key, text in self._gangs.watch(self.held, now):
-                self._fail(key, text, now)
+            for key, text, is_done in self._gangs.watch(self.held, now):
+                if is_done:
+                    self.drop(key, text)
+                else:
+                    self._fail(key, text, now)
             self._health.step(now)
             self._move_away(now)
             self._keep_house(now)
@@ -270,7 +273,7 @@ class Dispatcher:
     def _turn_alternatives(self, now: datetime) -> None:
         """Let those that have waited for too long try their next alternative first."""
         for held in self.held.values():
-            if held.request is None:
+            if held.request is None or held.is_left_out:
                 continue
             first = held.first or held.request
             request, words = self._recoveries.turned(first, (now - held.since).total_seconds())
@@ -309,7 +312,7 @@ class Dispatcher:
         for key, held in old.items():
             if held.request_id not in queued:
                 self.drop(key, "Airflow does not want it any more")
-            elif held.request and held.request.wait_timeout_s is not None:
+            elif held.request and held.request.wait_timeout_s is not None and not held.is_left_out:
                 waited_s = (now - held.since).total_seconds()
                 if waited_s > held.request.wait_timeout_s:
                     text = f"asked to wait at most {held.request.wait_timeout_s:g} s for {held.request}; {held.told}"
@@ -326,8 +329,10 @@ class Dispatcher:
         leases = {lease.request_id: lease for lease in snapshot.leases}
         for held in self._gangs.enrol(self.held.values(), snapshot):
             assert held.request is not None
-            again = held.pending(held.request, *self._stays.before(held.request_id, held.since))
-            self._news += [Withdrawn(held.request_id, "its gang is placed anew"), Submitted(again)]
+            self._news.append(Withdrawn(held.request_id, "its gang is tried anew"))
+            if not held.is_left_out:
+                before_it = self._stays.before(held.request_id, held.since)
+                self._news.append(Submitted(held.pending(held.request, *before_it)))
         before = self._recoveries.returned({
             held.request_id: (key, held.workload.ti.try_number)
             for key, held in self.held.items()
@@ -335,7 +340,7 @@ class Dispatcher:
         })  # fmt: skip
         for key, held in list(self.held.items()):
             id_ = held.request_id
-            if (held.request is not None and id_ in pending) or self._keeper.holds_request(id_):
+            if (held.request is not None and id_ in pending) or self._keeper.holds_request(id_) or held.is_left_out:
                 continue
             try:
                 if held.request is None:
@@ -374,6 +379,8 @@ class Dispatcher:
         for decision in self._cycle.run(now).plan.decisions:
             key = self._requests.get(decision.request_id)
             if key not in self.held:
+                continue
+            if isinstance(decision, Refuse) and self._gangs.come_down(self.held[key]):
                 continue
             if isinstance(decision, Refuse):
                 self._fail(key, f"No known worker can ever run this: {decision.reason}. {decision.nearest}", now)

@@ -16,13 +16,14 @@ from typing import Any
 
 from airflow.utils.state import TaskInstanceState
 
+from hetero_airflow.executor.gang_sizes import GangSizes, Tried
 from hetero_airflow.executor.held_task import HeldTask
 from hetero_airflow.executor.lease_keeper import LeaseKeeper, RunningTask
 from hetero_airflow.executor.periods import Periods
 from hetero_airflow.executor.preemptions import Preemptions
 from hetero_airflow.executor.task_instances import TaskInstances
 from hetero_airflow.executor.task_log import write_task_log
-from hetero_airflow.model.gang import Seat, numbered, seat_of, unnumbered
+from hetero_airflow.model.gang import Seat, numbered, placement_of, seat_of
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.snapshot import Pending, Snapshot
 from hetero_airflow.model.worker import Worker
@@ -53,6 +54,7 @@ class GangRoster:
         self._keeper = keeper
         self._tasks = tasks
         self._preemptions = preemptions
+        self._sizes = GangSizes()
         self._periods = Periods(watch=_WATCH_EVERY_S)
         self._told: dict[str, str] = {}
         """Request id → the last that its log says of the others."""
@@ -63,15 +65,22 @@ class GangRoster:
         if not members:
             return
         waiting = {one.id: one for one in snapshot.pending if one.gang}
-        numbers = {gang: number + 1 for gang, number in _newest(snapshot.holders.values()).items()}
-        for gang, number in _newest(waiting.values()).items():
-            numbers[gang] = max(number, numbers.get(gang, 1))
+        running, asked = _newest(snapshot.holders.values()), _newest(waiting.values())
+        numbers = {gang: found.number + 1 for gang, found in running.items()}
+        for gang, found in asked.items():
+            numbers[gang] = max(found.number, numbers.get(gang, 1))
         for one in members:
             assert one.seat is not None
-            holder = snapshot.holders.get(one.request_id)  # placed already, and not handed over yet
-            one.gang = holder.gang if holder else numbered(one.seat.gang, numbers.get(one.seat.gang, 1))
+            gang = one.seat.gang
+            holder = snapshot.holders.get(one.request_id)
+            if holder is not None:  # placed already, and not handed over yet
+                one.gang, one.gang_size, one.is_left_out = holder.gang, holder.gang_size, False
+                continue
+            one.gang_size = self._sizes.of(one, running.get(gang), asked.get(gang))
+            one.gang = numbered(gang, numbers.get(gang, 1), one.gang_size, one.seat.size)
+            one.is_left_out = one.seat.rank >= one.gang_size
             known = waiting.get(one.request_id)
-            if known is not None and known.gang != one.gang and one.request is not None:
+            if known is not None and one.request is not None and (one.is_left_out or known.gang != one.gang):
                 yield one
 
     def is_whole(self, request_id: str, snapshot: Snapshot) -> bool:
@@ -99,14 +108,21 @@ class GangRoster:
         return TaskGang(
             name=own.gang,
             rank=seat.rank,
-            hosts=tuple(workers[placed[rank].worker_id].host if rank in placed else "" for rank in range(seat.size)),
+            hosts=tuple(workers[placed[n].worker_id].host if n in placed else "" for n in range(own.gang_size)),
             leader=placed[0].id if 0 in placed else "",
             first_index=seat.first_index,
             network=network_settings(workers[lease.worker_id].labels),
         )
 
-    def watch(self, held: Mapping[Any, HeldTask], now: datetime) -> list[tuple[Any, str]]:
-        """Stop what runs in gangs that have lost a member; the held tasks whose gang can't be whole, and why."""
+    def come_down(self, one: HeldTask) -> bool:
+        """Whether the gang of a held task, for which no room could ever be, is tried with fewer."""
+        return self._sizes.come_down(one)
+
+    def watch(self, held: Mapping[Any, HeldTask], now: datetime) -> list[tuple[Any, str, bool]]:
+        """Stop what runs in gangs that have lost a member; (key, why, is it done) of the held tasks that are to end.
+
+        One that is done was left out of a gang that has ended well; the gangs of the others can't be whole.
+        """
         if not self._periods.is_due("watch", now):
             return []
         snapshot = self._store.snapshot()
@@ -122,7 +138,13 @@ class GangRoster:
         members = self._tasks.members(seats)
         self._stop_broken(running, members, snapshot, now)
         self._told = {one.request_id: self._told.get(one.request_id, "") for _, one in waiting}
-        return list(self._hopeless(waiting, members, now))
+        placed = _newest(snapshot.holders.values())
+        self._sizes.step([one for _, one in waiting], members, placed, now)
+        ends = list(self._ends(waiting, members, placed, now))
+        done = [held[key].request_id for key, _, is_done in ends if is_done]
+        if done:
+            self._tasks.finish(done, now)
+        return ends
 
     def _stop_broken(
         self,
@@ -144,12 +166,13 @@ class GangRoster:
             lease = leases.get(task.lease.id)
             if lease is None or lease.state is LeaseState.PREEMPTED:
                 continue
-            gang, number = unnumbered(holder.gang)
-            gone = [(rank, state) for rank, state in sorted(members[gang].items()) if state not in _RUNS]
+            gang, number, _ = placement_of(holder.gang)
+            states = [(rank, state) for rank, state in sorted(members[gang].items()) if rank < holder.gang_size]
+            gone = [(rank, state) for rank, state in states if state not in _RUNS]
             cause = ""
             if gone:
                 cause = f"{_ranks_text(gone[:1])} of its gang, so that all go on together later"
-            elif again.get(gang, 0) > number:
+            elif again[gang].number > number:
                 cause = "another rank of its gang waits to begin again, with all others"
             if cause:
                 moves.append((Move(lease.id, lease.token, LeaseState.PREEMPTED, cause), timedelta(0)))
@@ -163,56 +186,65 @@ class GangRoster:
             if isinstance(outcome, Lease):
                 self._preemptions.tell(outcome, move.cause, now, grace)
 
-    def _hopeless(
-        self, waiting: Iterable[tuple[Any, HeldTask]], members: Mapping[str, Mapping[int, str | None]], now: datetime
-    ) -> Iterator[tuple[Any, str]]:
+    def _ends(
+        self,
+        waiting: Iterable[tuple[Any, HeldTask]],
+        members: Mapping[str, Mapping[int, str | None]],
+        placed: Collection[str],
+        now: datetime,
+    ) -> Iterator[tuple[Any, str, bool]]:
         """Those that wait for a member that does not come; the others' logs say whom they wait for."""
         for key, one in waiting:
             seat = one.seat
             assert seat is not None
+            if seat.gang in placed:  # it waits for those to end, or is about to be handed over
+                if one.is_left_out:
+                    self._tell(one, f"Its gang runs with {one.gang_size} of {seat.size} ranks, without this one", now)
+                continue
             others = {rank: state for rank, state in members[seat.gang].items() if rank != seat.rank}
             over = [(rank, state) for rank, state in sorted(others.items()) if state in _OVER]
-            if len(others) < seat.size - 1:
-                yield (
-                    key,
-                    (
-                        f"Gang of {seat.size}: the task has {len(others) + 1} instances from {seat.first_index} on. "
-                        f"Expand it over a multiple of {seat.size} values, or ask for another gang."
-                    ),
-                )
+            if one.is_left_out and _has_ended_well(others, one.gang_size):
+                text = f"The gang has ended well with {one.gang_size} of {seat.size} ranks: this one was not needed"
+                write_task_log(one.workload.log_path, text, now)
+                yield key, text, True
+            elif len(others) < seat.size - 1:
+                text = f"the task has {len(others) + 1} instances from {seat.first_index} on"
+                remedy = f"Expand it over a multiple of {seat.size} values, or ask for another gang"
+                yield key, f"Gang of {seat.size}: {text}. {remedy}.", False
             elif over:
-                yield (
-                    key,
-                    (
-                        f"Gang of {seat.size}: {_ranks_text(over)}, and does not run again by itself. "
-                        f"Clear all {seat.size} ranks together."
-                    ),
-                )
+                text = f"{_ranks_text(over)}, and does not run again by itself"
+                yield key, f"Gang of {seat.size}: {text}. Clear all {seat.size} ranks together.", False
             else:
                 missing = [(rank, state) for rank, state in sorted(others.items()) if state not in _RUNS]
-                self._tell(one, missing, now)
+                text = f"Waiting for its gang: {_ranks_text(missing)}" if missing else ""
+                if any(state == TaskInstanceState.SCHEDULED for _, state in missing):
+                    text += ". If it stays so, max_active_tasks or the pool lets Airflow queue no more of them"
+                self._tell(one, text, now)
 
-    def _tell(self, one: HeldTask, missing: list[tuple[int, str | None]], now: datetime) -> None:
-        text = f"Waiting for its gang: {_ranks_text(missing)}" if missing else ""
-        if any(state == TaskInstanceState.SCHEDULED for _, state in missing):
-            text += ". If it stays so, max_active_tasks or the pool lets Airflow queue no more of them"
+    def _tell(self, one: HeldTask, text: str, now: datetime) -> None:
         if text and self._told[one.request_id] != text:
             self._told[one.request_id] = text
             write_task_log(one.workload.log_path, text, now)
 
 
-def _newest(requests: Iterable[Pending]) -> dict[str, int]:
-    """Gang → the greatest number of its placements among these requests."""
-    found: dict[str, int] = {}
+def _newest(requests: Iterable[Pending]) -> dict[str, Tried]:
+    """Gang → the newest of its placements among these requests."""
+    found: dict[str, Tried] = {}
     for one in requests:
         if one.gang:
-            gang, number = unnumbered(one.gang)
-            found[gang] = max(number, found.get(gang, 0))
+            gang, number, _ = placement_of(one.gang)
+            if gang not in found or found[gang].number < number:
+                found[gang] = Tried(number, one.gang_size)
     return found
 
 
 def _seat(holder: Pending) -> Seat:
-    return seat_of(holder.dag_id, holder.run_id, holder.task_id, holder.map_index, holder.gang_size)
+    size = placement_of(holder.gang).most or holder.gang_size
+    return seat_of(holder.dag_id, holder.run_id, holder.task_id, holder.map_index, size)
+
+
+def _has_ended_well(others: Mapping[int, str | None], size: int) -> bool:
+    return all(others.get(rank) == TaskInstanceState.SUCCESS for rank in range(size))
 
 
 def _ranks_text(ranks: Collection[tuple[int, str | None]]) -> str:

@@ -37,14 +37,21 @@ class HeldTask:
     """The last reason for waiting that its log has."""
     gang: str = ""
     """The placement of its gang for which it waits; empty for a task of its own."""
+    gang_size: int = 1
+    """Of that placement."""
+    is_left_out: bool = False
+    """Its gang goes without it, and it is not submitted."""
     seat: Seat | None = field(init=False)
     """Its place in its gang."""
+    least: int = field(init=False)
+    """With how many members its gang may go on without the others, once all have waited for `patience_s`."""
+    patience_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         ti = self.workload.ti
-        size = unpack_gang(ti.executor_config)
-        is_member = size > 1 and ti.map_index is not None
-        self.seat = seat_of(ti.dag_id, ti.run_id, ti.task_id, ti.map_index, size) if is_member else None
+        most, self.least, self.patience_s = unpack_gang(ti.executor_config)
+        is_member = most > 1 and ti.map_index is not None
+        self.seat = seat_of(ti.dag_id, ti.run_id, ti.task_id, ti.map_index, most) if is_member else None
 
     @property
     def request_id(self) -> str:
@@ -79,7 +86,7 @@ class HeldTask:
             try_number=ti.try_number,
             served=served,
             gang=self.gang,
-            gang_size=self.seat.size if self.seat else 1,
+            gang_size=self.gang_size,
         )
 
 

@@ -58,7 +58,7 @@ class StandInTasks:
 
     def __init__(self):
         self.rows, self.records, self.refreshed, self.sent_back = {}, [], [], []
-        self.gangs = {}
+        self.gangs, self.finished = {}, []
 
     def processes(self, ids):
         return {id_: self.rows[id_] for id_ in ids if id_ in self.rows}
@@ -68,6 +68,9 @@ class StandInTasks:
 
     def members(self, seats):
         return {seat.gang: self.gangs.get(seat.gang, {}) for seat in seats}
+
+    def finish(self, ids, now):
+        self.finished += ids
 
     def refresh_queued(self, ids, now):
         self.refreshed.append((sorted(ids), now))

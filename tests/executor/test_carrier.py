@@ -14,6 +14,7 @@ from hetero_airflow.executor.carrier import (
     unpack_gang,
     unpack_request,
 )
+from hetero_airflow.model.gang import GangSize
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.testing import a_task_lease
 
@@ -75,13 +76,13 @@ def test_a_lease_travels_beside_the_trace():
     assert unload_lease(None) is None
 
 
-@pytest.mark.parametrize("gang", ["4", 0, -1, True, 2.5, [4], 10**9])
+@pytest.mark.parametrize("gang", ["many", 0, -1, True, 2.5, [4], 10**9])
 def test_a_gang_that_nobody_packed_is_refused_before_anything_is_held(gang):
     packed = {**pack_request([{"device": "gpu"}]), "gang": gang}
-    with pytest.raises(RequestError, match="no number of tasks"):
+    with pytest.raises(RequestError, match="gang"):
         unpack_request({KEY: packed}, 0)
 
 
 def test_a_gang_survives_packing():
-    assert unpack_gang({KEY: pack_request([{"device": "gpu"}], gang=4)}) == 4
+    assert unpack_gang({KEY: pack_request([{"device": "gpu"}], gang=GangSize(4, 2))}) == GangSize(4, 2)
     assert "gang" not in pack_request([{"device": "gpu"}])

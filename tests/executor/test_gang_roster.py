@@ -243,3 +243,122 @@ def test_a_lease_whose_gang_is_not_whole_is_not_used(make_bench):
     first.store.move([Move(lease.id, lease.token, LeaseState.EVICTED, "gone")], first.clock.now())
     other.beat(1)
     assert other.started == []
+
+
+class ElasticGang:
+    """Three ranks, two of which may go on without the third, on a worker with so many GPUs."""
+
+    name = "dag.train[0-2] (run)"
+
+    def __init__(self, bench, gpus):
+        devices = tuple(a_device(f"GPU-{number}", index=number) for number in range(gpus))
+        bench.store.record([WorkerSeen(a_worker(devices=devices))], EPOCH)
+        self.bench = bench
+        bench.tasks.gangs[self.name] = dict.fromkeys(range(3))
+
+    def queue(self, *ranks):
+        for rank in ranks:
+            id_ = self.bench.hold(f"rank-{rank}", task_id="train", map_index=rank, gang="2:3@30s")
+            self.bench.tasks.gangs[self.name][rank] = "queued"
+            yield id_
+
+    def end(self, rank, id_, state):
+        self.bench.tasks.gangs[self.name][rank] = state
+        self.bench.tasks.rows[id_] = TaskProcess(state)
+        self.bench.engine.alive.pop(self.bench.lease(id_).id)
+        self.bench.keeper.end(f"rank-{rank}", "the task ended")
+
+    def occupy_one(self):
+        id_ = self.bench.hold("other")
+        self.bench.beat(1)
+        self.bench.run(id_)
+
+    def start_two(self):
+        """The ids of all three; the first two run."""
+        self.occupy_one()
+        ids = list(self.queue(0, 1, 2))
+        for _ in range(17):
+            self.bench.beat(2)
+        for rank in (0, 1):
+            self.bench.run(ids[rank], 100 + rank)
+            self.bench.tasks.gangs[self.name][rank] = "running"
+        return ids
+
+
+def test_fewer_ranks_go_on_where_all_of_them_have_waited_long_enough(make_bench, monkeypatch):
+    logged = []
+    monkeypatch.setattr(gang_roster, "write_task_log", lambda path, text, now: logged.append(text))
+    bench = make_bench()
+    gang = ElasticGang(bench, 3)
+    gang.occupy_one()
+    list(gang.queue(0, 1, 2))
+    for _ in range(14):
+        bench.beat(2)
+    assert (bench.started, set(waits(bench).values())) == (["other"], {f"{gang.name} #1"})
+    for _ in range(3):
+        bench.beat(2)
+    assert (bench.started, list(bench.dispatcher.held), waits(bench)) == (["other", "rank-0", "rank-1"], ["rank-2"], {})
+    told = unload_lease(bench.engine.started[1].ti.context_carrier).gang
+    assert (told.name, told.size) == (f"{gang.name} #1 with 2 of 3", 2)
+    bench.beat(2)
+    assert (logged, waits(bench)) == (["Its gang runs with 2 of 3 ranks, without this one"], {})
+
+
+def test_nobody_goes_on_without_a_rank_that_is_not_queued_yet(make_bench):
+    bench = make_bench()
+    gang = ElasticGang(bench, 3)
+    list(gang.queue(0, 1))
+    for _ in range(40):
+        bench.beat(2)
+    assert bench.started == []
+
+
+def test_a_rank_that_was_left_out_is_done_when_the_others_have_ended_well(make_bench):
+    bench = make_bench()
+    gang = ElasticGang(bench, 3)
+    ids = gang.start_two()
+    gang.end(0, ids[0], "success")
+    bench.beat(2)
+    assert (bench.tasks.finished, list(bench.dispatcher.held)) == ([], ["rank-2"])
+    gang.end(1, ids[1], "success")
+    bench.beat(1)
+    bench.beat(2)
+    assert (bench.tasks.finished, bench.dispatcher.held, waits(bench), bench.reports) == ([ids[2]], {}, {}, [])
+
+
+def test_a_rank_that_was_left_out_is_in_again_when_the_gang_is_placed_anew(make_bench):
+    bench = make_bench()
+    gang = ElasticGang(bench, 3)
+    ids = gang.start_two()
+    for rank in (0, 1):
+        gang.end(rank, ids[rank], "up_for_reschedule")
+    bench.beat(1)
+    list(gang.queue(0, 1))
+    for _ in range(3):
+        bench.beat(2)
+    assert set(waits(bench).values()) == {f"{gang.name} #1"}
+    assert len(waits(bench)) == 3
+    bench.keeper.end("other", "the task ended")
+    bench.engine.alive.clear()
+    bench.beat(2)
+    bench.beat(2)
+    assert bench.started[3:] == ["rank-0", "rank-1", "rank-2"]
+
+
+def test_an_elastic_gang_for_which_there_is_never_room_comes_down_at_once(make_bench):
+    bench = make_bench()
+    gang = ElasticGang(bench, 2)
+    list(gang.queue(0, 1, 2))
+    bench.beat(2)
+    bench.beat(2)
+    assert (bench.started, bench.reports) == (["rank-0", "rank-1"], [])
+
+
+def test_a_gang_for_which_there_is_never_room_even_with_the_least_fails(make_bench):
+    bench = make_bench()
+    gang = ElasticGang(bench, 1)
+    list(gang.queue(0, 1, 2))
+    bench.beat(2)
+    bench.beat(2)
+    assert {state for _, state, _ in bench.reports} == {"failed"}
+    assert bench.started == []

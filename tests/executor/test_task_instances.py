@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from hetero_airflow.executor import task_instances
 from hetero_airflow.executor.task_instances import TaskInstances
 from hetero_airflow.model.gang import seat_of
+from hetero_airflow.testing import EPOCH
 
 
 @pytest.fixture
@@ -25,6 +26,7 @@ def add(monkeypatch):
     def create_session(scoped):
         with Session(engine) as session:
             yield session
+            session.commit()
 
     monkeypatch.setattr(task_instances, "create_session", create_session)
 
@@ -35,6 +37,7 @@ def add(monkeypatch):
         }  # fmt: skip
         with engine.begin() as connection:
             connection.execute(insert(TaskInstance.__table__).values(row))
+        return str(row["id"])
 
     return add
 
@@ -57,3 +60,11 @@ def test_the_members_of_gangs_are_told_by_rank_and_not_mixed_up(add, monkeypatch
         "dag.train[4-5] (run)": {0: "success"},
         "dag.gone[0-1] (run)": {},
     }
+
+
+def test_what_is_not_needed_any_more_is_done_if_it_still_waits(add):
+    ids = [add(0, "queued"), add(1, "running"), add(2, "failed")]
+    add(3, "queued")
+    TaskInstances().finish(ids, EPOCH)
+    (states,) = TaskInstances().members([seat_of("dag", "run", "train", 0, 4)]).values()
+    assert states == {0: "success", 1: "running", 2: "failed", 3: "queued"}

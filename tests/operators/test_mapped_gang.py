@@ -6,6 +6,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 from hetero_airflow.errors import RequestError
 from hetero_airflow.executor.carrier import KEY, unpack_gang, unpack_request
+from hetero_airflow.model.gang import GangSize
 from hetero_airflow.operators import DeviceBashOperator, TorchrunOperator
 from hetero_airflow.operators.mapped import complete_mapped_task
 from hetero_airflow.task_policy import task_policy
@@ -28,7 +29,7 @@ def packed(operator):
 
 def test_a_training_that_is_expanded_over_its_ranks_is_one_gang(dag):
     config = packed(trained().expand(node_rank=range(4)))
-    assert unpack_gang(config) == 4
+    assert unpack_gang(config).most == 4
     assert str(unpack_request(config, 3)) == "4 × gpu"
 
 
@@ -43,30 +44,39 @@ def test_any_mapped_device_task_can_be_of_gangs(dag):
     @task.device(device="gpu", gang=2)
     def work(x): ...
 
-    assert unpack_gang(packed(work.expand(x=[1, 2, 3, 4]).operator)) == 2
+    assert unpack_gang(packed(work.expand(x=[1, 2, 3, 4]).operator)).most == 2
     command = DeviceBashOperator.partial(task_id="bash", device="gpu", gang=3).expand(bash_command=["a", "b", "c"])
-    assert unpack_gang(packed(command)) == 3
+    assert unpack_gang(packed(command)).most == 3
 
 
 def test_each_value_before_the_ranks_has_a_gang_of_its_own(dag):
     config = packed(trained().expand(env=[{"LR": "1"}, {"LR": "2"}], node_rank=range(4)))
-    assert unpack_gang(config) == 4
+    assert unpack_gang(config).most == 4
+
+
+def test_a_gang_may_go_on_with_fewer(dag):
+    config = packed(trained(gang="2:4@10m").expand(node_rank=range(4)))
+    assert unpack_gang(config) == GangSize(4, 2, 600.0)
 
 
 def test_a_mapped_task_that_says_nothing_is_of_no_gang(dag):
     config = packed(DeviceBashOperator.partial(task_id="b", device="gpu").expand(bash_command=["a", "b"]))
     assert "gang" not in config[KEY]
-    assert unpack_gang(config) == unpack_gang(None) == unpack_gang({}) == 1
+    assert unpack_gang(config) == unpack_gang(None) == unpack_gang({}) == GangSize()
 
 
 @pytest.mark.parametrize(
     ("arguments", "expanded", "field", "found"),
     [
         ({"gang": 4}, {"args": [["a"], ["b"], ["c"]]}, "gang", "3 instances"),
-        ({"gang": 0}, {"args": [["a"]]}, "gang", "no number of tasks"),
+        ({"gang": 0}, {"args": [["a"]]}, "gang", "no range within 1 to 1024"),
         ({"gang": "many"}, {"args": [["a"]]}, "gang", "no number of tasks"),
         ({"gang": True}, {"args": [["a"]]}, "gang", "no number of tasks"),
-        ({"gang": 10**9}, {"args": [["a"]]}, "gang", "no number of tasks"),
+        ({"gang": 2000}, {"args": [["a"]]}, "gang", "no range within 1 to 1024"),
+        ({"gang": "4:2"}, {"args": [["a"]]}, "gang", "no range within 1 to 1024"),
+        ({"gang": "4@10m"}, {"args": [["a"]]}, "gang", "a time to wait for no less"),
+        ({"gang": "2:4@soon"}, {"args": [["a"]]}, "gang", "no duration"),
+        ({"gang": "2:3"}, {"node_rank": range(4)}, "gang", "node_rank of 4"),
         ({"gang": 2}, {"node_rank": range(4)}, "gang", "node_rank of 4"),
         ({}, {"node_rank": [0, 2]}, "node_rank", "no ranks from 0 on"),
         ({}, {"node_rank": []}, "node_rank", "no ranks from 0 on"),
@@ -99,7 +109,7 @@ def test_a_gang_over_values_that_are_known_only_at_run_time_is_taken(dag):
     def shards():
         return [1, 2]
 
-    assert unpack_gang(packed(trained(gang=2).expand(args=shards()))) == 2
+    assert unpack_gang(packed(trained(gang=2).expand(args=shards()))).most == 2
 
 
 def test_ranks_among_the_arguments_of_single_instances_are_refused(dag):
