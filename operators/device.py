@@ -37,7 +37,8 @@ class DeviceOperator(BaseOperator):
     :param priority: urgent, high, medium or low
     :param wait_timeout: fail after waiting for longer
     :param gang: of a mapped task: so many of its instances, in the order of their map indexes, are placed all at the
-        same time or not at all; ``"2:4@10m"`` goes on with fewer where 4 can't be had within ten minutes. `current_lease().gang` tells each of them which it is, and the hosts of all
+        same time or not at all; ``"2:4@10m"`` goes on with fewer where 4 can't be had within ten minutes.
+        `current_lease().gang` tells each of them which it is, and the hosts of all
     :param checkpoint: mapping with any of url, keep_last, keep_best, keep_every, on_clear; see `CheckpointArguments`
     :raises RequestError: when the DAG file is parsed, if the arguments make no request
     """
