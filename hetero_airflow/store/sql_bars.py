@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, Select, delete, insert, select, update
 
 from hetero_airflow.model.bar import Bar, BarKind, bars_on
 from hetero_airflow.model.device import Device
 from hetero_airflow.model.health import WELL, Health
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import clean_cause
+from hetero_airflow.store.sql_given import as_keys, given, read_given
 from hetero_airflow.store.sql_transaction import Writing, chunks
 from hetero_airflow.store.store import DeviceBarred, DeviceCleared, HealthNoted
 
@@ -74,11 +76,16 @@ def _write_health(writing: Writing, noted: HealthNoted) -> None:
 def read_bars(connection: Connection, worker_ids: Iterable[str]) -> dict[str, list[Bar]]:
     """Worker id → the bars on it and its devices; without those workers that have none."""
     found: defaultdict[str, list[Bar]] = defaultdict(list)
-    for chunk in chunks(worker_ids):
-        for row in connection.execute(select(tables.bar).where(_BAR.worker_id.in_(chunk))):
-            values = row._asdict() | {"kind": BarKind(row.kind)}
-            found[row.worker_id].append(Bar(**values))
+    for row in read_given(connection, _bars_of(connection.dialect.name), as_keys(worker_ids)):
+        values = row._asdict() | {"kind": BarKind(row.kind)}
+        found[row.worker_id].append(Bar(**values))
     return dict(found)
+
+
+@lru_cache(maxsize=2)
+def _bars_of(dialect: str) -> Select[Any]:
+    workers = given(dialect, key="text")
+    return select(tables.bar).join_from(workers, tables.bar, _BAR.worker_id == workers.c.key)
 
 
 def read_barred_devices(connection: Connection, worker_ids: Iterable[str]) -> frozenset[tuple[str, str]]:

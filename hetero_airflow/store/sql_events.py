@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Row, bindparam, delete, func, insert, select, update
+from sqlalchemy import Row, Select, bindparam, delete, func, insert, select, update
 
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.lease import TERMINAL
@@ -17,6 +18,7 @@ from hetero_airflow.store import tables
 from hetero_airflow.store.codec import LEASES, READINGS, REASON, SERVED, clean_cause, digest
 from hetero_airflow.store.inventory import DeviceRecord, take_inventory
 from hetero_airflow.store.sql_bars import write_bars
+from hetero_airflow.store.sql_given import as_keys, given
 from hetero_airflow.store.sql_presence import are_held, note_server, read_leases_told
 from hetero_airflow.store.sql_transaction import Writing, chunks
 from hetero_airflow.store.store import (
@@ -237,12 +239,8 @@ def _columns(record: DeviceRecord, position: int) -> dict[str, Any]:
 
 def _write_requests(writing: Writing, events: Sequence[Submitted | Withdrawn], now: datetime) -> None:
     ids = {event.pending.id if isinstance(event, Submitted) else event.request_id for event in events}
-    query = select(_REQUEST.id, _REQUEST.state)
-    states: dict[str, str] = {
-        row.id: row.state
-        for chunk in chunks(sorted(ids))
-        for row in writing.connection.execute(query.where(_REQUEST.id.in_(chunk)))
-    }
+    known = writing.read_given(_states(writing.dialect), as_keys(ids))
+    states: dict[str, str] = {row.id: row.state for row in known}
     stored = frozenset(states)
     rows: dict[str, dict[str, Any]] = {}
     endings: dict[str, dict[str, Any]] = {}
@@ -261,6 +259,12 @@ def _write_requests(writing: Writing, events: Sequence[Submitted | Withdrawn], n
     endings = {key: row for key, row in endings.items() if key not in rows}
     writing.execute_many(_UPDATE_REQUEST, [{"key": key} | row for key, row in endings.items()])
     writing.is_visible |= bool(rows or endings)
+
+
+@lru_cache(maxsize=2)
+def _states(dialect: str) -> Select[Any]:
+    asked = given(dialect, key="text")
+    return select(_REQUEST.id, _REQUEST.state).join_from(asked, tables.request, _REQUEST.id == asked.c.key)
 
 
 def request_ending(cause: str, now: datetime, stamp: int) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ value: 100 leases inserted so took 8 ms, and take 2 ms like this (PostgreSQL 18,
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -17,9 +17,12 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     Boolean,
+    Connection,
     DateTime,
     Insert,
     Integer,
+    Row,
+    Select,
     Table,
     Text,
     bindparam,
@@ -61,6 +64,18 @@ def _time_text(value: object) -> str:
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise TypeError(f"{value!r} has no zone, or is no value of a row; give an aware time, such as Clock.now()")
     return value.astimezone(UTC).isoformat(" ", "microseconds")
+
+
+def read_given(
+    connection: Connection, query: Select[Any], rows: Sequence[Mapping[str, Any]], **values: Any
+) -> Sequence[Row[Any]]:
+    """What a query on `given` rows finds; nothing for none."""
+    return connection.execute(query, {ROWS: as_rows(rows), **values}).all() if rows else ()
+
+
+def as_keys(keys: Iterable[str]) -> list[dict[str, str]]:
+    """Rows with the keys in their column `key`, in order."""
+    return [{"key": key} for key in sorted(keys)]
 
 
 @lru_cache(maxsize=64)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from typing import Any
 
-from sqlalchemy import Connection, Update, bindparam, exists, insert, or_, select, update
+from sqlalchemy import Connection, Select, Update, bindparam, exists, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from hetero_airflow.model.lease import Claim, Lease, LeaseState
@@ -21,7 +22,7 @@ from hetero_airflow.store import tables
 from hetero_airflow.store.codec import CORES, decision_columns, digest
 from hetero_airflow.store.leases import lease_id
 from hetero_airflow.store.sql_books import Books
-from hetero_airflow.store.sql_given import given
+from hetero_airflow.store.sql_given import as_keys, given, read_given
 from hetero_airflow.store.sql_leases import claimed, end_requests
 from hetero_airflow.store.sql_transaction import Writing, chunks
 from hetero_airflow.store.store import Commit
@@ -61,9 +62,8 @@ def _digest(wait: Wait) -> str:
 
 def read_newest(connection: Connection, decisions: Iterable[Decision]) -> dict[str, tuple[str | None, str]]:
     """Of the decisions' requests that wait: id → digest of the newest decision that was kept, and DAG id."""
-    query = select(_REQUEST.id, _REQUEST.newest_decision, _REQUEST.dag_id).where(_REQUEST.state == "waiting")
-    ids = sorted({decision.request_id for decision in decisions})
-    rows = (row for chunk in chunks(ids) for row in connection.execute(query.where(_REQUEST.id.in_(chunk))))
+    asked = as_keys({decision.request_id for decision in decisions})
+    rows = read_given(connection, _newest(connection.dialect.name), asked)
     return {row.id: (row.newest_decision, row.dag_id) for row in rows}
 
 
@@ -190,6 +190,13 @@ def write_dag_tokens(writing: Writing, tokens: Mapping[str, int]) -> None:
     values = {key: {"token": token, "changed": writing.stamp} for key, token in tokens.items()}
     writing.execute_many(_UPDATE_DAG, [{"key": key} | row for key, row in values.items() if key in known])
     writing.execute_many(insert(tables.dag), [{"dag_id": key} | row for key, row in values.items() if key not in known])
+
+
+@lru_cache(maxsize=2)
+def _newest(dialect: str) -> Select[Any]:
+    asked = given(dialect, key="text")
+    waits = (_REQUEST.id == asked.c.key) & (_REQUEST.state == "waiting")
+    return select(_REQUEST.id, _REQUEST.newest_decision, _REQUEST.dag_id).join_from(asked, tables.request, waits)
 
 
 @lru_cache(maxsize=2)

@@ -15,7 +15,7 @@ from hetero_airflow.model.lease import TERMINAL, TRANSITIONS, Claim, Lease, Leas
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import clean_cause
 from hetero_airflow.store.leases import movable, run_end
-from hetero_airflow.store.sql_given import given
+from hetero_airflow.store.sql_given import ROWS, as_keys, as_rows, given
 from hetero_airflow.store.sql_reading import read_leases
 from hetero_airflow.store.sql_transaction import Writing, chunks
 from hetero_airflow.store.store import Move
@@ -43,9 +43,9 @@ def renew_leases(writing: Writing, holds: Sequence[tuple[str, int]], expires_at:
 
 def move_leases(writing: Writing, moves: Sequence[Move], now: datetime) -> tuple[Lease | StoreError, ...]:
     """Change the leases' states; where one is terminal, free its devices and end its request."""
-    leases: dict[str, Lease] = {}
-    for ids in chunks({move.lease_id for move in moves}):
-        leases |= {lease.id: lease for lease in read_leases(writing.connection, _LEASE.id.in_(ids))}
+    moved = _LEASE.id.in_(select(given(writing.dialect, key="text").c.key))
+    ids = as_rows(as_keys({move.lease_id for move in moves}))
+    leases = {lease.id: lease for lease in read_leases(writing.connection, moved, {ROWS: ids})}
     outcomes: list[Lease | StoreError] = []
     live: dict[str, dict[str, Any]] = {}
     ended: dict[str, dict[str, Any]] = {}
@@ -84,7 +84,7 @@ def _free(writing: Writing, leases: Sequence[Lease]) -> None:
     rows = claimed((lease.worker_id, lease.claims) for lease in leases)
     writing.execute_given(_free_devices(writing.dialect), rows, stamp=writing.stamp)
     writing.execute_given(_let_go(writing.dialect), [{"key": lease.id} for lease in leases])
-    workers = [{"key": worker_id} for worker_id in sorted({lease.worker_id for lease in leases})]
+    workers = as_keys({lease.worker_id for lease in leases})
     vanished = writing.read_given(_vanished(writing.dialect), workers)
     if vanished:
         writing.execute_given(

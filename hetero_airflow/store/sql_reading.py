@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import ColumnElement, Connection, Row, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, select
 
 from hetero_airflow.errors import shorten
 from hetero_airflow.model.device import Device, Telemetry
@@ -20,6 +21,7 @@ from hetero_airflow.store import tables
 from hetero_airflow.store.codec import CORES, READINGS, SERVED, decision_story
 from hetero_airflow.store.inventory import join_worker
 from hetero_airflow.store.sql_bars import read_bars
+from hetero_airflow.store.sql_given import as_keys, given, read_given
 from hetero_airflow.store.sql_transaction import chunks
 from hetero_airflow.store.store import Story
 from hetero_airflow.store.view import View
@@ -128,21 +130,15 @@ def report_unreadable(what: str, key: str, error: ValidationError) -> None:
     )
 
 
-def read_leases(connection: Connection, condition: ColumnElement[bool]) -> list[Lease]:
+def read_leases(
+    connection: Connection, condition: ColumnElement[bool], parameters: Mapping[str, Any] | None = None
+) -> list[Lease]:
     """The leases that the condition holds for, by token."""
-    rows = connection.execute(select(tables.lease).where(condition).order_by(_LEASE.token)).all()
-    query = select(tables.lease_device).order_by(_HELD.lease_id, _HELD.position)
+    rows = connection.execute(select(tables.lease).where(condition).order_by(_LEASE.token), parameters).all()
     claims: defaultdict[str, list[Claim]] = defaultdict(list)
-    for chunk in chunks(row.id for row in rows):
-        for part in connection.execute(query.where(_HELD.lease_id.in_(chunk))):
-            claims[part.lease_id].append(
-                Claim(
-                    device_id=part.device_id,
-                    milli=part.milli,
-                    memory_bytes=part.memory_bytes,
-                    cores=CORES.validate_json(part.cores),
-                )
-            )
+    for part in read_given(connection, _claims(connection.dialect.name), as_keys(row.id for row in rows)):
+        cores = CORES.validate_json(part.cores)
+        claims[part.lease_id].append(Claim(part.device_id, part.milli, part.memory_bytes, cores))
     return [
         Lease(
             id=row.id,
@@ -158,6 +154,13 @@ def read_leases(connection: Connection, condition: ColumnElement[bool]) -> list[
         )
         for row in rows
     ]
+
+
+@lru_cache(maxsize=2)
+def _claims(dialect: str) -> Select[Any]:
+    leases = given(dialect, key="text")
+    parts = select(tables.lease_device).join_from(leases, tables.lease_device, _HELD.lease_id == leases.c.key)
+    return parts.order_by(_HELD.lease_id, _HELD.position)
 
 
 def read_story(connection: Connection, instance: tuple[str, str, str, int], read_request: ReadRequest) -> Story | None:

@@ -28,7 +28,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from hetero_airflow.errors import StoreError, StoreUnavailable
 from hetero_airflow.store import tables
-from hetero_airflow.store.sql_given import ROWS, as_rows, insert_given
+from hetero_airflow.store.sql_given import ROWS, as_rows, insert_given, read_given
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class Writing:
 
     def read_given(self, query: Any, rows: Sequence[dict[str, Any]], **values: Any) -> Sequence[Row[Any]]:
         """What a query on `given` rows finds; nothing for none."""
-        return self.connection.execute(query, {ROWS: as_rows(rows), **values}).all() if rows else ()
+        return read_given(self.connection, query, rows, **values)
 
     def execute_many(self, statement: Any, rows: Sequence[dict[str, Any]]) -> None:
         """Execute the statement once a row; not at all where there is none."""

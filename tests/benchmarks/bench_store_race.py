@@ -13,6 +13,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import perf_counter
@@ -38,7 +39,7 @@ PLAN_SIZES = (1, 20, 100)
 def race(url: str, name: str, size: int, seconds: float) -> dict[str, Any]:
     """What one process did: leases granted and released, placements refused, seconds."""
     engine = create_engine(url)
-    store, rng = SqlStore(engine), random.Random(name)
+    store, rng, template = SqlStore(engine), random.Random(name), a_pending()
     store.snapshot()
     print("ready", flush=True)
     sys.stdin.readline()
@@ -46,7 +47,7 @@ def race(url: str, name: str, size: int, seconds: float) -> dict[str, Any]:
     start = perf_counter()
     while perf_counter() - start < seconds:
         now = datetime.now(UTC)
-        pending = [a_pending(f"{name}-{number + n}") for n in range(size)]
+        pending = [replace(template, id=f"{name}-{number + n}") for n in range(size)]
         number += size
         store.record([Submitted(one) for one in pending], now)
         plan = Plan(
