@@ -127,3 +127,10 @@ def test_a_task_that_is_not_mapped_can_be_no_gang(dag, arguments):
 
 def test_a_plain_task_passes():
     task_policy(DeviceBashOperator(task_id="b", device="gpu", bash_command="true"))
+
+
+def test_each_instance_is_made_with_its_rank_and_knows_its_gang(dag):
+    operator = trained(gang="2:4").expand(node_rank=range(4))
+    complete_mapped_task(operator)
+    instance = operator.unmap({"node_rank": 3})
+    assert (instance.node_rank, instance.gang) == (3, GangSize(4, 2))
