@@ -197,8 +197,7 @@ class KubernetesEngine:
 
     def words(self, lease_id: str) -> str | None:
         """How the pod of a lease stands, in the words of the cluster."""
-        pod = self._pod(lease_id)
-        return None if pod is None else str(pod)
+        return next((words for site in self._sites if (words := site.words(lease_id)) is not None), None)
 
     def end(self) -> dict[Any, tuple[Any, Any]]:
         """Leave what runs to the next scheduler, as KubernetesExecutor does; what had ended."""

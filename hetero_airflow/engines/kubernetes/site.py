@@ -84,6 +84,14 @@ class Site:
         """The pod of a lease, as it is, or as it was last."""
         return self.cluster.pods().get(lease_id) or self.cluster.gone.get(lease_id)
 
+    def words(self, lease_id: str) -> str | None:
+        """How the pod of a lease stands, or stood last, in the words of the cluster."""
+        pod = self.pod(lease_id)
+        if pod is None or pod.is_over or pod.node is None:
+            return None if pod is None else str(pod)
+        worker_id = pod.node if self.cluster.site is None else f"{self.cluster.site}/{pod.node}"
+        return f"node {pod.node} was lost, and with it {pod}" if self.cluster.is_lost(worker_id) else str(pod)
+
     def liveness(self, use: Use) -> Liveness:
         """Whether a process of a lease runs, or may still.
 

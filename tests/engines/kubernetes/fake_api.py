@@ -296,6 +296,21 @@ def kubeconfig(host):
     }
 
 
+def executor_options(host, folder):
+    """Environment variables by which KubernetesExecutor makes pods there."""
+    template, config = folder / "template.yaml", folder / "config"
+    template.write_text(
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: template}\n"
+        "spec: {restartPolicy: Never, containers: [{name: base, image: airflow}]}\n"
+    )
+    config.write_text(json.dumps(kubeconfig(host)))
+    options = {
+        "IN_CLUSTER": "False", "CONFIG_FILE": str(config), "NAMESPACE": "default",
+        "POD_TEMPLATE_FILE": str(template), "WORKER_PODS_CREATION_BATCH_SIZE": "16",
+    }  # fmt: skip
+    return {f"AIRFLOW__KUBERNETES_EXECUTOR__{name}": value for name, value in options.items()}
+
+
 def eventually(holds, timeout_s=5.0):
     """Wait for what threads do; fails if it does not come about."""
     end = time.monotonic() + timeout_s

@@ -22,7 +22,7 @@ from hetero_airflow.executor.carrier import pack_request
 from hetero_airflow.model.lease import Claim
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.testing import a_lease
-from tests.engines.kubernetes.fake_api import a_node, a_pod, eventually, kubeconfig, running_api
+from tests.engines.kubernetes.fake_api import a_node, a_pod, eventually, executor_options, kubeconfig, running_api
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 
@@ -100,19 +100,9 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("kube")
-    (folder / "template.yaml").write_text(
-        "apiVersion: v1\nkind: Pod\nmetadata: {name: template}\n"
-        "spec: {restartPolicy: Never, containers: [{name: base, image: airflow}]}\n"
-    )
     with running_api() as (api, host), pytest.MonkeyPatch.context() as patch:
-        (folder / "config").write_text(json.dumps(kubeconfig(host)))
-        options = {
-            "IN_CLUSTER": "False", "CONFIG_FILE": str(folder / "config"), "NAMESPACE": "default",
-            "POD_TEMPLATE_FILE": str(folder / "template.yaml"), "WORKER_PODS_CREATION_BATCH_SIZE": "16",
-        }  # fmt: skip
-        for name, value in options.items():
-            patch.setenv(f"AIRFLOW__KUBERNETES_EXECUTOR__{name}", value)
+        for name, value in executor_options(host, tmp_path_factory.mktemp("kube")).items():
+            patch.setenv(name, value)
         patch.setenv("AIRFLOW__HETERO__KUBERNETES_PRIORITY_CLASSES", '{"high": "gpu-high"}')
         states = {}
         # Airflow's database is not of this test

@@ -1,0 +1,124 @@
+"""A device task through dispatcher, store, engine and cluster; only Airflow's own tables are stood in for."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from uuid import uuid4
+
+import pytest
+from airflow.executors.workloads import ExecuteTask
+from airflow.providers.cncf.kubernetes.executors.kubernetes_executor import KubernetesExecutor
+from airflow.utils.state import TaskInstanceState
+
+from hetero_airflow.engines.engine import Surroundings
+from hetero_airflow.engines.kubernetes.engine import KubernetesEngine
+from hetero_airflow.engines.kubernetes.pod_override import LEASE_LABEL
+from hetero_airflow.executor.carrier import pack_request, unload_lease
+from hetero_airflow.executor.configuration import Configuration
+from hetero_airflow.executor.dispatcher import Dispatcher
+from hetero_airflow.executor.lease_keeper import LeaseKeeper
+from hetero_airflow.executor.task_instances import TaskProcess
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.policies.priority import Priority
+from hetero_airflow.store.memory import MemoryStore
+from tests.engines.kubernetes.fake_api import a_node, eventually, executor_options, running_api
+from tests.executor.conftest import StandInTasks
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+
+
+class Way:
+    """What HeteroExecutor joins, but for Airflow's tables."""
+
+    def __init__(self, api):
+        self.api, self.store, self.tasks, self.engine = api, MemoryStore(), StandInTasks(), KubernetesEngine(8)
+        self.engine.start(Surroundings("way", None, None, dict, lambda: self.dispatcher.workers()))
+        self.notes, self.reports = [], []
+        configuration = Configuration("priority", "p", "hetero", 60, 1e6, 10, 180, 30, 60, 300, {}, "scheduler")
+        self.keeper = LeaseKeeper(
+            self.store, self.engine, tasks=self.tasks, report=lambda *told: self.reports.append(told),
+            freed=lambda *told: self.dispatcher.freed(*told), lost=lambda *told: self.dispatcher.lost(*told),
+            lease_timeout_s=60,
+        )  # fmt: skip
+        self.dispatcher = Dispatcher(
+            configuration, self.store, Priority(), self.engine, self.keeper, tasks=self.tasks,
+            edges=SimpleNamespace(refresh=lambda dag_ids: {}), report=lambda *told: self.reports.append(told),
+            note=lambda key, text: self.notes.append(text), renew_token=lambda workload, valid_s: None,
+            queued_timeout_s=600,
+        )  # fmt: skip
+
+    def hold(self, name, device):
+        request_id = str(uuid4())
+        ti = {
+            "id": request_id, "dag_version_id": str(uuid4()), "task_id": name, "dag_id": "dag", "run_id": "run",
+            "try_number": 1, "map_index": -1, "pool_slots": 1, "queue": "default", "priority_weight": 1,
+        }  # fmt: skip
+        told = {"ti": ti, "dag_rel_path": Path("d.py"), "token": "t", "log_path": None}
+        workload = ExecuteTask.model_validate({**told, "bundle_info": {"name": "b", "version": None}})
+        workload.ti.executor_config = {"hetero": pack_request([{"device": device}])}
+        self.tasks.rows[request_id] = TaskProcess("queued")
+        self.dispatcher.hold(workload, DeviceRequest.parse(device), datetime.now(UTC))
+        return workload.key, request_id
+
+    def beat(self):
+        for key, (state, _) in self.engine.collect().items():
+            if state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED):
+                self.keeper.end(key, "the task ended")
+        now = datetime.now(UTC)
+        self.dispatcher.decide(now)
+        self.engine.heartbeat()
+        self.dispatcher.settle(now)
+
+    def until(self, holds):
+        return eventually(lambda: self.beat() or holds(), 15)
+
+
+@pytest.fixture
+def way(tmp_path, monkeypatch):
+    with running_api() as (api, host):
+        for name, value in executor_options(host, tmp_path).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(
+            KubernetesExecutor, "_get_task_instance_state", lambda self, key, session: TaskInstanceState.SUCCESS
+        )
+        api.put("nodes", a_node("gpu-1", gpus=1))
+        way = Way(api)
+        yield way
+        way.dispatcher.close()
+        way.engine.end()
+
+
+def test_two_tasks_take_turns_on_the_one_gpu_of_a_node(way):
+    keys = [way.hold(name, "gpu") for name in "ab"]
+    for number, (key, request_id) in enumerate(keys):
+        pod = way.until(lambda: next((one for one in way.api.pods() if one["status"]["phase"] == "Pending"), None))
+        assert json.loads(pod["spec"]["containers"][0]["args"][-1])["ti"]["id"] == request_id
+        told = unload_lease(json.loads(pod["spec"]["containers"][0]["args"][-1])["ti"]["context_carrier"])
+        assert (told.id, told.is_slot, told.worker) == (pod["metadata"]["labels"][LEASE_LABEL], True, "gpu-1")
+        assert len(way.store.snapshot().leases) == 1
+        name = pod["metadata"]["name"]
+        way.tasks.rows[request_id] = TaskProcess("running", 7, name, datetime.now(UTC))
+        way.api.bind(name, "gpu-1")
+        way.api.set_status(name, {"phase": "Running"})
+        way.until(lambda number=number: len(way.dispatcher.held) == 1 - number)
+        way.tasks.rows[request_id] = TaskProcess("success", 7, name, datetime.now(UTC))
+        way.api.set_status(name, {"phase": "Succeeded"})
+        way.until(lambda key=key: key not in way.keeper.running)
+    way.until(lambda: not way.store.snapshot().leases)
+    assert way.reports == []
+
+
+def test_a_node_that_is_lost_frees_what_it_had(way):
+    key, request_id = way.hold("a", "gpu")
+    pod = way.until(lambda: next(iter(way.api.pods()), None))
+    name = pod["metadata"]["name"]
+    way.api.bind(name, "gpu-1")
+    way.api.set_status(name, {"phase": "Running"})
+    way.tasks.rows[request_id] = TaskProcess("running", 7, name, datetime.now(UTC))
+    way.beat()
+    way.api.put("nodes", a_node("gpu-1", gpus=1, ready="Unknown"))
+    way.until(lambda: not way.store.snapshot().leases)
+    assert way.store.story("dag", "run", "a").cause == f"node gpu-1 was lost, and with it pod default/{name} (running)"
+    assert [told[0] for told in way.reports] == [key], "left to its retries, since Airflow's tables are not there"
+    way.until(lambda: way.api.deletions == [(name, None)])
