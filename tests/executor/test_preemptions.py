@@ -1,5 +1,7 @@
 """Leases are taken back: the notice, the return with the same try, and force where a task does not listen."""
 
+from datetime import timedelta
+
 import pytest
 
 from hetero_airflow.executor import preemptions
@@ -57,6 +59,15 @@ def test_the_holder_gets_a_notice_and_the_queue_goes_on_when_it_has_ended(bench,
     assert again.submitted_at < since
     assert again.served == {"nvidia/a100-sxm4-40gb": pytest.approx(402, abs=1)}
     assert bench.reports == []
+
+
+def test_where_nothing_is_to_be_saved_the_time_is_up_at_once(bench, written):
+    id_ = bench.hold("a")
+    bench.beat()
+    bench.run(id_)
+    now = bench.clock.now()
+    bench.dispatcher._preemptions.tell(bench.lease(id_), "rank 1 is failed", now, timedelta(0))
+    assert LeaseNotice.model_validate_json(written["a", PREEMPT]).notice.by == now
 
 
 def test_one_notice_is_enough(bench, written):
