@@ -24,8 +24,9 @@ PAGE = (Path(__file__).parents[2] / "docs" / "autoscaling.md").read_text()
 
 def scaler(type_: str) -> dict[str, Any]:
     """The metadata of the page's trigger of that type."""
-    documents = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
-    triggers = [trigger for document in documents for trigger in document["spec"]["triggers"]]
+    blocks = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    specs = [document["spec"] for block in blocks for document in yaml.safe_load_all(block)]
+    triggers = [trigger for spec in specs for trigger in spec.get("triggers", ())]
     (found,) = [trigger["metadata"] for trigger in triggers if trigger["type"] == type_]
     return found
 
