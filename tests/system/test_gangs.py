@@ -45,7 +45,7 @@ def test_where_one_dies_both_go_on_together_from_the_last_checkpoint(airflow, di
     run_id = airflow.trigger("gang", {"dies": dies})
     result = is_over(airflow, run_id)
     assert result["steps"][-1] == STEPS - 1
-    assert result["steps"][0] in (4, 5)
+    assert 0 < result["steps"][0] <= 4, "from the last checkpoint that rank 0 had published"
     assert result["sum"] == 2.0 * STEPS
     assert result["gang"].endswith(f"#{number}")
 
