@@ -3,7 +3,8 @@
 Each process submits requests, commits a plan that places them on devices picked by chance, which another may have
 taken a moment before, and releases what it got; all through one PostgreSQL. Prints for several sizes of a plan how
 many leases were granted and released a second by all together, how many each process got, how many placements were
-refused, and of how many devices a trigger in the database saw more leased than there is.
+refused, what a lease costs in processor time (which says more than the rate where the machine is busy), and at how
+many moments a trigger in the database saw more of a device leased than there is.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
+import psutil
 from lease_audit import audit, overlaps
 from postgres_server import running_postgres
 from sqlalchemy import Engine, create_engine
@@ -36,15 +38,15 @@ GPUS = 8
 PLAN_SIZES = (1, 20, 100)
 
 
-def race(url: str, name: str, size: int, seconds: float) -> dict[str, Any]:
-    """What one process did: leases granted and released, placements refused, seconds."""
+def race(url: str, name: str, size: int, seconds: float) -> None:
+    """What one process does; prints leases granted and released, placements refused, seconds."""
     engine = create_engine(url)
     store, rng, template = SqlStore(engine), random.Random(name), a_pending()
     store.snapshot()
     print("ready", flush=True)
     sys.stdin.readline()
     done = refused = number = 0
-    start = perf_counter()
+    start, cpu = perf_counter(), process_time()
     while perf_counter() - start < seconds:
         now = datetime.now(UTC)
         pending = [replace(template, id=f"{name}-{number + n}") for n in range(size)]
@@ -61,8 +63,15 @@ def race(url: str, name: str, size: int, seconds: float) -> dict[str, Any]:
         done += len(commit.leases)
         refused += len(commit.refused)
     spent = perf_counter() - start
+    print(json.dumps({"done": done, "refused": refused, "spent": spent, "cpu": process_time() - cpu}), flush=True)
+    sys.stdin.readline()  # whoever asked reads first what the session has cost the server
     engine.dispose()
-    return {"done": done, "refused": refused, "spent": spent}
+
+
+def server_cpu() -> dict[int, float]:
+    """Process of PostgreSQL → seconds of processor time so far."""
+    ours = psutil.Process().children(recursive=True)
+    return {one.pid: sum(one.cpu_times()[:2]) for one in ours if one.name().startswith("postgres")}
 
 
 def race_all(engine: Engine, size: int, seconds: float, *, is_audited: bool) -> str:
@@ -78,15 +87,22 @@ def race_all(engine: Engine, size: int, seconds: float, *, is_audited: bool) -> 
     ]
     for racer in racers:
         assert racer.stdout.readline() == "ready\n"
+    before = server_cpu()
     for racer in racers:
         racer.stdin.write("go\n")
         racer.stdin.flush()
-    found = [json.loads(racer.communicate()[0]) for racer in racers]
-    rate = sum(one["done"] for one in found) / max(one["spent"] for one in found)
+    found = [json.loads(racer.stdout.readline()) for racer in racers]
+    server = sum(spent - before.get(pid, 0.0) for pid, spent in server_cpu().items())
+    for racer in racers:
+        racer.communicate()
     shares = "/".join(str(one["done"]) for one in found)
     refused = sum(one["refused"] for one in found)
-    proof = f"; {len(overlaps(engine))} devices leased twice" if is_audited else ""
-    return f"{size} a plan: {rate:.0f} leases/s granted and released, {shares} each, {refused} refused{proof}"
+    done = sum(one["done"] for one in found)
+    rate = done / max(one["spent"] for one in found)
+    costs = f"{1e3 * sum(one['cpu'] for one in found) / done:.2f} + {1e3 * server / done:.2f} ms"
+    proof = f"; {len(overlaps(engine))} moments with a device leased twice" if is_audited else ""
+    did = f"{rate:.0f} leases/s granted and released, {shares} each, {refused} refused"
+    return f"{size} a plan: {did}; processor time {costs} a lease, in processes and PostgreSQL{proof}"
 
 
 def main() -> None:
@@ -105,6 +121,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 2:
-        print(json.dumps(race(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))))
+        race(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
     else:
         main()
