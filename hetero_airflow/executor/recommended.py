@@ -35,7 +35,7 @@ _FOR_ENGINE = {
             "scheduler",
             "task_queued_timeout",
             "3600",
-            "a task fails if its pod needs more than 600 s to start, as large images do: its token is no longer good",
+            "a pod that needs more than 7 min to start, as large images do, is made anew before it can begin",
         ),
         Recommendation(
             "kubernetes_executor",

@@ -17,6 +17,7 @@ from hetero_airflow.engines.kubernetes.mirror import Mirror
 from hetero_airflow.engines.kubernetes.node_use import Lodger, NodeUse, node_uses, read_lodger, without_use
 from hetero_airflow.engines.kubernetes.nodes import worker_of
 from hetero_airflow.engines.kubernetes.pod_override import LEASE_LABEL
+from hetero_airflow.errors import shorten
 from hetero_airflow.model.worker import Worker, WorkerState
 
 log = logging.getLogger(__name__)
@@ -66,8 +67,8 @@ class Cluster:
             lambda item, before: None if _is_leased(item, namespace) else read_lodger(item, before),
             query={"field_selector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"},
         )
-        self._read: dict[str, tuple[Mapping[str, Any], NodeUse, Worker]] = {}
-        """Node → what its worker was last made of, and the worker."""
+        self._read: dict[str, tuple[Mapping[str, Any], NodeUse, Worker | None]] = {}
+        """Node → what its worker was last made of, and the worker; None where it can't be read."""
         self._told: dict[str, Worker] = {}
         """Worker id → worker, as the store was last told."""
         self._by_lease: tuple[int, dict[str, LeasedPod]] = (-1, {})
@@ -144,19 +145,28 @@ class Cluster:
     def _read_nodes(self) -> tuple[list[Worker], list[str]]:
         """The workers that are new or have changed, and the ids of those that are gone."""
         uses = node_uses(self._lodgers.values(), self._pods.values())
-        read, told = {}, {}
+        read: dict[str, tuple[Mapping[str, Any], NodeUse, Worker | None]] = {}
+        told: dict[str, Worker] = {}
         for node in self._nodes.values():
             name, use = node["metadata"]["name"], uses.get(node["metadata"]["name"], NodeUse())
             known = self._read.get(name)
             if known is None or known[0] is not node or known[1] != use:
-                model = _API.deserialize(SimpleNamespace(data=json.dumps(node)), "V1Node")
-                known = (node, use, without_use(worker_of(model, self.site, self._resources), use))
+                known = (node, use, self._worker(node, use))
             read[name] = known
-            told[known[2].id] = known[2]
+            if known[2] is not None:
+                told[known[2].id] = known[2]
         changed = [worker for id_, worker in told.items() if worker != self._told.get(id_)]
         deleted = [id_ for id_ in self._told if id_ not in told]
         self._read, self._told = read, told
         return changed, deleted
+
+    def _worker(self, node: Mapping[str, Any], use: NodeUse) -> Worker | None:
+        try:
+            model = _API.deserialize(SimpleNamespace(data=json.dumps(node)), "V1Node")
+            return without_use(worker_of(model, self.site, self._resources), use)
+        except Exception as error:  # noqa: BLE001  one odd node must not stop the scheduler's loop
+            log.warning("Node %s can't be read: %s", shorten(node["metadata"]["name"]), shorten(str(error), 300))
+            return None
 
 
 _API = ApiClient()

@@ -60,6 +60,7 @@ class KubernetesEngine:
         self._surroundings = surroundings
         self._options = cluster_options(lambda section, name, default: conf.get(section, name, fallback=default))
         addresses = [ClusterAddress(site, conn_id) for site, conn_id in self._options.clusters.items()]
+        token_s = conf.getfloat("scheduler", "task_queued_timeout")
         executors = [self._make(address) for address in addresses or [ClusterAddress()]]
         self.executor = executors[0]
         for executor in executors:  # all that fork come before all that begin threads
@@ -68,7 +69,7 @@ class KubernetesEngine:
         for executor in executors:
             address = executor.address
             cluster = Cluster(address.site, address.connect, executor.pod_namespace, self._options.resources)
-            self._sites.append(Site(cluster, PodDeleter(address.connect), executor))
+            self._sites.append(Site(cluster, PodDeleter(address.connect), executor, token_s))
         end = time.monotonic() + START_S
         for site in self._sites:
             site.start()

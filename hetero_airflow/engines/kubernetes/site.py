@@ -22,6 +22,9 @@ STUCK_S = 60.0
 APPEAR_S = 30.0
 """A pod that was made is seen by then."""
 
+_BEGIN_WITHIN = 0.7
+"""Of the life of a token, a quarter of which may be over at the hand-over: a task that begins later is refused."""
+
 _KEPT = 10_000
 """Leases of which it is remembered that they are over."""
 
@@ -39,13 +42,17 @@ class Handed:
 
 
 class Site:
-    """All that is known and done of the leases in one cluster. For the scheduler's loop alone."""
+    """All that is known and done of the leases in one cluster. For the scheduler's loop alone.
+
+    :param token_s: for how long a task may begin once it was queued
+    """
 
     def __init__(
         self,
         cluster: Cluster,
         deleter: PodDeleter,
         executor: LeasingKubernetesExecutor,
+        token_s: float = float("inf"),
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cluster = cluster
@@ -53,6 +60,7 @@ class Site:
         executor.is_current = self._is_current
         self.handed: dict[Any, Handed] = {}
         self._deleter = deleter
+        self._start_s = _BEGIN_WITHIN * token_s
         self._now = now
         self._over: dict[str, None] = {}
         """Leases of which nothing runs, and for which no pod is made any more."""
@@ -106,7 +114,7 @@ class Site:
         pod = self.cluster.pods().get(lease_id)
         if pod is not None and not pod.is_over:
             if not self.cluster.is_lost(use.lease.worker_id):
-                self._watch_for_room(pod)
+                self._watch_for_start(pod)
                 return Liveness.ALIVE
             self.condemn(lease_id)
         elif pod is None and self.cluster.gone.get(lease_id) is None and self._may_appear(use):
@@ -184,11 +192,19 @@ class Site:
             return not use.is_ours
         return self._now() - handed.at < APPEAR_S or self.executor.is_publishing()
 
-    def _watch_for_room(self, pod: LeasedPod) -> None:
-        if pod.state.cause is not PodCause.UNSCHEDULABLE:
-            self._stuck.pop(pod.lease_id, None)
+    def _watch_for_start(self, pod: LeasedPod) -> None:
+        """Take a pod back that finds no room, or comes too late for its token."""
+        if not pod.is_waiting or pod.lease_id in self._condemned:
             return
-        since = self._stuck.setdefault(pod.lease_id, self._now())
-        if self._now() - since >= STUCK_S and pod.lease_id not in self._condemned:
-            log.warning("%s finds no room on its node for %g s; its task is placed anew.", str(pod), STUCK_S)
+        now, words = self._now(), ""
+        if pod.state.cause is PodCause.UNSCHEDULABLE:
+            if now - self._stuck.setdefault(pod.lease_id, now) >= STUCK_S:
+                words = f"finds no room on its node for {STUCK_S:g} s"
+        else:
+            self._stuck.pop(pod.lease_id, None)
+        handed = next((one for one in self.handed.values() if one.lease_id == pod.lease_id), None)
+        if handed is not None and now - handed.at >= self._start_s:
+            words = f"has not begun within {self._start_s:g} s, and its token is soon no longer good"
+        if words:
+            log.warning("%s %s: its task is placed anew.", str(pod), words)
             self.condemn(pod.lease_id)

@@ -110,6 +110,18 @@ def test_a_heartbeat_of_a_node_is_no_news(api, watched):
     assert [worker.id for news in one.news for worker in news.seen] == ["gpu-1", "gpu-2"]
 
 
+def test_an_odd_node_is_left_out_and_hides_no_other(api, watched, caplog):
+    odd = a_node("odd")
+    odd["status"]["allocatable"]["cpu"] = "many"
+    api.put("nodes", odd)
+    api.put("nodes", a_node("gpu-1"))
+    one = watched()
+    assert [worker.id for worker in one.poll().seen] == ["gpu-1"]
+    api.put("nodes", a_node("gpu-2"))
+    one.until(lambda: "gpu-2" in one.workers)
+    assert caplog.text.count("Node 'odd' can't be read") == 1
+
+
 def test_each_cluster_is_a_site(api, watched):
     api.put("nodes", a_node("gpu-1"))
     one = watched(site="eu")

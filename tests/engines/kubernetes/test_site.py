@@ -41,7 +41,7 @@ class StandInDeleter:
 class Bench:
     def __init__(self):
         self.cluster, self.executor, self.deleter, self.now = StandInCluster(), StandInExecutor(), StandInDeleter(), 0.0
-        self.site = Site(self.cluster, self.deleter, self.executor, lambda: self.now)
+        self.site = Site(self.cluster, self.deleter, self.executor, 600, lambda: self.now)
 
     def hand_over(self, key="k"):
         self.site.note_handed(key, LEASE.id)
@@ -168,6 +168,23 @@ def test_a_pod_that_finds_no_room_is_taken_back_after_a_while(bench, caplog):
     bench.site.sweep()
     assert bench.deleter.told == [("p", None)]
     assert "finds no room" in caplog.text
+
+
+def test_a_pod_that_comes_too_late_for_its_token_is_made_anew(bench, caplog):
+    bench.hand_over()
+    bench.put(PodCause.IMAGE)
+    bench.now = 419
+    bench.look("queued")
+    bench.put(PodCause.RUNNING)
+    bench.now = 10_000
+    bench.look()
+    bench.site.sweep()
+    assert bench.deleter.told == []
+    bench.put(PodCause.STARTING)
+    assert bench.look("queued") is Liveness.ALIVE
+    bench.site.sweep()
+    assert bench.deleter.told == [("p", None)]
+    assert "has not begun within 420 s" in caplog.text
 
 
 def test_a_deletion_spares_what_has_ended_and_stops_what_is_to_be_made(bench):
