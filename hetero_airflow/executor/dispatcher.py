@@ -33,6 +33,7 @@ from hetero_airflow.executor.periods import Periods
 from hetero_airflow.executor.preemptions import Note, Preemptions
 from hetero_airflow.executor.probe_desk import ProbeDesk, RenewToken
 from hetero_airflow.executor.recoveries import Recoveries, Returned
+from hetero_airflow.executor.silence import Silence
 from hetero_airflow.executor.site_links import SiteLinks
 from hetero_airflow.executor.stays import Stays
 from hetero_airflow.executor.task_instances import TaskInstances
@@ -48,7 +49,6 @@ from hetero_airflow.policies.policy import Policy
 from hetero_airflow.recovery.health import leases_to_move
 from hetero_airflow.runtime.task_lease import TaskLease, task_lease
 from hetero_airflow.scheduling.cycle import Cycle
-from hetero_airflow.scheduling.reaper import lost_workers
 from hetero_airflow.store.sql import SqlStore
 from hetero_airflow.store.store import Event, Move, Submitted, Withdrawn, WorkerSeen
 
@@ -89,6 +89,8 @@ class Dispatcher:
         )
         self._beliefs = Beliefs(store, configuration.shares, edges, SiteLinks(configuration.site_links))
         self._stays = Stays()
+        own = configuration.worker_id if engine.traits.is_local else None
+        self._silence = Silence(store, configuration.worker_timeout_s, own)
         self._health = HealthWatch(store, configuration.worker_id)
         self.probes = ProbeDesk(
             policy,
@@ -413,12 +415,8 @@ class Dispatcher:
             ids += [task.lease.request_id for task in self._keeper.running.values()]
             self._tasks.refresh_queued(ids, now)
         if self._periods.is_due("workers", now):
-            workers, seen, agents = self._store.snapshot().workers, self._store.last_seen(), self._store.sights()
-            server, timeout_s = self._store.server_seen(), self._configuration.worker_timeout_s
-            lost = lost_workers(workers, seen, agents, server, now, timeout_s)
-            own = self._configuration.worker_id if self._engine.traits.is_local else None
-            others = [event for event in lost if event.worker_id != own]
-            self._store.record([*([WorkerSeen(self._here)] if self._here else ()), *others], now)
+            self._store.record([WorkerSeen(self._here)] if self._here else [], now)
+        self._store.record(self._silence.find(now), now)
         if self._store.snapshot().pending and self._periods.is_due("saved", now):
             self._store.record(self._preemptions.saved(), now)
         if self._periods.is_due("turn", now):

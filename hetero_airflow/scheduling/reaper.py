@@ -66,7 +66,7 @@ def lost_workers(
     return tuple(
         WorkerLost(worker.id)
         for worker in workers
-        if worker.state is WorkerState.ONLINE and silence(worker.id, last_seen.get(worker.id, now)) > limit
+        if worker.state is WorkerState.ONLINE and silence(worker.id, last_seen.get(worker.id, now)) >= limit
     )
 
 
