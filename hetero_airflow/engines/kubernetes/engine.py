@@ -84,7 +84,9 @@ class KubernetesEngine:
     def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
         """Take a device task that was placed on a node; its pod is made at the next `heartbeat`."""
         site = self._site_at(worker.id)
-        assert site is not None
+        if site is None:
+            self.executor.fail(workload.key, f"{worker.id} is in no cluster of [hetero] kubernetes_clusters")
+            return
         site.note_handed(workload.key, lease.id)
         pod = site.pod(lease.id)
         if pod is not None and not pod.is_over:

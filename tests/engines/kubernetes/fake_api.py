@@ -311,7 +311,7 @@ def executor_options(host, folder):
     return {f"AIRFLOW__KUBERNETES_EXECUTOR__{name}": value for name, value in options.items()}
 
 
-def eventually(holds, timeout_s=5.0):
+def eventually(holds, timeout_s=20.0):
     """Wait for what threads do; fails if it does not come about."""
     end = time.monotonic() + timeout_s
     while not (found := holds()):

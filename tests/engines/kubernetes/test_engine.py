@@ -95,7 +95,7 @@ class Cluster:
             event = self.engine.collect().get(key)
             return event if event and event[0] in ends else None
 
-        return eventually(reported, 10)
+        return eventually(reported)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_what_is_done_to_a_pod_is_no_failure_of_its_task(cluster, how):
         assert cluster.look(lease) is Liveness.ALIVE
         cluster.api.drop("pods", name, "default")
     executor = cluster.engine.executor
-    eventually(lambda: (cluster.engine.collect(), key not in executor.running)[1], 10)
+    eventually(lambda: (cluster.engine.collect(), key not in executor.running)[1])
     assert key not in cluster.engine.collect()
     eventually(lambda: cluster.look(lease) is Liveness.GONE)
     assert "evicted" in cluster.engine.words(lease.id) or "deleted" in cluster.engine.words(lease.id)
@@ -218,8 +218,8 @@ def test_a_cluster_whose_credentials_expire_starts_nothing_and_fails_nothing(clu
     eventually(lambda: cluster.look(lease, "queued") is Liveness.UNKNOWN)
     assert cluster.learn()["gpu-1"].state is WorkerState.ONLINE
     cluster.api.status = None
-    eventually(lambda: cluster.engine.open_slots() > 0, 10)
-    eventually(lambda: (cluster.engine.heartbeat(), cluster.pod(lease))[1], 10)
+    eventually(lambda: cluster.engine.open_slots() > 0)
+    eventually(lambda: (cluster.engine.heartbeat(), cluster.pod(lease))[1])
 
 
 def test_a_server_that_refuses_a_pod_for_a_moment_is_asked_again(cluster, monkeypatch):
@@ -229,7 +229,7 @@ def test_a_server_that_refuses_a_pod_for_a_moment_is_asked_again(cluster, monkey
     cluster.engine.heartbeat()  # before the watches know
     cluster.api.status = None
     assert (cluster.pod(lease), cluster.engine.executor.has_task(SimpleNamespace(id=None, key=key))) == (None, True)
-    eventually(lambda: (cluster.engine.heartbeat(), cluster.pod(lease))[1], 10)
+    eventually(lambda: (cluster.engine.heartbeat(), cluster.pod(lease))[1])
 
 
 def test_a_pod_that_the_server_refuses_for_good_fails_its_task(cluster):
@@ -298,7 +298,7 @@ def test_another_scheduler_takes_over_the_pod_and_makes_no_second_one(cluster):
         assert len(cluster.api.pods()) == 1
         assert cluster.api.pods()[0]["metadata"]["labels"]["airflow-worker"] == "heir"
         cluster.api.set_status(name, DONE)
-        assert eventually(lambda: (heir.heartbeat(), heir.collect().get(key))[1], 10)[0] == TaskInstanceState.SUCCESS
+        assert eventually(lambda: (heir.heartbeat(), heir.collect().get(key))[1])[0] == TaskInstanceState.SUCCESS
     finally:
         heir.end()
 
@@ -319,6 +319,15 @@ def test_what_asks_for_no_device_goes_to_kubernetes_executor_as_it_is(cluster):
     assert cluster.engine.reaches(cluster.workers["gpu-1"])
     assert not cluster.engine.reaches(cluster.workers["gpu-1"].model_copy(update={"engine": "celery"}))
     assert cluster.engine.try_adopt([]) == []
+
+
+def test_a_lease_in_a_cluster_that_is_not_configured_any_more_fails_its_task(cluster):
+    sites, cluster.engine._sites = cluster.engine._sites, []
+    try:
+        key, _ = cluster.hand_over()
+    finally:
+        cluster.engine._sites = sites
+    assert cluster.engine.collect()[key][0] == TaskInstanceState.FAILED
 
 
 def test_an_outage_of_airflows_database_is_no_end_of_the_scheduler(cluster, monkeypatch, caplog):

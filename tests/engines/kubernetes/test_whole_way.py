@@ -71,7 +71,7 @@ class Way:
         self.dispatcher.settle(now)
 
     def until(self, holds):
-        return eventually(lambda: self.beat() or holds(), 15)
+        return eventually(lambda: self.beat() or holds())
 
 
 @pytest.fixture
