@@ -146,7 +146,7 @@ class Cycle:
                 return CycleResult(reaped, last.plan, is_decided=False)
             # 3. Let the policy decide a plan over all requests; what is not ours, its own scheduler carries out.
             gangs = {pending.id: pending.gang for pending in snapshot.pending if pending.gang}
-            whole = self._decide(self._stalled.without(self._within_reach(snapshot), ours), now)
+            whole = self._decide(self._stalled.without(self._within_reach(snapshot), ours, now), now)
             plan = own_part(self._stalled.note(whole, ours, now), ours, slots, gangs)
             decisions |= {decision.request_id: decision for decision in plan.decisions}
             # 4. Commit it; the store refuses what someone else took meanwhile.

@@ -18,6 +18,10 @@ PATIENCE = timedelta(seconds=15)
 """How long a scheduler may leave devices idle that are for its requests. One that lives starts them at its next
 heartbeat, every few seconds."""
 
+LEFT_OUT = timedelta(seconds=60)
+"""How long such a request is left out before it gets another chance: it may be with another scheduler by now, and
+of a gang whose members are with several, the one that would place all may leave it out too."""
+
 
 class Stalled:
     """Remembers since when requests of other schedulers could have been started."""
@@ -25,14 +29,17 @@ class Stalled:
     def __init__(self) -> None:
         self._placed: dict[str, datetime] = {}
         """Request id → since when it is placed in every plan."""
-        self._left_out: set[str] = set()
+        self._left_out: dict[str, datetime] = {}
+        """Request id → until when."""
         self._last: tuple[tuple[Pending, ...], frozenset[str], tuple[Pending, ...]] | None = None
 
-    def without(self, snapshot: Snapshot, ours: Set[str]) -> Snapshot:
-        """The snapshot without the requests that are left out, until they wait no longer or are ours."""
+    def without(self, snapshot: Snapshot, ours: Set[str], now: datetime) -> Snapshot:
+        """The snapshot without the requests that are left out, for their time or until they are ours."""
         if not self._left_out:
             return snapshot
-        self._left_out &= {one.id for one in snapshot.pending if one.id not in ours}
+        foreign = {one.id for one in snapshot.pending if one.id not in ours}
+        times = self._left_out.items()
+        self._left_out = {one: until for one, until in times if one in foreign and now < until <= now + LEFT_OUT}
         left_out = frozenset(self._left_out)
         if self._last is None or self._last[0] is not snapshot.pending or self._last[1] != left_out:
             gangs = {one.gang for one in snapshot.pending if one.gang and one.id in left_out}
@@ -44,7 +51,6 @@ class Stalled:
         """Take note of what others could start now; the plan, which holds until one of them has had its time."""
         placed = (place.request_id for place in plan.places if place.request_id not in ours)
         self._placed = {one: min(now, self._placed.get(one, now)) for one in placed}
-        late = {one for one, since in self._placed.items() if now - since >= PATIENCE}
-        self._left_out |= late
-        ends = [since + PATIENCE for since in self._placed.values()]
+        self._left_out |= {one: now + LEFT_OUT for one, since in self._placed.items() if now - since >= PATIENCE}
+        ends = [*(since + PATIENCE for since in self._placed.values()), *self._left_out.values()]
         return replace(plan, until=min([*ends, *([plan.until] if plan.until else [])])) if ends else plan

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.policies.priority import Priority
 from hetero_airflow.scheduling.cycle import Cycle
-from hetero_airflow.scheduling.stalled import PATIENCE, Stalled
+from hetero_airflow.scheduling.stalled import LEFT_OUT, PATIENCE, Stalled
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.store import Submitted, Withdrawn, WorkerSeen
+from hetero_airflow.store.store import Move, Submitted, Withdrawn, WorkerSeen
 from hetero_airflow.testing import EPOCH, FakeEngine, a_pending, a_place, a_worker
 
 NOW = EPOCH + timedelta(minutes=5)
@@ -65,15 +66,18 @@ def test_a_gang_is_left_out_as_a_whole_and_what_is_gone_is_forgotten() -> None:
     members = [a_pending(f"g{n}", gang="g", gang_size=2) for n in range(2)]
     store.record([Submitted(one) for one in (*members, a_pending("single"))], EPOCH)
     snapshot = store.snapshot()
-    assert stalled.without(snapshot, frozenset()) is snapshot
+    assert stalled.without(snapshot, frozenset(), NOW + PATIENCE) is snapshot
     stalled.note(Plan((a_place("g0"),)), frozenset(), NOW)
     plan = stalled.note(Plan((a_place("g0"),)), frozenset(), NOW + PATIENCE)
     assert plan.until == NOW + PATIENCE
-    seen = stalled.without(snapshot, frozenset())
+    seen = stalled.without(snapshot, frozenset(), NOW + PATIENCE)
     assert [one.id for one in seen.pending] == ["single"]
-    assert stalled.without(snapshot, frozenset()).pending is seen.pending, "policies rely on it"
+    assert stalled.without(snapshot, frozenset(), NOW + PATIENCE).pending is seen.pending, "policies rely on it"
     store.record([Withdrawn("g0", "cleared")], EPOCH)
-    assert [one.id for one in stalled.without(store.snapshot(), frozenset()).pending] == ["g1", "single"]
+    assert [one.id for one in stalled.without(store.snapshot(), frozenset(), NOW + PATIENCE).pending] == [
+        "g1",
+        "single",
+    ]
 
 
 def test_the_plan_is_made_anew_when_the_first_of_the_others_has_had_its_time() -> None:
@@ -84,3 +88,40 @@ def test_the_plan_is_made_anew_when_the_first_of_the_others_has_had_its_time() -
     assert stalled.note(both, frozenset("y"), NOW + timedelta(seconds=5)).until == NOW + PATIENCE
     earlier = Plan(both.places, until=NOW + timedelta(seconds=7))
     assert stalled.note(earlier, frozenset(), NOW + timedelta(seconds=6)).until == NOW + timedelta(seconds=7)
+
+
+def test_what_was_left_out_gets_another_chance_in_time() -> None:
+    store, engine = MemoryStore(), OneOfTwo("alive")
+    store.record([WorkerSeen(a_worker())], EPOCH)
+    store.record([Submitted(a_pending("slow", "gpu:2")), Submitted(a_pending("alive", "gpu:2", at_s=1))], EPOCH)
+    cycle = Cycle(store, Priority(), engine, 600)
+    cycle.run(NOW)
+    cycle.run(NOW + PATIENCE)
+    (lease,) = cycle.run(NOW + PATIENCE).dispatched
+    store.move([Move(lease.id, lease.token, LeaseState.RELEASED)], NOW + PATIENCE)
+    store.record([Submitted(a_pending("alive-2", "gpu:2", at_s=2))], NOW + PATIENCE)
+    (lease,) = cycle.run(NOW + PATIENCE + LEFT_OUT / 2).dispatched
+    store.move([Move(lease.id, lease.token, LeaseState.RELEASED)], NOW + PATIENCE + LEFT_OUT / 2)
+    store.record([Submitted(a_pending("alive-3", "gpu:2", at_s=3))], NOW + PATIENCE + LEFT_OUT / 2)
+    assert not cycle.run(NOW + PATIENCE + LEFT_OUT).dispatched, "the devices are kept for it again"
+
+
+def test_a_gang_of_two_schedulers_is_begun_though_both_have_left_it_out() -> None:
+    """The third, which had the first member, has died; who took that over is not the one that places the gang."""
+    store, first, second = MemoryStore(), OneOfTwo("a"), OneOfTwo("b")
+    store.record([WorkerSeen(a_worker())], EPOCH)
+    gang = [a_pending(name, "gpu", gang="g", gang_size=2, at_s=n) for n, name in enumerate("ab")]
+    store.record([Submitted(one) for one in gang], EPOCH)
+    blocked = Cycle(store, Priority(), second, 600)
+    for seconds in (0, 15, 16):
+        blocked.run(NOW + timedelta(seconds=seconds))
+    assert [one.id for one in store.snapshot().pending] == ["a", "b"], "its own member is not the first"
+    Cycle(store, Priority(), first, 600).run(NOW + timedelta(seconds=20))
+    assert store.snapshot().pending == ()
+
+
+def test_a_plan_is_made_anew_when_one_that_was_left_out_comes_back() -> None:
+    stalled = Stalled()
+    stalled.note(Plan((a_place("x"),)), frozenset(), NOW)
+    stalled.note(Plan((a_place("x"),)), frozenset(), NOW + PATIENCE)
+    assert stalled.note(Plan(), frozenset(), NOW + PATIENCE).until == NOW + PATIENCE + LEFT_OUT
