@@ -210,6 +210,10 @@ class ClusterEngine(AirflowEngine, Protocol):
         """Messages, and what a task that runs has written so far; asked in the API server, without a `start`."""
         ...
 
+    def is_lost(self, lease_id: str) -> bool:
+        """Whether the work of a lease was ended from outside, so that nobody else will say so: evicted, deleted."""
+        ...
+
     def words(self, lease_id: str) -> str | None:
         """How the work of a lease stands, or stood last, in the cluster's own words; None for nothing known."""
         ...

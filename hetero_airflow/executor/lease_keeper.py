@@ -229,7 +229,8 @@ class LeaseKeeper:
         lost = {worker.id for worker in self._store.snapshot().workers if worker.state is WorkerState.LOST}
         for key, task in list(self.running.items()):
             process = processes[key]
-            if task.is_unheard or (task.lease.worker_id in lost and liveness[task.lease.id] is Liveness.GONE):
+            is_gone = liveness[task.lease.id] is Liveness.GONE
+            if task.is_unheard or (is_gone and (task.lease.worker_id in lost or self._is_taken(task.lease))):
                 self._conclude(key, task, process)
                 continue
             if process.is_wanted and liveness[task.lease.id] is not Liveness.GONE:
@@ -253,6 +254,10 @@ class LeaseKeeper:
             self._lose(key, "Airflow has not heard of it for too long")
         else:
             self._lose(key, self._loss(task.lease, process))
+
+    def _is_taken(self, lease: Lease) -> bool:
+        """Whether its cluster says that it was ended from outside, so that no report of its end is to come."""
+        return self._engine.traits.is_cluster and cast(ClusterEngine, self._engine).is_lost(lease.id)
 
     def _loss(self, lease: Lease, process: TaskProcess) -> str:
         """What became of the process of a lease, as far as is known."""

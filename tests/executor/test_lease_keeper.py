@@ -58,15 +58,26 @@ def test_a_task_whose_process_is_gone_is_reported_failed_and_its_lease_evicted(b
     assert states(bench) == [LeaseState.EVICTED]
 
 
-def test_what_a_cluster_says_of_a_lost_task_is_the_cause(bench):
-    _, lease = start(bench)
+def on_a_cluster(bench, lost, words):
     bench.engine.traits = EngineTraits(is_cluster=True)
-    bench.engine.words = {lease.id: "pod default/a (evicted): low on memory"}.get
+    bench.engine.words, bench.engine.is_lost = words.get, lost.__contains__
     bench.engine.wait_reason, bench.engine.poll = lambda lease_id: None, WorkerNews
     bench.engine.alive.clear()
-    for _ in range(4):
+
+
+def test_what_a_cluster_took_is_lost_at_once_and_the_cause_is_its_word(bench):
+    _, lease = start(bench)
+    on_a_cluster(bench, {lease.id}, {lease.id: "pod default/a (evicted): low on memory"})
+    for _ in range(2):
         bench.beat(5)
     assert bench.store.story("dag", "run", "a").cause == "pod default/a (evicted): low on memory"
+
+
+def test_what_ended_in_a_cluster_by_itself_is_still_to_be_reported(bench):
+    start(bench)
+    on_a_cluster(bench, set(), {})
+    bench.beat(5)
+    assert (bench.reports, states(bench)) == ([], [LeaseState.ACTIVE])
 
 
 def test_a_task_that_the_engine_still_has_in_hand_is_not_lost(bench):

@@ -198,6 +198,10 @@ class KubernetesEngine:
         """What the pod of a task has written so far, of the cluster of ``[kubernetes_executor]``."""
         return self.executor.get_task_log(task_instance, try_number)
 
+    def is_lost(self, lease_id: str) -> bool:
+        """Whether the pod of a lease was evicted, preempted, refused or deleted."""
+        return any(site.is_lost(lease_id) for site in self._sites)
+
     def words(self, lease_id: str) -> str | None:
         """How the pod of a lease stands, in the words of the cluster."""
         return next((words for site in self._sites if (words := site.words(lease_id)) is not None), None)
