@@ -74,8 +74,9 @@ class KubernetesEngine:
         for site in self._sites:
             site.start()
         for site in self._sites:
-            if not site.cluster.wait(max(0.0, end - time.monotonic())):
-                log.warning("Not all of a cluster was read within %g s: %s.", START_S, site.cluster.problem)
+            in_time = site.cluster.wait(max(0.0, end - time.monotonic()))
+            if not in_time and site.cluster.problem is not None:
+                log.warning("A cluster was not read within %g s: %s.", START_S, site.cluster.problem)
 
     def accept(self, workload: Any, session: Session) -> None:
         """Take a workload that asks for no device, exactly as KubernetesExecutor alone would."""
