@@ -64,10 +64,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("probe_timeout_s", "10", "float", "Time limit of one vendor's probe."),
     Option(
         "worker_timeout_s",
-        "15",
+        "13",
         "float",
         "A worker not seen for this long is lost: what ran there runs elsewhere, and it gets no new task. It says "
-        "three times as often that it is there.",
+        "every 5 s that it is there, so that two of its words may get lost.",
     ),
     Option(
         "site_links",

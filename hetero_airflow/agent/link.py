@@ -27,7 +27,7 @@ from hetero_airflow.agent.tokens import public_digits, request_digest, sign_toke
 from hetero_airflow.errors import HeteroError, IdentityError, shorten
 
 TIMEOUT_S = 5.0
-"""A third of [hetero] worker_timeout_s by default, so that one request that hangs costs no worker."""
+"""Well below [hetero] worker_timeout_s, so that one request that hangs costs no worker."""
 
 
 class LinkDown(HeteroError):

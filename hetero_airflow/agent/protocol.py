@@ -21,7 +21,7 @@ INVENTORY_PATH = "/agent/inventory"
 HEARTBEAT_PATH = "/agent/heartbeat"
 
 HEARTBEAT_S = 5.0
-"""A third of the default of [hetero] worker_timeout_s: two may get lost."""
+"""Two may get lost before the default of [hetero] worker_timeout_s is over."""
 
 ENROLMENT_VARIABLE = "HETERO_AIRFLOW_ENROLMENT"
 """Environment variable that gives an agent the one-time secret to enrol with."""
