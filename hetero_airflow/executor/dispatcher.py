@@ -272,6 +272,14 @@ class Dispatcher:
         told = task_lease(lease, self._worker(lease.worker_id), holder.request.alternatives[lease.alternative])
         return self._recoveries.lost(key, lease.request_id, told, self._now)
 
+    def last_lease(self, key: Any, request_id: str) -> Lease | None:
+        """The last lease of a task instance, ended or not; None if it had none within reach."""
+        story = self._store.story(key.dag_id, key.run_id, key.task_id, key.map_index)
+        if story is None or story.pending.id != request_id:
+            return None
+        near = (lease for lease in story.leases if self.reaches(lease.worker_id))
+        return max(near, key=lambda lease: lease.token, default=None)
+
     def _turn_alternatives(self, now: datetime) -> None:
         """Let those that have waited for too long try their next alternative first."""
         for held in self.held.values():

@@ -152,6 +152,8 @@ class HeteroExecutor(BaseExecutor):
             elif lease is not None:
                 self._keeper.begin(ti.key, lease)
                 running.append(ti)
+            elif KEY in (ti.executor_config or {}) and (last := self._dispatcher.last_lease(ti.key, str(ti.id))):
+                self._keeper.begin(ti.key, last)  # a cycle took it back: lost, before Airflow missed its scheduler
             else:
                 others.append(ti)
         self._engine.try_adopt(running)  # where the engine can't follow them, the keeper finds out when they end

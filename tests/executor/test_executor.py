@@ -9,7 +9,8 @@ from hetero_airflow.executor.task_instances import TaskProcess
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.store.store import Submitted, WorkerSeen
-from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_worker
+from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_worker, move_lease
+from tests.executor.conftest import Key
 
 SUCCESS, FAILED = TaskInstanceState.SUCCESS, TaskInstanceState.FAILED
 
@@ -139,7 +140,7 @@ def test_adoption_takes_what_can_be_seen_and_returns_the_rest(bench, executor, m
     monkeypatch.setattr(ExecuteTask, "make", lambda ti, generator: ti.key)
     monkeypatch.setattr(executor, "_take", taken.append)
     running = a_task_instance("a", id_, "running")
-    unknown = a_task_instance("b", "no-lease", "running")
+    unknown = a_task_instance(Key("b"), "no-lease", "running")
     queued = a_task_instance("c", "new", "queued")
     plain = a_task_instance("d", "plain", "queued", device=False)
     far = a_task_instance("e", "far-task", "queued")
@@ -148,6 +149,22 @@ def test_adoption_takes_what_can_be_seen_and_returns_the_rest(bench, executor, m
     begun = heir.keeper.running["a"]
     assert executor.try_adopt_task_instances([running]) == []
     assert heir.keeper.running["a"] is begun, "asked to adopt its own, it does not begin anew"
+
+
+def test_a_task_that_runs_for_airflow_though_a_cycle_took_its_lease_back_is_lost_and_not_given_up(
+    bench, executor, make_bench
+):
+    """Its scheduler died with it; the next one finds the process gone before Airflow finds the scheduler gone."""
+    id_ = start(bench)
+    lease = bench.lease(id_)
+    move_lease(bench.store, lease.id, lease.token, LeaseState.EVICTED, bench.clock.now())
+    heir = make_bench(bench.store)
+    executor._keeper, executor._dispatcher = heir.keeper, heir.dispatcher
+    heir.tasks.rows[id_] = TaskProcess("running", 100, "here", heir.clock.now())
+    assert executor.try_adopt_task_instances([a_task_instance(Key("a"), id_, "running")]) == []
+    heir.beat(5)
+    assert [(key, state) for key, state, _ in heir.reports] == [("a", "failed")], "or sent back, where Airflow lets us"
+    assert "a" not in heir.keeper.running
 
 
 def test_the_end_frees_what_ended(bench, executor):
