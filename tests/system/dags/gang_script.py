@@ -12,26 +12,32 @@ import torch.distributed as dist
 
 from hetero_airflow.runtime import checkpoint, current_lease
 
-folder, dies = pathlib.Path(sys.argv[1]), sys.argv[2]
-folder.mkdir(exist_ok=True, parents=True)
-torch.set_num_threads(1)
-dist.init_process_group(current_lease().torch_backend)
-rank, size = dist.get_rank(), dist.get_world_size()
-model = torch.nn.Linear(1, 1, bias=False)
-torch.nn.init.zeros_(model.weight)
-steps = []
-for step in checkpoint.steps(8, every=1, state={"model": model}):
-    done = torch.ones(1)
-    dist.all_reduce(done)
-    with torch.no_grad():
-        model.weight += done
-    steps.append(step)
-    time.sleep(0.2)
-    if step == 3 and rank == size - 1 and dies != "nobody" and not (folder / "died").exists():
-        checkpoint.wait()
-        (folder / "died").touch()
-        os.kill(os.getpid() if dies == "rank" else os.getppid(), signal.SIGKILL)
-if rank == 0:
-    result = {"size": size, "steps": steps, "sum": model.weight.item(), "gang": current_lease().gang.name}
-    pathlib.Path(os.environ["HETERO_AIRFLOW_RESULT"]).write_text(json.dumps(result))
-dist.destroy_process_group()
+
+def main():
+    folder, dies = pathlib.Path(sys.argv[1]), sys.argv[2]
+    folder.mkdir(exist_ok=True, parents=True)
+    torch.set_num_threads(1)
+    dist.init_process_group(current_lease().torch_backend)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    steps = []
+    for step in checkpoint.steps(8, every=1, state={"model": model}):
+        done = torch.ones(1)
+        dist.all_reduce(done)
+        with torch.no_grad():
+            model.weight += done
+        steps.append(step)
+        time.sleep(0.2)
+        if step == 3 and rank == size - 1 and dies != "nobody" and not (folder / "died").exists():
+            checkpoint.wait()
+            (folder / "died").touch()
+            os.kill(os.getpid() if dies == "rank" else os.getppid(), signal.SIGKILL)
+    if rank == 0:
+        result = {"size": size, "steps": steps, "sum": model.weight.item(), "gang": current_lease().gang.name}
+        pathlib.Path(os.environ["HETERO_AIRFLOW_RESULT"]).write_text(json.dumps(result))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
