@@ -51,7 +51,7 @@ def test_where_one_dies_both_go_on_together_from_the_last_checkpoint(airflow, di
 
 
 def test_a_rank_that_is_cleared_takes_the_others_with_it(airflow):
-    run_id = airflow.trigger("gang")
+    run_id = airflow.trigger("gang", {"steps": 40})  # so long that it is not over before it is told
     airflow.wait_until(lambda: {ti["state"] for ti in ranks(airflow, run_id).values()} == {"running"}, "both to run")
     airflow.api(
         "POST",

@@ -14,7 +14,7 @@ from hetero_airflow.runtime import checkpoint, current_lease
 
 
 def main():
-    folder, dies = pathlib.Path(sys.argv[1]), sys.argv[2]
+    folder, dies, count = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     folder.mkdir(exist_ok=True, parents=True)
     torch.set_num_threads(1)
     dist.init_process_group(current_lease().torch_backend)
@@ -22,7 +22,7 @@ def main():
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     steps = []
-    for step in checkpoint.steps(8, every=1, state={"model": model}):
+    for step in checkpoint.steps(count, every=1, state={"model": model}):
         done = torch.ones(1)
         dist.all_reduce(done)
         with torch.no_grad():

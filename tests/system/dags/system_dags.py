@@ -200,11 +200,15 @@ with DAG("either", schedule=None):
 with DAG("impatient", schedule=None):
     DevicePythonOperator(task_id="impatient", device="gpu", wait_timeout=2, python_callable=use_device)
 
-with DAG("gang", schedule=None, params={"dies": "nobody"}):
+with DAG("gang", schedule=None, params={"dies": "nobody", "steps": 8}):
     TorchrunOperator.partial(
         task_id="train",
         script="gang_script.py",
-        args=[f"{os.environ.get('AIRFLOW_HOME', '.')}/gangs/{{{{ run_id | replace(':', '') }}}}", "{{ params.dies }}"],
+        args=[
+            f"{os.environ.get('AIRFLOW_HOME', '.')}/gangs/{{{{ run_id | replace(':', '') }}}}",
+            "{{ params.dies }}",
+            "{{ params.steps }}",
+        ],
         device="h100",
         max_restarts=1,
         retries=0,
