@@ -52,7 +52,14 @@ def test_where_one_dies_both_go_on_together_from_the_last_checkpoint(airflow, di
 
 def test_a_rank_that_is_cleared_takes_the_others_with_it(airflow):
     run_id = airflow.trigger("gang", {"steps": 40})  # so long that it is not over before it is told
-    airflow.wait_until(lambda: {ti["state"] for ti in ranks(airflow, run_id).values()} == {"running"}, "both to run")
+
+    def have_begun():
+        """Airflow itself takes the clear of a task that has just started for a failure, and waits for its retry."""
+        begun = {ti["state"] for ti in ranks(airflow, run_id).values()} == {"running"}
+        logs = [airflow.log_text("gang", run_id, "train", map_index=rank) for rank in (0, 1)] if begun else []
+        return bool(logs) and all("Starting 1 processes" in log for log in logs)
+
+    airflow.wait_until(have_begun, "both to run torchrun")
     airflow.api(
         "POST",
         "/dags/gang/clearTaskInstances",
