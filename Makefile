@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up test chaos lint bench-overhead bench-celery bench-memory bench-gangs bench-sensors bench-store bench-decide bench-schedule install lock clean moved
+.PHONY: help demo up test chaos lint bench-overhead bench-celery bench-agents bench-memory bench-gangs bench-sensors bench-store bench-decide bench-schedule install lock clean moved
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -58,6 +58,9 @@ bench-overhead: $(VENV)/.installed  ## measure what a device task costs more tha
 
 bench-celery: $(VENV)/.installed  ## measure the same over Celery, Redis and PostgreSQL
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_celery.py
+
+bench-agents: $(VENV)/.installed  ## measure what a thousand agents cost an API server; AGENTS=1000 SECONDS=60
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_agents.py $(AGENTS) $(SECONDS)
 
 bench-memory: $(VENV)/.installed  ## measure what HeteroExecutor adds to the scheduler's memory
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools $(RUN) tests/benchmarks/bench_memory.py
