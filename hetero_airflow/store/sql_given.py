@@ -17,6 +17,7 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     Boolean,
+    ColumnElement,
     Connection,
     DateTime,
     Insert,
@@ -108,6 +109,13 @@ def insert_given(dialect: str, table: Table, *names: str) -> Insert:
     """Inserts the rows of the parameter `rows`, with these columns."""
     rows = given(dialect, **{name: _kind(table.c[name].type) for name in names})
     return insert(table).from_select(list(names), select(*(rows.c[name] for name in names)))
+
+
+def by_key_only(column: ColumnElement[str]) -> ColumnElement[str]:
+    """A text column for a condition beside a key: SQLite would take its index for the key, and look at all rows that
+    wait for each that is asked for.
+    """
+    return column.concat("")
 
 
 def _kind(type_: TypeEngine[Any]) -> str:

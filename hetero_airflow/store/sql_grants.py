@@ -22,7 +22,7 @@ from hetero_airflow.store import tables
 from hetero_airflow.store.codec import CORES, decision_columns, digest
 from hetero_airflow.store.leases import lease_id
 from hetero_airflow.store.sql_books import Books
-from hetero_airflow.store.sql_given import as_keys, given, read_given
+from hetero_airflow.store.sql_given import as_keys, by_key_only, given, read_given
 from hetero_airflow.store.sql_leases import claimed, end_requests
 from hetero_airflow.store.sql_transaction import Writing, chunks
 from hetero_airflow.store.store import Commit
@@ -195,14 +195,14 @@ def write_dag_tokens(writing: Writing, tokens: Mapping[str, int]) -> None:
 @lru_cache(maxsize=2)
 def _newest(dialect: str) -> Select[Any]:
     asked = given(dialect, key="text")
-    waits = (_REQUEST.id == asked.c.key) & (_REQUEST.state == "waiting")
+    waits = (_REQUEST.id == asked.c.key) & (by_key_only(_REQUEST.state) == "waiting")
     return select(_REQUEST.id, _REQUEST.newest_decision, _REQUEST.dag_id).join_from(asked, tables.request, waits)
 
 
 @lru_cache(maxsize=2)
 def _place_requests(dialect: str) -> Update:
     placed = given(dialect, key="text")
-    mine = (_REQUEST.id == placed.c.key) & (_REQUEST.state == "waiting")
+    mine = (_REQUEST.id == placed.c.key) & (by_key_only(_REQUEST.state) == "waiting")
     return update(tables.request).where(mine).values(state="placed", changed=bindparam("stamp"))
 
 

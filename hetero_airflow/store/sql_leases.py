@@ -15,7 +15,7 @@ from hetero_airflow.model.lease import TERMINAL, TRANSITIONS, Claim, Lease, Leas
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import clean_cause
 from hetero_airflow.store.leases import movable, run_end
-from hetero_airflow.store.sql_given import ROWS, as_keys, as_rows, given
+from hetero_airflow.store.sql_given import ROWS, as_keys, as_rows, by_key_only, given
 from hetero_airflow.store.sql_reading import read_leases
 from hetero_airflow.store.sql_transaction import Writing, chunks
 from hetero_airflow.store.store import Move
@@ -105,7 +105,7 @@ def end_requests(writing: Writing, causes: Mapping[str, str], was: str, now: dat
 @lru_cache(maxsize=2)
 def _end_requests(dialect: str) -> Update:
     ended = given(dialect, key="text", cause="text")
-    mine = (_REQUEST.id == ended.c.key) & (_REQUEST.state == bindparam("was"))
+    mine = (_REQUEST.id == ended.c.key) & (by_key_only(_REQUEST.state) == bindparam("was"))
     values = {"state": "ended", "ended_at": bindparam("moment"), "cause": ended.c.cause, "changed": bindparam("stamp")}
     return update(tables.request).where(mine).values(values)
 
