@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from hetero_airflow.discovery.inventory_watch import InventoryWatch, with_unseen
 from hetero_airflow.engines.engine import AirflowEngine, Liveness
-from hetero_airflow.errors import RequestError, StoreError
+from hetero_airflow.errors import EngineError, RequestError, StoreError
 from hetero_airflow.executor.beliefs import Beliefs
 from hetero_airflow.executor.carrier import Asked, load_lease
 from hetero_airflow.executor.cluster_news import ClusterNews
@@ -234,9 +234,13 @@ class Dispatcher:
         workload.ti.context_carrier = load_lease(workload.ti.context_carrier, told)
         if self._engine.traits.start_s is not None or self._now - held.since > self._token_age:
             self._renew_token(workload, self._engine.traits.start_s)
+        try:
+            self._engine.hand_over(workload, lease, worker)
+        except EngineError as error:
+            self._fail(workload.key, f"It can't run where it was placed: {error}", self._now)
+            raise
         self._stays.begin(lease.request_id, held.since)
         self._keeper.begin(workload.key, lease, lambda: self.hold(workload, held.asked, held.since))
-        self._engine.hand_over(workload, lease, worker)
         del self.held[workload.key]
         self._placed.append((held, told, self._now))
 
@@ -363,7 +367,8 @@ class Dispatcher:
                 continue  # as long as another scheduler may take it back, with those of the others
             if id_ in leases:
                 held.request = snapshot.holders[id_].request if id_ in snapshot.holders else held.request
-                self._hand_over(held, leases[id_])
+                with suppress(EngineError):  # the task has failed with it
+                    self._hand_over(held, leases[id_])
             elif id_ in pending:
                 held.since, held.request = pending[id_].submitted_at, pending[id_].request
             else:

@@ -3,7 +3,7 @@ from datetime import timedelta
 import pytest
 
 from hetero_airflow.discovery.inventory_watch import with_unseen
-from hetero_airflow.errors import StoreUnavailable
+from hetero_airflow.errors import EngineError, StoreUnavailable
 from hetero_airflow.executor.carrier import unload_lease
 from hetero_airflow.executor.task_instances import TaskProcess
 from hetero_airflow.model.plan import Plan
@@ -299,3 +299,18 @@ def test_the_policy_is_told_within_a_minute_what_ended_runs_took(bench):
     bench.beat()
     assert told[-2].works == {}
     assert told[-1].duration_s(("dag", "b"), "nvidia/a100-sxm4-40gb").middle == pytest.approx(30, rel=0.01)
+
+
+def test_a_task_that_its_engine_can_never_take_fails_with_its_words_and_holds_nothing(bench):
+    def refuse(workload, lease, worker):
+        raise EngineError("a job with 40 devices", found="3000 characters", remedy="Ask for fewer")
+
+    bench.engine.hand_over = refuse
+    bench.hold("a")
+    for _ in range(3):
+        bench.beat(1)
+    ((key, state, reason),) = bench.reports
+    assert (key, state) == ("a", "failed")
+    assert "a job with 40 devices; found 3000 characters. Ask for fewer." in reason
+    snapshot = bench.store.snapshot()
+    assert (bench.dispatcher.held, bench.keeper.running, snapshot.pending, snapshot.leases) == ({}, {}, (), ())
