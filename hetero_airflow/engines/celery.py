@@ -16,44 +16,31 @@ from airflow.providers.celery.executors.celery_executor_utils import OPERATION_T
 from airflow.providers.common.compat.sdk import AirflowTaskTimeout, timeout
 from airflow.utils.state import TaskInstanceState
 from celery import states
-from sqlalchemy.orm import Session
 
-from hetero_airflow.engines.engine import EngineTraits, Liveness, Surroundings, Use
+from hetero_airflow.engines.engine import EngineTraits
 from hetero_airflow.engines.queues import queue_of
-from hetero_airflow.engines.remote import START_S, RemoteLeases
+from hetero_airflow.engines.remote import START_S, RemoteEngine
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker
 
 log = logging.getLogger(__name__)
 
-NAME = "celery"
 
-
-class CeleryEngine:
+class CeleryEngine(RemoteEngine):
     """Sends what it is given to the Celery worker that was decided."""
 
+    name = "celery"
     traits = EngineTraits(supports_callbacks=True, pre_assigns_external_executor_id=True, start_s=START_S)
 
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
-        self.executor = RoutingCeleryExecutor(parallelism, team_name)
-        self._leases = RemoteLeases()
+        super().__init__(RoutingCeleryExecutor(parallelism, team_name))
         self._outage = ""
-
-    def start(self, surroundings: Surroundings) -> None:
-        """Start CeleryExecutor, which starts nothing."""
-        self._surroundings = surroundings
-        surroundings.introduce(self.executor)
-        self.executor.start()
-
-    def accept(self, workload: Any, session: Session) -> None:
-        """Take a workload that asks for no device, exactly as CeleryExecutor alone would."""
-        self.executor.queue_workload(workload, session)
 
     def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
         """Take a device task that was placed on a worker; it is sent at the next `heartbeat`."""
-        if workload.key in self._leases:  # sent before, and void: Celery's answer to that is not this one's
+        if workload.key in self.leases:  # sent before, and void: Celery's answer to that is not this one's
             workload.ti.external_executor_id = str(uuid4())
-        self._leases.hand_over(workload.key, lease)
+        self.leases.hand_over(workload.key, lease)
         self.executor.places[workload.key] = queue_of(worker.id)
         self.hand_back(workload)
 
@@ -63,71 +50,35 @@ class CeleryEngine:
 
     def withdraw(self, key: Any) -> bool:
         """Take back a task that was not yet sent; whether it was still there."""
-        self.executor.places.pop(key, None)
-        return self.executor.queued_tasks.pop(key, None) is not None
+        was_there = self.executor.queued_tasks.pop(key, None) is not None
+        if was_there:
+            self.executor.places.pop(key, None)
+            self.leases.withdraw(key)
+        return was_there
 
     def collect(self) -> dict[Any, tuple[Any, Any]]:
         """What ended since the last call, as Celery's result backend says."""
         self._weather(self.executor.sync)
-        return self._ended()
+        return self.ended()
 
     def heartbeat(self) -> None:
         """Send what was taken."""
-        self._weather(lambda: self.executor.trigger_tasks(self.executor.slots_available))
-
-    def has_task(self, task_instance: Any) -> bool:
-        """Whether CeleryExecutor still has the task."""
-        return bool(self.executor.has_task(task_instance))
-
-    def try_adopt(self, task_instances: Sequence[Any]) -> Sequence[Any]:
-        """Follow tasks that another scheduler sent; those without Celery's id are returned."""
-        return self.executor.try_adopt_task_instances(task_instances)
-
-    def fail_connection_test(self, key: Any) -> None:
-        """Forget a connection test that Airflow gave up."""
-        self.executor.fail_connection_test(key)
-
-    @property
-    def occupied(self) -> int:
-        """Workloads that CeleryExecutor counts as its own, without device tasks."""
-        ours = sum(key in self.executor.running or key in self.executor.queued_tasks for key in self._leases)
-        return int(self.executor.slots_occupied) - ours
-
-    def reaches(self, worker: Worker) -> bool:
-        """Whether the worker's agent says that Celery works there."""
-        return worker.engine == NAME
-
-    def open_slots(self) -> int | None:
-        """Any number: each worker has its own processes."""
-        return None
-
-    def look(self, uses: Sequence[Use]) -> dict[str, Liveness]:
-        """Lease id → whether a process of it runs, as agents and Celery say."""
-        return self._leases.look(uses, self._surroundings)
-
-    def signal(self, use: Use, number: int) -> None:
-        """Nothing: the supervisor and the agent on the worker end what outlives its task or its lease."""
+        self._weather(lambda: self.executor.trigger_tasks(self.executor.parallelism - len(self.executor.running)))
 
     def end(self) -> dict[Any, tuple[Any, Any]]:
         """Leave what runs to the next scheduler, as CeleryExecutor does; what had ended."""
         self._weather(self.executor.end)
-        return self._ended()
+        return self.ended()
 
-    def terminate(self) -> None:
-        """Stop without waiting."""
-        self.executor.terminate()  # type: ignore[no-untyped-call]
-
-    def _ended(self) -> dict[Any, tuple[Any, Any]]:
-        events = dict(self.executor.get_event_buffer())
+    def ended(self) -> dict[Any, tuple[Any, Any]]:
+        """The executor's events since the last call. After an end in order, no process of the task is left."""
         for key in self.executor.void:
-            self._leases.note_over(key)
+            self.leases.note_over(key)
         self.executor.void.clear()
-        for key, (state, _) in events.items():
+        for key, (state, _) in self.executor.event_buffer.items():
             if state == TaskInstanceState.SUCCESS:  # its supervisor has come to its end, whatever became of the task
-                self._leases.note_over(key)
-            if state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED):
-                self._leases.end(key)
-        return events
+                self.leases.note_over(key)
+        return super().ended()
 
     def _weather(self, step: Callable[[], object]) -> None:
         """A broker or a result backend that does not answer costs one warning, not the scheduler's loop."""

@@ -15,35 +15,26 @@ import psutil
 from airflow.executors.local_executor import LocalExecutor
 from airflow.executors.workloads import ExecuteTask
 from airflow.utils.net import get_hostname
-from sqlalchemy.orm import Session
 
-from hetero_airflow.engines.engine import EngineTraits, Liveness, Surroundings, Use
+from hetero_airflow.engines.engine import EngineTraits, Liveness, Use
 from hetero_airflow.engines.processes import Leader, lease_processes, signal_processes
+from hetero_airflow.engines.wrapping import WrappedExecutor
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker
 
 NAME = "local"
 
 
-class LocalEngine:
+class LocalEngine(WrappedExecutor):
     """Runs what it is given on this host."""
 
     traits = EngineTraits(is_local=True, serve_logs=True, supports_callbacks=True, supports_connection_test=True)
 
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
-        self.executor = LocalExecutor(parallelism, team_name)
+        super().__init__(LocalExecutor(parallelism, team_name))
         self._host = get_hostname()
         self._leaders: dict[str, psutil.Process] = {}
         """Lease id → its task's process, once that was found: from then on no clock that is set forward hides it."""
-
-    def start(self, surroundings: Surroundings) -> None:
-        """Start LocalExecutor's worker processes."""
-        surroundings.introduce(self.executor)
-        self.executor.start()
-
-    def accept(self, workload: Any, session: Session) -> None:
-        """Take a workload that asks for no device, exactly as LocalExecutor alone would."""
-        self.executor.queue_workload(workload, session)
 
     def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
         """Take a device task that was placed here; it starts at the next `heartbeat`."""
@@ -65,14 +56,6 @@ class LocalEngine:
     def heartbeat(self) -> None:
         """Give what was taken to the worker processes."""
         self.executor.heartbeat()
-
-    def has_task(self, task_instance: Any) -> bool:
-        """Whether LocalExecutor still holds the task."""
-        return bool(self.executor.has_task(task_instance))
-
-    def try_adopt(self, task_instances: Sequence[Any]) -> Sequence[Any]:
-        """Those of another scheduler's tasks that LocalExecutor can't take over: all."""
-        return self.executor.try_adopt_task_instances(task_instances)
 
     def open_slots(self) -> int:
         """How many workloads would start at once: LocalExecutor itself would take any number into its pipe."""
@@ -111,10 +94,6 @@ class LocalEngine:
             with suppress(OSError):
                 yield Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0 ")
 
-    def fail_connection_test(self, key: Any) -> None:
-        """Forget a connection test that Airflow gave up."""
-        self.executor.fail_connection_test(key)
-
     @property
     def occupied(self) -> int:
         """Workloads that LocalExecutor counts as its own."""
@@ -144,7 +123,3 @@ class LocalEngine:
         """Wait for the running tasks, then stop the worker processes; what ended meanwhile."""
         self.executor.end()
         return dict(self.executor.get_event_buffer())
-
-    def terminate(self) -> None:
-        """Stop without waiting."""
-        self.executor.terminate()

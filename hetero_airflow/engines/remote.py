@@ -6,7 +6,10 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from airflow.utils.state import TaskInstanceState
+
 from hetero_airflow.engines.engine import Liveness, Surroundings, Use
+from hetero_airflow.engines.wrapping import WrappedExecutor
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.sight import WorkerSight
 from hetero_airflow.model.worker import Worker, WorkerState
@@ -54,6 +57,11 @@ class RemoteLeases:
         """Take note of a task that ended, whatever may be left of it on its worker."""
         self._sent.pop(self._leases.pop(key, ""), None)
 
+    def withdraw(self, key: Any) -> None:
+        """Take note of a task that was taken back before it left."""
+        self.note_over(key)
+        self.end(key)
+
     def note_over(self, key: Any) -> None:
         """Take note that no process of a task is left: its supervisor ended in order, or it was never sent."""
         if key in self._leases:
@@ -79,17 +87,64 @@ def judge(
     """Whether a process of a lease runs on a worker that its agent speaks for.
 
     A worker that is lost gets nothing new until its agent says that no process of a lease that is over lives there, so
-    of a lease on it nothing has to be waited for; but a message may lie there, and be found when it comes back.
+    of a lease on it nothing has to be waited for; but a message may lie there, and be found when it comes back. What
+    an agent saw counts for there until it says otherwise, however long it is silent.
 
     :param sight: what the agent said last; None for nothing yet
     :param sent_at: when the task was handed over
     """
-    if sight is not None and use.lease.id in sight.leases and now - sight.at < FRESH:
-        return Liveness.ALIVE
-    if use.state == "queued":
-        return Liveness.UNKNOWN if now - sent_at < _STARTED else Liveness.GONE
-    if worker is None or worker.state is WorkerState.LOST:
+    is_lost = worker is None or worker.state is WorkerState.LOST
+    if sight is not None and use.lease.id in sight.leases:
+        return Liveness.ALIVE if now - sight.at < FRESH else Liveness.GONE if is_lost else Liveness.UNKNOWN
+    may_begin = use.state == "queued" or use.seen_at is None  # Airflow knows of no process of it
+    if may_begin and now - sent_at < _STARTED:
+        return Liveness.UNKNOWN
+    if is_lost or use.state == "queued":
         return Liveness.GONE
-    if sight is not None and use.seen_at is not None and sight.at > use.seen_at + BEFORE:
-        return Liveness.GONE
-    return Liveness.UNKNOWN
+    since = sent_at + _STARTED if use.seen_at is None else use.seen_at
+    return Liveness.GONE if sight is not None and sight.at > since + BEFORE else Liveness.UNKNOWN
+
+
+class RemoteEngine(WrappedExecutor):
+    """An executor whose tasks run on workers that agents speak for."""
+
+    name: str
+    """Of the engine, as agents say it."""
+
+    def __init__(self, executor: Any) -> None:
+        super().__init__(executor)
+        self.leases = RemoteLeases()
+
+    def start(self, surroundings: Surroundings) -> None:
+        """Start the executor."""
+        self._surroundings = surroundings
+        super().start(surroundings)
+
+    def reaches(self, worker: Worker) -> bool:
+        """Whether the worker's agent says that this engine's tasks run there."""
+        return worker.engine == self.name
+
+    def open_slots(self) -> int:
+        """As many as Airflow's ``parallelism`` leaves, which the executor keeps to."""
+        return max(0, int(self.executor.slots_available))
+
+    @property
+    def occupied(self) -> int:
+        """Workloads that the executor counts as its own, without device tasks."""
+        ours = sum(key in self.executor.running or key in self.executor.queued_tasks for key in self.leases)
+        return int(self.executor.slots_occupied) - ours
+
+    def look(self, uses: Sequence[Use]) -> dict[str, Liveness]:
+        """Lease id → whether a process of it runs, as agents and the executor say."""
+        return self.leases.look(uses, self._surroundings)
+
+    def signal(self, use: Use, number: int) -> None:
+        """Nothing: the supervisor and the agent on the worker end what outlives its task or its lease."""
+
+    def ended(self) -> dict[Any, tuple[Any, Any]]:
+        """The executor's events since the last call."""
+        events = dict(self.executor.get_event_buffer())
+        for key, (state, _) in events.items():
+            if state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED):
+                self.leases.end(key)
+        return events

@@ -104,9 +104,21 @@ def test_plain_tasks_go_to_their_own_queue_and_are_never_void(engine, broker):
     assert engine.occupied == 1
 
 
+def test_as_many_are_sent_at_once_as_parallelism_leaves(engine, broker):
+    for number in range(8):
+        place(engine, f"t{number}")
+    assert engine.open_slots() == 0
+    engine.heartbeat()
+    assert len(queued(broker, "hetero.w1")) == 8
+    place(engine, "one too many")
+    engine.heartbeat()
+    assert len(queued(broker, "hetero.w1")) == 8
+
+
 def test_what_was_not_yet_sent_can_be_withdrawn(engine, broker):
-    task, _ = place(engine)
+    task, lease = place(engine)
     assert engine.withdraw(task.key)
+    assert liveness(engine, lease, None) is Liveness.GONE
     engine.heartbeat()
     assert not engine.withdraw(task.key)
     assert queued(broker, "hetero.w1") == []

@@ -44,6 +44,21 @@ def test_a_lease_is_judged_by_the_agent_then_by_its_worker_then_by_time(what, wo
     assert judge(what, worker, sight, EPOCH, at(100)) is expected
 
 
+def test_what_an_agent_saw_counts_for_there_however_long_it_is_silent():
+    """An API server that is away silences agents and tasks alike, and takes no worker with it."""
+    sight = WorkerSight(at(100), HERE)
+    for silent_s in (13, 20, 600):
+        assert judge(use(seen_s=96), WORKER, sight, EPOCH, at(100 + silent_s)) is Liveness.UNKNOWN
+
+
+def test_a_task_that_was_taken_out_of_the_queue_of_its_worker_is_gone_once_it_can_not_begin():
+    """Airflow never heard of a process of it: there is no moment to compare with what the agent saw."""
+    never = use("failed")
+    assert judge(never, WORKER, WorkerSight(at(19), ELSEWHERE), EPOCH, at(20)) is Liveness.UNKNOWN
+    assert judge(never, WORKER, WorkerSight(at(70), ELSEWHERE), EPOCH, at(90)) is Liveness.UNKNOWN
+    assert judge(never, WORKER, WorkerSight(at(89), ELSEWHERE), EPOCH, at(90)) is Liveness.GONE
+
+
 @pytest.mark.parametrize("worker", [WORKER, LOST])
 def test_a_task_that_was_sent_may_start_while_its_token_is_good(worker):
     """On a worker that is lost, too: it may be back in time to find the message."""
