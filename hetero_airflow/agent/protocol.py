@@ -31,10 +31,10 @@ ENROLMENT_S = 3600.0
 
 MAX_SMALL_BYTES = 4096
 """Of an enrolment."""
-MAX_HEARTBEAT_BYTES = 1 << 20
-"""4096 readings with all fields are 0.7 MB."""
+MAX_HEARTBEAT_BYTES = 2 << 20
+"""4096 readings with all fields are 1.0 MB."""
 MAX_INVENTORY_BYTES = 4 << 20
-"""4096 devices with all that probes tell are 2.1 MB."""
+"""4096 devices with all that probes tell are 3.3 MB."""
 
 MAX_LEASES = 4096
 """Whose processes are on one host."""
@@ -101,6 +101,8 @@ def is_sane(reading: Telemetry) -> bool:
         and _is_within(reading.utilization, 0, 1)
         and _is_within(reading.temperature_c, -300, 10_000)
         and _is_within(reading.power_w, 0, 1e6)
+        and _is_within(reading.pcie_sent_bytes_per_s, 0, MAX_BYTES)
+        and _is_within(reading.pcie_received_bytes_per_s, 0, MAX_BYTES)
         and _is_within(reading.ecc_errors, 0, 2**53)
         and _is_within(reading.xid, 0, 10_000)
     )

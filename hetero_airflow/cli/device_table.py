@@ -73,6 +73,10 @@ def _use(reading: Telemetry | None) -> Iterator[str]:
         yield f"{reading.temperature_c:.0f} °C"
     if reading is not None and reading.power_w is not None:
         yield f"{reading.power_w:.0f} W"
+    if reading is not None and reading.pcie_received_bytes_per_s is not None:
+        yield f"{reading.pcie_received_bytes_per_s / 1e9:.2f} GB/s in"
+    if reading is not None and reading.pcie_sent_bytes_per_s is not None:
+        yield f"{reading.pcie_sent_bytes_per_s / 1e9:.2f} GB/s out"
 
 
 def _place(device: Device, devices: Mapping[str, Device]) -> Iterator[str]:

@@ -19,6 +19,9 @@ and the second::
       "ecc": {"total_uncorrectable_count": 0},
       "mem_usage": {"free_vram": {"value": 7974, "unit": "MB"}}}]
 
+Neither is asked what the PCIe link carries: the library says Mb/s where the kernel says GB/s of the same number, which
+is of both directions together, and the counter of the directions that old chips have takes a second to read.
+
 ROCm 7 puts both lists into ``{"gpu_data": [...]}``. "MB" are mebibytes: 65520 on an MI210 of 64 GiB.
 """
 

@@ -24,7 +24,7 @@ from hetero_airflow.discovery.probe_process import Answer
 from hetero_airflow.errors import shorten
 
 MAX_ANSWER_BYTES = 4 << 20
-"""4096 devices with their telemetry are 2.1 MB."""
+"""4096 devices with their telemetry are 3.8 MB."""
 
 MAX_LINE = 500
 _MODULE = "hetero_airflow.discovery.probe_process"

@@ -10,6 +10,7 @@ the answers are, call by call (``None`` where NVML says "not supported")::
     nvmlDeviceGetMemoryInfo(handle)         total 85899345920, free 85443870720
     nvmlDeviceGetPciInfo(handle).busId      '00000000:07:00.0'
     nvmlDeviceGetMigMode(handle)            [0, 0]
+    nvmlDeviceGetPcieThroughput(handle, 0)  26700    (0: sent, 1: received; KB/s, measured for 20 ms while it blocks)
 
 NVML has no call for the last XID: it tells an XID only to whoever was waiting in an event set when
 it happened. A probe is not, so `Telemetry.xid` stays None, and what NVML does keep is used instead:
@@ -141,6 +142,8 @@ def _read_gpu(pynvml: Any, ask: Callable[..., Any], handle: Any) -> dict[str, An
         "utilization": getattr(ask(pynvml.nvmlDeviceGetUtilizationRates, handle), "gpu", None),
         "temperature": ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
         "power_mw": ask(pynvml.nvmlDeviceGetPowerUsage, handle),
+        "pcie_sent_kb_per_s": ask(pynvml.nvmlDeviceGetPcieThroughput, handle, pynvml.NVML_PCIE_UTIL_TX_BYTES),
+        "pcie_received_kb_per_s": ask(pynvml.nvmlDeviceGetPcieThroughput, handle, pynvml.NVML_PCIE_UTIL_RX_BYTES),
         "ecc_uncorrected": ask(
             pynvml.nvmlDeviceGetTotalEccErrors,
             handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC,
@@ -275,5 +278,7 @@ def _telemetry(gpu: Mapping[str, Any], device_id: str) -> Telemetry:
         utilization=to_share(gpu.get("utilization")),
         temperature_c=to_number(gpu.get("temperature")),
         power_w=None if power_mw is None else power_mw / 1000,
+        pcie_sent_bytes_per_s=to_bytes(gpu.get("pcie_sent_kb_per_s"), 1000),
+        pcie_received_bytes_per_s=to_bytes(gpu.get("pcie_received_kb_per_s"), 1000),
         ecc_errors=to_count(gpu.get("ecc_uncorrected")),
     )

@@ -91,6 +91,9 @@ class Telemetry(BaseModel):
     """0 to 1."""
     temperature_c: float | None = None
     power_w: float | None = None
+    pcie_sent_bytes_per_s: int | None = None
+    """What the device sent over PCIe; NVIDIA measures for 20 ms."""
+    pcie_received_bytes_per_s: int | None = None
     ecc_errors: int | None = None
     """Uncorrected ECC errors since the driver was loaded."""
     xid: int | None = None

@@ -104,6 +104,8 @@ def test_of_many_errors_the_first_is_told():
         reading(memory_free_bytes=10**400),
         reading(utilization=1.5),
         reading(power_w=float("nan")),
+        reading(pcie_sent_bytes_per_s=-1),
+        reading(pcie_received_bytes_per_s=2**60),
         reading(temperature_c=float("inf")),
         reading(ecc_errors=-1),
         reading(device_id="<b>"),
@@ -116,6 +118,12 @@ def test_of_many_errors_the_first_is_told():
 def test_a_heartbeat_that_can_not_be_is_refused(body):
     with pytest.raises(ValueError, match=r"worker|telemetry|inventory|a list"):
         read_body(Heartbeat, json.dumps(body).encode())
+
+
+def test_an_agent_that_knows_fewer_readings_is_heard():
+    heard = read_body(Heartbeat, json.dumps(reading(power_w=70.5)).encode())
+    assert heard == Heartbeat(worker="worker-a", telemetry=(Telemetry(device_id="GPU-0", power_w=70.5),))
+    assert (heard.telemetry[0].pcie_sent_bytes_per_s, heard.telemetry[0].pcie_received_bytes_per_s) == (None, None)
 
 
 def test_an_agent_leaves_out_readings_that_would_be_refused():
@@ -132,7 +140,7 @@ def test_the_largest_worker_fits_into_the_limits():
     readings = tuple(
         Telemetry(
             device_id=one, memory_free_bytes=85520809984, utilization=0.123, temperature_c=63.5, power_w=412.5,
-            ecc_errors=0,
+            pcie_sent_bytes_per_s=26_700_000_000, pcie_received_bytes_per_s=26_700_000_000, ecc_errors=0, xid=79,
         )
         for one in ids
     )  # fmt: skip

@@ -52,6 +52,11 @@ class FakeNvml:
             raise pynvml.NVMLError_GpuIsLost
         return gpu
 
+    def nvmlDeviceGetPcieThroughput(self, device, counter):
+        if "nvmlDeviceGetPcieThroughput" not in device:
+            raise pynvml.NVMLError_NotSupported
+        return device["nvmlDeviceGetPcieThroughput"][counter]
+
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device, index):
         if str(index) not in device["mig"]:
             raise pynvml.NVMLError_NotFound
@@ -108,6 +113,8 @@ def test_two_linked_gpus_one_of_which_needs_repair(probe_with):
                 utilization=0.37,
                 temperature_c=41,
                 power_w=63.18,
+                pcie_sent_bytes_per_s=26_700_000,
+                pcie_received_bytes_per_s=1_204_500_000,
                 ecc_errors=0,
             ),
             Telemetry(device_id=second, memory_free_bytes=85443870720, ecc_errors=3),
@@ -233,6 +240,9 @@ def test_models_answer_to_the_words_of_the_catalogue(name, model, asked):
     assert is_model_of(asked, model_tokens(model))
 
 
+READINGS = (
+    "utilization", "temperature", "power_mw", "pcie_sent_kb_per_s", "pcie_received_kb_per_s", "ecc_uncorrected",
+)  # fmt: skip
 maybe = st.one_of(st.none(), st.integers(-(1 << 70), 1 << 70))
 
 
@@ -240,7 +250,7 @@ maybe = st.one_of(st.none(), st.integers(-(1 << 70), 1 << 70))
     name=st.one_of(st.none(), st.text()),
     uuid=st.one_of(st.none(), st.text(min_size=1)),
     total=maybe,
-    readings=st.fixed_dictionaries(dict.fromkeys(("utilization", "temperature", "power_mw", "ecc_uncorrected"), maybe)),
+    readings=st.fixed_dictionaries(dict.fromkeys(READINGS, maybe)),
     driver=st.text(),
     cuda=maybe,
 )

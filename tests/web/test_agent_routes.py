@@ -14,6 +14,7 @@ from hetero_airflow.agent.protocol import (
     ENROLMENT_PATH,
     HEARTBEAT_PATH,
     INVENTORY_PATH,
+    MAX_HEARTBEAT_BYTES,
     MAX_INVENTORY_BYTES,
     PREFIX,
     Heartbeat,
@@ -217,7 +218,7 @@ def test_negative_memory_is_told(speaker):
 def test_a_body_above_the_limit_is_not_read_to_its_end(speaker):
     agent = speaker()
     assert refusal(agent.send("PUT", INVENTORY_PATH, b" " * (MAX_INVENTORY_BYTES + 1))) == (413, "too_large")
-    assert refusal(agent.send("POST", HEARTBEAT_PATH, b" " * (2 << 20))) == (413, "too_large")
+    assert refusal(agent.send("POST", HEARTBEAT_PATH, b" " * (MAX_HEARTBEAT_BYTES + 1))) == (413, "too_large")
 
 
 def test_a_stranger_can_not_make_the_server_read_a_body(server, speaker):
