@@ -38,6 +38,8 @@ def plan_report(rehearsal: Rehearsal, dag_id: str, policy: str, source: str) -> 
     yield table(("Task", "Asks for", "Worker", "Waits", "Starts after", "Ends after", "Usual course"), rows, whole=6)
     if any(task.is_assumed for task in rehearsal.tasks):
         yield cell("* nothing is known of how long it takes; its duration is assumed (--assume)")
+    for note in rehearsal.notes:
+        yield cell(f"NOTE {note.id}: {note.text}")
     for miss in rehearsal.misses:
         yield cell(f"MISS {miss.id}: {miss.text}", style="red")
     if not rehearsal.misses:
@@ -64,6 +66,7 @@ def plan_json(rehearsal: Rehearsal, dag_id: str, policy: str) -> dict[str, Any]:
             }
             for task in rehearsal.tasks
         ],
+        "notes": [{"id": note.id, "text": note.text} for note in rehearsal.notes],
         "misses": [{"id": miss.id, "text": miss.text} for miss in rehearsal.misses],
     }
 

@@ -35,6 +35,8 @@ class JobRun:
     since_s: float = 0.0
     overhead_s: float = 0.0
     speed: float = 0.0
+    due_s: float = 0.0
+    """When the work of the present stay is done."""
     stay: int = 0
     """Number of the present stay; a finish that was foreseen in an earlier one is void."""
     served: dict[str, float] = field(default_factory=dict)
@@ -67,7 +69,8 @@ class JobRun:
             self.started_s = now_s
         elif self._moved():
             self.migrations += 1
-        return now_s + overhead_s + self.remaining / self.speed
+        self.due_s = now_s + overhead_s + self.remaining / self.speed
+        return self.due_s
 
     def _moved(self) -> bool:
         last = self.intervals[-len(self.holds) :]

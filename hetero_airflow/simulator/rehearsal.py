@@ -6,16 +6,18 @@ and last bound what is told of each task.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 from hetero_airflow.matching.feasibility import check_worker
 from hetero_airflow.model.estimates import Estimates, Interval, TaskName
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Pending, Snapshot
 from hetero_airflow.policies.policy import Policy
-from hetero_airflow.simulator.options import Options
+from hetero_airflow.simulator.gang_room import gang_room
+from hetero_airflow.simulator.options import START, Options
 from hetero_airflow.simulator.record import JobRecord
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.standing import Case, expected_job, standing_jobs
@@ -23,8 +25,6 @@ from hetero_airflow.simulator.workload import ANY_DEVICE, Job, Workload
 
 NEVER_S = 10 * 365 * 86400.0
 """What does not happen within the simulation is told to happen then."""
-
-_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,14 @@ class PlannedTask:
     """Of a task that needs no device, where it is known."""
     limit_s: float | None = None
     """Airflow ends it when it has run for longer."""
+    gang: str = ""
+    """Tasks of one gang, in the order of their ranks, are placed all together or not at all; empty for one of its
+    own."""
+    gang_size: int = 1
+    least: int = 1
+    """With how many its gang goes on without the others."""
+    is_count_known: bool = True
+    """False: only the run tells how many instances its task has; those planned are the fewest that it runs with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,15 @@ class Miss:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """In what the rehearsal of a task differs from what was asked."""
+
+    id: str
+    """Of the first instance that it is true of."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Rehearsal:
     """The tasks in the order of their usual start, and what would go wrong."""
 
@@ -81,6 +98,7 @@ class Rehearsal:
     misses: tuple[Miss, ...]
     standing: int
     """Tasks of other DAG runs that waited or ran when it began."""
+    notes: tuple[Note, ...] = ()
 
     @property
     def end_s(self) -> Interval:
@@ -102,12 +120,15 @@ def rehearse(
 ) -> Rehearsal:
     """What becomes of the tasks if their DAG run starts so many seconds after the snapshot.
 
-    Only what stands in the snapshot competes with them: DAG runs that begin later are not foreseen.
+    Only what stands in the snapshot competes with them: DAG runs that begin later are not foreseen. A gang is
+    rehearsed with all its ranks, or where these could never be placed together, with the most that could.
 
     :param assumed_s: how long a task runs of which nothing is known
     :param deadline_s: after the start of the run, by which its last task should have ended
     """
+    notes = list(_unknown_counts(tasks))
     misses = list(_impossible(snapshot, tasks))
+    tasks = _with_sized_gangs(snapshot, tasks, policy, notes, misses)
     possible = _without(tasks, {miss.id for miss in misses}, misses)
     records = [_simulate(snapshot, possible, policy, now, case, starts_in_s, assumed_s, options) for case in Case]
     told = [
@@ -115,19 +136,53 @@ def rehearse(
     ]
     told.sort(key=lambda one: (one.start_s.middle, one.id))
     misses += _late(told, {task.id: task for task in possible}, deadline_s)
-    return Rehearsal(tuple(told), tuple(misses), len(snapshot.leases) + len(snapshot.pending))
+    return Rehearsal(tuple(told), tuple(misses), len(snapshot.leases) + len(snapshot.pending), tuple(notes))
+
+
+def _unknown_counts(tasks: Sequence[PlannedTask]) -> Iterator[Note]:
+    firsts: dict[TaskName, PlannedTask] = {}
+    for task in tasks:
+        if not task.is_count_known:
+            firsts.setdefault(task.task, task)
+    for task in firsts.values():
+        planned = f"one gang of {task.gang_size} is" if task.gang else "one is"
+        yield Note(task.id, f"how many instances there are is known only in the run; {planned} planned")
 
 
 def _impossible(snapshot: Snapshot, tasks: Sequence[PlannedTask]) -> list[Miss]:
     misses = []
     for task in tasks:
-        if task.request is None:
+        if task.request is None or task.gang:
             continue
         checks = [check_worker(one, worker) for one in task.request.alternatives for worker in snapshot.workers]
         if not any(fits or (reason is not None and reason.is_transient) for fits, reason in checks):
             reason = next((str(reason) for _, reason in checks), "there is no worker")
             misses.append(Miss(task.id, f"no known worker could ever run {task.request}: {reason}"))
     return misses
+
+
+def _with_sized_gangs(
+    snapshot: Snapshot, tasks: Sequence[PlannedTask], policy: Policy, notes: list[Note], misses: list[Miss]
+) -> list[PlannedTask]:
+    """The tasks without ranks that their gangs go on without; what can't be as asked is noted, or is a miss."""
+    gangs: defaultdict[str, list[PlannedTask]] = defaultdict(list)
+    for task in tasks:
+        if task.gang:
+            gangs[task.gang].append(task)
+    sizes: dict[str, int] = {}
+    left_out: set[str] = set()
+    for gang, members in gangs.items():
+        most, least = members[0].gang_size, members[0].least
+        asked = [pending for one in members if (pending := _pending(one, one.id)) is not None]
+        room = gang_room(snapshot, asked, least, policy)
+        sizes[gang] = room.size
+        if room.size == 0:
+            text = f"its gang of {most if least == most else f'{least} to {most}'} can't be placed: {room.reason}"
+            misses += (Miss(one.id, text) for one in members)
+        elif room.size < most:
+            notes.append(Note(members[0].id, f"its gang is planned with {room.size} of {most} ranks: {room.reason}"))
+            left_out |= {one.id for one in members[room.size :]}
+    return [replace(one, gang_size=sizes.get(one.gang, 1)) for one in tasks if one.id not in left_out]
 
 
 def _without(tasks: Sequence[PlannedTask], lost: set[str], misses: list[Miss]) -> list[PlannedTask]:
@@ -183,16 +238,26 @@ def _edges(tasks: Sequence[PlannedTask]) -> dict[TaskName, tuple[TaskName, ...]]
 def _job(
     task: PlannedTask, ids: dict[str, str], estimates: Estimates, case: Case, starts_in_s: float, assumed_s: float
 ) -> Job:
-    dag_id, task_id = task.task
-    if task.request is None:
+    pending = _pending(task, ids[task.id])
+    if pending is None:
+        dag_id, task_id = task.task
         duration_s = assumed_s if task.duration_s is None else task.duration_s[case]
         nothing = DeviceRequest.parse("cpu")
         job = Job(ids[task.id], 0.0, nothing, max(duration_s, 1e-6), {ANY_DEVICE: 1.0}, task_id, dag_id, ranks=0)
     else:
-        pending = Pending(ids[task.id], task.request, _EPOCH, task.weight, dag_id, "", task_id)
         job = expected_job(pending, estimates, case, assumed_s, {})
     return replace(
         job, arrival_s=starts_in_s, run="rehearsal", after=tuple(ids[one] for one in task.after if one in ids)
+    )
+
+
+def _pending(task: PlannedTask, request_id: str) -> Pending | None:
+    """What the queue knows of it; None if it needs no device."""
+    if task.request is None:
+        return None
+    dag_id, task_id = task.task
+    return Pending(
+        request_id, task.request, START, task.weight, dag_id, "", task_id, gang=task.gang, gang_size=task.gang_size
     )
 
 

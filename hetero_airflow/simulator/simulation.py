@@ -98,9 +98,11 @@ class Simulation:
         self._cycle = Cycle(self._store, policy, self._engine, _NEVER_S, preemptor=preemptor, believed=self._believed)
         self._runs = {job.id: JobRun(job, _best_s(job, classes)) for job in self._jobs}
         self._by_request: dict[str, tuple[JobRun, Pending]] = {}
+        self._gangs: defaultdict[str, list[JobRun]] = defaultdict(list)
         self._successors: defaultdict[str, list[JobRun]] = defaultdict(list)
         self._blockers: dict[str, int] = {}
         for run in self._runs.values():
+            self._gangs[run.job.gang].append(run)
             self._blockers[run.job.id] = len(run.job.after)
             for before in run.job.after:
                 self._successors[before].append(run)
@@ -203,7 +205,7 @@ class Simulation:
             pending = Pending(
                 request_id, job.request, _time(run.submitted_s), job.weight, job.group, job.run or job.id,
                 self._informant.task_id(job), -1 if job.ranks == 1 else rank, 1, dict(run.served),
-                "" if job.ranks == 1 else job.id, job.ranks,
+                job.gang if job.ranks == 1 else job.id, job.gang_size if job.ranks == 1 else job.ranks,
             )  # fmt: skip
             self._by_request[request_id] = (run, pending)
             self._news.append(Submitted(pending))
@@ -225,12 +227,16 @@ class Simulation:
     def _finish(self, run: JobRun, is_due: bool) -> None:
         if not is_due:
             return
-        self._release(run.end_stay(self._now_s), LeaseState.RELEASED)
-        run.remaining, run.finished_s = 0.0, self._now_s
-        self._unended.discard(run.job.id)
-        self._informant.learn(run)
-        for after in self._successors[run.job.id]:
-            self._arrive(after)
+        together = [one for one in self._gangs[run.job.gang] if one.is_running] if run.job.gang else [run]
+        if any(one.due_s > self._now_s for one in together):
+            return
+        for one in together:
+            self._release(one.end_stay(self._now_s), LeaseState.RELEASED)
+            one.remaining, one.finished_s = 0.0, self._now_s
+            self._unended.discard(one.job.id)
+            self._informant.learn(one)
+            for after in self._successors[one.job.id]:
+                self._arrive(after)
 
     def _release(self, leases: Iterable[Lease], to: LeaseState) -> None:
         moves = [Move(lease.id, lease.token, to) for lease in leases]

@@ -88,6 +88,8 @@ def expected_job(
         group=pending.dag_id,
         weight=pending.weight,
         run=pending.run_id,
+        gang=pending.gang,
+        gang_size=pending.gang_size,
     )
 
 

@@ -39,6 +39,10 @@ class Job:
     ranks: int = 1
     """Workers that it runs on at the same time, as a gang, each asked for `request`; 0 for a job that needs no device
     and only takes its time."""
+    gang: str = ""
+    """Jobs of one gang, with one rank each, are placed all together or not at all, and end when the last is done; empty
+    for a job of its own."""
+    gang_size: int = 1
     spread: float = 1.0
     """Factor of the speed where the ranks are on several hosts, 0 to 1."""
     patience_s: float = math.inf

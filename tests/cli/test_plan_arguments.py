@@ -36,6 +36,24 @@ with DAG("nightly", params={"size": 1}, dagrun_timeout=timedelta(hours=1)):
     score.partial().expand(part=[1, 2]) << trained
     score.override(task_id="rescore").partial().expand(part=listed())
 """
+GANGS = """
+from airflow.sdk import DAG, task
+from hetero_airflow.operators.torchrun import TorchrunOperator
+
+with DAG("far"):
+
+    @task
+    def listed(): ...
+
+    @task.device(device="cpu", gang=2)
+    def score(part): ...
+
+    parts = listed()
+    trained = TorchrunOperator.partial(task_id="train", script="train.py", device="gpu:4", gang="2:3")
+    trained.expand(node_rank=range(3))
+    score.expand(part=["a", "b", "c", "d"])
+    score.override(task_id="rescore").expand(part=parts)
+"""
 SNAPSHOT = Snapshot(1, (a_worker(),))
 
 
@@ -63,7 +81,26 @@ def test_the_tasks_of_a_file_are_planned_in_their_order(tmp_path):
         "score[0]": PlannedTask("score[0]", ("nightly", "score"), core, ("train",)),
         "score[1]": PlannedTask("score[1]", ("nightly", "score"), core, ("train",)),
         "listed": PlannedTask("listed", ("nightly", "listed"), None, (), 2),
-        "rescore[0]": PlannedTask("rescore[0]", ("nightly", "rescore"), core, ("listed",)),
+        "rescore[0]": PlannedTask("rescore[0]", ("nightly", "rescore"), core, ("listed",), is_count_known=False),
+    }
+
+
+def test_the_ranks_of_gangs_are_planned_as_such_and_one_gang_where_their_number_is_not_known(tmp_path):
+    gangs = {
+        task.id: (task.gang, task.gang_size, task.least, task.is_count_known)
+        for task in read(tmp_path, GANGS).tasks
+        if task.gang
+    }
+    assert gangs == {
+        "train[0]": ("far.train[0-2] (planned)", 3, 2, True),
+        "train[1]": ("far.train[0-2] (planned)", 3, 2, True),
+        "train[2]": ("far.train[0-2] (planned)", 3, 2, True),
+        "score[0]": ("far.score[0-1] (planned)", 2, 2, True),
+        "score[1]": ("far.score[0-1] (planned)", 2, 2, True),
+        "score[2]": ("far.score[2-3] (planned)", 2, 2, True),
+        "score[3]": ("far.score[2-3] (planned)", 2, 2, True),
+        "rescore[0]": ("far.rescore[0-1] (planned)", 2, 2, False),
+        "rescore[1]": ("far.rescore[0-1] (planned)", 2, 2, False),
     }
 
 

@@ -9,12 +9,14 @@ from hetero_airflow.model.estimates import Estimates, Interval
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.policies import GROUP, POLICIES
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.policies.heft import Heft
-from hetero_airflow.simulator.rehearsal import Miss, PlannedTask, rehearse
+from hetero_airflow.registry import load
+from hetero_airflow.simulator.rehearsal import Miss, Note, PlannedTask, rehearse
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import Submitted, WorkerSeen
-from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
 
 A100 = "nvidia/a100-sxm4-40gb"
 GPU, GPUS = DeviceRequest.parse("gpu"), DeviceRequest.parse("gpu:2")
@@ -113,3 +115,106 @@ def test_a_run_that_takes_longer_than_its_estimate_can_explain_is_assumed_to_go_
     tasks = [PlannedTask("train", ("dag", "train"), GPUS)]
     rehearsal = rehearse(a_snapshot(), tasks, Fifo(), NOW + timedelta(days=9), assumed_s=50)
     assert rehearsal.tasks[0].start_s == (50, 50, 50)
+
+
+def a_gang(size: int, device: str = "gpu:2", *, least: int = 0, instances: int = 0, **fields) -> list[PlannedTask]:
+    request = DeviceRequest.parse(device)
+    return [
+        PlannedTask(f"fit[{n}]", ("dag", "fit"), request, gang="g", gang_size=size, least=least or size, **fields)
+        for n in range(instances or size)
+    ]
+
+
+def on_workers(number: int) -> Snapshot:
+    """Idle, with two A100 each."""
+    return Snapshot(1, tuple(a_worker(f"worker-{n}") for n in range(number)))
+
+
+def test_the_ranks_of_a_gang_start_together_though_there_is_room_for_some_at_once():
+    before = [
+        PlannedTask("early", ("dag", "early"), None, duration_s=Interval(5, 5, 5)),
+        *(replace(rank, after=("early",)) for rank in a_gang(2, "gpu")),
+    ]
+    ranks = [task for task in rehearse(a_snapshot(), before, Fifo(), NOW, assumed_s=10).tasks if task.request]
+    assert [(rank.id, rank.worker_id) for rank in ranks] == [("fit[0]", "worker-a"), ("fit[1]", "worker-a")]
+    for rank in ranks:
+        assert (rank.ready_s, rank.start_s) == ((5, 5, 5), pytest.approx((80, 100, 200)))
+
+
+def test_each_rank_is_told_of_with_its_worker():
+    rehearsal = rehearse(on_workers(3), a_gang(2), Fifo(), NOW)
+    assert [(rank.id, rank.worker_id) for rank in rehearsal.tasks] == [("fit[0]", "worker-0"), ("fit[1]", "worker-1")]
+    assert (rehearsal.misses, rehearsal.notes) == ((), ())
+
+
+def test_the_ranks_of_a_gang_keep_their_devices_until_the_slowest_is_done():
+    slow = a_worker("slow", devices=(a_cpu(), a_device("GPU-0", model="t4"), a_device("GPU-1", model="t4", index=1)))
+    known = Estimates({("dag", "fit"): {A100: 1.0, "nvidia/t4": 0.1}}, {("dag", "fit"): Interval(60, 60, 60)})
+    after = PlannedTask("after", ("dag", "after"), GPU, after=("fit[0]",))
+    snapshot = Snapshot(1, (a_worker("fast"), slow), estimates=known)
+    ranks = rehearse(snapshot, [*a_gang(2), after], Fifo(), NOW).tasks
+    assert {one.worker_id for one in ranks[:2]} == {"fast", "slow"}
+    assert [one.start_s.middle for one in ranks] == [0, 0, 600]
+    assert [one.end_s.middle for one in ranks[:2]] == [600, 600]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_places_a_gang_that_there_is_room_for(policy):
+    rehearsal = rehearse(on_workers(3), a_gang(3), load(GROUP, POLICIES, policy)(), NOW)
+    assert (len(rehearsal.tasks), rehearsal.end_s.middle, rehearsal.misses) == (3, 600, ())
+
+
+def test_gangs_that_can_never_be_whole_are_told_of_with_the_reason():
+    tasks = [*a_gang(3), PlannedTask("after", ("dag", "after"), None, after=("fit[0]", "fit[1]", "fit[2]"))]
+    rehearsal = rehearse(on_workers(2), tasks, Fifo(), NOW)
+    text = (
+        "its gang of 3 can't be placed: count: asked all 3 of gang g, 2 × gpu each, "
+        "found room for 2 at the same time, even when all workers are idle"
+    )
+    assert rehearsal.misses == (
+        *(Miss(f"fit[{n}]", text) for n in range(3)),
+        Miss("after", "comes after fit[0], which would not end well"),
+    )
+    assert rehearsal.tasks == ()
+    (miss, _) = rehearse(on_workers(2), a_gang(2, "h100"), Fifo(), NOW).misses
+    assert miss.text == (
+        "its gang of 2 can't be placed: model: asked nvidia/h100, found nvidia/a100-sxm4-40gb (worker worker-0)"
+    )
+
+
+def test_a_gang_that_may_be_smaller_is_rehearsed_with_the_most_ranks_that_there_is_ever_room_for():
+    tasks = [*a_gang(4, least=2), PlannedTask("after", ("dag", "after"), None, after=("fit[2]", "fit[3]"))]
+    rehearsal = rehearse(on_workers(3), tasks, Fifo(), NOW)
+    assert [task.id for task in rehearsal.tasks] == ["fit[0]", "fit[1]", "fit[2]", "after"]
+    assert rehearsal.tasks[-1].start_s.middle == 600
+    text = (
+        "its gang is planned with 3 of 4 ranks: count: asked all 4 of gang g, 2 × gpu each, "
+        "found room for 3 at the same time, even when all workers are idle"
+    )
+    assert (rehearsal.notes, rehearsal.misses) == ((Note("fit[0]", text),), ())
+    (miss, *_) = rehearse(on_workers(1), tasks, Fifo(), NOW).misses
+    assert miss.text.startswith("its gang of 2 to 4 can't be placed: count: asked all 4 of gang g, 2 × gpu each")
+
+
+def test_a_gang_that_lacks_an_instance_is_never_whole_even_if_it_may_be_smaller():
+    rehearsal = rehearse(on_workers(3), a_gang(3, least=2, instances=2), Fifo(), NOW)
+    assert [miss.text for miss in rehearsal.misses] == [
+        "its gang of 2 to 3 can't be placed: gang: asked all 3 members of gang g, found 2 of 3 queued"
+    ] * 2
+
+
+def test_a_number_of_instances_that_only_the_run_tells_is_said_to_be_assumed():
+    alone = [PlannedTask("one[0]", ("dag", "one"), GPU, is_count_known=False)]
+    rehearsal = rehearse(on_workers(2), [*alone, *a_gang(2, is_count_known=False)], Fifo(), NOW)
+    assert rehearsal.notes == (
+        Note("one[0]", "how many instances there are is known only in the run; one is planned"),
+        Note("fit[0]", "how many instances there are is known only in the run; one gang of 2 is planned"),
+    )
+
+
+@pytest.mark.parametrize(("members", "start_s"), [(2, 100 + 200), (1, 0)])
+def test_a_gang_that_waits_already_starts_as_a_whole_and_holds_nothing_while_it_lacks_members(members, start_s):
+    ranks = [a_pending(f"w{n}", at_s=50, dag_id="other", task_id="long", gang="w", gang_size=2) for n in range(members)]
+    snapshot = replace(a_snapshot(), pending=tuple(ranks))
+    train = rehearse(snapshot, [PlannedTask("train", ("dag", "train"), GPU)], Fifo(), NOW).tasks[0]
+    assert train.start_s.middle == pytest.approx(start_s)
