@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
+from kubernetes import client
+
 from tests.kubernetes_bodies import check_pod
 
 
@@ -282,6 +284,11 @@ def running_api(port=0):
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def connect(api):
+    """A client of the server at `api.host`."""
+    return client.CoreV1Api(client.ApiClient(client.Configuration(host=api.host)))
 
 
 def kubeconfig(host):

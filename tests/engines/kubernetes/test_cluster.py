@@ -1,28 +1,18 @@
 import pytest
-from kubernetes import client
 
 from hetero_airflow.engines.kubernetes.cluster import ALIVE_S, Cluster
 from hetero_airflow.engines.kubernetes.pod_override import DEVICES_ANNOTATION, LEASE_LABEL
 from hetero_airflow.model.worker import WorkerState
-from tests.engines.kubernetes.fake_api import a_node, a_pod, eventually, running_api
+from tests.engines.kubernetes.fake_api import a_node, a_pod, connect, eventually
 
 GONE = {"phase": "Succeeded"}
-
-
-@pytest.fixture
-def api():
-    with running_api() as (api, host):
-        api.host = host
-        yield api
 
 
 class Watched:
     """A cluster and a store that is told what it says."""
 
     def __init__(self, api, site=None, namespace="default", timeout_s=5):
-        self.cluster = Cluster(
-            site, lambda: client.CoreV1Api(client.ApiClient(client.Configuration(host=api.host))), namespace, {}
-        )
+        self.cluster = Cluster(site, lambda: connect(api), namespace, {})
         self.cluster.start()
         assert self.cluster.wait(timeout_s) == (not api.forbidden)
         self.workers, self.now, self.news = {}, 1000.0, []

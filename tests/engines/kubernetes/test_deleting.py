@@ -1,22 +1,14 @@
 import pytest
-from kubernetes import client
 
 from hetero_airflow.engines.kubernetes.deleting import PodDeleter
 from hetero_airflow.engines.kubernetes.leased_pods import read_pod
 from hetero_airflow.engines.kubernetes.pod_override import LEASE_LABEL
-from tests.engines.kubernetes.fake_api import a_pod, eventually, running_api
-
-
-@pytest.fixture
-def api():
-    with running_api() as (api, host):
-        api.host = host
-        yield api
+from tests.engines.kubernetes.fake_api import a_pod, connect, eventually
 
 
 @pytest.fixture
 def deleter(api):
-    deleter = PodDeleter(lambda: client.CoreV1Api(client.ApiClient(client.Configuration(host=api.host))))
+    deleter = PodDeleter(lambda: connect(api))
     deleter.start()
     yield deleter
     deleter.stop()

@@ -1,18 +1,10 @@
 import logging
 
 import pytest
-from kubernetes import client
 
 from hetero_airflow.engines.kubernetes import mirror as mirror_module
 from hetero_airflow.engines.kubernetes.mirror import Mirror
-from tests.engines.kubernetes.fake_api import a_node, a_pod, eventually, running_api
-
-
-@pytest.fixture
-def api():
-    with running_api() as (api, host):
-        api.host = host
-        yield api
+from tests.engines.kubernetes.fake_api import a_node, a_pod, connect, eventually
 
 
 @pytest.fixture
@@ -22,11 +14,11 @@ def watch(api):
     def start(endpoint="list_node", read=lambda item, before: item["metadata"]["name"], **arguments):
         made = []
 
-        def connect():
-            made.append(client.CoreV1Api(client.ApiClient(client.Configuration(host=api.host))))
+        def new_client():
+            made.append(connect(api))
             return made[-1]
 
-        mirror = Mirror("things", connect, lambda one: getattr(one, endpoint), read, delay_s=0.02, **arguments)
+        mirror = Mirror("things", new_client, lambda one: getattr(one, endpoint), read, delay_s=0.02, **arguments)
         mirror.clients = made
         mirrors.append(mirror)
         mirror.start()
