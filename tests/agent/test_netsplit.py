@@ -68,12 +68,13 @@ agent.Agent("worker-a", "celery", Found(), lease_watch.LeaseWatch("worker-a"), o
 """
 
 TASK = """
-import os, sys, time
+import ctypes, os, signal, sys, time
 from hetero_airflow.engines.lease_files import noted_lease
 with noted_lease(sys.argv[1], "worker-a") as note:
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a test ends its supervisor
         time.sleep(600)
     note.begin(pid)
     os.write(1, b"%d\\n" % pid)
