@@ -1,0 +1,132 @@
+"""The same in every store: decisions and stories are kept until they are pruned."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetero_airflow.errors import LeaseNotFound
+from hetero_airflow.model.lease import LeaseState
+from hetero_airflow.model.plan import Account, Plan, Reason, ReasonCode, Refuse, Wait
+from hetero_airflow.store.store import Commit, Submitted, Withdrawn
+from hetero_airflow.testing import EPOCH, a_pending, a_place, move_lease
+from tests.store.contract import ACCOUNT, BUSY, LATER, MUCH_LATER, grant, prepare, release
+
+ACCOUNT_JSON = {
+    "policy": "fifo",
+    "summary": "no device is free",
+    "alternatives": [
+        {
+            "asked": "1 × gpu",
+            "evaluated": 1,
+            "filtered": [[1, {"code": "busy", "asked": "1 × gpu", "found": "0 free"}]],
+            "candidates": [{"worker_id": "worker-a", "device_ids": ["GPU-0"], "score": 0.5, "terms": {"fit": 0.5}}],
+        }
+    ],
+}
+BUSY_JSON = {"code": "busy", "asked": "1 × gpu", "found": "0 free"}
+
+
+def wait(request_id="r1", position=1, reason=BUSY, account=ACCOUNT) -> Wait:
+    return Wait(request_id, position, reason, account)
+
+
+def decided(at, outcome, position=None, reason=None, nearest=None, account=ACCOUNT_JSON):
+    return {
+        "decided_at": at.isoformat(),
+        "outcome": outcome,
+        "position": position,
+        "reason": reason,
+        "nearest": nearest,
+        "account": account,
+    }
+
+
+def test_a_wait_is_kept_once_until_it_changes(store):
+    prepare(store, "r1", "r2")
+    before = store.snapshot()
+    for _ in range(3):
+        assert store.commit(Plan((wait("r1", 1), wait("r2", 2))), EPOCH, LATER) == Commit()
+    store.commit(Plan((wait("r1", 1), wait("r2", 1))), LATER, LATER)
+    assert store.snapshot() is before
+    assert store.story("dag", "run", "r1").decisions == (decided(EPOCH, "wait", 1, BUSY_JSON),)
+    assert store.story("dag", "run", "r2").decisions == (
+        decided(LATER, "wait", 1, BUSY_JSON),
+        decided(EPOCH, "wait", 2, BUSY_JSON),
+    )
+
+
+def test_a_wait_with_another_reason_or_account_is_kept(store):
+    prepare(store, "r1")
+    lost = Reason(ReasonCode.LOST, "seen", "lost")
+    plans = [wait(), wait(reason=lost), wait(reason=lost, account=Account("fifo", "other")), wait()]
+    for decision in plans:
+        store.commit(Plan((decision,)), EPOCH, LATER)
+    assert len(store.story("dag", "run", "r1").decisions) == 4
+
+
+def test_a_request_that_waits_again_has_its_wait_kept_again(store):
+    prepare(store, "r1")
+    store.commit(Plan((wait(),)), EPOCH, LATER)
+    store.record([Withdrawn("r1", "cleared"), Submitted(a_pending("r1"))], LATER)
+    store.commit(Plan((wait(),)), LATER, LATER)
+    assert store.story("dag", "run", "r1").decisions == (
+        decided(LATER, "wait", 1, BUSY_JSON),
+        decided(EPOCH, "wait", 1, BUSY_JSON),
+    )
+
+
+def test_each_outcome_is_told_with_its_account(store):
+    prepare(store, "r1", "r2")
+    reason = Reason(ReasonCode.COUNT, "4 × gpu", "2 on the largest worker")
+    store.commit(Plan((wait("r1"), wait("r2", 2))), EPOCH, LATER)
+    plan = Plan((a_place("r1", **{"GPU-0": 1000}), Refuse("r2", reason, "worker-a has 2", ACCOUNT)))
+    store.commit(plan, LATER, LATER)
+    by_test = {"policy": "test", "summary": "as the test says", "alternatives": []}
+    waited = [decided(EPOCH, "wait", position, BUSY_JSON) for position in (1, 2)]
+    assert store.story("dag", "run", "r1").decisions == (decided(LATER, "place", account=by_test), waited[0])
+    told = store.story("dag", "run", "r2")
+    reason_json = {"code": "count", "asked": "4 × gpu", "found": "2 on the largest worker"}
+    assert told.decisions == (decided(LATER, "refuse", reason=reason_json, nearest="worker-a has 2"), waited[1])
+    assert (told.state, told.ended_at, told.cause) == ("ended", LATER, str(reason))
+    assert store.snapshot().pending == ()
+
+
+def test_decisions_about_requests_that_do_not_wait_are_passed_over(store):
+    prepare(store, "r1")
+    (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
+    before = store.snapshot()
+    plan = Plan((wait("r1"), wait("unknown"), Refuse("r1", BUSY, "", ACCOUNT), Refuse("unknown", BUSY, "", ACCOUNT)))
+    assert store.commit(plan, LATER, LATER) == Commit()
+    assert store.snapshot() is before
+    assert store.snapshot().leases == (lease,)
+    assert len(store.story("dag", "run", "r1").decisions) == 1
+
+
+def test_the_story_is_of_the_newest_request_of_the_task_instance(store):
+    tries = [a_pending(f"t{n}", at_s=n, task_id="train", map_index=3, try_number=n) for n in (1, 2)]
+    other = a_pending("t3", at_s=9, task_id="train", map_index=4)
+    store.record([Submitted(pending) for pending in (tries[1], tries[0], other)], EPOCH)
+    told = store.story("dag", "run", "train", 3)
+    assert (told.pending, told.state, told.leases, told.decisions) == (tries[1], "waiting", (), ())
+    assert store.story("dag", "run", "train") is None
+    assert store.story("dag", "other run", "train", 3) is None
+
+
+def test_pruning_forgets_what_ended_before_and_keeps_what_lives(store):
+    prepare(store, "old", "new", "placed", "waiting")
+    old, new, placed = grant(store, *(a_place(r, cpu=1000) for r in ("old", "new", "placed")))
+    for position in (3, 2):
+        store.commit(Plan((wait("waiting", position),)), EPOCH, LATER)
+    release(store, old, now=EPOCH)
+    release(store, new, now=LATER)
+    before = store.snapshot()
+    assert store.prune(LATER) == 1
+    assert store.snapshot() == before
+    assert store.story("dag", "run", "old") is None
+    with pytest.raises(LeaseNotFound):
+        move_lease(store, old.id, old.token, LeaseState.EXPIRED, LATER)
+    assert store.story("dag", "run", "new").leases[0].id == new.id
+    assert store.story("dag", "run", "placed").leases == (placed,)
+    assert [d["position"] for d in store.story("dag", "run", "waiting").decisions] == [2]
+    assert store.prune(LATER) == 0
+    assert store.prune(MUCH_LATER) == 1

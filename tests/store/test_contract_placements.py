@@ -1,0 +1,154 @@
+"""The same in every store: what a plan places is leased whole, or refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetero_airflow.model.lease import Claim, Lease, LeaseState
+from hetero_airflow.model.plan import Plan
+from hetero_airflow.model.snapshot import Usage
+from hetero_airflow.store.store import Commit, Submitted, Withdrawn, WorkerLost, WorkerSeen
+from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_worker
+from tests.store.contract import GIB, LATER, MUCH_LATER, grant, place, prepare, release
+
+
+def test_a_placement_becomes_a_lease(store):
+    prepare(store, "r1", "r2")
+    gpu = Claim(device_id="GPU-1", milli=1000, memory_bytes=40 * GIB)
+    made = store.commit(
+        Plan((place("r1", gpu, Claim(device_id="cpu", milli=2000, memory_bytes=8 * GIB)),)), EPOCH, LATER
+    )
+    claims = (gpu, Claim(device_id="cpu", milli=2000, memory_bytes=8 * GIB, cores=(0, 1)))
+    lease = Lease(
+        id="r1.1",
+        request_id="r1",
+        worker_id="worker-a",
+        alternative=0,
+        claims=claims,
+        token=1,
+        state=LeaseState.GRANTED,
+        granted_at=EPOCH,
+        expires_at=LATER,
+    )
+    assert made == Commit((lease,), ())
+    found = store.snapshot()
+    assert found.leases == (lease,)
+    assert found.pending == (a_pending("r2", at_s=1),)
+    assert found.usage == {
+        ("worker-a", "GPU-1"): Usage(1000, 40 * GIB, EPOCH),
+        ("worker-a", "cpu"): Usage(2000, 8 * GIB, EPOCH),
+    }
+    assert found.dag_tokens == {"dag": 1}
+    assert store.story("dag", "run", "r1").leases == (lease,)
+
+
+def test_a_snapshot_stays_what_it_was(store):
+    prepare(store, "r1", "r2")
+    before = store.snapshot()
+    copy = (before.workers, dict(before.usage), before.pending, before.leases, dict(before.dag_tokens))
+    grant(store, a_place("r1", **{"GPU-0": 1000}))
+    store.record([WorkerLost("worker-a")], LATER)
+    after = store.snapshot()
+    assert (before.workers, dict(before.usage), before.pending, before.leases, dict(before.dag_tokens)) == copy
+    assert after.sequence > before.sequence
+    assert after != before
+
+
+def test_tokens_grow_and_each_dag_remembers_its_newest(store):
+    pending = [Submitted(a_pending(f"r{n}", dag_id=f"dag{n % 2}")) for n in range(4)]
+    store.record([WorkerSeen(a_worker()), *pending], EPOCH)
+    first = grant(store, a_place("r0", cpu=1000), a_place("r1", cpu=1000))
+    second = grant(store, a_place("r2", cpu=1000))
+    assert [lease.token for lease in (*first, *second)] == [1, 2, 3]
+    assert store.snapshot().dag_tokens == {"dag0": 3, "dag1": 2}
+    for lease in first:
+        release(store, lease)
+    assert store.prune(MUCH_LATER) == 2
+    assert store.snapshot().dag_tokens == {"dag0": 3, "dag1": 2}
+
+
+def test_a_taken_device_is_refused_and_the_other_placements_are_granted(store):
+    prepare(store, "r1", "r2", "r3")
+    plan = Plan(tuple(a_place(r, **{d: 1000}) for r, d in [("r1", "GPU-0"), ("r2", "GPU-0"), ("r3", "GPU-1")]))
+    made = store.commit(plan, EPOCH, LATER)
+    assert [(lease.request_id, lease.token) for lease in made.leases] == [("r1", 1), ("r3", 2)]
+    assert made.refused == ("r2",)
+    assert [pending.id for pending in store.snapshot().pending] == ["r2"]
+    assert store.story("dag", "run", "r2").decisions == ()
+
+
+def test_a_placement_is_granted_whole_or_not_at_all(store):
+    prepare(store, "r1", "r2")
+    grant(store, a_place("r1", **{"GPU-1": 1000}))
+    before = store.snapshot()
+    both = Plan((a_place("r2", **{"GPU-0": 1000, "cpu": 3000, "GPU-1": 1000}),))
+    assert store.commit(both, LATER, LATER) == Commit((), ("r2",))
+    after = store.snapshot()
+    assert (after.usage, after.pending, after.leases) == (before.usage, before.pending, before.leases)
+    (lease,) = grant(store, a_place("r2", **{"GPU-0": 1000, "cpu": 8000}))
+    assert (lease.token, lease.claims[1].cores) == (2, tuple(range(8)))
+
+
+BAD_PLACEMENTS = {
+    "worker unknown": place("r1", Claim(device_id="GPU-0", milli=1000), worker_id="nowhere"),
+    "device unknown": place("r1", Claim(device_id="GPU-9", milli=1000)),
+    "device not leasable": place("r1", Claim(device_id="GPU-sick", milli=1000)),
+    "worker lost": place("r1", Claim(device_id="GPU-0", milli=1000), worker_id="lost"),
+    "request unknown": place("unknown", Claim(device_id="GPU-0", milli=1000)),
+    "request ended": place("ended", Claim(device_id="GPU-0", milli=1000)),
+    "more than a device": place("r1", Claim(device_id="GPU-0", milli=1001)),
+    "nothing of a device": place("r1", Claim(device_id="GPU-0", milli=0, memory_bytes=1)),
+    "nothing of a cpu": place("r1", Claim(device_id="cpu", milli=0)),
+    "less than nothing": place("r1", Claim(device_id="GPU-0", milli=-1000)),
+    "memory below zero": place("r1", Claim(device_id="cpu", milli=1000, memory_bytes=-1)),
+    "half a core": place("r1", Claim(device_id="cpu", milli=1500)),
+    "more cores than there are": place("r1", Claim(device_id="cpu", milli=9000)),
+    "more host memory than there is": place("r1", Claim(device_id="cpu", milli=1000, memory_bytes=65 * GIB)),
+    "no claim": place("r1"),
+    "a device twice": place("r1", Claim(device_id="GPU-0", milli=500), Claim(device_id="GPU-0", milli=500)),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_PLACEMENTS.values(), ids=BAD_PLACEMENTS)
+def test_what_can_not_be_granted_is_refused_and_changes_nothing(store, bad):
+    worker = a_worker(devices=(*a_worker().devices, a_device("GPU-sick", leasable=False, problem="XID 79")))
+    prepare(store, "r1", "r2", "ended", worker=worker)
+    store.record([WorkerSeen(a_worker("lost")), WorkerLost("lost"), Withdrawn("ended", "x")], EPOCH)
+    before = store.snapshot()
+    good = a_place("r2", **{"GPU-1": 1000})
+    made = store.commit(Plan((bad, good)), LATER, LATER)
+    assert made.refused == (bad.request_id,)
+    assert [lease.request_id for lease in made.leases] == ["r2"]
+    after = store.snapshot()
+    assert after.usage == {("worker-a", "GPU-1"): Usage(1000, 0, LATER)}
+    assert [p.id for p in after.pending] == ["r1"]
+    assert after.workers == before.workers
+
+
+def test_a_request_is_placed_once_even_if_a_plan_places_it_twice(store):
+    prepare(store, "r1")
+    made = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}), a_place("r1", **{"GPU-1": 1000}))), EPOCH, LATER)
+    assert (len(made.leases), made.refused) == (1, ("r1",))
+    assert store.snapshot().used("worker-a", "GPU-1") == Usage()
+
+
+def test_shares_of_a_device_add_up_to_the_whole(store):
+    prepare(store, "r1", "r2", "r3")
+    grant(store, a_place("r1", **{"GPU-0": 333}), a_place("r2", **{"GPU-0": 667}))
+    assert store.commit(Plan((a_place("r3", **{"GPU-0": 1}),)), EPOCH, LATER).refused == ("r3",)
+
+
+def test_memory_of_an_accelerator_is_noted_and_limits_nothing(store):
+    prepare(store, "r1", "r2")
+    halves = [place(r, Claim(device_id="GPU-0", milli=500, memory_bytes=30 * GIB)) for r in ("r1", "r2")]
+    grant(store, *halves)
+    assert store.snapshot().used("worker-a", "GPU-0") == Usage(1000, 60 * GIB, EPOCH)
+
+
+def test_cores_of_live_leases_never_meet_and_freed_ones_are_given_again(store):
+    prepare(store, "r1", "r2", "r3", "r4")
+    first, second = grant(store, a_place("r1", cpu=3000), a_place("r2", cpu=3000))
+    assert (first.claims[0].cores, second.claims[0].cores) == ((0, 1, 2), (3, 4, 5))
+    release(store, first)
+    third, fourth = grant(store, a_place("r3", cpu=2000), a_place("r4", cpu=3000))
+    assert (third.claims[0].cores, fourth.claims[0].cores) == ((6, 7), (0, 1, 2))
