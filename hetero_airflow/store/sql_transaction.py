@@ -32,8 +32,9 @@ from hetero_airflow.store.sql_given import ROWS, as_rows, insert_given, read_giv
 
 T = TypeVar("T")
 
-_TAKE_LOCK = update(tables.state).values(sequence=tables.state.c.sequence)
-_READ_STATE = select(tables.state.c.sequence, tables.state.c.fence, tables.state.c.pruned)
+_STATE = (tables.state.c.sequence, tables.state.c.fence, tables.state.c.pruned)
+_READ_STATE = select(*_STATE)
+_TAKE_LOCK = update(tables.state).values(sequence=tables.state.c.sequence).returning(*_STATE)
 
 
 @dataclass(slots=True)
@@ -87,8 +88,7 @@ def writing(engine: Engine, lock_timeout_s: float) -> Iterator[Writing]:
                     func.set_config("idle_in_transaction_session_timeout", str(3 * milliseconds), True),
                 )
             )
-        connection.execute(_TAKE_LOCK)
-        state = connection.execute(_READ_STATE).one_or_none()
+        state = connection.execute(_TAKE_LOCK).one_or_none()
         if state is None:
             raise _not_migrated(engine, "no row in hetero_state")
         transaction = Writing(connection, stamp=state.sequence + 1, fence=state.fence)

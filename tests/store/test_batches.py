@@ -6,7 +6,6 @@ import threading
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import select
 
 from hetero_airflow.errors import InvalidTransition
 from hetero_airflow.model.lease import Claim, Lease, LeaseState
@@ -103,7 +102,7 @@ def test_a_plan_that_meets_a_writer_without_the_lock_is_refused_whole_and_its_wa
     first, second = SqlStore(postgres_engine), SqlStore(postgres_engine)
     first.record([WorkerSeen(a_worker()), *(Submitted(a_pending(f"r{n}")) for n in range(4))], EPOCH)
     before = second.snapshot().sequence
-    monkeypatch.setattr(sql_transaction, "_TAKE_LOCK", select(1))
+    monkeypatch.setattr(sql_transaction, "_TAKE_LOCK", sql_transaction._READ_STATE)
     waits = Wait("r3", 1, Reason(ReasonCode.BUSY, "1", "0"), ACCOUNT)
     plan = Plan((a_place("r1", **{"GPU-1": 1000}), a_place("r2", **{"GPU-0": 1000}), waits))
     made = []
