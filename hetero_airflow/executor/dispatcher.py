@@ -220,6 +220,7 @@ class Dispatcher:
 
     def _believed(self, snapshot: Snapshot) -> Snapshot:
         """The store's snapshot with what it does not know."""
+        self._note_workers(snapshot.workers)
         known = self._beliefs.told(snapshot, self._configuration.min_run_s)
         return replace(known, workers=self._recoveries.marked(known))
 
@@ -240,20 +241,27 @@ class Dispatcher:
             self._fail(workload.key, f"It can't run where it was placed: {error}", self._now)
             raise
         self._stays.begin(lease.request_id, held.since)
-        self._keeper.begin(workload.key, lease, lambda: self.hold(workload, held.asked, held.since))
+        self._keeper.begin(workload.key, lease, lambda: self._hold_again(held, told))
         del self.held[workload.key]
         self._placed.append((held, told, self._now))
 
+    def _hold_again(self, held: HeldTask, lease: TaskLease) -> None:
+        """Keep a task that did not begin where it was placed."""
+        unbegun = (*held.unbegun, lease)
+        self.held[held.workload.key] = HeldTask(held.workload, held.asked, held.since, unbegun=unbegun)
+
     def _worker(self, worker_id: str) -> Worker:
-        """The worker of a lease that was just read or granted, so that the last snapshot has it."""
-        return self.workers()[worker_id]
+        """The worker of a lease that was just granted on what the cycle saw, or read."""
+        return self._workers[1].get(worker_id) or self.workers()[worker_id]
 
     def workers(self) -> Mapping[str, Worker]:
         """Worker id → worker, as the store has them now."""
-        workers = self._store.snapshot().workers
+        self._note_workers(self._store.snapshot().workers)
+        return self._workers[1]
+
+    def _note_workers(self, workers: Sequence[Worker]) -> None:
         if workers is not self._workers[0]:
             self._workers = workers, {worker.id: worker for worker in workers}
-        return self._workers[1]
 
     def freed(self, key: Any, lease: Lease, end: RunEnd | None) -> None:
         """Take note of a lease that has ended: what was served, and what its failure says of the devices."""
@@ -378,13 +386,14 @@ class Dispatcher:
             self._news.clear()
 
     def _adjust(self, held: HeldTask, before: Returned | None, snapshot: Snapshot, now: datetime) -> None:
-        """Let a task that failed before ask for what it needs after that."""
+        """Let a task that failed before, or did not begin, ask for what it needs after that."""
         assert held.request is not None
-        if before is None or not before.failures:
+        before = before or Returned(0, ())
+        if not before.failures and not held.unbegun:
             return
         near = (worker for worker in snapshot.workers if self.reaches(worker.id))
         workers = [with_bars(worker, snapshot.bars_of(worker.id)) for worker in near]
-        held.request, words = self._recoveries.adjust(held.request, before, workers)
+        held.request, words = self._recoveries.adjust(held.request, before, held.unbegun, workers, now)
         for text in words:
             write_task_log(held.workload.log_path, text, now, "warning")
 

@@ -28,9 +28,9 @@ from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.engine_choice import EngineTrait, configured_engine
 from hetero_airflow.executor.lease_keeper import LeaseKeeper
 from hetero_airflow.executor.probes import is_probe
+from hetero_airflow.executor.steady_store import SteadyStore
 from hetero_airflow.executor.task_instances import TaskInstances
 from hetero_airflow.registry import load
-from hetero_airflow.store.sql import SqlStore
 
 _NOTES_KEPT = 1000
 
@@ -63,7 +63,7 @@ class HeteroExecutor(BaseExecutor):
 
         configuration = read_configuration()
         _ensure_pool(configuration.pool)
-        store, tasks = SqlStore(_engine_of_airflow()), TaskInstances()
+        store, tasks = SteadyStore(_engine_of_airflow()), TaskInstances()
         store.snapshot()  # fails now, and clearly, where it would fail later
         self._engine.start(
             Surroundings(self.job_id, self.callback_sink, self.name, store.sights, lambda: self._dispatcher.workers())
@@ -98,13 +98,21 @@ class HeteroExecutor(BaseExecutor):
             self._engine.accept(workload, session)
 
     def heartbeat(self) -> None:
-        """One round of everything: what ended, what is placed now, what the engine starts."""
+        """One round of everything: what is placed now, what the engine starts, what ended.
+
+        What was just queued does not wait for the engine's answer about what runs; what ended is given on at once.
+        """
         open_slots = self.slots_available
         self._emit_metrics(open_slots, len(self._keeper.running), len(self._dispatcher.held))  # type: ignore[no-untyped-call]
-        self._take_in(self._engine.collect())
+        self._store.look_anew()
         now = self._clock.now()
         self._dispatcher.decide(now)
         self._engine.heartbeat()
+        ended = self._engine.collect()
+        if ended:
+            self._take_in(ended)
+            self._dispatcher.decide(now)
+            self._engine.heartbeat()
         self._dispatcher.settle(now)
 
     def change_state(self, key: Any, state: Any, info: Any = None, remove_running: bool = True) -> None:
@@ -135,6 +143,7 @@ class HeteroExecutor(BaseExecutor):
 
     def try_adopt_task_instances(self, tis: Sequence[Any]) -> Sequence[Any]:
         """Take over device tasks of a scheduler that died; those that can't be are returned."""
+        self._store.look_anew()
         try:
             leases = {lease.request_id: lease for lease in self._store.snapshot().leases}
         except StoreUnavailable as error:

@@ -16,6 +16,7 @@ from hetero_airflow.model.gang import Seat, seat_of
 from hetero_airflow.model.plan import Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.runtime.task_lease import TaskLease
 
 NEW = timedelta(seconds=1)
 """A task that was held for less is not looked up again: Airflow itself refuses to start one that is not QUEUED. And
@@ -33,6 +34,8 @@ class HeldTask:
     """As the store knows it; None until its templates are rendered."""
     first: DeviceRequest | None = None
     """The same before its alternatives were turned; `request` where they were not."""
+    unbegun: tuple[TaskLease, ...] = ()
+    """Those under which it was handed over and did not begin."""
     told: str = ""
     """The last reason for waiting that its log has."""
     gang: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -21,7 +21,7 @@ from hetero_airflow.recovery.adjustment import adjusted, after_waiting
 from hetero_airflow.recovery.avoidance import AVOIDED_LABEL, marked
 from hetero_airflow.recovery.decide import Requeue, decide
 from hetero_airflow.recovery.evidence import Evidence
-from hetero_airflow.recovery.failure import Failure, keep_failure, load_failures
+from hetero_airflow.recovery.failure import Failure, FailureClass, keep_failure, load_failures
 from hetero_airflow.recovery.rules import Rules
 from hetero_airflow.runtime.task_lease import TaskLease
 
@@ -90,10 +90,20 @@ class Recoveries:
         return {id_: Returned(epoch, load_failures(kept.get(held[id_][0]))) for id_, epoch in epochs.items()}
 
     def adjust(
-        self, request: DeviceRequest, before: Returned, workers: Collection[Worker]
+        self,
+        request: DeviceRequest,
+        before: Returned,
+        unbegun: Iterable[TaskLease],
+        workers: Collection[Worker],
+        now: datetime,
     ) -> tuple[DeviceRequest, list[str]]:
-        """What a task asks for now, after what became of it before, and why: in sentences for its log."""
-        return adjusted(request, before.failures, self._rules, tuple(workers), epoch=before.epoch, shapes=self._shapes)
+        """What a task asks for now, after what became of it before, and why: in sentences for its log.
+
+        :param unbegun: under which it was handed over and did not begin: what takes tasks there may be away
+        """
+        missed = (_not_reached(lease, before.epoch, now) for lease in unbegun)
+        failures = (*before.failures, *missed)
+        return adjusted(request, failures, self._rules, tuple(workers), epoch=before.epoch, shapes=self._shapes)
 
     def turned(self, request: DeviceRequest, waited_s: float) -> tuple[DeviceRequest, list[str]]:
         """The request with its next alternative first, if it has waited for too long, and why."""
@@ -116,3 +126,14 @@ class Recoveries:
         except Exception as error:  # noqa: BLE001  the backend may be anybody's
             log.warning("It can't be read why tasks failed before: %s", error)
             return {}
+
+
+def _not_reached(lease: TaskLease, epoch: int, now: datetime) -> Failure:
+    return Failure(
+        failure_class=FailureClass.NETWORK,
+        evidence="it was not begun there",
+        worker=lease.worker,
+        at=now,
+        epoch=epoch,
+        token=lease.token,
+    )

@@ -27,6 +27,7 @@ def executor(bench, monkeypatch):
     bench.engine.try_adopt = lambda tis: tis
     bench.engine.accepted = []
     bench.engine.accept = lambda workload, session: bench.engine.accepted.append(workload)
+    bench.store.look_anew = lambda: None
     executor._engine, executor._store = bench.engine, bench.store
     executor._keeper, executor._dispatcher = bench.keeper, bench.dispatcher
     return executor
@@ -96,6 +97,23 @@ def test_ends_of_device_tasks_and_of_plain_ones_reach_the_scheduler(bench, execu
     bench.engine.events, bench.engine.alive = {"a": (SUCCESS, None), "plain": (FAILED, "why")}, {}
     executor.heartbeat()
     assert executor.get_event_buffer() == {"a": (SUCCESS, None), "plain": (FAILED, "why")}
+
+
+def test_what_was_queued_does_not_wait_for_the_answer_about_what_runs(bench, executor):
+    bench.hold("a", "gpu")
+    seen = []
+    bench.engine.collect = lambda: seen.append(bench.started) or {}
+    executor.heartbeat()
+    assert seen == [["a"]]
+
+
+def test_what_ended_frees_its_devices_for_who_waits_in_the_same_heartbeat(bench, executor):
+    start(bench)
+    bench.hold("b", "gpu:2")
+    bench.beat()
+    bench.engine.events, bench.engine.alive = {"a": (SUCCESS, None)}, {}
+    executor.heartbeat()
+    assert bench.started == ["a", "b"]
 
 
 def test_a_failure_that_is_none_is_not_passed_on(bench, executor):

@@ -6,8 +6,8 @@ from hetero_airflow.engines.engine import EngineTraits, Liveness, WorkerNews
 from hetero_airflow.executor.task_instances import TaskProcess
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.run import RunEnd
-from hetero_airflow.store.store import WorkerLost
-from hetero_airflow.testing import move_lease
+from hetero_airflow.store.store import WorkerLost, WorkerSeen
+from hetero_airflow.testing import a_worker, move_lease
 
 
 def start(bench, name="a", device="gpu:2"):
@@ -94,6 +94,17 @@ def test_a_task_that_the_engine_lost_before_it_began_is_held_again_with_the_same
         bench.beat(5)
     assert (bench.started, bench.reports) == (["a", "a"], [])
     assert sorted(states(bench)) == [LeaseState.EVICTED, LeaseState.GRANTED]
+
+
+def test_a_task_that_did_not_begin_on_one_worker_is_tried_on_another(bench):
+    """What takes tasks on the first may be away, though its agent is not."""
+    bench.engine.reaches = lambda worker: True
+    bench.store.record([WorkerSeen(a_worker("worker-b", a_worker().devices, host="b"))], bench.clock.now())
+    bench.hold("a")
+    for _ in range(4):
+        bench.beat(5)
+    workers = {lease.state: lease.worker_id for lease in bench.store.story("dag", "run", "a").leases}
+    assert workers == {LeaseState.EVICTED: "worker-a", LeaseState.GRANTED: "worker-b"}
 
 
 def test_a_task_that_is_over_although_the_engine_never_reported_it_frees_its_devices(bench):
