@@ -10,7 +10,7 @@ from pathlib import Path
 from local_airflow import LocalAirflow
 from queueing_delays import DAGS, print_delays
 
-from tests.celery_fleet import Fleet, celery_settings
+from tests.celery_fleet import CeleryFleet, celery_settings
 from tests.postgres_server import running_postgres
 from tests.redis_server import running_redis
 
@@ -27,7 +27,7 @@ def main():
             "BENCH_EXECUTOR": "CeleryExecutor",
         }
         with LocalAirflow(Path(folder), DAGS, settings=settings, database=postgres.url) as airflow:
-            fleet = Fleet(airflow, redis)
+            fleet = CeleryFleet(airflow, redis)
             fleet.add("w1", "nvidia/h100-80gb:16", "default")
             fleet.wait_for("w1")
             print_delays(airflow, 900)

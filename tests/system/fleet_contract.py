@@ -1,0 +1,106 @@
+"""What every engine with workers of its own keeps: nothing is leased twice, nothing lost.
+
+A module of tests inherits it and gives the fixture `fleet`: workers w1 with two GPUs and two NPUs, w2 with two GPUs,
+and one that takes the queue of tasks which ask for no device.
+"""
+
+import signal
+import time
+from pathlib import Path
+
+import psutil
+
+from tests.system.fleet_runs import finish, notes, run, start_training
+from tests.system.overlaps import overlaps
+
+WORKERS = {"w1": "nvidia/h100-80gb:2,ascend/910b:2", "w2": "nvidia/h100-80gb:2"}
+
+
+class FleetContract:
+    """The tests."""
+
+    def test_tasks_spread_over_the_workers_and_none_shares_a_device(self, fleet):
+        run_id = run(fleet, "spread")
+        uses = [fleet.airflow.xcom("spread", run_id, "use", number) for number in range(8)]
+        assert {use["worker"] for use in uses} == {"w1", "w2"}
+        assert overlaps(uses) == []
+        assert all(use["visible"] == use["at_parse"] != "" for use in uses), "bound after the DAG file was parsed"
+
+    def test_a_task_goes_where_its_devices_are_and_a_plain_one_anywhere(self, fleet):
+        run_id = run(fleet, "kinds")
+        assert fleet.airflow.xcom("kinds", run_id, "npu")["worker"] == "w1"
+        assert fleet.airflow.xcom("kinds", run_id, "bash") == "0,1"
+        assert fleet.airflow.xcom("kinds", run_id, "plain") == "plain"
+
+    def test_the_example_of_the_readme_runs_here_unchanged(self, fleet):
+        run_id = run(fleet, "retrain_digits", timeout_s=240)
+        assert fleet.airflow.xcom("retrain_digits", run_id, "evaluate") > 0.95
+        assert Path(fleet.airflow.xcom("retrain_digits", run_id, "publish")).is_file()
+
+    def test_kill_9_of_the_scheduler_leaves_running_tasks_alone(self, fleet):
+        run_id = start_training(fleet, "adopted", 40)
+        fleet.airflow.kill("scheduler")
+        fleet.airflow.launch("scheduler")
+        finish(fleet, "adopted", run_id, 40)
+        assert len(notes(fleet, "adopted", "start")) == 1, "it was started again"
+
+    def test_an_api_server_that_is_away_loses_no_task_and_no_worker(self, fleet):
+        run_id = start_training(fleet, "unheard", 80)
+        fleet.airflow.kill("api-server")
+        time.sleep(20)
+        fleet.airflow.launch("api-server")
+        fleet.airflow.wait_until(fleet.airflow.is_healthy, "the API server to answer", 90)
+        finish(fleet, "unheard", run_id, 80)
+        assert len(notes(fleet, "unheard", "start")) == 1, "it was started again"
+
+    def test_kill_9_of_a_task_on_a_worker_goes_on_from_its_checkpoint(self, fleet):
+        run_id = start_training(fleet, "killed", 30)
+        psutil.Process(notes(fleet, "killed")[-1]["pid"]).kill()
+        finish(fleet, "killed", run_id, 30)
+
+    def test_a_worker_that_is_killed_is_found_and_its_task_runs_elsewhere(self, fleet):
+        run_id = start_training(fleet, "moved", 60)
+        first = notes(fleet, "moved")[-1]
+        at = fleet.kill_worker(first["worker"])
+        found_s = fleet.wait_until_lost(first["worker"]) - at
+        fleet.airflow.wait_until(lambda: len(notes(fleet, "moved", "start")) > 1, "it to run elsewhere", 60)
+        second = notes(fleet, "moved", "start")[1]
+        assert second["worker"] != first["worker"]
+        elsewhere_s = second["at"] - at
+        print(f"worker killed: found after {found_s:.1f} s, running elsewhere after {elsewhere_s:.1f} s")
+        assert found_s <= 15
+        assert elsewhere_s <= 30
+        finish(fleet, "moved", run_id, 60)
+        fleet.restart_worker(first["worker"])
+        fleet.wait_for(first["worker"])
+
+    def test_a_worker_that_is_cut_off_comes_back_only_without_its_old_task(self, fleet):
+        """Its agent and its tasks freeze, so that nobody hears of them; they wake up long after it went elsewhere."""
+        run_id = start_training(fleet, "cut", 80)
+        first = notes(fleet, "cut")[-1]
+        frozen = fleet.freeze_worker(first["worker"])
+        at = time.time()
+        fleet.airflow.wait_until(lambda: len(notes(fleet, "cut", "start")) > 1, "it to run elsewhere", 60)
+        second = notes(fleet, "cut", "start")[1]
+        assert second["worker"] != first["worker"]
+        assert second["token"] > first["token"]
+        assert second["at"] - at <= 30
+        for process in frozen:
+            process.resume()
+        finish(fleet, "cut", run_id, 80)
+        stale = [
+            line for line in notes(fleet, "cut") if line["token"] == first["token"] and line["at"] > second["at"] + 15
+        ]
+        assert stale == [], "the old process went on for longer than its worker needs to find out"
+        fleet.wait_for(first["worker"])
+
+    def test_drain_on_sigterm_lets_the_task_finish(self, fleet):
+        run_id = fleet.airflow.trigger("long", {"seconds": 12})
+        fleet.airflow.wait_until(lambda: notes(fleet, "long", "start")[-1:], "the task to run", 60)
+        worker = notes(fleet, "long", "start")[-1]["worker"]
+        fleet.process(f"agent-{worker}").send_signal(signal.SIGTERM)
+        assert fleet.airflow.wait_for_run("long", run_id, 60) == "success"
+        other = run(fleet, "long", {"seconds": 1})
+        assert fleet.airflow.xcom("long", other, "long")["worker"] != worker
+        fleet.restart_worker(worker)
+        fleet.wait_for(worker)

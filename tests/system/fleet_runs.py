@@ -1,0 +1,53 @@
+"""Runs of the DAGs in `fleet_dags` on a fleet, and what their tasks noted."""
+
+import json
+import shutil
+from pathlib import Path
+
+from tests.system.conftest import HERE
+
+EXAMPLES = HERE.parents[1] / "dags"
+
+
+def with_example(folder: Path, name: str) -> Path:
+    """The folder with the fleet's DAG files and one of the project's own, unchanged."""
+    shutil.copytree(HERE / "fleet_dags", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(EXAMPLES / name, folder)
+    return folder
+
+
+def notes(fleet, name, what="step"):
+    path = fleet.airflow.home / "notes.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [line for line in lines if line["name"] == name and line["what"] == what]
+
+
+def run(fleet, dag_id, conf=None, timeout_s=120):
+    run_id = fleet.airflow.trigger(dag_id, conf)
+    assert fleet.airflow.wait_for_run(dag_id, run_id, timeout_s) == "success"
+    return run_id
+
+
+def tries(fleet, dag_id, run_id):
+    return [ti["try_number"] for ti in fleet.airflow.tasks(dag_id, run_id)]
+
+
+def start_training(fleet, name, steps=60):
+    """A training that has taken some steps; its run."""
+    run_id = fleet.airflow.trigger("train", {"name": name, "steps": steps})
+
+    def is_under_way():
+        assert fleet.airflow.tasks("train", run_id)[0]["state"] != "failed", fleet.airflow.log_text(
+            "train", run_id, "train_on"
+        )
+        return len(notes(fleet, name)) >= 6
+
+    fleet.airflow.wait_until(is_under_way, "the training to step", 90)
+    return run_id
+
+
+def finish(fleet, name, run_id, steps):
+    """Until it is over; it has done each step, used up no retry and leased nothing twice."""
+    assert fleet.airflow.wait_for_run("train", run_id, 180) == "success"
+    assert {line["step"] for line in notes(fleet, name)} == set(range(steps))
+    assert tries(fleet, "train", run_id) == [1]

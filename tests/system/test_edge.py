@@ -1,0 +1,22 @@
+"""Two edge workers with agents, which reach the API server and no database: what runs elsewhere runs there."""
+
+import pytest
+
+from tests.edge_fleet import running_edge_fleet
+from tests.system.conftest import QUICK
+from tests.system.fleet_contract import WORKERS, FleetContract
+from tests.system.fleet_runs import with_example
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory, make_postgres_database):
+    home = tmp_path_factory.mktemp("edge")
+    dags = with_example(home / "dags", "retrain_digits.py")
+    settings = {**QUICK, "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "60"}
+    with running_edge_fleet(home, dags, make_postgres_database(), WORKERS, settings) as fleet:
+        fleet.launch_worker("w0", "default")
+        yield fleet
+
+
+class TestEdge(FleetContract):
+    pass
