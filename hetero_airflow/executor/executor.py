@@ -26,6 +26,7 @@ from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.executor.dag_edges import DagEdges
 from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.engine_choice import EngineTrait, configured_engine
+from hetero_airflow.executor.forked_connections import keep_from_children
 from hetero_airflow.executor.lease_keeper import LeaseKeeper
 from hetero_airflow.executor.probes import is_probe
 from hetero_airflow.executor.steady_store import SteadyStore
@@ -63,6 +64,7 @@ class HeteroExecutor(BaseExecutor):
 
         configuration = read_configuration()
         _ensure_pool(configuration.pool)
+        keep_from_children(_engine_of_airflow())
         store, tasks = SteadyStore(_engine_of_airflow()), TaskInstances()
         store.snapshot()  # fails now, and clearly, where it would fail later
         self._engine.start(
