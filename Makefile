@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up test chaos lint bench-overhead bench-celery bench-agents bench-memory bench-gangs bench-sensors bench-store bench-decide bench-schedule install lock clean moved
+.PHONY: help demo up test fleets chaos lint bench-overhead bench-celery bench-agents bench-memory bench-gangs bench-sensors bench-store bench-decide bench-schedule install lock clean moved
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -37,7 +37,10 @@ test: lint  ## lint, then all tests: unit, system (a real Airflow), PostgreSQL
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -m '$(TESTS) and system'
 
 # Tests that need an accelerator run where the kernel shows one.
-TESTS := not bench and not chaos$(if $(wildcard /dev/nvidia0 /dev/kfd /dev/davinci0),, and not gpu)
+TESTS := not bench and not chaos and not fleet$(if $(wildcard /dev/nvidia0 /dev/kfd /dev/davinci0),, and not gpu)
+
+fleets: $(VENV)/.installed  ## Celery and edge workers, agents and clusters: kill, freeze and cut off workers
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -m fleet
 
 chaos: $(VENV)/.installed  ## break a running Airflow; SEEDS="0 1 2" BACKEND=postgres|sqlite FAULTS="task scheduler" TABLE=file
 	@CHAOS_SEEDS='$(SEEDS)' CHAOS_BACKEND='$(BACKEND)' CHAOS_FAULTS='$(FAULTS)' CHAOS_TABLE='$(abspath $(TABLE))' \

@@ -28,6 +28,8 @@ from hetero_airflow.store.store import Submitted
 from hetero_airflow.testing import a_pending, a_place, move_lease
 from tests.api_server import SECRET
 
+pytestmark = pytest.mark.fleet
+
 AGENT, SERVER = "10.213.77.1", "10.213.77.2"
 PORT = 8080
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.system.fleet_runs import finish, notes, run, start_training
 from tests.system.overlaps import overlaps
@@ -44,6 +45,7 @@ class FleetContract:
         finish(fleet, "adopted", run_id, 40)
         assert len(notes(fleet, "adopted", "start")) == 1, "it was started again"
 
+    @pytest.mark.fleet
     def test_an_api_server_that_is_away_loses_no_task_and_no_worker(self, fleet):
         run_id = start_training(fleet, "unheard", 80)
         fleet.airflow.kill("api-server")
@@ -53,11 +55,13 @@ class FleetContract:
         finish(fleet, "unheard", run_id, 80)
         assert len(notes(fleet, "unheard", "start")) == 1, "it was started again"
 
+    @pytest.mark.fleet
     def test_kill_9_of_a_task_on_a_worker_goes_on_from_its_checkpoint(self, fleet):
         run_id = start_training(fleet, "killed", 30)
         psutil.Process(notes(fleet, "killed")[-1]["pid"]).kill()
         finish(fleet, "killed", run_id, 30)
 
+    @pytest.mark.fleet
     def test_a_worker_that_is_killed_is_found_and_its_task_runs_elsewhere(self, fleet):
         run_id = start_training(fleet, "moved", 60)
         first = notes(fleet, "moved")[-1]
@@ -74,6 +78,7 @@ class FleetContract:
         fleet.restart_worker(first["worker"])
         fleet.wait_for(first["worker"])
 
+    @pytest.mark.fleet
     def test_a_worker_that_is_cut_off_comes_back_only_without_its_old_task(self, fleet):
         """Its agent and its tasks freeze, so that nobody hears of them; they wake up long after it went elsewhere."""
         run_id = start_training(fleet, "cut", 80)
@@ -94,6 +99,7 @@ class FleetContract:
         assert stale == [], "the old process went on for longer than its worker needs to find out"
         fleet.wait_for(first["worker"])
 
+    @pytest.mark.fleet
     def test_drain_on_sigterm_lets_the_task_finish(self, fleet):
         run_id = fleet.airflow.trigger("long", {"seconds": 12})
         fleet.airflow.wait_until(lambda: notes(fleet, "long", "start")[-1:], "the task to run", 60)

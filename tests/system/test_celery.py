@@ -23,6 +23,7 @@ def fleet(tmp_path_factory, make_postgres_database):
 
 
 class TestCelery(FleetContract):
+    @pytest.mark.fleet
     def test_redis_that_is_away_loses_nothing(self, fleet):
         run_id = start_training(fleet, "brokerless", 40)
         fleet.redis.kill()
