@@ -44,6 +44,7 @@ def supervisor(scene: Scene) -> tuple[Training, Injury]:
 def scheduler(scene: Scene) -> tuple[Training, Injury]:
     """kill -9 of the scheduler while one training runs and one waits for its devices; then of the one that runs."""
     training = scene.train(steps=100)
+    training.wait_for_step(1)
     waiting = scene.train("everywhere")
     scene.some_step(training)
     scene.airflow.kill("scheduler")
