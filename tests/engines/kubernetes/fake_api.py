@@ -342,7 +342,7 @@ def a_pod(name, node=None, gpus=0, labels=None, namespace="default", owner=None,
     metadata = {"name": name, "namespace": namespace, "labels": labels or {}, "annotations": annotations or {}}
     if owner:
         metadata["ownerReferences"] = [{"kind": owner, "name": "o", "apiVersion": "apps/v1", "uid": "u"}]
-    spec = {"containers": [{"name": "base", "image": "i", "resources": {"requests": amounts}}]}
+    spec = {"containers": [{"name": "base", "image": "i", "resources": {"requests": amounts, "limits": amounts}}]}
     return {
         "metadata": metadata,
         "spec": spec | ({"nodeName": node} if node else {}),

@@ -1,0 +1,235 @@
+"""Leases as pods on a real control plane: its scheduler binds them, its controllers and its API take them away.
+
+The kubelet is simulated: there is none, and what it would say of pods and nodes is written to the API by the tests.
+"""
+
+from __future__ import annotations
+
+import pytest
+from airflow.utils.state import TaskInstanceState
+
+from hetero_airflow.engines.engine import Liveness
+from hetero_airflow.model.plan import ReasonCode
+from hetero_airflow.model.worker import WorkerState
+from tests.engines.kubernetes.fake_api import a_pod, eventually
+from tests.system.kubernetes.leasing import ACCOUNT, ENDS, Leasing, grant, leasing
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+
+RUNS = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+
+
+@pytest.fixture(scope="module")
+def engine(plane, tmp_path_factory):
+    with leasing(plane, tmp_path_factory.mktemp("scheduler")) as engine:
+        yield engine
+
+
+@pytest.fixture
+def cluster(engine, nodes):
+    """With one node of two GPUs."""
+    nodes.add("gpu-1")
+    engine.knows("gpu-1")
+    return engine
+
+
+def started(cluster: Leasing, nodes, **arguments):
+    """Key, lease and pod of a task that runs."""
+    key, lease = cluster.hand_over(**arguments)
+    name = cluster.bound(lease)
+    nodes.put(name, "airflow", "Running", RUNS)
+    eventually(lambda: cluster.engine.words(lease.id) == f"pod airflow/{name} (running)")
+    return key, lease, name
+
+
+def is_gone(cluster, lease):
+    return lambda: cluster.engine.collect() is not None and cluster.look(lease) is Liveness.GONE
+
+
+def test_the_scheduler_binds_each_pod_to_the_node_of_its_lease_and_to_no_other(cluster, nodes):
+    for name in ("gpu-2", "gpu-3"):
+        nodes.add(name)
+    leases = [cluster.hand_over(node)[1] for node in ("gpu-3", "gpu-1", "gpu-3", "gpu-2")]
+    for lease in leases:
+        cluster.bound(lease)
+    found = [cluster.pod(lease).spec.node_name for lease in leases]
+    assert found == [lease.worker_id for lease in leases]
+
+
+def test_a_pod_has_what_its_lease_has_and_no_token_of_the_cluster(cluster):
+    _, lease = cluster.hand_over(slots=2, priority="high")
+    cluster.bound(lease)
+    pod = cluster.pod(lease)
+    (container,) = pod.spec.containers
+    assert container.resources.limits["nvidia.com/gpu"] == "2"
+    assert (pod.spec.service_account_name, pod.spec.volumes, pod.spec.priority) == ("airflow-task", None, 1000)
+    assert container.security_context.allow_privilege_escalation is False
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_the_end_of_a_pod_is_that_of_its_task(cluster, nodes, phase):
+    key, lease, name = started(cluster, nodes)
+    state = TaskInstanceState.SUCCESS if phase == "Succeeded" else TaskInstanceState.FAILED
+    cluster.states[key] = state
+    code, word = (0, "Completed") if phase == "Succeeded" else (1, "Error")
+    nodes.put(name, "airflow", phase, {"terminated": {"exitCode": code, "reason": word}})
+    assert cluster.end(key)[0] == state
+    assert cluster.look(lease) is Liveness.GONE
+    assert not cluster.engine.is_lost(lease.id)
+
+
+def test_a_pod_that_finds_no_room_says_so_in_the_schedulers_words(cluster, nodes):
+    other = a_pod("other", gpus=2, namespace="default")
+    cluster.api.create_namespaced_pod("default", other)
+    eventually(lambda: cluster.api.read_namespaced_pod("other", "default").spec.node_name)
+    worker = cluster.workers["gpu-1"]
+    _, lease = cluster.hand_over_as(worker)
+    reason = eventually(lambda: _made(cluster) and _told(cluster, lease, ReasonCode.BUSY))
+    assert "Insufficient nvidia.com/gpu" in reason.found
+    assert eventually(lambda: not any(d.leasable for d in cluster.learn()["gpu-1"].devices if d.kind == "gpu"))
+    cluster.api.delete_namespaced_pod("other", "default", grace_period_seconds=0)
+    cluster.bound(lease)
+
+
+def test_a_pod_whose_node_turned_others_away_says_so(cluster, nodes):
+    worker = cluster.workers["gpu-1"]
+    taint = {"key": "maintenance", "value": "yes", "effect": "NoSchedule"}
+    cluster.api.patch_node("gpu-1", {"spec": {"taints": [taint]}})
+    _, lease = cluster.hand_over_as(worker)
+    reason = eventually(lambda: _made(cluster) and _told(cluster, lease, ReasonCode.LABELS))
+    assert "taint" in reason.found
+    problems = eventually(lambda: cluster.learn()["gpu-1"].problems)
+    assert problems == ("taints keep pods off the node: maintenance=yes:NoSchedule",)
+
+
+def test_an_image_that_can_not_be_fetched_is_told_and_can_be_withdrawn(cluster, nodes):
+    key, lease = cluster.hand_over()
+    name = cluster.bound(lease)
+    waits = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "registry.example/x"'}}
+    nodes.put(name, "airflow", "Pending", waits)
+    reason = eventually(lambda: _told(cluster, lease, ReasonCode.RUNTIME))
+    assert reason.found == 'Back-off pulling image "registry.example/x"'
+    assert cluster.engine.withdraw(key)
+    eventually(lambda: _made(cluster) and _is_told_to_end(cluster.pod(lease)))
+    assert cluster.look(lease, "queued") is Liveness.ALIVE, "its kubelet has not said that it ended"
+    nodes.drop(name, "airflow")
+    eventually(lambda: cluster.look(lease, "queued") is Liveness.GONE)
+
+
+@pytest.mark.parametrize("how", ["deleted", "evicted by the API", "evicted by its kubelet", "preempted"])
+def test_what_is_done_to_a_pod_is_no_failure_of_its_task(cluster, nodes, how):
+    key, lease, name = started(cluster, nodes, slots=2, priority="low")
+    if how == "evicted by its kubelet":
+        nodes.put(name, "airflow", "Failed", reason="Evicted", message="The node was low on resource: memory.")
+    else:
+        if how == "deleted":
+            cluster.api.delete_namespaced_pod(name, "airflow")
+        elif how == "evicted by the API":
+            cluster.api.create_namespaced_pod_eviction(name, "airflow", {"metadata": {"name": name}})
+        else:
+            other = a_pod("other", gpus=1, namespace="default")
+            other["spec"]["priorityClassName"] = "gpu-high"
+            cluster.api.create_namespaced_pod("default", other)
+        eventually(lambda: cluster.pod(lease).metadata.deletion_timestamp)
+        assert cluster.look(lease) is Liveness.ALIVE, "its devices are its own until its kubelet says that it ended"
+        nodes.drop(name, "airflow")
+    eventually(is_gone(cluster, lease))
+    assert cluster.engine.is_lost(lease.id)
+    # before 1.26 the API says of a pod that was evicted or preempted only that it was deleted
+    words = {"evicted by its kubelet": ("evicted",), "evicted by the API": ("evicted", "deleted")}
+    expected = words.get(how, ("deleted", "preempted"))
+    assert any(f"pod airflow/{name} ({word})" in cluster.engine.words(lease.id) for word in expected)
+    assert key not in _ended(cluster)
+
+
+def test_a_node_that_falls_silent_is_lost_and_its_pod_told_to_end(cluster, nodes):
+    _, lease, name = started(cluster, nodes)
+    nodes.silence("gpu-1")
+    eventually(lambda: cluster.learn()["gpu-1"].state is WorkerState.LOST, timeout_s=40)
+    eventually(is_gone(cluster, lease))
+    assert cluster.engine.words(lease.id).startswith(f"node gpu-1 was lost, and with it pod airflow/{name}")
+    eventually(lambda: _made(cluster) and _is_told_to_end(cluster.pod(lease)))
+    nodes.hear("gpu-1")
+    worker = eventually(lambda: _as_online(cluster, "gpu-1"), timeout_s=40)
+    assert [device.leasable for device in worker.devices if device.kind == "gpu"] == [False, True]
+    nodes.drop(name, "airflow")
+    eventually(lambda: all(device.leasable for device in cluster.learn()["gpu-1"].devices))
+
+
+def test_a_node_that_is_deleted_is_lost_and_its_pod_with_it(cluster, nodes):
+    _, lease, name = started(cluster, nodes)
+    nodes.silence("gpu-1")
+    cluster.api.delete_node("gpu-1")
+    eventually(lambda: cluster.learn()["gpu-1"].state is WorkerState.LOST)
+    eventually(is_gone(cluster, lease))
+    assert cluster.engine.words(lease.id).startswith(f"node gpu-1 was lost, and with it pod airflow/{name}")
+    eventually(
+        lambda: _made(cluster) and (cluster.pod(lease) is None or cluster.pod(lease).metadata.deletion_timestamp)
+    )
+
+
+def test_a_server_that_is_killed_and_comes_back_costs_nothing(cluster, nodes, plane):
+    key, lease, name = started(cluster, nodes)
+    plane.kill_api_server()
+    try:
+        eventually(lambda: cluster.engine.open_slots() == 0)
+        late, waiting = cluster.hand_over_as(cluster.workers["gpu-1"])
+        for _ in range(3):
+            cluster.engine.heartbeat()
+            assert not _ended(cluster)
+        eventually(lambda: cluster.look(lease) is Liveness.UNKNOWN)
+    finally:
+        plane.start_api_server()
+    cluster.bound(waiting)
+    assert cluster.look(lease) is Liveness.ALIVE
+    nodes.add("gpu-2")
+    cluster.knows("gpu-2")
+    for one, of in ((key, name), (late, cluster.pod(waiting).metadata.name)):
+        cluster.states[one] = TaskInstanceState.SUCCESS
+        nodes.put(of, "airflow", "Succeeded", {"terminated": {"exitCode": 0, "reason": "Completed"}})
+        assert cluster.end(one)[0] == TaskInstanceState.SUCCESS
+
+
+def test_credentials_that_are_no_longer_good_start_nothing_and_fail_nothing(cluster, nodes, plane):
+    key, lease, name = started(cluster, nodes)
+    cluster.api.delete_namespaced_service_account(ACCOUNT, "airflow")
+    plane.kill_api_server()  # one that runs goes on with a watch whose token has ended
+    plane.start_api_server()
+    eventually(lambda: "credentials are refused" in (cluster.engine._sites[0].cluster.problem or ""))
+    _, waiting = cluster.hand_over_as(cluster.workers["gpu-1"])
+    for _ in range(3):
+        cluster.engine.heartbeat()
+        assert not _ended(cluster)
+    assert (cluster.look(lease), cluster.pod(waiting)) == (Liveness.UNKNOWN, None)
+    cluster.api.create_namespaced_service_account("airflow", {"metadata": {"name": ACCOUNT}})
+    grant(plane, cluster.credentials)
+    cluster.bound(waiting)
+    cluster.states[key] = TaskInstanceState.SUCCESS
+    nodes.put(name, "airflow", "Succeeded", {"terminated": {"exitCode": 0, "reason": "Completed"}})
+    assert cluster.end(key)[0] == TaskInstanceState.SUCCESS
+
+
+def _made(cluster: Leasing) -> bool:
+    """Once more around the scheduler's loop."""
+    cluster.engine.heartbeat()
+    cluster.learn()
+    return True
+
+
+def _is_told_to_end(pod) -> bool:
+    return pod is None or pod.metadata.deletion_timestamp is not None
+
+
+def _ended(cluster: Leasing):
+    """The tasks of which an end is reported."""
+    return {key for key, (state, _) in cluster.engine.collect().items() if state in ENDS}
+
+
+def _told(cluster: Leasing, lease, code: ReasonCode):
+    reason = cluster.engine.wait_reason(lease.id)
+    return reason if reason is not None and reason.code is code else None
+
+
+def _as_online(cluster: Leasing, node: str):
+    worker = cluster.learn()[node]
+    return worker if worker.state is WorkerState.ONLINE and not worker.problems else None

@@ -1,0 +1,192 @@
+"""Nodes of a real control plane as workers, by list and watch, as the service account of the documents.
+
+The kubelet is simulated: nodes register and report by the tests' hands. What the control plane makes of that (taints,
+readiness of a node that is silent) is its own doing.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from kubernetes import client
+
+from hetero_airflow.engines.kubernetes import mirror
+from hetero_airflow.engines.kubernetes.cluster import Cluster
+from hetero_airflow.engines.kubernetes.mirror import Mirror
+from hetero_airflow.engines.kubernetes.pod_override import DEVICES_ANNOTATION, LEASE_LABEL
+from hetero_airflow.model.worker import WorkerState
+from tests.engines.kubernetes.fake_api import a_pod, eventually
+from tests.system.kubernetes.leasing import ACCOUNT
+
+A100 = {
+    "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB",
+    "nvidia.com/gpu.memory": "81920",
+    "nvidia.com/cuda.driver-version.revision": "15",
+    "nvidia.com/cuda.driver-version.major": "550",
+    "nvidia.com/cuda.driver-version.minor": "54",
+    "nvidia.com/cuda.runtime-version.major": "12",
+    "nvidia.com/cuda.runtime-version.minor": "4",
+    "nvidia.com/mig-1g.10gb.memory": "9728",
+    "feature.node.kubernetes.io/cpu-model.vendor_id": "Intel",
+    "topology.kubernetes.io/zone": "eu-1a",
+}
+
+
+class Watched:
+    """A cluster and a store that is told what it says."""
+
+    def __init__(self, plane):
+        self.cluster = Cluster(None, lambda: client.CoreV1Api(plane.connect(plane.token(ACCOUNT))), "airflow", {})
+        self.workers, self.now = {}, 1000.0
+
+    def worker(self, node="gpu-1"):
+        self.now += 2
+        news = self.cluster.poll(self.workers, self.now)
+        self.workers |= {worker.id: worker for worker in news.seen}
+        for id_ in news.lost:
+            self.workers[id_] = self.workers[id_].model_copy(update={"state": WorkerState.LOST})
+        return self.workers.get(node)
+
+    def until(self, holds, node="gpu-1", timeout_s=20):
+        def held():
+            worker = self.worker(node)
+            return worker if worker is not None and holds(worker) else None
+
+        return eventually(held, timeout_s)
+
+
+@pytest.fixture
+def watched(plane):
+    one = Watched(plane)
+    one.cluster.start()
+    assert one.cluster.wait(20)
+    yield one
+    one.cluster.stop()
+
+
+def leasable(worker):
+    return [device.id for device in worker.devices if device.kind != "cpu" and device.leasable]
+
+
+def test_a_node_is_read_with_its_devices_labels_and_versions(watched, nodes):
+    nodes.add("gpu-1", 2, amounts={"nvidia.com/mig-1g.10gb": "1"}, labels=A100)
+    worker = watched.until(leasable)
+    assert leasable(worker) == ["nvidia.com/gpu/0", "nvidia.com/gpu/1", "nvidia.com/mig-1g.10gb/0"]
+    gpu, mig = worker.devices[1], worker.devices[-1]
+    assert (gpu.model, gpu.memory_bytes, gpu.driver) == ("a100-sxm4-80gb", 80 * 2**30, "550.54.15")
+    assert (mig.partition, mig.memory_bytes) == ("1g.10gb", 9728 * 2**20)
+    assert (worker.cpu.vendor, len(worker.cpu.cores), worker.cpu.memory_bytes) == ("intel", 8, 64 * 2**30)
+    assert (worker.runtime, worker.labels["topology.kubernetes.io/zone"]) == ({"cuda": "12.4"}, "eu-1a")
+
+
+@pytest.mark.parametrize(
+    ("resource", "vendor", "kind"),
+    [
+        ("amd.com/gpu", "amd", "gpu"),
+        ("gpu.intel.com/i915", "intel", "gpu"),
+        ("huawei.com/Ascend910", "ascend", "npu"),
+        ("google.com/tpu", "google", "tpu"),
+    ],
+)
+def test_devices_of_each_vendor_are_read(watched, nodes, resource, vendor, kind):
+    nodes.add("gpu-1", 0, amounts={resource: "2"})
+    worker = watched.until(leasable)
+    assert leasable(worker) == [f"{resource}/0", f"{resource}/1"]
+    assert {(one.vendor, one.kind) for one in worker.devices[1:]} == {(vendor, kind)}
+
+
+def test_a_device_that_fails_is_told_and_comes_back(watched, nodes):
+    nodes.add("gpu-1", 2)
+    watched.until(lambda worker: len(leasable(worker)) == 2)
+    nodes.patch_status("gpu-1", allocatable={"nvidia.com/gpu": "1"})
+    worker = watched.until(lambda worker: leasable(worker) == ["nvidia.com/gpu/0"])
+    assert worker.devices[-1].problem == "the device plugin reports it as unhealthy"
+    nodes.patch_status("gpu-1", allocatable={"nvidia.com/gpu": "2"})
+    watched.until(lambda worker: len(leasable(worker)) == 2)
+
+
+def test_cordons_taints_and_pressure_keep_devices_back(watched, nodes):
+    nodes.add("gpu-1", 2)
+    watched.until(leasable)
+    nodes.api.patch_node("gpu-1", {"spec": {"unschedulable": True}})
+    watched.until(lambda worker: worker.problems == ("the node is cordoned",))
+    eventually(lambda: nodes.api.read_node("gpu-1").spec.taints)  # the controllers say it so, too
+    nodes.api.patch_node("gpu-1", {"spec": {"unschedulable": None}})
+    watched.until(leasable)
+    nodes.api.patch_node("gpu-1", {"spec": {"taints": [{"key": "dedicated", "value": "a", "effect": "NoExecute"}]}})
+    watched.until(lambda worker: worker.problems == ("taints keep pods off the node: dedicated=a:NoExecute",))
+    nodes.api.patch_node("gpu-1", {"spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}})
+    watched.until(leasable)
+    full = {"type": "DiskPressure", "status": "True", "reason": "KubeletHasDiskPressure", "message": "no space"}
+    nodes.patch_status("gpu-1", conditions=[full])
+    watched.until(lambda worker: worker.problems == ("DiskPressure: no space",))
+
+
+def test_a_node_that_registers_offers_nothing_until_the_controllers_let_pods_there(watched, nodes):
+    nodes.add("gpu-1", 2)
+    watched.until(leasable)
+    nodes.silence("gpu-1")
+    worker = watched.until(lambda worker: worker.state is WorkerState.LOST, timeout_s=40)
+    assert worker.problems[0].startswith("the node is not ready: ")
+    nodes.hear("gpu-1")
+    watched.until(leasable, timeout_s=40)
+
+
+def test_a_node_that_is_deleted_is_lost(watched, nodes):
+    nodes.add("gpu-1", 2)
+    watched.until(leasable)
+    nodes.silence("gpu-1")
+    nodes.api.delete_node("gpu-1")
+    watched.until(lambda worker: worker.state is WorkerState.LOST)
+    assert watched.cluster.is_lost("gpu-1")
+
+
+def test_what_pods_have_is_read_from_the_pods(watched, nodes):
+    nodes.add("gpu-1", 4)
+    watched.until(lambda worker: len(leasable(worker)) == 4)
+    nodes.api.create_namespaced_pod("default", a_pod("other", "gpu-1", 2))
+    told = {DEVICES_ANNOTATION: "nvidia.com/gpu/3"}
+    ours = a_pod("ours", "gpu-1", 1, {LEASE_LABEL: "l1"}, "airflow", annotations=told)
+    nodes.api.create_namespaced_pod("airflow", ours)
+    watched.until(lambda worker: leasable(worker) == ["nvidia.com/gpu/0", "nvidia.com/gpu/3"])
+    assert eventually(lambda: watched.cluster.pods().get("l1")).node == "gpu-1"
+    nodes.api.delete_namespaced_pod("ours", "airflow")
+    watched.until(lambda worker: leasable(worker) == ["nvidia.com/gpu/0"])
+    nodes.drop("ours", "airflow")
+    nodes.put("other", "default", "Succeeded")
+    watched.until(lambda worker: len(leasable(worker)) == 4)
+
+
+def test_a_long_list_is_read_in_pages(watched, nodes, plane, monkeypatch):
+    monkeypatch.setattr(mirror, "PAGE", 2)
+    for number in range(5):
+        nodes.api.create_namespaced_pod("airflow", a_pod(f"p{number}", "gpu-1", namespace="airflow"))
+    account = client.CoreV1Api(plane.connect(plane.token(ACCOUNT)))
+    pods = Mirror("pods", lambda: account, lambda api: api.list_namespaced_pod, _name, query={"namespace": "airflow"})
+    pods.start()
+    try:
+        assert pods.wait(20)
+        assert sorted(pods.values()) == [f"p{number}" for number in range(5)]
+    finally:
+        pods.stop()
+
+
+def test_a_watch_that_is_too_old_is_begun_anew(watched, nodes, plane, caplog):
+    """A server that was started again has forgotten what came before; etcd's compaction comes to the same."""
+    caplog.set_level(logging.INFO, mirror.__name__)
+    nodes.add("gpu-1", 2)
+    watched.until(leasable)
+    nodes.api.create_namespaced_config_map("default", {"metadata": {"generateName": "later-"}})
+    plane.kill_api_server()
+    eventually(lambda: watched.cluster.problem)
+    assert leasable(watched.worker()), "what does not answer keeps its nodes"
+    plane.start_api_server()
+    nodes.patch_status("gpu-1", allocatable={"nvidia.com/gpu": "1"})
+    watched.until(lambda worker: leasable(worker) == ["nvidia.com/gpu/0"], timeout_s=40)
+    assert watched.cluster.problem is None
+    assert "The nodes of the cluster are listed again" in caplog.text
+
+
+def _name(item, before):
+    return item["metadata"]["name"]

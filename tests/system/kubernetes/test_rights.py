@@ -1,0 +1,78 @@
+"""The rights of docs/kubernetes/rbac.yaml, by what a real API server allowed and wrote down.
+
+The kubelet is simulated, as in the other tests of this folder.
+"""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import yaml
+from kubernetes import client
+
+from hetero_airflow.engines.engine import Use
+from tests.control_plane import ControlPlane
+from tests.engines.kubernetes.fake_api import a_pod, eventually
+from tests.system.kubernetes.conftest import DOCUMENTS
+from tests.system.kubernetes.leasing import ACCOUNT, leasing
+
+UNUSED = {
+    ("nodes", "get"): "reads and watches come as one right, as in Kubernetes' own roles",
+    ("pods", "get"): "DevicePodOperator reads its pod",
+    ("events", "list"): "DevicePodOperator tells of those of its pod",
+    ("events", "watch"): "and in Airflow's triggerer, where it is deferrable",
+    ("pods/log", "get"): "Airflow's API server reads the logs of pods that run",
+}
+"""What the scheduler itself does not ask for."""
+
+
+def granted() -> set[tuple[str, str]]:
+    rules = [rule for one in yaml.safe_load_all((DOCUMENTS / "rbac.yaml").read_text()) for rule in one.get("rules", ())]
+    return {(what, verb) for one in rules for what in one["resources"] for verb in one["verbs"]}
+
+
+def asked(plane: ControlPlane, since: int) -> dict[tuple[str, str], set[int]]:
+    """What of which verb the scheduler's account has asked for since so many requests, and how it was answered."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for one in plane.requests(ACCOUNT)[since:]:
+        if "objectRef" in one and not one["objectRef"].get("apiGroup"):
+            what = one["objectRef"]
+            name = "/".join(filter(None, (what["resource"], what.get("subresource"))))
+            found.setdefault((name, one["verb"]), set()).add(one["responseStatus"]["code"])
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_the_scheduler_is_refused_nothing_and_uses_what_it_is_given(plane, nodes, tmp_path):
+    nodes.add("gpu-1")
+    before = len(plane.requests(ACCOUNT))
+    with leasing(plane, tmp_path) as one:
+        key, lease = one.hand_over()
+        name = one.bound(lease)
+        eventually(lambda: one.engine.words(lease.id))
+        one.engine.executor.adopt(key, "airflow", name)
+        one.engine.signal(Use(lease, "success", is_ours=True), signal.SIGTERM)
+        eventually(lambda: one.pod(lease).metadata.deletion_timestamp)
+    found = asked(plane, before)
+    assert not [what for what, codes in found.items() if 403 in codes]
+    assert found.keys() == granted() - UNUSED.keys()
+
+
+def test_what_was_not_given_is_refused(plane):
+    api = client.CoreV1Api(plane.connect(plane.token(ACCOUNT)))
+    for ask in (
+        lambda: api.list_namespaced_secret("airflow"),
+        lambda: api.create_namespaced_pod("default", a_pod("p")),
+        lambda: api.patch_node("gpu-1", {"spec": {"unschedulable": True}}),
+        lambda: api.delete_namespaced_pod("p", "default"),
+    ):
+        with pytest.raises(client.ApiException, match="Forbidden"):
+            ask()
+
+
+def test_the_account_of_tasks_may_read_nothing(plane):
+    api = client.CoreV1Api(plane.connect(plane.token("airflow-task")))
+    for ask in (api.list_node, api.list_pod_for_all_namespaces, lambda: api.list_namespaced_pod("airflow")):
+        with pytest.raises(client.ApiException, match="Forbidden"):
+            ask()
