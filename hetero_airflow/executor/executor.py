@@ -110,9 +110,7 @@ class HeteroExecutor(BaseExecutor):
         now = self._clock.now()
         self._dispatcher.decide(now)
         self._engine.heartbeat()
-        ended = self._engine.collect()
-        if ended:
-            self._take_in(ended)
+        if self._take_in(self._engine.collect()):
             self._dispatcher.decide(now)
             self._engine.heartbeat()
         self._dispatcher.settle(now)
@@ -215,8 +213,9 @@ class HeteroExecutor(BaseExecutor):
             desk.hold(workload, asked, self._clock.now())
         return asked is not None
 
-    def _take_in(self, events: Mapping[Any, tuple[Any, Any]]) -> None:
-        """What the engine reports. The end of a task that is held again already is not news."""
+    def _take_in(self, events: Mapping[Any, tuple[Any, Any]]) -> bool:
+        """What the engine reports; whether a lease is over. The end of a task that is held again is no news."""
+        is_over = False
         for key, (state, info) in events.items():
             if key not in self._keeper.running:
                 super().change_state(key, state, info)
@@ -224,8 +223,10 @@ class HeteroExecutor(BaseExecutor):
                 if self._keeper.survives(key, failed=state == TaskInstanceState.FAILED):
                     continue
                 self._keeper.end(key, "the task ended")
+                is_over = True
                 if key not in self._dispatcher.held:
                     super().change_state(key, state, info)
+        return is_over
 
     def _report(self, key: Any, state: str, reason: str | None) -> None:
         if reason:
