@@ -87,6 +87,10 @@ class PlayedNodes:
         """From now on nothing is heard of the node."""
         self._heard.discard(name)
 
+    def is_heard(self, name: str) -> bool:
+        """Whether the node is heard of."""
+        return name in self._heard
+
     def put(self, name: str, namespace: str, phase: str, state: Mapping[str, Any] | None = None, **more: Any) -> None:
         """A pod as its kubelet sees it; ``state`` is that of its container ``base``."""
         status: dict[str, Any] = {"phase": phase, **more}
@@ -94,6 +98,12 @@ class PlayedNodes:
             one = {"name": "base", "image": "i", "imageID": "", "ready": "running" in state, "restartCount": 0}
             status["containerStatuses"] = [{**one, "state": dict(state)}]
         self.api.patch_namespaced_pod_status(name, namespace, {"status": status})
+
+    def kill(self, name: str, namespace: str) -> None:
+        """The end of a pod that was told to end: its container is killed once its time is over, and it is forgotten."""
+        at = self.api.read_namespaced_pod(name, namespace).metadata.deletion_timestamp.strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.put(name, namespace, "Failed", {"terminated": {"exitCode": 137, "reason": "Error", "finishedAt": at}})
+        self.drop(name, namespace)
 
     def drop(self, name: str, namespace: str) -> None:
         """A pod's processes have ended, and it is forgotten: what a kubelet says last of a pod that is deleted."""

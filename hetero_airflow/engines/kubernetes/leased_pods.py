@@ -97,7 +97,7 @@ _API = ApiClient()
 def _without_bulk(item: Mapping[str, Any]) -> dict[str, Any]:
     """What tells how a pod stands, without its volumes and environment: models of these are slow to make."""
     metadata, spec = item["metadata"], item["spec"]
-    told = ("name", "namespace", "deletionTimestamp")
+    told = ("name", "namespace", "deletionTimestamp", "deletionGracePeriodSeconds")
     return {
         "metadata": {name: metadata[name] for name in told if name in metadata},
         "spec": {"nodeName": spec.get("nodeName"), "containers": [{"name": one["name"]} for one in spec["containers"]]},

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 from functools import lru_cache
 from types import MappingProxyType
@@ -21,6 +22,9 @@ from hetero_airflow.model.run import RunEnd
 
 MAX_MESSAGE = 1000
 """Characters of a foreign message that are kept."""
+
+_SIGNALLED = (137, 143)
+"""Exit codes of SIGKILL and SIGTERM, by which a kubelet ends a container."""
 
 log = logging.getLogger(__name__)
 
@@ -231,7 +235,7 @@ def _read(pod: Any, status: Any, phase: str, own: Any, ended: Any) -> tuple[PodC
         return PodCause.SUCCEEDED, ""
     disrupted = _condition(status, "DisruptionTarget", "True")
     if phase == "Failed":
-        return _failed(status, ended, disrupted)
+        return _failed(pod, status, ended, disrupted)
     if phase == "Unknown" or getattr(status, "reason", None) == "NodeLost":
         return PodCause.NODE_LOST, status.message or ""
     if disrupted is not None:
@@ -250,7 +254,7 @@ def _read(pod: Any, status: Any, phase: str, own: Any, ended: Any) -> tuple[PodC
     return PodCause.RUNNING, ""
 
 
-def _failed(status: Any, ended: Any, disrupted: Any) -> tuple[PodCause, str]:
+def _failed(pod: Any, status: Any, ended: Any, disrupted: Any) -> tuple[PodCause, str]:
     reason = status.reason or ""
     if reason.startswith("OutOf"):
         return PodCause.REFUSED, status.message or reason
@@ -262,11 +266,24 @@ def _failed(status: Any, ended: Any, disrupted: Any) -> tuple[PodCause, str]:
     if disrupted is not None:
         return _known("a disruption", disrupted.reason, DISRUPTED), disrupted.message or ""
     if ended is not None and ended.exit_code != 0:
-        return _ended(ended)
+        cause, message = _ended(ended)
+        return PodCause.DELETED if cause is PodCause.FAILED and _is_killed(pod, ended) else cause, message
     for other in _states(status):  # the pod failed for another container, such as one that prepares it
         if getattr(other, "terminated", None) is not None and other.terminated.exit_code != 0:
             return _ended(other.terminated)
     return PodCause.FAILED, status.message or ""
+
+
+def _is_killed(pod: Any, ended: Any) -> bool:
+    """Whether a container ended since its pod was told to, and not by itself before.
+
+    The API gives whole seconds; within the same one the kubelet's signal shows.
+    """
+    metadata = pod.metadata
+    if metadata is None or metadata.deletion_timestamp is None or ended.finished_at is None:
+        return False
+    told = metadata.deletion_timestamp - timedelta(seconds=metadata.deletion_grace_period_seconds or 0)
+    return bool(ended.finished_at > told or (ended.finished_at == told and ended.exit_code in _SIGNALLED))
 
 
 def _ended(ended: Any) -> tuple[PodCause, str]:

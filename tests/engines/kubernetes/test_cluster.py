@@ -212,6 +212,17 @@ def test_a_pod_that_failed_before_it_was_deleted_has_failed(api, watched):
     assert str(gone) == "pod default/o (evicted): The node was low on resource: memory."
 
 
+def test_a_pod_that_its_kubelet_ended_for_its_deletion_was_deleted(api, watched):
+    one = watched()
+    api.put("pods", ours("o", "l1", [0]))
+    killed = {"terminated": {"exitCode": 137, "reason": "Error", "finishedAt": "2026-01-01T00:00:30Z"}}
+    base = {"name": "base", "image": "i", "imageID": "", "ready": False, "restartCount": 0, "state": killed}
+    status, told = {"phase": "Failed", "containerStatuses": [base]}, {"deletionTimestamp": "2026-01-01T00:00:30Z"}
+    api.set_status("o", status, deletionGracePeriodSeconds=30, **told)
+    pod = eventually(lambda: next((pod for pod in one.cluster.pods().values() if pod.is_over), None))
+    assert pod.state.cause == "deleted"
+
+
 def test_of_two_pods_of_a_lease_the_one_that_runs_counts(api, watched):
     one = watched()
     api.put("pods", ours("a", "l1", [0]), {"phase": "Failed"})

@@ -1,4 +1,5 @@
 import logging
+from datetime import timedelta
 
 import pytest
 from hypothesis import given
@@ -102,6 +103,27 @@ KILLED = terminated(137, "Error")
 )  # fmt: skip
 def test_each_state_that_a_cluster_shows_is_known(pod, cause):
     assert pod_state(pod).cause is cause
+
+
+@pytest.mark.parametrize(
+    ("code", "ended_s", "cause"),
+    [
+        (1, -1, PodCause.FAILED),  # by itself, and was deleted then
+        (1, 0, PodCause.FAILED),
+        (143, 0, PodCause.DELETED),
+        (137, 60, PodCause.DELETED),
+        (1, 5, PodCause.DELETED),
+    ],
+)
+def test_a_container_that_ends_since_its_pod_was_deleted_has_not_failed(code, ended_s, cause):
+    """As kubelets report it: the pod fails before it is forgotten."""
+    pod = a_pod("Failed", terminated(code, "Error"), deleted=True)
+    pod.metadata.deletion_grace_period_seconds = 60
+    told = pod.metadata.deletion_timestamp - timedelta(seconds=60)
+    pod.status.container_statuses[0].state.terminated.finished_at = told + timedelta(seconds=ended_s)
+    assert pod_state(pod).cause is cause
+    pod.status.container_statuses[0].state.terminated.reason = "OOMKilled"
+    assert pod_state(pod).cause is PodCause.OOM_KILLED
 
 
 def test_every_cause_has_a_meaning_and_every_row_a_cause():

@@ -132,7 +132,7 @@ def test_what_is_done_to_a_pod_is_no_failure_of_its_task(cluster, nodes, how):
             cluster.api.create_namespaced_pod("default", other)
         eventually(lambda: cluster.pod(lease).metadata.deletion_timestamp)
         assert cluster.look(lease) is Liveness.ALIVE, "its devices are its own until its kubelet says that it ended"
-        nodes.drop(name, "airflow")
+        nodes.kill(name, "airflow")
     eventually(is_gone(cluster, lease))
     assert cluster.engine.is_lost(lease.id)
     # before 1.26 the API says of a pod that was evicted or preempted only that it was deleted

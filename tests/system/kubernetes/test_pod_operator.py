@@ -111,7 +111,7 @@ def test_a_pod_that_is_taken_away_costs_no_retry(operator, nodes, how):
             nodes.api.delete_namespaced_pod(name, "airflow")
         else:
             nodes.api.create_namespaced_pod_eviction(name, "airflow", {"metadata": {"name": name}})
-        nodes.drop(name, "airflow")
+        nodes.kill(name, "airflow")
 
     with kubelet(nodes, run, take), pytest.raises(AirflowRescheduleException):
         operator().execute(a_context())
