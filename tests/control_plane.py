@@ -36,7 +36,7 @@ USERS: Mapping[str, tuple[str, str]] = {
 
 CONTROLLERS = (
     "serviceaccount", "serviceaccount-token", "root-ca-cert-publisher", "namespace", "garbagecollector",
-    "nodelifecycle", "podgc", "disruption",
+    "nodelifecycle", "podgc", "disruption", "resourcequota",
 )  # fmt: skip
 
 SILENT_S = 8

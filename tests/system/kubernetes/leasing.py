@@ -34,11 +34,14 @@ _NUMBERS = count(1)
 
 
 @contextlib.contextmanager
-def leasing(plane: ControlPlane, folder: Path) -> Iterator[Leasing]:
-    """An engine that runs, and is ended."""
+def leasing(plane: ControlPlane, folder: Path, **more: str) -> Iterator[Leasing]:
+    """An engine that runs, and is ended.
+
+    :param more: environment variables
+    """
     with pytest.MonkeyPatch.context() as patch:
         one = Leasing(plane, folder / "credentials")
-        for name, value in options(plane, one.credentials, folder).items():
+        for name, value in (options(plane, one.credentials, folder) | more).items():
             patch.setenv(name, value)
         # Airflow's database is not of these tests
         patch.setattr(KubernetesExecutor, "_get_task_instance_state", lambda self, key, session: one.states.get(key))
@@ -63,7 +66,7 @@ def options(plane: ControlPlane, credentials: Path, folder: Path) -> dict[str, s
         "AIRFLOW__KUBERNETES_EXECUTOR__WORKER_CONTAINER_REPOSITORY": "registry.example/hetero-airflow",
         "AIRFLOW__KUBERNETES_EXECUTOR__WORKER_CONTAINER_TAG": "1",
         "AIRFLOW__KUBERNETES_EXECUTOR__WORKER_PODS_CREATION_BATCH_SIZE": "16",
-        "AIRFLOW__HETERO__KUBERNETES_PRIORITY_CLASSES": '{"high": "gpu-high", "low": "gpu-low"}',
+        "AIRFLOW__HETERO__KUBERNETES_PRIORITY_CLASSES": '{"urgent": "missing", "high": "gpu-high", "low": "gpu-low"}',
     }
 
 

@@ -116,6 +116,14 @@ def test_an_image_that_can_not_be_fetched_is_told_and_can_be_withdrawn(cluster, 
     eventually(lambda: cluster.look(lease, "queued") is Liveness.GONE)
 
 
+def test_a_pod_that_is_refused_fails_its_task_in_the_servers_words(cluster):
+    key, lease = cluster.hand_over(priority="urgent")
+    state, info = cluster.end(key)
+    assert (state, cluster.pod(lease)) == (TaskInstanceState.FAILED, None)
+    assert "no PriorityClass with name missing was found" in str(info)
+    assert cluster.look(lease, "failed") is Liveness.GONE
+
+
 @pytest.mark.parametrize("how", ["deleted", "evicted by the API", "evicted by its kubelet", "preempted"])
 def test_what_is_done_to_a_pod_is_no_failure_of_its_task(cluster, nodes, how):
     key, lease, name = started(cluster, nodes, slots=2, priority="low")

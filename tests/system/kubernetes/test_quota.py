@@ -1,0 +1,48 @@
+"""A namespace whose quota is used up, as a real API server refuses pods for it.
+
+The kubelet is simulated, as in the other tests of this folder.
+"""
+
+from __future__ import annotations
+
+import pytest
+from airflow.utils.state import TaskInstanceState
+
+from hetero_airflow.engines.engine import Liveness
+from tests.engines.kubernetes.fake_api import eventually
+from tests.system.kubernetes.leasing import ENDS, leasing
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+
+QUOTA = {"metadata": {"name": "gpus"}, "spec": {"hard": {"requests.nvidia.com/gpu": "1"}}}
+
+
+@pytest.fixture
+def one_gpu(nodes):
+    """What the namespace may have of the two."""
+    nodes.add("gpu-1")
+    nodes.api.create_namespaced_resource_quota("airflow", QUOTA)
+    eventually(lambda: nodes.api.read_namespaced_resource_quota("gpus", "airflow").status.used)
+    yield nodes
+    nodes.api.delete_namespaced_resource_quota("gpus", "airflow")
+
+
+def test_a_task_beyond_the_quota_fails_in_the_servers_words(one_gpu, plane, tmp_path):
+    with leasing(plane, tmp_path) as one:
+        key, lease = one.hand_over(slots=2)
+        state, info = one.end(key)
+        assert (state, "exceeded quota: gpus" in str(info)) == (TaskInstanceState.FAILED, True)
+        assert one.look(lease, "failed") is Liveness.GONE
+
+
+def test_where_it_is_to_wait_it_waits(one_gpu, plane, tmp_path):
+    with leasing(plane, tmp_path, AIRFLOW__KUBERNETES_EXECUTOR__TASK_PUBLISH_MAX_RETRIES="-1") as one:
+        key, lease = one.hand_over(slots=2)
+        for _ in range(5):
+            one.engine.heartbeat()
+            assert one.engine.collect().get(key, (None,))[0] not in ENDS
+        assert (one.pod(lease), one.look(lease, "queued")) == (None, Liveness.UNKNOWN)
+        one_gpu.api.patch_namespaced_resource_quota(
+            "gpus", "airflow", {"spec": {"hard": {"requests.nvidia.com/gpu": "2"}}}
+        )
+        one.bound(lease)
