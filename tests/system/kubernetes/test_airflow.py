@@ -113,3 +113,11 @@ def test_an_api_server_of_the_cluster_that_is_away_costs_nothing(gpus):
     gpus.plane.start_api_server()
     finish(gpus, "unheard", run_id, 40)
     assert len(restarts(gpus, "unheard")) == 1, "it was started again"
+
+
+def test_kill_9_of_the_scheduler_leaves_running_tasks_alone(gpus):
+    run_id = start_training(gpus, "adopted", 40)
+    gpus.airflow.kill("scheduler")
+    gpus.airflow.launch("scheduler")
+    finish(gpus, "adopted", run_id, 40)
+    assert len(restarts(gpus, "adopted")) == 1, "it was started again"
