@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from airflow.sdk.api.datamodels._generated import TaskInstanceState, TaskStateStoreResponse
@@ -124,11 +125,24 @@ class DeviceSupervisor(ActivitySubprocess):
             self._epoch = msg.ti_context.max_tries
         super().send_msg(msg, *args, **kwargs)
 
+    def _monitor_subprocess(self) -> None:
+        """Until the task has ended. SIGTERM, as of a drained node, is a notice for a task that saves checkpoints."""
+        forward = signal.getsignal(signal.SIGTERM)
+
+        def save_first(number: int, frame: FrameType | None) -> None:
+            will_save = self._lease is not None and self._watch.ask_to_end()
+            if not will_save and callable(forward):
+                forward(number, frame)
+
+        signal.signal(signal.SIGTERM, save_first)
+        super()._monitor_subprocess()  # type: ignore[no-untyped-call]
+
     def _send_heartbeat_if_needed(self) -> None:
         before = self._last_heartbeat_attempt
         super()._send_heartbeat_if_needed()  # type: ignore[no-untyped-call]
         if self._lease is not None and self._last_heartbeat_attempt != before:
-            self._watch.beat(datetime.now(UTC), is_online=self.failed_heartbeats == 0)
+            is_wanted = self.failed_heartbeats == 0 and self._terminal_state is None
+            self._watch.beat(datetime.now(UTC), is_online=is_wanted)
 
     def _send(self, number: signal.Signals) -> None:
         """To the task's own process and its ranks if they are to show their stacks, else to all of its group."""

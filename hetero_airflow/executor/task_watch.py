@@ -68,6 +68,8 @@ class TaskWatch:
         self._signals: list[signal.Signals] = []
         self._told: tuple[Progress, datetime] | None = None
         self._trouble = ""
+        self._is_ending = False
+        """Whether its worker is about to end it."""
         self.hung_s: float | None = None
         """For how long the task had done nothing when it was told to stop for that."""
 
@@ -75,6 +77,15 @@ class TaskWatch:
     def notice(self) -> str | None:
         """Why the task was told to stop, if it was told by somebody else."""
         return self._notice.cause if self._notice is not None and self.hung_s is None else None
+
+    def ask_to_end(self) -> bool:
+        """Its worker is about to end it: a task that steps will be told to save; whether it will.
+
+        For a handler of signals, so that it does no more than note it. The next `beat` that finds the task still
+        wanted tells it: what belongs to a run that is over has nothing to save, and must not speak for the present one.
+        """
+        self._is_ending = read_progress(self._folder) is not None
+        return self._is_ending
 
     def beat(self, now: datetime, *, is_online: bool = True) -> None:
         """One round.
@@ -86,6 +97,7 @@ class TaskWatch:
             progress = read_progress(self._folder)
             if is_online:
                 self._bring_notice()
+                self._bring_end(now)
                 self._tell_progress(progress, now)
             self._look_for_hang(progress, now)
         except Exception as error:  # noqa: BLE001  whatever the API or the disk answers, the task's heartbeat goes on
@@ -118,6 +130,11 @@ class TaskWatch:
             return
         if told.lease_id == self._lease_id:
             self._give(told.notice, "Preempted: the task is told to save and end; it goes on later, with the same try")
+
+    def _bring_end(self, now: datetime) -> None:
+        if self._is_ending and self._notice is None:
+            told = Notice(cause="its worker shuts down", by=now + self._grace)
+            self._give(told, "Its worker shuts down: the task is told to save and end; it goes on elsewhere")
 
     def _give(self, notice: Notice, text: str) -> None:
         give_notice(self._folder, notice)

@@ -98,6 +98,23 @@ def test_a_notice_that_can_not_be_read_is_passed_over(watch, states, tmp_path, v
     assert not is_noticed(tmp_path)
 
 
+def test_a_task_that_steps_is_told_to_save_when_its_worker_shuts_down(watch, tmp_path, log, stops):
+    assert not watch.ask_to_end(), "it could save nothing"
+    watch.beat(EPOCH)
+    assert not is_noticed(tmp_path)
+    ProgressFile(tmp_path, FakeClock()).done(1)
+    assert watch.ask_to_end()
+    assert (is_noticed(tmp_path), log.lines) == (False, []), "the signal may have come anywhere"
+    watch.beat(EPOCH, is_online=False)
+    assert not is_noticed(tmp_path), "it may run elsewhere by now"
+    for _ in range(2):
+        watch.beat(EPOCH)
+    assert (read_notice(tmp_path).cause, read_notice(tmp_path).by) == ("its worker shuts down", EPOCH + GRACE)
+    assert (watch.notice, len(log.lines)) == ("its worker shuts down", 1)
+    watch.beat(EPOCH + GRACE)
+    assert stops == [signal.SIGTERM]
+
+
 def test_a_task_that_ignores_the_notice_is_stopped_once_at_the_end_of_the_grace_time(watch, states, stops):
     states.values[PREEMPT] = notice(seconds=60)
     for second in (0, 59):

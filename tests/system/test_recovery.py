@@ -4,6 +4,7 @@ import json
 import os
 import signal
 
+import psutil
 import pytest
 
 
@@ -82,6 +83,18 @@ def test_a_killed_task_goes_on_from_its_checkpoint_with_the_same_try(airflow):
     assert "requeued at once, for the 1st time of 5, without using a retry" in airflow.log_text(
         "saving", run_id, "saving"
     )
+
+
+def test_a_task_whose_supervisor_is_to_end_saves_first_and_goes_on_with_the_same_try(airflow):
+    """As when a node is drained: the kubelet sends SIGTERM to the first process of the pod."""
+    run_id, pid = start_saving(airflow, steps=60)
+    supervisor = psutil.Process(pid).ppid()
+    os.kill(supervisor, signal.SIGTERM)
+    try_number, result = is_over(airflow, "saving", run_id)
+    assert (try_number, result["is_whole"], result["first"] > 0) == (1, True, True)
+    log = airflow.log_text("saving", run_id, "saving")
+    assert "Its worker shuts down: the task is told to save and end" in log
+    assert f"Going on after step {result['first'] - 1} of 60" in log
 
 
 @pytest.mark.parametrize(("dag_id", "goes_on"), [("saving", False), ("resuming", True)])
