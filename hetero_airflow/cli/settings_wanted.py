@@ -69,7 +69,7 @@ def _wanted(recommendation: Recommendation, current: str | None, coordinated: bo
     number = _number(current)
     if recommendation.option in _AT_LEAST:
         return str(current) if number >= float(value) else value
-    # All others are intervals: shorter is as good.
+    # All others are intervals, of which shorter is as good, or -1 for no limit.
     return str(current) if 0 < number <= float(value) else value
 
 

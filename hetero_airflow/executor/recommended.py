@@ -43,6 +43,12 @@ _FOR_ENGINE = {
             "16",
             "one pod is made at a heartbeat of the scheduler, and the other tasks' devices idle",
         ),
+        Recommendation(
+            "kubernetes_executor",
+            "task_publish_max_retries",
+            "-1",
+            "a task fails that meets a quota of its namespace which is used up just then",
+        ),
     )
 }
 """Engine → what it needs beside the rest; those of the section that the rest ends with come first."""

@@ -36,7 +36,12 @@ def test_an_engine_has_settings_of_its_own_and_each_section_stands_once():
     given = {"worker_pods_creation_batch_size": "64", "task_queued_timeout": "600"}
     settings = settings_wanted("hetero", lambda section, option: given.get(option), "kubernetes")
     own = {each.recommendation.option: each.wanted for each in settings[len(of_all) :]}
-    assert own == {"worker_pods_creation_batch_size": "64", "task_queued_timeout": "3600"}
+    expected = {
+        "task_publish_max_retries": "-1",
+        "worker_pods_creation_batch_size": "64",
+        "task_queued_timeout": "3600",
+    }
+    assert own == expected
     sections = [section for section, _ in groupby(each.section for each in of_kubernetes)]
     assert len(sections) == len(set(sections))
 
