@@ -200,11 +200,11 @@ class Mirror(Generic[T]):
             self._gone(value)
 
     def _note(self, error: Exception) -> None:
-        self.status = error.status if isinstance(error, ApiException) else None
         text = _words(error)
         if text != self.problem:
             log.warning("The %s can't be watched: %s", self.name, text)
         self.problem = text
+        self.status = error.status if isinstance(error, ApiException) else None  # last: who waits for it reads both
 
     def _clear(self) -> None:
         if self.problem is not None:
