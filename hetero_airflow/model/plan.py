@@ -191,7 +191,8 @@ class Plan:
 
     decisions: tuple[Decision, ...] = ()
     preemptions: tuple[Preempt, ...] = ()
-    """What makes room first: a request that is to have the devices is decided to wait until they are free."""
+    """What makes room first: a request that is to have the devices is decided to wait until they are free, or moves
+    there itself."""
     until: datetime | None = None
     """From when on the decisions may come out otherwise though nothing but the time has changed; None for never."""
 
