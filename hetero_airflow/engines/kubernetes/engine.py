@@ -103,11 +103,13 @@ class KubernetesEngine:
                 lease_parts(lease, worker, classes.get(asked_priority(config, workload.ti.map_index))),
                 worker.host,
             )
-            workload.ti.executor_config = {**config, "pod_override": PodGenerator.deserialize_model_dict(made)}
+            config["pod_override"] = PodGenerator.deserialize_model_dict(made)
         except Exception as error:  # noqa: BLE001  whatever Airflow and the client raise for an author's override
             site.executor.fail(workload.key, f"Its pod can't be made: {type(error).__name__}: {error}")
             return
-        site.executor.queued_tasks[workload.key] = workload
+        # a copy: where the task is placed anew, its pod is made from what its author wrote
+        bound = workload.ti.model_copy(update={"executor_config": config})
+        site.executor.queued_tasks[workload.key] = workload.model_copy(update={"ti": bound})
 
     def hand_back(self, workload: ExecuteTask) -> None:
         """Take a task that was held and needs no device; its pod is made at the next `heartbeat`."""

@@ -150,6 +150,23 @@ def test_a_placed_task_becomes_a_pod_on_its_node_and_ends(cluster):
     assert not cluster.engine.has_task(SimpleNamespace(id=None, key=key))
 
 
+def test_a_workload_that_is_placed_anew_is_bound_to_its_new_node_alone(cluster):
+    """The dispatcher keeps the workload, and hands over the same again."""
+    handed = []
+    hand_over = cluster.engine.hand_over
+    cluster.engine.hand_over = lambda workload, lease, worker: handed.append((workload, lease, worker))
+    cluster.hand_over()
+    ((workload, lease, worker),) = handed
+    written = workload.ti.executor_config
+    for _ in range(2):
+        hand_over(workload, lease, worker)
+        bound = cluster.engine.executor.queued_tasks.pop(workload.key).ti.executor_config["pod_override"]
+        key = "required_during_scheduling_ignored_during_execution"
+        (term,) = getattr(bound.spec.affinity.node_affinity, key).node_selector_terms
+        assert [field.values for field in term.match_fields] == [["gpu-1"]]
+        assert workload.ti.executor_config == written
+
+
 def test_the_end_of_a_task_that_is_queued_anew_is_its_end(cluster):
     key, _, name = cluster.started()
     cluster.states[key] = TaskInstanceState.QUEUED
