@@ -246,7 +246,9 @@ class Dispatcher:
         self._placed.append((held, told, self._now))
 
     def _hold_again(self, held: HeldTask, lease: TaskLease) -> None:
-        """Keep a task that did not begin where it was placed."""
+        """Keep a task that did not begin where it was placed. One that Airflow has queued anew had begun."""
+        if held.workload.key in self.held:
+            return
         unbegun = (*held.unbegun, lease)
         self.held[held.workload.key] = HeldTask(held.workload, held.asked, held.since, unbegun=unbegun)
 

@@ -107,6 +107,18 @@ def test_a_task_that_did_not_begin_on_one_worker_is_tried_on_another(bench):
     assert workers == {LeaseState.EVICTED: "worker-a", LeaseState.GRANTED: "worker-b"}
 
 
+def test_a_task_that_airflow_queued_anew_blames_no_worker_though_the_engine_never_reported_its_end(bench):
+    bench.engine.reaches = lambda worker: True
+    bench.store.record([WorkerSeen(a_worker("worker-b", a_worker().devices, host="b"))], bench.clock.now())
+    id_, _ = start(bench)
+    bench.engine.alive.clear()
+    bench.hold("a")
+    for _ in range(4):
+        bench.beat(5)
+    (request,) = bench.store.snapshot().holders.values()
+    assert (request.id, [one.labels for one in request.request.alternatives]) == (id_, [{}])
+
+
 def test_a_task_that_is_over_although_the_engine_never_reported_it_frees_its_devices(bench):
     """Its supervisor was killed between the task's end and its report."""
     id_, _ = start(bench)
