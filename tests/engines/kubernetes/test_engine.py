@@ -48,8 +48,8 @@ class Cluster:
             self.workers[id_] = self.workers[id_].model_copy(update={"state": WorkerState.LOST})
         return self.workers
 
-    def hand_over(self, gpu=0, config=None, engine=None, lease=None, name=None, node="gpu-1"):
-        """A device task on one GPU; its key and lease."""
+    def placed(self, gpu=0, config=None, lease=None, name=None, node="gpu-1"):
+        """The workload of a device task, and its lease of one GPU."""
         number = next(NUMBERS)
         request_id = str(uuid4())
         ti = {
@@ -63,8 +63,12 @@ class Cluster:
         packed = pack_request([{"device": "gpu", "priority": "high"}])
         workload.ti.executor_config = {"hetero": packed, **(config or {})}
         claims = (Claim(f"nvidia.com/gpu/{gpu}", 1000),)
-        lease = lease or a_lease(request_id, node).model_copy(update={"claims": claims})
-        (engine or self.engine).hand_over(workload, lease, self.workers[node])
+        return workload, lease or a_lease(request_id, node).model_copy(update={"claims": claims})
+
+    def hand_over(self, *, engine=None, **arguments):
+        """A device task on one GPU, handed to the engine; its key and lease."""
+        workload, lease = self.placed(**arguments)
+        (engine or self.engine).hand_over(workload, lease, self.workers[lease.worker_id])
         return workload.key, lease
 
     def pod(self, lease):
@@ -127,7 +131,7 @@ def cluster(running):
 
 
 def test_a_placed_task_becomes_a_pod_on_its_node_and_ends(cluster):
-    key, lease = cluster.hand_over(1)
+    key, lease = cluster.hand_over(gpu=1)
     assert cluster.look(lease, "queued") is Liveness.UNKNOWN
     cluster.engine.heartbeat()
     pod = cluster.pod(lease)
@@ -152,14 +156,10 @@ def test_a_placed_task_becomes_a_pod_on_its_node_and_ends(cluster):
 
 def test_a_workload_that_is_placed_anew_is_bound_to_its_new_node_alone(cluster):
     """The dispatcher keeps the workload, and hands over the same again."""
-    handed = []
-    hand_over = cluster.engine.hand_over
-    cluster.engine.hand_over = lambda workload, lease, worker: handed.append((workload, lease, worker))
-    cluster.hand_over()
-    ((workload, lease, worker),) = handed
+    workload, lease = cluster.placed()
     written = workload.ti.executor_config
     for _ in range(2):
-        hand_over(workload, lease, worker)
+        cluster.engine.hand_over(workload, lease, cluster.workers["gpu-1"])
         bound = cluster.engine.executor.queued_tasks.pop(workload.key).ti.executor_config["pod_override"]
         key = "required_during_scheduling_ignored_during_execution"
         (term,) = getattr(bound.spec.affinity.node_affinity, key).node_selector_terms
