@@ -47,6 +47,7 @@ for step in checkpoint.steps(8, every=1, state={"model": model}):
         checkpoint.wait()
         (folder / "died").touch()
         os.kill(os.getpid() if sys.argv[3] == "rank" else os.getppid(), signal.SIGKILL)
+        signal.pause()  # without its torchrun, it is for the operator to end it
 (folder / f"worker-{os.environ['GROUP_RANK']}-rank-{rank}").touch()
 if rank == 0:
     pathlib.Path(os.environ["HETERO_AIRFLOW_RESULT"]).write_text(json.dumps(size))

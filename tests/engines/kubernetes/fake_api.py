@@ -143,6 +143,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.server.api
 
     def _serve(self):
+        generation = self.api.generation  # before all else: a cut that comes from here on is one of this connection
         url = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         length = int(self.headers.get("Content-Length") or 0)
@@ -159,7 +160,7 @@ class Handler(BaseHTTPRequestHandler):
         elif url.path in DISCOVERY:
             self._answer(200, DISCOVERY[url.path])
         elif query.get("watch") in ("true", "True"):
-            self._watch(parts[0], namespace, query)
+            self._watch(parts[0], namespace, query, generation)
         elif len(parts) == 1 and self.command == "GET":
             self._list(parts[0], namespace, query)
         elif parts == ["pods"]:
@@ -208,7 +209,7 @@ class Handler(BaseHTTPRequestHandler):
         page = items[start : start + limit]
         self._answer(200, {"kind": name, "apiVersion": "v1", "metadata": metadata, "items": page})
 
-    def _watch(self, kind, namespace, query):
+    def _watch(self, kind, namespace, query, generation):
         since = int(query.get("resourceVersion") or 0)
         if since and since < self.api.oldest:
             self._stream()
@@ -217,7 +218,7 @@ class Handler(BaseHTTPRequestHandler):
             self._chunk(None)
             return
         self._stream()
-        generation, sent = self.api.generation, 0
+        sent = 0
         while True:
             with self.api.changed:
                 self.api.changed.wait_for(lambda sent=sent: self._has_news(sent, generation), 0.2)
