@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from hetero_airflow.model.run import Run, RunEnd
 from hetero_airflow.model.snapshot import Pending, Snapshot, Usage
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.runtime.task_lease import TaskLease
-from hetero_airflow.store.store import Commit, Move, Store
+from hetero_airflow.store.store import Commit, Event, Move, Store
 from hetero_airflow.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -191,12 +191,12 @@ class RejectingStore:
         self._store = store
         self.left = dict(refusals)
 
-    def commit(self, plan: Plan, now: datetime, expires_at: datetime) -> Commit:
+    def commit(self, plan: Plan, now: datetime, expires_at: datetime, news: Sequence[Event] = ()) -> Commit:
         """Grant what is not to be refused."""
         refused = tuple(place.request_id for place in plan.places if self.left.get(place.request_id, 0) > 0)
         self.left |= {request_id: self.left[request_id] - 1 for request_id in refused}
         kept = Plan(tuple(decision for decision in plan.decisions if decision.request_id not in refused))
-        commit = self._store.commit(kept, now, expires_at)
+        commit = self._store.commit(kept, now, expires_at, news)
         return Commit(commit.leases, (*commit.refused, *refused))
 
     def __getattr__(self, name: str) -> Any:

@@ -49,8 +49,9 @@ from hetero_airflow.policies.policy import Policy
 from hetero_airflow.recovery.health import leases_to_move
 from hetero_airflow.runtime.task_lease import TaskLease, task_lease
 from hetero_airflow.scheduling.cycle import Cycle
+from hetero_airflow.scheduling.news import RequestNews
 from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.store import Event, Move, Submitted, Withdrawn, WorkerSeen
+from hetero_airflow.store.store import Move, Submitted, Withdrawn, WorkerSeen
 
 log = logging.getLogger(__name__)
 
@@ -114,8 +115,8 @@ class Dispatcher:
         )
         self._placed: list[tuple[HeldTask, TaskLease, datetime]] = []
         self._requests: dict[str, Any] = {}
-        self._news: list[Event] = []
-        """What the store is to be told at the next occasion."""
+        self._news: list[RequestNews] = []
+        """What the store is to be told with the next plan."""
         self._token_age = timedelta(seconds=queued_timeout_s / 4)
         self._now = datetime.min.replace(tzinfo=UTC)
         self._workers: tuple[Sequence[Worker], Mapping[str, Worker]] = ((), {})
@@ -343,7 +344,7 @@ class Dispatcher:
                     self._fail(key, f"No device in time: {text}", now)
 
     def _submit(self, now: datetime) -> None:
-        """Tell the store who waits now, and who does not any more.
+        """Gather who waits now, and who does not any more.
 
         Also takes up what the store knows better than we do: the answer to a commit may have been
         lost, and a scheduler that died may have submitted a task, or got a lease that it could not use.
@@ -383,9 +384,6 @@ class Dispatcher:
                 held.since, held.request = pending[id_].submitted_at, pending[id_].request
             else:
                 self._news.append(Submitted(held.pending(held.request, *self._stays.before(id_, held.since))))
-        if self._news:
-            self._store.record(self._news, now)
-            self._news.clear()
 
     def _adjust(self, held: HeldTask, before: Returned | None, snapshot: Snapshot, now: datetime) -> None:
         """Let a task that failed before, or did not begin, ask for what it needs after that."""
@@ -402,7 +400,10 @@ class Dispatcher:
     def _place(self, now: datetime) -> None:
         self._withdraw_forgotten(now)
         self._requests = {held.request_id: key for key, held in self.held.items() if held.request}
-        for decision in self._cycle.run(now).plan.decisions:
+        news = tuple(self._news)
+        decided = self._cycle.run(now, news)
+        del self._news[: len(news)]  # what has failed to start is news by now
+        for decision in decided.plan.decisions:
             key = self._requests.get(decision.request_id)
             if key not in self.held:
                 continue

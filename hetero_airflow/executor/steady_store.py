@@ -39,10 +39,10 @@ class SteadyStore(SqlStore):
             self.look_anew()
             super().record(events, now)
 
-    def commit(self, plan: Plan, now: datetime, expires_at: datetime) -> Commit:
+    def commit(self, plan: Plan, now: datetime, expires_at: datetime, news: Sequence[Event] = ()) -> Commit:
         """Grant the placements of a plan and keep every decision's account; writes nothing where nothing is new."""
         self.look_anew()
-        return super().commit(plan, now, expires_at)
+        return super().commit(plan, now, expires_at, news)
 
     def renew(self, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
         """Extend the leases given as (lease id, token); the ids that are not held with that token any more."""

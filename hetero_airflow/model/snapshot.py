@@ -41,6 +41,10 @@ class Pending:
         """What estimates are kept by."""
         return self.dag_id, self.task_id
 
+    def order(self) -> tuple[datetime, str]:
+        """Where it stands among those that wait: by the time of its submission."""
+        return self.submitted_at, self.id
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:

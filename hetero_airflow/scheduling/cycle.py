@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -18,6 +18,7 @@ from hetero_airflow.policies.policy import Policy, period_of
 from hetero_airflow.policies.priority import Priority
 from hetero_airflow.scheduling.collecting import collecting_later
 from hetero_airflow.scheduling.gangs import torn_gangs
+from hetero_airflow.scheduling.news import RequestNews, with_news
 from hetero_airflow.scheduling.own_part import own_part
 from hetero_airflow.scheduling.plan_check import plan_faults
 from hetero_airflow.scheduling.reaper import reap
@@ -124,9 +125,10 @@ class Cycle:
         self._warned = ""
 
     @collecting_later()
-    def run(self, now: datetime) -> CycleResult:
+    def run(self, now: datetime, news: Sequence[RequestNews] = ()) -> CycleResult:
         """One pass, in the six steps of the architecture.
 
+        :param news: requests that come and go, of which the store is told together with the plan
         :raises StoreUnavailable: the database is down; what was committed by then is also dispatched
         """
         # 1. Reap expired leases. Lost workers are recorded by who drives the cycle, see `reaper.lost_workers`.
@@ -138,11 +140,11 @@ class Cycle:
         preempted: list[Lease] = []
         for number in range(MAX_ROUNDS):
             # 2. Take a snapshot.
-            snapshot = self._seen()
+            snapshot = self._seen(news)
             ours = frozenset(pending.id for pending in snapshot.pending if self._engine.is_ours(pending.id))
             last = self._decided
             slots = self._engine.open_slots() if ours else None
-            if number == 0 and last is not None and last.holds_for(snapshot, ours, slots, now):
+            if number == 0 and not news and last is not None and last.holds_for(snapshot, ours, slots, now):
                 return CycleResult(reaped, last.plan, is_decided=False)
             # 3. Let the policy decide a plan over all requests; what is not ours, its own scheduler carries out.
             gangs = {pending.id: pending.gang for pending in snapshot.pending if pending.gang}
@@ -150,7 +152,8 @@ class Cycle:
             plan = own_part(self._stalled.note(whole, ours, now), ours, slots, gangs)
             decisions |= {decision.request_id: decision for decision in plan.decisions}
             # 4. Commit it; the store refuses what someone else took meanwhile.
-            commit = self._store.commit(plan, now, now + self._lease_timeout)
+            commit = self._store.commit(plan, now, now + self._lease_timeout, news)
+            news = ()
             # 5. Dispatch what was granted.
             undispatched += self._dispatch(commit, snapshot, ours)
             own = (lease for lease in commit.leases if lease.request_id in ours)
@@ -175,9 +178,9 @@ class Cycle:
             commit.refused,
         )
 
-    def _seen(self) -> Snapshot:
-        """The store's snapshot, with what the store does not know."""
-        snapshot = self._believed(self._store.snapshot())
+    def _seen(self, news: Sequence[RequestNews]) -> Snapshot:
+        """The store's snapshot, with what the store does not know, or not yet."""
+        snapshot = self._believed(with_news(self._store.snapshot(), news))
         return snapshot if self._preemptor is None else replace(snapshot, can_preempt=True)
 
     def _within_reach(self, snapshot: Snapshot) -> Snapshot:
@@ -263,12 +266,13 @@ class Cycle:
 def _is_unchanged(before: Snapshot, after: Snapshot) -> bool:
     """Whether a policy would see the same; that leases were renewed changes nothing for it.
 
-    Stores hand out the same object for a part that did not change; another one is taken as changed.
+    Stores hand out the same object for a part that did not change; another one is taken as changed. Only what waits is
+    compared: it was seen before the store had it.
     """
     return (before.sequence == after.sequence and before.estimates is after.estimates) or (
         before.workers is after.workers
         and before.usage is after.usage
-        and before.pending is after.pending
+        and before.pending == after.pending
         and before.dag_tokens == after.dag_tokens
         and before.estimates is after.estimates
         and _spared(before) == _spared(after)

@@ -136,8 +136,9 @@ class MemoryStore:
         """The present state; cheap when nothing has changed since the last call."""
         return self._view.snapshot(self._sequence)
 
-    def commit(self, plan: Plan, now: datetime, expires_at: datetime) -> Commit:
+    def commit(self, plan: Plan, now: datetime, expires_at: datetime, news: Sequence[Event] = ()) -> Commit:
         """Grant the placements of a plan and keep every decision's account; see the port."""
+        self.record(news, now)
         leases: list[Lease] = []
         refused: list[str] = []
         has_ended = False

@@ -21,7 +21,7 @@ from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql_bars import read_health
 from hetero_airflow.store.sql_events import record_events
-from hetero_airflow.store.sql_grants import Committing, WaitDigests, read_newest
+from hetero_airflow.store.sql_grants import Committing, TakenMeanwhile, WaitDigests, read_newest
 from hetero_airflow.store.sql_leases import move_leases, renew_leases
 from hetero_airflow.store.sql_presence import read_last_seen, read_server, read_sights
 from hetero_airflow.store.sql_reading import read_story, read_telemetry, update_view
@@ -70,16 +70,24 @@ class SqlStore:
                 self._sequence = sequence
             return self._view.snapshot(sequence)
 
-    def commit(self, plan: Plan, now: datetime, expires_at: datetime) -> Commit:
+    def commit(self, plan: Plan, now: datetime, expires_at: datetime, news: Sequence[Event] = ()) -> Commit:
         """Grant the placements of a plan and keep every decision's account; writes nothing where nothing is new."""
         digests = self._digests.of(plan)
-        if all(isinstance(decision, Wait) for decision in plan.decisions):
+        if not news and all(isinstance(decision, Wait) for decision in plan.decisions):
             with reading(self._engine) as connection:
                 newest = read_newest(connection, plan.decisions)
             if all(own == digests[request_id] for request_id, (own, _) in newest.items()):
                 return Commit()
-        with writing(self._engine, self._lock_timeout_s) as transaction:
-            return Committing(transaction, now, expires_at, digests).commit(plan)
+
+        def write(*, may_grant: bool) -> Commit:
+            with writing(self._engine, self._lock_timeout_s) as transaction:
+                record_events(transaction, news, now)
+                return Committing(transaction, now, expires_at, digests, may_grant=may_grant).commit(plan)
+
+        try:
+            return write(may_grant=True)
+        except TakenMeanwhile:
+            return write(may_grant=False)
 
     def renew(self, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
         """Extend the leases given as (lease id, token); the ids that are not held with that token any more."""

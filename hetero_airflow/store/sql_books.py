@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Select, bindparam, case, select
+from sqlalchemy import Select, bindparam, case, exists, select
 
 from hetero_airflow.model.device import Device
 from hetero_airflow.model.lease import Claim
@@ -51,8 +51,9 @@ class Books:
             return
         pairs = {(place.worker_id, claim.device_id) for place in places for claim in place.claims}
         wanted = [{"worker_key": worker_id, "key": key} for worker_id, key in sorted(pairs)]
-        barred = read_barred_devices(writing.connection, {place.worker_id for place in places})
-        for row in writing.read_given(_read_devices(writing.dialect), wanted, online=WorkerState.ONLINE):
+        rows = writing.read_given(_read_devices(writing.dialect), wanted, online=WorkerState.ONLINE)
+        barred = read_barred_devices(writing.connection, {row.worker_id for row in rows if row.has_bars})
+        for row in rows:
             memory = None if row.capacity_memory_bytes is None else row.capacity_memory_bytes - row.used_memory_bytes
             self._accounts[row.worker_id, row.id] = _Account(
                 row.kind,
@@ -115,6 +116,7 @@ def _read_devices(dialect: str) -> Select[Any]:
             _DEVICE.capacity_memory_bytes,
             _DEVICE.used_memory_bytes,
             (_WORKER.state == bindparam("online")).label("is_online"),
+            exists().where(tables.bar.c.worker_id == _DEVICE.worker_id).label("has_bars"),
             case((_DEVICE.kind == "cpu", _DEVICE.inventory)).label("inventory"),
         )
         .join_from(wanted, tables.device, (_DEVICE.worker_id == wanted.c.worker_key) & (_DEVICE.id == wanted.c.key))

@@ -12,7 +12,8 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, Update, bindparam, exists, insert, or_, select, update
+from sqlalchemy import BigInteger, Connection, Insert, Select, Update, bindparam, exists, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
 from hetero_airflow.model.lease import Claim, Lease, LeaseState
@@ -24,16 +25,14 @@ from hetero_airflow.store.leases import lease_id
 from hetero_airflow.store.sql_books import Books
 from hetero_airflow.store.sql_given import as_keys, by_key_only, given, read_given
 from hetero_airflow.store.sql_leases import claimed, end_requests
-from hetero_airflow.store.sql_transaction import Writing, chunks
+from hetero_airflow.store.sql_transaction import Writing
 from hetero_airflow.store.store import Commit
 
-_WORKER, _DEVICE, _REQUEST, _DAG = tables.worker.c, tables.device.c, tables.request.c, tables.dag.c
-
-_UPDATE_DAG = update(tables.dag).where(_DAG.dag_id == bindparam("key"))
+_WORKER, _DEVICE, _REQUEST = tables.worker.c, tables.device.c, tables.request.c
 
 
-class _TakenMeanwhile(Exception):
-    """Rolls back to before the placements."""
+class TakenMeanwhile(Exception):
+    """Someone took part of what a plan places without the writers' lock: the transaction is to be rolled back."""
 
 
 class WaitDigests:
@@ -68,10 +67,22 @@ def read_newest(connection: Connection, decisions: Iterable[Decision]) -> dict[s
 
 
 class Committing:
-    """One plan on its way into the tables."""
+    """One plan on its way into the tables.
 
-    def __init__(self, writing: Writing, now: datetime, expires_at: datetime, digests: Mapping[str, str]) -> None:
+    :param may_grant: False refuses all placements, and keeps the rest of the plan
+    """
+
+    def __init__(
+        self,
+        writing: Writing,
+        now: datetime,
+        expires_at: datetime,
+        digests: Mapping[str, str],
+        *,
+        may_grant: bool = True,
+    ) -> None:
         self._writing, self._now, self._expires_at, self._digests = writing, now, expires_at, digests
+        self._may_grant = may_grant
         self._granted: list[tuple[Place, tuple[Claim, ...]]] = []
         self._refused: list[str] = []
         self._kept: list[Decision] = []
@@ -79,12 +90,12 @@ class Committing:
         self._ended: dict[str, str] = {}
 
     def commit(self, plan: Plan) -> Commit:
-        """Grant what can be granted, end what is refused, keep the accounts."""
+        """Grant what can be granted, end what is refused, keep the accounts.
+
+        :raises TakenMeanwhile: nothing of this is to be kept
+        """
         dag_ids = self._sort_out(plan)
         leases = self._take()
-        if len(leases) < len(self._granted):
-            self._refused = [place.request_id for place in plan.places]
-            self._kept = [decision for decision in self._kept if not isinstance(decision, Place)]
         self._write(leases)
         end_requests(self._writing, self._ended, "waiting", self._now)
         write_dag_tokens(self._writing, {dag_ids[lease.request_id]: lease.token for lease in leases})
@@ -98,7 +109,7 @@ class Committing:
         for decision in plan.decisions:
             key = decision.request_id
             if isinstance(decision, Place):
-                claims = books.take(decision) if key in waiting else None
+                claims = books.take(decision) if key in waiting and self._may_grant else None
                 if claims is None:
                     self._refused.append(key)
                     continue
@@ -116,7 +127,7 @@ class Committing:
         return dag_ids
 
     def _take(self) -> tuple[Lease, ...]:
-        """The leases of what is granted; none where others took part of it without the writers' lock."""
+        """The leases of what is granted."""
         if not self._granted:
             return ()
         writing = self._writing
@@ -124,13 +135,12 @@ class Committing:
         taken = claimed((place.worker_id, claims) for place, claims in self._granted)
         now = {"moment": self._now, "stamp": writing.stamp}
         try:
-            with writing.connection.begin_nested():
-                if writing.execute_given(_place_requests(writing.dialect), placed, stamp=writing.stamp) < len(placed):
-                    raise _TakenMeanwhile
-                if writing.execute_given(_take_devices(writing.dialect), taken, **now) < len(taken):
-                    raise _TakenMeanwhile
-        except (_TakenMeanwhile, IntegrityError):
-            return ()
+            if writing.execute_given(_place_requests(writing.dialect), placed, stamp=writing.stamp) < len(placed):
+                raise TakenMeanwhile
+            if writing.execute_given(_take_devices(writing.dialect), taken, **now) < len(taken):
+                raise TakenMeanwhile
+        except IntegrityError as error:
+            raise TakenMeanwhile from error
         writing.is_visible = True
         return tuple(self._lease(place, claims) for place, claims in self._granted)
 
@@ -181,15 +191,19 @@ class Committing:
 
 def write_dag_tokens(writing: Writing, tokens: Mapping[str, int]) -> None:
     """Note the newest token of each DAG."""
-    query = select(_DAG.dag_id)
-    known = {
-        dag_id
-        for chunk in chunks(sorted(tokens))
-        for dag_id in writing.connection.execute(query.where(_DAG.dag_id.in_(chunk))).scalars()
-    }
-    values = {key: {"token": token, "changed": writing.stamp} for key, token in tokens.items()}
-    writing.execute_many(_UPDATE_DAG, [{"key": key} | row for key, row in values.items() if key in known])
-    writing.execute_many(insert(tables.dag), [{"dag_id": key} | row for key, row in values.items() if key not in known])
+    rows = [{"key": key, "newest": token} for key, token in sorted(tokens.items())]
+    writing.execute_given(_put_dag_tokens(writing.dialect), rows, stamp=writing.stamp)
+
+
+@lru_cache(maxsize=2)
+def _put_dag_tokens(dialect: str) -> Insert:
+    told = given(dialect, key="text", newest="number")
+    rows = select(told.c.key, told.c.newest, bindparam("stamp", type_=BigInteger)).where(told.c.key.is_not(None))
+    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    put = insert(tables.dag).from_select(["dag_id", "token", "changed"], rows)
+    return put.on_conflict_do_update(
+        index_elements=["dag_id"], set_={"token": put.excluded.token, "changed": put.excluded.changed}
+    )
 
 
 @lru_cache(maxsize=2)

@@ -22,7 +22,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from sqlalchemy import URL, Connection, Engine, Row, Table, func, select, update
+from sqlalchemy import URL, Connection, Engine, Row, Table, Text, bindparam, func, literal, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -35,6 +35,13 @@ T = TypeVar("T")
 _STATE = (tables.state.c.sequence, tables.state.c.fence, tables.state.c.pruned)
 _READ_STATE = select(*_STATE)
 _TAKE_LOCK = update(tables.state).values(sequence=tables.state.c.sequence).returning(*_STATE)
+_LIMITS = select(
+    literal(1).label("row"),
+    func.set_config("lock_timeout", bindparam("lock_ms", type_=Text), True).label("lock"),
+    func.set_config("idle_in_transaction_session_timeout", bindparam("idle_ms", type_=Text), True).label("idle"),
+).cte("limits")
+_LIMIT_AND_TAKE_LOCK = _TAKE_LOCK.where(tables.state.c.id == _LIMITS.c.row)
+"""PostgreSQL sets the limits before it locks what is joined with them: one round trip less in each transaction."""
 
 
 @dataclass(slots=True)
@@ -82,13 +89,10 @@ def writing(engine: Engine, lock_timeout_s: float) -> Iterator[Writing]:
     with _translated(engine), engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             milliseconds = round(1000 * lock_timeout_s)
-            connection.execute(
-                select(
-                    func.set_config("lock_timeout", str(milliseconds), True),
-                    func.set_config("idle_in_transaction_session_timeout", str(3 * milliseconds), True),
-                )
-            )
-        state = connection.execute(_TAKE_LOCK).one_or_none()
+            limits = {"lock_ms": str(milliseconds), "idle_ms": str(3 * milliseconds)}
+            state = connection.execute(_LIMIT_AND_TAKE_LOCK, limits).one_or_none()
+        else:
+            state = connection.execute(_TAKE_LOCK).one_or_none()
         if state is None:
             raise _not_migrated(engine, "no row in hetero_state")
         transaction = Writing(connection, stamp=state.sequence + 1, fence=state.fence)

@@ -178,9 +178,10 @@ class Store(Protocol):
         """The present state; cheap when nothing has changed since the last call."""
         ...
 
-    def commit(self, plan: Plan, now: datetime, expires_at: datetime) -> Commit:
-        """Grant the placements of a plan and keep every decision's account.
+    def commit(self, plan: Plan, now: datetime, expires_at: datetime, news: Sequence[Event] = ()) -> Commit:
+        """Grant the placements of a plan and keep every decision's account, in one transaction.
 
+        The news come before it, as `record` would take note of them: the plan may place what they submit.
         Each placement is granted whole or refused whole: refused when a device is gone, not
         leasable or leased meanwhile, when the cores or memory are taken, or when the request no
         longer waits. A refusal stops no other placement of the plan.

@@ -58,10 +58,10 @@ class View:
 
     def put_pending(self, pending: Pending) -> None:
         """Take in a request that waits, or replace it."""
-        is_last = not self._pending or (self._latest is not None and self._latest <= _order(pending))
+        is_last = not self._pending or (self._latest is not None and self._latest <= pending.order())
         self._pending.pop(pending.id, None)
         self._pending[pending.id] = pending
-        self._latest = _order(pending) if is_last else None
+        self._latest = pending.order() if is_last else None
         self._changed.add("pending")
 
     def drop_pending(self, request_id: str) -> None:
@@ -106,8 +106,8 @@ class View:
             if not self._is_sorted:
                 self._workers, self._is_sorted = dict(sorted(self._workers.items())), True
             if self._pending and self._latest is None:
-                queue = sorted(self._pending.values(), key=_order)
-                self._pending, self._latest = {one.id: one for one in queue}, _order(queue[-1])
+                queue = sorted(self._pending.values(), key=Pending.order)
+                self._pending, self._latest = {one.id: one for one in queue}, queue[-1].order()
             self._last = Snapshot(
                 sequence,
                 tuple(self._workers.values()) if "workers" in changed else last.workers,
@@ -122,7 +122,3 @@ class View:
             )
             self._changed = set()
         return self._last
-
-
-def _order(pending: Pending) -> tuple[datetime, str]:
-    return pending.submitted_at, pending.id

@@ -5,6 +5,7 @@ beside it, to one and the same Celery worker over one Redis, on PostgreSQL.
 """
 
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 from local_airflow import LocalAirflow
@@ -14,8 +15,11 @@ from tests.celery_fleet import CeleryFleet, celery_settings
 from tests.postgres_server import running_postgres
 from tests.redis_server import running_redis
 
+PLAIN = "CeleryExecutor"
 
-def main():
+
+@contextmanager
+def boot(executors):
     with (
         tempfile.TemporaryDirectory() as folder,
         running_postgres() as postgres,
@@ -23,15 +27,15 @@ def main():
     ):
         settings = {
             **celery_settings(redis, postgres.url),
-            "AIRFLOW__CORE__EXECUTOR": "CeleryExecutor,hetero_airflow.executor.HeteroExecutor",
-            "BENCH_EXECUTOR": "CeleryExecutor",
+            "AIRFLOW__CORE__EXECUTOR": executors,
+            "BENCH_EXECUTOR": PLAIN,
         }
         with LocalAirflow(Path(folder), DAGS, settings=settings, database=postgres.url) as airflow:
             fleet = CeleryFleet(airflow, redis)
             fleet.add("w1", "nvidia/h100-80gb:16", "default")
             fleet.wait_for("w1")
-            print_delays(airflow, 900)
+            yield airflow
 
 
 if __name__ == "__main__":
-    main()
+    print_delays(boot, PLAIN)

@@ -5,21 +5,23 @@ beside it; there are devices enough, so that nothing waits for one.
 """
 
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 from local_airflow import LocalAirflow
 from queueing_delays import DAGS, print_delays
 
 
-def main():
-    settings = {"AIRFLOW__CORE__EXECUTOR": "LocalExecutor,hetero_airflow.executor.HeteroExecutor"}
+@contextmanager
+def boot(executors):
+    settings = {"AIRFLOW__CORE__EXECUTOR": executors}
     simulated = "nvidia/h100-80gb:16"
     with (
         tempfile.TemporaryDirectory() as home,
         LocalAirflow(Path(home), DAGS, simulated=simulated, settings=settings) as airflow,
     ):
-        print_delays(airflow, 600)
+        yield airflow
 
 
 if __name__ == "__main__":
-    main()
+    print_delays(boot, "LocalExecutor")

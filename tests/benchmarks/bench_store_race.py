@@ -1,10 +1,11 @@
 """Three schedulers that race for leases; run ``python tests/benchmarks/bench_store_race.py [seconds]``.
 
-Each process submits requests, commits a plan that places them on devices picked by chance, which another may have
-taken a moment before, and releases what it got; all through one PostgreSQL. Prints for several sizes of a plan how
-many leases were granted and released a second by all together, how many each process got, how many placements were
-refused, what a lease costs in processor time (which says more than the rate where the machine is busy), and at how
-many moments a trigger in the database saw more of a device leased than there is.
+Each process submits requests with a plan that places them on devices picked by chance, which another may have taken a
+moment before, as a scheduler does with tasks that were just queued, and releases what it got; all through one
+PostgreSQL. Prints for several sizes of a plan how many leases were granted and released a second by all together, how
+many each process got, how many placements were refused, what a lease costs in processor time (which says more than the
+rate where the machine is busy), and at how many moments a trigger in the database saw more of a device leased than
+there is.
 """
 
 from __future__ import annotations
@@ -51,14 +52,13 @@ def race(url: str, name: str, size: int, seconds: float) -> None:
         now = datetime.now(UTC)
         pending = [replace(template, id=f"{name}-{number + n}") for n in range(size)]
         number += size
-        store.record([Submitted(one) for one in pending], now)
         plan = Plan(
             tuple(
                 a_place(one.id, f"w{rng.randrange(WORKERS):03}", **{f"GPU-{rng.randrange(GPUS)}": 1000, "cpu": 2000})
                 for one in pending
             )
         )
-        commit = store.commit(plan, now, now + timedelta(minutes=1))
+        commit = store.commit(plan, now, now + timedelta(minutes=1), [Submitted(one) for one in pending])
         store.move([Move(one.id, one.token, LeaseState.RELEASED) for one in commit.leases], now)
         done += len(commit.leases)
         refused += len(commit.refused)

@@ -172,8 +172,8 @@ def test_a_commit_whose_answer_was_lost_is_taken_up(make_bench):
     class ForgetfulStore(MemoryStore):
         is_cut_off = True
 
-        def commit(self, plan, now, expires_at):
-            done = super().commit(plan, now, expires_at)
+        def commit(self, plan, now, expires_at, news=()):
+            done = super().commit(plan, now, expires_at, news)
             if self.is_cut_off and plan.places:
                 self.is_cut_off = False
                 raise StoreUnavailable("the answer", found="none", remedy="Wait")
@@ -189,18 +189,41 @@ def test_a_commit_whose_answer_was_lost_is_taken_up(make_bench):
     assert len(bench.store.snapshot().leases) == 1
 
 
+def test_a_commit_that_was_not_taken_is_made_with_the_same_news_in_the_next_cycle(make_bench):
+    class DeafStore(MemoryStore):
+        is_deaf = False
+
+        def commit(self, plan, now, expires_at, news=()):
+            if self.is_deaf:
+                raise StoreUnavailable("a commit", found="no answer", remedy="Wait")
+            return super().commit(plan, now, expires_at, news)
+
+    bench = make_bench(DeafStore())
+    bench.store.record([WorkerSeen(a_worker())], EPOCH)
+    ids = [bench.hold(name, "gpu:2") for name in "ab"]
+    bench.store.is_deaf = True
+    bench.beat()
+    assert (bench.started, bench.store.snapshot().pending) == ([], ())
+    bench.dispatcher.drop("a", "Airflow revoked it")
+    bench.store.is_deaf = False
+    bench.beat(1)
+    assert bench.started == ["b"]
+    assert bench.store.story("dag", "run", "a").cause == "Airflow revoked it"
+    assert [lease.request_id for lease in bench.store.snapshot().leases] == ids[1:]
+
+
 def test_a_lost_race_leaves_the_rest_of_the_plan_standing(make_bench):
     """Another scheduler takes a device between the decision and the commit."""
 
     class RacingStore(MemoryStore):
         races = 1
 
-        def commit(self, plan, now, expires_at):
+        def commit(self, plan, now, expires_at, news=()):
             if self.races and len(plan.places) == 2:
                 self.races = 0
                 self.record([Submitted(a_pending("foreign"))], now)
                 super().commit(Plan((a_place("foreign", **{"GPU-1": 1000}),)), now, expires_at)
-            return super().commit(plan, now, expires_at)
+            return super().commit(plan, now, expires_at, news)
 
     bench = make_bench(RacingStore())
     bench.store.record([WorkerSeen(a_worker())], EPOCH)

@@ -17,7 +17,7 @@ from hetero_airflow.policies.policy import Policy
 from hetero_airflow.policies.priority import Priority
 from hetero_airflow.scheduling.cycle import MAX_ROUNDS, Cycle, CycleResult, run_cycle
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.store import Commit, Move, Submitted, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import Commit, Event, Move, Submitted, Withdrawn, WorkerLost, WorkerSeen
 from hetero_airflow.testing import (
     EPOCH,
     FakeClock,
@@ -89,6 +89,32 @@ def test_nothing_is_decided_again_while_nothing_changes() -> None:
     assert not cycle.run(clock.advance(1)).is_decided
     store.record([Submitted(a_pending("new", "cpu"))], clock.now())
     assert [lease.request_id for lease in cycle.run(clock.advance(1)).dispatched] == ["new"]
+
+
+def test_what_is_news_is_placed_in_the_same_cycle_and_is_news_once() -> None:
+    store, engine, policy = a_store(), FakeEngine(), CountingPolicy()
+    cycle = Cycle(store, policy, engine, 60)
+    cycle.run(EPOCH)
+    news = [Submitted(a_pending(name, "gpu:2", at_s=at)) for at, name in enumerate(("r0", "r1"))]
+    cycle.run(EPOCH, news)
+    assert [lease.request_id for lease in engine.dispatched] == ["r0"]
+    assert [pending.id for pending in store.snapshot().pending] == ["r1"]
+    cycle.run(EPOCH)
+    cycle.run(EPOCH)
+    assert policy.decided == 3, "the second time for what the first has taken, and then for nothing"
+    cycle.run(EPOCH, [Withdrawn("r1", "it is not wanted")])
+    assert store.snapshot().pending == ()
+
+
+def test_news_that_leave_the_plan_waiting_are_decided_once() -> None:
+    store, policy = a_store("gpu:2"), CountingPolicy()
+    cycle = Cycle(store, policy, FakeEngine(), 60)
+    cycle.run(EPOCH)
+    cycle.run(EPOCH)
+    decided = policy.decided
+    assert cycle.run(EPOCH, [Submitted(a_pending("r1", "gpu:2", at_s=1))]).is_decided
+    assert not cycle.run(EPOCH).is_decided
+    assert policy.decided == decided + 1
 
 
 def test_what_someone_else_took_is_decided_again_on_a_fresh_snapshot() -> None:
@@ -214,7 +240,7 @@ def test_whatever_is_placed_the_store_accepts(snapshot: Snapshot) -> None:
 
 def test_a_commit_that_loses_everything_still_gives_a_result() -> None:
     class DeafStore(MemoryStore):
-        def commit(self, plan: Plan, now: datetime, expires_at: datetime) -> Commit:
+        def commit(self, plan: Plan, now: datetime, expires_at: datetime, news: Sequence[Event] = ()) -> Commit:
             return Commit((), tuple(place.request_id for place in plan.places))
 
     store = DeafStore()

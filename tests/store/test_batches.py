@@ -102,19 +102,19 @@ def test_a_plan_that_meets_a_writer_without_the_lock_is_refused_whole_and_its_wa
     first, second = SqlStore(postgres_engine), SqlStore(postgres_engine)
     first.record([WorkerSeen(a_worker()), *(Submitted(a_pending(f"r{n}")) for n in range(4))], EPOCH)
     before = second.snapshot().sequence
-    monkeypatch.setattr(sql_transaction, "_TAKE_LOCK", sql_transaction._READ_STATE)
+    monkeypatch.setattr(sql_transaction, "_LIMIT_AND_TAKE_LOCK", sql_transaction._READ_STATE)
     waits = Wait("r3", 1, Reason(ReasonCode.BUSY, "1", "0"), ACCOUNT)
     plan = Plan((a_place("r1", **{"GPU-1": 1000}), a_place("r2", **{"GPU-0": 1000}), waits))
-    made = []
+    news, made = [Submitted(a_pending("r4"))], []
     with sql_transaction.writing(postgres_engine, 10) as transaction:
         Committing(transaction, EPOCH, LATER, {}).commit(Plan((a_place("r0", **{"GPU-0": 1000}),)))
-        other = threading.Thread(target=lambda: made.append(second.commit(plan, EPOCH, LATER)))
+        other = threading.Thread(target=lambda: made.append(second.commit(plan, EPOCH, LATER, news)))
         other.start()
         other.join(0.5)
     other.join()
     assert (made[0].leases, made[0].refused) == ((), ("r1", "r2"))
     snapshot = second.snapshot()
-    assert ([one.id for one in snapshot.pending], snapshot.sequence) == (["r1", "r2", "r3"], before + 1)
+    assert ([one.id for one in snapshot.pending], snapshot.sequence) == (["r1", "r2", "r3", "r4"], before + 2)
     assert {key: usage.milli for key, usage in snapshot.usage.items() if usage.milli} == {("worker-a", "GPU-0"): 1000}
     assert [one["outcome"] for one in second.story("dag", "run", "r3").decisions] == ["wait"]
     assert not second.story("dag", "run", "r1").decisions

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from hetero_airflow.model.lease import Claim, Lease, LeaseState
-from hetero_airflow.model.plan import Plan
+from hetero_airflow.model.plan import Plan, Wait
 from hetero_airflow.model.snapshot import Usage
 from hetero_airflow.store.store import Commit, Submitted, Withdrawn, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_worker
-from tests.store.contract import GIB, LATER, MUCH_LATER, grant, place, prepare, release
+from tests.store.contract import ACCOUNT, BUSY, GIB, LATER, MUCH_LATER, grant, place, prepare, release
 
 
 def test_a_placement_becomes_a_lease(store):
@@ -40,6 +40,25 @@ def test_a_placement_becomes_a_lease(store):
     }
     assert found.dag_tokens == {"dag": 1}
     assert store.story("dag", "run", "r1").leases == (lease,)
+
+
+def test_news_come_before_the_plan_that_places_them(store):
+    prepare(store, "r1", "r2")
+    news = [Submitted(a_pending("r3", at_s=3)), Withdrawn("r1", "it is not wanted"), Submitted(a_pending("r4", at_s=4))]
+    places = [a_place(name, **{f"GPU-{n}": 1000}) for n, name in enumerate(("r1", "r3"))]
+    made = store.commit(Plan((*places, Wait("r4", 1, BUSY, ACCOUNT))), EPOCH, LATER, news)
+    assert ([lease.request_id for lease in made.leases], made.refused) == (["r3"], ("r1",))
+    assert [pending.id for pending in store.snapshot().pending] == ["r2", "r4"]
+    assert [one["outcome"] for one in store.story("dag", "run", "r4").decisions] == ["wait"]
+    assert store.story("dag", "run", "r1").cause == "it is not wanted"
+
+
+def test_news_are_taken_note_of_though_nothing_is_decided(store):
+    prepare(store, "r1")
+    before = store.snapshot().sequence
+    assert store.commit(Plan(), EPOCH, LATER, [Submitted(a_pending("r2", at_s=2))]) == Commit()
+    assert [pending.id for pending in store.snapshot().pending] == ["r1", "r2"]
+    assert store.snapshot().sequence > before
 
 
 def test_a_snapshot_stays_what_it_was(store):

@@ -118,7 +118,7 @@ def test_a_database_that_was_reset_is_read_anew(engine, empty):
 def test_nothing_is_leased_twice_even_without_the_writers_lock(postgres_engine, empty, monkeypatch, rival):
     empty(postgres_engine)
     first, second = prepared(postgres_engine, "r1", "r2"), SqlStore(postgres_engine)
-    monkeypatch.setattr(sql_transaction, "_TAKE_LOCK", sql_transaction._READ_STATE)
+    monkeypatch.setattr(sql_transaction, "_LIMIT_AND_TAKE_LOCK", sql_transaction._READ_STATE)
     made = []
     with sql_transaction.writing(postgres_engine, 10) as transaction:
         plan = Plan((a_place("r1", **{"GPU-0": 1000}),))

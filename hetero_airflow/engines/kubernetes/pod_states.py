@@ -291,7 +291,8 @@ def _ended(ended: Any) -> tuple[PodCause, str]:
         cause = PodCause.SUCCEEDED if ended.exit_code == 0 else PodCause.FAILED
     else:
         cause = _known("a container that ended", ended.reason, TERMINATED)
-    return (PodCause.FAILED if cause is PodCause.SETTINGS else cause), ended.message or ""
+    is_failure = cause is PodCause.SETTINGS or (cause is PodCause.SUCCEEDED and ended.exit_code != 0)
+    return (PodCause.FAILED if is_failure else cause), ended.message or ""
 
 
 def _pending(status: Any) -> tuple[PodCause, str]:

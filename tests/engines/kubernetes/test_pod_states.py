@@ -173,6 +173,12 @@ def test_a_message_is_kept_on_one_line_and_short():
     assert len(state.message) == 1000
 
 
+def test_a_container_whose_exit_code_is_of_a_failure_has_not_succeeded_whatever_its_reason_says():
+    failed = terminated(1, "Completed")
+    for pod in (a_pod("Failed", failed), a_pod("Failed", None, (), [("i", failed)])):
+        assert pod_state(pod).cause is PodCause.FAILED
+
+
 STATES = st.one_of(
     st.none(),
     st.builds(waiting, st.one_of(st.sampled_from(sorted(WAITING)), st.text(max_size=8))),
