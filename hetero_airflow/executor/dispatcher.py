@@ -49,7 +49,7 @@ from hetero_airflow.policies.policy import Policy
 from hetero_airflow.recovery.health import leases_to_move
 from hetero_airflow.runtime.task_lease import TaskLease, task_lease
 from hetero_airflow.scheduling.cycle import Cycle
-from hetero_airflow.scheduling.news import RequestNews
+from hetero_airflow.scheduling.news import RequestNews, with_news
 from hetero_airflow.store.sql import SqlStore
 from hetero_airflow.store.store import Move, Submitted, Withdrawn, WorkerSeen
 
@@ -349,7 +349,7 @@ class Dispatcher:
         Also takes up what the store knows better than we do: the answer to a commit may have been
         lost, and a scheduler that died may have submitted a task, or got a lease that it could not use.
         """
-        snapshot = self._store.snapshot() if self.held else Snapshot(0)
+        snapshot = with_news(self._store.snapshot(), self._news) if self.held else Snapshot(0)
         pending = {one.id: one for one in snapshot.pending}
         leases = {lease.request_id: lease for lease in snapshot.leases}
         for held in self._gangs.enrol(self.held.values(), snapshot):

@@ -192,8 +192,10 @@ def test_a_commit_whose_answer_was_lost_is_taken_up(make_bench):
 def test_a_commit_that_was_not_taken_is_made_with_the_same_news_in_the_next_cycle(make_bench):
     class DeafStore(MemoryStore):
         is_deaf = False
+        heard = 0
 
         def commit(self, plan, now, expires_at, news=()):
+            self.heard = len(news)
             if self.is_deaf:
                 raise StoreUnavailable("a commit", found="no answer", remedy="Wait")
             return super().commit(plan, now, expires_at, news)
@@ -202,14 +204,26 @@ def test_a_commit_that_was_not_taken_is_made_with_the_same_news_in_the_next_cycl
     bench.store.record([WorkerSeen(a_worker())], EPOCH)
     ids = [bench.hold(name, "gpu:2") for name in "ab"]
     bench.store.is_deaf = True
-    bench.beat()
-    assert (bench.started, bench.store.snapshot().pending) == ([], ())
+    for _ in range(3):
+        bench.beat()
+    assert (bench.started, bench.store.snapshot().pending, bench.store.heard) == ([], (), 2)
     bench.dispatcher.drop("a", "Airflow revoked it")
     bench.store.is_deaf = False
     bench.beat(1)
     assert bench.started == ["b"]
     assert bench.store.story("dag", "run", "a").cause == "Airflow revoked it"
     assert [lease.request_id for lease in bench.store.snapshot().leases] == ids[1:]
+
+
+def test_a_waiting_task_that_is_dropped_and_held_again_before_the_next_cycle_still_waits(bench):
+    bench.hold("first", "gpu:2")
+    bench.hold("a", "gpu:2")
+    bench.beat()
+    bench.dispatcher.drop("a", "Airflow revoked it")
+    id_ = bench.hold("a", "gpu")
+    bench.beat(1)
+    (pending,) = bench.store.snapshot().pending
+    assert (pending.id, str(pending.request)) == (id_, "1 × gpu")
 
 
 def test_a_lost_race_leaves_the_rest_of_the_plan_standing(make_bench):
