@@ -349,7 +349,7 @@ class Dispatcher:
         Also takes up what the store knows better than we do: the answer to a commit may have been
         lost, and a scheduler that died may have submitted a task, or got a lease that it could not use.
         """
-        snapshot = with_news(self._store.snapshot(), self._news) if self.held else Snapshot(0)
+        snapshot = self._seen() if self.held else Snapshot(0)
         pending = {one.id: one for one in snapshot.pending}
         leases = {lease.request_id: lease for lease in snapshot.leases}
         for held in self._gangs.enrol(self.held.values(), snapshot):
@@ -378,12 +378,17 @@ class Dispatcher:
                 continue  # as long as another scheduler may take it back, with those of the others
             if id_ in leases:
                 held.request = snapshot.holders[id_].request if id_ in snapshot.holders else held.request
+                self._news = [event for event in self._news if event.request_id != id_]  # the store knows it
                 with suppress(EngineError):  # the task has failed with it
                     self._hand_over(held, leases[id_])
             elif id_ in pending:
                 held.since, held.request = pending[id_].submitted_at, pending[id_].request
             else:
                 self._news.append(Submitted(held.pending(held.request, *self._stays.before(id_, held.since))))
+
+    def _seen(self) -> Snapshot:
+        """What the store shows, and will show once it is told what it does not know yet."""
+        return with_news(self._store.snapshot(), self._news)
 
     def _adjust(self, held: HeldTask, before: Returned | None, snapshot: Snapshot, now: datetime) -> None:
         """Let a task that failed before, or did not begin, ask for what it needs after that."""
@@ -400,10 +405,7 @@ class Dispatcher:
     def _place(self, now: datetime) -> None:
         self._withdraw_forgotten(now)
         self._requests = {held.request_id: key for key, held in self.held.items() if held.request}
-        news = tuple(self._news)
-        decided = self._cycle.run(now, news)
-        del self._news[: len(news)]  # what has failed to start is news by now
-        for decision in decided.plan.decisions:
+        for decision in self._cycle.run(now, self._news).plan.decisions:
             key = self._requests.get(decision.request_id)
             if key not in self.held:
                 continue
@@ -419,7 +421,7 @@ class Dispatcher:
         if not self._periods.is_due("forgotten", now):  # of 10,000 that others hold, each look asks the database
             return
         known = {held.request_id for held in self.held.values()}
-        forgotten = [pending.id for pending in self._store.snapshot().pending if pending.id not in known]
+        forgotten = [pending.id for pending in self._seen().pending if pending.id not in known]
         if not forgotten:
             return
         queued = self._tasks.queued(forgotten)

@@ -96,7 +96,7 @@ class Usages(Mapping[tuple[str, str], Usage]):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Immutable; two snapshots of the same `sequence` are equal."""
+    """Immutable; two that a store gives with the same `sequence` are equal."""
 
     sequence: int
     workers: tuple[Worker, ...] = ()

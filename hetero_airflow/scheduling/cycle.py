@@ -125,12 +125,14 @@ class Cycle:
         self._warned = ""
 
     @collecting_later()
-    def run(self, now: datetime, news: Sequence[RequestNews] = ()) -> CycleResult:
+    def run(self, now: datetime, news: list[RequestNews] | None = None) -> CycleResult:
         """One pass, in the six steps of the architecture.
 
-        :param news: requests that come and go, of which the store is told together with the plan
+        :param news: requests that come and go, of which the store is told together with the plan; those that it has
+            taken note of are taken out, also where a later step fails
         :raises StoreUnavailable: the database is down; what was committed by then is also dispatched
         """
+        news = [] if news is None else news
         # 1. Reap expired leases. Lost workers are recorded by who drives the cycle, see `reaper.lost_workers`.
         self._take_back(now)
         reaped = reap(self._store, self._engine, self._store.snapshot().leases, now)
@@ -140,11 +142,12 @@ class Cycle:
         preempted: list[Lease] = []
         for number in range(MAX_ROUNDS):
             # 2. Take a snapshot.
-            snapshot = self._seen(news)
+            told = tuple(news)
+            snapshot = self._seen(told)
             ours = frozenset(pending.id for pending in snapshot.pending if self._engine.is_ours(pending.id))
             last = self._decided
             slots = self._engine.open_slots() if ours else None
-            if number == 0 and not news and last is not None and last.holds_for(snapshot, ours, slots, now):
+            if number == 0 and not told and last is not None and last.holds_for(snapshot, ours, slots, now):
                 return CycleResult(reaped, last.plan, is_decided=False)
             # 3. Let the policy decide a plan over all requests; what is not ours, its own scheduler carries out.
             gangs = {pending.id: pending.gang for pending in snapshot.pending if pending.gang}
@@ -152,8 +155,8 @@ class Cycle:
             plan = own_part(self._stalled.note(whole, ours, now), ours, slots, gangs)
             decisions |= {decision.request_id: decision for decision in plan.decisions}
             # 4. Commit it; the store refuses what someone else took meanwhile.
-            commit = self._store.commit(plan, now, now + self._lease_timeout, news)
-            news = ()
+            commit = self._store.commit(plan, now, now + self._lease_timeout, told)
+            del news[: len(told)]
             # 5. Dispatch what was granted.
             undispatched += self._dispatch(commit, snapshot, ours)
             own = (lease for lease in commit.leases if lease.request_id in ours)
@@ -266,8 +269,8 @@ class Cycle:
 def _is_unchanged(before: Snapshot, after: Snapshot) -> bool:
     """Whether a policy would see the same; that leases were renewed changes nothing for it.
 
-    Stores hand out the same object for a part that did not change; another one is taken as changed. Only what waits is
-    compared: it was seen before the store had it.
+    Stores hand out the same object for a part that did not change; another one is taken as changed. What waits is
+    compared, since it may have been seen before the store had it.
     """
     return (before.sequence == after.sequence and before.estimates is after.estimates) or (
         before.workers is after.workers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,14 +15,16 @@ def with_news(snapshot: Snapshot, news: Sequence[RequestNews]) -> Snapshot:
     """The snapshot as it is once the store has taken note of them, in order."""
     if not news:
         return snapshot
-    queue = list(snapshot.pending)
-    ids = {pending.id for pending in queue}
+    known, gone = {pending.id for pending in snapshot.pending}, set()
+    fresh: dict[str, Pending] = {}
     for event in news:
         if isinstance(event, Withdrawn):
-            if event.request_id in ids:
-                ids.discard(event.request_id)
-                queue = [pending for pending in queue if pending.id != event.request_id]
-        elif event.pending.id not in ids and event.pending.id not in snapshot.holders:
-            ids.add(event.pending.id)
-            insort(queue, event.pending, key=Pending.order)
-    return replace(snapshot, pending=tuple(queue))
+            gone.add(event.request_id)
+            fresh.pop(event.request_id, None)
+        elif event.request_id not in snapshot.holders and (event.request_id not in known or event.request_id in gone):
+            fresh.setdefault(event.request_id, event.pending)
+    queue = [pending for pending in snapshot.pending if pending.id not in gone]
+    late = sorted(fresh.values(), key=Pending.order)
+    is_last = not queue or not late or queue[-1].order() <= late[0].order()
+    queue += late
+    return replace(snapshot, pending=tuple(queue if is_last else sorted(queue, key=Pending.order)))

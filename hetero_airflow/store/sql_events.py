@@ -238,7 +238,7 @@ def _columns(record: DeviceRecord, position: int) -> dict[str, Any]:
 
 
 def _write_requests(writing: Writing, events: Sequence[Submitted | Withdrawn], now: datetime) -> None:
-    ids = {event.pending.id if isinstance(event, Submitted) else event.request_id for event in events}
+    ids = {event.request_id for event in events}
     known = writing.read_given(_states(writing.dialect), as_keys(ids))
     states: dict[str, str] = {row.id: row.state for row in known}
     stored = frozenset(states)

@@ -9,8 +9,8 @@ its maker gave another). A transaction that reads first and writes later can be 
 wait ("database is locked"), since what it has read is out of date by then.
 
 A writer that hangs must not stop all others for ever: on PostgreSQL, waiting for the row ends after
-`lock_timeout_s`, and the server ends the session of a writer that does nothing for three times as
-long, which gives the lock back.
+`lock_timeout_s` (waiting for the whole table, which a migration may hold, does not), and the server
+ends the session of a writer that does nothing for three times as long, which gives the lock back.
 """
 
 from __future__ import annotations

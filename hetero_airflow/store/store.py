@@ -71,6 +71,11 @@ class Submitted:
 
     pending: Pending
 
+    @property
+    def request_id(self) -> str:
+        """Its id."""
+        return self.pending.id
+
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:

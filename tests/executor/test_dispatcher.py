@@ -215,6 +215,57 @@ def test_a_commit_that_was_not_taken_is_made_with_the_same_news_in_the_next_cycl
     assert [lease.request_id for lease in bench.store.snapshot().leases] == ids[1:]
 
 
+def test_what_the_store_was_told_is_not_told_again_though_the_rest_of_the_cycle_failed(make_bench):
+    """Or a task that has ended since would wait again."""
+
+    class AwayAfterTheRace(MemoryStore):
+        is_raced = is_away = False
+
+        def commit(self, plan, now, expires_at, news=()):
+            if len(plan.places) == 2:
+                self.record([Submitted(a_pending("foreign"))], now)
+                super().commit(Plan((a_place("foreign", **{"GPU-1": 1000}),)), now, expires_at)
+                self.is_raced = True
+            return super().commit(plan, now, expires_at, news)
+
+        def snapshot(self):
+            if self.is_away:
+                raise StoreUnavailable("the store", found="no answer", remedy="Wait")
+            return super().snapshot()
+
+    bench = make_bench(AwayAfterTheRace())
+    bench.store.record([WorkerSeen(a_worker())], EPOCH)
+    id_ = bench.hold("a")
+    bench.hold("b")
+    hand_over = bench.engine.hand_over
+
+    def hand_over_and_go_away(workload, lease, worker):
+        hand_over(workload, lease, worker)
+        bench.store.is_away = bench.store.is_raced
+
+    bench.engine.hand_over = hand_over_and_go_away
+    bench.beat()
+    assert (bench.started, bench.store.is_away) == (["a"], True)
+    bench.store.is_away = False
+    bench.engine.hand_over = hand_over
+    bench.tasks.rows[id_] = TaskProcess("success")
+    bench.keeper.end("a", "the task ended")
+    bench.beat(1)
+    story = bench.store.story("dag", "run", "a")
+    assert (story.state, story.cause) == ("ended", "the task ended")
+
+
+def test_why_a_waiting_task_was_let_go_is_kept_though_airflow_does_not_want_it_any_more_either(bench):
+    bench.hold("first", "gpu:2")
+    bench.beat()
+    id_ = bench.hold("a")
+    bench.beat(1)
+    bench.dispatcher.drop("a", "its gang has failed")
+    bench.tasks.rows[id_] = TaskProcess("failed")
+    bench.beat(60)
+    assert bench.store.story("dag", "run", "a").cause == "its gang has failed"
+
+
 def test_a_waiting_task_that_is_dropped_and_held_again_before_the_next_cycle_still_waits(bench):
     bench.hold("first", "gpu:2")
     bench.hold("a", "gpu:2")
