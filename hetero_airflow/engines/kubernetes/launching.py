@@ -40,6 +40,9 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
     is_current: Callable[[str], bool]
     """Whether a lease was handed over, not withdrawn since, and has no pod yet."""
 
+    is_past: Callable[[Any, str, str], bool]
+    """Whether a pod, given by its task's key, its namespace and name, is of a lease before the task's present one."""
+
     address = ClusterAddress()
     """Of its cluster."""
 
@@ -102,6 +105,16 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         assert self.kube_client is not None
         self.kube_client.patch_namespaced_pod(name, namespace, body=body, _request_timeout=_TIMEOUT_S)
         self.running.add(key)
+
+    def _change_state(self, results: Any, **kwargs: Any) -> None:
+        """KubernetesExecutor tells pods by their tasks: the end of an earlier one would be that of the present one."""
+        if not self.is_past(results.key, results.namespace, results.pod_name):
+            super()._change_state(results, **kwargs)
+            return
+        self.log.info("Pod %s/%s was of an earlier lease of its task", results.namespace, results.pod_name)
+        if self.kube_config.delete_worker_pods:
+            assert self.kube_scheduler is not None
+            self.kube_scheduler.delete_pod(pod_name=results.pod_name, namespace=results.namespace)
 
     def _should_create_pod_for_job(self, task: Any) -> bool:
         lease_id = _lease_of(task)

@@ -58,6 +58,7 @@ class Site:
         self.cluster = cluster
         self.executor = executor
         executor.is_current = self._is_current
+        executor.is_past = self._is_past
         self.handed: dict[Any, Handed] = {}
         self._deleter = deleter
         self._start_s = _BEGIN_WITHIN * token_s
@@ -121,6 +122,16 @@ class Site:
             return Liveness.UNKNOWN
         self.end_lease(lease_id)
         return Liveness.GONE
+
+    def _is_past(self, key: Any, namespace: str, name: str) -> bool:
+        handed = self.handed.get(key)
+        if handed is None:
+            return False
+        own = self.pod(handed.lease_id)
+        if own is not None:
+            return (own.namespace, own.name) != (namespace, name)
+        others = (pod for pod in self.cluster.pods().values() if pod.lease_id != handed.lease_id)
+        return any((pod.namespace, pod.name) == (namespace, name) for pod in others)
 
     def end_lease(self, lease_id: str) -> None:
         """From now on no pod is made for the lease."""

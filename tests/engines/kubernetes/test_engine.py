@@ -167,6 +167,27 @@ def test_a_workload_that_is_placed_anew_is_bound_to_its_new_node_alone(cluster):
         assert workload.ti.executor_config == written
 
 
+def test_the_end_of_an_earlier_pod_is_not_that_of_the_task(cluster):
+    """It went on for a while on a node that had fallen silent."""
+    key, earlier, first = cluster.started()
+    cluster.engine._sites[0].end_lease(earlier.id)
+    second = earlier.model_copy(update={"id": f"{earlier.request_id}.later", "token": earlier.token + 1})
+    assert cluster.hand_over(lease=second, name=key.task_id)[0] == key
+    cluster.engine.heartbeat()
+    name = cluster.pod(second)["metadata"]["name"]
+    cluster.api.bind(name, "gpu-1")
+    cluster.api.set_status(name, {"phase": "Running"})
+    eventually(lambda: cluster.engine.words(second.id) == f"pod default/{name} (running)")
+    cluster.states[key] = TaskInstanceState.RUNNING
+    cluster.api.set_status(first, DONE)
+    eventually(lambda: (cluster.engine.heartbeat(), cluster.engine.collect(), cluster.pod(earlier) is None)[2])
+    assert cluster.engine.collect() == {}
+    assert cluster.look(second) is Liveness.ALIVE
+    cluster.api.set_status(name, DONE)
+    cluster.states[key] = TaskInstanceState.SUCCESS
+    assert cluster.ends(key) == (TaskInstanceState.SUCCESS, None)
+
+
 def test_the_end_of_a_task_that_is_queued_anew_is_its_end(cluster):
     key, _, name = cluster.started()
     cluster.states[key] = TaskInstanceState.QUEUED
