@@ -45,6 +45,9 @@ for step in checkpoint.steps(8, every=1, state={"model": model}):
             print(json.dumps([step, size, round(model.weight.sum().item(), 3)]), file=file)
     if step == 3 and rank == int(sys.argv[2]) and not (folder / "died").exists():
         checkpoint.wait()
+        newest = folder / "store/dag/train/newest.json"
+        while not newest.exists() or json.loads(newest.read_text())["entry"]["step"] < 2:  # the first rank's saving
+            time.sleep(0.01)
         (folder / "died").touch()
         os.kill(os.getpid() if sys.argv[3] == "rank" else os.getppid(), signal.SIGKILL)
         signal.pause()  # without its torchrun, it is for the operator to end it
@@ -195,7 +198,7 @@ def test_where_one_worker_gives_up_the_other_waits_for_its_notice_and_both_go_on
     for path in workers.folder.glob("control-*/notice"):
         path.unlink()
     before, published = workers.steps(), workers.published()
-    assert published <= before[-1][0]
+    assert published in (before[-1][0] - 1, before[-1][0]), "at most one step's work is lost"
     workers.start(-1, "", number=2)
     assert workers.answers() == {0: 4, 1: None}
     after = workers.steps()[len(before) :]
