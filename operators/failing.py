@@ -82,9 +82,7 @@ def _wait_to_be_ended(error: Exception, log: Any) -> None:
     Returns where this one is not ended, so that Airflow takes it for the process of the task.
     """
     log.warning("Another run of this task has begun, so this one ends without a word: %s", error)
-    end = time.monotonic() + _TO_BE_ENDED_S
-    while time.monotonic() < end:  # a signal's handler ends a sleep and not the wait
-        time.sleep(0.1)
+    time.sleep(_TO_BE_ENDED_S)
 
 
 def _decided(error: Exception, context: Context) -> Any:
