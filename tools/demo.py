@@ -18,14 +18,12 @@ from local_airflow import LocalAirflow
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-from sqlalchemy import NullPool, create_engine
 
 from hetero_airflow.cli.device_table import device_report
 from hetero_airflow.cli.device_words import lease_lines
 from hetero_airflow.cli.output import cell, console, show, table
 from hetero_airflow.discovery.discover import discover
 from hetero_airflow.store.codec import ACCOUNT
-from hetero_airflow.store.sql import SqlStore
 from hetero_airflow.store.store import Story
 
 DAG_ID = "retrain_digits"
@@ -102,7 +100,7 @@ def style(state: str) -> str:
 
 def placements(airflow: LocalAirflow, run_id: str, tasks: Mapping[str, Mapping[str, Any]]) -> Table:
     """Which task ran where, why there, and how long it took: from the store's own account of its decisions."""
-    store = SqlStore(create_engine(airflow.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"], poolclass=NullPool))
+    store = airflow.store()
     workers = {worker.id: worker for worker in store.snapshot().workers}
     rows = []
     for name in TASKS:

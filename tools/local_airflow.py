@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from sqlalchemy import NullPool, create_engine
 
 from hetero_airflow.executor.recommended import recommendations
+from hetero_airflow.store.sql import SqlStore
 
 COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
 USER = "admin"
@@ -248,6 +250,10 @@ class LocalAirflow:
                 raise TimeoutError(f"waited {timeout_s:g} s for {what}; see the logs in {self.home}")
             time.sleep(every_s)
         return found
+
+    def store(self) -> SqlStore:
+        """The plugin's store, over connections of its own."""
+        return SqlStore(create_engine(self.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"], poolclass=NullPool))
 
     def pid(self, name: str) -> int:
         """The main process of a component."""

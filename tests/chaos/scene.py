@@ -275,8 +275,7 @@ class Scene:
 
     def still_leased(self) -> list[str]:
         """Leases that are not over."""
-        with create_engine(self.database, poolclass=NullPool).connect() as connection:
-            return list(connection.scalars(text("SELECT id FROM hetero_lease WHERE ended_at IS NULL")))
+        return [lease.id for lease in self.airflow.store().snapshot().leases]
 
     def wait_until(self, condition: Callable[[], Any], what: str, every_s: float = 0.1) -> Any:
         return self.airflow.wait_until(condition, what, PATIENCE_S, every_s)

@@ -54,7 +54,8 @@ def test_an_urgent_task_gets_its_devices_and_the_other_goes_on_where_it_stood(ai
 def test_a_task_moves_off_a_device_that_is_drained(airflow):
     (worker,) = json.loads(airflow.run("hetero", "workers", "--json").stdout)
     run_id, _ = start_saving(airflow, steps=150)
-    here = next(one["device_id"] for one in leases(airflow))
+    (lease,) = airflow.store().story("saving", run_id, "saving").leases
+    here = lease.claims[0].device_id
     device = f"{worker['id']}/{here}"
     airflow.run("hetero", "drain", device, "--move", "--reason", "a new fan")
     try:
@@ -63,16 +64,6 @@ def test_a_task_moves_off_a_device_that_is_drained(airflow):
         airflow.run("hetero", "undrain", device)
     assert (try_number, result["is_whole"], result["first"] > 0) == (1, True, True)
     assert result["ids"] != [here]
-
-
-def leases(airflow):
-    """The devices that are leased, by the store."""
-    from sqlalchemy import create_engine, text
-
-    engine = create_engine(airflow.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"])
-    with engine.connect() as connection:
-        rows = connection.execute(text("SELECT device_id FROM hetero_lease_device WHERE is_held")).mappings()
-        return [dict(row) for row in rows]
 
 
 def test_a_killed_task_goes_on_from_its_checkpoint_with_the_same_try(airflow):
