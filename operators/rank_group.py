@@ -73,6 +73,7 @@ class RankGroup:
         self._own_lines = _Lines("torchrun", log)
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ended = False
+        self._hopeless: RankEnd | None = None
         self._command = [
             *(sys.executable, "-m", "hetero_airflow.runtime.torchrun", *_meeting_arguments(joining)),
             *(f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}"),
@@ -135,6 +136,7 @@ class RankGroup:
                 is_new = (end.restart, end.rank) not in seen
                 seen.add((end.restart, end.rank))
                 if is_new and is_hopeless(end):
+                    self._hopeless = end
                     self.end()
         self.end()
         while self._read(0):
@@ -158,8 +160,14 @@ class RankGroup:
         self._kill_marked()
 
     def ends(self) -> list[RankEnd]:
-        """What the ranks of the last start left word of, in the order in which they ended."""
-        return last_ends(self.folder)
+        """What the ranks of the last start left word of, in the order in which they ended.
+
+        Before them comes the end for which all were stopped, where torchrun had started them again by then.
+        """
+        found = last_ends(self.folder)
+        if self._hopeless is None or self._hopeless in found:
+            return found
+        return [self._hopeless, *(end for end in found if end.rank != self._hopeless.rank)]
 
     def exit_codes(self) -> dict[int, int]:
         """Of the ranks that failed when torchrun gave up."""

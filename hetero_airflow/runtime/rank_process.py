@@ -85,7 +85,8 @@ def output_pipe(folder: Path, local_rank: int) -> Path:
 def read_ends(folder: Path) -> Iterator[RankEnd]:
     """What the ranks have left word of so far."""
     for path in folder.glob("end-*.json"):
-        yield RankEnd.model_validate_json(path.read_bytes())
+        with suppress(FileNotFoundError):  # the rank was started again meanwhile
+            yield RankEnd.model_validate_json(path.read_bytes())
 
 
 def die_with_parent() -> None:

@@ -15,7 +15,8 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleExcept
 from hetero_airflow.errors import RequestError
 from hetero_airflow.executor.retry_policy import DeviceRetryPolicy
 from hetero_airflow.operators import TorchrunOperator
-from hetero_airflow.operators.rank_failure import RanksFailed
+from hetero_airflow.operators.rank_failure import RanksFailed, failure_of_ranks
+from hetero_airflow.operators.rank_group import RankGroup
 from hetero_airflow.operators.torchrun import without_device
 from hetero_airflow.recovery.classify import classify
 from hetero_airflow.recovery.failure import FailureClass
@@ -163,6 +164,37 @@ def test_a_mistake_in_the_script_fails_at_once_and_shows_its_traceback(train, tm
     assert capsys.readouterr().out.count("[rank 1] Traceback") == 1  # not started again
 
 
+WRONG_ONCE = """
+import os, pathlib, sys, time
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
+    raise KeyError("no such label")
+time.sleep(600)
+"""
+
+
+class Silent:
+    """A log that nobody reads."""
+
+    def info(self, *_):
+        pass
+
+
+def test_a_mistake_that_is_seen_when_all_have_started_again_still_counts(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (tmp_path / "script.py").write_text(WRONG_ONCE)
+
+    def is_hopeless(end):
+        while len(list(group.folder.glob("pid-1-*"))) < 2:  # torchrun looks more often than we do
+            time.sleep(0.02)
+        return True
+
+    with RankGroup([str(tmp_path / "script.py")], 2, 3, os.environ, Silent()) as group:
+        code = group.run(is_hopeless)
+        assert [(end.rank, end.restart) for end in group.ends()] == [(1, 0)]
+        error = failure_of_ranks(group, code, ["script.py"], 2, None)
+    assert (error.rank, classify(error.evidence).failure_class) == (1, FailureClass.USER_ERROR)
+
+
 DIES_OF_COMPANY = """
 import json, os, pathlib, signal, sys
 with open(pathlib.Path(sys.argv[1], "starts-" + os.environ["RANK"]), "a") as file:
@@ -202,7 +234,8 @@ def test_killed_it_leaves_no_process_behind_though_they_ignore_the_signal(tmp_pa
     def stop_when_ready():
         while not (tmp_path / "ready").exists():
             time.sleep(0.05)
-        running.extend(left_behind())
+        while len(running) < 3:  # of one that has just begun, the environment can't be read yet
+            running[:] = left_behind()
         os.kill(os.getpid(), signal.SIGUSR2)
 
     before = signal.signal(signal.SIGUSR2, lambda *_: operator.on_kill())
@@ -214,7 +247,7 @@ def test_killed_it_leaves_no_process_behind_though_they_ignore_the_signal(tmp_pa
         thread.join()
     finally:
         signal.signal(signal.SIGUSR2, before)
-    assert len(running) == 3  # torchrun, the rank, and its child in a session of its own
+    assert len(running) == 3, "torchrun, the rank, and its child in a session of its own"
 
 
 @pytest.mark.parametrize(
