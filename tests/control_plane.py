@@ -177,7 +177,8 @@ class ControlPlane:
     def requests(self, account: str) -> list[dict[str, Any]]:
         """What a service account of ``airflow`` has asked, in the words of the audit log, oldest first."""
         with contextlib.suppress(FileNotFoundError):
-            events = map(json.loads, (self._folder / "audit.log").read_text().splitlines())
+            *lines, _ = (self._folder / "audit.log").read_text().split("\n")  # the last one may be half written
+            events = map(json.loads, lines)
             return [one for one in events if one["user"]["username"] == f"system:serviceaccount:airflow:{account}"]
         return []
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import NullPool, create_engine
+from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.exc import OperationalError
 
 UNPRIVILEGED = "nobody"
@@ -93,3 +93,17 @@ class PostgresServer:
         made = subprocess.run([*words, "--no-sync"], capture_output=True, text=True, check=False, **self._options)
         if made.returncode:
             pytest.fail(f"initdb of {self._programs} failed: {made.stderr[-2000:]}")
+
+
+def wait_until_blocked(engine: Engine, timeout_s: float = 30) -> None:
+    """Until a session of this database waits for another's lock.
+
+    :raises TimeoutError: none did in time
+    """
+    blocked = text("SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+    end = time.monotonic() + timeout_s
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        while connection.scalar(blocked) is None:
+            if time.monotonic() > end:
+                raise TimeoutError(f"no session waited for a lock within {timeout_s:g} s")
+            time.sleep(0.01)

@@ -194,6 +194,10 @@ class LocalAirflow:
             headers = {"Authorization": f"Bearer {token}"}
             self._client = httpx.Client(base_url=f"{self.url}/api/v2", headers=headers, timeout=30)
         answer = self._client.request(method, path, **kwargs)
+        if answer.status_code == 500 and "Database error" in answer.text and self._is_sqlite:
+            # Airflow notes a request in its database before it does anything, and waits for that in the thread that
+            # another request needs, which holds SQLite's lock, to end
+            answer = self._client.request(method, path, **kwargs)
         if answer.status_code >= 400:
             raise RuntimeError(f"{method} {path} answered {answer.status_code}: {answer.text[:2000]}")
         return answer.json() if answer.content else None
@@ -254,6 +258,15 @@ class LocalAirflow:
     def store(self) -> SqlStore:
         """The plugin's store, over connections of its own."""
         return SqlStore(create_engine(self.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"], poolclass=NullPool))
+
+    @property
+    def _is_sqlite(self) -> bool:
+        return self.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"].startswith("sqlite")
+
+    def wait_until_freed(self, timeout_s: float = 60) -> None:
+        """A lease outlives its task by the end of the task's processes and a heartbeat of the scheduler."""
+        store = self.store()
+        self.wait_until(lambda: not store.snapshot().leases, "all leases to be freed", timeout_s)
 
     def pid(self, name: str) -> int:
         """The main process of a component."""

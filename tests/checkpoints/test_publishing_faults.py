@@ -128,6 +128,7 @@ class Actor(threading.Thread):
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._store, self._work = store, work
         self.error: BaseException | None = None
+        self.is_over = False
         self.start()
         self._done.acquire()
 
@@ -136,6 +137,7 @@ class Actor(threading.Thread):
             self._work(Watched(self._store, self._pause, nothing))
         except BaseException as error:  # noqa: BLE001  the test looks at it
             self.error = error
+        self.is_over = True
         self._done.release()
 
     def _pause(self) -> None:
@@ -144,7 +146,7 @@ class Actor(threading.Thread):
 
     def step(self) -> bool:
         """Do the next call; whether there was one."""
-        if not self.is_alive():
+        if self.is_over:
             return False
         self._go.release()
         self._done.acquire()
@@ -210,5 +212,5 @@ def schedule(turns: list[bool], actors: list[Actor]) -> Iterator[Actor]:
     """As drawn, then one after the other until all are done."""
     yield from (actors[turn] for turn in turns)
     for actor in actors:
-        while actor.is_alive():
+        while not actor.is_over:
             yield actor

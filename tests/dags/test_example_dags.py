@@ -38,7 +38,7 @@ def runs(airflow):
     for dag_id, conf in CONFS.items():
         runs[dag_id] = airflow.trigger(dag_id, conf)
         states[dag_id] = airflow.wait_for_run(dag_id, runs[dag_id], 240)
-        airflow.wait_until(lambda: not airflow.store().snapshot().leases, "all leases to be freed")
+        airflow.wait_until_freed()
     bad = [
         f"{dag_id}.{ti['task_id']} is {ti['state']}:\n{airflow.log_text(dag_id, runs[dag_id], ti['task_id'])[-3000:]}"
         for dag_id, state in states.items()

@@ -145,7 +145,7 @@ def test_polling_never_blocks_and_a_broken_process_is_not_started_in_a_hot_loop(
     begin = time.monotonic()
     for _ in range(100):
         assert one.poll() == []
-    assert time.monotonic() - begin < 0.3
+    assert time.monotonic() - begin < 3
     assert log.read_text() == "x"
 
 

@@ -11,6 +11,7 @@ import redis
 from airflow.executors.workloads import ExecuteTask
 from airflow.executors.workloads.base import BundleInfo
 from airflow.executors.workloads.task import TaskInstanceDTO
+from airflow.providers.celery.executors import celery_executor_utils
 from airflow.utils.state import TaskInstanceState
 from celery import states
 
@@ -46,6 +47,8 @@ def sights():
 def engine(server, broker, sights, monkeypatch, tmp_path):
     monkeypatch.setenv("AIRFLOW__CELERY__BROKER_URL", server.url)
     monkeypatch.setenv("AIRFLOW__CELERY__RESULT_BACKEND", f"db+sqlite:///{tmp_path}/results.db")
+    for module in ("hetero_airflow.engines.celery", celery_executor_utils.__name__):
+        monkeypatch.setattr(f"{module}.OPERATION_TIMEOUT", 5)  # the first one in a process connects and loads a lot
     engine = CeleryEngine(8)
     engine.start(Surroundings("1", None, None, lambda: sights, lambda: WORKERS))
     return engine

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-import sys
 import tempfile
 
 import pytest
@@ -112,7 +111,8 @@ def test_a_process_is_told_from_a_later_one_of_its_pid():
     assert (own.runs, own.is_reused) == (True, False)
     later = own.model_copy(update={"ticks": own.ticks + 1})
     assert (later.runs, later.is_reused) == (False, True)
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+    with subprocess.Popen(["sleep", "600"]) as ended:
         gone = mark(ended.pid)
+        ended.kill()
         ended.wait()
     assert (gone.runs, gone.is_reused, mark(gone.pid)) == (False, False, None)

@@ -31,6 +31,7 @@ def make_sqlite_engine(path: Path) -> Engine:
     def set_pragmas(connection, _record) -> None:
         connection.execute("PRAGMA foreign_keys=ON")
         connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=OFF")  # as `fsync=off` of the PostgreSQL server
 
     return engine
 

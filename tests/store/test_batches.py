@@ -16,6 +16,7 @@ from hetero_airflow.store.sql import SqlStore
 from hetero_airflow.store.sql_grants import Committing
 from hetero_airflow.store.store import Move, Submitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
+from tests.postgres_server import wait_until_blocked
 
 LATER = EPOCH + timedelta(minutes=1)
 ACCOUNT = Account("p", "s")
@@ -110,7 +111,7 @@ def test_a_plan_that_meets_a_writer_without_the_lock_is_refused_whole_and_its_wa
         Committing(transaction, EPOCH, LATER, {}).commit(Plan((a_place("r0", **{"GPU-0": 1000}),)))
         other = threading.Thread(target=lambda: made.append(second.commit(plan, EPOCH, LATER, news)))
         other.start()
-        other.join(0.5)
+        wait_until_blocked(postgres_engine)
     other.join()
     assert (made[0].leases, made[0].refused) == ((), ("r1", "r2"))
     snapshot = second.snapshot()

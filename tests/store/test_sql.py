@@ -21,6 +21,7 @@ from hetero_airflow.store.sql import SqlStore
 from hetero_airflow.store.sql_grants import Committing
 from hetero_airflow.store.store import Submitted, Withdrawn, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_worker, move_lease
+from tests.postgres_server import wait_until_blocked
 
 LATER = EPOCH + timedelta(seconds=60)
 
@@ -125,7 +126,7 @@ def test_nothing_is_leased_twice_even_without_the_writers_lock(postgres_engine, 
         granted = Committing(transaction, EPOCH, LATER, {}).commit(plan)
         other = threading.Thread(target=lambda: made.append(second.commit(Plan((rival,)), EPOCH, LATER)))
         other.start()
-        other.join(0.5)
+        wait_until_blocked(postgres_engine)
         assert other.is_alive(), "it waits for the row of the device or the request"
     other.join()
     assert len(granted.leases) == 1

@@ -9,6 +9,7 @@ HERE = Path(__file__).parent
 SIMULATED = "nvidia/h100-80gb:2,ascend/910b:2"
 QUICK = {
     # so that a test sees within seconds what an installation sees within minutes
+    "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
     "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
     "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "6",
     "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "3",

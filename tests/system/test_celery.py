@@ -10,7 +10,7 @@ from tests.system.fleet_contract import WORKERS, FleetContract
 from tests.system.fleet_runs import finish, start_training, tries, with_example
 
 # As soon as the others of `QUICK`, but what was sent is to be good for longer than a message waits at most.
-SETTINGS = {**QUICK, "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "60"}
+SETTINGS = {**QUICK, "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "60", "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False"}
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ GPUS = ["simulated-nvidia-h100-80gb-0", "simulated-nvidia-h100-80gb-1"]
 @pytest.fixture(scope="module")
 def features(airflow):
     run_id = airflow.trigger("features")
-    state = airflow.wait_for_run("features", run_id, 120)
+    state = airflow.wait_for_run("features", run_id)
     tasks = {(ti["task_id"], ti["map_index"]): ti for ti in airflow.tasks("features", run_id)}
     not_ok = {key: ti["state"] for key, ti in tasks.items() if ti["state"] != "success"}
     assert (state, not_ok) == ("success", {})
@@ -147,7 +147,7 @@ def test_a_held_task_outlives_airflows_time_limits(airflow):
 
 
 def test_a_held_task_that_a_user_fails_leaves_the_queue(airflow):
-    first = airflow.trigger("long", {"seconds": 8})
+    first = airflow.trigger("long", {"seconds": 15})
     airflow.wait_until(lambda: airflow.tasks("long", first)[0]["state"] == "running", "the first to run")
     second = airflow.trigger("long", {"seconds": 1})
     airflow.wait_until(lambda: airflow.tasks("long", second)[0]["state"] == "queued", "the second to be held")
@@ -160,7 +160,7 @@ def test_a_held_task_that_a_user_fails_leaves_the_queue(airflow):
 def test_a_running_task_that_a_user_fails_is_stopped_and_its_devices_are_freed(airflow):
     first = airflow.trigger("long", {"seconds": 100})
     marker = airflow.home / f"{first.replace(':', '')}.1.pid"
-    airflow.wait_until(marker.exists, "the first to run")
+    airflow.wait_until(lambda: marker.exists() and marker.read_text(), "the first to run")
     pid = int(marker.read_text())
     airflow.api("PATCH", f"/dags/long/dagRuns/{first}", json={"state": "failed"})
     second = airflow.trigger("long", {"seconds": 1})

@@ -31,7 +31,7 @@ def test_both_ranks_train_together_each_with_a_row_and_a_log_of_its_own(airflow)
 
 
 def test_neither_rank_starts_while_there_is_room_for_one_alone(airflow):
-    first = airflow.trigger("long", {"seconds": 12, "device": "h100"})
+    first = airflow.trigger("long", {"seconds": 20, "device": "h100"})
     airflow.wait_until(lambda: airflow.tasks("long", first)[0]["state"] == "running", "the other task to run")
     run_id = airflow.trigger("gang")
     airflow.wait_until(

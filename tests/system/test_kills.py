@@ -22,7 +22,7 @@ def tries(airflow, run_id):
 
 
 def test_kill_9_of_a_task_process_frees_its_devices_and_costs_no_try(airflow):
-    run_id, pid = start_long(airflow, 4)
+    run_id, pid = start_long(airflow, 8)
     os.kill(pid, signal.SIGKILL)
     assert airflow.wait_for_run("long", run_id, 60) == "success"
     assert tries(airflow, run_id) == [1]
@@ -30,7 +30,7 @@ def test_kill_9_of_a_task_process_frees_its_devices_and_costs_no_try(airflow):
 
 def test_kill_9_of_the_supervisor_leaves_no_orphan_and_frees_the_devices(airflow):
     """Trap 5: the child computes and calls nobody, so only PDEATHSIG ends it."""
-    run_id, pid = start_long(airflow, 4)
+    run_id, pid = start_long(airflow, 8)
     os.kill(psutil.Process(pid).ppid(), signal.SIGKILL)
     airflow.wait_until(lambda: not psutil.pid_exists(pid), "the orphan to die", 5)
     assert airflow.wait_for_run("long", run_id, 90) == "success"
@@ -54,7 +54,7 @@ def test_kill_9_of_the_scheduler_loses_nothing_and_leases_nothing_twice(request,
 
 
 def test_the_scheduler_dies_and_then_its_running_task_too(airflow):
-    run_id, pid = start_long(airflow, 5)
+    run_id, pid = start_long(airflow, 8)
     airflow.kill("scheduler")
     os.kill(psutil.Process(pid).ppid(), signal.SIGKILL)
     airflow.launch("scheduler")

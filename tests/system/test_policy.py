@@ -17,6 +17,7 @@ import pytest
 )
 def test_the_configured_policy_decides(request, installation, policy, kind):
     airflow = request.getfixturevalue(installation)
+    airflow.wait_until_freed()
     run_id = airflow.trigger("either")
     assert airflow.wait_for_run("either", run_id, 120) == "success"
     assert airflow.xcom("either", run_id, "either")["kind"] == kind

@@ -38,7 +38,7 @@ def is_over(airflow, dag_id, run_id):
 
 
 def test_an_urgent_task_gets_its_devices_and_the_other_goes_on_where_it_stood(airflow):
-    run_id, _ = start_saving(airflow, "h100:2")
+    run_id, _ = start_saving(airflow, "h100:2", steps=100)
     urgent = airflow.trigger("urgent")
     assert airflow.wait_for_run("urgent", urgent, 90) == "success"
     saved = index(airflow, "saving", "saving", run_id)["entries"][-1]["step"]
@@ -47,7 +47,7 @@ def test_an_urgent_task_gets_its_devices_and_the_other_goes_on_where_it_stood(ai
     assert result["first"] <= saved + 1
     log = airflow.log_text("saving", run_id, "saving")
     assert "Preempted: the task is told to save and end" in log
-    assert f"Going on after step {result['first'] - 1} of 40" in log
+    assert f"Going on after step {result['first'] - 1} of 100" in log
     assert any(text.startswith("preempted: ") and "urgent.urgent" in text for text in audit(airflow, "saving"))
 
 

@@ -77,9 +77,10 @@ def test_a_run_that_fails_shows_the_end_of_the_log_and_where_the_logs_lie():
 def test_an_interrupted_demo_leaves_no_process():
     demo = start_demo()
     end = time.monotonic() + 120
-    lines = []
-    while time.monotonic() < end and "prepare_training: running" not in "".join(lines[-1:]):
+    lines = ["begin"]
+    while time.monotonic() < end and ": running" not in lines[-1]:
         lines.append(demo.stdout.readline())
+        assert lines[-1], "".join(lines)
     demo.send_signal(signal.SIGINT)
     demo.send_signal(signal.SIGINT)
     output, _ = demo.communicate(timeout=120)

@@ -33,6 +33,8 @@ class FakeApi:
         self.delay_s = 0.0
         self.requests = []
         self.deletions = []
+        self.mark_every_s = 0.2
+        """How often a watch without news gets a bookmark."""
         self.marked = 0
         """The newest version that a bookmark told."""
         self.generation = 0
@@ -186,23 +188,21 @@ class Handler(BaseHTTPRequestHandler):
                 return
             grace = (body or {}).get("gracePeriodSeconds")
             assert grace != 0
-            self.api.deletions.append((name, grace))
             pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
             kept = self.api.put("pods", pod)
             if not pod["spec"].get("nodeName") or pod["status"]["phase"] in ("Succeeded", "Failed"):
                 self.api.drop("pods", name, namespace)
+            self.api.deletions.append((name, grace))
             self._answer(200, kept)
         else:
             self._answer(200, pod)
 
     def _list(self, kind, namespace, query):
-        items = [
-            item
-            for (where, _), item in sorted(self.api.objects[kind].items())
-            if namespace in ("", where) and matches(query, item)
-        ]
+        with self.api.changed:
+            objects, newest = sorted(self.api.objects[kind].items()), self.api.newest
+        items = [item for (where, _), item in objects if namespace in ("", where) and matches(query, item)]
         start, limit = int(query.get("continue", "0")), int(query.get("limit", "0")) or len(items) + 1
-        metadata = {"resourceVersion": str(self.api.newest)}
+        metadata = {"resourceVersion": str(newest)}
         if start + limit < len(items):
             metadata["continue"] = str(start + limit)
         name = {"nodes": "NodeList", "pods": "PodList"}[kind]
@@ -221,7 +221,7 @@ class Handler(BaseHTTPRequestHandler):
         sent = 0
         while True:
             with self.api.changed:
-                self.api.changed.wait_for(lambda sent=sent: self._has_news(sent, generation), 0.2)
+                self.api.changed.wait_for(lambda sent=sent: self._has_news(sent, generation), self.api.mark_every_s)
                 news, sent = self.api.log[sent:], len(self.api.log)
                 is_cut = self.api.generation != generation
             if is_cut or self.server.is_over:
