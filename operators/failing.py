@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -20,7 +19,6 @@ from airflow.sdk.exceptions import (
     DownstreamTasksSkipped,
 )
 
-from hetero_airflow.errors import FencedOut
 from hetero_airflow.executor.failures import failure_of
 from hetero_airflow.executor.retry_policy import configured_rules
 from hetero_airflow.executor.state_keys import FAILURES
@@ -42,9 +40,6 @@ _MEANT = (
 )
 """What a task raises on purpose, or Airflow for it."""
 
-_TO_BE_ENDED_S = 30.0
-"""Supervisors ask Airflow every 5 s (``[workers] min_heartbeat_interval``) whether theirs is a task's process."""
-
 
 @contextmanager
 def requeued_if_curable(context: Context, log: Any) -> Iterator[None]:
@@ -61,28 +56,12 @@ def requeued_if_curable(context: Context, log: Any) -> Iterator[None]:
     except Exception as error:
         if is_told():
             raise
-        if _is_fenced_out(error):
-            _wait_to_be_ended(error, log)
         decision = _decided(error, context)
         log.warning("%s", decision.words)
         if not isinstance(decision, Requeue):
             raise
         log.exception("The task is requeued after this", exc_info=error)
         raise AirflowRescheduleException(datetime.now(UTC) + timedelta(seconds=decision.delay_s)) from None
-
-
-def _is_fenced_out(error: Exception) -> bool:
-    name = f"{FencedOut.__module__}.{FencedOut.__qualname__}"
-    return any(raised.type == name for raised in evidence_of(error).raised)
-
-
-def _wait_to_be_ended(error: Exception, log: Any) -> None:
-    """Say nothing to Airflow while another process may run the task: it would take it for that one's end.
-
-    Returns where this one is not ended, so that Airflow takes it for the process of the task.
-    """
-    log.warning("Another run of this task has begun, so this one ends without a word: %s", error)
-    time.sleep(_TO_BE_ENDED_S)
 
 
 def _decided(error: Exception, context: Context) -> Any:

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hetero_airflow.errors import HeteroError
+from hetero_airflow.errors import FencedOut, HeteroError
 from hetero_airflow.operators.rank_group import RankGroup
 from hetero_airflow.recovery.classify import classify
 from hetero_airflow.recovery.evidence import Evidence, Raised
@@ -18,6 +18,8 @@ SHOWN_LINES = 20
 
 _CONSEQUENCES = frozenset({FailureClass.NETWORK})
 """What ranks see of another one's end."""
+
+_OVERTAKEN = f"{FencedOut.__module__}.{FencedOut.__qualname__}"
 
 
 class RanksFailed(HeteroError, RuntimeError):
@@ -78,6 +80,11 @@ def _known(group: RankGroup) -> list[tuple[int, Evidence]]:
 def is_consequence(evidence: Evidence) -> bool:
     """Whether it is what ranks see of another one's end."""
     return classify(evidence).failure_class in _CONSEQUENCES
+
+
+def is_overtaken(evidence: Evidence) -> bool:
+    """Whether another run of the task has begun, which no further start of this one gets ahead of."""
+    return any(raised.type == _OVERTAKEN for raised in evidence.raised)
 
 
 def _last_lines(text: str) -> str:

@@ -18,7 +18,13 @@ from hetero_airflow.executor.retry_policy import configured_rules
 from hetero_airflow.executor.run_end import oom_kills
 from hetero_airflow.operators.device import DeviceOperator
 from hetero_airflow.operators.gang_meeting import Joining, joining
-from hetero_airflow.operators.rank_failure import RanksFailed, evidence_of_end, failure_of_ranks, is_consequence
+from hetero_airflow.operators.rank_failure import (
+    RanksFailed,
+    evidence_of_end,
+    failure_of_ranks,
+    is_consequence,
+    is_overtaken,
+)
 from hetero_airflow.operators.rank_group import RankGroup
 from hetero_airflow.operators.stopping import is_told
 from hetero_airflow.recovery.classify import classify
@@ -146,7 +152,7 @@ class TorchrunOperator(DeviceOperator):
                 return self._start(target, count, lease)
             except RanksFailed as error:
                 failure_class = classify(error.evidence).failure_class
-                if failure_class not in _FEWER_MAY_DO or count <= least or is_told():
+                if failure_class not in _FEWER_MAY_DO or count <= least or is_told() or is_overtaken(error.evidence):
                     raise
                 self.log.warning("%s\nTrying with %d processes.", error, count - 1)
                 lease = without_device(lease, error.rank) if lease and lease.count == count else lease
@@ -257,10 +263,11 @@ def without_device(lease: TaskLease, rank: int | None) -> TaskLease:
 
 
 def _is_hopeless(end: RankEnd) -> bool:
-    """Whether the rules let a failure of this class fail at once; not where a rank failed for lack of another."""
+    """Whether no further start can cure it, by the rules or by nature; not where a rank failed for lack of another."""
     if not end.raised or end.lost:
         return False
-    return configured_rules()[classify(evidence_of_end(end)).failure_class].action is Action.FAIL
+    evidence = evidence_of_end(end)
+    return is_overtaken(evidence) or configured_rules()[classify(evidence).failure_class].action is Action.FAIL
 
 
 def _grown(kills: int | None) -> int | None:

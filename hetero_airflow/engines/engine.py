@@ -202,6 +202,10 @@ class ClusterEngine(AirflowEngine, Protocol):
         """What is new of its workers, such as nodes. Never blocks."""
         ...
 
+    def follow(self, key: Any, lease: Lease) -> None:
+        """From now on answer for the work of a lease that another scheduler, which died, had handed over."""
+        ...
+
     def wait_reason(self, lease_id: str) -> Reason | None:
         """Why the work of a lease does not run yet though it was handed over; None once it does."""
         ...

@@ -17,15 +17,22 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from airflow.sdk.api.client import ServerResponseError
 from airflow.sdk.api.datamodels._generated import TaskInstanceState, TaskStateStoreResponse
 from airflow.sdk.configuration import conf
 from airflow.sdk.execution_time.comms import RescheduleTask, StartupDetails
 from airflow.sdk.execution_time.coordinator import BaseCoordinator
-from airflow.sdk.execution_time.supervisor import ActivitySubprocess, _subprocess_main
+from airflow.sdk.execution_time.supervisor import (
+    SERVER_TERMINATED,
+    STATES_SENT_DIRECTLY,
+    ActivitySubprocess,
+    _subprocess_main,
+)
 
 from hetero_airflow.engines.lease_files import noted_lease
 from hetero_airflow.engines.processes import end_processes
@@ -44,6 +51,9 @@ from hetero_airflow.settings import CONTROL_VARIABLE, SECTION, default
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _UNSAID = (TaskInstanceState.FAILED, TaskInstanceState.UP_FOR_RETRY)
 """What Airflow makes of a process that ended badly without saying why."""
+
+_NOT_OURS = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.GONE})
+"""What Airflow answers the heartbeat of a process that is not the one which runs the task."""
 
 _GRACE_S = 5.0
 """What processes that outlive their task get between SIGTERM and SIGKILL."""
@@ -93,7 +103,11 @@ class DeviceCoordinator(BaseCoordinator):
 
 
 class DeviceSupervisor(ActivitySubprocess):
-    """Airflow's supervisor of one task, which with each heartbeat also looks for a notice, and judges a sudden end."""
+    """Airflow's supervisor of one task, which with each heartbeat also looks for a notice, and judges a sudden end.
+
+    It says how the task ended only while its process is the task's: of what a node does that had fallen silent, Airflow
+    would take the end for that of the process which runs the task elsewhere by then.
+    """
 
     _lease: TaskLease | None = None
     _watch: TaskWatch
@@ -153,11 +167,36 @@ class DeviceSupervisor(ActivitySubprocess):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
+    def _send_terminal_state_msg(self, msg: Any) -> None:
+        if self._lease is None or self._is_of_the_task():
+            super()._send_terminal_state_msg(msg)
+        else:
+            self._pending_terminal_state_msg = None
+
+    def _is_of_the_task(self) -> bool:
+        """Whether Airflow takes this process for the task's, or can't be asked; only its heartbeat compares them."""
+        if self._terminal_state == SERVER_TERMINATED:
+            return False
+        try:
+            self.client.task_instances.heartbeat(self.id, pid=self.pid)
+        except ServerResponseError as error:
+            if error.response.status_code not in _NOT_OURS:
+                return True
+            self.process_log.warning("Another run of this task has begun, so this one ends without a word")
+            self._terminal_state = SERVER_TERMINATED
+            return False
+        except Exception as error:  # noqa: BLE001  whatever there is between here and the API
+            self.process_log.warning("Airflow can't be asked whether this run is still the task's", error=str(error))
+        return True
+
     def update_task_state_if_needed(self) -> None:
         """Tell Airflow how the task ended, where the task could not do so itself.
 
         One that was killed or crashed through no fault of its own is rescheduled, with the same try.
         """
+        is_unsaid = self._pending_terminal_state_msg is None and self._terminal_state not in STATES_SENT_DIRECTLY
+        if self._lease is not None and is_unsaid and not self._is_of_the_task():
+            return
         has_said = self._terminal_state is not None or self._pending_terminal_state_msg is not None
         if self._lease is None or has_said or self.final_state not in _UNSAID:
             super().update_task_state_if_needed()  # type: ignore[no-untyped-call]

@@ -160,6 +160,8 @@ class HeteroExecutor(BaseExecutor):
                 self._take(ExecuteTask.make(ti, generator=self.jwt_generator))
             elif lease is not None:
                 self._keeper.begin(ti.key, lease)
+                if self._engine.traits.is_cluster:
+                    cast(ClusterEngine, self._engine).follow(ti.key, lease)
                 running.append(ti)
             elif KEY in (ti.executor_config or {}) and (last := self._dispatcher.last_lease(ti.key, str(ti.id))):
                 self._keeper.begin(ti.key, last)  # a cycle took it back: lost, before Airflow missed its scheduler

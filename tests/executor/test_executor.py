@@ -4,6 +4,7 @@ import pytest
 from airflow.executors.workloads import ExecuteTask
 from airflow.utils.state import TaskInstanceState
 
+from hetero_airflow.engines.engine import EngineTraits
 from hetero_airflow.executor.executor import HeteroExecutor
 from hetero_airflow.executor.task_instances import TaskProcess
 from hetero_airflow.model.lease import LeaseState
@@ -167,6 +168,17 @@ def test_adoption_takes_what_can_be_seen_and_returns_the_rest(bench, executor, m
     begun = heir.keeper.running["a"]
     assert executor.try_adopt_task_instances([running]) == []
     assert heir.keeper.running["a"] is begun, "asked to adopt its own, it does not begin anew"
+
+
+def test_a_cluster_is_told_under_which_lease_a_task_runs_that_is_adopted(bench, executor, make_bench):
+    id_ = start(bench)
+    heir = make_bench(bench.store)
+    executor._keeper, executor._dispatcher = heir.keeper, heir.dispatcher
+    followed = []
+    executor._engine.traits = EngineTraits(is_cluster=True)
+    executor._engine.follow = lambda key, lease: followed.append((key, lease.request_id))
+    executor.try_adopt_task_instances([a_task_instance(Key("a"), id_, "running")])
+    assert followed == [("a", id_)]
 
 
 def test_a_task_that_runs_for_airflow_though_a_cycle_took_its_lease_back_is_lost_and_not_given_up(

@@ -164,6 +164,23 @@ def test_a_mistake_in_the_script_fails_at_once_and_shows_its_traceback(train, tm
     assert capsys.readouterr().out.count("[rank 1] Traceback") == 1  # not started again
 
 
+OVERTAKEN = """
+import os, pathlib, sys
+from hetero_airflow.errors import FencedOut
+with open(pathlib.Path(sys.argv[1], "starts"), "a") as file:
+    print(os.environ["WORLD_SIZE"], file=file)
+raise FencedOut("a checkpoint with token 1", found="a run with token 2", remedy="End this process")
+"""
+
+
+def test_a_run_that_another_one_has_overtaken_is_not_started_again(train, tmp_path):
+    with pytest.raises(AirflowRescheduleException):
+        train("1:2", script=OVERTAKEN, max_restarts=3)
+    starts = (tmp_path / "starts").read_text().split()
+    assert set(starts) == {"2"}
+    assert len(starts) < 2 * (3 + 1), "torchrun may be faster than we once, but not each time"
+
+
 WRONG_ONCE = """
 import os, pathlib, sys, time
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":

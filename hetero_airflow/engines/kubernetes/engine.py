@@ -111,6 +111,12 @@ class KubernetesEngine:
         bound = workload.ti.model_copy(update={"executor_config": config})
         site.executor.queued_tasks[workload.key] = workload.model_copy(update={"ti": bound})
 
+    def follow(self, key: Any, lease: Lease) -> None:
+        """Tell the pod of a lease that another scheduler made from those of the same task before and after it."""
+        site = self._site_at(lease.worker_id)
+        if site is not None:
+            site.note_handed(key, lease.id)
+
     def hand_back(self, workload: ExecuteTask) -> None:
         """Take a task that was held and needs no device; its pod is made at the next `heartbeat`."""
         self.executor.queued_tasks[workload.key] = workload

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from airflow.providers.cncf.kubernetes.executors.kubernetes_executor import KubernetesExecutor
+from airflow.providers.cncf.kubernetes.executors.kubernetes_executor_types import ADOPTED
 from airflow.providers.cncf.kubernetes.executors.kubernetes_executor_utils import (
     AirflowKubernetesScheduler,
     KubernetesJobWatcher,
@@ -19,6 +20,7 @@ from airflow.providers.cncf.kubernetes.executors.kubernetes_executor_utils impor
 )
 from airflow.providers.cncf.kubernetes.kubernetes_helper_functions import TRANSIENT_CONNECTION_ERRORS
 from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
+from airflow.utils.state import TaskInstanceState
 from kubernetes.client import ApiException  # type: ignore[import-untyped]
 from urllib3.exceptions import ReadTimeoutError
 
@@ -111,9 +113,13 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         if not self.is_past(results.key, results.namespace, results.pod_name):
             super()._change_state(results, **kwargs)
             return
+        if results.state in (ADOPTED, TaskInstanceState.RUNNING):
+            return
         self.log.info("Pod %s/%s was of an earlier lease of its task", results.namespace, results.pod_name)
-        if self.kube_config.delete_worker_pods:
-            assert self.kube_scheduler is not None
+        assert self.kube_scheduler is not None
+        if not self.kube_config.delete_worker_pods:
+            self.kube_scheduler.patch_pod_executor_done(pod_name=results.pod_name, namespace=results.namespace)
+        elif results.state != TaskInstanceState.FAILED or self.kube_config.delete_worker_pods_on_failure:
             self.kube_scheduler.delete_pod(pod_name=results.pod_name, namespace=results.namespace)
 
     def _should_create_pod_for_job(self, task: Any) -> bool:

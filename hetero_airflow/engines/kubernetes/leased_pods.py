@@ -90,6 +90,11 @@ class GonePods:
         with self._lock:
             return self._pods.get(lease_id)
 
+    def values(self) -> list[LeasedPod]:
+        """All that are remembered."""
+        with self._lock:
+            return list(self._pods.values())
+
 
 _API = ApiClient()
 

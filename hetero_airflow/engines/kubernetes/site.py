@@ -127,11 +127,11 @@ class Site:
         handed = self.handed.get(key)
         if handed is None:
             return False
-        own = self.pod(handed.lease_id)
-        if own is not None:
-            return (own.namespace, own.name) != (namespace, name)
-        others = (pod for pod in self.cluster.pods().values() if pod.lease_id != handed.lease_id)
-        return any((pod.namespace, pod.name) == (namespace, name) for pod in others)
+        known = (*self.cluster.pods().values(), *self.cluster.gone.values())
+        leases = {pod.lease_id for pod in known if (pod.namespace, pod.name) == (namespace, name)}
+        if leases:
+            return handed.lease_id not in leases
+        return self.pod(handed.lease_id) is not None  # it has another name
 
     def end_lease(self, lease_id: str) -> None:
         """From now on no pod is made for the lease."""

@@ -2,6 +2,7 @@
 
 import json
 import signal
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -186,6 +187,44 @@ def test_the_end_of_an_earlier_pod_is_not_that_of_the_task(cluster):
     cluster.api.set_status(name, DONE)
     cluster.states[key] = TaskInstanceState.SUCCESS
     assert cluster.ends(key) == (TaskInstanceState.SUCCESS, None)
+
+
+def test_an_earlier_pod_that_is_gone_is_not_taken_for_one_that_is_still_to_be_made(cluster, monkeypatch):
+    """Pods are made one by one, or later where the cluster has too much to do."""
+    key, earlier, first = cluster.started()
+    site, asked = cluster.engine._sites[0], []
+    is_past = site.executor.is_past
+    monkeypatch.setattr(site.executor, "is_past", lambda *told: asked.append(is_past(*told)) or asked[-1])
+    monkeypatch.setattr(site.executor, "create_pods_after", datetime.fromisoformat("2100-01-01"))
+    site.end_lease(earlier.id)
+    second = earlier.model_copy(update={"id": f"{earlier.request_id}.later", "token": earlier.token + 1})
+    cluster.hand_over(lease=second, name=key.task_id)
+    cluster.engine.heartbeat()
+    cluster.states[key] = TaskInstanceState.QUEUED
+    cluster.api.set_status(first, {"phase": "Running"}, deletionTimestamp="2026-01-01T00:00:00Z")
+    cluster.api.drop("pods", first, "default")
+    eventually(lambda: site.cluster.gone.get(earlier.id))
+    eventually(lambda: cluster.engine.heartbeat() or asked)
+    assert set(asked) == {True}
+    assert {state for state, _ in cluster.engine.collect().values()} <= {TaskInstanceState.QUEUED}
+    site.executor.create_pods_after = None
+    name = eventually(lambda: cluster.engine.heartbeat() or cluster.pod(second))["metadata"]["name"]
+    cluster.api.bind(name, "gpu-1")
+    cluster.api.set_status(name, DONE)
+    cluster.states[key] = TaskInstanceState.SUCCESS
+    assert cluster.ends(key) == (TaskInstanceState.SUCCESS, None)
+
+
+def test_what_a_scheduler_that_died_had_handed_over_ends_as_what_we_have(cluster):
+    key, lease, name = cluster.started()
+    site = cluster.engine._sites[0]
+    site.handed.clear()  # as in a scheduler that has just begun
+    cluster.engine.follow(key, lease)
+    cluster.api.bind(name, "gpu-1")
+    cluster.api.set_status(name, DONE)
+    cluster.states[key] = TaskInstanceState.QUEUED
+    assert cluster.ends(key) == (TaskInstanceState.SUCCESS, None), "in the words for device tasks"
+    assert key not in site.executor.running
 
 
 def test_the_end_of_a_task_that_is_queued_anew_is_its_end(cluster):

@@ -1,0 +1,132 @@
+"""What the supervisor of a device task tells Airflow of its end: real processes, and the Execution API by hand."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import UTC, datetime
+from http import HTTPStatus
+from uuid import uuid4
+
+import httpx
+import pytest
+from airflow.executors.workloads.base import BundleInfo
+from airflow.executors.workloads.task import TaskInstanceDTO
+from airflow.sdk.api.client import Client
+from airflow.sdk.execution_time.comms import RescheduleTask, TaskState
+from airflow.sdk.execution_time.supervisor import SERVER_TERMINATED
+
+from hetero_airflow.executor.coordinator import DeviceSupervisor
+from hetero_airflow.testing import a_task_lease
+
+# Airflow's supervisor leaves it to the end of its process to close its sockets
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Api:
+    """Airflow's Execution API as far as one run of a task needs it."""
+
+    def __init__(self):
+        self.heartbeat = HTTPStatus.NO_CONTENT
+        self.said = []
+        """What was told of the end of the task."""
+
+    def answer(self, request):
+        what = request.url.path.rpartition("/")[2]
+        if what == "run":
+            run = {
+                "dag_id": "dag", "run_id": "run", "logical_date": None, "start_date": NOW.isoformat(),
+                "run_after": NOW.isoformat(), "run_type": "manual", "state": "running", "consumed_asset_events": [],
+                **dict.fromkeys(("data_interval_start", "data_interval_end", "end_date", "partition_key")),
+            }  # fmt: skip
+            return httpx.Response(200, json={"dag_run": run, "max_tries": 0, "should_retry": False})
+        if what == "heartbeat":
+            return httpx.Response(self.heartbeat, json={"detail": {"reason": "running_elsewhere"}})
+        if what == "state":
+            self.said.append(request.read().decode())
+            return httpx.Response(204)
+        return httpx.Response(404, json={"detail": {"reason": "not_found"}})
+
+
+@pytest.fixture
+def api():
+    return Api()
+
+
+@pytest.fixture
+def start(api, tmp_path):
+    """Starts a leased task whose process does what is given, and nothing Airflow's would."""
+    started = []
+
+    def _start(target):
+        ti = TaskInstanceDTO(
+            id=uuid4(), task_id="t", dag_id="dag", run_id="run", try_number=1, dag_version_id=uuid4(), queue="q",
+            pool_slots=1, priority_weight=1,
+        )  # fmt: skip
+        process = DeviceSupervisor.start(
+            what=ti,
+            dag_rel_path="dag.py",
+            bundle_info=BundleInfo(name="dags", version=None),
+            client=Client(base_url=None, dry_run=True, token="", transport=httpx.MockTransport(api.answer)),
+            target=target,
+        )
+        started.append(process)
+        process.look_after(a_task_lease(), tmp_path)
+        return process
+
+    yield _start
+    for process in started:
+        process.kill(signal.SIGKILL)
+
+
+def dies():
+    os._exit(1)
+
+
+def test_the_task_whose_process_dies_is_said_to_have_failed(start, api):
+    process = start(dies)
+    assert process.wait() == 1
+    (said,) = api.said
+    assert '"failed"' in said
+
+
+@pytest.mark.parametrize("status", [HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.GONE])
+def test_one_that_another_run_has_overtaken_dies_without_a_word(start, api, status):
+    api.heartbeat = status
+    process = start(dies)
+    assert process.wait() == 1
+    assert (api.said, process.final_state) == ([], SERVER_TERMINATED)
+
+
+@pytest.mark.parametrize("status", [HTTPStatus.CONFLICT, HTTPStatus.NO_CONTENT])
+def test_what_the_task_says_itself_is_passed_on_only_while_it_is_the_tasks_process(start, api, status, tmp_path):
+    def waits():
+        while not (tmp_path / "over").exists():
+            time.sleep(0.01)
+
+    process = start(waits)
+    api.heartbeat = status
+    process._send_terminal_state_msg(RescheduleTask(reschedule_date=NOW, end_date=NOW))
+    (tmp_path / "over").touch()
+    assert process.wait() == 0
+    is_its_own = status == HTTPStatus.NO_CONTENT
+    assert [("up_for_reschedule" in said) for said in api.said] == [True] * is_its_own
+    assert process.final_state == ("up_for_reschedule" if is_its_own else SERVER_TERMINATED)
+
+
+def test_a_failure_that_the_task_says_is_kept_back_too(start, api):
+    api.heartbeat = HTTPStatus.CONFLICT
+    process = start(lambda: None)
+    process._handle_request(TaskState(state="failed", end_date=NOW), process.process_log, 1)
+    process.wait()
+    assert (api.said, process.final_state) == ([], SERVER_TERMINATED)
+
+
+def test_where_airflow_can_not_be_asked_it_is_told_as_ever(start, api):
+    api.heartbeat = HTTPStatus.FORBIDDEN
+    process = start(dies)
+    process.wait()
+    assert len(api.said) == 1
