@@ -11,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from hetero_airflow.cli.installation_check import (
     Finding,
+    check_checkpoints,
     check_driver,
     check_heartbeats,
     check_parallelism,
@@ -50,6 +51,7 @@ def _findings(engine: Engine) -> Iterator[Finding]:
     except SettingsError as error:
         found = f"{error.asked}, {error.found}"
         yield Finding(f"section [{SECTION}]", found, error.remedy, "the scheduler does not start")
+    yield from check_checkpoints(configured("engine"), configured("checkpoint_url"))
     yield check_driver(engine.url)
     snapshot: Snapshot | None = None
     try:

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 from sqlalchemy import URL
 
+from hetero_airflow.checkpoints.opening import split_url
 from hetero_airflow.cli.device_words import count
 from hetero_airflow.cli.output import cell
 from hetero_airflow.cli.settings_wanted import ReadOption, Setting
+from hetero_airflow.errors import SettingsError
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.settings import SECTION, default
 
 _MIN_HEARTBEATS = 3
 """Heartbeats that fit into the timeout, at least: Airflow's own `max_failed_heartbeats`."""
@@ -59,6 +62,27 @@ def check_heartbeats(read: ReadOption) -> Iterator[Finding]:
             f"Set the timeout to {shortest_s:g} or more",
             "tasks that are alive are declared dead, and run again",
         )
+
+
+def check_checkpoints(engine: str, url: str) -> Iterator[Finding]:
+    """A finding on where checkpoints go, for engines that may run a task on another host the next time."""
+    if engine == default("engine"):
+        return
+    subject = f"[{SECTION}] checkpoint_url"
+    try:
+        scheme = split_url(url).scheme if url else ""
+    except SettingsError as error:
+        yield Finding(subject, error.found, error.remedy, "device tasks fail when they start")
+    else:
+        if not scheme:
+            yield Finding(
+                subject,
+                "not set: the folder checkpoints in AIRFLOW_HOME of each host",
+                "Set it to s3://bucket/prefix or file:///shared/folder, on every host",
+                "a task that goes on on another host starts at step 0, and only a higher class may preempt it",
+            )
+        else:
+            yield Finding(subject, f"{url}, which all hosts must share" if scheme == "file" else url)
 
 
 def check_driver(url: URL) -> Finding:

@@ -5,6 +5,7 @@ from sqlalchemy import make_url
 
 from hetero_airflow.cli.installation_check import (
     Finding,
+    check_checkpoints,
     check_driver,
     check_heartbeats,
     check_parallelism,
@@ -46,6 +47,30 @@ def test_a_timeout_must_hold_three_heartbeats(interval, timeout, remedy):
     options = {"min_heartbeat_interval": interval, "task_instance_heartbeat_timeout": timeout}
     found = list(check_heartbeats(lambda section, option: options[option]))
     assert [finding.remedy for finding in found] == ([remedy] if remedy else [])
+
+
+CHECKPOINTS = "[hetero] checkpoint_url"
+
+
+@pytest.mark.parametrize("engine", ["celery", "edge", "kubernetes"])
+def test_where_a_task_may_go_on_on_another_host_checkpoints_need_a_place_that_it_sees(engine):
+    (lacking,) = check_checkpoints(engine, "")
+    assert (lacking.subject, lacking.is_well) == (CHECKPOINTS, False)
+    assert "AIRFLOW_HOME of each host" in lacking.found
+    assert "s3://bucket/prefix" in lacking.remedy
+    assert "starts at step 0" in lacking.cost
+    assert list(check_checkpoints(engine, "file:///shared")) == [
+        Finding(CHECKPOINTS, "file:///shared, which all hosts must share")
+    ]
+    assert list(check_checkpoints(engine, "s3://models/a")) == [Finding(CHECKPOINTS, "s3://models/a")]
+    for url in ("shared/folder", "s3://key:secret@models"):
+        (unreadable,) = check_checkpoints(engine, url)
+        assert not unreadable.is_well
+        assert "secret" not in str(unreadable)
+
+
+def test_on_one_host_checkpoints_need_no_place_of_their_own():
+    assert list(check_checkpoints("local", "")) == []
 
 
 @pytest.mark.parametrize(
