@@ -20,7 +20,7 @@ from hetero_airflow.executor.checkpoint_place import (
     store_credentials,
 )
 from hetero_airflow.executor.state_keys import CHECKPOINT
-from hetero_airflow.runtime.task_lease import TaskGang
+from hetero_airflow.runtime.task_lease import TaskLease
 from hetero_airflow.settings import CHECKPOINT_VARIABLE
 
 
@@ -66,19 +66,23 @@ class CheckpointArguments(BaseModel):
 
 _REMEDY = f"Give a mapping with any of {', '.join(CheckpointArguments.model_fields)}"
 
+HOST_BOUND = "is_host_bound"
+"""The field of `CheckpointPlace` that goes with its URL."""
+
 
 @contextmanager
 def checkpoints_bound(
-    context: Context, arguments: CheckpointArguments, token: int | None, gang: TaskGang | None = None
+    context: Context, arguments: CheckpointArguments, lease: TaskLease | None, *, is_one_training: bool = False
 ) -> Iterator[None]:
     """Within: this process and all it starts know the place of the task's checkpoints, and have what opens it.
 
     A task goes on where it began, even if the configuration names another place by now: its state store has it.
 
-    :param gang: whose members are one training: then the place is the leader's
+    :param lease: of this run; None without one
+    :param is_one_training: the members of a gang are: then the place is the leader's
     :raises SettingsError: the configuration can't be read, or names a connection that is not there
     """
-    variables = checkpoint_variables(context, arguments, token, gang)
+    variables = checkpoint_variables(context, arguments, lease, is_one_training=is_one_training)
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -92,7 +96,7 @@ def checkpoints_bound(
 
 
 def checkpoint_variables(
-    context: Context, arguments: CheckpointArguments, token: int | None, gang: TaskGang | None = None
+    context: Context, arguments: CheckpointArguments, lease: TaskLease | None, *, is_one_training: bool = False
 ) -> dict[str, str]:
     """What tells a process the place of the task's checkpoints, and opens it: credentials are among them.
 
@@ -102,7 +106,8 @@ def checkpoint_variables(
     """
     options = checkpoint_options()
     credentials = store_credentials(options.conn_id)
-    place = _place(context, arguments, token, options, credentials)
+    place = _place(context, arguments, lease, options, credentials)
+    gang = lease.gang if lease and is_one_training else None
     if gang is not None:
         ti: Any = context["ti"]
         path = place_of(ti.dag_id, ti.task_id, ti.run_id, gang.first_index)
@@ -112,15 +117,15 @@ def checkpoint_variables(
     if states is not None:
         known = states.get(CHECKPOINT)
         if isinstance(known, dict) and known.get("epoch") == place.epoch and isinstance(known.get("url"), str):
-            place = place.model_copy(update={"url": known["url"]})
-        states.set(CHECKPOINT, {"url": place.url, "path": place.path, "epoch": place.epoch})
+            place = place.model_copy(update={"url": known["url"], HOST_BOUND: known.get(HOST_BOUND) is True})
+        states.set(CHECKPOINT, place.model_dump(include={"url", "path", "epoch", HOST_BOUND}))
     return {**credentials, CHECKPOINT_VARIABLE: place.model_dump_json()}
 
 
 def _place(
     context: Context,
     arguments: CheckpointArguments,
-    token: int | None,
+    lease: TaskLease | None,
     options: CheckpointOptions,
     credentials: Mapping[str, str],
 ) -> CheckpointPlace:
@@ -132,9 +137,11 @@ def _place(
         -1 if ti.map_index is None else ti.map_index,
         # Airflow raises max_tries when the task is cleared, and never for a retry
         epoch=ti.max_tries if arguments.on_clear == "fresh" else None,
-        token=token,
+        token=lease.token if lease else None,
         options=options,
         credentials=credentials,
     )
     kept = arguments.model_dump(include={"keep_last", "keep_best", "keep_every"})
-    return place.model_copy(update=kept | ({"url": arguments.url} if arguments.url else {}))
+    if arguments.url:
+        return place.model_copy(update=kept | {"url": arguments.url})
+    return place.model_copy(update=kept | {HOST_BOUND: options.is_default and lease is not None and lease.is_remote})

@@ -104,7 +104,7 @@ class DeviceOperator(BaseOperator):
         if LEASE_VARIABLE in os.environ:
             own = current_lease()
             self.log.info("Device: %s", own)
-            with checkpoints_bound(context, self.checkpoint, own.token, own.gang if self.is_one_training else None):
+            with checkpoints_bound(context, self.checkpoint, own, is_one_training=self.is_one_training):
                 yield
             return
         lease = unload_lease(getattr(context["ti"], "context_carrier", None))
@@ -117,6 +117,6 @@ class DeviceOperator(BaseOperator):
                 yield
             return
         self.log.info("Device: %s (bound by the operator; a coordinator would have bound it before parsing)", lease)
-        gang = lease.gang if self.is_one_training else None
-        with bound(lease), checkpoints_bound(context, self.checkpoint, lease.token, gang):
+        training = checkpoints_bound(context, self.checkpoint, lease, is_one_training=self.is_one_training)
+        with bound(lease), training:
             yield

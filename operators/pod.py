@@ -137,7 +137,7 @@ class DevicePodOperator(KubernetesPodOperator):
         pod = PodGenerator.serialize_pod(super().build_pod_request_obj(context, dry_run=dry_run))
         parts = self._parsed(self.pod_parts)
         if context is not None and self.checkpoint is not None:
-            told = checkpoint_variables(context, self.checkpoint, token=None)
+            told = checkpoint_variables(context, self.checkpoint, lease=None)
             parts = replace(parts, environment={**parts.environment, **self._tellable(told, pod)})
         return PodGenerator.deserialize_model_dict(complete_pod(pod, parts, self.base_container_name))
 

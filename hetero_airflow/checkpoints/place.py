@@ -39,6 +39,9 @@ class CheckpointPlace(BaseModel):
     """``min:loss`` or ``max:accuracy``: the best checkpoint by a metric is kept too."""
     keep_every: int | None = Field(default=None, ge=1)
     """The first checkpoint at or after each multiple of so many steps done is kept too."""
+    is_host_bound: bool = False
+    """Only this host is known to see the place, and the next run may be on another: what is kept here may be lost to
+    it, so that the task does not count as one that has saved."""
 
     @property
     def feed(self) -> str | None:

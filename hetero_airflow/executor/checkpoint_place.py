@@ -36,6 +36,8 @@ class CheckpointOptions:
     """Empty: what boto3 finds by itself."""
     endpoints: tuple[str, ...] = ()
     """May be used beside AWS's own and the connection's."""
+    is_default: bool = False
+    """Nobody said where: the URL is of a folder that is not known to be shared with other hosts."""
 
 
 def checkpoint_options() -> CheckpointOptions:
@@ -46,9 +48,10 @@ def checkpoint_options() -> CheckpointOptions:
     :raises SettingsError: a URL that can't be read
     """
     endpoints = tuple(text.strip() for text in _text("checkpoint_endpoints").split(",") if text.strip())
-    url = _text("checkpoint_url") or (Path(get_airflow_home()).resolve() / "checkpoints").as_uri()
+    configured = _text("checkpoint_url")
+    url = configured or (Path(get_airflow_home()).resolve() / "checkpoints").as_uri()
     split_url(url)
-    return CheckpointOptions(url.rstrip("/"), _text("checkpoint_conn_id"), endpoints)
+    return CheckpointOptions(url.rstrip("/"), _text("checkpoint_conn_id"), endpoints, is_default=not configured)
 
 
 def checkpoint_place(

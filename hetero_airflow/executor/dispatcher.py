@@ -230,7 +230,10 @@ class Dispatcher:
         worker = self._worker(lease.worker_id)
         told = task_lease(lease, worker, held.request.alternatives[lease.alternative])
         gang = self._gangs.gang_of(lease, self.workers()) if held.seat else None
-        told = told.model_copy(update={"alternative": held.number(lease.alternative), "gang": gang})
+        is_remote = not self._engine.traits.is_local
+        told = told.model_copy(
+            update={"alternative": held.number(lease.alternative), "gang": gang, "is_remote": is_remote}
+        )
         workload = held.workload
         workload.ti.queue = self._configuration.queue
         workload.ti.context_carrier = load_lease(workload.ti.context_carrier, told)

@@ -48,6 +48,7 @@ class Progress(BaseModel):
     saved_step: int | None = None
     """That of the newest checkpoint that is published; None without one."""
     saved_at: AwareDatetime | None = None
+    """When that was published; None also where the next run may not find it: see `CheckpointPlace.is_host_bound`."""
     phase: Phase = Phase.STARTING
 
 
@@ -64,7 +65,7 @@ class ProgressFile:
         self._lock = threading.Lock()
         self._due = 0.0
         self._step: int | None = None
-        self._saved: tuple[int, datetime] | None = None
+        self._saved: tuple[int, datetime | None] | None = None
         self._phase = Phase.STARTING
 
     def done(self, step: int) -> None:
@@ -75,8 +76,8 @@ class ProgressFile:
         elif time.monotonic() >= self._due:
             self._write()
 
-    def saved(self, step: int, at: datetime) -> None:
-        """A checkpoint is published."""
+    def saved(self, step: int, at: datetime | None) -> None:
+        """A checkpoint is published; `at` is None if the next run may not find it."""
         self._saved = (step, at)
         self._write()
 

@@ -109,8 +109,7 @@ class CheckpointSession:
             raise unwritable(error) from error
         if entry is None:
             return None
-        self.kept_step = entry.step
-        self.progress.saved(entry.step, entry.published_at)
+        self._note_kept(entry)
         self._latest = Checkpoint(entry, folder, scratch)
         return self._latest
 
@@ -177,8 +176,7 @@ class CheckpointSession:
                 )
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
-            self.kept_step = step
-            self.progress.saved(step, entry.published_at)
+            self._note_kept(entry)
             logger.info("Saved the checkpoint of step %d: %s, %d bytes", step, entry.key, entry.size_bytes)
 
         self._saver.start(step, work)
@@ -228,7 +226,17 @@ class CheckpointSession:
         """
         if self._claim is None and rank() == 0:
             self._claim = claim(self.store, self.place)
+            if self.place.is_host_bound:
+                logger.warning(
+                    "Checkpoints go to %s, which only this host sees: on another one this task starts at step 0. Set "
+                    "[hetero] checkpoint_url to s3://bucket/prefix or file:///shared/folder, on every host.",
+                    self.place.url,
+                )
         return self._claim
+
+    def _note_kept(self, entry: Entry) -> None:
+        self.kept_step = entry.step
+        self.progress.saved(entry.step, None if self.place.is_host_bound else entry.published_at)
 
 
 def read_place(text: str | None) -> CheckpointPlace:

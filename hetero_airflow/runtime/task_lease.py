@@ -81,6 +81,8 @@ class TaskLease(BaseModel):
     """True if the ids are slots of a node, whose device plugin chose the devices and shows the task no others."""
     gang: TaskGang | None = None
     """None for a task that was placed by itself."""
+    is_remote: bool = False
+    """Whether the next run of the task may be on another host."""
 
     @property
     def count(self) -> int:

@@ -32,7 +32,7 @@ def connection(monkeypatch):
 
 def test_checkpoints_lie_in_the_home_of_airflow_by_default(configured, tmp_path, monkeypatch):
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "a home"))
-    assert configured() == CheckpointOptions(f"file://{tmp_path}/a%20home/checkpoints")
+    assert configured() == CheckpointOptions(f"file://{tmp_path}/a%20home/checkpoints", is_default=True)
 
 
 def test_the_options_are_taken_as_they_are_written(configured):

@@ -3,6 +3,7 @@ from datetime import timedelta
 import pytest
 
 from hetero_airflow.discovery.inventory_watch import with_unseen
+from hetero_airflow.engines.engine import EngineTraits
 from hetero_airflow.errors import EngineError, StoreUnavailable
 from hetero_airflow.executor.carrier import unload_lease
 from hetero_airflow.executor.task_instances import TaskProcess
@@ -21,6 +22,16 @@ def test_a_placed_task_carries_its_lease_and_the_coordinators_queue(bench):
     assert bench.tasks.records == [], "that would compete with the task's start"
     bench.beat(1)
     assert [(record[0].key, record[1]) for record in bench.tasks.records] == [("train", lease)]
+
+
+def test_a_task_is_told_whether_its_next_run_may_be_on_another_host(bench):
+    bench.hold("here", "gpu")
+    bench.beat()
+    bench.engine.traits = EngineTraits(is_local=False)
+    bench.hold("anywhere", "gpu")
+    bench.beat()
+    told = [unload_lease(workload.ti.context_carrier).is_remote for workload in bench.engine.started]
+    assert told == [False, True]
 
 
 def test_tasks_wait_until_devices_are_free_and_get_a_new_token_if_theirs_is_old(bench):

@@ -19,6 +19,7 @@ from hetero_airflow.checkpoints.publishing import publish
 from hetero_airflow.errors import CheckpointStoreUnavailable, FencedOut, InvalidCheckpoint, RequestError, SettingsError
 from hetero_airflow.runtime import checkpoint
 from hetero_airflow.runtime.notice import NOTICE
+from hetero_airflow.runtime.progress_file import read_progress
 from hetero_airflow.settings import CHECKPOINT_VARIABLE, CONTROL_VARIABLE
 
 TOTAL = 13
@@ -307,3 +308,19 @@ def test_metrics_are_those_of_the_time_of_the_save(task, monkeypatch) -> None:
         checkpoint.save(1, {}, metrics=metrics)
         metrics["loss"] = 9
     assert checkpoint.latest().metrics == {"loss": 0.5}
+
+
+@pytest.mark.parametrize("is_host_bound", [False, True])
+def test_what_the_next_run_may_not_find_is_warned_of_once_and_does_not_count_as_saved(
+    task, control, caplog, is_host_bound
+):
+    task(is_host_bound=is_host_bound)
+    for step in (1, 2):
+        checkpoint.save(step, {}, wait=True)
+    progress = read_progress(control)
+    assert (progress.saved_step, progress.saved_at is None) == (2, is_host_bound)
+    task(is_host_bound=is_host_bound)
+    assert checkpoint.latest().step == 2
+    assert (read_progress(control).saved_at is None) == is_host_bound
+    told = [record for record in caplog.records if "starts at step 0" in record.getMessage()]
+    assert len(told) == (2 if is_host_bound else 0), "once in each run"
