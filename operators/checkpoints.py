@@ -10,7 +10,7 @@ from typing import Any, Literal
 from airflow.sdk import Context
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hetero_airflow.checkpoints.opening import split_url
+from hetero_airflow.checkpoints.opening import check_url
 from hetero_airflow.checkpoints.place import CheckpointPlace, place_of
 from hetero_airflow.errors import RequestError
 from hetero_airflow.executor.checkpoint_place import (
@@ -60,7 +60,7 @@ class CheckpointArguments(BaseModel):
             field = ".".join(["checkpoint", *map(str, first["loc"])])
             raise RequestError(field, first["input"], found=first["msg"], remedy=_REMEDY) from None
         if arguments.url is not None:
-            split_url(arguments.url)
+            check_url(arguments.url)
         return arguments
 
 

@@ -12,8 +12,8 @@ from airflow.triggers.base import StartTriggerArgs
 
 from hetero_airflow.checkpoints.index import Index
 from hetero_airflow.errors import CheckpointStoreUnavailable
-from hetero_airflow.sensors.checkpoint_source import CheckpointSource, Watch
-from hetero_airflow.sensors.checkpoint_trigger import CHECKPOINT, CLASSPATH, ERROR, CheckpointTrigger
+from hetero_airflow.sensors.checkpoint_source import CheckpointSource, Watch, check_watched
+from hetero_airflow.sensors.checkpoint_trigger import CHECKPOINT, CLASSPATH, ERROR, CheckpointTrigger, url_given
 from hetero_airflow.sensors.condition import Condition
 
 
@@ -34,8 +34,11 @@ class CheckpointSensor(BaseSensorOperator):
     :param below: upper bound of the metric, itself excluded
     :param younger_than: published less than this ago: seconds, a timedelta, or a text such as ``10m``
     :param complete: the task's work is done, nothing comes after it
+    :param url: where the task publishes, if it has ``checkpoint={"url": ...}``; None: ``[hetero] checkpoint_url``. A
+        task keeps the URL that it began with, until a clear starts it anew
     :param deferrable: False: poke, in the mode and at the interval of Airflow's sensors
     :raises RequestError: when the DAG file is parsed, if there is nothing to wait for or it can never come
+    :raises SettingsError: when the DAG file is parsed, if the URL can't be read or has no store
 
     >>> CheckpointSensor(task_id="good", of_task="train", metric="accuracy", above=0.9, step=1000)
     <Task(CheckpointSensor): good>
@@ -56,6 +59,7 @@ class CheckpointSensor(BaseSensorOperator):
         below: float | None = None,
         younger_than: float | str | timedelta | None = None,
         complete: bool = False,
+        url: str | None = None,
         deferrable: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -67,6 +71,7 @@ class CheckpointSensor(BaseSensorOperator):
         self.condition = Condition.parse(
             step=step, metric=metric, above=above, below=below, younger_than=younger_than, complete=complete
         ).to_json()
+        self.url = check_watched(url)
         self.deferrable = deferrable
         if deferrable:
             self.start_from_trigger = True
@@ -78,7 +83,7 @@ class CheckpointSensor(BaseSensorOperator):
             )
 
     def _arguments(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in (*self.template_fields, "condition")}
+        return {name: getattr(self, name) for name in (*self.template_fields, "condition")} | url_given(self.url)
 
     def execute(self, context: Context) -> Any:
         """Wait in the triggerer; only a mapped sensor, or one that pokes, comes here at all."""
@@ -92,7 +97,7 @@ class CheckpointSensor(BaseSensorOperator):
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
         """Whether there is such a checkpoint now, by one request."""
-        watch = Watch(self.of_dag, self.of_task, self.run_id, int(self.map_index))
+        watch = Watch(self.of_dag, self.of_task, self.run_id, int(self.map_index), self.url)
         try:
             published = CheckpointSource().read(watch)
         except CheckpointStoreUnavailable as error:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowRuntimeError
@@ -15,20 +16,31 @@ from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
 from hetero_airflow.checkpoints.filesystem import FilesystemStore
 from hetero_airflow.checkpoints.index import INDEX, Entry, Index, Newest
 from hetero_airflow.checkpoints.loading import newest_of, read_index
-from hetero_airflow.checkpoints.opening import open_store
+from hetero_airflow.checkpoints.opening import check_url, open_store, split_url
 from hetero_airflow.checkpoints.place import feed_of, place_of
-from hetero_airflow.errors import CheckpointStoreUnavailable, HeteroError
-from hetero_airflow.executor.checkpoint_place import (
-    CheckpointOptions,
-    checkpoint_options,
-    checkpoint_place,
-    store_credentials,
-)
+from hetero_airflow.errors import CheckpointStoreUnavailable, HeteroError, RequestError
+from hetero_airflow.executor.checkpoint_place import checkpoint_options, checkpoint_place, store_credentials
 from hetero_airflow.registry import load
 from hetero_airflow.sensors.poller import ABSENT
 
 REOPEN_S = 60.0
 """A store that does not answer is opened anew at most this often: its credentials may have changed."""
+STORES = 1024
+"""Of one bucket, that are kept open."""
+
+
+def check_watched(url: object) -> str | None:
+    """The URL that a sensor or a watcher was given, as it is written in `Watch`; None for none.
+
+    :raises RequestError: no text
+    :raises SettingsError: a URL that can't be read, or a scheme without a store
+    """
+    if url is None:
+        return None
+    if not isinstance(url, str):
+        raise RequestError("url", url, found=type(url).__name__, remedy='Give a text, as in url="s3://bucket/prefix"')
+    check_url(url, "url")
+    return url.rstrip("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +52,8 @@ class Watch:
     run_id: str | None = None
     """None: the newest of the task, in whatever run."""
     map_index: int = -1
+    url: str | None = None
+    """The store; None: the configured one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +79,20 @@ class Published:
 
 
 class CheckpointSource:
-    """Reads the configured store, for any number of threads; opens it at the first need.
+    """Reads the configured store and those that are named, for any number of threads; opens each at the first need.
 
     It never lists, and never writes.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._opened: tuple[CheckpointOptions, CheckpointStore] | None = None
-        self._opened_at = 0.0
+        self._buckets: dict[tuple[str, str] | None, _Bucket] = {}
+        """None: whichever is configured."""
 
     def glance(self, watch: Watch) -> Hashable | None:
         """What shows a change of a local file; None for an object store, and where only reading can tell."""
         try:
-            _, store = self._open()
+            _, store = self._open(watch)
         except HeteroError:
             return None
         if not isinstance(store, FilesystemStore):
@@ -98,47 +112,70 @@ class CheckpointSource:
         :raises InvalidCheckpoint: what is there is no index
         :raises SettingsError: the configuration names no store that can be opened
         """
-        options, store = self._open()
+        url, store = self._open(watch)
         try:
             if watch.run_id is None:
                 newest = newest_of(store, watch.dag_id, watch.task_id)
-                return Published(options.url, newest.path, newest) if newest else None
+                return Published(url, newest.path, newest) if newest else None
             index = read_index(store, _path(watch))
-            return Published(options.url, _path(watch), index) if index else None
+            return Published(url, _path(watch), index) if index else None
         except CheckpointStoreUnavailable:
-            self._forget(store)
+            self._forget(watch)
             raise
 
-    def _open(self) -> tuple[CheckpointOptions, CheckpointStore]:
+    def _open(self, watch: Watch) -> tuple[str, CheckpointStore]:
+        name = _bucket_name(watch)
         with self._lock:
-            if self._opened is None:
-                options = checkpoint_options()
-                try:
-                    credentials = store_credentials(options.conn_id)
-                except AirflowRuntimeError as error:
-                    raise CheckpointStoreUnavailable(
-                        f"the Airflow connection {options.conn_id}",
-                        found=f"{error}",
-                        remedy="It is asked for again",
-                    ) from error
-                self._opened = options, _opened_store(options, credentials)
-                self._opened_at = time.monotonic()
-            return self._opened
+            bucket = self._buckets.get(name) or _Bucket()
+            url = bucket.configured_url if watch.url is None else watch.url
+            store = bucket.store(url)
+            self._buckets[name] = bucket
+            return url, store
 
-    def _forget(self, store: CheckpointStore) -> None:
-        """Open the store anew the next time, if this one is not new: its credentials may have changed."""
+    def _forget(self, watch: Watch) -> None:
+        """Open the bucket anew the next time, if it was not opened just now: its credentials may have changed."""
+        name = _bucket_name(watch)
         with self._lock:
-            if self._opened and self._opened[1] is store and time.monotonic() - self._opened_at >= REOPEN_S:
-                self._opened = None
+            bucket = self._buckets.get(name)
+            if bucket and time.monotonic() - bucket.opened_at >= REOPEN_S:
+                del self._buckets[name]
 
 
-def _opened_store(options: CheckpointOptions, credentials: Mapping[str, str]) -> CheckpointStore:
-    place = checkpoint_place("", "", "", -1, epoch=None, token=None, options=options, credentials=credentials)
-    if not options.url.startswith("s3:"):
-        return open_store(place)
-    # the credentials are no other trigger's business; one request for each read: the poller asks again, at its rate
-    store: CheckpointStore = load(GROUP, CHECKPOINT_STORES, "s3")(place, credentials, attempts=1)
-    return store
+class _Bucket:
+    """The stores of one bucket, which share a client; or those of folders.
+
+    :raises CheckpointStoreUnavailable: Airflow does not answer when it is asked for the connection
+    :raises SettingsError: the configuration can't be read
+    """
+
+    def __init__(self) -> None:
+        self._options = checkpoint_options()
+        try:
+            self._credentials = store_credentials(self._options.conn_id)
+        except AirflowRuntimeError as error:
+            raise CheckpointStoreUnavailable(
+                f"the Airflow connection {self._options.conn_id}", found=f"{error}", remedy="It is asked for again"
+            ) from error
+        self._first: Any = None
+        self.configured_url = self._options.url
+        self.opened_at = time.monotonic()
+        self.store = lru_cache(STORES)(self._open)
+
+    def _open(self, url: str) -> CheckpointStore:
+        options = replace(self._options, url=url)
+        place = checkpoint_place("", "", "", -1, epoch=None, options=options, credentials=self._credentials)
+        if split_url(url).scheme != "s3":
+            return open_store(place)
+        # the credentials are no other trigger's business; one request for each read: the poller asks again, at its rate
+        store: CheckpointStore = load(GROUP, CHECKPOINT_STORES, "s3")(
+            place, self._credentials, attempts=1, beside=self._first
+        )
+        self._first = store
+        return store
+
+
+def _bucket_name(watch: Watch) -> tuple[str, str] | None:
+    return None if watch.url is None else split_url(watch.url)[:2]
 
 
 def _path(watch: Watch) -> str:

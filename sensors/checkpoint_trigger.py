@@ -6,7 +6,9 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,7 +17,8 @@ from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 from hetero_airflow.checkpoints.index import Index, Newest
 from hetero_airflow.errors import HeteroError
-from hetero_airflow.sensors.checkpoint_source import CheckpointSource, Published, Watch
+from hetero_airflow.executor.checkpoint_place import checkpoint_options
+from hetero_airflow.sensors.checkpoint_source import CheckpointSource, Published, Watch, check_watched
 from hetero_airflow.sensors.condition import Condition
 from hetero_airflow.sensors.poller import Poller
 
@@ -40,20 +43,29 @@ def readings(watch: Watch) -> AsyncGenerator[Published | None, None]:
     loop = asyncio.get_running_loop()
     if loop not in _pollers:
         _pollers[loop] = Poller(CheckpointSource(), random.Random())  # noqa: S311  jitter is no secret
+    if watch.url is not None and watch.url == checkpoint_options().url:
+        watch = replace(watch, url=None)  # so that it is looked at once for all, whoever names the place
     return _pollers[loop].readings(watch)
 
 
 class CheckpointTrigger(BaseTrigger):
     """Fires once, when a task instance has a checkpoint that meets a condition.
 
-    Its arguments are stored by Airflow: they name the task and say nothing of the store, which the triggerer
-    finds in its own configuration.
+    Its arguments are stored by Airflow: they hold no secret, and what opens the store, the triggerer finds in its own
+    configuration.
 
     :param condition: see `Condition.to_json`
+    :param url: of the store; None: the configured one
     """
 
     def __init__(
-        self, of_dag: str, of_task: str, run_id: str, map_index: int | str = -1, condition: dict[str, Any] | None = None
+        self,
+        of_dag: str,
+        of_task: str,
+        run_id: str,
+        map_index: int | str = -1,
+        condition: dict[str, Any] | None = None,
+        url: str | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.of_dag = of_dag
@@ -61,18 +73,19 @@ class CheckpointTrigger(BaseTrigger):
         self.run_id = run_id
         self.map_index = map_index
         self.condition = condition or {}
+        self.url = url
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """What Airflow stores: the class and its arguments."""
         names = ("of_dag", "of_task", "run_id", "map_index", "condition")
-        return f"{CLASSPATH}.CheckpointTrigger", {name: getattr(self, name) for name in names}
+        return f"{CLASSPATH}.CheckpointTrigger", {name: getattr(self, name) for name in names} | url_given(self.url)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """One event: the checkpoint, or why none can be waited for. A store that is gone is waited for."""
         self._release_dag()
         condition = Condition.from_json(self.condition)
         try:
-            watch = Watch(self.of_dag, self.of_task, self.run_id, int(self.map_index))
+            watch = Watch(self.of_dag, self.of_task, self.run_id, int(self.map_index), self.url)
             found = await _first(watch, condition)
         except (HeteroError, ValueError) as error:
             yield TriggerEvent({ERROR: str(error)})
@@ -92,6 +105,11 @@ class CheckpointTrigger(BaseTrigger):
             ti.task = None
 
 
+def url_given(url: str | None) -> dict[str, str]:
+    """What a trigger's arguments say of the store; nothing where it is the configured one, as ever."""
+    return {} if url is None else {"url": url}
+
+
 async def _first(watch: Watch, condition: Condition) -> dict[str, Any]:
     async with aclosing(readings(watch)) as published:
         async for one in published:
@@ -109,26 +127,36 @@ class CheckpointPublished(BaseEventTrigger):
     begins is announced too, unless it was before: the last one is remembered in the asset's state store. An event
     may come twice if the triggerer dies in the moment after it, or where several assets watch the same task.
 
+    :param of_dag: the task's DAG
+    :param of_task: whose checkpoints
+    :param url: where the task publishes, if it has ``checkpoint={"url": ...}``; None: ``[hetero] checkpoint_url``. A
+        task keeps the URL that it began with, until a clear starts it anew
+    :raises RequestError: when the DAG file is parsed, if the URL is no text
+    :raises SettingsError: when the DAG file is parsed, if the URL can't be read or has no store
+
     >>> from airflow.sdk import Asset, AssetWatcher
     >>> trigger = CheckpointPublished(of_dag="train", of_task="fit")
     >>> asset = Asset("fitted", watchers=[AssetWatcher(name="fitted", trigger=trigger)])
     """
 
-    def __init__(self, of_dag: str, of_task: str) -> None:
+    def __init__(self, of_dag: str, of_task: str, url: str | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.of_dag = of_dag
         self.of_task = of_task
+        self.url = check_watched(url)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """What Airflow stores: the class and its arguments."""
-        return f"{CLASSPATH}.CheckpointPublished", {"of_dag": self.of_dag, "of_task": self.of_task}
+        arguments = {"of_dag": self.of_dag, "of_task": self.of_task}
+        return f"{CLASSPATH}.CheckpointPublished", arguments | url_given(self.url)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """One event for each checkpoint that it sees, without end: its payload is the checkpoint."""
+        watch = Watch(self.of_dag, self.of_task, url=self.url)
         seen = await self._recall()
         while True:
             try:
-                async with aclosing(readings(Watch(self.of_dag, self.of_task))) as published:
+                async with aclosing(readings(watch)) as published:
                     async for one in published:
                         if one is None or not isinstance(one.content, Newest):
                             continue
@@ -155,7 +183,8 @@ class CheckpointPublished(BaseEventTrigger):
     @property
     def _memory(self) -> str:
         """Key in the asset's state store; it takes 512 characters, and names of Airflow have at most 250."""
-        return f"hetero.{self.of_dag}.{self.of_task}"
+        name = f"{self.of_dag}.{self.of_task}"
+        return f"hetero.{name if self.url is None else sha256(f'{name} {self.url}'.encode()).hexdigest()}"
 
     @contextmanager
     def _forgetting(self) -> Iterator[None]:

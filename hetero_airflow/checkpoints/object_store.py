@@ -50,18 +50,22 @@ DELETE_AT_ONCE = 1000
 
 
 def open_object_store(
-    place: CheckpointPlace, credentials: Mapping[str, str] | None = None, attempts: int = TOTAL_ATTEMPTS
+    place: CheckpointPlace,
+    credentials: Mapping[str, str] | None = None,
+    attempts: int = TOTAL_ATTEMPTS,
+    beside: ObjectStore | None = None,
 ) -> ObjectStore:
     """The store of a place whose URL is ``s3://bucket/prefix``.
 
     :param credentials: as boto3's environment variables would say them; None: what boto3 finds by itself
     :param attempts: of each request; who asks again later anyway makes one
+    :param beside: a store of the same endpoint, credentials and attempts: its client is used, which takes megabytes
     :raises SettingsError: no name of a bucket, or an endpoint that is not allowed
     """
     parts = split_url(place.url)
     if not BUCKET.fullmatch(parts.netloc):
         raise SettingsError(f"checkpoint_url={shorten(place.url)}", found="no name of a bucket", remedy=REMEDY)
-    client = make_client(place.endpoint, place.endpoints, credentials, attempts)
+    client = beside._client if beside else make_client(place.endpoint, place.endpoints, credentials, attempts)
     return ObjectStore(client, parts.netloc, parts.path.strip("/"), min(attempts, ATTEMPTS))
 
 

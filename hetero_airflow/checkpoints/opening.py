@@ -10,7 +10,8 @@ from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.registry import load, names
 
-REMEDY = "Set checkpoint_url to file:///shared/folder or s3://bucket/prefix"
+NAME = "checkpoint_url"
+REMEDY = f"Set {NAME} to file:///shared/folder or s3://bucket/prefix"
 
 
 def open_store(place: CheckpointPlace) -> CheckpointStore:
@@ -19,20 +20,30 @@ def open_store(place: CheckpointPlace) -> CheckpointStore:
     :raises SettingsError: a URL that can't be read, a scheme without a store, or an endpoint that is not allowed
     :raises RegistryError: a store whose library is missing: boto3 comes with the extra ``s3``
     """
-    parts = split_url(place.url)
-    known = names(GROUP, CHECKPOINT_STORES)
-    if parts.scheme not in known:
-        raise SettingsError(
-            f"checkpoint_url with the scheme {shorten(parts.scheme)}",
-            found=f"stores for {', '.join(known)}",
-            remedy=REMEDY,
-        )
-    store: CheckpointStore = load(GROUP, CHECKPOINT_STORES, parts.scheme)(place)
+    store: CheckpointStore = load(GROUP, CHECKPOINT_STORES, check_url(place.url).scheme)(place)
     return store
 
 
-def split_url(url: str) -> SplitResult:
+def check_url(url: str, name: str = NAME) -> SplitResult:
+    """The parts of a URL whose scheme has a store.
+
+    :raises SettingsError: there is none, or the URL can't be read
+    """
+    parts = split_url(url, name)
+    known = names(GROUP, CHECKPOINT_STORES)
+    if parts.scheme not in known:
+        raise SettingsError(
+            f"{name} with the scheme {shorten(parts.scheme)}",
+            found=f"stores for {', '.join(known)}",
+            remedy=REMEDY.replace(NAME, name),
+        )
+    return parts
+
+
+def split_url(url: str, name: str = NAME) -> SplitResult:
     """The parts of a store's URL, its path unquoted. A URL with a password is never shown.
+
+    :param name: of what holds the URL, for errors
 
     >>> split_url("s3://models/team%20a").path
     '/team a'
@@ -43,11 +54,9 @@ def split_url(url: str) -> SplitResult:
         parts = urlsplit(url)
         user = parts.username
     except ValueError as error:
-        raise SettingsError(f"checkpoint_url={shorten(url)}", found="no URL", remedy=REMEDY) from error
+        raise SettingsError(f"{name}={shorten(url)}", found="no URL", remedy=REMEDY.replace(NAME, name)) from error
     if user is not None or "@" in parts.netloc:
-        raise SettingsError(
-            "checkpoint_url", found="a user or password in it", remedy="Put the key into the Airflow connection"
-        )
+        raise SettingsError(name, found="a user or password in it", remedy="Put the key into the Airflow connection")
     path = unquote(parts.path)
     problem = (
         "no scheme"
@@ -61,5 +70,5 @@ def split_url(url: str) -> SplitResult:
         else None
     )
     if problem:
-        raise SettingsError(f"checkpoint_url={shorten(url)}", found=problem, remedy=REMEDY)
+        raise SettingsError(f"{name}={shorten(url)}", found=problem, remedy=REMEDY.replace(NAME, name))
     return parts._replace(path=path)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 from sqlalchemy import URL
 
-from hetero_airflow.checkpoints.opening import split_url
+from hetero_airflow.checkpoints.opening import check_url
 from hetero_airflow.cli.device_words import count
 from hetero_airflow.cli.output import cell
 from hetero_airflow.cli.settings_wanted import ReadOption, Setting
@@ -70,7 +70,7 @@ def check_checkpoints(engine: str, url: str) -> Iterator[Finding]:
         return
     subject = f"[{SECTION}] checkpoint_url"
     try:
-        scheme = split_url(url).scheme if url else ""
+        scheme = check_url(url).scheme if url else ""
     except SettingsError as error:
         yield Finding(subject, error.found, error.remedy, "device tasks fail when they start")
     else:

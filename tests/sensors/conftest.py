@@ -2,6 +2,7 @@
 
 import asyncio
 import selectors
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -67,8 +68,9 @@ def publish(tmp_path, monkeypatch):
     saved.mkdir()
     (saved / "state.json").write_text("{}")
 
-    def _publish(step, *, dag="train", task="fit", run_id="r1", epoch=0, is_final=False, **metrics):
+    def _publish(step, *, dag="train", task="fit", run_id="r1", epoch=0, is_final=False, url=None, **metrics):
         options = checkpoint_options()
+        options = replace(options, url=url or options.url)
         credentials = store_credentials(options.conn_id)
         place = checkpoint_place(
             dag, task, run_id, -1, epoch=epoch, token=1 + epoch, options=options, credentials=credentials

@@ -38,6 +38,10 @@ def sensor(**arguments):
         ("metric='loss', below=float('nan')", ["below=nan", "no finite number"]),
         ("metric='loss', above=2, below=1", ["above=2", "below=1", "smaller above"]),
         ("step=1, younger_than='0s'", ["younger_than='0s'", "more than 0 s"]),
+        ("step=1, url='ftp://models'", ["url with the scheme 'ftp'", "stores for file, s3", "Set url to file:///"]),
+        ("step=1, url='/srv/models'", ["url='/srv/models'", "no scheme", "Set url to file:///"]),
+        ("step=1, url='s3://key:hunter@models'", ["url", "a user or password in it", "Airflow connection"]),
+        ("step=1, url=7", ["url=7", "found int", "Give a text"]),
     ],
 )
 def test_what_can_never_come_is_an_import_error(import_errors, given, words):
@@ -82,6 +86,22 @@ def test_poking_finds_what_the_trigger_finds(publish):
     entry = publish(2, loss=0.5)
     found = poking.execute({})
     assert (found["step"], found["key"], found["metrics"]) == (2, entry.key, {"loss": 0.5})
+
+
+def test_it_looks_where_it_is_told_to(publish, tmp_path):
+    url = (tmp_path / "other").as_uri()
+    publish(1)
+    poking = sensor(step=1, deferrable=False, poke_interval=0, timeout=0, url=url + "/")
+    assert not poking.poke({})
+    publish(2, url=url)
+    found = poking.execute({})
+    assert (found["step"], found["url"]) == (2, url)
+
+
+def test_where_a_worker_begins_it_the_url_goes_with_the_trigger():
+    with pytest.raises(TaskDeferred) as deferred:
+        sensor(step=5, url="s3://models/team-b").execute({})
+    assert deferred.value.trigger.serialize()[1]["url"] == "s3://models/team-b"
 
 
 def test_poking_waits_for_a_store_that_does_not_answer(publish, monkeypatch):

@@ -14,11 +14,15 @@ from airflow.models.trigger import Trigger
 from airflow.sdk import DAG, Asset, AssetWatcher
 from airflow.sdk.serde import deserialize, serialize
 from airflow.serialization.serialized_objects import DagSerialization
+from airflow.triggers.base import BaseEventTrigger
 
 from hetero_airflow.checkpoints.place import place_of
 from hetero_airflow.sensors import checkpoint_trigger
 from hetero_airflow.sensors.checkpoint import CheckpointSensor
+from hetero_airflow.sensors.checkpoint_source import CheckpointSource
 from hetero_airflow.sensors.checkpoint_trigger import CheckpointPublished, CheckpointTrigger
+
+ANY = {"step": 0}
 
 
 def waiting_for(**condition):
@@ -77,6 +81,40 @@ def test_checkpoints_of_another_run_or_instance_do_not_count(run, publish):
         return (await waiting)["checkpoint"]["step"]
 
     assert run(scene()) == 3
+
+
+def test_a_checkpoint_at_another_url_counts_there_and_nowhere_else(run, publish, tmp_path):
+    url = (tmp_path / "other").as_uri()
+
+    async def scene():
+        publish(10)
+        waiting = asyncio.create_task(first_event(CheckpointTrigger("train", "fit", "r1", condition=ANY, url=url)))
+        await asyncio.sleep(300)
+        assert not waiting.done()
+        publish(3, url=url)
+        return (await waiting)["checkpoint"]
+
+    found = run(scene())
+    assert (found["step"], found["url"]) == (3, url)
+
+
+def test_who_names_the_configured_place_shares_the_looks_at_it(run, publish, tmp_path, monkeypatch):
+    looks = []
+    glance = CheckpointSource.glance
+    monkeypatch.setattr(CheckpointSource, "glance", lambda self, watch: looks.append(watch) or glance(self, watch))
+    urls = [None, (tmp_path / "store").as_uri(), *[(tmp_path / "other").as_uri()] * 2]
+
+    async def scene():
+        waiting = [
+            asyncio.create_task(first_event(CheckpointTrigger("train", "fit", "r1", condition=ANY, url=url)))
+            for url in urls
+        ]
+        await asyncio.sleep(0.5)
+        for task in waiting:
+            task.cancel()
+
+    run(scene())
+    assert [watch.url for watch in looks] == [None, urls[-1]]
 
 
 def test_a_cleared_task_begins_anew(run, publish):
@@ -165,9 +203,11 @@ def no_plugins(monkeypatch):
     monkeypatch.setattr("airflow.sdk.plugins_manager.integrate_macros_plugins", lambda: None)
 
 
-def test_a_sensor_starts_in_the_triggerer_and_finds_its_own_run_there(run, publish, no_plugins):
+@pytest.mark.parametrize("folder", [None, "other"])
+def test_a_sensor_starts_in_the_triggerer_and_finds_its_own_run_there(run, publish, no_plugins, tmp_path, folder):
+    url = folder and (tmp_path / folder).as_uri()
     with DAG("train", schedule=None) as dag:
-        CheckpointSensor(task_id="wait", of_task="fit", metric="loss", below=1)
+        CheckpointSensor(task_id="wait", of_task="fit", metric="loss", below=1, url=url)
     data = DagSerialization.to_dict(dag)
     stored = DagSerialization.from_dict(data).get_task("wait")
     assert stored.start_from_trigger
@@ -176,7 +216,7 @@ def test_a_sensor_starts_in_the_triggerer_and_finds_its_own_run_there(run, publi
         runner = TriggerRunner()
         for number, run_id in enumerate(("r1", "r2")):
             runner.to_create.append(workload(number, run_id, stored.start_trigger_args.trigger_kwargs, data))
-        publish(7, run_id="r2", loss=0.5)
+        publish(7, run_id="r2", loss=0.5, url=url)
         await runner.create_triggers()
         await runner.triggers[1]["task"]
         assert not runner.triggers[0]["task"].done()
@@ -215,7 +255,10 @@ def test_a_waiting_trigger_keeps_no_copy_of_the_dag(run, publish, no_plugins, mo
 
 
 def test_a_deferred_sensor_survives_airflows_storage():
-    classpath, kwargs = waiting_for(step=3, metric="loss", below=0.25).serialize()
+    condition = {"step": 3, "metric": "loss", "below": 0.25}
+    trigger = CheckpointTrigger("train", "fit", "r1", condition=condition, url="s3://models/team-b")
+    classpath, kwargs = trigger.serialize()
+    assert kwargs["url"] == "s3://models/team-b"
     assert deserialize(serialize(kwargs)) == kwargs
     assert Trigger._decrypt_kwargs(Trigger.encrypt_kwargs(kwargs)) == kwargs
     assert CheckpointTrigger(**kwargs).serialize() == (classpath, kwargs)
@@ -242,8 +285,8 @@ class Memory:
         self.kept[key] = value
 
 
-def watcher(memory=None):
-    trigger = CheckpointPublished(of_dag="train", of_task="fit")
+def watcher(memory=None, url=None):
+    trigger = CheckpointPublished(of_dag="train", of_task="fit", url=url)
     trigger.asset_state_store = memory
     return trigger
 
@@ -271,6 +314,21 @@ def test_each_checkpoint_of_the_task_is_announced_once_in_whatever_run(run, publ
     assert run(watched(watcher(), acts)) == [("r1", 1), ("r1", 2), ("r2", 5)]
 
 
+def test_a_watcher_of_another_url_announces_what_is_published_there(run, publish, tmp_path):
+    url, memory = (tmp_path / "other").as_uri(), Memory()
+    acts = [lambda: publish(1), lambda: publish(2, url=url)]
+    assert run(watched(watcher(memory, url + "/"), acts)) == [("r1", 2)]
+    assert run(watched(watcher(memory, url), [])) == []
+    assert run(watched(watcher(memory), [])) == [("r1", 1)]
+
+
+@pytest.mark.parametrize("url", ["ftp://models", "/srv/models", "s3://key:hunter@models", 7])
+def test_a_watcher_of_a_url_that_cant_be_read_is_refused_when_the_file_is_parsed(url):
+    with pytest.raises(ValueError, match=r"^url.*; found .*\. .*\.$") as caught:
+        CheckpointPublished(of_dag="train", of_task="fit", url=url)
+    assert "hunter" not in str(caught.value)
+
+
 def test_what_was_announced_is_not_announced_again_after_a_restart(run, publish):
     memory = Memory()
     assert run(watched(watcher(memory), [lambda: publish(1)])) == [("r1", 1)]
@@ -295,9 +353,10 @@ def test_a_watcher_outlives_a_wrong_configuration(run, publish, monkeypatch):
 
 
 def test_two_tasks_of_one_asset_have_a_memory_each():
-    one, other = CheckpointPublished("train", "fit"), CheckpointPublished("train", "fit2")
-    assert one._memory != other._memory
-    assert len(CheckpointPublished("d" * 250, "t" * 250)._memory) <= 512
+    urls = (None, "s3://models/a", "s3://models/b")
+    memories = {CheckpointPublished("train", task, url)._memory for task in ("fit", "fit2") for url in urls}
+    assert len(memories) == 6
+    assert all(len(CheckpointPublished("d" * 250, "t" * 250, url)._memory) <= 512 for url in urls)
 
 
 def test_its_arguments_hold_no_secret_and_rebuild_it():
@@ -308,16 +367,24 @@ def test_its_arguments_hold_no_secret_and_rebuild_it():
         {"of_dag": "train", "of_task": "fit"},
     )
     assert CheckpointPublished(**kwargs).serialize() == trigger.serialize()
+    elsewhere = CheckpointPublished(of_dag="train", of_task="fit", url="s3://models/team-b/")
+    assert elsewhere.serialize() == (classpath, {**kwargs, "url": "s3://models/team-b"})
+    assert CheckpointPublished(**elsewhere.serialize()[1]).serialize() == elsewhere.serialize()
 
 
-def test_a_dag_that_a_watcher_starts_survives_airflows_serialisation():
-    watcher = AssetWatcher(name="fit", trigger=CheckpointPublished(of_dag="train", of_task="fit"))
+@pytest.mark.parametrize("url", [None, "s3://models/team-b"])
+def test_a_dag_that_a_watcher_starts_survives_airflows_serialisation(url):
+    watcher = AssetWatcher(name="fit", trigger=CheckpointPublished(of_dag="train", of_task="fit", url=url))
     with DAG("evaluate", schedule=[Asset("fitted", watchers=[watcher])]) as dag:
         pass
     stored = DagSerialization.to_dict(dag)
     (asset,) = DagSerialization.from_dict(stored).timetable.asset_condition.objects
     (found,) = asset.watchers
-    assert (found.trigger["classpath"], found.trigger["kwargs"]) == watcher.trigger.serialize()
+    classpath, kwargs = watcher.trigger.serialize()
+    assert (found.trigger["classpath"], found.trigger["kwargs"]) == (classpath, kwargs)
+    in_database = Trigger._decrypt_kwargs(Trigger.encrypt_kwargs(kwargs))
+    assert BaseEventTrigger.hash(classpath, in_database) == BaseEventTrigger.hash(classpath, found.trigger["kwargs"])
+    assert CheckpointPublished(**in_database).serialize() == (classpath, kwargs)
 
 
 def test_each_event_loop_has_a_poller_of_its_own_that_goes_with_it(run, publish):

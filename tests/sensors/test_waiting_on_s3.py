@@ -188,15 +188,63 @@ def test_a_store_is_opened_once_for_all_and_anew_after_it_failed_for_a_while(s3,
     source = CheckpointSource()
     watch = Watch("train", "fit", "r1")
     assert source.read(watch).content.entries[0].step == 1
-    opened = source._opened
+    (opened,) = source._buckets.values()
     s3.fail = 403
     for _ in range(2):
         with pytest.raises(CheckpointStoreUnavailable, match="403"):
             source.read(watch)
-        assert source._opened is opened
-    source._opened_at -= REOPEN_S
+        assert source._buckets[None] is opened
+    opened.opened_at -= REOPEN_S
     with pytest.raises(CheckpointStoreUnavailable, match="403"):
         source.read(watch)
     s3.fail = None
     assert source.read(watch).content.entries[0].step == 1
-    assert source._opened is not opened
+    assert source._buckets[None] is not opened
+
+
+def test_it_asks_where_it_is_told_to_with_the_connections_key(run, s3, publish_s3):
+    bucket = f"models-{next(BUCKETS)}"
+    s3.client().create_bucket(Bucket=bucket)
+    url = f"s3://{bucket}/team-b"
+
+    async def scene():
+        waiting = CheckpointTrigger("train", "fit", "r1", condition={"step": 1}, url=url)
+        event = asyncio.create_task(first_event(waiting))
+        publish_s3(1)
+        s3.requests.clear()
+        await asyncio.sleep(100)
+        assert not event.done()
+        asked = list(s3.requests)
+        publish_s3(2, url=url)
+        return asked, (await event)["checkpoint"]
+
+    asked, found = run(scene())
+    assert (found["step"], found["url"]) == (2, url)
+    assert asked
+    assert all(f"/{bucket}/team-b/" in one.path and "Credential=testing/" in one.authorization for one in asked)
+
+
+def test_a_url_opens_no_endpoint_that_nobody_allowed(run, s3, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_CONN_MODELS", json.dumps({"conn_type": "aws", "login": "testing", "password": "x"}))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
+    waiting = CheckpointTrigger("train", "fit", "r1", condition={"step": 1}, url="s3://elsewhere/team-b")
+    assert "neither AWS's own nor an allowed one" in run(first_event(waiting))["error"]
+    assert s3.requests == []
+
+
+def test_many_urls_of_a_bucket_share_one_client_and_a_bad_bucket_costs_them_nothing(s3, publish_s3):
+    bucket = f"models-{next(BUCKETS)}"
+    s3.client().create_bucket(Bucket=bucket)
+    source = CheckpointSource()
+    for number in range(20):
+        assert source.read(Watch("train", "fit", "r1", url=f"s3://{bucket}/{number}")) is None
+    publish_s3(7, url=f"s3://{bucket}/19")
+    assert source.read(Watch("train", "fit", "r1", url=f"s3://{bucket}/19")).content.entries[0].step == 7
+    (opened,) = source._buckets.values()
+    assert len({id(opened.store(f"s3://{bucket}/{number}")._client) for number in range(20)}) == 1
+    missing = Watch("train", "fit", "r1", url=f"s3://{bucket}-missing/a")
+    for _ in range(2):
+        with pytest.raises(CheckpointStoreUnavailable, match="NoSuchBucket"):
+            source.read(missing)
+        source._buckets.get(("s3", f"{bucket}-missing"), opened).opened_at -= REOPEN_S
+    assert source._buckets["s3", bucket] is opened
