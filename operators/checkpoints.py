@@ -60,7 +60,7 @@ class CheckpointArguments(BaseModel):
             field = ".".join(["checkpoint", *map(str, first["loc"])])
             raise RequestError(field, first["input"], found=first["msg"], remedy=_REMEDY) from None
         if arguments.url is not None:
-            check_url(arguments.url)
+            check_url(arguments.url, "checkpoint.url")
         return arguments
 
 

@@ -6,7 +6,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowRescheduleException
 
 from hetero_airflow.checkpoints.place import CheckpointPlace
-from hetero_airflow.errors import RequestError
+from hetero_airflow.errors import RequestError, SettingsError
 from hetero_airflow.operators import DeviceBashOperator, DevicePythonOperator
 from hetero_airflow.runtime.notice import Notice, Stopped, give_notice
 from hetero_airflow.runtime.visible_devices import bound
@@ -139,3 +139,12 @@ def test_a_bad_argument_is_refused_when_the_file_is_parsed(argument, field):
     with pytest.raises(RequestError) as caught:
         DevicePythonOperator(task_id="t", python_callable=print, device="gpu", checkpoint=argument)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(("url", "found"), [("ftp://models", "stores for file, s3"), ("/srv/models", "no scheme")])
+def test_a_url_that_no_store_opens_is_refused_when_the_file_is_parsed(url, found):
+    with pytest.raises(SettingsError) as caught:
+        DevicePythonOperator(task_id="t", python_callable=print, device="gpu", checkpoint={"url": url})
+    assert "checkpoint.url" in caught.value.asked
+    assert caught.value.found == found
+    assert "Set checkpoint.url to file:///shared/folder or s3://bucket/prefix" in str(caught.value)
