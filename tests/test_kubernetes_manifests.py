@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from kubernetes_validate import validate
+from packaging.requirements import Requirement
 
 from hetero_airflow.engines.kubernetes.merging import complete_pod
 from hetero_airflow.engines.kubernetes.options import ClusterOptions
@@ -20,6 +21,13 @@ PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 RBAC = list(yaml.safe_load_all((ROOT / "docs" / "kubernetes" / "rbac.yaml").read_text()))
 TEMPLATE = yaml.safe_load((ROOT / "docs" / "kubernetes" / "pod-template.yaml").read_text())
 IMAGES = sorted((ROOT / "docker").glob("Dockerfile*"))
+
+
+def requirements_of(wanted, extras):
+    """Names of what the extras ask for, also by way of another extra of the project."""
+    found = [Requirement(text) for extra in wanted for text in extras[extra]]
+    own = [extra for one in found if one.name == "hetero-airflow" for extra in one.extras]
+    return {one.name for one in found} | (requirements_of(own, extras) if own else set())
 
 
 def granted(rules):
@@ -63,6 +71,7 @@ def test_an_image_installs_what_there_is_and_runs_as_nobody_in_particular(path):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (wanted,) = re.findall(r"^ARG EXTRAS=(.*)$", text, re.M)
     assert set(wanted.split(",")) <= set(extras)
+    assert {"scikit-learn", "torch"} <= requirements_of(wanted.split(","), extras), "the example DAGs need them"
     ignored = (ROOT / ".dockerignore").read_text()
     for line in re.findall(r"^COPY (?!--from)(.*)$", text, re.M):
         for source in line.split()[:-1]:
