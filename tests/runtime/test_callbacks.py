@@ -76,6 +76,8 @@ def test_a_real_accelerator_is_saved_and_restored() -> None:
     assert stage(other).text() == stage(state).text()
 
 
+@pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning")  # Lightning's own
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended:UserWarning")
 @pytest.mark.parametrize("stop_after", [6, 8])  # within an epoch, and at its end
 def test_a_trainer_stops_at_a_notice_and_goes_on(control, stop_after: int) -> None:
     lightning = pytest.importorskip("lightning.pytorch")
