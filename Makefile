@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up test fleets chaos lint bench-overhead bench-celery bench-agents bench-memory bench-gangs bench-sensors bench-store bench-decide bench-schedule install lock clean moved
+.PHONY: help demo up test fleets chaos lint bench-overhead bench-celery bench-agents bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-decide bench-schedule install lock clean moved
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -73,6 +73,9 @@ bench-gangs: $(VENV)/.installed  ## measure what a gang of two workers takes to 
 
 bench-sensors: $(VENV)/.installed  ## measure what a thousand waiting CheckpointSensors cost a triggerer and a store
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools $(RUN) tests/benchmarks/bench_sensors.py
+
+bench-checkpoint: $(VENV)/.installed  ## measure what an asynchronous save costs the steps of a training
+	@PYTHONPATH= $(RUN) tests/benchmarks/bench_checkpoint.py
 
 bench-store: $(VENV)/.installed  ## measure leases a second in memory, SQLite and PostgreSQL, and of three that race
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tests $(RUN) tests/benchmarks/bench_store.py
