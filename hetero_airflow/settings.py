@@ -43,7 +43,8 @@ OPTIONS: tuple[Option, ...] = (
         "local",
         "string",
         "What runs device tasks and all others: local (LocalExecutor, on this host), celery (CeleryExecutor, on the "
-        "workers that agents speak for), kubernetes (KubernetesExecutor, on the cluster's nodes), or an entry point.",
+        "workers that agents speak for), edge (EdgeExecutor, on edge workers, likewise), kubernetes "
+        "(KubernetesExecutor, on the cluster's nodes), or an entry point.",
     ),
     Option(
         "pool",

@@ -127,7 +127,7 @@ def get_commands() -> list[CLICommand]:
                 _command(
                     "config",
                     "Print the settings that an installation needs, or check them",
-                    Arg(("--env",), action="store_true", default=False, help="Print them as environment variables"),
+                    Arg(("--env",), action="store_true", default=False, help="As lines for a shell: export NAME=..."),
                     Arg(
                         ("--check",),
                         action="store_true",

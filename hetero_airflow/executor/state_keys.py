@@ -20,7 +20,7 @@ FAILURES = "hetero.failures"
 """Why earlier runs failed: what the next one does differently depends on it."""
 
 CHECKPOINT = "hetero.checkpoint"
-"""Where the checkpoints are, and the newest one: for people, and for a retry under another configuration."""
+"""Where the checkpoints are (url, path, epoch), for people, and for a retry under another configuration."""
 
 
 class LeaseNotice(BaseModel):
