@@ -9,26 +9,45 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes_validate import validate
 from sqlalchemy import NullPool, create_engine, text
 
 from hetero_airflow.agent.protocol import PREFIX
+from hetero_airflow.agent.starting import key_path
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql import SqlStore
 from hetero_airflow.store.store import Submitted, Withdrawn, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
 from hetero_airflow.web.people_routes import MoreWorkers, PeopleRoutes
+from tests.kubernetes_bodies import VERSION
 
 PAGE = (Path(__file__).parents[2] / "docs" / "autoscaling.md").read_text()
 
 
+def manifests() -> list[dict[str, Any]]:
+    blocks = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    return [document for block in blocks for document in yaml.safe_load_all(block)]
+
+
 def scaler(type_: str) -> dict[str, Any]:
     """The metadata of the page's trigger of that type."""
-    blocks = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    specs = [document["spec"] for block in blocks for document in yaml.safe_load_all(block)]
+    specs = [document["spec"] for document in manifests()]
     triggers = [trigger for spec in specs for trigger in spec.get("triggers", ())]
     (found,) = [trigger["metadata"] for trigger in triggers if trigger["type"] == type_]
     return found
+
+
+def test_the_pool_is_one_that_the_query_scales_and_that_is_enrolled_by_its_names():
+    (pool,) = [one for one in manifests() if one["kind"] == "StatefulSet"]
+    validate(pool, VERSION, strict=True)
+    name, spec = pool["metadata"]["name"], pool["spec"]["template"]["spec"]
+    (target,) = [one["spec"]["scaleTargetRef"] for one in manifests() if one["kind"] == "ScaledObject"]
+    assert target == {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": name}
+    assert f'enroll "{name}-$n"' in PAGE
+    assert f"create secret generic {spec['volumes'][0]['secret']['secretName']} " in PAGE
+    mounts = {one["mountPath"] for one in spec["containers"][0]["volumeMounts"]}
+    assert str(key_path(Path("/opt/airflow"), f"{name}-0").parent) in mounts
 
 
 @pytest.mark.postgres
