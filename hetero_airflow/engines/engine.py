@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Reason
@@ -84,6 +84,16 @@ class Use:
     """When Airflow last heard of the process."""
     is_ours: bool = False
     """This scheduler's executor has it, or had it; else one that died may have handed it over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """An end of the work of a lease that only its cluster can tell, since whoever supervised it ended with it."""
+
+    is_out_of_memory: bool = False
+    """Its process ran, and was killed for want of host memory; else it was ended from outside: evicted, deleted."""
+    host_memory_bytes: int | None = None
+    """What it might use; None for no limit, and where memory was not the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,10 +224,15 @@ class ClusterEngine(AirflowEngine, Protocol):
         """Messages, and what a task that runs has written so far; asked in the API server, without a `start`."""
         ...
 
-    def is_lost(self, lease_id: str) -> bool:
-        """Whether the work of a lease was ended from outside, so that nobody else will say so: evicted, deleted."""
+    def loss(self, lease_id: str) -> Loss | None:
+        """What ended the work of a lease so that nobody else will say so; None for any other end, and before one."""
         ...
 
     def words(self, lease_id: str) -> str | None:
         """How the work of a lease stands, or stood last, in the cluster's own words; None for nothing known."""
         ...
+
+
+def loss_of(engine: AirflowEngine, lease: Lease) -> Loss | None:
+    """What an engine's cluster says of how the work of a lease was lost; None where it says nothing, or has none."""
+    return cast(ClusterEngine, engine).loss(lease.id) if engine.traits.is_cluster else None

@@ -17,7 +17,7 @@ from airflow.executors.workloads import ExecuteTask
 from sqlalchemy.exc import SQLAlchemyError
 
 from hetero_airflow.discovery.inventory_watch import InventoryWatch, with_unseen
-from hetero_airflow.engines.engine import AirflowEngine, Liveness
+from hetero_airflow.engines.engine import AirflowEngine, Liveness, loss_of
 from hetero_airflow.errors import EngineError, RequestError, StoreError
 from hetero_airflow.executor.beliefs import Beliefs
 from hetero_airflow.executor.carrier import Asked, load_lease
@@ -280,7 +280,9 @@ class Dispatcher:
             self._health.report(failure, f"{key.dag_id}.{key.task_id}")
 
     def lost(self, key: Any, lease: Lease) -> bool:
-        """Send a task back to be scheduled whose process is lost; whether that could be done."""
+        """Send a task back to be scheduled whose process is lost; whether that could be done, or has been."""
+        if key in self.held:  # its supervisor has told how it ended, and Airflow has queued it anew
+            return True
         holder = self._store.snapshot().holders.get(lease.request_id)
         if holder is None:  # a cycle was faster and took the lease back
             story = self._store.story(key.dag_id, key.run_id, key.task_id, key.map_index)
@@ -288,7 +290,7 @@ class Dispatcher:
                 return False
             holder = story.pending
         told = task_lease(lease, self._worker(lease.worker_id), holder.request.alternatives[lease.alternative])
-        return self._recoveries.lost(key, lease.request_id, told, self._now)
+        return self._recoveries.lost(key, lease.request_id, told, loss_of(self._engine, lease), self._now)
 
     def last_lease(self, key: Any, request_id: str) -> Lease | None:
         """The last lease of a task instance, ended or not; None if it had none within reach."""

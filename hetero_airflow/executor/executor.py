@@ -222,7 +222,8 @@ class HeteroExecutor(BaseExecutor):
             if key not in self._keeper.running:
                 super().change_state(key, state, info)
             elif state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED):
-                if self._keeper.survives(key, failed=state == TaskInstanceState.FAILED):
+                has_failed = state == TaskInstanceState.FAILED
+                if (has_failed and self._keeper.is_lost(key)) or self._keeper.survives(key, failed=has_failed):
                     continue
                 self._keeper.end(key, "the task ended")
                 is_over = True

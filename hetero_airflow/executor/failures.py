@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from hetero_airflow.engines.engine import Loss
 from hetero_airflow.recovery.classify import classify
 from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.recovery.failure import Failure
 from hetero_airflow.runtime.task_lease import TaskLease
+
+
+def evidence_of_loss(loss: Loss | None) -> Evidence:
+    """What the scheduler knows of the end of a process and its supervisor.
+
+    :param loss: what its cluster says; None where it says nothing, or there is none
+    """
+    if loss is not None and loss.is_out_of_memory:
+        return Evidence(oom_kills=1, host_memory_bytes=loss.host_memory_bytes)
+    return Evidence(is_gone=True)
 
 
 def failure_of(
@@ -21,6 +32,7 @@ def failure_of(
     """
     finding = classify(evidence)
     is_cpu = lease is not None and lease.kind == "cpu"
+    host_memory_bytes = lease.memory_bytes or None if lease and is_cpu else None
     return Failure(
         failure_class=finding.failure_class,
         evidence=finding.evidence,
@@ -30,6 +42,6 @@ def failure_of(
         epoch=epoch,
         token=lease.token if lease else None,
         memory_bytes=lease.memory_bytes or None if lease and not is_cpu else None,
-        host_memory_bytes=lease.memory_bytes or None if lease and is_cpu else None,
+        host_memory_bytes=evidence.host_memory_bytes or host_memory_bytes,
         step=step,
     )

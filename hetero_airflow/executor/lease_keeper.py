@@ -12,7 +12,7 @@ from typing import Any, cast
 from airflow.utils.state import TaskInstanceState
 from sqlalchemy.exc import SQLAlchemyError
 
-from hetero_airflow.engines.engine import AirflowEngine, ClusterEngine, Liveness, Use
+from hetero_airflow.engines.engine import AirflowEngine, ClusterEngine, Liveness, Use, loss_of
 from hetero_airflow.errors import StoreError
 from hetero_airflow.executor.periods import Periods
 from hetero_airflow.executor.task_instances import TaskInstances, TaskProcess
@@ -143,6 +143,10 @@ class LeaseKeeper:
             return False
         return process.state == "running" and self._look([(task.lease, process)])[task.lease.id] is Liveness.ALIVE
 
+    def is_lost(self, key: Any) -> bool:
+        """Whether a cluster says that a task was lost: then `watch` concludes what follows, and no report of an end."""
+        return loss_of(self._engine, self.running[key].lease) is not None
+
     def watch(self, now: datetime) -> None:
         """Renew the leases of what runs, and find what was lost."""
         self._now = now
@@ -230,7 +234,7 @@ class LeaseKeeper:
         for key, task in list(self.running.items()):
             process = processes[key]
             is_gone = liveness[task.lease.id] is Liveness.GONE
-            if task.is_unheard or (is_gone and (task.lease.worker_id in lost or self._is_taken(task.lease))):
+            if task.is_unheard or (is_gone and (task.lease.worker_id in lost or loss_of(self._engine, task.lease))):
                 self._conclude(key, task, process)
                 continue
             if process.is_wanted and liveness[task.lease.id] is not Liveness.GONE:
@@ -245,7 +249,7 @@ class LeaseKeeper:
         if not process.is_wanted:
             self._report(key, "success", None)
             self.end(key, "Airflow does not want the task any more")
-        elif process.state == "queued" and task.hold_again is not None:
+        elif process.state == "queued" and task.hold_again is not None and not self._has_run(task.lease):
             log.warning("The engine lost %s before it began; it is held again.", key)
             self.end(key, "the engine lost the task before it began", LeaseState.EVICTED, has_begun=False)
             task.hold_again()
@@ -255,9 +259,10 @@ class LeaseKeeper:
         else:
             self._lose(key, self._loss(task.lease, process))
 
-    def _is_taken(self, lease: Lease) -> bool:
-        """Whether its cluster says that it was ended from outside, so that no report of its end is to come."""
-        return self._engine.traits.is_cluster and cast(ClusterEngine, self._engine).is_lost(lease.id)
+    def _has_run(self, lease: Lease) -> bool:
+        """Whether a process of the lease has run for certain, though Airflow may not have heard of it."""
+        loss = loss_of(self._engine, lease)
+        return loss is not None and loss.is_out_of_memory
 
     def _loss(self, lease: Lease, process: TaskProcess) -> str:
         """What became of the process of a lease, as far as is known."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from hetero_airflow.executor.failures import failure_of
+from hetero_airflow.engines.engine import Loss
+from hetero_airflow.executor.failures import evidence_of_loss, failure_of
 from hetero_airflow.executor.state_keys import FAILURES
 from hetero_airflow.executor.task_instances import TaskInstances
 from hetero_airflow.executor.task_states import read_states, write_state
@@ -20,7 +21,6 @@ from hetero_airflow.model.worker import Worker
 from hetero_airflow.recovery.adjustment import adjusted, after_waiting
 from hetero_airflow.recovery.avoidance import AVOIDED_LABEL, marked
 from hetero_airflow.recovery.decide import Requeue, decide
-from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.recovery.failure import Failure, FailureClass, keep_failure, load_failures
 from hetero_airflow.recovery.rules import Rules
 from hetero_airflow.runtime.task_lease import TaskLease
@@ -50,15 +50,17 @@ class Recoveries:
         self._shapes = Shapes()
         self._marked: tuple[tuple[Worker, ...], tuple[Pending, ...], tuple[Worker, ...]] | None = None
 
-    def lost(self, key: Any, request_id: str, lease: TaskLease, now: datetime) -> bool:
+    def lost(self, key: Any, request_id: str, lease: TaskLease, loss: Loss | None, now: datetime) -> bool:
         """Send a task back to be scheduled whose process and supervisor are gone; whether the rules say so.
 
         Else it is left to Airflow, which fails it or retries it.
+
+        :param loss: what its cluster says of the end; None where it says nothing, or there is none
         """
         epoch = self._tasks.epochs([request_id]).get(request_id)
         if epoch is None:
             return False
-        failure = failure_of(Evidence(is_gone=True), lease, epoch, now)
+        failure = failure_of(evidence_of_loss(loss), lease, epoch, now)
         kept = self._read([key]).get(key)
         decision = decide(failure, load_failures(kept), self._rules)
         try:
@@ -67,9 +69,10 @@ class Recoveries:
             log.warning("The loss of %s can't be put on record, so it is left to its retries: %s", key, error)
             return False
         self._note(key, decision.words)
-        return isinstance(decision, Requeue) and self._tasks.reschedule(
-            request_id, now, now + timedelta(seconds=decision.delay_s)
-        )
+        if not isinstance(decision, Requeue):
+            return False
+        has_run = loss is not None and loss.is_out_of_memory
+        return self._tasks.reschedule(request_id, now, now + timedelta(seconds=decision.delay_s), even_queued=has_run)
 
     def failure_under(self, key: Any, token: int) -> Failure | None:
         """The failure that a task has put on record under the lease with that token."""

@@ -153,14 +153,17 @@ class TaskInstances:
             found = {str(id_) for id_ in session.scalars(query)}
         return [id_ for id_ in ids if id_ in found]
 
-    def reschedule(self, id: str, now: datetime, at: datetime) -> bool:
+    def reschedule(self, id: str, now: datetime, at: datetime, *, even_queued: bool = False) -> bool:
         """Send a task that runs back to be scheduled again, with the same try, from a time on; whether it still ran.
 
         Its supervisor's next heartbeat is refused, upon which it stops the process.
+
+        :param even_queued: also one of which Airflow has not heard that it runs
         """
+        states = (TaskInstanceState.RUNNING, *([TaskInstanceState.QUEUED] if even_queued else []))
         with create_session(scoped=False) as session:
             ti = session.scalar(select(TaskInstance).where(TaskInstance.id == UUID(id)).with_for_update())
-            if ti is None or ti.state != TaskInstanceState.RUNNING:
+            if ti is None or ti.state not in states:
                 return False
             session.add(TaskReschedule(ti.id, ti.start_date or now, now, at))
             ti.state = TaskInstanceState.UP_FOR_RESCHEDULE

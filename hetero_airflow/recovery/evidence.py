@@ -54,6 +54,8 @@ class Evidence:
     """Of its process: negative, or 128 and more, for a signal."""
     oom_kills: int | None = None
     """By how much the counter ``oom_kill`` of its cgroup grew while it ran."""
+    host_memory_bytes: int | None = None
+    """What it might use of the host's memory, where that is known beside its lease."""
     xids: tuple[tuple[str, int], ...] = ()
     """(device id, XID) that the driver reported of its own devices while it ran."""
     is_gone: bool = False

@@ -6,7 +6,7 @@ from uuid import UUID, uuid5
 
 import pytest
 
-from hetero_airflow.engines.engine import Liveness
+from hetero_airflow.engines.engine import EngineTraits, Liveness, WorkerNews
 from hetero_airflow.engines.local import LocalEngine
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.dispatcher import Dispatcher
@@ -75,9 +75,10 @@ class StandInTasks:
     def refresh_queued(self, ids, now):
         self.refreshed.append((sorted(ids), now))
 
-    def reschedule(self, id, now, at):
-        self.sent_back.append(id)
-        return True
+    def reschedule(self, id, now, at, even_queued=False):
+        is_there = self.rows[id].state in ("running", *(["queued"] if even_queued else []))
+        self.sent_back += [id] if is_there else []
+        return is_there
 
     def epochs(self, ids):
         return {id_: 0 for id_ in ids if id_ in self.rows}
@@ -152,6 +153,13 @@ class Bench:
         """The task's process has begun."""
         self.tasks.rows[request_id] = TaskProcess("running", pid, "here", self.clock.now())
         self.engine.alive[self.lease(request_id).id] = [pid]
+
+    def on_a_cluster(self, losses, words=None):
+        """The engine's workers are a cluster, in which nothing runs any more: lease id → what it says of that."""
+        self.engine.traits = EngineTraits(is_cluster=True)
+        self.engine.loss, self.engine.words = losses.get, (words or {}).get
+        self.engine.wait_reason, self.engine.poll = lambda lease_id: None, WorkerNews
+        self.engine.alive.clear()
 
     def lease(self, request_id):
         return next(lease for lease in self.store.snapshot().leases if lease.request_id == request_id)

@@ -4,7 +4,7 @@ import pytest
 from airflow.executors.workloads import ExecuteTask
 from airflow.utils.state import TaskInstanceState
 
-from hetero_airflow.engines.engine import EngineTraits
+from hetero_airflow.engines.engine import EngineTraits, Loss
 from hetero_airflow.executor.executor import HeteroExecutor
 from hetero_airflow.executor.task_instances import TaskProcess
 from hetero_airflow.model.lease import LeaseState
@@ -123,6 +123,26 @@ def test_a_failure_that_is_none_is_not_passed_on(bench, executor):
     executor.heartbeat()
     assert executor.get_event_buffer() == {}
     assert "a" in bench.keeper.running
+
+
+def test_the_failure_of_an_adopted_task_that_its_cluster_lost_is_not_passed_on_but_concluded_once(
+    bench, executor, make_bench
+):
+    """Its scheduler died, and the watch of the next one's engine tells it of the pod's end anew."""
+    id_ = start(bench)
+    lease = bench.lease(id_)
+    heir = make_bench(bench.store)
+    executor._keeper, executor._dispatcher = heir.keeper, heir.dispatcher
+    heir.tasks.rows[id_] = TaskProcess("running", 100, "here", heir.clock.now())
+    lost = []
+    heir.keeper._lost = lambda key, lease: not lost.append(lease.id)
+    heir.on_a_cluster({lease.id: Loss(is_out_of_memory=True)})
+    heir.keeper.begin("a", lease)
+    executor._take_in({"a": (FAILED, None)})
+    assert (executor.get_event_buffer(), list(heir.keeper.running)) == ({}, ["a"])
+    for _ in range(2):
+        heir.beat(5)
+    assert (lost, heir.reports, heir.keeper.running) == ([lease.id], [], {})
 
 
 def test_a_revoked_task_leaves_without_an_event(bench, executor):

@@ -2,7 +2,7 @@ import signal
 
 import pytest
 
-from hetero_airflow.engines.engine import EngineTraits, Liveness, WorkerNews
+from hetero_airflow.engines.engine import Liveness, Loss
 from hetero_airflow.executor.task_instances import TaskProcess
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.run import RunEnd
@@ -58,16 +58,9 @@ def test_a_task_whose_process_is_gone_is_reported_failed_and_its_lease_evicted(b
     assert states(bench) == [LeaseState.EVICTED]
 
 
-def on_a_cluster(bench, lost, words):
-    bench.engine.traits = EngineTraits(is_cluster=True)
-    bench.engine.words, bench.engine.is_lost = words.get, lost.__contains__
-    bench.engine.wait_reason, bench.engine.poll = lambda lease_id: None, WorkerNews
-    bench.engine.alive.clear()
-
-
 def test_what_a_cluster_took_is_lost_at_once_and_the_cause_is_its_word(bench):
     _, lease = start(bench)
-    on_a_cluster(bench, {lease.id}, {lease.id: "pod default/a (evicted): low on memory"})
+    bench.on_a_cluster({lease.id: Loss()}, {lease.id: "pod default/a (evicted): low on memory"})
     for _ in range(2):
         bench.beat(5)
     assert bench.store.story("dag", "run", "a").cause == "pod default/a (evicted): low on memory"
@@ -75,9 +68,30 @@ def test_what_a_cluster_took_is_lost_at_once_and_the_cause_is_its_word(bench):
 
 def test_what_ended_in_a_cluster_by_itself_is_still_to_be_reported(bench):
     start(bench)
-    on_a_cluster(bench, set(), {})
+    bench.on_a_cluster({})
     bench.beat(5)
     assert (bench.reports, states(bench)) == ([], [LeaseState.ACTIVE])
+
+
+def test_what_was_killed_for_memory_before_airflow_heard_of_it_is_lost_and_not_just_tried_again(bench):
+    id_ = bench.hold("a")
+    bench.beat()
+    lost = []
+    bench.keeper._lost = lambda key, lease: not lost.append(lease.id)
+    lease = bench.lease(id_)
+    bench.on_a_cluster({lease.id: Loss(is_out_of_memory=True)})
+    for _ in range(2):
+        bench.beat(5)
+    assert (lost, bench.started, bench.reports) == ([lease.id], ["a"], [])
+
+
+def test_what_was_taken_before_it_began_is_tried_again(bench):
+    id_ = bench.hold("a")
+    bench.beat()
+    bench.on_a_cluster({bench.lease(id_).id: Loss()})
+    for _ in range(2):
+        bench.beat(5)
+    assert (bench.started, bench.reports) == (["a", "a"], [])
 
 
 def test_a_task_that_the_engine_still_has_in_hand_is_not_lost(bench):

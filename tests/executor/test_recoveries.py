@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hetero_airflow.engines.engine import Loss
 from hetero_airflow.executor import preemptions, recoveries
 from hetero_airflow.executor.carrier import unload_lease
 from hetero_airflow.executor.probes import unload_answer
@@ -12,8 +13,10 @@ from hetero_airflow.executor.task_instances import TaskProcess
 from hetero_airflow.model.bar import Bar, BarKind
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.recovery.failure import Failure
+from hetero_airflow.recovery.rules import parse_rules
 from hetero_airflow.store.store import DeviceBarred, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker, move_lease
+from tests.executor.conftest import Key
 
 
 @pytest.fixture
@@ -78,6 +81,69 @@ def test_a_loss_that_can_not_be_put_on_record_is_left_to_the_retries(bench, monk
     lose(bench)
     assert [(key, state) for key, state, _ in bench.reports] == [("a", "failed")]
     assert "can't be put on record" in caplog.text
+
+
+GIB = 2**30
+
+
+def kill(bench, name="a", memory_bytes=4 * GIB):
+    """A task whose pod the kernel has killed for want of memory, its supervisor with it; its id and lease."""
+    id_ = bench.hold(name)
+    bench.beat()
+    bench.run(id_)
+    bench.beat(1)
+    lease = bench.lease(id_)
+    loss = Loss(is_out_of_memory=True, host_memory_bytes=memory_bytes)
+    bench.on_a_cluster({lease.id: loss}, {lease.id: "pod default/a (oom killed)"})
+    for _ in range(2):
+        bench.beat(5)
+    return id_, lease
+
+
+def test_a_task_whose_pod_is_killed_for_memory_is_sent_back_and_asks_for_twice_as_much(bench, states):
+    id_, lease = kill(bench)
+    assert (bench.tasks.sent_back, bench.reports) == ([id_], [])
+    (record,) = states["a"]
+    found = {name: record[name] for name in ("failure_class", "host_memory_bytes", "token")}
+    assert found == {"failure_class": "host_memory", "host_memory_bytes": 4 * GIB, "token": lease.token}
+    assert bench.notes == [
+        ("a", "It ran out of host memory (the kernel killed 1 for memory in its cgroup): "
+              "requeued at once, for the 1st time of 3, without using a retry.")
+    ]  # fmt: skip
+    bench.hold("a")
+    bench.beat(1)
+    assert str(bench.store.snapshot().holders[id_].request) == "1 × gpu (host_memory=8GiB)"
+
+
+@pytest.mark.parametrize(
+    ("earlier", "rules", "why"),
+    [
+        ([1 * GIB, 2 * GIB, 3 * GIB], "", "since it was requeued for this 3 times already"),
+        ([4 * GIB], "", "since it had no more memory than the last time"),
+        ([], '{"host_memory": {"action": "retry"}}', "left to the task's retries"),
+        ([], '{"host_memory": {"times": 0}}', "since it is never requeued for this"),
+    ],
+)
+def test_what_the_rules_do_not_send_back_fails_and_is_told_why(bench, states, earlier, rules, why):
+    bench.dispatcher._recoveries._rules = parse_rules(rules)
+    states["a"] = [
+        failure(token=100 + number, failure_class="host_memory", host_memory_bytes=size)
+        for number, size in enumerate(earlier)
+    ]
+    kill(bench)
+    assert bench.tasks.sent_back == []
+    assert bench.reports == [("a", "failed", "HeteroExecutor: pod default/a (oom killed)")]
+    (note,) = bench.notes
+    assert why in note[1]
+
+
+def test_a_loss_that_was_on_record_when_its_scheduler_died_counts_once(bench, states):
+    id_, lease = kill(bench)
+    record = list(states["a"])
+    bench.keeper.begin(Key("a"), lease)  # as the next scheduler adopts it, before which nobody had sent it back
+    for _ in range(2):
+        bench.beat(5)
+    assert (states["a"], bench.tasks.sent_back) == (record, [id_, id_])
 
 
 def failure(**fields):

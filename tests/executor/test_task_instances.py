@@ -5,7 +5,9 @@ from uuid import uuid4
 
 import pytest
 from airflow.models import import_all_models
+from airflow.models.dagrun import DagRun
 from airflow.models.taskinstance import TaskInstance
+from airflow.models.taskreschedule import TaskReschedule
 from sqlalchemy import create_engine, insert
 from sqlalchemy.orm import Session
 
@@ -20,7 +22,14 @@ def add(monkeypatch):
     """Adds a task instance in a state."""
     import_all_models()  # its foreign keys name the tables of others
     engine = create_engine("sqlite://")
-    TaskInstance.__table__.create(engine)
+    for model in (DagRun, TaskInstance, TaskReschedule):
+        model.__table__.create(engine)
+    run = {
+        "dag_id": "dag", "run_id": "run", "run_type": "manual", "state": "running", "run_after": EPOCH,
+        "log_template_id": 1,
+    }  # fmt: skip
+    with engine.begin() as connection:
+        connection.execute(insert(DagRun.__table__).values(run))
 
     @contextmanager
     def create_session(scoped):
@@ -68,3 +77,16 @@ def test_what_is_not_needed_any_more_is_done_if_it_still_waits(add):
     TaskInstances().finish(ids, EPOCH)
     (states,) = TaskInstances().members([seat_of("dag", "run", "train", 0, 4)]).values()
     assert states == {0: "success", 1: "running", 2: "failed", 3: "queued"}
+
+
+@pytest.mark.parametrize(("even_queued", "queued"), [(False, "queued"), (True, "up_for_reschedule")])
+def test_what_runs_is_sent_back_to_be_scheduled_and_what_is_queued_only_if_it_is_known_to_have_run(
+    add, even_queued, queued
+):
+    ids = [add(index, state) for index, state in enumerate(["running", "queued", "failed", "up_for_reschedule"])]
+    tasks = TaskInstances()
+    done = [tasks.reschedule(id_, EPOCH, EPOCH, even_queued=even_queued) for id_ in ids]
+    (states,) = tasks.members([seat_of("dag", "run", "train", 0, 4)]).values()
+    assert states == {0: "up_for_reschedule", 1: queued, 2: "failed", 3: "up_for_reschedule"}
+    assert done == [True, even_queued, False, False]
+    assert tasks.rescheduled(ids) == ids[: 1 + even_queued]

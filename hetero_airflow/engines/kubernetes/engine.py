@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 from urllib3.exceptions import HTTPError
 
-from hetero_airflow.engines.engine import EngineTraits, Liveness, Surroundings, Use, WorkerNews
+from hetero_airflow.engines.engine import EngineTraits, Liveness, Loss, Surroundings, Use, WorkerNews
 from hetero_airflow.engines.kubernetes.clients import ClusterAddress
 from hetero_airflow.engines.kubernetes.cluster import Cluster
 from hetero_airflow.engines.kubernetes.deleting import PodDeleter
@@ -131,7 +131,7 @@ class KubernetesEngine:
         return self.executor.queued_tasks.pop(key, None) is not None
 
     def collect(self) -> dict[Any, tuple[Any, Any]]:
-        """What ended since the last call. A pod that was evicted, deleted or lost has not: `look` finds it gone."""
+        """What ended since the last call. A pod of which a `loss` is known has not: `look` finds it gone."""
         events: dict[Any, tuple[Any, Any]] = {}
         for site in self._sites:
             if site.cluster.is_seen:
@@ -207,9 +207,9 @@ class KubernetesEngine:
         """What the pod of a task has written so far, of the cluster of ``[kubernetes_executor]``."""
         return self.executor.get_task_log(task_instance, try_number)
 
-    def is_lost(self, lease_id: str) -> bool:
-        """Whether the pod of a lease was evicted, preempted, refused or deleted."""
-        return any(site.is_lost(lease_id) for site in self._sites)
+    def loss(self, lease_id: str) -> Loss | None:
+        """What ended the pod of a lease, if it was evicted, preempted, refused, deleted, or killed for its memory."""
+        return next((loss for site in self._sites if (loss := site.loss(lease_id)) is not None), None)
 
     def words(self, lease_id: str) -> str | None:
         """How the pod of a lease stands, in the words of the cluster."""
@@ -276,8 +276,8 @@ def _ended(site: Site) -> dict[Any, tuple[Any, Any]]:
         if state != TaskInstanceState.FAILED:
             events[key] = (TaskInstanceState.SUCCESS, None)
             site.end_lease(handed.lease_id)
-        elif site.is_lost(handed.lease_id):
-            log.warning("%s was lost by no fault of its own: %s.", key, site.pod(handed.lease_id))
+        elif site.loss(handed.lease_id) is not None:
+            log.warning("%s was lost: %s. The recovery rules say what follows.", key, site.pod(handed.lease_id))
         else:
             events[key] = (state, str(info or site.pod(handed.lease_id) or "its pod failed"))
             site.handed.pop(key)

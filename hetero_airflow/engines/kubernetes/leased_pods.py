@@ -10,7 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from kubernetes.client import ApiClient  # type: ignore[import-untyped]
+from kubernetes.utils.quantity import parse_quantity  # type: ignore[import-untyped]
 
+from hetero_airflow.engines.kubernetes.merging import leased_container
 from hetero_airflow.engines.kubernetes.pod_override import DEVICES_ANNOTATION, LEASE_LABEL
 from hetero_airflow.engines.kubernetes.pod_states import MEANINGS, PodCause, PodState, pod_state
 
@@ -36,6 +38,8 @@ class LeasedPod:
     """No process of it runs any more, or ever will."""
     is_ending: bool = False
     """It was told to end."""
+    memory_bytes: int | None = None
+    """Limit of the container that has the devices; None for no limit."""
 
     @property
     def is_waiting(self) -> bool:
@@ -55,6 +59,7 @@ def read_pod(item: Mapping[str, Any], before: LeasedPod | None) -> LeasedPod | N
         return None
     pod = _API.deserialize(SimpleNamespace(data=json.dumps(_without_bulk(item))), "V1Pod")
     devices = (metadata.get("annotations") or {}).get(DEVICES_ANNOTATION, "")
+    limits = (leased_container(item["spec"]["containers"]).get("resources") or {}).get("limits") or {}
     return LeasedPod(
         lease_id=lease_id,
         name=metadata["name"],
@@ -65,6 +70,7 @@ def read_pod(item: Mapping[str, Any], before: LeasedPod | None) -> LeasedPod | N
         devices=frozenset(filter(None, devices.split(","))),
         is_over=(item.get("status") or {}).get("phase") in _ENDED,
         is_ending=metadata.get("deletionTimestamp") is not None,
+        memory_bytes=int(parse_quantity(limits["memory"])) if "memory" in limits else None,
     )
 
 

@@ -28,7 +28,7 @@ def complete_pod(pod: Mapping[str, Any], parts: PodParts, container: str = "base
     """
     made = copy.deepcopy(dict(pod))
     spec = made.setdefault("spec", {})
-    one = _container(spec["containers"], container)
+    one = leased_container(spec["containers"], container)
     _add_amounts(one, parts)
     _add_environment(one, parts.environment)
     _restrict(one, spec.get("securityContext") or {})
@@ -45,7 +45,8 @@ def complete_pod(pod: Mapping[str, Any], parts: PodParts, container: str = "base
     return made
 
 
-def _container(containers: list[dict[str, Any]], name: str) -> dict[str, Any]:
+def leased_container(containers: list[dict[str, Any]], name: str = "base") -> dict[str, Any]:
+    """The container of a pod that has the devices: that of the name, or else the first."""
     return next((one for one in containers if one.get("name") == name), containers[0])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hetero_airflow.engines.engine import Liveness, Use
+from hetero_airflow.engines.engine import Liveness, Loss, Use
 from hetero_airflow.engines.kubernetes.cluster import Cluster
 from hetero_airflow.engines.kubernetes.deleting import PodDeleter
 from hetero_airflow.engines.kubernetes.launching import LeasingKubernetesExecutor
@@ -183,10 +183,19 @@ class Site:
             elif self.cluster.is_seen:
                 del self._condemned[lease_id]
 
-    def is_lost(self, lease_id: str) -> bool:
-        """Whether a pod ended by what was done to it, and not by itself."""
+    def loss(self, lease_id: str) -> Loss | None:
+        """What ended a pod, if that was done to it from outside, or the kernel killed all that ran in it for memory.
+
+        Where the kernel killed the task alone, its supervisor has told of it before the pod ended.
+        """
         pod = self.pod(lease_id)
-        return pod is not None and pod.state.end in _LOST
+        if pod is None:
+            return None
+        if pod.state.end in _LOST:
+            return Loss()
+        # without an exit code it was a container that prepares the pod, whose memory is not the task's
+        is_killed = pod.state.cause is PodCause.OOM_KILLED and pod.state.exit_code not in (None, 0)
+        return Loss(is_out_of_memory=True, host_memory_bytes=pod.memory_bytes) if is_killed else None
 
     def _is_current(self, lease_id: str) -> bool:
         if lease_id in self._over or not any(handed.lease_id == lease_id for handed in self.handed.values()):

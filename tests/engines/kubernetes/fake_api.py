@@ -337,6 +337,16 @@ def a_node(name="gpu-1", gpus=2, ready="True", **spec):
     return {"metadata": {"name": name, "labels": labels}, "spec": spec, "status": status}
 
 
+OOM_KILLED = {
+    "phase": "Failed",
+    "containerStatuses": [{
+        "name": "base", "image": "i", "imageID": "", "ready": False, "restartCount": 0,
+        "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01T00:00:30Z"}},
+    }],
+}  # fmt: skip
+"""Status of a pod all of whose processes the kernel has killed for want of memory."""
+
+
 def a_pod(name, node=None, gpus=0, labels=None, namespace="default", owner=None, cpu=None, annotations=None):
     """A pod that somebody made."""
     amounts = {**({"nvidia.com/gpu": str(gpus)} if gpus else {}), **({"cpu": cpu} if cpu else {})}

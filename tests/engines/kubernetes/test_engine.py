@@ -12,10 +12,10 @@ import pytest
 from airflow.executors.workloads import ExecuteTask
 from airflow.providers.cncf.kubernetes.executors.kubernetes_executor import KubernetesExecutor
 from airflow.utils.state import TaskInstanceState
-from kubernetes.client import V1Container, V1ObjectMeta, V1Pod, V1PodSpec
+from kubernetes.client import V1Container, V1ObjectMeta, V1Pod, V1PodSpec, V1ResourceRequirements
 from sqlalchemy.exc import OperationalError
 
-from hetero_airflow.engines.engine import Liveness, Surroundings, Use
+from hetero_airflow.engines.engine import Liveness, Loss, Surroundings, Use
 from hetero_airflow.engines.kubernetes import launching
 from hetero_airflow.engines.kubernetes.engine import KubernetesEngine
 from hetero_airflow.engines.kubernetes.pod_override import LEASE_LABEL
@@ -23,7 +23,15 @@ from hetero_airflow.executor.carrier import pack_request
 from hetero_airflow.model.lease import Claim
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.testing import a_lease
-from tests.engines.kubernetes.fake_api import a_node, a_pod, eventually, executor_options, kubeconfig, running_api
+from tests.engines.kubernetes.fake_api import (
+    OOM_KILLED,
+    a_node,
+    a_pod,
+    eventually,
+    executor_options,
+    kubeconfig,
+    running_api,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 
@@ -261,6 +269,38 @@ def test_what_is_done_to_a_pod_is_no_failure_of_its_task(cluster, how):
     assert key not in cluster.engine.collect()
     eventually(lambda: cluster.look(lease) is Liveness.GONE)
     assert "evicted" in cluster.engine.words(lease.id) or "deleted" in cluster.engine.words(lease.id)
+
+
+def test_a_pod_that_is_killed_for_its_memory_is_not_reported_and_tells_its_limit(cluster):
+    limited = V1Container(name="base", resources=V1ResourceRequirements(limits={"memory": "1Gi"}))
+    key, lease, name = cluster.started(config={"pod_override": V1Pod(spec=V1PodSpec(containers=[limited]))})
+    assert cluster.engine.loss(lease.id) is None
+    cluster.api.set_status(name, OOM_KILLED)
+    executor = cluster.engine.executor
+    eventually(lambda: (cluster.engine.collect(), key not in executor.running)[1])
+    assert key not in cluster.engine.collect()
+    eventually(lambda: cluster.look(lease) is Liveness.GONE)
+    assert cluster.engine.loss(lease.id) == Loss(is_out_of_memory=True, host_memory_bytes=2**30)
+    assert cluster.engine.words(lease.id) == f"pod default/{name} (oom killed)"
+
+
+def test_a_pod_of_an_earlier_lease_that_is_killed_for_its_memory_says_nothing_of_the_present_one(cluster):
+    key, earlier, first = cluster.started()
+    cluster.engine._sites[0].end_lease(earlier.id)
+    second = earlier.model_copy(update={"id": f"{earlier.request_id}.later", "token": earlier.token + 1})
+    cluster.hand_over(lease=second, name=key.task_id)
+    cluster.engine.heartbeat()
+    name = cluster.pod(second)["metadata"]["name"]
+    cluster.api.bind(name, "gpu-1")
+    cluster.api.set_status(name, {"phase": "Running"})
+    cluster.api.set_status(first, OOM_KILLED)
+    eventually(lambda: cluster.engine.loss(earlier.id) is not None)
+    eventually(lambda: (cluster.engine.heartbeat(), cluster.engine.collect(), cluster.pod(earlier) is None)[2])
+    assert cluster.engine.collect() == {}
+    assert (cluster.engine.loss(second.id), cluster.look(second)) == (None, Liveness.ALIVE)
+    cluster.states[key] = TaskInstanceState.SUCCESS
+    cluster.api.set_status(name, DONE)
+    assert cluster.ends(key) == (TaskInstanceState.SUCCESS, None)
 
 
 def test_a_pod_that_is_deleted_before_it_starts_is_gone(cluster):

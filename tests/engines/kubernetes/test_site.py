@@ -1,6 +1,6 @@
 import pytest
 
-from hetero_airflow.engines.engine import Liveness, Use
+from hetero_airflow.engines.engine import Liveness, Loss, Use
 from hetero_airflow.engines.kubernetes.leased_pods import GonePods, LeasedPod
 from hetero_airflow.engines.kubernetes.pod_states import PodCause, PodState
 from hetero_airflow.engines.kubernetes.site import APPEAR_S, STUCK_S, Site
@@ -47,8 +47,9 @@ class Bench:
         self.site.note_handed(key, LEASE.id)
         self.executor.running.add(key)
 
-    def put(self, cause=PodCause.RUNNING, **fields):
-        self.cluster.there[LEASE.id] = LeasedPod(LEASE.id, "p", "ns", "u", "gpu-1", PodState(cause), **fields)
+    def put(self, cause=PodCause.RUNNING, exit_code=None, **fields):
+        state = PodState(cause, exit_code=exit_code)
+        self.cluster.there[LEASE.id] = LeasedPod(LEASE.id, "p", "ns", "u", "gpu-1", state, **fields)
 
     def drop(self):
         self.cluster.gone.add(self.cluster.there.pop(LEASE.id))
@@ -202,4 +203,17 @@ def test_a_deletion_spares_what_has_ended_and_stops_what_is_to_be_made(bench):
 def test_what_was_done_to_a_pod_is_not_its_fault(bench, cause):
     bench.put(cause, is_over=True)
     lost = {PodCause.EVICTED, PodCause.PREEMPTED, PodCause.NODE_LOST, PodCause.REFUSED, PodCause.DELETED}
-    assert bench.site.is_lost(LEASE.id) == (cause in lost)
+    assert bench.site.loss(LEASE.id) == (Loss() if cause in lost else None)
+
+
+def test_a_pod_that_the_kernel_killed_for_memory_tells_how_much_it_might_use_also_once_it_is_gone(bench):
+    bench.put(PodCause.OOM_KILLED, 137, is_over=True, memory_bytes=2**30)
+    assert bench.site.loss(LEASE.id) == Loss(is_out_of_memory=True, host_memory_bytes=2**30)
+    bench.drop()
+    assert bench.site.loss(LEASE.id) == Loss(is_out_of_memory=True, host_memory_bytes=2**30)
+
+
+@pytest.mark.parametrize("exit_code", [None, 0])
+def test_the_memory_of_a_container_beside_the_tasks_own_is_not_the_tasks_matter(bench, exit_code):
+    bench.put(PodCause.OOM_KILLED, exit_code, is_over=True, memory_bytes=2**30)
+    assert bench.site.loss(LEASE.id) is None

@@ -14,6 +14,7 @@ from airflow.utils.state import TaskInstanceState
 from hetero_airflow.engines.engine import Surroundings
 from hetero_airflow.engines.kubernetes.engine import KubernetesEngine
 from hetero_airflow.engines.kubernetes.pod_override import LEASE_LABEL
+from hetero_airflow.executor import lease_keeper, recoveries
 from hetero_airflow.executor.carrier import pack_request, unload_lease
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.dispatcher import Dispatcher
@@ -22,7 +23,7 @@ from hetero_airflow.executor.task_instances import TaskProcess
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.priority import Priority
 from hetero_airflow.store.memory import MemoryStore
-from tests.engines.kubernetes.fake_api import a_node, eventually, executor_options, running_api
+from tests.engines.kubernetes.fake_api import OOM_KILLED, a_node, eventually, executor_options, running_api
 from tests.executor.conftest import StandInTasks
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
@@ -48,17 +49,17 @@ class Way:
             queued_timeout_s=600,
         )  # fmt: skip
 
-    def hold(self, name, device):
-        request_id = str(uuid4())
+    def hold(self, name, device, request_id=None, **asked):
+        request_id = request_id or str(uuid4())
         ti = {
             "id": request_id, "dag_version_id": str(uuid4()), "task_id": name, "dag_id": "dag", "run_id": "run",
             "try_number": 1, "map_index": -1, "pool_slots": 1, "queue": "default", "priority_weight": 1,
         }  # fmt: skip
         told = {"ti": ti, "dag_rel_path": Path("d.py"), "token": "t", "log_path": None}
         workload = ExecuteTask.model_validate({**told, "bundle_info": {"name": "b", "version": None}})
-        workload.ti.executor_config = {"hetero": pack_request([{"device": device}])}
+        workload.ti.executor_config = {"hetero": pack_request([{"device": device, **asked}])}
         self.tasks.rows[request_id] = TaskProcess("queued")
-        self.dispatcher.hold(workload, DeviceRequest.parse(device), datetime.now(UTC))
+        self.dispatcher.hold(workload, DeviceRequest.parse(device, **asked), datetime.now(UTC))
         return workload.key, request_id
 
     def beat(self):
@@ -73,12 +74,22 @@ class Way:
     def until(self, holds):
         return eventually(lambda: self.beat() or holds())
 
+    def started(self, request_id):
+        """The pod of a task, which has a node and has begun."""
+        pod = self.until(lambda: next((one for one in self.api.pods() if one["status"]["phase"] == "Pending"), None))
+        name = pod["metadata"]["name"]
+        self.api.bind(name, "gpu-1")
+        self.tasks.rows[request_id] = TaskProcess("running", 7, name, datetime.now(UTC))
+        self.api.set_status(name, {"phase": "Running"})
+        return pod
+
 
 @pytest.fixture
 def way(tmp_path, monkeypatch):
     with running_api() as (api, host):
         for name, value in executor_options(host, tmp_path).items():
             monkeypatch.setenv(name, value)
+        monkeypatch.setattr(lease_keeper, "_WATCH_EVERY_S", 0.1)
         monkeypatch.setattr(
             KubernetesExecutor, "_get_task_instance_state", lambda self, key, session: TaskInstanceState.SUCCESS
         )
@@ -123,3 +134,65 @@ def test_a_node_that_is_lost_frees_what_it_had(way):
     assert way.store.story("dag", "run", "a").cause == f"node gpu-1 was lost, and with it pod default/{name} (running)"
     assert [told[0] for told in way.reports] == [key], "left to its retries, since Airflow's tables are not there"
     way.until(lambda: way.api.deletions == [(name, None)])
+
+
+@pytest.fixture
+def failures(monkeypatch):
+    """Key → the failures on record, in place of Airflow's task state store."""
+    kept = {}
+    monkeypatch.setattr(
+        recoveries, "read_states", lambda keys, name: {key: json.dumps(kept[key]) for key in keys if key in kept}
+    )
+    monkeypatch.setattr(recoveries, "write_state", lambda key, name, text: kept.__setitem__(key, json.loads(text)))
+    return kept
+
+
+@pytest.mark.parametrize("says", ["the request", "the template"])
+@pytest.mark.parametrize("state", ["running", "queued"])
+def test_a_pod_that_is_killed_for_memory_comes_again_with_twice_as_much_and_the_same_try(
+    way, failures, tmp_path, says, state
+):
+    """Whether Airflow had heard of its beginning or not: the memory may not even suffice for that."""
+    asked = {"quota": {"host_memory": "4GiB"}} if says == "the request" else {}
+    if says == "the template":
+        template = tmp_path / "template.yaml"
+        template.write_text(template.read_text().replace("image: airflow", "image: airflow, " + _LIMIT))
+    key, request_id = way.hold("a", "gpu", **asked)
+    first = way.started(request_id)
+    way.tasks.rows[request_id] = TaskProcess(state, 7, first["metadata"]["name"], datetime.now(UTC))
+    way.api.set_status(first["metadata"]["name"], OOM_KILLED)
+    way.until(lambda: key not in way.keeper.running)
+    way.until(lambda: not way.store.snapshot().leases)
+    assert (way.tasks.sent_back, way.reports) == ([request_id], [])
+    (record,) = failures[key]
+    assert (record["failure_class"], record["host_memory_bytes"]) == ("host_memory", 4 * 2**30)
+    assert "requeued at once, for the 1st time of 3, without using a retry" in way.notes[-1]
+    assert way.hold("a", "gpu", request_id, **asked)[0] == key, "as Airflow does once it is rescheduled"
+    second = way.started(request_id)
+    told = json.loads(second["spec"]["containers"][0]["args"][-1])["ti"]
+    assert (told["id"], told["try_number"]) == (request_id, 1)
+    limits = [pod["spec"]["containers"][0]["resources"]["limits"]["memory"] for pod in (first, second)]
+    assert limits == ["4Gi", "8Gi"]
+
+
+def test_of_a_task_whose_supervisor_lived_and_told_of_its_end_nothing_is_told_again(way, failures):
+    key, request_id = way.hold("a", "gpu", quota={"host_memory": "4GiB"})
+    name = way.started(request_id)["metadata"]["name"]
+    way.tasks.rows[request_id] = TaskProcess("up_for_reschedule", 7, name, datetime.now(UTC))
+    way.api.set_status(name, OOM_KILLED)
+    way.until(lambda: not way.store.snapshot().leases)
+    assert (failures, way.tasks.sent_back, way.reports) == ({}, [], [(key, "success", None)])
+
+
+def test_of_one_that_airflow_has_queued_anew_by_then_neither(way, failures):
+    key, request_id = way.hold("a", "gpu", quota={"host_memory": "4GiB"})
+    name = way.started(request_id)["metadata"]["name"]
+    way.until(lambda: not way.dispatcher.held)
+    way.hold("a", "gpu", request_id, quota={"host_memory": "4GiB"})
+    way.api.set_status(name, OOM_KILLED)
+    way.until(lambda: len(way.api.pods()) == 2)
+    assert (failures, way.tasks.sent_back, way.reports) == ({}, [], [])
+    assert list(way.keeper.running) == [key]
+
+
+_LIMIT = "resources: {limits: {memory: 4Gi}}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from airflow.utils.state import TaskInstanceState
 
-from hetero_airflow.engines.engine import Liveness
+from hetero_airflow.engines.engine import Liveness, Loss
 from hetero_airflow.model.plan import ReasonCode
 from hetero_airflow.model.worker import WorkerState
 from tests.engines.kubernetes.fake_api import a_pod, eventually
@@ -75,7 +75,7 @@ def test_the_end_of_a_pod_is_that_of_its_task(cluster, nodes, phase):
     nodes.put(name, "airflow", phase, {"terminated": {"exitCode": code, "reason": word}})
     assert cluster.end(key)[0] == state
     assert cluster.look(lease) is Liveness.GONE
-    assert not cluster.engine.is_lost(lease.id)
+    assert cluster.engine.loss(lease.id) is None
 
 
 def test_a_pod_that_finds_no_room_says_so_in_the_schedulers_words(cluster, nodes):
@@ -124,6 +124,14 @@ def test_a_pod_that_is_refused_fails_its_task_in_the_servers_words(cluster):
     assert cluster.look(lease, "failed") is Liveness.GONE
 
 
+def test_a_pod_that_is_killed_for_its_memory_says_so_and_has_no_end_of_its_own(cluster, nodes):
+    key, lease, name = started(cluster, nodes)
+    nodes.put(name, "airflow", "Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled"}})
+    eventually(is_gone(cluster, lease))
+    assert cluster.engine.loss(lease.id) == Loss(is_out_of_memory=True)
+    assert key not in _ended(cluster)
+
+
 @pytest.mark.parametrize("how", ["deleted", "evicted by the API", "evicted by its kubelet", "preempted"])
 def test_what_is_done_to_a_pod_is_no_failure_of_its_task(cluster, nodes, how):
     key, lease, name = started(cluster, nodes, slots=2, priority="low")
@@ -142,7 +150,7 @@ def test_what_is_done_to_a_pod_is_no_failure_of_its_task(cluster, nodes, how):
         assert cluster.look(lease) is Liveness.ALIVE, "its devices are its own until its kubelet says that it ended"
         nodes.kill(name, "airflow")
     eventually(is_gone(cluster, lease))
-    assert cluster.engine.is_lost(lease.id)
+    assert cluster.engine.loss(lease.id) == Loss()
     # before 1.26 the API says of a pod that was evicted or preempted only that it was deleted
     words = {"evicted by its kubelet": ("evicted",), "evicted by the API": ("evicted", "deleted")}
     expected = words.get(how, ("deleted", "preempted"))
