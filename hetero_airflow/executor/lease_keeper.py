@@ -247,7 +247,8 @@ class LeaseKeeper:
     def _conclude(self, key: Any, task: RunningTask, process: TaskProcess) -> None:
         """What the engine should have reported and did not."""
         if not process.is_wanted:
-            self._report(key, "success", None)
+            if process.state != TaskInstanceState.SCHEDULED:  # else it would be the end of the run that is to come
+                self._report(key, "success", None)
             self.end(key, "Airflow does not want the task any more")
         elif process.state == "queued" and task.hold_again is not None and not self._has_run(task.lease):
             log.warning("The engine lost %s before it began; it is held again.", key)

@@ -144,6 +144,17 @@ def test_a_task_that_is_over_although_the_engine_never_reported_it_frees_its_dev
     assert states(bench) == [LeaseState.RELEASED]
 
 
+def test_of_a_task_that_is_to_be_queued_anew_no_end_is_reported(bench):
+    """Airflow would take it for the end of the run that is to come, and fail the task."""
+    id_, _ = start(bench)
+    bench.engine.alive.clear()
+    bench.tasks.rows[id_] = TaskProcess("scheduled", 100, "here", bench.clock.now())
+    for _ in range(4):
+        bench.beat(5)
+    assert (bench.reports, bench.keeper.running) == ([], {})
+    assert states(bench) == [LeaseState.RELEASED]
+
+
 def test_one_look_at_the_processes_serves_all_running_tasks(bench):
     for name in "ab":
         start(bench, name, "gpu:0.5")
