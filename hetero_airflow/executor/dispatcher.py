@@ -27,6 +27,7 @@ from hetero_airflow.executor.dag_edges import DagEdges
 from hetero_airflow.executor.gang_roster import GangRoster
 from hetero_airflow.executor.health_watch import HealthWatch
 from hetero_airflow.executor.held_task import NEW, HeldTask, tell_wait
+from hetero_airflow.executor.host_health import HostHealth
 from hetero_airflow.executor.lease_keeper import LeaseKeeper, Report
 from hetero_airflow.executor.naming import with_names
 from hetero_airflow.executor.periods import Periods
@@ -92,7 +93,8 @@ class Dispatcher:
         self._stays = Stays()
         own = configuration.worker_id if engine.traits.is_local else None
         self._silence = Silence(store, configuration.worker_timeout_s, own)
-        self._health = HealthWatch(store, configuration.worker_id)
+        self._host = HostHealth(configuration.worker_id)
+        self._health = HealthWatch(store, self._host)
         self.probes = ProbeDesk(
             policy,
             engine,
@@ -332,7 +334,7 @@ class Dispatcher:
             worker = with_unseen(inventory.worker, known) if known else inventory.worker
             self._store.record([WorkerSeen(worker, inventory.telemetry)], now)
             self._here = worker
-            self._health.take_inventory(inventory, now)
+            self._host.take_inventory(inventory, now)
             self._beliefs.learn()
 
     def _drop_unwanted(self, now: datetime) -> None:

@@ -58,6 +58,11 @@ class Worker(BaseModel):
         return self.engine == "kubernetes"
 
     @property
+    def is_of_scheduler(self) -> bool:
+        """Whether it is a scheduler's own host, which that scheduler reports, watches and tries."""
+        return self.engine == "local"
+
+    @property
     def cpu(self) -> Device | None:
         """The host's CPU device, from which `cpus` and `host_memory` are leased."""
         return next((device for device in self.devices if device.kind == "cpu"), None)

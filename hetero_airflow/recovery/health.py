@@ -1,9 +1,10 @@
 """When a device is taken out after errors, and when it comes back. Pure.
 
 healthy → (errors of a class at its rate) → quarantined → (time) → probation → (a burn-in passes) → healthy; a burn-in
-that fails, or another error, quarantines again for longer. That quarantines grow and end by themselves is the circuit
-breaker's way (M. Nygard, Release It!, 2nd ed., section 5.2: open, half-open, closed); that a device is out for good in
-the end is ours, since a device that is sick every other day costs more than it gives.
+that fails, or another error, quarantines again for longer; where none can be run, probation ends without one. That
+quarantines grow and end by themselves is the circuit breaker's way (M. Nygard, Release It!, 2nd ed., section 5.2: open,
+half-open, closed); that a device is out for good in the end is ours, since a device that is sick every other day costs
+more than it gives.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TRANSITIONS: dict[tuple[HealthState, HealthState], str] = {
     (HealthState.HEALTHY, HealthState.QUARANTINED): "errors of a class at its rate",
     (HealthState.HEALTHY, HealthState.RETIRED): "errors again, for the last time",
     (HealthState.QUARANTINED, HealthState.PROBATION): "its time is over",
-    (HealthState.PROBATION, HealthState.HEALTHY): "a burn-in passed, or a person undrained it",
+    (HealthState.PROBATION, HealthState.HEALTHY): "a burn-in passed, or can't be run, or a person undrained it",
     (HealthState.PROBATION, HealthState.QUARANTINED): "a burn-in failed, or another error",
     (HealthState.PROBATION, HealthState.RETIRED): "a burn-in failed, for the last time",
     (HealthState.QUARANTINED, HealthState.HEALTHY): "a person undrained it",
@@ -122,9 +123,9 @@ def bar_of(worker_id: str, device_id: str, health: Health) -> Bar | None:
     if health.state is HealthState.RETIRED:
         returns = f"a person runs `airflow hetero undrain {worker_id}/{device_id}`, after {health.strikes} times out"
     elif health.until is not None:
-        returns = f"a burn-in passes, from {health.until:%Y-%m-%d %H:%M:%S} UTC on"
+        returns = f"a burn-in passes, where one can be run, from {health.until:%Y-%m-%d %H:%M:%S} UTC on"
     else:
-        returns = "a burn-in passes, once nothing runs on it"
+        returns = "a burn-in passes, where one can be run, once nothing runs on it"
     return Bar(worker_id, device_id, BarKind.QUARANTINED, health.cause, health.since, returns, health.until)
 
 

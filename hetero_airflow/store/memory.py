@@ -29,6 +29,7 @@ from hetero_airflow.store.store import (
     DeviceBarred,
     DeviceCleared,
     Event,
+    HealthChanged,
     HealthNoted,
     Move,
     Saved,
@@ -128,6 +129,8 @@ class MemoryStore:
                 is_visible |= self._bar(event.worker_id, event.device_id, event.kind, None)
             elif isinstance(event, HealthNoted):
                 self._health[event.worker_id, event.device_id] = event.health
+            elif isinstance(event, HealthChanged):
+                is_visible |= self._change_health(event)
             else:
                 is_visible |= self._end(event.request_id, "waiting", now, event.cause)
         self._sequence += is_visible
@@ -297,6 +300,15 @@ class MemoryStore:
         if host is not None:
             self._show_worker(host)
         return host is not None
+
+    def _change_health(self, event: HealthChanged) -> bool:
+        before = self._health.get((event.worker_id, event.device_id), WELL)
+        health, bar = event.change(before)
+        if health == before:
+            return False
+        self._health[event.worker_id, event.device_id] = health
+        clean = None if bar is None else replace(bar, cause=clean_cause(bar.cause))
+        return self._bar(event.worker_id, event.device_id, BarKind.QUARANTINED, clean)
 
     def _show_worker(self, host: _Host) -> None:
         shown = join_worker(host.reported, (record.device for record in host.devices.values()), host.state)

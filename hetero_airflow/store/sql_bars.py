@@ -21,17 +21,22 @@ from hetero_airflow.store import tables
 from hetero_airflow.store.codec import clean_cause
 from hetero_airflow.store.sql_given import as_keys, given, read_given
 from hetero_airflow.store.sql_transaction import Writing, chunks
-from hetero_airflow.store.store import DeviceBarred, DeviceCleared, HealthNoted
+from hetero_airflow.store.store import DeviceBarred, DeviceCleared, HealthChanged, HealthNoted
 
 _BAR, _HEALTH, _DEVICE = tables.bar.c, tables.health.c, tables.device.c
 _RECORD: TypeAdapter[Health] = TypeAdapter(Health)
 
+BarEvent = DeviceBarred | DeviceCleared | HealthNoted | HealthChanged
+"""What is written here."""
 
-def write_bars(writing: Writing, events: Sequence[DeviceBarred | DeviceCleared | HealthNoted]) -> None:
+
+def write_bars(writing: Writing, events: Sequence[BarEvent]) -> None:
     """Write the events, in order; one that says what is known already changes nothing."""
     for event in events:
         if isinstance(event, HealthNoted):
-            _write_health(writing, event)
+            _write_health(writing, event.worker_id, event.device_id, event.health)
+        elif isinstance(event, HealthChanged):
+            _change_health(writing, event)
         elif isinstance(event, DeviceBarred):
             _write_bar(writing, event.bar.worker_id, event.bar.device_id, event.bar.kind, event.bar)
         else:
@@ -65,12 +70,22 @@ def _columns(bar: Bar) -> dict[str, Any]:
     }
 
 
-def _write_health(writing: Writing, noted: HealthNoted) -> None:
-    own = (_HEALTH.worker_id == noted.worker_id, _HEALTH.device_id == noted.device_id)
+def _write_health(writing: Writing, worker_id: str, device_id: str, health: Health) -> None:
+    own = (_HEALTH.worker_id == worker_id, _HEALTH.device_id == device_id)
     writing.connection.execute(delete(tables.health).where(*own))
-    if noted.health != WELL:
-        row = {"worker_id": noted.worker_id, "device_id": noted.device_id}
-        writing.connection.execute(insert(tables.health), row | {"record": _RECORD.dump_json(noted.health).decode()})
+    if health != WELL:
+        row = {"worker_id": worker_id, "device_id": device_id}
+        writing.connection.execute(insert(tables.health), row | {"record": _RECORD.dump_json(health).decode()})
+
+
+def _change_health(writing: Writing, event: HealthChanged) -> None:
+    own = (_HEALTH.worker_id == event.worker_id, _HEALTH.device_id == event.device_id)
+    record = writing.connection.execute(select(_HEALTH.record).where(*own)).scalar_one_or_none()
+    before = WELL if record is None else _RECORD.validate_json(record)
+    health, bar = event.change(before)
+    if health != before:
+        _write_health(writing, event.worker_id, event.device_id, health)
+        _write_bar(writing, event.worker_id, event.device_id, BarKind.QUARANTINED, bar)
 
 
 def read_bars(connection: Connection, worker_ids: Iterable[str]) -> dict[str, list[Bar]]:

@@ -17,16 +17,13 @@ from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import LEASES, READINGS, REASON, SERVED, clean_cause, digest
 from hetero_airflow.store.inventory import DeviceRecord, take_inventory
-from hetero_airflow.store.sql_bars import write_bars
+from hetero_airflow.store.sql_bars import BarEvent, write_bars
 from hetero_airflow.store.sql_given import as_keys, given
 from hetero_airflow.store.sql_presence import are_held, note_server, read_leases_told
 from hetero_airflow.store.sql_transaction import Writing, chunks
 from hetero_airflow.store.store import (
     Delayed,
-    DeviceBarred,
-    DeviceCleared,
     Event,
-    HealthNoted,
     Saved,
     ServerAlive,
     Submitted,
@@ -81,7 +78,7 @@ def record_events(writing: Writing, events: Sequence[Event], now: datetime) -> N
         _Workers(writing, workers, now).write()
     if requests:
         _write_requests(writing, requests, now)
-    write_bars(writing, [event for event in events if isinstance(event, DeviceBarred | DeviceCleared | HealthNoted)])
+    write_bars(writing, [event for event in events if isinstance(event, BarEvent)])
 
 
 class _Workers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
@@ -133,6 +133,19 @@ class HealthNoted:
     health: Health
 
 
+@dataclass(frozen=True, slots=True)
+class HealthChanged:
+    """A change of what is remembered of a device's errors, and of the bar that they put up, made on what is there.
+
+    Nobody else writes in between, so errors that several schedulers and API servers tell at one moment all count.
+    """
+
+    worker_id: str
+    device_id: str
+    change: Callable[[Health], tuple[Health, Bar | None]]
+    """The health as it is then, and the bar that stands for it; pure. Where the health stays, the bar stays too."""
+
+
 Event = (
     WorkerSeen
     | WorkerAlive
@@ -145,6 +158,7 @@ Event = (
     | DeviceBarred
     | DeviceCleared
     | HealthNoted
+    | HealthChanged
 )
 
 

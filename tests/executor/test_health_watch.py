@@ -14,6 +14,7 @@ from hetero_airflow.discovery.xid_watch import XidSeen
 from hetero_airflow.errors import StoreUnavailable
 from hetero_airflow.executor import burn_in_runs
 from hetero_airflow.executor.health_watch import HealthWatch
+from hetero_airflow.executor.host_health import HostHealth
 from hetero_airflow.model.bar import Bar, BarKind
 from hetero_airflow.model.device import SICK, Telemetry
 from hetero_airflow.model.health import WELL, HealthState
@@ -44,13 +45,13 @@ class Xids:
 
 
 class CountingStore(MemoryStore):
-    """Knows how often it was asked."""
+    """Knows how often it was asked for more than the snapshot, of which a heartbeat has one anyway."""
 
     calls = 0
     is_down = False
 
     def __getattribute__(self, name):
-        if name in ("record", "snapshot", "health"):
+        if name in ("record", "health"):
             if type(self).is_down:
                 raise StoreUnavailable("the store", found="nobody", remedy="wait")
             type(self).calls += 1
@@ -60,11 +61,12 @@ class CountingStore(MemoryStore):
 class Host:
     """One host: its devices, a watch over them, and a clock."""
 
-    def __init__(self, store=None, devices=None):
+    def __init__(self, store=None, devices=None, worker_id="worker-a"):
         self.clock, self.xids = FakeClock(), Xids()
         self.store = store or MemoryStore()
-        self.worker = a_worker(devices=devices)
-        self.watch = HealthWatch(self.store, "worker-a", self.xids)
+        self.worker = a_worker(worker_id, devices)
+        self.here = HostHealth(worker_id, self.xids)
+        self.watch = HealthWatch(self.store, self.here)
         self.see()
 
     def see(self, *telemetry, **changes):
@@ -74,7 +76,7 @@ class Host:
         )
         inventory = Inventory(worker=self.worker.model_copy(update={"devices": devices}), telemetry=telemetry)
         self.store.record([WorkerSeen(inventory.worker, telemetry)], self.clock.now())
-        self.watch.take_inventory(inventory, self.clock.now())
+        self.here.take_inventory(inventory, self.clock.now())
 
     def hear(self, *xids, uuid="GPU-0"):
         self.xids.news += [XidSeen(uuid=uuid, xid=xid, at=self.clock.now()) for xid in xids]
@@ -85,9 +87,9 @@ class Host:
 
     def try_out(self, seconds=20):
         """Step until the burn-in that runs has ended."""
-        assert self.watch._runs is not None
+        assert self.here._runs is not None
         end = time.monotonic() + seconds
-        while self.watch._runs is not None and time.monotonic() < end:
+        while self.here._runs is not None and time.monotonic() < end:
             self.step()
             time.sleep(0.01)
 
@@ -173,7 +175,7 @@ def test_a_driver_that_asks_for_a_reset_is_one_error_and_the_burn_in_waits_until
         host.see(GPU_0=sick)
         host.step(3600)
     assert (host.store.health()[KEY].strikes, host.states) == (1, {"GPU-0": HealthState.PROBATION})
-    assert host.watch._runs is None
+    assert host.here._runs is None
     host.see()
     host.step()
     host.try_out()
@@ -197,11 +199,88 @@ def test_two_tasks_that_blame_their_devices_take_out_those_that_both_had(host):
     assert host.store.snapshot().bars[0].cause == "tasks failed on it: Xid 63 on GPU-0"
 
 
-@pytest.mark.parametrize("fields", [{"failure_class": "user_error"}, {"worker": "worker-b"}])
-def test_failures_of_other_kinds_and_other_hosts_say_nothing(host, fields):
+@pytest.mark.parametrize("fields", [{"failure_class": "user_error"}, {"worker": None}])
+def test_failures_of_other_kinds_and_without_a_lease_say_nothing(host, fields):
     host.watch.report(a_failure(**fields), "dag.a")
     host.step()
     assert host.states == {}
+
+
+# -- other hosts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["celery", "edge", "kubernetes"])
+def test_a_failed_task_takes_out_the_device_that_it_had_on_another_host_which_is_trusted_untested_later(
+    host, caplog, engine
+):
+    host.store.record([WorkerSeen(a_worker("worker-b", engine=engine))], EPOCH)
+    host.watch.report(a_failure(worker="worker-b"), "dag.a")
+    host.step()
+    (bar,) = host.store.snapshot().bars
+    assert (bar.worker_id, bar.device_id, bar.kind) == ("worker-b", "GPU-0", BarKind.QUARANTINED)
+    host.step(59)
+    assert host.states == {"GPU-0": HealthState.QUARANTINED}
+    host.step(1)
+    host.step(5)
+    assert (host.barred, host.states, host.here._runs) == ([], {"GPU-0": HealthState.HEALTHY}, None)
+    assert "Device worker-b/GPU-0 can't be tried from here, so it is trusted untested" in caplog.text
+    host.watch.report(a_failure(worker="worker-b", at=host.clock.now()), "dag.a")
+    host.step()
+    assert host.store.health()["worker-b", "GPU-0"].strikes == 2
+
+
+def test_a_device_of_another_host_is_not_trusted_while_its_probe_finds_it_sick(host):
+    sick = a_device("GPU-0", leasable=False, problem="asks to be reset", details={SICK: True})
+    host.store.record([WorkerSeen(a_worker("worker-b", (sick,), engine="celery"))], EPOCH)
+    host.watch.report(a_failure(worker="worker-b"), "dag.a")
+    for _ in range(3):
+        host.step(60)
+    assert host.states == {"GPU-0": HealthState.PROBATION}
+    host.store.record([WorkerSeen(a_worker("worker-b", engine="celery"))], host.clock.now())
+    host.step(5)
+    assert host.barred == []
+
+
+def test_a_device_of_another_schedulers_host_waits_for_that_one(host, burn_in):
+    burn_in(PASSED)
+    other = Host(store=host.store, worker_id="worker-b")
+    host.watch.report(a_failure(worker="worker-b"), "dag.a")
+    for _ in range(3):
+        host.step(60)
+    assert (host.states, host.here._runs) == ({"GPU-0": HealthState.PROBATION}, None)
+    other.step(180)
+    other.try_out()
+    assert host.barred == []
+    other.watch.close()
+
+
+def test_what_two_schedulers_hear_counts_together_and_what_both_hear_counts_once(host):
+    host.store.record([WorkerSeen(a_worker("worker-b", engine="celery"))], EPOCH)
+    other = Host(store=host.store)
+    for one in (host, other):
+        one.watch.report(a_failure("CUBLAS_STATUS_ARCH", worker="worker-b"), "dag.a")
+    host.step()
+    other.step()
+    assert host.barred == []
+    other.watch.report(a_failure("CUBLAS_STATUS_ARCH", worker="worker-b"), "dag.b")
+    other.step()
+    assert host.barred == ["GPU-0"]
+    for _ in range(2):
+        host.step(60)
+        other.step(60)
+    assert host.barred == []
+    assert host.store.health()["worker-b", "GPU-0"].strikes == 1
+
+
+def test_while_a_device_of_another_host_is_out_the_store_is_asked_when_something_changes_only():
+    host = Host(store=CountingStore())
+    host.store.record([WorkerSeen(a_worker("worker-b", engine="celery"))], EPOCH)
+    host.watch.report(a_failure(worker="worker-b"), "dag.a")
+    host.step()
+    CountingStore.calls = 0
+    for _ in range(11):
+        host.step(5)
+    assert CountingStore.calls == 0
 
 
 # -- the way back ------------------------------------------------------------------------------------------------------
@@ -211,7 +290,7 @@ def test_after_its_time_a_burn_in_brings_it_back(host, burn_in):
     burn_in(PASSED)
     host.hear(79)
     host.step(59)
-    assert host.watch._runs is None
+    assert host.here._runs is None
     host.step(1)
     host.try_out()
     assert (host.barred, host.states) == ([], {"GPU-0": HealthState.HEALTHY})
@@ -288,7 +367,7 @@ def test_a_burn_in_waits_for_leases_to_end_and_for_people(host, burn_in):
     host.step(60)
     move_lease(host.store, lease.id, lease.token, LeaseState.RELEASED, host.clock.now())
     host.step(60)
-    assert host.watch._runs is None
+    assert host.here._runs is None
     host.store.record([DeviceCleared("worker-a", "", BarKind.DRAINED)], host.clock.now())
     host.step()
     host.try_out()
@@ -300,11 +379,11 @@ def test_one_device_is_tried_at_a_time(host, burn_in):
     host.hear(79)
     host.hear(79, uuid="GPU-1")
     host.step(60)
-    assert host.watch._runs.device_id == "GPU-0"
+    assert host.here._runs.device_id == "GPU-0"
     host.step(0)
     host.try_out()
     assert host.barred in (["GPU-1"], [])
-    while host.watch._runs is not None:
+    while host.here._runs is not None:
         host.try_out()
     assert host.barred == []
 
@@ -344,7 +423,7 @@ def test_what_a_person_undrains_is_trusted_at_once(host):
     undrain = [DeviceCleared(*KEY, BarKind.QUARANTINED), HealthNoted(*KEY, WELL)]
     host.store.record(undrain, host.clock.now())
     host.step(60)
-    assert (host.barred, host.states, host.watch._runs) == ([], {}, None)
+    assert (host.barred, host.states, host.here._runs) == ([], {}, None)
     host.hear(79)
     assert host.store.health()[KEY].strikes == 1
 
@@ -376,6 +455,6 @@ def test_closing_ends_what_runs(host, burn_in):
     host.hear(79)
     host.step(60)
     host.step()
-    process = host.watch._runs._process
+    process = host.here._runs._process
     host.watch.close()
     assert (process.wait(10), host.xids.is_closed) == (-9, True)

@@ -194,6 +194,22 @@ def test_hardware_failures_of_tasks_reach_the_watch_over_the_devices(bench, stat
     assert reported == [("hardware", "dag.a")]
 
 
+@pytest.mark.parametrize("engine", ["local", "celery"])
+def test_a_hardware_failure_of_a_task_takes_its_device_out_on_any_host(bench, states, engine):
+    bench.store.record([WorkerSeen(a_worker(engine=engine))], bench.clock.now())
+    id_ = bench.hold("a")
+    bench.beat()
+    bench.run(id_)
+    lease = bench.lease(id_)
+    (key,) = bench.keeper.running
+    device_id = lease.claims[0].device_id
+    told = {"evidence": f"Xid 79 on {device_id}", "worker": "worker-a", "device_ids": (device_id,)}
+    states[key] = [failure(failure_class="hardware", token=lease.token, **told)]
+    bench.dispatcher.freed(key, lease, None)
+    bench.beat()
+    assert [(bar.device_id, bar.kind) for bar in bench.store.snapshot().bars] == [(device_id, BarKind.QUARANTINED)]
+
+
 def test_tasks_on_a_drained_device_move_if_they_are_to(bench, states, monkeypatch):
     told = {}
     monkeypatch.setattr(preemptions, "write_state", lambda key, name, text: told.__setitem__(key, json.loads(text)))

@@ -227,11 +227,12 @@ def test_a_device_is_barred_exactly_while_it_is_not_healthy(taken):
         (
             after(xid(79)),
             "quarantined since 2026-01-01 00:00:00 UTC: XID 79, GPU has fallen off the bus; "
-            "back when a burn-in passes, from 2026-01-01 00:01:00 UTC on",
+            "back when a burn-in passes, where one can be run, from 2026-01-01 00:01:00 UTC on",
         ),
         (
             on_probation(2),
-            "quarantined since 2026-01-01 00:00:00 UTC: XID 79; back when a burn-in passes, once nothing runs on it",
+            "quarantined since 2026-01-01 00:00:00 UTC: XID 79; "
+            "back when a burn-in passes, where one can be run, once nothing runs on it",
         ),
         (
             Health(HealthState.RETIRED, 6, EPOCH, cause="wrong products"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 
@@ -16,6 +17,7 @@ from hetero_airflow.store.sql import SqlStore
 from hetero_airflow.store.store import (
     DeviceBarred,
     DeviceCleared,
+    HealthChanged,
     HealthNoted,
     Submitted,
     WorkerLost,
@@ -167,6 +169,35 @@ def test_the_health_of_devices_is_remembered_until_they_are_well(store):
     worse = replace(sick, strikes=3)
     store.record([HealthNoted("worker-a", "GPU-0", worse), HealthNoted("worker-b", "cpu", WELL)], LATER)
     assert store.health() == {("worker-a", "GPU-0"): worse}
+
+
+def test_a_change_of_a_devices_health_is_made_on_what_is_there_and_its_bar_follows(fleet):
+    def strike(health):
+        after = replace(health, state=HealthState.QUARANTINED, strikes=health.strikes + 1)
+        return after, quarantined() if after.strikes == 2 else None
+
+    noted = HealthChanged("worker-a", "GPU-0", strike)
+    fleet.record([noted], EPOCH)
+    assert (fleet.health()["worker-a", "GPU-0"].strikes, fleet.snapshot().bars) == (1, ())
+    fleet.record([noted], LATER)
+    assert (fleet.health()["worker-a", "GPU-0"].strikes, fleet.snapshot().bars) == (2, (quarantined(),))
+    before = fleet.snapshot()
+    fleet.record([HealthChanged("worker-a", "GPU-0", lambda health: (health, None))], LATER)
+    assert fleet.snapshot() is before
+    fleet.record([HealthChanged("worker-a", "GPU-0", lambda _: (WELL, None))], LATER)
+    assert (fleet.health(), fleet.snapshot().bars, problems(fleet)) == ({}, (), {})
+
+
+def test_changes_that_many_make_at_the_same_moment_are_all_made(engine):
+    def count(health):
+        return replace(health, strikes=health.strikes + 1), None
+
+    def make(_):
+        SqlStore(engine).record([HealthChanged("worker-a", "GPU-0", count)], EPOCH)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(make, range(40)))
+    assert SqlStore(engine).health()["worker-a", "GPU-0"].strikes == 40
 
 
 def test_another_process_sees_bars_as_they_come_and_go(engine):

@@ -1,0 +1,101 @@
+"""What this host's own drivers say of its devices' health, and the burn-ins that are run here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from datetime import datetime
+
+from hetero_airflow.discovery.burn_in import BurnInResult
+from hetero_airflow.discovery.ecc_growth import EccGrowth, ecc_text
+from hetero_airflow.discovery.xid_watch import XidWatch
+from hetero_airflow.executor.burn_in_runs import BurnInRuns
+from hetero_airflow.model.bar import BarKind, bars_on
+from hetero_airflow.model.device import SICK, Device
+from hetero_airflow.model.snapshot import Snapshot, Usage
+from hetero_airflow.model.worker import Inventory
+from hetero_airflow.recovery.health import ErrorSeen
+from hetero_airflow.recovery.xids import ErrorClass, classify_xid
+
+log = logging.getLogger(__name__)
+
+
+class HostHealth:
+    """One host's devices. Nothing here blocks, and nothing touches the store; without an inventory nothing happens.
+
+    :param worker_id: of this host
+    """
+
+    def __init__(self, worker_id: str, xids: XidWatch | None = None) -> None:
+        self.worker_id = worker_id
+        self._xids = xids or XidWatch()
+        self._errors: list[ErrorSeen] = []
+        self._devices: dict[str, Device] = {}
+        """As the last inventory found them: without what bars say."""
+        self._ecc = EccGrowth()
+        self._runs: BurnInRuns | None = None
+
+    def take_inventory(self, inventory: Inventory, now: datetime) -> None:
+        """Take note of what a discovery found."""
+        before, self._devices = self._devices, {device.id: device for device in inventory.worker.devices}
+        for device in inventory.worker.devices:
+            is_news = device.id not in before or not before[device.id].details.get(SICK)
+            if device.details.get(SICK) and is_news and device.parent is None:
+                text = device.problem or "its driver says so"
+                self._errors.append(ErrorSeen(device.id, ErrorClass.FATAL, text, now))
+        for device_id, more in self._ecc.take(inventory.telemetry):
+            self._errors.append(ErrorSeen(device_id, ErrorClass.FATAL, ecc_text(more), now))
+
+    def take_errors(self) -> list[ErrorSeen]:
+        """The errors that were heard of since the last call."""
+        if any(device.vendor == "nvidia" and not device.simulated for device in self._devices.values()):
+            self._errors += [ErrorSeen(seen.uuid, *classify_xid(seen.xid), seen.at) for seen in self._xids.poll()]
+        errors, self._errors = self._errors, []
+        return errors
+
+    def take_result(self) -> tuple[str, BurnInResult] | None:
+        """The device whose burn-in has just ended, and what it found."""
+        result = self._runs.poll() if self._runs is not None else None
+        if self._runs is None or result is None:
+            return None
+        tried, self._runs = self._runs.device_id, None
+        return tried, result
+
+    def try_out(self, due: Iterable[str], snapshot: Snapshot) -> None:
+        """Go on with the burn-in that runs, if its device is still due, or begin the next one.
+
+        :param due: ids of devices on probation; one is tried that is here, seen well by its probe, unused, not drained
+        """
+        due = list(due)
+        if self._runs is not None and self._runs.device_id in due:
+            return
+        self._stop_burn_in()
+        if not due:
+            return
+        drained = [bar for bar in snapshot.bars_of(self.worker_id) if bar.kind is BarKind.DRAINED]
+        for device_id in due:
+            parts = [device for device in self._devices.values() if device.parent == device_id]
+            own = self._devices.get(device_id)
+            targets = parts or ([own] if own is not None else [])
+            if (
+                targets
+                and all(device.leasable and not bars_on(device, drained) for device in targets)
+                and not any(_is_used(snapshot.used(self.worker_id, device.id)) for device in targets)
+            ):
+                log.info("Device %s: a burn-in begins.", device_id)
+                self._runs = BurnInRuns(device_id, targets, self.worker_id)
+                return
+
+    def close(self) -> None:
+        """End what runs beside."""
+        self._xids.close()
+        self._stop_burn_in()
+
+    def _stop_burn_in(self) -> None:
+        if self._runs is not None:
+            self._runs.close()
+            self._runs = None
+
+
+def _is_used(usage: Usage) -> bool:
+    return bool(usage.milli or usage.memory_bytes)

@@ -1,0 +1,43 @@
+"""What errors, burn-ins and time change in the store's record of a device, as events for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from hetero_airflow.model.bar import Bar
+from hetero_airflow.model.health import Health
+from hetero_airflow.recovery.health import ErrorSeen, after_burn_in, after_error, after_time, bar_of
+from hetero_airflow.store.store import HealthChanged
+
+
+def error_change(worker_id: str, error: ErrorSeen) -> HealthChanged:
+    """An error of one of the worker's devices.
+
+    >>> from hetero_airflow.model.health import WELL
+    >>> from hetero_airflow.recovery.xids import ErrorClass
+    >>> from hetero_airflow.testing import EPOCH
+    >>> event = error_change("worker-a", ErrorSeen("GPU-0", ErrorClass.FATAL, "XID 79", EPOCH))
+    >>> health, bar = event.change(WELL)
+    >>> health.state, bar.cause
+    (<HealthState.QUARANTINED: 'quarantined'>, 'XID 79')
+    """
+    return _change(worker_id, error.device_id, lambda health: after_error(after_time(health, error.at), error))
+
+
+def burn_in_change(worker_id: str, device_id: str, failure: str, now: datetime) -> HealthChanged:
+    """The end of a device's probation: by a burn-in, which passed if `failure` is empty, or without one."""
+    return _change(worker_id, device_id, lambda health: after_burn_in(health, failure, now))
+
+
+def time_change(worker_id: str, device_id: str, now: datetime) -> HealthChanged:
+    """What has ended by itself: a quarantine, or the time for which old errors count."""
+    return _change(worker_id, device_id, lambda health: after_time(health, now))
+
+
+def _change(worker_id: str, device_id: str, after: Callable[[Health], Health]) -> HealthChanged:
+    def change(before: Health) -> tuple[Health, Bar | None]:
+        health = after(before)
+        return health, bar_of(worker_id, device_id, health)
+
+    return HealthChanged(worker_id, device_id, change)
