@@ -24,6 +24,7 @@ from hetero_airflow.executor.carrier import Asked, load_lease
 from hetero_airflow.executor.cluster_news import ClusterNews
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.dag_edges import DagEdges
+from hetero_airflow.executor.failures import evidence_of_loss
 from hetero_airflow.executor.gang_roster import GangRoster
 from hetero_airflow.executor.health_watch import HealthWatch
 from hetero_airflow.executor.held_task import NEW, HeldTask, tell_wait
@@ -277,7 +278,7 @@ class Dispatcher:
         self._stays.end(lease, worker, end, self._now)
         if end is RunEnd.FINISHED:
             return
-        failure = self._recoveries.failure_under(key, lease.token)
+        failure = self._recoveries.failure_under(key, lease.token, self._host.fatal_xids(lease))
         if failure is not None:
             self._health.report(failure, f"{key.dag_id}.{key.task_id}")
 
@@ -292,7 +293,8 @@ class Dispatcher:
                 return False
             holder = story.pending
         told = task_lease(lease, self._worker(lease.worker_id), holder.request.alternatives[lease.alternative])
-        return self._recoveries.lost(key, lease.request_id, told, loss_of(self._engine, lease), self._now)
+        loss, xids = loss_of(self._engine, lease), self._host.fatal_xids(lease)
+        return self._recoveries.lost(key, lease.request_id, told, evidence_of_loss(loss, xids), self._now)
 
     def last_lease(self, key: Any, request_id: str) -> Lease | None:
         """The last lease of a task instance, ended or not; None if it had none within reach."""

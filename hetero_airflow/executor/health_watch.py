@@ -29,7 +29,7 @@ from hetero_airflow.store.store import Event, History, Store
 
 log = logging.getLogger(__name__)
 
-_XID = re.compile(r"\bxid (?:\([^)]{1,40}\): )?(\d{1,4})\b(?: on (\S+))?", re.IGNORECASE)
+_XID = re.compile(r"\bxid (?:\([^)]{1,40}\): )?(\d{1,4})\b(?:[^;]{0,80}? on ([^\s;]+))?", re.IGNORECASE)
 _FORGIVING_S = 3600.0
 
 
@@ -113,11 +113,12 @@ class HealthWatch:
 
 
 def _errors_of(failure: Failure, task: str) -> list[ErrorSeen]:
-    xid = _XID.search(failure.evidence)
-    named = [one for one in failure.device_ids if xid is not None and one == xid[2]]
-    one = named or (failure.device_ids if len(failure.device_ids) == 1 else ())
-    if xid is not None and one and classify_xid(int(xid[1]))[0] is ErrorClass.FATAL:
-        return [ErrorSeen(one[0], ErrorClass.FATAL, classify_xid(int(xid[1]))[1], failure.at)]
+    only = failure.device_ids[0] if len(failure.device_ids) == 1 else None
+    xids = [(xid[2] if xid[2] in failure.device_ids else only, int(xid[1])) for xid in _XID.finditer(failure.evidence)]
+    told = [(device_id, *classify_xid(xid)) for device_id, xid in xids if device_id is not None]
+    fatal = [ErrorSeen(one, kind, text, failure.at) for one, kind, text in told if kind is ErrorClass.FATAL]
+    if fatal:
+        return fatal
     text = f"tasks failed on it: {failure.evidence}"
     return [ErrorSeen(one, ErrorClass.TASK, text, failure.at, task) for one in failure.device_ids]
 

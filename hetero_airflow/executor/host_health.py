@@ -12,6 +12,7 @@ from hetero_airflow.discovery.xid_watch import XidWatch
 from hetero_airflow.executor.burn_in_runs import BurnInRuns
 from hetero_airflow.model.bar import BarKind, bars_on
 from hetero_airflow.model.device import SICK, Device
+from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.snapshot import Snapshot, Usage
 from hetero_airflow.model.worker import Inventory
 from hetero_airflow.recovery.health import ErrorSeen
@@ -32,6 +33,8 @@ class HostHealth:
         self._errors: list[ErrorSeen] = []
         self._devices: dict[str, Device] = {}
         """As the last inventory found them: without what bars say."""
+        self._fatal: dict[tuple[str, int], datetime] = {}
+        """(device id, XID) → when it was heard last, of the fatal ones."""
         self._ecc = EccGrowth()
         self._runs: BurnInRuns | None = None
 
@@ -48,10 +51,18 @@ class HostHealth:
 
     def take_errors(self) -> list[ErrorSeen]:
         """The errors that were heard of since the last call."""
-        if any(device.vendor == "nvidia" and not device.simulated for device in self._devices.values()):
-            self._errors += [ErrorSeen(seen.uuid, *classify_xid(seen.xid), seen.at) for seen in self._xids.poll()]
+        self._listen()
         errors, self._errors = self._errors, []
         return errors
+
+    def fatal_xids(self, lease: Lease) -> tuple[tuple[str, int], ...]:
+        """(device id, XID) of the fatal ones of the lease's devices since it was granted, if it is one of this host."""
+        if lease.worker_id != self.worker_id:
+            return ()
+        self._listen()
+        held = {claim.device_id for claim in lease.claims}
+        held |= {device.parent for device in self._devices.values() if device.id in held and device.parent is not None}
+        return tuple(told for told, at in self._fatal.items() if told[0] in held and at >= lease.granted_at)
 
     def take_result(self) -> tuple[str, BurnInResult] | None:
         """The device whose burn-in has just ended, and what it found."""
@@ -90,6 +101,15 @@ class HostHealth:
         """End what runs beside."""
         self._xids.close()
         self._stop_burn_in()
+
+    def _listen(self) -> None:
+        if not any(device.vendor == "nvidia" and not device.simulated for device in self._devices.values()):
+            return
+        for seen in self._xids.poll():
+            error_class, text = classify_xid(seen.xid)
+            self._errors.append(ErrorSeen(seen.uuid, error_class, text, seen.at))
+            if error_class is ErrorClass.FATAL:
+                self._fatal[seen.uuid, seen.xid] = seen.at
 
     def _stop_burn_in(self) -> None:
         if self._runs is not None:

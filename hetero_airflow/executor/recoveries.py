@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from hetero_airflow.engines.engine import Loss
-from hetero_airflow.executor.failures import evidence_of_loss, failure_of
+from hetero_airflow.executor.failures import explained, failure_of
 from hetero_airflow.executor.state_keys import FAILURES
 from hetero_airflow.executor.task_instances import TaskInstances
 from hetero_airflow.executor.task_states import read_states, write_state
@@ -21,7 +20,8 @@ from hetero_airflow.model.worker import Worker
 from hetero_airflow.recovery.adjustment import adjusted, after_waiting
 from hetero_airflow.recovery.avoidance import AVOIDED_LABEL, marked
 from hetero_airflow.recovery.decide import Requeue, decide
-from hetero_airflow.recovery.failure import Failure, FailureClass, keep_failure, load_failures
+from hetero_airflow.recovery.evidence import Evidence
+from hetero_airflow.recovery.failure import Failure, FailureClass, keep_failure, load_failures, replace_failure
 from hetero_airflow.recovery.rules import Rules
 from hetero_airflow.runtime.task_lease import TaskLease
 
@@ -50,17 +50,17 @@ class Recoveries:
         self._shapes = Shapes()
         self._marked: tuple[tuple[Worker, ...], tuple[Pending, ...], tuple[Worker, ...]] | None = None
 
-    def lost(self, key: Any, request_id: str, lease: TaskLease, loss: Loss | None, now: datetime) -> bool:
+    def lost(self, key: Any, request_id: str, lease: TaskLease, evidence: Evidence, now: datetime) -> bool:
         """Send a task back to be scheduled whose process and supervisor are gone; whether the rules say so.
 
         Else it is left to Airflow, which fails it or retries it.
 
-        :param loss: what its cluster says of the end; None where it says nothing, or there is none
+        :param evidence: what is known of their end
         """
         epoch = self._tasks.epochs([request_id]).get(request_id)
         if epoch is None:
             return False
-        failure = failure_of(evidence_of_loss(loss), lease, epoch, now)
+        failure = failure_of(evidence, lease, epoch, now)
         kept = self._read([key]).get(key)
         decision = decide(failure, load_failures(kept), self._rules)
         try:
@@ -71,13 +71,26 @@ class Recoveries:
         self._note(key, decision.words)
         if not isinstance(decision, Requeue):
             return False
-        has_run = loss is not None and loss.is_out_of_memory
-        return self._tasks.reschedule(request_id, now, now + timedelta(seconds=decision.delay_s), even_queued=has_run)
+        at, has_run = now + timedelta(seconds=decision.delay_s), bool(evidence.oom_kills)
+        return self._tasks.reschedule(request_id, now, at, even_queued=has_run)
 
-    def failure_under(self, key: Any, token: int) -> Failure | None:
-        """The failure that a task has put on record under the lease with that token."""
-        failures = load_failures(self._read([key]).get(key))
-        return next((failure for failure in failures if failure.token == token), None)
+    def failure_under(self, key: Any, token: int, xids: tuple[tuple[str, int], ...]) -> Failure | None:
+        """The failure that a task has put on record under the lease with that token.
+
+        :param xids: (device id, XID) of the fatal ones that the driver told of its devices while it ran; where they
+            say more than the task knew, the record is changed
+        """
+        kept = self._read([key]).get(key)
+        told = next((failure for failure in load_failures(kept) if failure.token == token), None)
+        if told is None:
+            return None
+        failure = explained(told, xids)
+        if failure != told:
+            try:
+                write_state(key, FAILURES, json.dumps(replace_failure(kept, failure)))
+            except Exception as error:  # noqa: BLE001  the backend may be anybody's
+                log.warning("That %s failed by its device can't be put on record: %s", key, error)
+        return failure
 
     def returned(self, held: Mapping[str, tuple[Any, int]]) -> dict[str, Returned]:
         """Request id → what became of it before, for those tasks that have run before.

@@ -118,6 +118,12 @@ def keep_failure(kept: object, failure: Failure) -> list[dict[str, Any]]:
     return [one.model_dump(mode="json", exclude_defaults=True) for one in _last_of_each(known, epoch)]
 
 
+def replace_failure(kept: object, failure: Failure) -> list[dict[str, Any]]:
+    """What to put into the state store in place of `kept`, where more is known of a run that is in there."""
+    known = (failure if one.is_same_run(failure) else one for one in load_failures(kept))
+    return [one.model_dump(mode="json", exclude_defaults=True) for one in known]
+
+
 def of_epoch(failures: Iterable[Failure], epoch: int) -> tuple[Failure, ...]:
     """Those since the last clear, each run once, in their order."""
     told: list[Failure] = []

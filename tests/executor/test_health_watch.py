@@ -188,6 +188,20 @@ def test_a_failed_task_with_a_fatal_xid_takes_out_the_device_that_had_it(host):
     assert host.barred == ["GPU-1"]
 
 
+@pytest.mark.parametrize(
+    ("evidence", "barred"),
+    [
+        ("XID 79, GPU has fallen off the bus on GPU-1", ["GPU-1"]),
+        ("XID 79, GPU has fallen off the bus on GPU-1; XID 95, uncontained memory error on GPU-0", ["GPU-0", "GPU-1"]),
+        ('"NVRM: Xid (PCI:0000:3b:00): 79," in the log', []),
+    ],
+)
+def test_of_several_devices_those_are_out_that_the_evidence_names(host, evidence, barred):
+    host.watch.report(a_failure(evidence, ("GPU-0", "GPU-1")), "dag.train")
+    host.step()
+    assert host.barred == barred
+
+
 def test_two_tasks_that_blame_their_devices_take_out_those_that_both_had(host):
     host.watch.report(a_failure("CUBLAS_STATUS_ARCH", ("GPU-0", "GPU-1")), "dag.a")
     host.watch.report(a_failure("CUBLAS_STATUS_ARCH", ("GPU-0", "GPU-1")), "dag.a")

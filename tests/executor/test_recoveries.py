@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hetero_airflow.discovery.xid_watch import XidSeen
 from hetero_airflow.engines.engine import Loss
 from hetero_airflow.executor import preemptions, recoveries
 from hetero_airflow.executor.carrier import unload_lease
@@ -12,9 +13,10 @@ from hetero_airflow.executor.probes import unload_answer
 from hetero_airflow.executor.task_instances import TaskProcess
 from hetero_airflow.model.bar import Bar, BarKind
 from hetero_airflow.model.lease import LeaseState
+from hetero_airflow.model.worker import Inventory
 from hetero_airflow.recovery.failure import Failure
 from hetero_airflow.recovery.rules import parse_rules
-from hetero_airflow.store.store import DeviceBarred, WorkerSeen
+from hetero_airflow.store.store import DeviceBarred, DeviceCleared, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker, move_lease
 from tests.executor.conftest import Key
 
@@ -208,6 +210,76 @@ def test_a_hardware_failure_of_a_task_takes_its_device_out_on_any_host(bench, st
     bench.dispatcher.freed(key, lease, None)
     bench.beat()
     assert [(bar.device_id, bar.kind) for bar in bench.store.snapshot().bars] == [(device_id, BarKind.QUARANTINED)]
+
+
+def hear_xid(bench, xid, device_id="GPU-0"):
+    """NVIDIA's driver tells of an error on this host."""
+    bench.dispatcher._host.take_inventory(Inventory(worker=a_worker()), bench.clock.now())
+    bench.xids.append(XidSeen(uuid=device_id, xid=xid, at=bench.clock.now()))
+
+
+@pytest.fixture
+def listening(bench):
+    bench.xids = []
+    bench.dispatcher._host._xids = SimpleNamespace(poll=lambda: [bench.xids.pop() for _ in list(bench.xids)])
+    return bench
+
+
+@pytest.mark.parametrize(("xid", "failure_class"), [(79, "hardware"), (45, "lost_worker")])
+def test_a_task_that_is_lost_with_its_device_failed_by_the_hardware(listening, states, xid, failure_class):
+    id_ = listening.hold("a")
+    listening.beat()
+    listening.run(id_)
+    listening.beat(1)
+    listening.engine.alive.clear()
+    hear_xid(listening, xid)
+    for _ in range(4):
+        listening.beat(5)
+    (record,) = states["a"]
+    assert (listening.tasks.sent_back, record["failure_class"]) == ([id_], failure_class)
+    assert [bar.device_id for bar in listening.store.snapshot().bars] == (["GPU-0"] if xid == 79 else [])
+
+
+@pytest.mark.parametrize(
+    ("before", "device_id", "after"),
+    [
+        ("unknown", "GPU-0", "hardware"),
+        ("device_memory", "GPU-0", "hardware"),
+        ("unknown", "GPU-1", "unknown"),
+        ("preempted", "GPU-0", "preempted"),
+    ],
+)
+def test_a_failure_that_an_xid_of_its_device_explains_is_put_on_record_as_the_hardwares(
+    listening, states, before, device_id, after
+):
+    id_ = listening.hold("a")
+    listening.beat()
+    listening.run(id_)
+    lease = listening.lease(id_)
+    (key,) = listening.keeper.running
+    assert [claim.device_id for claim in lease.claims] == ["GPU-0"]
+    other = failure(failure_class="network", token=99)
+    states[key] = [other, failure(failure_class=before, token=lease.token, worker="worker-a", device_ids=("GPU-0",))]
+    hear_xid(listening, 79, device_id)
+    listening.dispatcher.freed(key, lease, None)
+    assert states[key][0] == {"failure_class": "network"} | states[key][0]
+    assert states[key][1]["failure_class"] == after
+    listening.beat()
+    assert listening.store.health()["worker-a", device_id].strikes == 1
+
+
+def test_an_xid_from_before_the_lease_explains_nothing(listening, states):
+    hear_xid(listening, 79)
+    listening.beat()
+    listening.beat(60)
+    listening.store.record([DeviceCleared("worker-a", "GPU-0", BarKind.QUARANTINED)], listening.clock.now())
+    id_ = listening.hold("a")
+    listening.beat()
+    listening.run(id_)
+    (key,) = listening.keeper.running
+    states[key] = [failure(token=listening.lease(id_).token, failure_class="unknown", device_ids=("GPU-0",))]
+    listening.dispatcher.freed(key, listening.lease(id_), None)
+    assert states[key][0]["failure_class"] == "unknown"
 
 
 def test_tasks_on_a_drained_device_move_if_they_are_to(bench, states, monkeypatch):
