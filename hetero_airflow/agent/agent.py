@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from hetero_airflow.agent.link import LinkDown, LinkRefused
-from hetero_airflow.agent.protocol import HEARTBEAT_S, Code, Heard, Heartbeat, Report, sane_readings
+from hetero_airflow.agent.protocol import HEARTBEAT_S, Code, DeviceError, Heard, Heartbeat, Report, sane_readings
 from hetero_airflow.discovery.inventory_watch import with_unseen
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.worker import Inventory, Worker
@@ -46,6 +46,22 @@ class Leases(Protocol):
 
     def end(self, leases: Iterable[str]) -> None:
         """End their processes."""
+        ...
+
+
+class Errors(Protocol):
+    """What hears of devices' errors: `hetero_airflow.agent.error_watch.ErrorWatch`."""
+
+    def take_inventory(self, inventory: Inventory) -> None:
+        """Take note of what a discovery found."""
+        ...
+
+    def look(self) -> tuple[DeviceError, ...]:
+        """What the server does not know yet; never blocks."""
+        ...
+
+    def forget(self, errors: Iterable[DeviceError]) -> None:
+        """The server knows them."""
         ...
 
 
@@ -86,6 +102,7 @@ class Agent:
         engine: str,
         watch: Watch,
         leases: Leases,
+        errors: Errors,
         server: Server,
         *,
         pause: Callable[[float], bool],
@@ -93,7 +110,7 @@ class Agent:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._worker_id, self._engine = worker_id, engine
-        self._watch, self._leases, self._server = watch, leases, server
+        self._watch, self._leases, self._errors, self._server = watch, leases, errors, server
         self._pause, self._rng, self._clock = pause, rng, clock
         self._worker: Worker | None = None
         self._telemetry: tuple[Telemetry, ...] = ()
@@ -138,13 +155,18 @@ class Agent:
         found = inventory.worker.model_copy(update={"engine": self._engine})
         worker = with_unseen(found, self._worker) if self._worker is not None else found
         self._telemetry = sane_readings(inventory.telemetry)
+        self._errors.take_inventory(inventory)
         if worker != self._worker:
             self._worker, self._known, self._is_refused, self._again_at = worker, "", False, None
 
     def _beat(self) -> Heard:
-        heard = self._say(Heartbeat(worker=self._worker_id, inventory=self._known, telemetry=self._telemetry))
+        errors = self._errors.look()
+        beat = Heartbeat(worker=self._worker_id, inventory=self._known, telemetry=self._telemetry, errors=errors)
+        heard = self._say(beat)
         self._telemetry = ()
-        if heard.inventory != self._known:
+        if heard.inventory and heard.inventory == self._known:
+            self._errors.forget(errors)
+        else:
             self._known = ""
         return heard
 

@@ -6,7 +6,17 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, StringConstraints, ValidationError
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import from_json
 
 from hetero_airflow.model.device import Telemetry
@@ -39,6 +49,8 @@ MAX_INVENTORY_BYTES = 4 << 20
 MAX_LEASES = 4096
 """Whose processes are on one host."""
 MAX_LEASE_CHARACTERS = 320
+MAX_ERRORS = 256
+"""Of devices, in a heartbeat; the next one has the rest."""
 
 SCHEDULERS_OWN = "local"
 """The engine of the worker that a scheduler reports for its own host; no agent speaks for that."""
@@ -179,6 +191,25 @@ class Report(BaseModel):
     leases: Leases = frozenset()
 
 
+class DeviceError(BaseModel):
+    """What a driver said against a device of the worker; the server judges what it means."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    device_id: Name
+    """A GPU in MIG mode stands for its instances."""
+    at: AwareDatetime
+    xid: int | None = Field(default=None, ge=0, le=10_000)
+    ecc_errors: int | None = Field(default=None, gt=0, le=2**53)
+    """Uncorrected ones that are new."""
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> DeviceError:
+        if (self.xid is None) == (self.ecc_errors is None):
+            raise ValueError("an error of a device has either an xid or ecc_errors")
+        return self
+
+
 class Heartbeat(BaseModel):
     """That the worker is there."""
 
@@ -190,6 +221,8 @@ class Heartbeat(BaseModel):
     telemetry: Readings = ()
     leases: Leases = frozenset()
     """Ids of the leases whose processes are on the host."""
+    errors: Annotated[tuple[DeviceError, ...], FailFast(), Field(max_length=MAX_ERRORS)] = ()
+    """Since the last heartbeat that was answered. Told again, they count once."""
     is_leaving: bool = False
     """The agent was told to stop: no new task for the worker."""
 

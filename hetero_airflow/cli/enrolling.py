@@ -16,6 +16,7 @@ from rich.console import RenderableType
 from sqlalchemy import Engine
 
 from hetero_airflow.agent.agent import Agent
+from hetero_airflow.agent.error_watch import ErrorWatch
 from hetero_airflow.agent.lease_watch import LeaseWatch
 from hetero_airflow.agent.protocol import ENROLMENT_S, ENROLMENT_VARIABLE, SCHEDULERS_OWN, Name
 from hetero_airflow.agent.starting import StopSignals, key_path, open_link
@@ -100,8 +101,10 @@ def run_agent(
         interval_s=configuration.discovery_interval_s,
         probe_timeout_s=configuration.probe_timeout_s,
     )
+    errors = ErrorWatch()
     try:
-        Agent(worker_id, engine, watch, leases, link, pause=signals.pause, rng=rng).run()
+        Agent(worker_id, engine, watch, leases, errors, link, pause=signals.pause, rng=rng).run()
     finally:
         watch.close()
+        errors.close()
         link.close()

@@ -18,13 +18,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+
+from hetero_airflow.model.device import Device
 
 COMMAND = (sys.executable, "-P", "-m", "hetero_airflow.discovery.xid_watch")
 
@@ -104,6 +106,11 @@ class XidWatch:
             with suppress(ValidationError):  # a line of a library that does not know better
                 seen.append(XidSeen.model_validate_json(line))
         return seen
+
+
+def can_have_xids(devices: Iterable[Device]) -> bool:
+    """Whether one of them is of the driver that tells XIDs."""
+    return any(device.vendor == "nvidia" and not device.simulated for device in devices)
 
 
 def listen(

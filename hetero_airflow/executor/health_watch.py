@@ -22,8 +22,8 @@ from hetero_airflow.model.device import SICK
 from hetero_airflow.model.health import WELL, Health, HealthState
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.recovery.failure import Failure, FailureClass
-from hetero_airflow.recovery.health import RATES, ErrorSeen, after_time
-from hetero_airflow.recovery.health_changes import burn_in_change, error_change, time_change
+from hetero_airflow.recovery.health import ErrorSeen, after_time
+from hetero_airflow.recovery.health_changes import burn_in_change, error_changes, time_change
 from hetero_airflow.recovery.xids import ErrorClass, classify_xid
 from hetero_airflow.store.store import Event, History, Store
 
@@ -58,7 +58,7 @@ class HealthWatch:
         :param task: what counts as one witness, however often it fails: the DAG's and the task's id
         """
         if failure.failure_class is FailureClass.HARDWARE and failure.worker is not None:
-            self._news += [error_change(failure.worker, error) for error in _errors_of(failure, task)]
+            self._news += error_changes(failure.worker, _errors_of(failure, task))
 
     def step(self, now: datetime) -> None:
         """One round, at each heartbeat: what was heard, what time changed, what a burn-in found, what is tried next.
@@ -66,7 +66,7 @@ class HealthWatch:
         :raises StoreUnavailable: nothing is forgotten; the next round tries again
         """
         own = self._host.worker_id
-        self._news += [error_change(own, error) for error in self._host.take_errors() if error.error_class in RATES]
+        self._news += error_changes(own, self._host.take_errors())
         ended = self._host.take_result()
         if ended is not None:
             device_id, result = ended

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from hetero_airflow.discovery.burn_in import BurnInResult
 from hetero_airflow.discovery.ecc_growth import EccGrowth, ecc_text
-from hetero_airflow.discovery.xid_watch import XidWatch
+from hetero_airflow.discovery.xid_watch import XidWatch, can_have_xids
 from hetero_airflow.executor.burn_in_runs import BurnInRuns
 from hetero_airflow.model.bar import BarKind, bars_on
 from hetero_airflow.model.device import SICK, Device
@@ -103,7 +103,7 @@ class HostHealth:
         self._stop_burn_in()
 
     def _listen(self) -> None:
-        if not any(device.vendor == "nvidia" and not device.simulated for device in self._devices.values()):
+        if not can_have_xids(self._devices.values()):
             return
         for seen in self._xids.poll():
             error_class, text = classify_xid(seen.xid)

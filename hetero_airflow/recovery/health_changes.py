@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
+from functools import partial
 
 from hetero_airflow.model.bar import Bar
 from hetero_airflow.model.health import Health
-from hetero_airflow.recovery.health import ErrorSeen, after_burn_in, after_error, after_time, bar_of
+from hetero_airflow.recovery.health import RATES, ErrorSeen, after_burn_in, after_error, after_time, bar_of
 from hetero_airflow.store.store import HealthChanged
 
 
-def error_change(worker_id: str, error: ErrorSeen) -> HealthChanged:
-    """An error of one of the worker's devices.
+def error_changes(worker_id: str, errors: Iterable[ErrorSeen]) -> list[HealthChanged]:
+    """Errors of the worker's devices: an event for each device that had one which counts.
 
     >>> from hetero_airflow.model.health import WELL
     >>> from hetero_airflow.recovery.xids import ErrorClass
     >>> from hetero_airflow.testing import EPOCH
-    >>> event = error_change("worker-a", ErrorSeen("GPU-0", ErrorClass.FATAL, "XID 79", EPOCH))
+    >>> (event,) = error_changes("worker-a", [ErrorSeen("GPU-0", ErrorClass.FATAL, "XID 79", EPOCH)])
     >>> health, bar = event.change(WELL)
     >>> health.state, bar.cause
     (<HealthState.QUARANTINED: 'quarantined'>, 'XID 79')
     """
-    return _change(worker_id, error.device_id, lambda health: after_error(after_time(health, error.at), error))
+    told: dict[str, list[ErrorSeen]] = {}
+    for error in errors:
+        if error.error_class in RATES:
+            told.setdefault(error.device_id, []).append(error)
+    return [_change(worker_id, device_id, partial(_after_errors, errors=own)) for device_id, own in told.items()]
 
 
 def burn_in_change(worker_id: str, device_id: str, failure: str, now: datetime) -> HealthChanged:
@@ -33,6 +38,12 @@ def burn_in_change(worker_id: str, device_id: str, failure: str, now: datetime) 
 def time_change(worker_id: str, device_id: str, now: datetime) -> HealthChanged:
     """What has ended by itself: a quarantine, or the time for which old errors count."""
     return _change(worker_id, device_id, lambda health: after_time(health, now))
+
+
+def _after_errors(health: Health, errors: Iterable[ErrorSeen]) -> Health:
+    for error in errors:
+        health = after_error(after_time(health, error.at), error)
+    return health
 
 
 def _change(worker_id: str, device_id: str, after: Callable[[Health], Health]) -> HealthChanged:

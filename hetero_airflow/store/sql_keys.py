@@ -25,7 +25,7 @@ from hetero_airflow.store import tables
 from hetero_airflow.store.sql_contested import without_contested
 from hetero_airflow.store.sql_events import record_events
 from hetero_airflow.store.sql_transaction import Writing, chunks, reading, writing
-from hetero_airflow.store.store import DeviceCleared, Event, WorkerAlive, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import DeviceCleared, Event, HealthChanged, WorkerAlive, WorkerLost, WorkerSeen
 
 _KEY, _LEASE, _HELD = tables.worker_key.c, tables.lease.c, tables.lease_device.c
 _UPDATE_NONCE = update(tables.worker_key).where(_KEY.worker_id == bindparam("key"))
@@ -44,6 +44,8 @@ class Told:
     event: WorkerSeen | WorkerAlive
     leaving: Event | None = None
     """The bar to put up, of an agent that was told to stop."""
+    errors: tuple[HealthChanged, ...] = ()
+    """What they change in the health of its devices; those of other devices are passed over."""
 
 
 class Outcome(StrEnum):
@@ -224,6 +226,13 @@ class _Admitted:
                 yield told.leaving
         elif isinstance(told.event, WorkerSeen) and told.instance != self._rows[told.worker_id].instance:
             yield DeviceCleared(told.worker_id, "", BarKind.LEAVING)
+        if told.errors:
+            own = self._device_ids(told.worker_id)
+            yield from (changed for changed in told.errors if changed.device_id in own)
+
+    def _device_ids(self, worker_id: str) -> frozenset[str]:
+        query = select(tables.device.c.id).where(tables.device.c.worker_id == worker_id)
+        return frozenset(self._writing.connection.execute(query).scalars())
 
     def _is_leaving(self, worker_id: str) -> bool:
         query = select(tables.bar.c.worker_id).where(tables.bar.c.worker_id == worker_id, tables.bar.c.device_id == "")

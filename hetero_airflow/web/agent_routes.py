@@ -31,6 +31,7 @@ from hetero_airflow.agent.tokens import Claims, TokenRefused, hash_secret, read_
 from hetero_airflow.model.bar import Bar, BarKind
 from hetero_airflow.store.sql_keys import Answer, Outcome, Told, WorkerKeys
 from hetero_airflow.store.store import DeviceBarred, WorkerAlive, WorkerSeen
+from hetero_airflow.web.agent_errors import changes_of
 from hetero_airflow.web.desk import Desk
 from hetero_airflow.web.key_ring import KeyRing
 from hetero_airflow.web.refusals import Refusals, Refused
@@ -109,7 +110,8 @@ class AgentRoutes:
         _check_own(claims, beat.worker)
         alive = WorkerAlive(claims.sub, beat.telemetry, beat.leases)
         leaving = _leaving(claims.sub) if beat.is_leaving else None
-        return await self._tell(Told(claims.sub, key, claims.nonce, claims.ins, alive, leaving))
+        errors = changes_of(claims.sub, beat.errors, datetime.now(UTC))
+        return await self._tell(Told(claims.sub, key, claims.nonce, claims.ins, alive, leaving, errors))
 
     async def _read(self, request: Request, path: str, limit: int) -> tuple[Claims, str, bytes]:
         """Who asks, with which key, and the body that the token is for; no body is read for a stranger."""

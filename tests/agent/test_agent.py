@@ -5,15 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
 from hetero_airflow.agent.agent import ASK_AGAIN_S, LEAVE_TRIES_S, MAX_WAIT_S, Agent, wait_before_try
+from hetero_airflow.agent.error_watch import ErrorWatch
 from hetero_airflow.agent.link import LinkDown, LinkRefused
 from hetero_airflow.agent.protocol import HEARTBEAT_S, Code, Heard, Heartbeat, Report
+from hetero_airflow.discovery.xid_watch import XidSeen
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.worker import Inventory
-from hetero_airflow.testing import a_cpu, a_device, a_worker
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker
 
 READING = Telemetry(device_id="GPU-0", power_w=70)
 
@@ -37,6 +40,9 @@ class World:
         self.known = ""
         self.here: frozenset[str] = frozenset()
         self.ended: list[tuple[float, str]] = []
+        self.xids: list[XidSeen] = []
+        listening = SimpleNamespace(poll=lambda: [self.xids.pop(0) for _ in list(self.xids)])
+        self.errors = ErrorWatch(listening, lambda: EPOCH)
         self.answer: Callable[[Report | Heartbeat], Heard | None] = lambda _: None
         """Instead of the honest answer, where it is not None; may raise."""
 
@@ -58,6 +64,7 @@ class World:
     def beat(self, beat: Heartbeat) -> Heard:
         words = ["leaving" if beat.is_leaving else "beat", *(f"{one.power_w:g} W" for one in beat.telemetry)]
         words += sorted(beat.leases)
+        words += [f"{one.device_id}:{one.xid or f'{one.ecc_errors} ECC'}" for one in beat.errors]
         self.told.append((round(self.now, 1), " ".join(words)))
         return self.answer(beat) or Heard(inventory=self.known, leases=0 if beat.is_leaving else None)
 
@@ -70,7 +77,8 @@ class World:
 
     def run(self) -> list[tuple[float, str]]:
         rng = random.Random(1)
-        Agent("worker-a", "celery", self, self, self, pause=self.pause, rng=rng, clock=lambda: self.now).run()
+        ports = (self, self, self.errors, self)
+        Agent("worker-a", "celery", *ports, pause=self.pause, rng=rng, clock=lambda: self.now).run()
         return self.told
 
 
@@ -248,3 +256,38 @@ def test_a_worker_that_is_kept_out_tells_its_inventory_with_each_heartbeat_until
     assert [what for _, what in world.run()] == ["inventory of 2"] * 3 + ["beat", "leaving"]
     assert reports == [frozenset({"l1"})] * 2
     assert caplog.text.count("processes of these leases are here: l1") == 1
+
+
+def test_errors_of_devices_are_told_with_the_next_heartbeat_until_one_is_answered():
+    readings = [(READING.model_copy(update={"ecc_errors": errors}),) for errors in (3, 5)]
+    inventories = [found().model_copy(update={"telemetry": telemetry}) for telemetry in readings]
+    world = World(inventories, stop_at_s=21)
+    world.xids.append(XidSeen(uuid="GPU-0", xid=79, at=EPOCH))
+
+    def answer(told):
+        if isinstance(told, Heartbeat) and world.now < 9:
+            raise down()
+
+    world.answer = answer
+    beats = [what for _, what in world.run() if what.startswith("beat")]
+    assert len(beats) > 2
+    assert set(beats[:-1]) == {"beat 70 W GPU-0:2 ECC GPU-0:79"}
+    assert beats[-1] == "beat"
+
+
+def test_errors_are_kept_as_long_as_the_server_has_another_inventory():
+    world = World([found()], stop_at_s=16)
+    world.xids.append(XidSeen(uuid="GPU-0", xid=79, at=EPOCH))
+
+    def forget(told):
+        if isinstance(told, Heartbeat) and world.now == 5:
+            world.known = ""
+
+    world.answer = forget
+    assert [what for _, what in world.run()][:5] == [
+        "inventory of 2",
+        "beat GPU-0:79",
+        "inventory of 2",
+        "beat GPU-0:79",
+        "beat",
+    ]

@@ -8,16 +8,21 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hetero_airflow.agent import agent as agent_module
 from hetero_airflow.agent.agent import Agent
+from hetero_airflow.agent.error_watch import ErrorWatch
 from hetero_airflow.agent.link import Link, LinkDown, LinkRefused
 from hetero_airflow.agent.protocol import Code, Heartbeat, Report
 from hetero_airflow.agent.starting import StopSignals, key_path, open_link
 from hetero_airflow.agent.tokens import hash_secret
+from hetero_airflow.discovery.xid_watch import XidSeen
 from hetero_airflow.errors import IdentityError
+from hetero_airflow.executor.health_watch import HealthWatch
+from hetero_airflow.executor.host_health import HostHealth
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import Inventory, WorkerState
@@ -70,6 +75,7 @@ class Found:
 
     def __init__(self) -> None:
         self.next: list[Inventory] = [Inventory(worker=WORKER)]
+        self.xids: list[XidSeen] = []
 
     def poll(self) -> Inventory | None:
         return self.next.pop() if self.next else None
@@ -82,7 +88,9 @@ def running(server, enrolment, tmp_path, monkeypatch):
     monkeypatch.setattr(agent_module, "MAX_WAIT_S", 0.1)
     signals, found = StopSignals(), Found()
     link = link_to(server.url, tmp_path)
-    made = Agent("worker-a", "celery", found, NoLeases(), link, pause=signals.pause, rng=random.Random(1))
+    xids = SimpleNamespace(poll=lambda: [found.xids.pop() for _ in list(found.xids)])
+    ports = (found, NoLeases(), ErrorWatch(xids), link)
+    made = Agent("worker-a", "celery", *ports, pause=signals.pause, rng=random.Random(1))
     thread = threading.Thread(target=made.run)
     thread.start()
     yield found, signals, thread
@@ -164,6 +172,21 @@ def test_a_worker_is_there_within_a_heartbeat_and_its_changes_too(running, store
     changed = WORKER.model_copy(update={"labels": {"zone": "b"}})
     found.next.append(Inventory(worker=changed))
     until(lambda: store.snapshot().workers == (changed,))
+
+
+def test_a_gpu_that_falls_off_the_bus_is_out_within_a_heartbeat_until_a_scheduler_lets_it_back_in(running, store):
+    found, _, _ = running
+    until(lambda: store.snapshot().workers == (WORKER,))
+    found.xids.append(XidSeen(uuid="GPU-1", xid=79, at=datetime.now(UTC)))
+    until(lambda: store.snapshot().bars)
+    assert [device.id for device in store.snapshot().workers[0].devices if device.leasable] == ["cpu", "GPU-0"]
+    scheduler = HealthWatch(store, HostHealth("another host"))
+    scheduler.step(datetime.now(UTC))
+    assert store.snapshot().bars
+    for minutes in (1, 2):
+        scheduler.step(datetime.now(UTC) + timedelta(minutes=minutes))
+    assert store.snapshot().workers == (WORKER,)
+    assert store.health()["worker-a", "GPU-1"].strikes == 1
 
 
 def test_an_api_server_that_is_restarted_loses_nothing(running, server, store):

@@ -53,7 +53,7 @@ TELL = """
 import random
 import sys
 from pathlib import Path
-from hetero_airflow.agent import agent, link, lease_watch
+from hetero_airflow.agent import agent, error_watch, link, lease_watch
 from hetero_airflow.agent.starting import StopSignals, open_link
 from hetero_airflow.model.worker import Inventory
 from hetero_airflow.testing import a_worker
@@ -66,7 +66,8 @@ class Found:
 
 pause, rng = StopSignals().pause, random.Random(1)
 opened = open_link(sys.argv[1], "worker-a", Path(sys.argv[2]), sys.argv[3], pause=pause, rng=rng)
-agent.Agent("worker-a", "celery", Found(), lease_watch.LeaseWatch("worker-a"), opened, pause=pause, rng=rng).run()
+ports = (Found(), lease_watch.LeaseWatch("worker-a"), error_watch.ErrorWatch(), opened)
+agent.Agent("worker-a", "celery", *ports, pause=pause, rng=rng).run()
 """
 
 TASK = """

@@ -1,0 +1,68 @@
+"""What the host's drivers say against its devices, until the server knows it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from pydantic import ValidationError
+
+from hetero_airflow.agent.protocol import MAX_ERRORS, DeviceError, sane_readings
+from hetero_airflow.discovery.ecc_growth import EccGrowth
+from hetero_airflow.discovery.xid_watch import XidWatch, can_have_xids
+from hetero_airflow.model.worker import Inventory
+from hetero_airflow.recovery.health import RATES
+
+MAX_KEPT = max(rate.count for rate in RATES.values())
+"""Errors of one kind on one device that are kept, the newest: so a storm of one pushes no other out."""
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class ErrorWatch:
+    """One host's devices; nothing here blocks.
+
+    :param now: when ECC errors are noticed; each XID brings its own time
+    """
+
+    def __init__(self, xids: XidWatch | None = None, now: Callable[[], datetime] = _now) -> None:
+        self._xids, self._now = xids or XidWatch(), now
+        self._ecc = EccGrowth()
+        self._has_xids = False
+        self._kept: dict[tuple[str, int | None], deque[DeviceError]] = {}
+        """(device id, XID, or None for ECC) → its errors."""
+
+    def take_inventory(self, inventory: Inventory) -> None:
+        """Take note of what a discovery found."""
+        self._has_xids = can_have_xids(inventory.worker.devices)
+        for device_id, more in self._ecc.take(sane_readings(inventory.telemetry)):
+            self._keep(DeviceError(device_id=device_id, at=self._now(), ecc_errors=more))
+
+    def look(self) -> tuple[DeviceError, ...]:
+        """What the server does not know yet, oldest first, as much as one heartbeat takes."""
+        for seen in self._xids.poll() if self._has_xids else ():
+            with suppress(ValidationError):  # a number of a driver that is none
+                self._keep(DeviceError(device_id=seen.uuid, at=seen.at, xid=seen.xid))
+        kept = [error for errors in self._kept.values() for error in errors]
+        return tuple(sorted(kept, key=lambda error: error.at)[:MAX_ERRORS])
+
+    def forget(self, errors: Iterable[DeviceError]) -> None:
+        """The server knows these."""
+        for error in errors:
+            kept = self._kept.get((error.device_id, error.xid), ())
+            left = deque((one for one in kept if one != error), MAX_KEPT)
+            if left:
+                self._kept[error.device_id, error.xid] = left
+            else:
+                self._kept.pop((error.device_id, error.xid), None)
+
+    def close(self) -> None:
+        """End what runs beside."""
+        self._xids.close()
+
+    def _keep(self, error: DeviceError) -> None:
+        self._kept.setdefault((error.device_id, error.xid), deque(maxlen=MAX_KEPT)).append(error)

@@ -1,0 +1,109 @@
+"""What an agent keeps of its devices' errors until the server knows it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from hetero_airflow.agent.error_watch import MAX_KEPT, ErrorWatch
+from hetero_airflow.agent.protocol import MAX_ERRORS
+from hetero_airflow.discovery.xid_watch import XidSeen
+from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.worker import Inventory
+from hetero_airflow.testing import EPOCH, FakeClock, a_cpu, a_device, a_worker
+
+
+class Xids:
+    """What XidWatch is to the watch."""
+
+    def __init__(self):
+        self.news, self.polls, self.is_closed = [], 0, False
+
+    def poll(self):
+        self.polls += 1
+        news, self.news = self.news, []
+        return news
+
+    def close(self):
+        self.is_closed = True
+
+
+class Host:
+    """A watch over one host's devices, and what its driver says."""
+
+    def __init__(self, *devices):
+        self.xids, self.clock = Xids(), FakeClock()
+        self.watch = ErrorWatch(self.xids, self.clock.now)
+        self.worker = a_worker(devices=devices or (a_device(),))
+        self.see()
+
+    def see(self, **readings):
+        telemetry = tuple(Telemetry(device_id=name.replace("_", "-"), ecc_errors=n) for name, n in readings.items())
+        self.watch.take_inventory(Inventory(worker=self.worker, telemetry=telemetry))
+
+    def hear(self, *xids, uuid="GPU-0"):
+        self.xids.news += [XidSeen(uuid=uuid, xid=xid, at=self.clock.advance(1)) for xid in xids]
+
+    def told(self):
+        """(device, XID or number of ECC errors) of what is told, which the server takes."""
+        told = self.watch.look()
+        self.watch.forget(told)
+        return [(one.device_id, one.xid or f"{one.ecc_errors} ECC") for one in told]
+
+
+def test_xids_and_new_ecc_errors_are_told_until_they_are_known():
+    host = Host()
+    host.see(GPU_0=3)
+    host.see(GPU_0=5)
+    host.hear(79)
+    assert host.watch.look() == host.watch.look()
+    assert host.told() == [("GPU-0", "2 ECC"), ("GPU-0", 79)]
+    host.see(GPU_0=5)
+    assert host.told() == []
+
+
+def test_what_comes_while_the_server_is_told_is_told_next():
+    host = Host()
+    host.hear(63)
+    told = host.watch.look()
+    host.hear(63, 48)
+    host.watch.look()
+    host.watch.forget(told)
+    assert host.told() == [("GPU-0", 63), ("GPU-0", 48)]
+
+
+def test_a_storm_of_one_pushes_no_other_out():
+    host = Host()
+    host.hear(79, *[45] * 10_000)
+    assert host.told() == [("GPU-0", 79), *[("GPU-0", 45)] * MAX_KEPT]
+
+
+def test_what_is_too_much_for_one_heartbeat_comes_with_the_next():
+    host = Host()
+    host.hear(*range(1, MAX_ERRORS + 10))
+    assert [len(host.told()) for _ in range(3)] == [MAX_ERRORS, 9, 0]
+
+
+@pytest.mark.parametrize("xid", [-1, 10_001, 2**63])
+def test_a_number_that_is_no_xid_is_passed_over(xid):
+    host = Host()
+    host.hear(xid, 79)
+    assert host.told() == [("GPU-0", 79)]
+
+
+@pytest.mark.parametrize("device", [a_cpu(), a_device(simulated=True), a_device(vendor="amd")])
+def test_xids_are_listened_for_only_where_there_are_nvidia_gpus(device):
+    host = Host(device)
+    host.watch.look()
+    assert host.xids.polls == 0
+    host.watch.close()
+    assert host.xids.is_closed
+
+
+def test_each_error_has_the_time_at_which_it_was_noticed():
+    host = Host()
+    host.see(GPU_0=0)
+    host.clock.advance(30)
+    host.see(GPU_0=1)
+    assert [one.at for one in host.watch.look()] == [EPOCH + timedelta(seconds=30)]
