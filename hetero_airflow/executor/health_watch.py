@@ -3,7 +3,8 @@
 What counts, and for how long, is decided in `hetero_airflow.recovery.health`; what is remembered is in the store, which
 every scheduler reads and changes. So each may judge what it hears of any worker's devices, and one that starts anew
 goes on where the one before stood. Only a device's own host can try it: this one's are tried by `HostHealth`, those of
-another scheduler's host wait for that one, and a device of any other host is trusted untested after its quarantine.
+another scheduler's host wait for that one, and a device of any other host is trusted untested after its quarantine,
+once no task is on it.
 """
 
 from __future__ import annotations
@@ -124,14 +125,19 @@ def _errors_of(failure: Failure, task: str) -> list[ErrorSeen]:
 
 
 def _never_tried(snapshot: Snapshot) -> set[tuple[str, str]]:
-    """(worker id, device id) of the devices on whose hosts no scheduler runs, but for those that a probe finds sick."""
-    return {
-        (worker.id, device.id)
+    """(worker id, device id) of the devices on whose hosts no scheduler runs.
+
+    Without those that a probe finds sick, and those on which a task still is: it may be failing just now.
+    """
+    waiting = {
+        (worker.id, device_id)
         for worker in snapshot.workers
-        if not worker.is_of_scheduler
         for device in worker.devices
-        if not device.details.get(SICK)
+        if device.details.get(SICK) or snapshot.used(worker.id, device.id).milli
+        for device_id in (device.id, device.parent)
     }
+    others = (worker for worker in snapshot.workers if not worker.is_of_scheduler)
+    return {(worker.id, device.id) for worker in others for device in worker.devices} - waiting
 
 
 def _log_burn_in(device_id: str, result: BurnInResult) -> None:

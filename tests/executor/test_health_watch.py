@@ -255,6 +255,25 @@ def test_a_device_of_another_host_is_not_trusted_while_its_probe_finds_it_sick(h
     assert host.barred == []
 
 
+@pytest.mark.parametrize("is_mig", [False, True])
+def test_a_device_of_another_host_is_not_trusted_while_a_task_is_on_it(host, is_mig):
+    devices = (a_device("GPU-0"),)
+    if is_mig:
+        parent = a_device("GPU-0", leasable=False, problem="In MIG mode")
+        devices = (parent, a_device("MIG-0", partition="1g.10gb", parent="GPU-0"))
+    worker = a_worker("worker-b", devices, engine="celery")
+    host.store.record([WorkerSeen(worker), Submitted(a_pending("r1"))], EPOCH)
+    plan = Plan((a_place("r1", "worker-b", **{devices[-1].id: 1000}),))
+    (lease,) = host.store.commit(plan, EPOCH, EPOCH).leases
+    host.watch.report(a_failure(worker="worker-b"), "dag.a")
+    for _ in range(3):
+        host.step(60)
+    assert host.states == {"GPU-0": HealthState.PROBATION}
+    move_lease(host.store, lease.id, lease.token, LeaseState.RELEASED, host.clock.now())
+    host.step(5)
+    assert host.barred == []
+
+
 def test_a_device_of_another_schedulers_host_waits_for_that_one(host, burn_in):
     burn_in(PASSED)
     other = Host(store=host.store, worker_id="worker-b")
