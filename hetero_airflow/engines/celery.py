@@ -49,11 +49,16 @@ class CeleryEngine(RemoteEngine):
         self.executor.queued_tasks[workload.key] = workload
 
     def withdraw(self, key: Any) -> bool:
-        """Take back a task that was not yet sent; whether it was still there."""
+        """Take back a task that was not yet sent; whether it was still there.
+
+        Of one that was sent, the workers are told to pass it over; `collect` and `look` find out what came of it.
+        """
         was_there = self.executor.queued_tasks.pop(key, None) is not None
         if was_there:
             self.executor.places.pop(key, None)
             self.leases.withdraw(key)
+        else:
+            self._weather(lambda: self.executor.revoke(key))
         return was_there
 
     def collect(self) -> dict[Any, tuple[Any, Any]]:
@@ -84,7 +89,7 @@ class CeleryEngine(RemoteEngine):
         """A broker or a result backend that does not answer costs one warning, not the scheduler's loop."""
         try:
             step()
-        except Exception as error:  # noqa: BLE001  Celery's transports and backends raise what their libraries raise
+        except (Exception, AirflowTaskTimeout) as error:  # noqa: BLE001  transports and backends raise their libraries'
             text = f"{type(error).__name__}: {error}"
             if text != self._outage:
                 log.warning("Celery's broker or result backend does not answer: %s. What runs runs on.", text)
@@ -133,6 +138,19 @@ class RoutingCeleryExecutor(CeleryExecutor):
                 task_id=workload.ti.external_executor_id,
                 expires=START_S,
             )
+
+    def revoke(self, key: Any) -> None:
+        """Tell the workers to pass over what was sent and has not begun; one that does not hear it finds it void later.
+
+        A plain task is forgotten, as CeleryExecutor does; a placed one is followed, since its lease has to be freed.
+        """
+        sent = self.workloads.get(key)
+        if key not in self._placed:
+            self.workloads.pop(key, None)
+            self.running.discard(key)
+        if sent is not None:
+            with timeout(seconds=OPERATION_TIMEOUT):
+                self.celery_app.control.revoke(sent.task_id)
 
     def update_task_state(self, key: Any, state: str, info: Any) -> None:
         """Take note of Celery's state; a placed task that expired in its queue has not failed."""

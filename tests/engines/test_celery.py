@@ -1,5 +1,6 @@
 """The engine against a real Redis; the Celery worker is the test, which reads the queues."""
 
+import contextlib
 import json
 import time
 from datetime import UTC, datetime, timedelta
@@ -14,9 +15,11 @@ from airflow.executors.workloads.task import TaskInstanceDTO
 from airflow.providers.celery.executors import celery_executor_utils
 from airflow.utils.state import TaskInstanceState
 from celery import states
+from celery.contrib.testing.worker import start_worker
 
 from hetero_airflow.engines.celery import CeleryEngine
 from hetero_airflow.engines.engine import Liveness, Surroundings, Use
+from hetero_airflow.engines.queues import queue_of
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.sight import WorkerSight
 from hetero_airflow.testing import EPOCH, a_worker
@@ -87,6 +90,31 @@ def answer(engine, task, state):
     engine.executor.celery_app.backend.store_result(task.ti.external_executor_id, None, state)
 
 
+def state_of(engine, task):
+    """What a Celery worker has written there."""
+    return engine.executor.celery_app.backend.get_state(task.ti.external_executor_id)
+
+
+def wait_until(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def celery_worker(engine):
+    """A real one that hears what all workers are told; gives a function by which it begins to listen to a queue."""
+    app = engine.executor.celery_app
+    with start_worker(app, hostname="w1@host", queues=["elsewhere"], perform_ping_check=False, loglevel="warning"):
+        wait_until(lambda: app.control.ping(destination=["w1@host"], timeout=1))
+
+        def listen_to(queue):
+            assert app.control.add_consumer(queue, destination=["w1@host"], reply=True, timeout=20)
+
+        yield listen_to
+
+
 def liveness(engine, lease, state="running", seen_at=None):
     return engine.look([Use(lease, state, 100, "w1", seen_at, True)])[lease.id]
 
@@ -125,6 +153,27 @@ def test_what_was_not_yet_sent_can_be_withdrawn(engine, broker):
     engine.heartbeat()
     assert not engine.withdraw(task.key)
     assert queued(broker, "hetero.w1") == []
+
+
+@pytest.mark.parametrize("is_placed", [True, False])
+def test_a_worker_passes_over_what_was_sent_and_withdrawn(engine, is_placed):
+    """A placed task is followed until its lease is free; a plain one is forgotten, since Airflow sends it again."""
+    task, queue = a_task("a", "cpu"), "cpu"
+    if is_placed:
+        (task, lease), queue = place(engine), queue_of("w1")
+    else:
+        engine.hand_back(task)
+    engine.heartbeat()
+    engine.collect()
+    with celery_worker(engine) as listen_to:
+        assert not engine.withdraw(task.key), "it has left this process"
+        assert engine.has_task(task.ti) is is_placed
+        listen_to(queue)
+        wait_until(lambda: state_of(engine, task) in states.READY_STATES)
+    assert (state_of(engine, task), engine.collect()) == (states.REVOKED, {})
+    assert engine.executor.running == set()
+    if is_placed:
+        assert liveness(engine, lease, "queued") is Liveness.GONE
 
 
 def test_an_end_in_order_says_that_no_process_of_the_lease_is_left(engine):
@@ -177,6 +226,16 @@ def test_a_broker_that_is_away_fails_no_task_and_stops_nothing(engine, server):
         engine.hand_over(again, a_lease(again), WORKERS["w1"])
     engine.heartbeat()
     assert {state for state, _ in engine.collect().values()} == {TaskInstanceState.QUEUED}
+
+
+def test_what_was_sent_can_be_withdrawn_though_the_broker_is_away(engine, server):
+    task, lease = place(engine)
+    engine.heartbeat()
+    server.kill()
+    assert not engine.withdraw(task.key)
+    server.start()
+    assert engine.collect() == {task.key: (TaskInstanceState.QUEUED, task.ti.external_executor_id)}
+    assert liveness(engine, lease, "queued") is Liveness.UNKNOWN
 
 
 def test_a_task_of_a_dead_scheduler_is_followed(engine):
