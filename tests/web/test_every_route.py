@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
+from airflow.models.dag import DagModel
+from airflow.models.dagbundle import DagBundleModel
+from airflow.models.team import Team
 from fastapi.routing import APIRoute
 from local_airflow import USER, LocalAirflow
 from sqlalchemy import Engine, NullPool, create_engine
+from sqlalchemy.orm import Session
 
 from hetero_airflow.agent.protocol import HEARTBEAT_PATH, INVENTORY_PATH, PREFIX
 from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.plan import Plan
 from hetero_airflow.store.sql import SqlStore
 from hetero_airflow.store.store import Submitted, WorkerSeen
-from hetero_airflow.testing import EPOCH, a_pending, a_worker
+from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
 from tests.api_server import Speaker, make_app
 
 pytestmark = pytest.mark.system
 
 AGENTS = frozenset({"/agent/enrolment", INVENTORY_PATH, HEARTBEAT_PATH})
+TEAMS = ("red", "blue")
+USERS = f"{USER}:admin,nobody:,reader:viewer:red"
+"""Airflow's SimpleAuthManager takes ``name:role:team``; without a role, one may log in and nothing else."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -35,10 +44,26 @@ def routes() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
-    """Airflow's API server alone."""
-    dags = tmp_path_factory.mktemp("dags")
-    with LocalAirflow(tmp_path_factory.mktemp("airflow"), dags, components=["api-server"]) as made:
+    """Airflow's API server alone, with people who may see different things."""
+    settings = {"AIRFLOW__CORE__MULTI_TEAM": "True", "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": USERS}
+    home, dags = tmp_path_factory.mktemp("airflow"), tmp_path_factory.mktemp("dags")
+    made = LocalAirflow(home, dags, components=["api-server"], settings=settings)
+    made.run("db", "migrate")
+    add_teams(made.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"])
+    with made:
         yield made
+
+
+def add_teams(database: str) -> None:
+    """One DAG of each team; Airflow starts only if it knows its users' teams."""
+    with Session(create_engine(database, poolclass=NullPool)) as session:
+        bundles = [DagBundleModel(name=f"of-{team}") for team in TEAMS]
+        for team, bundle in zip(TEAMS, bundles, strict=True):
+            bundle.teams.append(Team(name=team))
+        session.add_all(bundles)
+        session.flush()
+        session.add_all(DagModel(dag_id=f"dag-{team}", bundle_name=f"of-{team}") for team in TEAMS)
+        session.commit()
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +74,17 @@ def engine(airflow: LocalAirflow) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def user_token(airflow: LocalAirflow) -> str:
-    login = {"username": USER, "password": airflow.password}
-    return httpx.post(f"{airflow.url}/auth/token", json=login, timeout=30).json()["access_token"]
+def tokens(airflow: LocalAirflow) -> dict[str, str]:
+    """By name, of everybody who can log in."""
+    passwords = json.loads((airflow.home / "passwords.json").read_text())
+    logins = [{"username": name, "password": password} for name, password in passwords.items()]
+    answers = [httpx.post(f"{airflow.url}/auth/token", json=login, timeout=30) for login in logins]
+    return {name: answer.json()["access_token"] for name, answer in zip(passwords, answers, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def user_token(tokens: dict[str, str]) -> str:
+    return tokens[USER]
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +118,14 @@ def test_no_user_speaks_for_a_worker(airflow, user_token, method, path):
     assert ask(airflow, method, path, user_token, content=b"{}").status_code in (401, 403)
     with httpx.Client(cookies={"_token": user_token}, timeout=30) as client:
         assert client.request(method, f"{airflow.url}{PREFIX}{path}", content=b"{}").status_code == 401
+
+
+@pytest.mark.parametrize(("method", "path"), [one for one in routes() if one[1] not in AGENTS])
+def test_whoever_may_not_see_airflows_jobs_reads_nothing(airflow, tokens, method, path):
+    assert ask(airflow, method, path, tokens["nobody"]).status_code == 403
+    with httpx.Client(cookies={"_token": tokens["nobody"]}, timeout=30) as client:
+        assert client.request(method, f"{airflow.url}{PREFIX}{path}").status_code == 403
+    assert ask(airflow, method, path, tokens["reader"]).status_code == 200, "who may see them is to read it"
 
 
 @pytest.mark.parametrize(("method", "path"), [one for one in routes() if one[1] not in AGENTS])
@@ -140,8 +181,18 @@ def test_people_see_what_would_help(airflow, user_token):
     assert (answer.json()["workers"], answer.json()["types"]) == (0, [])
 
 
-def test_of_the_queue_one_sees_the_dags_that_one_may_read(airflow, user_token, engine):
-    """The DAG is not one that Airflow knows, so nobody may read it; the next test reads the query itself."""
+def test_of_the_queue_each_sees_the_dags_that_he_may_read(airflow, tokens, engine):
+    """The third DAG is not one that Airflow knows, so nobody may read it."""
     store = SqlStore(engine)
-    store.record([WorkerSeen(a_worker("worker-q")), Submitted(a_pending("r1"))], EPOCH)
-    assert ask(airflow, "GET", "/queue", user_token).json() == {"waiting": [], "leases": []}
+    dags = ("dag-red", "dag-blue", "dag-unknown")
+    asked = [a_pending(f"{dag}-{what}", dag_id=dag) for dag in dags for what in ("runs", "waits")]
+    store.record([WorkerSeen(a_worker("worker-q")), *map(Submitted, asked)], EPOCH)
+    places = [a_place(f"{dag}-runs", "worker-q", **{"GPU-0": 300}) for dag in dags]
+    store.commit(Plan(tuple(places)), EPOCH, EPOCH + timedelta(minutes=1))
+
+    def seen(name: str) -> dict[str, list[str]]:
+        queue = ask(airflow, "GET", "/queue", tokens[name]).json()
+        return {part: sorted(row["dag_id"] for row in rows) for part, rows in queue.items()}
+
+    assert seen("reader") == {"waiting": ["dag-red"], "leases": ["dag-red"]}
+    assert seen(USER) == {"waiting": ["dag-blue", "dag-red"], "leases": ["dag-blue", "dag-red"]}
