@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.chaos import faults_checkpoints, faults_processes, faults_s3
+from tests.chaos import faults_checkpoints, faults_example, faults_processes, faults_s3
 from tests.chaos.scene import Injury, Scene, Training
 
 Fault = Callable[[Scene], tuple[Training, Injury]]
@@ -25,6 +25,7 @@ FAULTS: dict[str, Fault] = {
         faults_processes.stopped_task,
         faults_processes.hung_task,
         faults_processes.stopped_worker,
+        faults_example.example,
         faults_checkpoints.preemption,
         faults_checkpoints.publishing,
         faults_checkpoints.truncated,
@@ -39,6 +40,7 @@ POSTGRES_ONLY = {"database", "database_kill"}
 
 ALONE = {
     "scheduler", "scheduler_host", "triggerer", "api_server", "database", "database_kill", "preemption",
+    "example",
 }  # fmt: skip
-"""Strike Airflow as a whole, or take devices from whoever has them: one at a time. The others strike one training each,
-and several seeds' trainings run side by side."""
+"""Strike Airflow as a whole, take devices from whoever has them, or train with all that PyTorch brings: one at a time.
+The others strike one training each, and several seeds' trainings run side by side."""

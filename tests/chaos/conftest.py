@@ -21,6 +21,7 @@ from tests.chaos.scene import Scene
 from tests.chaos.table import Table
 from tests.checkpoints.test_object_store_faults import Proxy
 from tests.postgres_server import running_postgres
+from tests.system.fleet_runs import with_example
 
 HERE = Path(__file__).parent
 BACKEND = os.environ.get("CHAOS_BACKEND") or "postgres"
@@ -41,6 +42,7 @@ SETTINGS = {
     "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
     "AIRFLOW__CORE__PARALLELISM": "24",
     "AIRFLOW__CORE__MAX_ACTIVE_TASKS_PER_DAG": "100",
+    "OMP_NUM_THREADS": "1",  # on a busy host, the threads of several trainings wait for each other
 }
 S3 = {
     "AWS_ACCESS_KEY_ID": "testing",
@@ -125,7 +127,8 @@ def chaos_airflow(tmp_path_factory: pytest.TempPathFactory, s3: Proxy) -> Iterat
     with contextlib.ExitStack() as stack:
         postgres = stack.enter_context(running_postgres()) if BACKEND == "postgres" else None
         database = postgres.url if postgres else f"sqlite:///{home}/airflow.db"
-        airflow = LocalAirflow(home, HERE / "dags", simulated=SIMULATED, settings=settings, database=database)
+        dags = with_example(home / "dags", "train_resumable.py", beside=HERE / "dags")
+        airflow = LocalAirflow(home, dags, simulated=SIMULATED, settings=settings, database=database)
         for name in KEY:
             del airflow.environment[name]
         stack.enter_context(airflow)

@@ -102,9 +102,7 @@ class Training:
         self.airflow.wait_until(lambda: len(self.entries()) >= count, f"{count} checkpoints", PATIENCE_S, 0.05)
 
     def is_over(self) -> bool:
-        return bool(
-            self.airflow.tasks(self.dag_id, self.run_id)[0]["state"] in ("success", "failed", "upstream_failed")
-        )
+        return self.task()["state"] in ("success", "failed", "upstream_failed")
 
     def task(self) -> dict[str, Any]:
         return self.airflow.tasks(self.dag_id, self.run_id)[0]

@@ -9,9 +9,9 @@ from tests.system.conftest import HERE
 EXAMPLES = HERE.parents[1] / "dags"
 
 
-def with_example(folder: Path, name: str) -> Path:
-    """The folder with the fleet's DAG files and one of the project's own, unchanged."""
-    shutil.copytree(HERE / "fleet_dags", folder, ignore=shutil.ignore_patterns("__pycache__"))
+def with_example(folder: Path, name: str, beside: Path = HERE / "fleet_dags") -> Path:
+    """The folder with the fleet's DAG files, or others, and one of the project's own, unchanged."""
+    shutil.copytree(beside, folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(EXAMPLES / name, folder)
     return folder
 
