@@ -28,7 +28,8 @@ def pytest_collection_modifyitems(items):
 def airflow(tmp_path_factory):
     """Airflow on SQLite with HeteroExecutor alone, two simulated GPUs and two simulated NPUs."""
     home = tmp_path_factory.mktemp("airflow")
-    with LocalAirflow(home, HERE / "dags", simulated=SIMULATED, settings=QUICK) as airflow:
+    settings = {**QUICK, "AIRFLOW__HETERO__HANG_TIMEOUT_S": "10", "AIRFLOW__HETERO__GRACE_S": "10"}
+    with LocalAirflow(home, HERE / "dags", simulated=SIMULATED, settings=settings) as airflow:
         yield airflow
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 
 import psutil
@@ -86,6 +87,20 @@ def test_a_task_whose_supervisor_is_to_end_saves_first_and_goes_on_with_the_same
     log = airflow.log_text("saving", run_id, "saving")
     assert "Its worker shuts down: the task is told to save and end" in log
     assert f"Going on after step {result['first'] - 1} of 60" in log
+
+
+def test_a_task_that_deadlocks_shows_where_and_goes_on_from_its_checkpoint_with_the_same_try(airflow):
+    run_id = airflow.trigger("deadlocking")
+    try_number, result = is_over(airflow, "deadlocking", run_id)
+    assert (try_number, result["is_whole"], result["first"] > 0) == (1, True, True)
+    log = airflow.log_text("deadlocking", run_id, "deadlocking")
+    stacks = log.partition("The task does nothing: no step, no use of its devices or cores. Its stacks follow")[2]
+    shown, after = stacks.split("The task hangs: it is told to save and end")
+    assert re.search(
+        r"system_dags\.py\", line \d+ in wait_for_itself\n.*system_dags\.py\", line \d+ in deadlocking\n", shown
+    )
+    assert "The task did not save and end in time: it is stopped" in after
+    assert f"Going on after step {result['first'] - 1} of 10" in after
 
 
 @pytest.mark.parametrize(("dag_id", "goes_on"), [("saving", False), ("resuming", True)])

@@ -1,6 +1,7 @@
 """DAGs of the system tests; each task tells when it ran and on what."""
 
 import os
+import threading
 import time
 from datetime import timedelta
 
@@ -134,6 +135,31 @@ with DAG("saving", schedule=None, params={**LENGTH, "device": "h100"}):
         return count(params, dag_run)
 
     saving()
+
+
+def wait_for_itself():
+    lock = threading.Lock()
+    with lock:
+        lock.acquire()
+
+
+with DAG("deadlocking", schedule=None):
+
+    @task.device(device="gpu", retries=0)
+    def deadlocking(dag_run=None):
+        from hetero_airflow.runtime import checkpoint
+
+        marker = f"{os.environ['AIRFLOW_HOME']}/{dag_run.run_id.replace(':', '')}.deadlocked"
+        state, first = Count(), None
+        for step in checkpoint.steps(10, every=1, state={"count": state}):
+            first = step if first is None else first
+            if step == 5 and not os.path.exists(marker):
+                open(marker, "w").close()
+                wait_for_itself()
+            state.steps.append(step)
+        return {"first": first, "is_whole": state.steps == list(range(10))}
+
+    deadlocking()
 
 with DAG("urgent", schedule=None):
     DevicePythonOperator(
