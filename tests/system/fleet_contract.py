@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.system.fleet_runs import finish, notes, run, start_training
+from tests.system.fleet_runs import finish, leases, newest_checkpoint, notes, rows, run, start_training
 from tests.system.overlaps import overlaps
 
 WORKERS = {"w1": "nvidia/h100-80gb:2,ascend/910b:2", "w2": "nvidia/h100-80gb:2"}
@@ -98,6 +98,50 @@ class FleetContract:
         ]
         assert stale == [], "the old process went on for longer than its worker needs to find out"
         fleet.wait_for(first["worker"])
+
+    @pytest.mark.fleet
+    def test_a_gang_trains_with_a_rank_on_each_worker(self, fleet):
+        run_id = run(fleet, "gang", {"name": "gang", "steps": 10}, timeout_s=240)
+        begun = {line["rank"]: line for line in notes(fleet, "gang", "start")}
+        assert {rank: line["size"] for rank, line in begun.items()} == {0: 2, 1: 2}
+        assert {line["worker"] for line in begun.values()} == {"w1", "w2"}
+        assert fleet.airflow.xcom("gang", run_id, "train", 0) == 2.0 * 10, "what both have added, step by step"
+        assert rows(fleet, run_id) == {0: ("success", 1), 1: ("success", 1)}
+        for rank in (0, 1):
+            log = fleet.airflow.log_text("gang", run_id, "train", map_index=rank)
+            assert f"Worker {rank} of 2 of gang gang.train[0-1] ({run_id}) #1" in log
+
+    @pytest.mark.fleet
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_a_gang_that_loses_a_worker_stops_and_goes_on_whole_when_it_is_back(self, fleet, rank):
+        """Rank 0 is the one whom the others meet, and who saves."""
+        name, steps = f"gang{rank}", 40
+        run_id = fleet.airflow.trigger("gang", {"name": name, "steps": steps})
+        fleet.airflow.wait_until(lambda: len(notes(fleet, name)) >= 12, "the gang to step", 120)
+        lost = next(line["worker"] for line in notes(fleet, name, "start") if line["rank"] == rank)
+        at = fleet.kill_worker(lost)
+        fleet.airflow.wait_until(lambda: not leases(fleet, "gang"), "the gang to have given all back", 120)
+        print(f"worker of rank {rank} killed: all devices given back after {time.time() - at:.1f} s")
+        fleet.airflow.wait_until(
+            lambda: rows(fleet, run_id) == {0: ("queued", 1), 1: ("queued", 1)}, "both to be held", 120
+        )
+        before, saved = notes(fleet, name), newest_checkpoint(fleet, "gang", "train")
+        assert len(notes(fleet, name, "start")) == 2, "one began again without the other"
+        back = time.time()
+        fleet.restart_worker(lost)
+        fleet.wait_for(lost)
+        assert fleet.airflow.wait_for_run("gang", run_id, 240) == "success"
+        first, second = notes(fleet, name, "start")[:2], notes(fleet, name, "start")[2:]
+        print(f"worker is back: both ranks train after {max(line['at'] for line in second) - back:.1f} s")
+        assert sorted(line["rank"] for line in second) == [0, 1]
+        assert {line["worker"] for line in second} == {"w1", "w2"}
+        assert {line["gang"] for line in first}.isdisjoint(line["gang"] for line in second)
+        assert min(line["token"] for line in second) > max(line["token"] for line in first)
+        after = notes(fleet, name)[len(before) :]
+        begun = {line["rank"]: line["step"] for line in reversed(after)}
+        assert begun == {0: saved + 1, 1: saved + 1}, "both from the last checkpoint"
+        assert fleet.airflow.xcom("gang", run_id, "train", 0) == 2.0 * steps, "a step is missing, or was counted twice"
+        assert rows(fleet, run_id) == {0: ("success", 1), 1: ("success", 1)}
 
     @pytest.mark.fleet
     def test_drain_on_sigterm_lets_the_task_finish(self, fleet):

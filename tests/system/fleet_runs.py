@@ -32,6 +32,23 @@ def tries(fleet, dag_id, run_id):
     return [ti["try_number"] for ti in fleet.airflow.tasks(dag_id, run_id)]
 
 
+def rows(fleet, run_id, dag_id="gang"):
+    """Map index → state and try number."""
+    return {ti["map_index"]: (ti["state"], ti["try_number"]) for ti in fleet.airflow.tasks(dag_id, run_id)}
+
+
+def leases(fleet, dag_id):
+    """The leases that tasks of a DAG hold."""
+    found = fleet.airflow.store().snapshot()
+    return [one for one in found.leases if found.holders[one.request_id].dag_id == dag_id]
+
+
+def newest_checkpoint(fleet, dag_id, task_id):
+    """The step of the checkpoint that a task published last."""
+    path = fleet.airflow.home / "checkpoints" / dag_id / task_id / "newest.json"
+    return json.loads(path.read_text())["entry"]["step"]
+
+
 def start_training(fleet, name, steps=60):
     """A training that has taken some steps; its run."""
     run_id = fleet.airflow.trigger("train", {"name": name, "steps": steps})

@@ -1,23 +1,16 @@
 """DAGs that run on workers of a fleet; each task notes what it used, where and when."""
 
-import json
 import os
 import time
-from pathlib import Path
 
 from airflow.sdk import DAG, task
+from fleet_notes import note
 
-from hetero_airflow.operators import DeviceBashOperator, DevicePythonOperator
+from hetero_airflow.operators import DeviceBashOperator, DevicePythonOperator, TorchrunOperator
 from hetero_airflow.runtime import checkpoint, current_lease
 
 AT_PARSE = os.environ.get("CUDA_VISIBLE_DEVICES")
 """What a framework that is imported at the top of the file would see."""
-
-
-def note(**what):
-    line = json.dumps({**what, "pid": os.getpid(), "at": time.time()})
-    with Path(os.environ["AIRFLOW_HOME"], "notes.jsonl").open("a") as file:
-        file.write(line + "\n")
 
 
 def use(name, seconds):
@@ -87,3 +80,13 @@ with DAG("train", schedule=None, params={"name": "train", "steps": 60}):
         return train(params["name"], params["steps"])
 
     train_on()
+
+with DAG("gang", schedule=None, params={"name": "gang", "steps": 10}):
+    TorchrunOperator.partial(
+        task_id="train",
+        script="gang_training.py",
+        args=["{{ params.name }}", "{{ params.steps }}"],
+        device="h100:2",  # as many as each worker has: the ranks can't share one
+        processes=1,
+        retries=0,
+    ).expand(node_rank=range(2))

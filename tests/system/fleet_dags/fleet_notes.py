@@ -1,0 +1,12 @@
+"""What tasks of a fleet note: a line each, which the tests read."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+
+def note(**what):
+    line = json.dumps({**what, "pid": os.getpid(), "at": time.time()})
+    with Path(os.environ["AIRFLOW_HOME"], "notes.jsonl").open("a") as file:
+        file.write(line + "\n")
