@@ -1,16 +1,24 @@
 """Two Celery workers with agents, a real Redis and PostgreSQL: nothing is leased twice, nothing lost."""
 
 import time
+from contextlib import suppress
 
 import pytest
+from sqlalchemy import NullPool, create_engine
 
+from tests import lease_audit
 from tests.celery_fleet import running_fleet
 from tests.system.conftest import QUICK
 from tests.system.fleet_contract import WORKERS, FleetContract
 from tests.system.fleet_runs import finish, start_training, tries, with_example
+from tests.system.overlaps import overlaps
+from tests.system.scheduler_jobs import newest_scheduler, owned_tasks
 
 # As soon as the others of `QUICK`, but what was sent is to be good for longer than a message waits at most.
 SETTINGS = {**QUICK, "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "60", "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False"}
+
+BEGUN = ("queued", "running", "success")
+MOST_RUNS = 12
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +28,20 @@ def fleet(tmp_path_factory, make_postgres_database):
     with running_fleet(home, dags, make_postgres_database(), WORKERS, SETTINGS) as fleet:
         fleet.add_plain("w0")
         yield fleet
+
+
+@pytest.fixture
+def two_schedulers(fleet):
+    """The job ids of the scheduler that is there anyhow, and of ``scheduler-2``, which is not there afterwards."""
+    engine = create_engine(fleet.airflow.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"], poolclass=NullPool)
+    first = newest_scheduler(engine)
+    fleet.airflow.launch("scheduler-2", "scheduler")
+    try:
+        fleet.airflow.wait_until(lambda: newest_scheduler(engine) > first, "the second scheduler to begin", 120)
+        yield engine, first, newest_scheduler(engine)
+    finally:
+        with suppress(KeyError):
+            fleet.airflow.kill("scheduler-2")
 
 
 class TestCelery(FleetContract):
@@ -33,3 +55,42 @@ class TestCelery(FleetContract):
         finish(fleet, "brokerless", run_id, 40)
         assert fleet.airflow.wait_for_run("long", later, 120) == "success"
         assert tries(fleet, "long", later) == [1]
+
+    @pytest.mark.fleet
+    def test_kill_9_of_one_of_two_schedulers_leaves_its_tasks_to_the_other(self, fleet, two_schedulers):
+        engine, first, second = two_schedulers
+        fleet.airflow.wait_until_freed()
+        lease_audit.audit(engine)
+        runs = [fleet.airflow.trigger("spread")]
+
+        def of_second():
+            """What the second one holds and what it has started, once each of the two has started some."""
+            tasks = owned_tasks(engine, "spread", runs)
+            waiting = {one.id for one in fleet.airflow.store().snapshot().pending}
+            held = {id_ for id_, one in tasks.items() if one.scheduler == second and id_ in waiting}
+            running = {id_ for id_, one in tasks.items() if one == (second, "running", 1)}
+            is_one_sided = not held or first not in {one.scheduler for one in tasks.values()}
+            if is_one_sided and all(one.state in BEGUN for one in tasks.values()) and len(runs) < MOST_RUNS:
+                runs.append(fleet.airflow.trigger("spread"))  # which of them queues a run's tasks is chance
+            started = {one.scheduler for one in tasks.values() if one.state in ("running", "success")}
+            return (held, running) if held and running and started == {first, second} else None
+
+        held, running = fleet.airflow.wait_until(of_second, "both schedulers to have tasks", 240)
+        fleet.airflow.kill("scheduler-2")
+        at = time.time()
+        left = owned_tasks(engine, "spread", runs)
+        shares = {job: sum(one.scheduler == job for one in left.values()) for job in (first, second)}
+        print(f"tasks queued by each scheduler at the kill: {shares}; held {len(held)}, running {len(running)}")
+        for run_id in runs:
+            assert fleet.airflow.wait_for_run("spread", run_id, 240) == "success"
+        print(f"all {8 * len(runs)} tasks were over {time.time() - at:.1f} s after the kill")
+        tasks = owned_tasks(engine, "spread", runs)
+        assert len(tasks) == 8 * len(runs)
+        assert {(one.state, one.try_number) for one in tasks.values()} == {("success", 1)}
+        orphans = [id_ for id_ in held if left[id_] == (second, "queued", 1)]
+        assert orphans, "it had started them all before it was killed"
+        assert {tasks[id_].scheduler for id_ in orphans} == {first}
+        uses = [fleet.airflow.xcom("spread", run_id, "use", number) for run_id in runs for number in range(8)]
+        assert {use["worker"] for use in uses} == {"w1", "w2"}
+        assert overlaps(uses) == []
+        assert lease_audit.overlaps(engine) == []

@@ -22,7 +22,7 @@ def use(name, seconds):
     time.sleep(seconds)
     note(**about, what="end")
     ids = [f"{lease.worker}/{id_}" for id_ in lease.ids]
-    return {"ids": ids, "milli": 1000, "start": start, "end": time.time(), "worker": lease.worker,
+    return {"ids": ids, "kind": lease.kind, "milli": 1000, "start": start, "end": time.time(), "worker": lease.worker,
             "visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "at_parse": AT_PARSE}  # fmt: skip
 
 
