@@ -25,7 +25,7 @@ from typing import Any
 from airflow.sdk.api.client import ServerResponseError
 from airflow.sdk.api.datamodels._generated import TaskInstanceState, TaskStateStoreResponse
 from airflow.sdk.configuration import conf
-from airflow.sdk.execution_time.comms import RescheduleTask, StartupDetails
+from airflow.sdk.execution_time.comms import RescheduleTask, RetryTask, StartupDetails
 from airflow.sdk.execution_time.coordinator import BaseCoordinator
 from airflow.sdk.execution_time.supervisor import (
     SERVER_TERMINATED,
@@ -114,6 +114,8 @@ class DeviceSupervisor(ActivitySubprocess):
     _oom_kills: int | None = None
     _epoch = 0
     """The task instance's `max_tries`."""
+    _hung_end: RescheduleTask | None = None
+    """How a task that was stopped since it hung asked to go on: whether it does is for the rules to say."""
 
     def look_after(self, lease: TaskLease, folder: Path) -> None:
         """From the next heartbeat on."""
@@ -168,7 +170,10 @@ class DeviceSupervisor(ActivitySubprocess):
                 os.kill(pid, number)
 
     def _send_terminal_state_msg(self, msg: Any) -> None:
-        if self._lease is None or self._is_of_the_task():
+        has_hung = self._lease is not None and self._watch.hung_s is not None
+        if has_hung and self._hung_end is None and isinstance(msg, RescheduleTask):
+            self._hung_end = msg
+        elif self._lease is None or self._is_of_the_task():
             super()._send_terminal_state_msg(msg)
         else:
             self._pending_terminal_state_msg = None
@@ -198,7 +203,7 @@ class DeviceSupervisor(ActivitySubprocess):
         if self._lease is not None and is_unsaid and not self._is_of_the_task():
             return
         has_said = self._terminal_state is not None or self._pending_terminal_state_msg is not None
-        if self._lease is None or has_said or self.final_state not in _UNSAID:
+        if self._lease is None or has_said or (self.final_state not in _UNSAID and self._hung_end is None):
             super().update_task_state_if_needed()  # type: ignore[no-untyped-call]
             return
         now = datetime.now(UTC)
@@ -206,7 +211,7 @@ class DeviceSupervisor(ActivitySubprocess):
             decision = judge_end(self._evidence(), self._lease, self._epoch, _States(self.client, self.id), now)
         except Exception as error:  # noqa: BLE001  whatever the API answers, the end of the task must be told
             self.process_log.warning("How the task ended can't be put on record; left to its retries", error=str(error))
-            super().update_task_state_if_needed()  # type: ignore[no-untyped-call]
+            self._leave_to_retries(now)
             return
         self.process_log.warning(decision.words)
         if isinstance(decision, Requeue):
@@ -214,11 +219,22 @@ class DeviceSupervisor(ActivitySubprocess):
                 RescheduleTask(reschedule_date=now + timedelta(seconds=decision.delay_s), end_date=now)
             )
         elif isinstance(decision, Fail):
-            self.client.task_instances.finish(
-                id=self.id, state=TaskInstanceState.FAILED, when=now, rendered_map_index=self._rendered_map_index
-            )
+            self._fail(now)
         else:
+            self._leave_to_retries(now)
+
+    def _leave_to_retries(self, now: datetime) -> None:
+        if self._hung_end is None:
             super().update_task_state_if_needed()  # type: ignore[no-untyped-call]
+        elif self._should_retry:
+            self._send_terminal_state_msg(RetryTask(end_date=now))
+        else:
+            self._fail(now)
+
+    def _fail(self, now: datetime) -> None:
+        self.client.task_instances.finish(
+            id=self.id, state=TaskInstanceState.FAILED, when=now, rendered_map_index=self._rendered_map_index
+        )
 
     def _evidence(self) -> Evidence:
         kills = oom_kills(os.getpid())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -33,6 +34,8 @@ class Api:
         self.heartbeat = HTTPStatus.NO_CONTENT
         self.said = []
         """What was told of the end of the task."""
+        self.states = {}
+        """The task state store."""
 
     def answer(self, request):
         what = request.url.path.rpartition("/")[2]
@@ -47,6 +50,9 @@ class Api:
             return httpx.Response(self.heartbeat, json={"detail": {"reason": "running_elsewhere"}})
         if what == "state":
             self.said.append(request.read().decode())
+            return httpx.Response(204)
+        if request.method == "PUT" and "/store/" in request.url.path:
+            self.states[what] = json.loads(request.read())["value"]
             return httpx.Response(204)
         return httpx.Response(404, json={"detail": {"reason": "not_found"}})
 
@@ -130,3 +136,20 @@ def test_where_airflow_can_not_be_asked_it_is_told_as_ever(start, api):
     process = start(dies)
     process.wait()
     assert len(api.said) == 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [({}, "up_for_reschedule"), ({"hung": {"action": "fail"}}, "failed"), ({"hung": {"action": "retry"}}, "failed")],
+)
+def test_whether_a_task_that_hung_goes_on_is_for_the_rules_to_say(start, api, monkeypatch, rule, said):
+    monkeypatch.setenv("AIRFLOW__HETERO__RECOVERY_RULES", json.dumps(rule))
+    process = start(lambda: None)
+    process._watch.hung_s = 900.0
+    process._send_terminal_state_msg(RescheduleTask(reschedule_date=NOW, end_date=NOW))
+    assert api.said == []
+    assert process.wait() == 0
+    (told,) = api.said
+    assert f'"{said}"' in told
+    (failure,) = api.states["hetero.failures"]
+    assert failure["failure_class"] == "hung"

@@ -100,6 +100,8 @@ def test_a_task_that_deadlocks_shows_where_and_goes_on_from_its_checkpoint_with_
         r"system_dags\.py\", line \d+ in wait_for_itself\n.*system_dags\.py\", line \d+ in deadlocking\n", shown
     )
     assert "The task did not save and end in time: it is stopped" in after
+    assert "It hung (" in after
+    assert "requeued at once, for the 1st time of 2, without using a retry" in after
     assert f"Going on after step {result['first'] - 1} of 10" in after
 
 
