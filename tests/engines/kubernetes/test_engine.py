@@ -284,9 +284,11 @@ def test_a_pod_that_is_killed_for_its_memory_is_not_reported_and_tells_its_limit
     assert cluster.engine.words(lease.id) == f"pod default/{name} (oom killed)"
 
 
-def test_a_pod_of_an_earlier_lease_that_is_killed_for_its_memory_says_nothing_of_the_present_one(cluster):
+def test_a_pod_of_an_earlier_lease_that_is_killed_for_its_memory_says_nothing_of_the_present_one(cluster, monkeypatch):
     key, earlier, first = cluster.started()
-    cluster.engine._sites[0].end_lease(earlier.id)
+    site = cluster.engine._sites[0]
+    monkeypatch.setattr(site.executor.kube_config, "delete_worker_pods_on_failure", True)
+    site.end_lease(earlier.id)
     second = earlier.model_copy(update={"id": f"{earlier.request_id}.later", "token": earlier.token + 1})
     cluster.hand_over(lease=second, name=key.task_id)
     cluster.engine.heartbeat()
