@@ -116,6 +116,8 @@ class DeviceSupervisor(ActivitySubprocess):
     """The task instance's `max_tries`."""
     _hung_end: RescheduleTask | None = None
     """How a task that was stopped since it hung asked to go on: whether it does is for the rules to say."""
+    _is_judged = False
+    """Whether they have said it."""
 
     def look_after(self, lease: TaskLease, folder: Path) -> None:
         """From the next heartbeat on."""
@@ -171,7 +173,7 @@ class DeviceSupervisor(ActivitySubprocess):
 
     def _send_terminal_state_msg(self, msg: Any) -> None:
         has_hung = self._lease is not None and self._watch.hung_s is not None
-        if has_hung and self._hung_end is None and isinstance(msg, RescheduleTask):
+        if has_hung and not self._is_judged and isinstance(msg, RescheduleTask):
             self._hung_end = msg
         elif self._lease is None or self._is_of_the_task():
             super()._send_terminal_state_msg(msg)
@@ -206,7 +208,7 @@ class DeviceSupervisor(ActivitySubprocess):
         if self._lease is None or has_said or (self.final_state not in _UNSAID and self._hung_end is None):
             super().update_task_state_if_needed()  # type: ignore[no-untyped-call]
             return
-        now = datetime.now(UTC)
+        now, self._is_judged = datetime.now(UTC), True
         try:
             decision = judge_end(self._evidence(), self._lease, self._epoch, _States(self.client, self.id), now)
         except Exception as error:  # noqa: BLE001  whatever the API answers, the end of the task must be told
@@ -221,13 +223,13 @@ class DeviceSupervisor(ActivitySubprocess):
         elif isinstance(decision, Fail):
             self._fail(now)
         else:
-            self._leave_to_retries(now)
+            self._leave_to_retries(now, decision.delay_s)
 
-    def _leave_to_retries(self, now: datetime) -> None:
+    def _leave_to_retries(self, now: datetime, delay_s: float | None = None) -> None:
         if self._hung_end is None:
             super().update_task_state_if_needed()  # type: ignore[no-untyped-call]
         elif self._should_retry:
-            self._send_terminal_state_msg(RetryTask(end_date=now))
+            self._send_terminal_state_msg(RetryTask(end_date=now, retry_delay_seconds=delay_s))
         else:
             self._fail(now)
 

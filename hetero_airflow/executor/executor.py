@@ -225,9 +225,10 @@ class HeteroExecutor(BaseExecutor):
                 has_failed = state == TaskInstanceState.FAILED
                 if (has_failed and self._keeper.is_lost(key)) or self._keeper.survives(key, failed=has_failed):
                     continue
+                is_told = key in self._dispatcher.held or self._keeper.is_to_run_again(key)
                 self._keeper.end(key, "the task ended")
                 is_over = True
-                if key not in self._dispatcher.held:
+                if not is_told:
                     super().change_state(key, state, info)
         return is_over
 

@@ -147,6 +147,13 @@ class LeaseKeeper:
         """Whether a cluster says that a task was lost: then `watch` concludes what follows, and no report of an end."""
         return loss_of(self._engine, self.running[key].lease) is not None
 
+    def is_to_run_again(self, key: Any) -> bool:
+        """Whether Airflow is about to queue the task anew, so that it would take any end for that of the coming run."""
+        try:
+            return self._process(self.running[key].lease).state == TaskInstanceState.SCHEDULED
+        except SQLAlchemyError:
+            return False
+
     def watch(self, now: datetime) -> None:
         """Renew the leases of what runs, and find what was lost."""
         self._now = now

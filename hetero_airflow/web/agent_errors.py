@@ -13,7 +13,10 @@ from hetero_airflow.recovery.xids import ErrorClass, classify_xid
 from hetero_airflow.store.store import HealthChanged
 
 OLDEST = timedelta(days=1)
-"""An error of before that counts as of then, and one of the future as of now: so no clock bars a device for ever."""
+"""An error of before that counts as of then, and one of the future as of now: so no clock bars a device for ever.
+
+One that takes the device out at once does so from now on: its quarantine would be over if it is told late.
+"""
 
 
 def changes_of(worker_id: str, told: Iterable[DeviceError], now: datetime) -> tuple[HealthChanged, ...]:
@@ -22,9 +25,9 @@ def changes_of(worker_id: str, told: Iterable[DeviceError], now: datetime) -> tu
 
 
 def _seen(error: DeviceError, now: datetime) -> ErrorSeen:
-    at = min(max(error.at, now - OLDEST), now)
     if error.xid is not None:
         error_class, text = classify_xid(error.xid)
     else:
         error_class, text = ErrorClass.FATAL, ecc_text(error.ecc_errors or 0)
+    at = now if error_class is ErrorClass.FATAL else min(max(error.at, now - OLDEST), now)
     return ErrorSeen(error.device_id, error_class, text, at, source=f"{text} at {error.at.isoformat()}")

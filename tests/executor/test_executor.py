@@ -190,6 +190,16 @@ def test_adoption_takes_what_can_be_seen_and_returns_the_rest(bench, executor, m
     assert heir.keeper.running["a"] is begun, "asked to adopt its own, it does not begin anew"
 
 
+def test_the_end_of_a_run_is_not_told_of_a_task_that_is_about_to_be_queued_anew(bench, executor):
+    """Its supervisor sent it back, and a pool or a limit keeps it from the queue."""
+    id_ = start(bench)
+    bench.engine.events = {"a": (SUCCESS, None)}
+    bench.tasks.rows[id_] = TaskProcess("scheduled", 100, "here", bench.clock.now())
+    executor.heartbeat()
+    assert executor.get_event_buffer() == {}
+    assert "a" not in bench.keeper.running
+
+
 def test_a_cluster_is_told_under_which_lease_a_task_runs_that_is_adopted(bench, executor, make_bench):
     id_ = start(bench)
     heir = make_bench(bench.store)

@@ -153,3 +153,11 @@ def test_whether_a_task_that_hung_goes_on_is_for_the_rules_to_say(start, api, mo
     assert f'"{said}"' in told
     (failure,) = api.states["hetero.failures"]
     assert failure["failure_class"] == "hung"
+
+
+def test_one_that_hung_and_had_to_be_killed_goes_on_too(start, api):
+    process = start(dies)
+    process._watch.hung_s = 900.0
+    process.wait()
+    (told,) = api.said
+    assert '"up_for_reschedule"' in told
