@@ -62,6 +62,9 @@ def fleet(plane, tmp_path_factory, make_postgres_database):
 def gpus(fleet):
     for name in ("gpu-1", "gpu-2"):
         fleet.nodes.add(name, 2, labels=H100)
+    store = fleet.airflow.store()
+    known = {"cpu-1", "gpu-1", "gpu-2"}
+    fleet.airflow.wait_until(lambda: known <= {one.id for one in store.snapshot().workers}, "the nodes to be known")
     return fleet
 
 
