@@ -134,4 +134,4 @@ class Fleet(ABC):
             states = self.states()
             return all(states.get(name) == "online" for name in names)
 
-        self.airflow.wait_until(online, f"{', '.join(names)} to be online", 120, 1)
+        self.airflow.wait_until(online, f"{', '.join(names)} to be online", 60, 1)

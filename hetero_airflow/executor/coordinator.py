@@ -189,7 +189,9 @@ class DeviceSupervisor(ActivitySubprocess):
         except ServerResponseError as error:
             if error.response.status_code not in _NOT_OURS:
                 return True
-            self.process_log.warning("Another run of this task has begun, so this one ends without a word")
+            self.process_log.warning(
+                "Airflow does not take this process for the task's any more, so it ends without a word"
+            )
             self._terminal_state = SERVER_TERMINATED
             return False
         except Exception as error:  # noqa: BLE001  whatever there is between here and the API

@@ -1,3 +1,4 @@
+import statistics
 import sys
 import time
 
@@ -38,10 +39,12 @@ WORKER = (
 
 def test_the_scheduler_is_never_kept_waiting(watch):
     one = watch("import time; time.sleep(600)", interval_s=60)
-    begin = time.monotonic()
+    took = []
     for _ in range(100):
+        begin = time.monotonic()
         assert one.poll() is None
-    assert time.monotonic() - begin < 30
+        took.append(time.monotonic() - begin)
+    assert statistics.median(took) < 0.003  # a busy host may take the processor away now and then
 
 
 def test_an_inventory_comes_in_and_its_problems_are_logged_once(watch, caplog):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import statistics
 import subprocess
 import sys
 import time
@@ -142,10 +143,12 @@ def test_polling_never_blocks_and_a_broken_process_is_not_started_in_a_hot_loop(
     one = watch((sys.executable, "-c", f"open({str(log)!r}, 'a').write('x'); raise SystemExit(3)"))
     one.poll()
     one._process.wait(20)
-    begin = time.monotonic()
+    took = []
     for _ in range(100):
+        begin = time.monotonic()
         assert one.poll() == []
-    assert time.monotonic() - begin < 3
+        took.append(time.monotonic() - begin)
+    assert statistics.median(took) < 0.003  # a busy host may take the processor away now and then
     assert log.read_text() == "x"
 
 

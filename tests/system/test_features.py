@@ -15,7 +15,7 @@ GPUS = ["simulated-nvidia-h100-80gb-0", "simulated-nvidia-h100-80gb-1"]
 @pytest.fixture(scope="module")
 def features(airflow):
     run_id = airflow.trigger("features")
-    state = airflow.wait_for_run("features", run_id)
+    state = airflow.wait_for_run("features", run_id, 120)
     tasks = {(ti["task_id"], ti["map_index"]): ti for ti in airflow.tasks("features", run_id)}
     not_ok = {key: ti["state"] for key, ti in tasks.items() if ti["state"] != "success"}
     assert (state, not_ok) == ("success", {})
