@@ -15,10 +15,10 @@ from hetero_airflow.model.lease import Claim, Lease, LeaseState
 from hetero_airflow.model.plan import Account, Place, Plan
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import Run, RunEnd
-from hetero_airflow.model.snapshot import Pending, Snapshot, Usage
+from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.runtime.task_lease import TaskLease
-from hetero_airflow.store.store import Commit, Event, Move, Store
+from hetero_airflow.store.store import CommitResult, LeaseMove, Store, StoreEvent
 from hetero_airflow.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -64,12 +64,12 @@ def a_worker(id: str = "worker-a", devices: tuple[Device, ...] | None = None, **
     return Worker(id=id, devices=devices, **given)
 
 
-def a_pending(id: str = "r1", device: object = "gpu", at_s: float = 0, **fields: Any) -> Pending:
+def a_pending(id: str = "r1", device: object = "gpu", at_s: float = 0, **fields: Any) -> PendingRequest:
     """A request submitted `at_s` seconds after `EPOCH`; what `DeviceRequest.parse` takes goes to the request."""
-    own = {name: fields.pop(name) for name in list(fields) if name in Pending.__dataclass_fields__}
+    own = {name: fields.pop(name) for name in list(fields) if name in PendingRequest.__dataclass_fields__}
     request = DeviceRequest.parse(device, **fields)
     given = {"dag_id": "dag", "run_id": "run", "task_id": id} | own
-    return Pending(id=id, request=request, submitted_at=EPOCH + timedelta(seconds=at_s), **given)
+    return PendingRequest(id=id, request=request, submitted_at=EPOCH + timedelta(seconds=at_s), **given)
 
 
 def a_place(request_id: str = "r1", worker_id: str = "worker-a", **milli_by_device: int) -> Place:
@@ -88,13 +88,13 @@ def a_lease(request_id: str = "r1", worker_id: str = "worker-a", ago_s: float = 
     )  # fmt: skip
 
 
-def leased(snapshot: Snapshot, *leases: tuple[Lease, Pending]) -> Snapshot:
+def leased(snapshot: Snapshot, *leases: tuple[Lease, PendingRequest]) -> Snapshot:
     """The snapshot with these leases and their holders, and what they use."""
     usage = dict(snapshot.usage)
     for lease, _ in leases:
         for claim in lease.claims:
-            before = usage.get((lease.worker_id, claim.device_id), Usage())
-            usage[lease.worker_id, claim.device_id] = Usage(
+            before = usage.get((lease.worker_id, claim.device_id), DeviceUsage())
+            usage[lease.worker_id, claim.device_id] = DeviceUsage(
                 before.milli + claim.milli, before.memory_bytes + claim.memory_bytes, lease.granted_at
             )
     holders = {pending.id: pending for _, pending in leases}
@@ -137,7 +137,7 @@ def a_run(**fields: Any) -> Run:
 
 def move_lease(store: Store, lease_id: str, token: int, to: LeaseState, now: datetime, cause: str = "") -> Lease:
     """Move one lease, and raise what the store says against it."""
-    outcome = store.move([Move(lease_id, token, to, cause)], now)[0]
+    outcome = store.move([LeaseMove(lease_id, token, to, cause)], now)[0]
     if isinstance(outcome, StoreError):
         raise outcome
     return outcome
@@ -191,13 +191,13 @@ class RejectingStore:
         self._store = store
         self.left = dict(refusals)
 
-    def commit(self, plan: Plan, now: datetime, expires_at: datetime, news: Sequence[Event] = ()) -> Commit:
+    def commit(self, plan: Plan, now: datetime, expires_at: datetime, news: Sequence[StoreEvent] = ()) -> CommitResult:
         """Grant what is not to be refused."""
         refused = tuple(place.request_id for place in plan.places if self.left.get(place.request_id, 0) > 0)
         self.left |= {request_id: self.left[request_id] - 1 for request_id in refused}
         kept = Plan(tuple(decision for decision in plan.decisions if decision.request_id not in refused))
         commit = self._store.commit(kept, now, expires_at, news)
-        return Commit(commit.leases, (*commit.refused, *refused))
+        return CommitResult(commit.leases, (*commit.refused, *refused))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -274,13 +274,13 @@ def requests() -> SearchStrategy[DeviceRequest]:
     return st.builds(build, texts, beside, st.booleans(), st.sampled_from(["urgent", "medium", "medium", "low"]))
 
 
-def holdings(worker: Worker, number: int) -> SearchStrategy[tuple[Lease, Pending]]:
+def holdings(worker: Worker, number: int) -> SearchStrategy[tuple[Lease, PendingRequest]]:
     """Hypothesis strategy: a lease on some devices of a worker, and the request that holds it."""
     from hypothesis import strategies as st
 
     def build(
         devices: list[Device], part: float, ago_s: float, saved: bool, state: LeaseState, priority: str, served: float
-    ) -> tuple[Lease, Pending]:
+    ) -> tuple[Lease, PendingRequest]:
         before = {device_class(devices[0]): served} if served else {}
         holder = a_pending(
             f"held-{worker.id}-{number}", f"gpu:{len(devices)}", -ago_s - served, priority=priority,
@@ -337,7 +337,7 @@ def snapshots(max_workers: int = 4, max_pending: int = 8, *, can_preempt: bool =
     def build(draw: st.DrawFn) -> Snapshot:
         present = tuple(draw(workers(f"worker-{number}")) for number in range(draw(st.integers(0, max_workers))))
         snapshot = Snapshot(7, present, can_preempt=can_preempt, estimates=draw(estimates()))
-        held: list[tuple[Lease, Pending]] = []
+        held: list[tuple[Lease, PendingRequest]] = []
         for worker in present:
             for number in range(draw(st.integers(0, 4)) if worker.devices else 0):
                 lease, holder = draw(holdings(worker, number))
@@ -354,9 +354,9 @@ def snapshots(max_workers: int = 4, max_pending: int = 8, *, can_preempt: bool =
                 if (worker.id, device.id) not in usage and draw(st.sampled_from([False, False, False, True])):
                     part = draw(st.sampled_from([0.25, 1, 1.5]))
                     milli, memory = int(device.capacity_milli * part), int(device.memory_bytes * part)
-                    usage[worker.id, device.id] = Usage(milli, memory, EPOCH - timedelta(seconds=1))
+                    usage[worker.id, device.id] = DeviceUsage(milli, memory, EPOCH - timedelta(seconds=1))
         pending = tuple(
-            Pending(
+            PendingRequest(
                 f"r{number}",
                 draw(asked),
                 EPOCH - timedelta(seconds=draw(st.sampled_from([-3, -2, -1, 0, 900]))),

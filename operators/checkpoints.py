@@ -11,15 +11,15 @@ from airflow.sdk import Context
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetero_airflow.checkpoints.opening import check_url
-from hetero_airflow.checkpoints.place import CheckpointPlace, place_of
-from hetero_airflow.errors import RequestError
-from hetero_airflow.executor.checkpoint_place import (
+from hetero_airflow.checkpoints.place import CheckpointPlace, checkpoint_path
+from hetero_airflow.contract.checkpoint_place import (
     CheckpointOptions,
     checkpoint_options,
     checkpoint_place,
     store_credentials,
 )
-from hetero_airflow.executor.state_keys import CHECKPOINT
+from hetero_airflow.contract.state_keys import CHECKPOINT
+from hetero_airflow.errors import RequestError
 from hetero_airflow.runtime.task_lease import TaskLease
 from hetero_airflow.settings import CHECKPOINT_VARIABLE
 
@@ -71,7 +71,7 @@ HOST_BOUND = "is_host_bound"
 
 
 @contextmanager
-def checkpoints_bound(
+def checkpoint_environment_set(
     context: Context, arguments: CheckpointArguments, lease: TaskLease | None, *, is_one_training: bool = False
 ) -> Iterator[None]:
     """Within: this process and all it starts know the place of the task's checkpoints, and have what opens it.
@@ -110,7 +110,7 @@ def checkpoint_variables(
     gang = lease.gang if lease and is_one_training else None
     if gang is not None:
         ti: Any = context["ti"]
-        path = place_of(ti.dag_id, ti.task_id, ti.run_id, gang.first_index)
+        path = checkpoint_path(ti.dag_id, ti.task_id, ti.run_id, gang.first_index)
         # the leader alone claims the place, before the others look: what epoch it is, it decides
         place = place.model_copy(update={"path": path} | ({"epoch": None} if gang.rank else {}))
     states: Any = context.get("task_state_store")

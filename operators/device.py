@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 
 from airflow.sdk import BaseOperator, Context, RetryPolicy
 
-from hetero_airflow.executor.carrier import ARGUMENTS, KEY, pack_request, unload_lease
-from hetero_airflow.executor.retry_policy import DeviceRetryPolicy
-from hetero_airflow.executor.selection import device_task_defaults
+from hetero_airflow.contract.envelope import ARGUMENTS, ENVELOPE_KEY, pack_request, read_lease
+from hetero_airflow.contract.retry_policy import DeviceRetryPolicy
+from hetero_airflow.contract.selection import device_task_defaults
 from hetero_airflow.model.gang import parse_gang
-from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoints_bound
-from hetero_airflow.operators.failing import requeued_if_curable
-from hetero_airflow.operators.stopping import raise_if_noticed, rescheduled_if_stopped
+from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoint_environment_set
+from hetero_airflow.operators.requeue import requeued_by_rules
+from hetero_airflow.operators.stopping import raise_if_preempted, rescheduled_if_preempted
 from hetero_airflow.runtime.task_lease import current_lease
-from hetero_airflow.runtime.visible_devices import bound
+from hetero_airflow.runtime.visible_devices import bound_to_lease
 from hetero_airflow.settings import LEASE_VARIABLE
 
 
@@ -70,7 +70,7 @@ class DeviceOperator(BaseOperator):
         defaults = device_task_defaults()
         super().__init__(
             executor=executor or defaults.get("executor"),
-            executor_config={**(executor_config or {}), KEY: pack_request([given])},
+            executor_config={**(executor_config or {}), ENVELOPE_KEY: pack_request([given])},
             pool=pool or defaults.get("pool"),
             retry_policy=retry_policy or DeviceRetryPolicy(),
             **kwargs,
@@ -91,11 +91,11 @@ class DeviceOperator(BaseOperator):
     def on_kill(self) -> None:
         """Stop what the operator started; if it was preempted, the task goes on later."""
         super().on_kill()
-        raise_if_noticed()
+        raise_if_preempted()
 
     @contextmanager
     def _recovering(self, context: Context) -> Iterator[None]:
-        with self._lease_bound(context), rescheduled_if_stopped(self.log), requeued_if_curable(context, self.log):
+        with self._lease_bound(context), rescheduled_if_preempted(self.log), requeued_by_rules(context, self.log):
             yield
 
     @contextmanager
@@ -104,19 +104,19 @@ class DeviceOperator(BaseOperator):
         if LEASE_VARIABLE in os.environ:
             own = current_lease()
             self.log.info("Device: %s", own)
-            with checkpoints_bound(context, self.checkpoint, own, is_one_training=self.is_one_training):
+            with checkpoint_environment_set(context, self.checkpoint, own, is_one_training=self.is_one_training):
                 yield
             return
-        lease = unload_lease(getattr(context["ti"], "context_carrier", None))
+        lease = read_lease(getattr(context["ti"], "context_carrier", None))
         if lease is None:
             self.log.warning(
                 "No device lease: this task was not placed by HeteroExecutor, and runs on whatever is visible. "
                 "`airflow hetero config --check` says what is missing."
             )
-            with checkpoints_bound(context, self.checkpoint, None):
+            with checkpoint_environment_set(context, self.checkpoint, None):
                 yield
             return
         self.log.info("Device: %s (bound by the operator; a coordinator would have bound it before parsing)", lease)
-        training = checkpoints_bound(context, self.checkpoint, lease, is_one_training=self.is_one_training)
-        with bound(lease), training:
+        training = checkpoint_environment_set(context, self.checkpoint, lease, is_one_training=self.is_one_training)
+        with bound_to_lease(lease), training:
             yield

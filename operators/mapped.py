@@ -12,10 +12,10 @@ from typing import Any
 from airflow.sdk.bases.decorator import DecoratedMappedOperator
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
+from hetero_airflow.contract.envelope import ARGUMENTS, ENVELOPE_KEY, pack_request
+from hetero_airflow.contract.placement_check import pack_placement_check
+from hetero_airflow.contract.selection import device_task_defaults
 from hetero_airflow.errors import RequestError
-from hetero_airflow.executor.carrier import ARGUMENTS, KEY, pack_request
-from hetero_airflow.executor.probes import pack_probe
-from hetero_airflow.executor.selection import device_task_defaults
 from hetero_airflow.operators.device import DeviceOperator
 from hetero_airflow.operators.mapped_gang import check_no_gang, gang_of
 
@@ -29,7 +29,7 @@ def complete_mapped_task(task: object) -> None:
         if isinstance(task, DeviceOperator):
             check_no_gang(task)
         return
-    is_probe = getattr(task.operator_class, "is_device_probe", False)  # sensors can't be imported from here
+    is_probe = getattr(task.operator_class, "is_placement_check", False)  # sensors can't be imported from here
     if not is_probe and not _is_device_operator(task.operator_class):
         return
     partial = task.partial_kwargs
@@ -42,8 +42,12 @@ def complete_mapped_task(task: object) -> None:
     # what a decorated task expands over are the arguments of its function, whatever their names
     expanded = None if isinstance(task, DecoratedMappedOperator) else task._get_specified_expand_input().value
     instances, stride = _instances(given, expanded)
-    packed = pack_probe(instances, stride) if is_probe else pack_request(instances, stride, gang_of(task, expanded))
-    partial["executor_config"] = {**(partial.get("executor_config") or {}), KEY: packed}
+    packed = (
+        pack_placement_check(instances, stride)
+        if is_probe
+        else pack_request(instances, stride, gang_of(task, expanded))
+    )
+    partial["executor_config"] = {**(partial.get("executor_config") or {}), ENVELOPE_KEY: packed}
 
 
 def _is_device_operator(operator_class: object) -> bool:

@@ -16,26 +16,26 @@ from kubernetes.client import ApiException, ResourceV1Api  # type: ignore[import
 
 from hetero_airflow.checkpoints.opening import split_url
 from hetero_airflow.checkpoints.place import CheckpointPlace
-from hetero_airflow.engines.kubernetes.merging import complete_pod
+from hetero_airflow.contract.checkpoint_place import ENDPOINT_VARIABLE
+from hetero_airflow.contract.envelope import is_template
+from hetero_airflow.contract.retry_policy import DeviceRetryPolicy
 from hetero_airflow.engines.kubernetes.options import cluster_options
-from hetero_airflow.engines.kubernetes.pod import PodParts, claim_parts, pod_parts
-from hetero_airflow.engines.kubernetes.pod_states import PodCause, PodState, pod_state
+from hetero_airflow.engines.kubernetes.pods.pod_merge import complete_pod
+from hetero_airflow.engines.kubernetes.pods.pod_parts import PodParts, claim_parts, pod_parts
+from hetero_airflow.engines.kubernetes.states.pod_state import PodCause, PodState, pod_state
 from hetero_airflow.errors import RequestError
-from hetero_airflow.executor.carrier import is_template
-from hetero_airflow.executor.checkpoint_place import ENDPOINT_VARIABLE
-from hetero_airflow.executor.retry_policy import DeviceRetryPolicy
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoint_variables
-from hetero_airflow.operators.failing import requeued_if_curable
 from hetero_airflow.operators.pod_failure import pod_evidence
+from hetero_airflow.operators.requeue import requeued_by_rules
 from hetero_airflow.settings import CHECKPOINT_VARIABLE
 from hetero_airflow.units import MAX_DURATION_S
 
 T = TypeVar("T")
 
-_TELLABLE = frozenset({CHECKPOINT_VARIABLE, ENDPOINT_VARIABLE, "AWS_DEFAULT_REGION"})
+_PUBLIC_VARIABLES = frozenset({CHECKPOINT_VARIABLE, ENDPOINT_VARIABLE, "AWS_DEFAULT_REGION"})
 """Variables that are no secret."""
-_REQUEST = ("device", "quota", "runtime", "driver", "node_labels", "priority", "wait_timeout")
+_REQUEST_FIELDS = ("device", "quota", "runtime", "driver", "node_labels", "priority", "wait_timeout")
 
 
 class DevicePodOperator(KubernetesPodOperator):
@@ -62,7 +62,7 @@ class DevicePodOperator(KubernetesPodOperator):
     :raises RequestError: when the DAG file is parsed, if the arguments make no request that a pod can ask for
     """
 
-    template_fields: Sequence[str] = (*KubernetesPodOperator.template_fields, *_REQUEST)
+    template_fields: Sequence[str] = (*KubernetesPodOperator.template_fields, *_REQUEST_FIELDS)
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class DevicePodOperator(KubernetesPodOperator):
         self.dra = dra
         self.kueue_queue = kueue_queue
         self._waits_by_itself = schedule_timeout_seconds is None
-        given = [getattr(self, name) for name in _REQUEST]
+        given = [getattr(self, name) for name in _REQUEST_FIELDS]
         if not is_template(given) and not any(isinstance(value, XComArg) for value in given):
             self.pod_parts()
 
@@ -105,12 +105,12 @@ class DevicePodOperator(KubernetesPodOperator):
         """Run the pod, and wait for it."""
         if self._waits_by_itself:
             self.schedule_timeout_seconds = int(self._parsed(self._request).wait_timeout_s or MAX_DURATION_S)
-        with requeued_if_curable(context, self.log):
+        with requeued_by_rules(context, self.log):
             return super().execute(context)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Go on after a deferral."""
-        with requeued_if_curable(context, self.log):
+        with requeued_by_rules(context, self.log):
             return super().resume_execution(next_method, next_kwargs, context)
 
     def pod_parts(self, dra: bool = False, namespace: str | None = None) -> PodParts:
@@ -164,7 +164,7 @@ class DevicePodOperator(KubernetesPodOperator):
             raise
 
     def _request(self) -> DeviceRequest:
-        given = {name: getattr(self, name) for name in _REQUEST}
+        given = {name: getattr(self, name) for name in _REQUEST_FIELDS}
         labels = given.pop("node_labels")
         return DeviceRequest.parse(given.pop("device"), labels=labels, **given)
 
@@ -216,7 +216,7 @@ class DevicePodOperator(KubernetesPodOperator):
                 remedy="Mount one by volumes and volume_mounts, or use s3://bucket/prefix",
             )
             raise AirflowFailException(str(error))
-        kept = {name: value for name, value in variables.items() if name in _TELLABLE}
+        kept = {name: value for name, value in variables.items() if name in _PUBLIC_VARIABLES}
         if len(kept) < len(variables):
             self.log.info("The key of [hetero] checkpoint_conn_id is not put into the pod, where others could read it.")
         return kept

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetero_airflow.engines.kubernetes.pod_states import PodCause, PodState
+from hetero_airflow.engines.kubernetes.states.pod_state import PodCause, PodState
 from hetero_airflow.recovery.evidence import Evidence
 
 _GONE = frozenset({PodCause.EVICTED, PodCause.NODE_LOST, PodCause.REFUSED, PodCause.DELETED})
@@ -11,7 +11,7 @@ _GONE = frozenset({PodCause.EVICTED, PodCause.NODE_LOST, PodCause.REFUSED, PodCa
 def pod_evidence(state: PodState) -> Evidence:
     """What is known of how the run in a pod ended.
 
-    >>> from hetero_airflow.recovery.classify import classify
+    >>> from hetero_airflow.recovery.classification import classify
     >>> classify(pod_evidence(PodState(PodCause.NODE_LOST))).failure_class.value
     'lost_worker'
     """

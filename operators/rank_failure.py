@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from hetero_airflow.errors import FencedOut, HeteroError
 from hetero_airflow.operators.rank_group import RankGroup
-from hetero_airflow.recovery.classify import classify
-from hetero_airflow.recovery.evidence import Evidence, Raised
+from hetero_airflow.recovery.classification import classify
+from hetero_airflow.recovery.evidence import Evidence, RaisedException
 from hetero_airflow.recovery.failure import FailureClass
-from hetero_airflow.runtime.rank_process import RankEnd
+from hetero_airflow.runtime.rank_process import RankExit
 
 SHOWN_LINES = 20
 """Last lines of the failed rank that the error shows."""
@@ -19,7 +19,7 @@ SHOWN_LINES = 20
 _CONSEQUENCES = frozenset({FailureClass.NETWORK})
 """What ranks see of another one's end."""
 
-_OVERTAKEN = f"{FencedOut.__module__}.{FencedOut.__qualname__}"
+_FENCED_OUT = f"{FencedOut.__module__}.{FencedOut.__qualname__}"
 
 
 class RanksFailed(HeteroError, RuntimeError):
@@ -46,7 +46,7 @@ def failure_of_ranks(
     :param oom_kills: see `Evidence.oom_kills`
     """
     asked = f"{count} processes of {' '.join(target[:2]) if target[0] == '-m' else target[0]}"
-    known = _known(group)
+    known = _failed_ranks(group)
     if not known:
         tail = group.tail(None)
         evidence = Evidence(log=tail, exit_code=exit_code, oom_kills=oom_kills)
@@ -56,13 +56,13 @@ def failure_of_ranks(
     return RanksFailed(asked, rank=rank, evidence=evidence, tail=_last_lines(group.tail(rank)))
 
 
-def evidence_of_end(end: RankEnd, log: str = "", exit_code: int | None = None) -> Evidence:
+def evidence_of_end(end: RankExit, log: str = "", exit_code: int | None = None) -> Evidence:
     """What a rank's own word says of its failure."""
-    raised = tuple(Raised(type=name, text=text) for name, text in end.raised)
+    raised = tuple(RaisedException(type=name, text=text) for name, text in end.raised)
     return Evidence(raised=raised, log=log, exit_code=exit_code)
 
 
-def _known(group: RankGroup) -> list[tuple[int, Evidence]]:
+def _failed_ranks(group: RankGroup) -> list[tuple[int, Evidence]]:
     """(rank, evidence) of those that failed last, the first one first: who was killed comes before who can say why."""
     codes = group.exit_codes()
     spoken = {end.rank: end for end in group.ends()}
@@ -82,9 +82,9 @@ def is_consequence(evidence: Evidence) -> bool:
     return classify(evidence).failure_class in _CONSEQUENCES
 
 
-def is_overtaken(evidence: Evidence) -> bool:
+def is_fenced_out(evidence: Evidence) -> bool:
     """Whether another run of the task has begun, which no further start of this one gets ahead of."""
-    return any(raised.type == _OVERTAKEN for raised in evidence.raised)
+    return any(raised.type == _FENCED_OUT for raised in evidence.raised)
 
 
 def _last_lines(text: str) -> str:

@@ -19,15 +19,15 @@ from typing import Any
 
 import psutil
 
-from hetero_airflow.operators.gang_meeting import Joining
+from hetero_airflow.operators.gang_rendezvous import RendezvousMember
 from hetero_airflow.runtime.rank_process import (
     PARENT_VARIABLE,
     RANKS_VARIABLE,
     RESULT_VARIABLE,
-    RankEnd,
-    last_ends,
+    RankExit,
+    latest_rank_exits,
     output_pipe,
-    read_ends,
+    read_rank_exits,
 )
 from hetero_airflow.runtime.torchrun import read_exit_codes
 from hetero_airflow.settings import CONTROL_VARIABLE
@@ -41,8 +41,8 @@ MAX_LINE = 16_384
 MAX_TAIL = 65_536
 """Bytes of the last lines of each rank that are kept in memory."""
 
-_LOOK_S = 0.2
-_READ = 65_536
+_POLL_INTERVAL_S = 0.2
+_READ_SIZE = 65_536
 
 
 class RankGroup:
@@ -61,7 +61,7 @@ class RankGroup:
         max_restarts: int,
         environment: Mapping[str, str],
         log: Any,
-        joining: Joining | None = None,
+        joining: RendezvousMember | None = None,
     ) -> None:
         # within the folder that the supervisor removes, even if this process is killed
         self.folder = Path(tempfile.mkdtemp(prefix="hetero-ranks-", dir=os.environ.get(CONTROL_VARIABLE)))
@@ -69,13 +69,13 @@ class RankGroup:
         """What rank 0 may have written."""
         self._streams = selectors.DefaultSelector()
         self.first_rank = 0 if joining is None else joining.gang.rank * processes
-        self._lines = [_Lines(f"rank {self.first_rank + number}", log) for number in range(processes)]
-        self._own_lines = _Lines("torchrun", log)
+        self._lines = [_LineBuffer(f"rank {self.first_rank + number}", log) for number in range(processes)]
+        self._own_lines = _LineBuffer("torchrun", log)
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ended = False
-        self._hopeless: RankEnd | None = None
+        self._hopeless: RankExit | None = None
         self._command = [
-            *(sys.executable, "-m", "hetero_airflow.runtime.torchrun", *_meeting_arguments(joining)),
+            *(sys.executable, "-m", "hetero_airflow.runtime.torchrun", *_rendezvous_arguments(joining)),
             *(f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}"),
             *("-m", "hetero_airflow.runtime.rank_process", *target),
         ]
@@ -105,7 +105,7 @@ class RankGroup:
             self._process.stdout.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def run(self, is_hopeless: Callable[[RankEnd], bool]) -> int:
+    def run(self, is_hopeless: Callable[[RankExit], bool]) -> int:
         """Start, and return torchrun's exit code at the end.
 
         :param is_hopeless: whether a rank's failure is one that no start after it could cure: all are ended at once
@@ -131,8 +131,8 @@ class RankGroup:
             self.end()
         seen: set[tuple[int, int]] = set()
         while self._process.poll() is None:
-            self._read(_LOOK_S)
-            for end in read_ends(self.folder):
+            self._read(_POLL_INTERVAL_S)
+            for end in read_rank_exits(self.folder):
                 is_new = (end.restart, end.rank) not in seen
                 seen.add((end.restart, end.rank))
                 if is_new and is_hopeless(end):
@@ -159,12 +159,12 @@ class RankGroup:
                     process.wait(GRACE_S)
         self._kill_marked()
 
-    def ends(self) -> list[RankEnd]:
+    def ends(self) -> list[RankExit]:
         """What the ranks of the last start left word of, in the order in which they ended.
 
         Before them comes the end for which all were stopped, where torchrun had started them again by then.
         """
-        found = last_ends(self.folder)
+        found = latest_rank_exits(self.folder)
         if self._hopeless is None or self._hopeless in found:
             return found
         return [self._hopeless, *(end for end in found if end.rank != self._hopeless.rank)]
@@ -182,7 +182,7 @@ class RankGroup:
         """Take what there is; whether there was anything."""
         found = False
         for key, _ in self._streams.select(wait_s):
-            data = os.read(key.fd, _READ)
+            data = os.read(key.fd, _READ_SIZE)
             if data:
                 key.data.feed(data)
                 found = True
@@ -209,7 +209,7 @@ class RankGroup:
         return found
 
 
-def _meeting_arguments(joining: Joining | None) -> list[str]:
+def _rendezvous_arguments(joining: RendezvousMember | None) -> list[str]:
     if joining is None:
         return ["--standalone", "--local-addr=localhost"]
     listen = f",listen_fd={joining.listener.fileno()}" if joining.listener else ""
@@ -223,7 +223,7 @@ def _meeting_arguments(joining: Joining | None) -> list[str]:
     ]
 
 
-class _Lines:
+class _LineBuffer:
     """Puts what arrives in pieces into lines, and keeps the last of them."""
 
     def __init__(self, name: str, log: Any) -> None:

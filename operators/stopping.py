@@ -12,12 +12,12 @@ from typing import Any
 
 from airflow.sdk.exceptions import AirflowRescheduleException
 
-from hetero_airflow.runtime.notice import Stopped, is_noticed
+from hetero_airflow.runtime.notice import Stopped, has_notice
 from hetero_airflow.settings import CONTROL_VARIABLE
 
 
 @contextmanager
-def rescheduled_if_stopped(log: Any) -> Iterator[None]:
+def rescheduled_if_preempted(log: Any) -> Iterator[None]:
     """Within: a task that says that it has stopped, or fails after a notice, goes back to be scheduled.
 
     :raises AirflowRescheduleException: it has
@@ -28,20 +28,20 @@ def rescheduled_if_stopped(log: Any) -> Iterator[None]:
     except AirflowRescheduleException:
         raise
     except (Stopped, Exception) as error:
-        if not (isinstance(error, Stopped) or is_told()):
+        if not (isinstance(error, Stopped) or has_preemption_notice()):
             raise
         log.warning("Preempted: the task has stopped (%s); it goes on later, with the same try.", error)
         raise AirflowRescheduleException(datetime.now(UTC)) from None
 
 
-def raise_if_noticed() -> None:
+def raise_if_preempted() -> None:
     """For `on_kill`: end the task as stopped if there is a notice.
 
     It runs in a signal handler, in the middle of whatever the task does: to call Airflow from there would deadlock.
 
     :raises AirflowRescheduleException: there is one
     """
-    if is_told():
+    if has_preemption_notice():
         raise AirflowRescheduleException(datetime.now(UTC))
 
 
@@ -52,7 +52,7 @@ def _wait_for_saves() -> None:
         checkpoint.wait()
 
 
-def is_told() -> bool:
+def has_preemption_notice() -> bool:
     """Whether there is a notice for the task of this process."""
     folder = os.environ.get(CONTROL_VARIABLE)
-    return folder is not None and is_noticed(Path(folder))
+    return folder is not None and has_notice(Path(folder))

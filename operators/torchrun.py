@@ -13,40 +13,40 @@ from typing import Any, ClassVar
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException
 
+from hetero_airflow.contract.retry_policy import configured_rules
 from hetero_airflow.errors import RequestError
-from hetero_airflow.executor.retry_policy import configured_rules
-from hetero_airflow.executor.run_end import oom_kills
 from hetero_airflow.operators.device import DeviceOperator
-from hetero_airflow.operators.gang_meeting import Joining, joining
+from hetero_airflow.operators.gang_rendezvous import RendezvousMember, joined_rendezvous
 from hetero_airflow.operators.rank_failure import (
     RanksFailed,
     evidence_of_end,
     failure_of_ranks,
     is_consequence,
-    is_overtaken,
+    is_fenced_out,
 )
 from hetero_airflow.operators.rank_group import RankGroup
-from hetero_airflow.operators.stopping import is_told
-from hetero_airflow.recovery.classify import classify
+from hetero_airflow.operators.stopping import has_preemption_notice
+from hetero_airflow.recovery.classification import classify
 from hetero_airflow.recovery.failure import FailureClass
 from hetero_airflow.recovery.rules import Action
 from hetero_airflow.runtime.notice import Stopped
-from hetero_airflow.runtime.rank_process import RankEnd
+from hetero_airflow.runtime.rank_process import RankExit
 from hetero_airflow.runtime.task_lease import TaskLease, current_lease
 from hetero_airflow.runtime.visible_devices import lease_environment
 from hetero_airflow.settings import LEASE_VARIABLE
+from hetero_airflow.supervisor.run_end import oom_kills
 
 MAX_PROCESSES = 4096
 
 MAX_RESULT_BYTES = 1 << 20
 
-_NOTICE_S = 60.0
+_NOTICE_TIMEOUT_S = 60.0
 """Within this time the executor knows that another member of a gang has failed, and tells this one. It learns of a
 worker that is lost within 15 s, and the notice comes with a heartbeat of the supervisor."""
 
-_LOOK_S = 0.2
+_POLL_INTERVAL_S = 0.2
 
-_FEWER_MAY_DO = frozenset({FailureClass.HARDWARE, FailureClass.NETWORK, FailureClass.LOST_WORKER})
+_CURED_BY_FEWER = frozenset({FailureClass.HARDWARE, FailureClass.NETWORK, FailureClass.LOST_WORKER})
 """What may be one device's fault, so that the others can go on without it."""
 
 
@@ -126,7 +126,7 @@ class TorchrunOperator(DeviceOperator):
             lease = current_lease() if LEASE_VARIABLE in os.environ else None
             if lease is None or lease.gang is None:
                 return self._train(lease)
-            with joining(context, lease.gang, lease.id) as found:
+            with joined_rendezvous(context, lease.gang, lease.id) as found:
                 return self._train_together(lease, found)
 
     def on_kill(self) -> None:
@@ -152,13 +152,18 @@ class TorchrunOperator(DeviceOperator):
                 return self._start(target, count, lease)
             except RanksFailed as error:
                 failure_class = classify(error.evidence).failure_class
-                if failure_class not in _FEWER_MAY_DO or count <= least or is_told() or is_overtaken(error.evidence):
+                if (
+                    failure_class not in _CURED_BY_FEWER
+                    or count <= least
+                    or has_preemption_notice()
+                    or is_fenced_out(error.evidence)
+                ):
                     raise
                 self.log.warning("%s\nTrying with %d processes.", error, count - 1)
                 lease = without_device(lease, error.rank) if lease and lease.count == count else lease
                 count -= 1
 
-    def _train_together(self, lease: TaskLease, found: Joining) -> Any:
+    def _train_together(self, lease: TaskLease, found: RendezvousMember) -> Any:
         gang = found.gang
         self.log.info(
             "Worker %d of %d of gang %s: it meets the others at %s, port %d",
@@ -170,25 +175,27 @@ class TorchrunOperator(DeviceOperator):
             if not is_consequence(error.evidence):
                 raise
             self.log.warning("%s\nThat may be for lack of another worker's ranks: this one waits for a notice.", error)
-            end = time.monotonic() + _NOTICE_S
-            while not is_told() and time.monotonic() < end:
-                time.sleep(_LOOK_S)
+            end = time.monotonic() + _NOTICE_TIMEOUT_S
+            while not has_preemption_notice() and time.monotonic() < end:
+                time.sleep(_POLL_INTERVAL_S)
             raise
 
-    def _start(self, target: Sequence[str], count: int, lease: TaskLease | None, found: Joining | None = None) -> Any:
+    def _start(
+        self, target: Sequence[str], count: int, lease: TaskLease | None, found: RendezvousMember | None = None
+    ) -> Any:
         self.log.info("Starting %d processes of %s", count, target[-1] if self.module else target[0])
         kills = oom_kills(os.getpid())
         environment = self._environment(lease, count)
         with RankGroup(target, count, self.max_restarts, environment, self.log, found) as group:
             self._group = group
             try:
-                exit_code = group.run(_is_hopeless)
+                exit_code = group.run(_is_incurable)
                 stopped = [end for end in group.ends() if end.stopped is not None]
                 if stopped and exit_code == 0:
                     steps = [end.saved_step for end in stopped if end.saved_step is not None]  # rank 0 knows it
                     raise Stopped(step=max(steps, default=None), cause=str(stopped[0].stopped))
                 if exit_code != 0:
-                    raise failure_of_ranks(group, exit_code, target, count, _grown(kills))
+                    raise failure_of_ranks(group, exit_code, target, count, _new_oom_kills(kills))
                 return _result(group.result)
             finally:
                 self._group = None
@@ -262,15 +269,15 @@ def without_device(lease: TaskLease, rank: int | None) -> TaskLease:
     return lease.model_copy(update={"ids": ids, "indexes": indexes})
 
 
-def _is_hopeless(end: RankEnd) -> bool:
+def _is_incurable(end: RankExit) -> bool:
     """Whether no further start can cure it, by the rules or by nature; not where a rank failed for lack of another."""
     if not end.raised or end.lost:
         return False
     evidence = evidence_of_end(end)
-    return is_overtaken(evidence) or configured_rules()[classify(evidence).failure_class].action is Action.FAIL
+    return is_fenced_out(evidence) or configured_rules()[classify(evidence).failure_class].action is Action.FAIL
 
 
-def _grown(kills: int | None) -> int | None:
+def _new_oom_kills(kills: int | None) -> int | None:
     now = oom_kills(os.getpid())
     return None if now is None or kills is None else now - kills
 

@@ -12,9 +12,9 @@ from airflow.triggers.base import StartTriggerArgs
 
 from hetero_airflow.checkpoints.index import Index
 from hetero_airflow.errors import CheckpointStoreUnavailable
-from hetero_airflow.sensors.checkpoint_source import CheckpointSource, Watch, check_watched
-from hetero_airflow.sensors.checkpoint_trigger import CHECKPOINT, CLASSPATH, ERROR, CheckpointTrigger, url_given
-from hetero_airflow.sensors.condition import Condition
+from hetero_airflow.sensors.checkpoint_condition import CheckpointCondition
+from hetero_airflow.sensors.checkpoint_source import CheckpointSource, WatchedCheckpoint, parse_watched_url
+from hetero_airflow.sensors.checkpoint_trigger import CHECKPOINT, CLASSPATH, ERROR, CheckpointTrigger, url_argument
 
 
 class CheckpointSensor(BaseSensorOperator):
@@ -68,10 +68,10 @@ class CheckpointSensor(BaseSensorOperator):
         self.of_dag = of_dag or "{{ ti.dag_id }}"
         self.run_id = run_id or "{{ run_id }}"
         self.map_index = map_index
-        self.condition = Condition.parse(
+        self.condition = CheckpointCondition.parse(
             step=step, metric=metric, above=above, below=below, younger_than=younger_than, complete=complete
         ).to_json()
-        self.url = check_watched(url)
+        self.url = parse_watched_url(url)
         self.deferrable = deferrable
         if deferrable:
             self.start_from_trigger = True
@@ -83,7 +83,7 @@ class CheckpointSensor(BaseSensorOperator):
             )
 
     def _arguments(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in (*self.template_fields, "condition")} | url_given(self.url)
+        return {name: getattr(self, name) for name in (*self.template_fields, "condition")} | url_argument(self.url)
 
     def execute(self, context: Context) -> Any:
         """Wait in the triggerer; only a mapped sensor, or one that pokes, comes here at all."""
@@ -97,7 +97,7 @@ class CheckpointSensor(BaseSensorOperator):
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
         """Whether there is such a checkpoint now, by one request."""
-        watch = Watch(self.of_dag, self.of_task, self.run_id, int(self.map_index), self.url)
+        watch = WatchedCheckpoint(self.of_dag, self.of_task, self.run_id, int(self.map_index), self.url)
         try:
             published = CheckpointSource().read(watch)
         except CheckpointStoreUnavailable as error:
@@ -105,7 +105,7 @@ class CheckpointSensor(BaseSensorOperator):
             return False
         if published is None or not isinstance(published.content, Index):
             return False
-        entry = Condition.from_json(self.condition).met_in(published.content, datetime.now(UTC))
+        entry = CheckpointCondition.from_json(self.condition).met_in(published.content, datetime.now(UTC))
         return PokeReturnValue(True, published.announcement(entry)) if entry else False
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:

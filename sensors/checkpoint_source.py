@@ -14,22 +14,22 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 from hetero_airflow.checkpoints import CHECKPOINT_STORES, GROUP
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
 from hetero_airflow.checkpoints.filesystem import FilesystemStore
-from hetero_airflow.checkpoints.index import INDEX, Entry, Index, Newest
-from hetero_airflow.checkpoints.loading import newest_of, read_index
+from hetero_airflow.checkpoints.index import INDEX, CheckpointEntry, Index, Newest
+from hetero_airflow.checkpoints.loading import read_index, read_newest_checkpoint
 from hetero_airflow.checkpoints.opening import check_url, open_store, split_url
-from hetero_airflow.checkpoints.place import feed_of, place_of
+from hetero_airflow.checkpoints.place import checkpoint_path, newest_key
+from hetero_airflow.contract.checkpoint_place import checkpoint_options, checkpoint_place, store_credentials
 from hetero_airflow.errors import CheckpointStoreUnavailable, HeteroError, RequestError
-from hetero_airflow.executor.checkpoint_place import checkpoint_options, checkpoint_place, store_credentials
 from hetero_airflow.registry import load
 from hetero_airflow.sensors.poller import ABSENT
 
 REOPEN_S = 60.0
 """A store that does not answer is opened anew at most this often: its credentials may have changed."""
-STORES = 1024
+MAX_OPEN_STORES = 1024
 """Of one bucket, that are kept open."""
 
 
-def check_watched(url: object) -> str | None:
+def parse_watched_url(url: object) -> str | None:
     """The URL that a sensor or a watcher was given, as it is written in `Watch`; None for none.
 
     :raises RequestError: no text
@@ -44,7 +44,7 @@ def check_watched(url: object) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class WatchedCheckpoint:
     """One object that is waited for."""
 
     dag_id: str
@@ -57,14 +57,14 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedCheckpoint:
     """What was read: where, and what is there."""
 
     url: str
     path: str
     content: Index | Newest
 
-    def announcement(self, entry: Entry) -> dict[str, Any]:
+    def announcement(self, entry: CheckpointEntry) -> dict[str, Any]:
         """A checkpoint as XCom and events carry it: plain values, enough to load this very one."""
         return {
             "step": entry.step,
@@ -86,10 +86,10 @@ class CheckpointSource:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._buckets: dict[tuple[str, str] | None, _Bucket] = {}
+        self._buckets: dict[tuple[str, str] | None, _BucketStores] = {}
         """None: whichever is configured."""
 
-    def glance(self, watch: Watch) -> Hashable | None:
+    def fingerprint(self, watch: WatchedCheckpoint) -> Hashable | None:
         """What shows a change of a local file; None for an object store, and where only reading can tell."""
         try:
             _, store = self._open(watch)
@@ -105,7 +105,7 @@ class CheckpointSource:
             return None
         return found.st_ino, found.st_mtime_ns, found.st_size
 
-    def read(self, watch: Watch) -> Published | None:
+    def read(self, watch: WatchedCheckpoint) -> PublishedCheckpoint | None:
         """What is published now; None if nobody has begun there. Blocks for one request.
 
         :raises CheckpointStoreUnavailable: the store, or Airflow's connection to it, does not answer
@@ -115,24 +115,24 @@ class CheckpointSource:
         url, store = self._open(watch)
         try:
             if watch.run_id is None:
-                newest = newest_of(store, watch.dag_id, watch.task_id)
-                return Published(url, newest.path, newest) if newest else None
+                newest = read_newest_checkpoint(store, watch.dag_id, watch.task_id)
+                return PublishedCheckpoint(url, newest.path, newest) if newest else None
             index = read_index(store, _path(watch))
-            return Published(url, _path(watch), index) if index else None
+            return PublishedCheckpoint(url, _path(watch), index) if index else None
         except CheckpointStoreUnavailable:
             self._forget(watch)
             raise
 
-    def _open(self, watch: Watch) -> tuple[str, CheckpointStore]:
+    def _open(self, watch: WatchedCheckpoint) -> tuple[str, CheckpointStore]:
         name = _bucket_name(watch)
         with self._lock:
-            bucket = self._buckets.get(name) or _Bucket()
+            bucket = self._buckets.get(name) or _BucketStores()
             url = bucket.configured_url if watch.url is None else watch.url
             store = bucket.store(url)
             self._buckets[name] = bucket
             return url, store
 
-    def _forget(self, watch: Watch) -> None:
+    def _forget(self, watch: WatchedCheckpoint) -> None:
         """Open the bucket anew the next time, if it was not opened just now: its credentials may have changed."""
         name = _bucket_name(watch)
         with self._lock:
@@ -141,7 +141,7 @@ class CheckpointSource:
                 del self._buckets[name]
 
 
-class _Bucket:
+class _BucketStores:
     """The stores of one bucket, which share a client; or those of folders.
 
     :raises CheckpointStoreUnavailable: Airflow does not answer when it is asked for the connection
@@ -159,7 +159,7 @@ class _Bucket:
         self._first: Any = None
         self.configured_url = self._options.url
         self.opened_at = time.monotonic()
-        self.store = lru_cache(STORES)(self._open)
+        self.store = lru_cache(MAX_OPEN_STORES)(self._open)
 
     def _open(self, url: str) -> CheckpointStore:
         options = replace(self._options, url=url)
@@ -174,13 +174,13 @@ class _Bucket:
         return store
 
 
-def _bucket_name(watch: Watch) -> tuple[str, str] | None:
+def _bucket_name(watch: WatchedCheckpoint) -> tuple[str, str] | None:
     return None if watch.url is None else split_url(watch.url)[:2]
 
 
-def _path(watch: Watch) -> str:
-    return place_of(watch.dag_id, watch.task_id, watch.run_id or "", watch.map_index)
+def _path(watch: WatchedCheckpoint) -> str:
+    return checkpoint_path(watch.dag_id, watch.task_id, watch.run_id or "", watch.map_index)
 
 
-def _key(watch: Watch) -> str:
-    return feed_of(watch.dag_id, watch.task_id) if watch.run_id is None else f"{_path(watch)}/{INDEX}"
+def _key(watch: WatchedCheckpoint) -> str:
+    return newest_key(watch.dag_id, watch.task_id) if watch.run_id is None else f"{_path(watch)}/{INDEX}"

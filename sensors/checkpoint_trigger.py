@@ -16,10 +16,15 @@ from airflow.sdk.exceptions import AirflowRuntimeError
 from airflow.triggers.base import BaseEventTrigger, BaseTrigger, TriggerEvent
 
 from hetero_airflow.checkpoints.index import Index, Newest
+from hetero_airflow.contract.checkpoint_place import checkpoint_options
 from hetero_airflow.errors import HeteroError
-from hetero_airflow.executor.checkpoint_place import checkpoint_options
-from hetero_airflow.sensors.checkpoint_source import CheckpointSource, Published, Watch, check_watched
-from hetero_airflow.sensors.condition import Condition
+from hetero_airflow.sensors.checkpoint_condition import CheckpointCondition
+from hetero_airflow.sensors.checkpoint_source import (
+    CheckpointSource,
+    PublishedCheckpoint,
+    WatchedCheckpoint,
+    parse_watched_url,
+)
 from hetero_airflow.sensors.poller import Poller
 
 CLASSPATH = "hetero_airflow.sensors.checkpoint_trigger"
@@ -28,14 +33,16 @@ CHECKPOINT = "checkpoint"
 """Key of an event's payload: the checkpoint that was waited for."""
 ERROR = "error"
 """Key of an event's payload instead: why it is waited for no longer."""
-CORRECTION_S = 60.0
+RECHECK_INTERVAL_S = 60.0
 """How often a watcher looks whether its configuration was corrected."""
 
-_pollers: WeakKeyDictionary[asyncio.AbstractEventLoop, Poller[Watch, Published]] = WeakKeyDictionary()
+_pollers: WeakKeyDictionary[asyncio.AbstractEventLoop, Poller[WatchedCheckpoint, PublishedCheckpoint]] = (
+    WeakKeyDictionary()
+)
 """The one thing that triggers of a process have in common is their event loop."""
 
 
-def readings(watch: Watch) -> AsyncGenerator[Published | None, None]:
+def readings(watch: WatchedCheckpoint) -> AsyncGenerator[PublishedCheckpoint | None, None]:
     """What is published, now and after each change; shared with all who wait in this event loop.
 
     :raises HeteroError: the configuration names no store that can be opened
@@ -54,7 +61,7 @@ class CheckpointTrigger(BaseTrigger):
     Its arguments are stored by Airflow: they hold no secret, and what opens the store, the triggerer finds in its own
     configuration.
 
-    :param condition: see `Condition.to_json`
+    :param condition: see `CheckpointCondition.to_json`
     :param url: of the store; None: the configured one
     """
 
@@ -78,15 +85,15 @@ class CheckpointTrigger(BaseTrigger):
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """What Airflow stores: the class and its arguments."""
         names = ("of_dag", "of_task", "run_id", "map_index", "condition")
-        return f"{CLASSPATH}.CheckpointTrigger", {name: getattr(self, name) for name in names} | url_given(self.url)
+        return f"{CLASSPATH}.CheckpointTrigger", {name: getattr(self, name) for name in names} | url_argument(self.url)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """One event: the checkpoint, or why none can be waited for. A store that is gone is waited for."""
         self._release_dag()
-        condition = Condition.from_json(self.condition)
+        condition = CheckpointCondition.from_json(self.condition)
         try:
-            watch = Watch(self.of_dag, self.of_task, self.run_id, int(self.map_index), self.url)
-            found = await _first(watch, condition)
+            watch = WatchedCheckpoint(self.of_dag, self.of_task, self.run_id, int(self.map_index), self.url)
+            found = await _first_match(watch, condition)
         except (HeteroError, ValueError) as error:
             yield TriggerEvent({ERROR: str(error)})
         else:
@@ -105,12 +112,12 @@ class CheckpointTrigger(BaseTrigger):
             ti.task = None
 
 
-def url_given(url: str | None) -> dict[str, str]:
+def url_argument(url: str | None) -> dict[str, str]:
     """What a trigger's arguments say of the store; nothing where it is the configured one, as ever."""
     return {} if url is None else {"url": url}
 
 
-async def _first(watch: Watch, condition: Condition) -> dict[str, Any]:
+async def _first_match(watch: WatchedCheckpoint, condition: CheckpointCondition) -> dict[str, Any]:
     async with aclosing(readings(watch)) as published:
         async for one in published:
             if one is not None and isinstance(one.content, Index):
@@ -143,16 +150,16 @@ class CheckpointPublished(BaseEventTrigger):
         super().__init__()  # type: ignore[no-untyped-call]
         self.of_dag = of_dag
         self.of_task = of_task
-        self.url = check_watched(url)
+        self.url = parse_watched_url(url)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """What Airflow stores: the class and its arguments."""
         arguments = {"of_dag": self.of_dag, "of_task": self.of_task}
-        return f"{CLASSPATH}.CheckpointPublished", arguments | url_given(self.url)
+        return f"{CLASSPATH}.CheckpointPublished", arguments | url_argument(self.url)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """One event for each checkpoint that it sees, without end: its payload is the checkpoint."""
-        watch = Watch(self.of_dag, self.of_task, url=self.url)
+        watch = WatchedCheckpoint(self.of_dag, self.of_task, url=self.url)
         seen = await self._recall()
         while True:
             try:
@@ -167,7 +174,7 @@ class CheckpointPublished(BaseEventTrigger):
                             await self._remember(name)
             except HeteroError as error:
                 self.log.warning("Checkpoints of %s in %s: %s", self.of_task, self.of_dag, error)
-                await asyncio.sleep(CORRECTION_S)
+                await asyncio.sleep(RECHECK_INTERVAL_S)
 
     async def _recall(self) -> Any:
         """Which checkpoint was announced last; None if that is not known."""

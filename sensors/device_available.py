@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout
 
-from hetero_airflow.executor.carrier import ARGUMENTS, KEY
-from hetero_airflow.executor.probes import pack_probe, unload_answer
-from hetero_airflow.executor.selection import device_task_defaults
+from hetero_airflow.contract.envelope import ARGUMENTS, ENVELOPE_KEY
+from hetero_airflow.contract.placement_check import pack_placement_check, read_answer
+from hetero_airflow.contract.selection import device_task_defaults
 
 
 class DeviceAvailableSensor(BaseSensorOperator):
@@ -47,7 +47,7 @@ class DeviceAvailableSensor(BaseSensorOperator):
     <Task(DeviceAvailableSensor): room>
     """
 
-    is_device_probe: ClassVar[bool] = True
+    is_placement_check: ClassVar[bool] = True
     """Read by `hetero_airflow.operators.mapped`."""
 
     def __init__(
@@ -71,7 +71,7 @@ class DeviceAvailableSensor(BaseSensorOperator):
         defaults = device_task_defaults()
         super().__init__(
             executor=executor or defaults.get("executor"),
-            executor_config={**(executor_config or {}), KEY: pack_probe([given])},
+            executor_config={**(executor_config or {}), ENVELOPE_KEY: pack_placement_check([given])},
             pool=pool or defaults.get("pool"),
             timeout=timeout,
             **kwargs,
@@ -83,7 +83,7 @@ class DeviceAvailableSensor(BaseSensorOperator):
         :raises AirflowSensorTimeout: there was no room in time
         :raises AirflowFailException: no known worker could ever satisfy the request
         """
-        answer = unload_answer(getattr(context["ti"], "context_carrier", None))
+        answer = read_answer(getattr(context["ti"], "context_carrier", None))
         if answer is None:
             self.log.warning(
                 "Nobody was asked: this task was not held by HeteroExecutor, and succeeds as device tasks run then, on "

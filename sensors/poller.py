@@ -31,15 +31,15 @@ from hetero_airflow.errors import CheckpointStoreUnavailable, InvalidCheckpoint
 
 log = logging.getLogger(__name__)
 
-FIRST_S = 1.0
-LONGEST_S = 60.0
+MIN_DELAY_S = 1.0
+MAX_DELAY_S = 60.0
 JITTER = 0.2
 """A wait is made longer or shorter by up to this part, so that what began together does not stay together."""
 SPACING_S = 0.125
 """Between the starts of two requests. At nine a second, 11 came within one second to a server on a busy host (load 10
 on two cores): eight leave room below ten for those that are held up on their way."""
 THREADS = 8
-GLANCES = 256
+FINGERPRINT_BATCH = 256
 """Objects that are glanced at in one go."""
 ABSENT = "absent"
 """The glance of what is not there."""
@@ -48,10 +48,10 @@ Target = TypeVar("Target", bound=Hashable, contravariant=True)
 Content = TypeVar("Content", covariant=True)
 
 
-class Source(Protocol[Target, Content]):
+class PolledSource(Protocol[Target, Content]):
     """Where the poller looks. Both methods are called in threads and may block."""
 
-    def glance(self, target: Target) -> Hashable | None:
+    def fingerprint(self, target: Target) -> Hashable | None:
         """What shows a change without a request: equal values mean no change.
 
         `ABSENT` if there surely is no such object, None if only a request can tell.
@@ -69,14 +69,14 @@ class Source(Protocol[Target, Content]):
 
 
 @dataclass(slots=True, eq=False)
-class _Watched(Generic[Content]):
+class _PolledObject(Generic[Content]):
     """One object, and what its waiters wait on."""
 
     waiters: int = 0
-    delay_s: float = FIRST_S
+    delay_s: float = MIN_DELAY_S
     due: float | None = None
     """Of the loop's clock: entries of the heap with another time are void. None while it is being looked at."""
-    glance: Hashable | None = None
+    fingerprint: Hashable | None = None
     latest: Content | Exception | None = None
     problem: str = ""
     """What was wrong with it when it was read last."""
@@ -97,10 +97,10 @@ class Poller(Generic[Target, Content]):
     :param rng: for the jitter
     """
 
-    def __init__(self, source: Source[Target, Content], rng: random.Random) -> None:
+    def __init__(self, source: PolledSource[Target, Content], rng: random.Random) -> None:
         self._source = source
         self._rng = rng
-        self._watched: dict[Target, _Watched[Content]] = {}
+        self._watched: dict[Target, _PolledObject[Content]] = {}
         self._due: list[tuple[float, int, Target]] = []
         self._order = count()
         self._woken = asyncio.Event()
@@ -129,21 +129,21 @@ class Poller(Generic[Target, Content]):
         finally:
             self._leave(target, watched)
 
-    def _join(self, target: Target) -> _Watched[Content]:
+    def _join(self, target: Target) -> _PolledObject[Content]:
         watched = self._watched.get(target)
         if watched is None:
-            watched = self._watched[target] = _Watched()
+            watched = self._watched[target] = _PolledObject()
             self._schedule(target, watched, 0.0)
-        elif watched.due is not None and watched.delay_s > FIRST_S:
-            watched.delay_s = FIRST_S
-            self._schedule(target, watched, FIRST_S)
+        elif watched.due is not None and watched.delay_s > MIN_DELAY_S:
+            watched.delay_s = MIN_DELAY_S
+            self._schedule(target, watched, MIN_DELAY_S)
         watched.waiters += 1
         if self._work is None:
             # in a context of its own: what it logs is no single task's, whoever came first
             self._work = asyncio.create_task(self._run(), context=contextvars.Context())
         return watched
 
-    def _leave(self, target: Target, watched: _Watched[Content]) -> None:
+    def _leave(self, target: Target, watched: _PolledObject[Content]) -> None:
         watched.waiters -= 1
         if watched.waiters == 0 and self._watched.get(target) is watched:
             del self._watched[target]
@@ -153,26 +153,26 @@ class Poller(Generic[Target, Content]):
             self._woken = asyncio.Event()  # the one that was waited on refers to its loop
             self._due.clear()
 
-    def _schedule(self, target: Target, watched: _Watched[Content], in_s: float) -> None:
+    def _schedule(self, target: Target, watched: _PolledObject[Content], in_s: float) -> None:
         watched.due = asyncio.get_running_loop().time() + in_s
         heapq.heappush(self._due, (watched.due, next(self._order), target))
         self._woken.set()
 
-    def _schedule_again(self, target: Target, watched: _Watched[Content], *, is_changed: bool) -> None:
+    def _schedule_again(self, target: Target, watched: _PolledObject[Content], *, is_changed: bool) -> None:
         if self._watched.get(target) is watched:
-            watched.delay_s = FIRST_S if is_changed else min(LONGEST_S, watched.delay_s * 2)
+            watched.delay_s = MIN_DELAY_S if is_changed else min(MAX_DELAY_S, watched.delay_s * 2)
             self._schedule(target, watched, watched.delay_s * self._rng.uniform(1 - JITTER, 1 + JITTER))
 
     async def _run(self) -> None:
         """Glances at what is due, and reads what may have changed."""
-        queue: asyncio.Queue[tuple[Target, _Watched[Content]]] = asyncio.Queue()
+        queue: asyncio.Queue[tuple[Target, _PolledObject[Content]]] = asyncio.Queue()
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoints")
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read_queued(queue, threads))
                 while True:
-                    while due := list(islice(self._take_due(), GLANCES)):
-                        await self._glance(due, queue, threads)
+                    while due := list(islice(self._take_due(), FINGERPRINT_BATCH)):
+                        await self._compare_fingerprints(due, queue, threads)
                     await self._until_due()
         except ExceptionGroup as error:
             self._work = None
@@ -181,7 +181,7 @@ class Poller(Generic[Target, Content]):
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _take_due(self) -> Iterator[tuple[Target, _Watched[Content]]]:
+    def _take_due(self) -> Iterator[tuple[Target, _PolledObject[Content]]]:
         now = asyncio.get_running_loop().time()
         while self._due and self._due[0][0] <= now:
             due, _, target = heapq.heappop(self._due)
@@ -197,31 +197,31 @@ class Poller(Generic[Target, Content]):
             async with asyncio.timeout(self._due[0][0] - now if self._due else None):
                 await self._woken.wait()
 
-    async def _glance(
+    async def _compare_fingerprints(
         self,
-        due: Sequence[tuple[Target, _Watched[Content]]],
-        queue: asyncio.Queue[tuple[Target, _Watched[Content]]],
+        due: Sequence[tuple[Target, _PolledObject[Content]]],
+        queue: asyncio.Queue[tuple[Target, _PolledObject[Content]]],
         threads: ThreadPoolExecutor,
     ) -> None:
         targets = [target for target, _ in due]
         loop = asyncio.get_running_loop()
-        glances = await loop.run_in_executor(threads, lambda: [self._source.glance(target) for target in targets])
-        for (target, watched), glance in zip(due, glances, strict=True):
-            if glance == ABSENT:
+        glances = await loop.run_in_executor(threads, lambda: [self._source.fingerprint(target) for target in targets])
+        for (target, watched), fingerprint in zip(due, glances, strict=True):
+            if fingerprint == ABSENT:
                 self._take_in(target, watched, None)
-            elif glance is not None and glance == watched.glance:
+            elif fingerprint is not None and fingerprint == watched.fingerprint:
                 self._schedule_again(target, watched, is_changed=False)
             else:
                 queue.put_nowait((target, watched))
-            watched.glance = glance
+            watched.fingerprint = fingerprint
 
     async def _read_queued(
-        self, queue: asyncio.Queue[tuple[Target, _Watched[Content]]], threads: ThreadPoolExecutor
+        self, queue: asyncio.Queue[tuple[Target, _PolledObject[Content]]], threads: ThreadPoolExecutor
     ) -> None:
         loop = asyncio.get_running_loop()
         free = asyncio.Semaphore(THREADS)
 
-        async def read(target: Target, watched: _Watched[Content]) -> None:
+        async def read(target: Target, watched: _PolledObject[Content]) -> None:
             try:
                 await self._read(target, watched, threads)
             finally:
@@ -236,12 +236,12 @@ class Poller(Generic[Target, Content]):
                     self._next_read_at = loop.time() + SPACING_S
                     group.create_task(read(target, watched))
 
-    async def _read(self, target: Target, watched: _Watched[Content], threads: ThreadPoolExecutor) -> None:
+    async def _read(self, target: Target, watched: _PolledObject[Content], threads: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
         try:
             content = await loop.run_in_executor(threads, self._source.read, target)
         except CheckpointStoreUnavailable as error:
-            watched.glance = None
+            watched.fingerprint = None
             self._note_failure(loop.time(), error)
             self._schedule_again(target, watched, is_changed=False)
         except InvalidCheckpoint as error:
@@ -255,7 +255,7 @@ class Poller(Generic[Target, Content]):
             self._note_answer(loop.time())
             self._take_in(target, watched, content)
 
-    def _take_in(self, target: Target, watched: _Watched[Content], content: Content | None) -> None:
+    def _take_in(self, target: Target, watched: _PolledObject[Content], content: Content | None) -> None:
         is_changed = watched.number == 0 or content != watched.latest
         watched.problem = ""
         if is_changed:
@@ -268,6 +268,6 @@ class Poller(Generic[Target, Content]):
         self._failed_at = now
 
     def _note_answer(self, now: float) -> None:
-        if self._failed_at is not None and now - self._failed_at >= LONGEST_S:
-            log.info("The store of checkpoints answers again: no failure for %g s.", LONGEST_S)
+        if self._failed_at is not None and now - self._failed_at >= MAX_DELAY_S:
+            log.info("The store of checkpoints answers again: no failure for %g s.", MAX_DELAY_S)
             self._failed_at = None

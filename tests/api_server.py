@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fastapi import FastAPI
 from sqlalchemy import Engine
 
-from hetero_airflow.agent.protocol import HEARTBEAT_PATH, INVENTORY_PATH, PREFIX, Heartbeat, Report
-from hetero_airflow.agent.tokens import hash_secret, public_digits, request_digest, sign_token
+from hetero_airflow.agent.protocol import HEARTBEAT_PATH, INVENTORY_PATH, PREFIX, Heartbeat, InventoryReport
+from hetero_airflow.agent.tokens import hash_secret, public_key_hex, request_digest, sign_token
 from hetero_airflow.model.worker import Worker
-from hetero_airflow.store.sql_keys import WorkerKeys
+from hetero_airflow.store.sql.worker_keys import WorkerKeys
 from hetero_airflow.testing import a_worker
 
 with warnings.catch_warnings():  # of Airflow's own imports
@@ -78,7 +78,7 @@ class Speaker:
         """Itself, once its key is in the store."""
         keys, now = WorkerKeys(engine), datetime.now(UTC)
         keys.open_enrolment(self.worker_id, hash_secret(SECRET), now + timedelta(hours=1), now)
-        keys.enrol(self.worker_id, hash_secret(SECRET), public_digits(self.key), now)
+        keys.enrol(self.worker_id, hash_secret(SECRET), public_key_hex(self.key), now)
         return self
 
     def token(self, method: str, path: str, body: bytes, **given: Any) -> str:
@@ -98,7 +98,7 @@ class Speaker:
 
     def report(self, worker: Worker | None = None, **fields: Any) -> httpx.Response:
         """Tell an inventory."""
-        body = Report(worker=worker or self.worker(), **fields).model_dump_json(exclude_defaults=True).encode()
+        body = InventoryReport(worker=worker or self.worker(), **fields).model_dump_json(exclude_defaults=True).encode()
         return self.send("PUT", INVENTORY_PATH, body)
 
     def beat(self, **fields: Any) -> httpx.Response:

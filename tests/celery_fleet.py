@@ -8,7 +8,7 @@ from pathlib import Path
 
 from local_airflow import LocalAirflow
 
-from hetero_airflow.engines.queues import queue_of
+from hetero_airflow.engines.queues import worker_queue
 from tests.redis_server import RedisServer, running_redis
 from tests.worker_fleet import Fleet
 
@@ -37,7 +37,7 @@ class CeleryFleet(Fleet):
 
     def launch_worker(self, name: str, *queues: str) -> None:
         """Start a Celery worker that listens to these queues beside its own."""
-        self._launch(name, queue_of(name), *queues)
+        self._launch(name, worker_queue(name), *queues)
 
     def add_plain(self, name: str) -> None:
         """Start a Celery worker for tasks that ask for no device."""

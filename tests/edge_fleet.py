@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from local_airflow import LocalAirflow
 
-from hetero_airflow.engines.queues import queue_of
+from hetero_airflow.engines.queues import worker_queue
 from tests.worker_fleet import Fleet
 
 PROCESSES = "4"
@@ -26,7 +26,7 @@ class EdgeFleet(Fleet):
 
     def launch_worker(self, name: str, *queues: str) -> None:
         """Start an edge worker that asks for the jobs of these queues beside its own."""
-        asked = ["edge", "worker", "--queues", ",".join([queue_of(name), *queues]), "--edge-hostname", name]
+        asked = ["edge", "worker", "--queues", ",".join([worker_queue(name), *queues]), "--edge-hostname", name]
         more = ["--concurrency", PROCESSES, "--pid", str(self.pid_file(name))]
         self.airflow.launch(self.component(name), *asked, *more, **self.host)
 

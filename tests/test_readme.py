@@ -5,7 +5,7 @@ from pathlib import Path
 
 from airflow.dag_processing.dagbag import DagBag
 
-from hetero_airflow.executor.carrier import unpack_request
+from hetero_airflow.contract.envelope import unpack_request
 from hetero_airflow.model.request import DeviceRequest
 
 ROOT = Path(__file__).parents[1]

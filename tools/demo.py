@@ -19,12 +19,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from hetero_airflow.cli.device_table import device_report
-from hetero_airflow.cli.device_words import lease_lines
+from hetero_airflow.cli.device_text import lease_lines
 from hetero_airflow.cli.output import cell, console, show, table
+from hetero_airflow.cli.workers.devices import device_report
 from hetero_airflow.discovery.discover import discover
 from hetero_airflow.store.codec import ACCOUNT
-from hetero_airflow.store.store import Story
+from hetero_airflow.store.store import RequestHistory
 
 DAG_ID = "retrain_digits"
 HOME = ROOT / ".airflow" / "demo"
@@ -104,26 +104,26 @@ def placements(airflow: LocalAirflow, run_id: str, tasks: Mapping[str, Mapping[s
     workers = {worker.id: worker for worker in store.snapshot().workers}
     rows = []
     for name in TASKS:
-        story, task = store.story(DAG_ID, run_id, name), tasks[name]
+        request_history, task = store.request_history(DAG_ID, run_id, name), tasks[name]
         where, why, waited = cell("none"), cell("it asks for none"), cell("")
-        if story is not None and story.leases:
-            lease = story.leases[-1]
+        if request_history is not None and request_history.leases:
+            lease = request_history.leases[-1]
             where = cell(*lease_lines(lease, workers.get(lease.worker_id)))
-            why = cell(*reasons(story))
-            waited = cell(f"{(lease.granted_at - story.pending.submitted_at).total_seconds():.1f}")
+            why = cell(*reasons(request_history))
+            waited = cell(f"{(lease.granted_at - request_history.pending.submitted_at).total_seconds():.1f}")
         ran = cell(f"{task['duration'] or 0:.1f}")
         rows.append((cell(name), where, why, waited, ran, cell(task["state"], style=style(task["state"]))))
     return table(("TASK", "DEVICE", "WHY THIS DEVICE", "WAITED S", "RAN S", "STATE"), rows)
 
 
-def reasons(story: Story) -> Iterator[str]:
+def reasons(request_history: RequestHistory) -> Iterator[str]:
     """Why the newest lease is where it is: what ruled out the alternatives before it, and what it scored."""
-    decision = next((one for one in story.decisions if one["outcome"] == "place"), None)
+    decision = next((one for one in request_history.decisions if one["outcome"] == "place"), None)
     if decision is None:
         yield "its account is not kept"
         return
     account = ACCOUNT.validate_python(decision["account"])
-    chosen = story.leases[-1].alternative
+    chosen = request_history.leases[-1].alternative
     for alternative in account.alternatives[:chosen]:
         yield f"not {alternative.asked}: {alternative.filtered[0][1] if alternative.filtered else 'nothing free'}"
     for alternative in account.alternatives[chosen : chosen + 1]:

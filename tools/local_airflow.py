@@ -20,8 +20,8 @@ from typing import Any
 import httpx
 from sqlalchemy import NullPool, create_engine
 
-from hetero_airflow.executor.recommended import recommendations
-from hetero_airflow.store.sql import SqlStore
+from hetero_airflow.executor.recommended_settings import recommendations
+from hetero_airflow.store.sql.store import SqlStore
 
 COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
 USER = "admin"

@@ -8,28 +8,36 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from hetero_airflow.agent.link import LinkDown, LinkRefused
-from hetero_airflow.agent.protocol import HEARTBEAT_S, Code, DeviceError, Heard, Heartbeat, Report, sane_readings
-from hetero_airflow.discovery.inventory_watch import with_unseen
+from hetero_airflow.agent.connection import RefusedByServer, ServerUnreachable
+from hetero_airflow.agent.protocol import (
+    HEARTBEAT_S,
+    DeviceError,
+    Heartbeat,
+    InventoryReport,
+    RefusalCode,
+    ServerReply,
+    valid_readings,
+)
+from hetero_airflow.discovery.inventory_watch import with_missing_devices
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.worker import Inventory, Worker
 
 log = logging.getLogger(__name__)
 
-FATAL = frozenset({Code.UNKNOWN_KEY, Code.SUPERSEDED, Code.ENROLMENT})
+FATAL_CODES = frozenset({RefusalCode.UNKNOWN_KEY, RefusalCode.SUPERSEDED, RefusalCode.ENROLMENT})
 """Refusals that no waiting cures: a person has to do something."""
 
-MAX_WAIT_S = HEARTBEAT_S
+MAX_RETRY_WAIT_S = HEARTBEAT_S
 """Between two tries while the server does not answer: when it is back, each worker is heard well before it is lost."""
 
-LEAVE_TRIES_S = 20.0
+LEAVE_TIMEOUT_S = 20.0
 """So long an agent that was told to stop tries to tell a server that does not answer."""
 
-ASK_AGAIN_S = 60.0
+REPORT_AGAIN_S = 60.0
 """An inventory that the server did not take whole is told again after this."""
 
 
-class Watch(Protocol):
+class InventorySource(Protocol):
     """What finds the host's devices: `hetero_airflow.discovery.inventory_watch.InventoryWatch`."""
 
     def poll(self) -> Inventory | None:
@@ -37,7 +45,7 @@ class Watch(Protocol):
         ...
 
 
-class Leases(Protocol):
+class LeaseProcesses(Protocol):
     """What finds the processes of leases: `hetero_airflow.agent.lease_watch.LeaseWatch`."""
 
     def look(self) -> frozenset[str]:
@@ -49,7 +57,7 @@ class Leases(Protocol):
         ...
 
 
-class Errors(Protocol):
+class ErrorSource(Protocol):
     """What hears of devices' errors: `hetero_airflow.agent.error_watch.ErrorWatch`."""
 
     def take_inventory(self, inventory: Inventory) -> None:
@@ -65,28 +73,28 @@ class Errors(Protocol):
         ...
 
 
-class Server(Protocol):
-    """What is told: `hetero_airflow.agent.link.Link`."""
+class AgentServer(Protocol):
+    """What is told: `hetero_airflow.agent.connection.ServerConnection`."""
 
-    def report(self, report: Report) -> Heard:
+    def report(self, report: InventoryReport) -> ServerReply:
         """Tell the inventory."""
         ...
 
-    def beat(self, heartbeat: Heartbeat) -> Heard:
+    def beat(self, heartbeat: Heartbeat) -> ServerReply:
         """Tell that the worker is there."""
         ...
 
 
-def wait_before_try(failures: int, rng: random.Random) -> float:
+def retry_wait_s(failures: int, rng: random.Random) -> float:
     """Seconds to wait after so many failures in a row: twice as long each time, and at random within that.
 
-    Of a thousand agents that lost one server, some come back at once and none waits longer than `MAX_WAIT_S`
+    Of a thousand agents that lost one server, some come back at once and none waits longer than `MAX_RETRY_WAIT_S`
     ("full jitter": M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015; the least wait is ours).
 
-    >>> [wait_before_try(n, random.Random(1)) <= MAX_WAIT_S for n in (1, 2, 10, 10_000)]
+    >>> [retry_wait_s(n, random.Random(1)) <= MAX_RETRY_WAIT_S for n in (1, 2, 10, 10_000)]
     [True, True, True, True]
     """
-    return max(0.2, rng.uniform(0, min(MAX_WAIT_S, 2.0 ** min(failures, 10))))
+    return max(0.2, rng.uniform(0, min(MAX_RETRY_WAIT_S, 2.0 ** min(failures, 10))))
 
 
 class Agent:
@@ -100,10 +108,10 @@ class Agent:
         self,
         worker_id: str,
         engine: str,
-        watch: Watch,
-        leases: Leases,
-        errors: Errors,
-        server: Server,
+        watch: InventorySource,
+        leases: LeaseProcesses,
+        errors: ErrorSource,
+        server: AgentServer,
         *,
         pause: Callable[[float], bool],
         rng: random.Random,
@@ -127,7 +135,7 @@ class Agent:
     def run(self) -> None:
         """Until it is told to stop and has left.
 
-        :raises LinkRefused: the server will not hear this agent, and waiting does not help
+        :raises RefusedByServer: the server will not hear this agent, and waiting does not help
         """
         while not self._pause(self._step()):
             pass
@@ -146,20 +154,20 @@ class Agent:
             heard = self._try(self._beat)
             if heard is not None and not self._known and not self._is_refused:
                 return 0.0
-        return wait_before_try(self._failures, self._rng) if heard is None else HEARTBEAT_S
+        return retry_wait_s(self._failures, self._rng) if heard is None else HEARTBEAT_S
 
     def _take_inventory(self) -> None:
         inventory = self._watch.poll()
         if inventory is None:
             return
         found = inventory.worker.model_copy(update={"engine": self._engine})
-        worker = with_unseen(found, self._worker) if self._worker is not None else found
-        self._telemetry = sane_readings(inventory.telemetry)
+        worker = with_missing_devices(found, self._worker) if self._worker is not None else found
+        self._telemetry = valid_readings(inventory.telemetry)
         self._errors.take_inventory(inventory)
         if worker != self._worker:
             self._worker, self._known, self._is_refused, self._again_at = worker, "", False, None
 
-    def _beat(self) -> Heard:
+    def _beat(self) -> ServerReply:
         errors = self._errors.look()
         beat = Heartbeat(worker=self._worker_id, inventory=self._known, telemetry=self._telemetry, errors=errors)
         heard = self._say(beat)
@@ -170,16 +178,16 @@ class Agent:
             self._known = ""
         return heard
 
-    def _report(self, worker: Worker) -> Heard:
+    def _report(self, worker: Worker) -> ServerReply:
         try:
             told = self._leases.look()
-            heard = self._server.report(Report(worker=worker, telemetry=self._telemetry, leases=told))
-        except LinkRefused as error:
-            if error.code not in (Code.INVALID, Code.TOO_LARGE):
+            heard = self._server.report(InventoryReport(worker=worker, telemetry=self._telemetry, leases=told))
+        except RefusedByServer as error:
+            if error.code not in (RefusalCode.INVALID, RefusalCode.TOO_LARGE):
                 raise
             log.error("The server does not take this worker's inventory: %s", error)  # noqa: TRY400  no bug of ours
-            self._is_refused, self._again_at = True, self._clock() + ASK_AGAIN_S
-            return Heard()
+            self._is_refused, self._again_at = True, self._clock() + REPORT_AGAIN_S
+            return ServerReply()
         self._known, self._telemetry, self._is_refused, self._again_at = heard.inventory, (), False, None
         self._leases.end(heard.end)
         if told and not heard.inventory and not self._is_kept_out:
@@ -189,23 +197,23 @@ class Agent:
         self._is_kept_out = not heard.inventory
         if heard.contested:
             log.warning("Devices %s get no task here: another worker offers them.", ", ".join(heard.contested))
-            self._again_at = self._clock() + ASK_AGAIN_S
+            self._again_at = self._clock() + REPORT_AGAIN_S
         return heard
 
-    def _say(self, beat: Heartbeat) -> Heard:
+    def _say(self, beat: Heartbeat) -> ServerReply:
         heard = self._server.beat(beat.model_copy(update={"leases": self._leases.look()}))
         self._leases.end(heard.end)
         return heard
 
-    def _try(self, ask: Callable[[], Heard]) -> Heard | None:
+    def _try(self, ask: Callable[[], ServerReply]) -> ServerReply | None:
         """The answer; None where it is worth trying again, which is logged once.
 
-        :raises LinkRefused: it is not
+        :raises RefusedByServer: it is not
         """
         try:
             heard = ask()
-        except (LinkDown, LinkRefused) as error:
-            if isinstance(error, LinkRefused) and error.code in FATAL:
+        except (ServerUnreachable, RefusedByServer) as error:
+            if isinstance(error, RefusedByServer) and error.code in FATAL_CODES:
                 raise
             self._failures += 1
             if self._failures == 1:
@@ -221,7 +229,7 @@ class Agent:
         log.info("Told to stop: worker %s takes no new task.", self._worker_id)
         beat = Heartbeat(worker=self._worker_id, is_leaving=True)
         answered_at, left = self._clock(), -1
-        while self._clock() - answered_at < LEAVE_TRIES_S:
+        while self._clock() - answered_at < LEAVE_TIMEOUT_S:
             heard = self._try(lambda: self._say(beat))
             if heard is not None:
                 answered_at = self._clock()
@@ -231,7 +239,7 @@ class Agent:
                 if heard.leases != left:
                     left = heard.leases
                     log.info("%s leases are left on worker %s.", left, self._worker_id)
-            wait_s = HEARTBEAT_S if heard is not None else wait_before_try(self._failures, self._rng)
+            wait_s = HEARTBEAT_S if heard is not None else retry_wait_s(self._failures, self._rng)
             if self._pause(wait_s):
                 log.warning("Told to stop again: worker %s leaves; what runs here will run elsewhere.", self._worker_id)
                 return

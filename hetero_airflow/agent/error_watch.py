@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
-from hetero_airflow.agent.protocol import MAX_ERRORS, DeviceError, sane_readings
-from hetero_airflow.discovery.ecc_growth import EccGrowth
-from hetero_airflow.discovery.xid_watch import XidWatch, can_have_xids
+from hetero_airflow.agent.protocol import MAX_ERRORS, DeviceError, valid_readings
+from hetero_airflow.discovery.health.ecc_counters import EccCounters
+from hetero_airflow.discovery.health.xid_watch import XidWatch, can_have_xids
+from hetero_airflow.health.transitions import ERROR_RATES
 from hetero_airflow.model.worker import Inventory
-from hetero_airflow.recovery.health import RATES
 
-MAX_KEPT = max(rate.count for rate in RATES.values())
+MAX_KEPT = max(rate.count for rate in ERROR_RATES.values())
 """Errors of one kind on one device that are kept, the newest: so a storm of one pushes no other out."""
 
 
@@ -31,7 +31,7 @@ class ErrorWatch:
 
     def __init__(self, xids: XidWatch | None = None, now: Callable[[], datetime] = _now) -> None:
         self._xids, self._now = xids or XidWatch(), now
-        self._ecc = EccGrowth()
+        self._ecc = EccCounters()
         self._has_xids = False
         self._kept: dict[tuple[str, int | None], deque[DeviceError]] = {}
         """(device id, XID, or None for ECC) → its errors."""
@@ -39,7 +39,7 @@ class ErrorWatch:
     def take_inventory(self, inventory: Inventory) -> None:
         """Take note of what a discovery found."""
         self._has_xids = can_have_xids(inventory.worker.devices)
-        for device_id, more in self._ecc.take(sane_readings(inventory.telemetry)):
+        for device_id, more in self._ecc.take(valid_readings(inventory.telemetry)):
             self._keep(DeviceError(device_id=device_id, at=self._now(), ecc_errors=more))
 
     def look(self) -> tuple[DeviceError, ...]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hetero_airflow.agent.protocol import MAX_LEASES
-from hetero_airflow.engines.lease_files import LeaseFile, lease_folder, read_lease_files, this_place
+from hetero_airflow.engines.lease_files import LeaseFile, current_process_namespace, lease_folder, read_lease_files
 from hetero_airflow.engines.processes import worker_processes
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class LeaseWatch:
 
     def __init__(self, worker_id: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._worker_id, self._clock = worker_id, clock
-        self._place = this_place()
+        self._place = current_process_namespace()
         self._over: set[str] = set()
         """Leases whose processes the server wants gone."""
         self._pids: dict[str, list[int]] = {}

@@ -52,7 +52,7 @@ MAX_LEASE_CHARACTERS = 320
 MAX_ERRORS = 256
 """Of devices, in a heartbeat; the next one has the rest."""
 
-SCHEDULERS_OWN = "local"
+SCHEDULER_ENGINE = "local"
 """The engine of the worker that a scheduler reports for its own host; no agent speaks for that."""
 
 MAX_FIELDS = 256
@@ -63,7 +63,7 @@ _MARKUP = frozenset("<>")
 M = TypeVar("M", bound=BaseModel)
 
 
-class Code(StrEnum):
+class RefusalCode(StrEnum):
     """Why the server refused a request; what an agent does about it depends on nothing else."""
 
     UNAUTHENTICATED = "unauthenticated"
@@ -90,7 +90,7 @@ class Code(StrEnum):
     """The database does not answer now."""
 
 
-def _harmless(name: str) -> str:
+def _check_printable(name: str) -> str:
     """A name that no terminal, log or page can take for anything but a name."""
     if not name.isprintable():
         raise ValueError("has characters that can't be printed")
@@ -99,7 +99,7 @@ def _harmless(name: str) -> str:
     return name
 
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=256), AfterValidator(_harmless)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=256), AfterValidator(_check_printable)]
 
 
 def is_sane(reading: Telemetry) -> bool:
@@ -126,7 +126,7 @@ def _is_within(value: float | None, low: float, high: float) -> bool:
 
 def _are_sane(readings: tuple[Telemetry, ...]) -> tuple[Telemetry, ...]:
     for reading in readings:
-        _harmless(reading.device_id)
+        _check_printable(reading.device_id)
         if not is_sane(reading):
             raise ValueError("a number is negative, not finite, or larger than hardware has")
     return readings
@@ -135,15 +135,15 @@ def _are_sane(readings: tuple[Telemetry, ...]) -> tuple[Telemetry, ...]:
 Readings = Annotated[tuple[Telemetry, ...], FailFast(), Field(max_length=MAX_DEVICES), AfterValidator(_are_sane)]
 
 
-def _are_ids(leases: frozenset[str]) -> frozenset[str]:
+def _check_lease_ids(leases: frozenset[str]) -> frozenset[str]:
     for lease_id in leases:
         if not 0 < len(lease_id) <= MAX_LEASE_CHARACTERS:
             raise ValueError(f"the id of a lease has {len(lease_id)} characters, not 1 to {MAX_LEASE_CHARACTERS}")
-        _harmless(lease_id)
+        _check_printable(lease_id)
     return leases
 
 
-Leases = Annotated[frozenset[str], Field(max_length=MAX_LEASES), AfterValidator(_are_ids)]
+LeaseIds = Annotated[frozenset[str], Field(max_length=MAX_LEASES), AfterValidator(_check_lease_ids)]
 
 
 def _names(worker: Worker) -> Iterator[str]:
@@ -159,13 +159,13 @@ def _names(worker: Worker) -> Iterator[str]:
         yield from (text for text in (device.parent, device.driver, device.capability, device.pci) if text)
 
 
-def _is_plausible(worker: Worker) -> Worker:
-    if worker.engine == SCHEDULERS_OWN:
-        raise ValueError(f"the engine {SCHEDULERS_OWN} is the scheduler's own, on its own host")
+def _check_worker(worker: Worker) -> Worker:
+    if worker.engine == SCHEDULER_ENGINE:
+        raise ValueError(f"the engine {SCHEDULER_ENGINE} is the scheduler's own, on its own host")
     for name in _names(worker):
         if len(name) > 256:
             raise ValueError("a name, a label or a version has more than 256 characters")
-        _harmless(name)
+        _check_printable(name)
     if not all(isinstance(core, int) and 0 <= core < 2**16 for device in worker.devices for core in device.cores):
         raise ValueError("a CPU core has a number that no host has")
     return worker
@@ -181,14 +181,14 @@ class Enrolment(BaseModel):
     """Ed25519, as hexadecimal digits."""
 
 
-class Report(BaseModel):
+class InventoryReport(BaseModel):
     """What discovery found; sent when it is another than before."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    worker: Annotated[Worker, AfterValidator(_is_plausible)]
+    worker: Annotated[Worker, AfterValidator(_check_worker)]
     telemetry: Readings = ()
-    leases: Leases = frozenset()
+    leases: LeaseIds = frozenset()
 
 
 class DeviceError(BaseModel):
@@ -219,7 +219,7 @@ class Heartbeat(BaseModel):
     inventory: str = Field(default="", max_length=64)
     """The answer to the last `Report`: which inventory the server should have."""
     telemetry: Readings = ()
-    leases: Leases = frozenset()
+    leases: LeaseIds = frozenset()
     """Ids of the leases whose processes are on the host."""
     errors: Annotated[tuple[DeviceError, ...], FailFast(), Field(max_length=MAX_ERRORS)] = ()
     """Since the last heartbeat that was answered. Told again, they count once."""
@@ -227,7 +227,7 @@ class Heartbeat(BaseModel):
     """The agent was told to stop: no new task for the worker."""
 
 
-class Heard(BaseModel):
+class ServerReply(BaseModel):
     """The server's answer to a `Report` and to a `Heartbeat`."""
 
     model_config = ConfigDict(frozen=True)
@@ -243,7 +243,7 @@ class Heard(BaseModel):
     """Ids of devices that another worker offers, so that they get no task here; worth telling again later."""
 
 
-def sane_readings(readings: Iterable[Telemetry]) -> tuple[Telemetry, ...]:
+def valid_readings(readings: Iterable[Telemetry]) -> tuple[Telemetry, ...]:
     """The readings that a server takes."""
     return tuple(reading for reading in readings if is_sane(reading))
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
-from hetero_airflow.agent.protocol import Code
+from hetero_airflow.agent.protocol import RefusalCode
 from hetero_airflow.errors import IdentityError, shorten
 
 AUDIENCE = "hetero-airflow/agent"
@@ -28,7 +28,7 @@ _CHECKS = {"verify_exp": False, "verify_iat": False, "verify_nbf": False, "requi
 """Times are compared in `read_token`, with the time that it is given."""
 
 
-class Claims(BaseModel):
+class TokenClaims(BaseModel):
     """What a token says, once its signature holds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -49,7 +49,7 @@ class Claims(BaseModel):
 class TokenRefused(IdentityError):
     """A token that does not let its bearer ask; `code` says why."""
 
-    def __init__(self, code: Code, *, found: str, remedy: str) -> None:
+    def __init__(self, code: RefusalCode, *, found: str, remedy: str) -> None:
         self.code = code
         super().__init__("a request of a worker's agent", found=found, remedy=remedy)
 
@@ -72,14 +72,14 @@ def claimed_worker(token: str) -> str:
     :raises TokenRefused: no token of ours
     """
     if len(token) > MAX_TOKEN_CHARACTERS:
-        raise _unreadable(f"{len(token)} characters")
+        raise _unreadable_error(f"{len(token)} characters")
     try:
         header, claims = map(_read_part, token.split(".")[:2])
     except (ValueError, RecursionError) as error:
-        raise _unreadable(f"none that can be read ({type(error).__name__})") from error
+        raise _unreadable_error(f"none that can be read ({type(error).__name__})") from error
     worker = claims.get("sub")
     if header.get("alg") != ALGORITHM or claims.get("aud") != AUDIENCE or not isinstance(worker, str):
-        raise _unreadable("one that no agent has signed")
+        raise _unreadable_error("one that no agent has signed")
     return worker
 
 
@@ -91,23 +91,23 @@ def _read_part(part: str) -> dict[str, Any]:
     return value
 
 
-def read_token(token: str, key: Ed25519PublicKey, now: datetime) -> Claims:
+def read_token(token: str, key: Ed25519PublicKey, now: datetime) -> TokenClaims:
     """What the token says, if that key has signed it and it is good now.
 
     :raises TokenRefused: another key has signed it, it is no token of an agent, or the time is not right
     """
     try:
-        claims = Claims.model_validate(
+        claims = TokenClaims.model_validate(
             jwt.decode(token, key, algorithms=[ALGORITHM], audience=AUDIENCE, options=_CHECKS)  # type: ignore[arg-type]
         )
     except jwt.InvalidSignatureError as error:
-        raise unknown_key() from error
+        raise unknown_key_error() from error
     except (jwt.InvalidTokenError, ValidationError, RecursionError) as error:
-        raise _unreadable(f"none that can be read ({type(error).__name__})") from error
+        raise _unreadable_error(f"none that can be read ({type(error).__name__})") from error
     at = now.timestamp()
     if not claims.iat - SKEW_S <= at <= claims.exp + SKEW_S or claims.exp - claims.iat > LIFETIME_S:
         raise TokenRefused(
-            Code.EXPIRED,
+            RefusalCode.EXPIRED,
             found=f"a token for {claims.exp - claims.iat:.0f} s that was signed {at - claims.iat:+.1f} s ago",
             remedy=f"Set the clocks of the worker's host and of the API server: they may differ by {SKEW_S} s",
         )
@@ -124,7 +124,7 @@ def hash_secret(secret: str) -> str:
 
 
 def read_public_key(digits: str) -> Ed25519PublicKey:
-    """The key that `public_digits` has written.
+    """The key that `public_key_hex` has written.
 
     :raises IdentityError: it is none
     """
@@ -134,21 +134,23 @@ def read_public_key(digits: str) -> Ed25519PublicKey:
         raise IdentityError(f"the key {shorten(digits)}", found="no Ed25519 key", remedy="Enrol it anew") from error
 
 
-def public_digits(key: Ed25519PrivateKey) -> str:
+def public_key_hex(key: Ed25519PrivateKey) -> str:
     """The public half of a key as 64 hexadecimal digits."""
     return key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
 
 
-def unknown_key() -> TokenRefused:
+def unknown_key_error() -> TokenRefused:
     """Said of a worker without a key and of a wrong signature alike, so that nobody can try which workers there are."""
     return TokenRefused(
-        Code.UNKNOWN_KEY,
+        RefusalCode.UNKNOWN_KEY,
         found="a token that no enrolled key of that worker has signed",
         remedy="Enrol the agent: `airflow hetero enroll WORKER`, after `airflow hetero revoke WORKER` if it had a key",
     )
 
 
-def _unreadable(found: str) -> TokenRefused:
+def _unreadable_error(found: str) -> TokenRefused:
     return TokenRefused(
-        Code.UNAUTHENTICATED, found=found, remedy="Send a token that `airflow hetero worker` signs for each request"
+        RefusalCode.UNAUTHENTICATED,
+        found=found,
+        remedy="Send a token that `airflow hetero worker` signs for each request",
     )

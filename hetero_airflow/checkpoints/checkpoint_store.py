@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredObject:
     """A small object as it was read."""
 
     content: bytes
@@ -24,7 +24,7 @@ class CheckpointStore(Protocol):
     :raises InvalidCheckpoint: (every method) a key that leaves the store, or that is no plain object
     """
 
-    def read(self, key: str, *, at_most: int) -> Found | None:
+    def read(self, key: str, *, at_most: int) -> StoredObject | None:
         """A small object whole; None if there is none.
 
         :raises InvalidCheckpoint: it has more than `at_most` bytes

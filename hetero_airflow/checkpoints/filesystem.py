@@ -24,8 +24,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
-from hetero_airflow.checkpoints.checkpoint_store import Found
-from hetero_airflow.checkpoints.names import OWN, check_key
+from hetero_airflow.checkpoints.checkpoint_store import StoredObject
+from hetero_airflow.checkpoints.keys import OWN_SUFFIX, check_key
 from hetero_airflow.checkpoints.opening import REMEDY, split_url
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.errors import CheckpointStoreUnavailable, InvalidCheckpoint, SettingsError, shorten
@@ -33,8 +33,8 @@ from hetero_airflow.errors import CheckpointStoreUnavailable, InvalidCheckpoint,
 LOCK_TIMEOUT_S = 30.0
 """A lock is held for milliseconds, unless its holder is stopped (SIGSTOP) or its disk hangs."""
 
-LOCK = f"lock{OWN}"
-NEXT = f"next{OWN}"
+LOCK = f"lock{OWN_SUFFIX}"
+NEXT = f"next{OWN_SUFFIX}"
 
 CHUNK_BYTES = 1 << 20
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -65,18 +65,22 @@ class FilesystemStore:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def read(self, key: str, *, at_most: int) -> Found | None:
+    def read(self, key: str, *, at_most: int) -> StoredObject | None:
         """See `CheckpointStore.read`."""
-        with _mapped("read", key), contextlib.suppress(FileNotFoundError), self._folder(key) as (folder, name):
+        with (
+            _translated_errors("read", key),
+            contextlib.suppress(FileNotFoundError),
+            self._folder(key) as (folder, name),
+        ):
             with _open(folder, name) as file:
                 content = file.read(at_most + 1)
             _refuse_more(key, len(content), at_most)
-            return Found(content, hashlib.sha256(content).hexdigest())
+            return StoredObject(content, hashlib.sha256(content).hexdigest())
         return None
 
     def replace(self, key: str, content: bytes, version: str | None) -> str | None:
         """See `CheckpointStore.replace`; waits at most 30 s for the lock."""
-        with _mapped("write", key), self._folder(key, create=True) as (folder, name), _locked(folder, key):
+        with _translated_errors("write", key), self._folder(key, create=True) as (folder, name), _locked(folder, key):
             if _version(folder, name) != version:
                 return None
             with _written(folder, name, NEXT, os.O_TRUNC) as file:
@@ -87,15 +91,15 @@ class FilesystemStore:
         """See `CheckpointStore.put`."""
         with (
             source.open("rb") as origin,
-            _mapped("write", key),
+            _translated_errors("write", key),
             self._folder(key, create=True) as (folder, name),
-            _written(folder, name, secrets.token_hex(8) + OWN, os.O_EXCL) as file,
+            _written(folder, name, secrets.token_hex(8) + OWN_SUFFIX, os.O_EXCL) as file,
         ):
             shutil.copyfileobj(origin, file, CHUNK_BYTES)
 
     def fetch(self, key: str, target: Path, *, at_most: int) -> None:
         """See `CheckpointStore.fetch`."""
-        with _mapped("fetch", key), self._folder(key) as (folder, name), _open(folder, name) as file:
+        with _translated_errors("fetch", key), self._folder(key) as (folder, name), _open(folder, name) as file:
             _refuse_more(key, os.fstat(file.fileno()).st_size, at_most)
             with target.open("xb") as copy:
                 try:
@@ -107,7 +111,11 @@ class FilesystemStore:
     def sweep(self, prefix: str, is_garbage: Callable[[str, float], bool]) -> Iterator[str]:
         """See `CheckpointStore.sweep`. Links are left alone."""
         any_in_it = f"{prefix}/x"
-        with _mapped("sweep", prefix), contextlib.suppress(FileNotFoundError), self._folder(any_in_it) as (folder, _):
+        with (
+            _translated_errors("sweep", prefix),
+            contextlib.suppress(FileNotFoundError),
+            self._folder(any_in_it) as (folder, _),
+        ):
             with os.scandir(folder) as entries:
                 names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
             for name in names:
@@ -234,7 +242,7 @@ def _refuse_more(key: str, size_bytes: int, at_most: int) -> None:
 
 
 @contextlib.contextmanager
-def _mapped(what: str, key: str) -> Iterator[None]:
+def _translated_errors(what: str, key: str) -> Iterator[None]:
     """Turns the system's errors into ours."""
     try:
         yield

@@ -13,7 +13,7 @@ MAX_INDEX_BYTES = 4 << 20
 MAX_NEWEST_BYTES = 64 << 10
 
 
-class Entry(BaseModel):
+class CheckpointEntry(BaseModel):
     """One published checkpoint."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -47,20 +47,20 @@ class Index(BaseModel):
     """The greatest that has begun here."""
     epoch: int
     """The greatest that has begun here."""
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[CheckpointEntry, ...] = ()
     """In the order of their publishing. Of an earlier epoch they stay until the new one has published."""
 
     @property
-    def current(self) -> tuple[Entry, ...]:
+    def current(self) -> tuple[CheckpointEntry, ...]:
         """The checkpoints of the present epoch."""
         return tuple(entry for entry in self.entries if entry.epoch == self.epoch)
 
 
 class Newest(BaseModel):
-    """What `place.feed_of` holds: the checkpoint of a task that was published last."""
+    """What `place.newest_key` holds: the checkpoint of a task that was published last."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: str
-    """The place: see `place.place_of`."""
-    entry: Entry
+    """The place: see `place.checkpoint_path`."""
+    entry: CheckpointEntry

@@ -10,10 +10,10 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
-from hetero_airflow.checkpoints.index import INDEX, MAX_INDEX_BYTES, MAX_NEWEST_BYTES, Entry, Index, Newest
-from hetero_airflow.checkpoints.manifest import MAX_MANIFEST_BYTES, Manifest, decode, measure
-from hetero_airflow.checkpoints.names import MANIFEST
-from hetero_airflow.checkpoints.place import CheckpointPlace, feed_of
+from hetero_airflow.checkpoints.index import INDEX, MAX_INDEX_BYTES, MAX_NEWEST_BYTES, CheckpointEntry, Index, Newest
+from hetero_airflow.checkpoints.keys import MANIFEST
+from hetero_airflow.checkpoints.manifest import MAX_MANIFEST_BYTES, Manifest, decode_manifest, measure_file
+from hetero_airflow.checkpoints.place import CheckpointPlace, newest_key
 from hetero_airflow.errors import InvalidCheckpoint, shorten
 
 log = logging.getLogger(__name__)
@@ -33,20 +33,20 @@ def read_versioned(store: CheckpointStore, path: str) -> tuple[Index | None, str
     """The index of a place with the version that `CheckpointStore.replace` wants."""
     key = f"{path}/{INDEX}"
     found = store.read(key, at_most=MAX_INDEX_BYTES)
-    return (parsed(Index, key, found.content), found.version) if found else (None, None)
+    return (parse_object(Index, key, found.content), found.version) if found else (None, None)
 
 
-def newest_of(store: CheckpointStore, dag_id: str, task_id: str) -> Newest | None:
+def read_newest_checkpoint(store: CheckpointStore, dag_id: str, task_id: str) -> Newest | None:
     """The checkpoint of a task that was published last, in whatever run; None before the first. One request.
 
     :raises InvalidCheckpoint: what lies there says something else
     """
-    key = feed_of(dag_id, task_id)
+    key = newest_key(dag_id, task_id)
     found = store.read(key, at_most=MAX_NEWEST_BYTES)
-    return parsed(Newest, key, found.content) if found else None
+    return parse_object(Newest, key, found.content) if found else None
 
 
-def latest_whole(store: CheckpointStore, place: CheckpointPlace, into: Path) -> Entry | None:
+def load_latest(store: CheckpointStore, place: CheckpointPlace, into: Path) -> CheckpointEntry | None:
     """Bring the newest checkpoint that is whole into a new folder; None, and no folder, if there is none.
 
     A damaged one is warned of, and the one before is tried. Only what the place's own epoch has published counts: see
@@ -60,7 +60,7 @@ def latest_whole(store: CheckpointStore, place: CheckpointPlace, into: Path) -> 
     index = read_index(store, place.path)
     while entry := next((entry for entry in reversed(_of_epoch(index, place)) if entry.key not in damaged), None):
         try:
-            load(store, place, entry, into)
+            load_checkpoint(store, place, entry, into)
         except InvalidCheckpoint as error:
             damaged.add(entry.key)
             index = read_index(store, place.path)
@@ -71,14 +71,14 @@ def latest_whole(store: CheckpointStore, place: CheckpointPlace, into: Path) -> 
     return None
 
 
-def _of_epoch(index: Index | None, place: CheckpointPlace) -> tuple[Entry, ...]:
+def _of_epoch(index: Index | None, place: CheckpointPlace) -> tuple[CheckpointEntry, ...]:
     if index is None:
         return ()
     epoch = index.epoch if place.epoch is None else place.epoch
     return tuple(entry for entry in index.entries if entry.epoch == epoch)
 
 
-def load(store: CheckpointStore, place: CheckpointPlace, entry: Entry, into: Path) -> Manifest:
+def load_checkpoint(store: CheckpointStore, place: CheckpointPlace, entry: CheckpointEntry, into: Path) -> Manifest:
     """Bring one checkpoint into a new folder and compare size and digest of every file; its manifest.
 
     :raises InvalidCheckpoint: something is missing, is not what the manifest says, or would leave the folder; then
@@ -91,7 +91,7 @@ def load(store: CheckpointStore, place: CheckpointPlace, entry: Entry, into: Pat
         raise InvalidCheckpoint(
             f"checkpoint {shorten(entry.key)}", found="no manifest", remedy="Use an earlier checkpoint"
         )
-    manifest = decode(found.content, entry)
+    manifest = decode_manifest(found.content, entry)
     into.mkdir(parents=True)
     try:
         for name in manifest.files:
@@ -112,7 +112,7 @@ def _fetch_whole(store: CheckpointStore, key: str, manifest: Manifest, name: str
         ) from error
     for _ in range(2):  # once more: what was hurt on its way is whole in the store
         store.fetch(key, target, at_most=said.size_bytes)
-        arrived = measure(target)
+        arrived = measure_file(target)
         if arrived == said:
             return
         target.unlink()
@@ -123,7 +123,7 @@ def _fetch_whole(store: CheckpointStore, key: str, manifest: Manifest, name: str
     )
 
 
-def parsed(model: type[Model], key: str, content: bytes) -> Model:
+def parse_object(model: type[Model], key: str, content: bytes) -> Model:
     """A small object as its model.
 
     :raises InvalidCheckpoint: it is something else

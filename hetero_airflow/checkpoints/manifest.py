@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-from hetero_airflow.checkpoints.index import Entry
-from hetero_airflow.checkpoints.names import check_file
+from hetero_airflow.checkpoints.index import CheckpointEntry
+from hetero_airflow.checkpoints.keys import check_file
 from hetero_airflow.errors import InvalidCheckpoint, shorten
 
 MAX_FILES = 10_000
@@ -20,7 +20,7 @@ MAX_METRICS = 64
 MAX_METRIC_NAME = 128
 
 
-class File(BaseModel):
+class ManifestFile(BaseModel):
     """One file of a checkpoint."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -37,7 +37,7 @@ class Manifest(BaseModel):
     version: Literal[1] = 1
     step: int = Field(ge=0)
     metrics: dict[str, FiniteFloat]
-    files: dict[Annotated[str, AfterValidator(check_file)], File] = Field(max_length=MAX_FILES)
+    files: dict[Annotated[str, AfterValidator(check_file)], ManifestFile] = Field(max_length=MAX_FILES)
 
     @property
     def size_bytes(self) -> int:
@@ -45,12 +45,12 @@ class Manifest(BaseModel):
         return sum(file.size_bytes for file in self.files.values())
 
 
-def describe(folder: Path) -> dict[str, File]:
+def describe_files(folder: Path) -> dict[str, ManifestFile]:
     """The files of a folder, by their names in it. Reads them all.
 
     :raises InvalidCheckpoint: a link or device among them, a name that `check_file` refuses, none, or too many
     """
-    found: dict[str, File] = {}
+    found: dict[str, ManifestFile] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_dir() and not path.is_symlink():
             continue
@@ -59,7 +59,7 @@ def describe(folder: Path) -> dict[str, File]:
             raise InvalidCheckpoint(
                 f"checkpoint file {shorten(name)}", found="a link or a device", remedy="Copy what it stands for"
             )
-        found[name] = measure(path)
+        found[name] = measure_file(path)
     if not 0 < len(found) <= MAX_FILES:
         raise InvalidCheckpoint(
             "a checkpoint", found=f"{len(found)} files", remedy=f"Keep 1 to {MAX_FILES}; an archive counts as one"
@@ -67,11 +67,11 @@ def describe(folder: Path) -> dict[str, File]:
     return found
 
 
-def measure(path: Path) -> File:
+def measure_file(path: Path) -> ManifestFile:
     """Size and digest of a file, as they are now."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return File(size_bytes=file.tell(), sha256=digest)
+        return ManifestFile(size_bytes=file.tell(), sha256=digest)
 
 
 def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -116,7 +116,7 @@ def _finite(name: str, value: float) -> float:
     return number
 
 
-def encode(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: Manifest) -> bytes:
     """The manifest as it is kept.
 
     :raises InvalidCheckpoint: over 8 MiB
@@ -129,7 +129,7 @@ def encode(manifest: Manifest) -> bytes:
     return content
 
 
-def decode(content: bytes, entry: Entry) -> Manifest:
+def decode_manifest(content: bytes, entry: CheckpointEntry) -> Manifest:
     """The manifest of an entry, from what was found in its place.
 
     :raises InvalidCheckpoint: it is not the one that the index names, or can't be read

@@ -76,7 +76,7 @@ def make_client(
         # A bucket as the name of a host needs DNS that most stores of one's own do not have.
         s3={"addressing_style": "auto" if endpoint is None else "path"},
     )
-    with mapped(f"client for {endpoint or 'S3'}"):
+    with translated_errors(f"client for {endpoint or 'S3'}"):
         session = boto3.session.Session(**{name: (credentials or {}).get(said) for name, said in CREDENTIALS.items()})
         client = session.client("s3", endpoint_url=endpoint, config=config)
     check_endpoint(client.meta.endpoint_url, allowed)  # AWS_ENDPOINT_URL or a profile may have named another
@@ -123,7 +123,7 @@ def status_of(error: ClientError) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def mapped(asked: str) -> Iterator[None]:
+def translated_errors(asked: str) -> Iterator[None]:
     """Turns boto3's errors, and the system's, into ours; shows codes only, since texts may quote what was signed."""
     try:
         yield

@@ -26,9 +26,9 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 )
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 
-from hetero_airflow.checkpoints.checkpoint_store import Found
-from hetero_airflow.checkpoints.names import OWN, check_key
-from hetero_airflow.checkpoints.object_client import TOTAL_ATTEMPTS, make_client, mapped, status_of
+from hetero_airflow.checkpoints.checkpoint_store import StoredObject
+from hetero_airflow.checkpoints.keys import OWN_SUFFIX, check_key
+from hetero_airflow.checkpoints.object_client import TOTAL_ATTEMPTS, make_client, status_of, translated_errors
 from hetero_airflow.checkpoints.opening import REMEDY, split_url
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.errors import CheckpointStoreUnavailable, InvalidCheckpoint, SettingsError, shorten
@@ -81,15 +81,15 @@ class ObjectStore:
         self._prefix = prefix
         self._read_attempts = read_attempts
         self._is_tried = False
-        self._remembered: OrderedDict[str, Found] = OrderedDict()
+        self._remembered: OrderedDict[str, StoredObject] = OrderedDict()
         self._lock = threading.Lock()
 
-    def read(self, key: str, *, at_most: int) -> Found | None:
+    def read(self, key: str, *, at_most: int) -> StoredObject | None:
         """See `CheckpointStore.read`. One request, unless its answer is cut off."""
         at = self._at(key)
         with self._lock:
             known = self._remembered.get(at["Key"])
-        with mapped(f"read of {shorten(key)}"):
+        with translated_errors(f"read of {shorten(key)}"):
             found = self._get(key, at, known, at_most)
         self._remember(at["Key"], found)
         if found is not None:
@@ -99,14 +99,14 @@ class ObjectStore:
     def replace(self, key: str, content: bytes, version: str | None) -> str | None:
         """See `CheckpointStore.replace`."""
         at = self._at(key)
-        with mapped(f"write of {shorten(key)}"):
-            self._try_conditions(f"{at['Key'].rpartition('/')[0]}/probe{OWN}".lstrip("/"))
+        with translated_errors(f"write of {shorten(key)}"):
+            self._try_conditions(f"{at['Key'].rpartition('/')[0]}/probe{OWN_SUFFIX}".lstrip("/"))
             return self._put_if(at, content, version)
 
     def put(self, key: str, source: Path) -> None:
         """See `CheckpointStore.put`; in parts of 8 MiB, each with its checksum."""
         at = self._at(key)
-        with source.open("rb") as file, mapped(f"write of {shorten(key)}"):
+        with source.open("rb") as file, translated_errors(f"write of {shorten(key)}"):
             for attempt in range(1, ATTEMPTS + 1):
                 file.seek(0)
                 try:
@@ -127,7 +127,7 @@ class ObjectStore:
     def fetch(self, key: str, target: Path, *, at_most: int) -> None:
         """See `CheckpointStore.fetch`."""
         at = self._at(key)
-        with mapped(f"fetch of {shorten(key)}"):
+        with translated_errors(f"fetch of {shorten(key)}"):
             size_bytes = self._size(at)
             if size_bytes is None:
                 raise InvalidCheckpoint(
@@ -152,7 +152,7 @@ class ObjectStore:
     def sweep(self, prefix: str, is_garbage: Callable[[str, float], bool]) -> Iterator[str]:
         """See `CheckpointStore.sweep`. Ends uploads that were begun in garbage, too: they cost as objects do."""
         below = f"{self._at(prefix)['Key']}/"
-        with mapped(f"sweep of {shorten(prefix)}"):
+        with translated_errors(f"sweep of {shorten(prefix)}"):
             objects: dict[str, list[str]] = defaultdict(list)
             uploads: dict[str, list[dict[str, str]]] = defaultdict(list)
             written: dict[str, datetime] = defaultdict(lambda: datetime.min.replace(tzinfo=UTC))
@@ -178,14 +178,14 @@ class ObjectStore:
         check_key(key)
         return {"Bucket": self._bucket, "Key": check_key(f"{self._prefix}/{key}") if self._prefix else key}
 
-    def _get(self, key: str, at: dict[str, str], known: Found | None, at_most: int) -> Found | None:
+    def _get(self, key: str, at: dict[str, str], known: StoredObject | None, at_most: int) -> StoredObject | None:
         condition = {"IfNoneMatch": known.version} if known else {}
         for attempt in range(1, self._read_attempts + 1):
             try:
                 answer = self._client.get_object(**at, **condition)
                 with contextlib.closing(answer["Body"]) as body:  # entering the body itself would skip its checks
                     _refuse_more(key, answer["ContentLength"], at_most)
-                    return Found(body.read(), answer["ETag"])
+                    return StoredObject(body.read(), answer["ETag"])
             except ClientError as error:
                 status, code = status_of(error)
                 if status == 304:
@@ -199,7 +199,7 @@ class ObjectStore:
                     raise
         raise AssertionError  # pragma: no cover  the last attempt returned or raised
 
-    def _remember(self, key: str, found: Found | None) -> None:
+    def _remember(self, key: str, found: StoredObject | None) -> None:
         with self._lock:
             self._remembered.pop(key, None)
             if found is not None and len(found.content) <= REMEMBERED_BYTES:

@@ -14,7 +14,7 @@ MAX_PART = 160
 class CheckpointPlace(BaseModel):
     """What a task is told of its checkpoints; travels as JSON in the environment. Holds no secret.
 
-    >>> place = CheckpointPlace(url="s3://models/team-a", path=place_of("train", "fit", "manual__2026-11-20", -1))
+    >>> place = CheckpointPlace(url="s3://models/a", path=checkpoint_path("train", "fit", "manual__2026-11-20", -1))
     >>> place.path
     'train/fit/manual__2026-11-20/-1'
     """
@@ -24,7 +24,7 @@ class CheckpointPlace(BaseModel):
     url: str
     """``file:///folder`` or ``s3://bucket/prefix``."""
     path: str
-    """Of the task instance within it: see `place_of`."""
+    """Of the task instance within it: see `checkpoint_path`."""
     epoch: int | None = 0
     """Grows when the task is cleared: checkpoints of an earlier epoch are not resumed from. None: the index's own
     epoch, whichever that is, so that a task goes on from what it had before it was cleared."""
@@ -45,23 +45,23 @@ class CheckpointPlace(BaseModel):
 
     @property
     def feed(self) -> str | None:
-        """See `feed_of`; None if the path is not of a task instance."""
+        """See `newest_key`; None if the path is not of a task instance."""
         parts = self.path.split("/")
         return f"{parts[0]}/{parts[1]}/newest.json" if len(parts) == 4 else None
 
 
-def place_of(dag_id: str, task_id: str, run_id: str, map_index: int) -> str:
+def checkpoint_path(dag_id: str, task_id: str, run_id: str, map_index: int) -> str:
     """The path of a task instance's checkpoints: each part quoted, so that none can leave its folder.
 
     A part over 160 characters is cut and ends with ``~`` and a digest of the whole, so that no two are mixed up.
 
-    >>> place_of("etl", "a/../b", "scheduled__2026-01-01T00:00:00+00:00", 3)
+    >>> checkpoint_path("etl", "a/../b", "scheduled__2026-01-01T00:00:00+00:00", 3)
     'etl/a%2F%2E%2E%2Fb/scheduled__2026-01-01T00%3A00%3A00%2B00%3A00/3'
     """
     return "/".join([*(_part(text) for text in (dag_id, task_id, run_id)), str(map_index)])
 
 
-def feed_of(dag_id: str, task_id: str) -> str:
+def newest_key(dag_id: str, task_id: str) -> str:
     """The key of the small object that says which checkpoint of a task was published last, in whatever run."""
     return f"{_part(dag_id)}/{_part(task_id)}/newest.json"
 

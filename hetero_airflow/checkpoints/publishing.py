@@ -18,12 +18,12 @@ from datetime import datetime
 from pathlib import Path
 
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
-from hetero_airflow.checkpoints.index import INDEX, MAX_INDEX_BYTES, MAX_NEWEST_BYTES, Entry, Index, Newest
-from hetero_airflow.checkpoints.loading import parsed, read_index, read_versioned
-from hetero_airflow.checkpoints.manifest import Manifest, check_metrics, describe, encode
-from hetero_airflow.checkpoints.names import MANIFEST, folder_name
+from hetero_airflow.checkpoints.index import INDEX, MAX_INDEX_BYTES, MAX_NEWEST_BYTES, CheckpointEntry, Index, Newest
+from hetero_airflow.checkpoints.keys import MANIFEST, folder_name
+from hetero_airflow.checkpoints.loading import parse_object, read_index, read_versioned
+from hetero_airflow.checkpoints.manifest import Manifest, check_metrics, describe_files, encode_manifest
 from hetero_airflow.checkpoints.place import CheckpointPlace
-from hetero_airflow.checkpoints.retention import best_by, is_garbage, retained
+from hetero_airflow.checkpoints.retention import is_garbage, parse_keep_best, retained_entries
 from hetero_airflow.errors import CheckpointError, CheckpointStoreUnavailable, FencedOut, InvalidCheckpoint
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ ATTEMPTS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class WriteClaim:
     """The right to publish in a place, until a run with a greater token begins there."""
 
     place: CheckpointPlace
@@ -45,39 +45,39 @@ class Claim:
     """As it was when the claim was made."""
 
 
-def claim(store: CheckpointStore, place: CheckpointPlace) -> Claim:
+def claim_place(store: CheckpointStore, place: CheckpointPlace) -> WriteClaim:
     """Begin to publish in a place: from now on no run with a smaller token can. May be called again by the same run.
 
     :raises FencedOut: a run with a greater token or of a later epoch has begun there already
     :raises SettingsError: a `keep_best` that can't be read
     """
     if place.keep_best is not None:
-        best_by(place.keep_best)
+        parse_keep_best(place.keep_best)
 
     def begin(index: Index | None) -> Index:
         if index is None:
             return Index(token=1 if place.token is None else place.token, epoch=place.epoch or 0)
         token = index.token + 1 if place.token is None else place.token
         epoch = index.epoch if place.epoch is None else place.epoch
-        _fence(index, place, token, epoch)
+        _check_fence(index, place, token, epoch)
         return index.model_copy(update={"token": token, "epoch": epoch})
 
-    index = _swap(store, place, begin)
+    index = _swap_index(store, place, begin)
     if index.current:
-        _announce(store, place, index.current[-1])  # who published it may have been killed before
-    return Claim(place, index.token, index.epoch, index)
+        _announce_newest(store, place, index.current[-1])  # who published it may have been killed before
+    return WriteClaim(place, index.token, index.epoch, index)
 
 
 def publish(
     store: CheckpointStore,
-    claim: Claim,
+    claim: WriteClaim,
     folder: Path,
     *,
     step: int,
     metrics: Mapping[str, float],
     now: datetime,
     is_final: bool = False,
-) -> Entry:
+) -> CheckpointEntry:
     """Keep the files of a local folder as the checkpoint of a step; its entry in the index. Blocks until it is kept.
 
     If it fails, or the process dies in it, the checkpoints that were there are as they were, and what is left of this
@@ -89,11 +89,11 @@ def publish(
     :raises CheckpointStoreUnavailable: the store can't keep it now
     """
     place = claim.place
-    manifest = Manifest(step=step, metrics=check_metrics(metrics), files=describe(folder))
-    content = encode(manifest)
+    manifest = Manifest(step=step, metrics=check_metrics(metrics), files=describe_files(folder))
+    content = encode_manifest(manifest)
     index = read_index(store, place.path)
     if index is not None:
-        _fence(index, place, claim.token, claim.epoch)  # before much is sent for nothing; the swap is what counts
+        _check_fence(index, place, claim.token, claim.epoch)  # before much is sent for nothing; the swap is what counts
     key = folder_name(step, claim.token, secrets.token_hex(4))
     for name in manifest.files:
         store.put(f"{place.path}/{key}/{name}", folder / name)
@@ -101,7 +101,7 @@ def publish(
         file.write(content)
         file.flush()
         store.put(f"{place.path}/{key}/{MANIFEST}", Path(file.name))
-    entry = Entry(
+    entry = CheckpointEntry(
         step=step,
         key=key,
         digest=hashlib.sha256(content).hexdigest(),
@@ -112,27 +112,27 @@ def publish(
         epoch=claim.epoch,
         is_final=is_final,
     )
-    return _enter(store, claim, entry)
+    return _add_entry(store, claim, entry)
 
 
-def _enter(store: CheckpointStore, claim: Claim, entry: Entry) -> Entry:
+def _add_entry(store: CheckpointStore, claim: WriteClaim, entry: CheckpointEntry) -> CheckpointEntry:
     place = claim.place
     retired: set[str] = set()
 
     def add(index: Index | None) -> Index:
         index = index or Index(token=claim.token, epoch=claim.epoch)
-        _fence(index, place, claim.token, claim.epoch)
+        _check_fence(index, place, claim.token, claim.epoch)
         if any(known.key == entry.key for known in index.entries):  # a swap that was made though its answer was lost
             return index
         last = max((known.published_at for known in index.current), default=entry.published_at)
         dated = entry.model_copy(update={"published_at": max(last, entry.published_at)})
-        entries = retained([*index.current, dated], place)
+        entries = retained_entries([*index.current, dated], place)
         retired.update({known.key for known in index.entries} - {known.key for known in entries})
         return index.model_copy(update={"entries": entries})
 
-    index = _swap(store, place, add)
+    index = _swap_index(store, place, add)
     published = next(known for known in index.entries if known.key == entry.key)
-    _announce(store, place, published)
+    _announce_newest(store, place, published)
     try:
         for name in store.sweep(
             place.path,
@@ -144,7 +144,7 @@ def _enter(store: CheckpointStore, claim: Claim, entry: Entry) -> Entry:
     return published
 
 
-def _swap(store: CheckpointStore, place: CheckpointPlace, change: Callable[[Index | None], Index]) -> Index:
+def _swap_index(store: CheckpointStore, place: CheckpointPlace, change: Callable[[Index | None], Index]) -> Index:
     """Change the index, on the newest there is each time; what it is then."""
     for _ in range(ATTEMPTS):
         index, version = read_versioned(store, place.path)
@@ -167,7 +167,7 @@ def _swap(store: CheckpointStore, place: CheckpointPlace, change: Callable[[Inde
     )
 
 
-def _fence(index: Index, place: CheckpointPlace, token: int, epoch: int) -> None:
+def _check_fence(index: Index, place: CheckpointPlace, token: int, epoch: int) -> None:
     if token < index.token or epoch < index.epoch:
         raise FencedOut(
             f"checkpoint of {place.path} with token {token} in epoch {epoch}",
@@ -176,7 +176,7 @@ def _fence(index: Index, place: CheckpointPlace, token: int, epoch: int) -> None
         )
 
 
-def _announce(store: CheckpointStore, place: CheckpointPlace, entry: Entry) -> None:
+def _announce_newest(store: CheckpointStore, place: CheckpointPlace, entry: CheckpointEntry) -> None:
     """Say that an entry is the task's newest, unless a later one has been said; a failure is only logged."""
     if place.feed is None:
         return
@@ -184,7 +184,7 @@ def _announce(store: CheckpointStore, place: CheckpointPlace, entry: Entry) -> N
     try:
         for _ in range(ATTEMPTS):
             found = store.read(place.feed, at_most=MAX_NEWEST_BYTES)
-            if found and not _is_later(place, entry, parsed(Newest, place.feed, found.content)):
+            if found and not _is_later(place, entry, parse_object(Newest, place.feed, found.content)):
                 return
             if store.replace(place.feed, content, found.version if found else None) is not None:
                 return
@@ -193,7 +193,7 @@ def _announce(store: CheckpointStore, place: CheckpointPlace, entry: Entry) -> N
         log.warning("%s does not tell of checkpoint %s: %s", place.feed, entry.key, error)
 
 
-def _is_later(place: CheckpointPlace, entry: Entry, newest: Newest) -> bool:
+def _is_later(place: CheckpointPlace, entry: CheckpointEntry, newest: Newest) -> bool:
     if newest.path == place.path and entry.token != newest.entry.token:
         return entry.token > newest.entry.token
     return entry.published_at >= newest.entry.published_at and entry.key != newest.entry.key

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from hetero_airflow.checkpoints.index import Entry, Index
-from hetero_airflow.checkpoints.names import token_of
+from hetero_airflow.checkpoints.index import CheckpointEntry, Index
+from hetero_airflow.checkpoints.keys import token_of
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.errors import SettingsError, shorten
 
-TORN_AFTER_S = 3600.0
+ABANDONED_AFTER_S = 3600.0
 """A folder that no index names and that bears our own token may be in the making, by a twin with the same lease."""
 
 
-def retained(entries: Sequence[Entry], place: CheckpointPlace) -> tuple[Entry, ...]:
+def retained_entries(entries: Sequence[CheckpointEntry], place: CheckpointPlace) -> tuple[CheckpointEntry, ...]:
     """The entries of one epoch that stay, in their order: the last ones, the best one, the first in each block.
 
     Of equally good ones the last stays. Blocks are of `place.keep_every` steps done, and the first, incomplete one
@@ -21,7 +21,7 @@ def retained(entries: Sequence[Entry], place: CheckpointPlace) -> tuple[Entry, .
     """
     keep = {entry.key for entry in entries[-place.keep_last :]}
     if place.keep_best is not None:
-        sign, metric = best_by(place.keep_best)
+        sign, metric = parse_keep_best(place.keep_best)
         rated = [
             (sign * entry.metrics[metric], number) for number, entry in enumerate(entries) if metric in entry.metrics
         ]
@@ -36,10 +36,10 @@ def retained(entries: Sequence[Entry], place: CheckpointPlace) -> tuple[Entry, .
     return tuple(entry for entry in entries if entry.key in keep)
 
 
-def best_by(text: str) -> tuple[int, str]:
+def parse_keep_best(text: str) -> tuple[int, str]:
     """Sign and metric of ``min:loss`` or ``max:accuracy``; the greatest value times the sign is the best.
 
-    >>> best_by("min:loss")
+    >>> parse_keep_best("min:loss")
     (-1, 'loss')
 
     :raises SettingsError: something else
@@ -63,4 +63,4 @@ def is_garbage(folder: str, age_s: float, *, index: Index, token: int, retired: 
     owner = token_of(folder)
     if owner is None or owner > token or any(entry.key == folder for entry in index.entries):
         return False
-    return owner < token or folder in retired or age_s > TORN_AFTER_S
+    return owner < token or folder in retired or age_s > ABANDONED_AFTER_S

@@ -20,7 +20,7 @@ from hetero_airflow.errors import HeteroError
 if TYPE_CHECKING:
     from hetero_airflow.model.plan import Plan
     from hetero_airflow.model.snapshot import Snapshot
-    from hetero_airflow.store.sql import SqlStore
+    from hetero_airflow.store.sql.store import SqlStore
 
 
 def _action(function: Callable[[Namespace], None]) -> Callable[[Namespace], None]:
@@ -42,17 +42,17 @@ def _action(function: Callable[[Namespace], None]) -> Callable[[Namespace], None
 @_action
 def devices(args: Namespace) -> None:
     """Look at this machine's hardware now, and at what people and its past errors say of it, where that is known."""
-    from hetero_airflow.cli.device_table import device_report
-    from hetero_airflow.cli.draining import bars_here
+    from hetero_airflow.cli.workers.devices import device_report
+    from hetero_airflow.cli.workers.drain import holds_here
     from hetero_airflow.discovery.discover import discover
     from hetero_airflow.executor.configuration import read_configuration
-    from hetero_airflow.model.bar import with_bars
+    from hetero_airflow.model.hold import with_holds
 
     configuration = read_configuration()
     inventory = discover(
         configuration.worker_id, labels=configuration.labels, probe_timeout_s=configuration.probe_timeout_s
     )
-    worker = with_bars(inventory.worker, bars_here(_database(), configuration.worker_id))
+    worker = with_holds(inventory.worker, holds_here(_database(), configuration.worker_id))
     inventory = inventory.model_copy(update={"worker": worker})
     if args.json:
         show_json(inventory.model_dump(mode="json"))
@@ -63,37 +63,37 @@ def devices(args: Namespace) -> None:
 @_action
 def workers(args: Namespace) -> None:
     """The workers that the store knows."""
-    from hetero_airflow.cli.worker_table import at_site, worker_report, workers_json
+    from hetero_airflow.cli.workers.workers import worker_report, workers_at_site, workers_json
     from hetero_airflow.executor.configuration import read_configuration
 
     store = _open_store()
     snapshot, last_seen = store.snapshot(), store.last_seen()
     if args.site:
-        snapshot = at_site(snapshot, args.site)
+        snapshot = workers_at_site(snapshot, args.site)
     if args.json:
         show_json(workers_json(snapshot, last_seen, store.telemetry()))
     else:
         timeout_s = read_configuration().worker_timeout_s
-        show(*worker_report(snapshot, last_seen, store.sights(), datetime.now(UTC), timeout_s))
+        show(*worker_report(snapshot, last_seen, store.heartbeats(), datetime.now(UTC), timeout_s))
 
 
 @_action
 def drain(args: Namespace) -> None:
     """No new task for a worker or a device."""
-    from hetero_airflow.cli.draining import drain_bar, drain_report, find_target
-    from hetero_airflow.store.store import DeviceBarred
+    from hetero_airflow.cli.workers.drain import drain_hold, drain_report, find_target
+    from hetero_airflow.store.store import HoldPlaced
 
     store, now = _open_store(), datetime.now(UTC)
     before = store.snapshot()
-    bar = drain_bar(find_target(args.target, before), before, moves=args.move, reason=args.reason, now=now)
-    store.record([DeviceBarred(bar)], now)
+    bar = drain_hold(find_target(args.target, before), before, moves=args.move, reason=args.reason, now=now)
+    store.record([HoldPlaced(bar)], now)
     show(*drain_report(bar, store.snapshot()))
 
 
 @_action
 def undrain(args: Namespace) -> None:
     """Tasks for a worker or a device again."""
-    from hetero_airflow.cli.draining import find_target, undrain_events, undrain_report
+    from hetero_airflow.cli.workers.drain import find_target, undrain_events, undrain_report
 
     store = _open_store()
     before = store.snapshot()
@@ -105,7 +105,7 @@ def undrain(args: Namespace) -> None:
 @_action
 def enroll(args: Namespace) -> None:
     """A secret for a worker's agent."""
-    from hetero_airflow.cli.enrolling import enroll_worker
+    from hetero_airflow.cli.workers.enroll import enroll_worker
 
     show(*enroll_worker(_database(), args.worker, datetime.now(UTC)))
 
@@ -113,7 +113,7 @@ def enroll(args: Namespace) -> None:
 @_action
 def revoke(args: Namespace) -> None:
     """No more word from a worker's agent."""
-    from hetero_airflow.cli.enrolling import revoke_worker
+    from hetero_airflow.cli.workers.enroll import revoke_worker
 
     show(*revoke_worker(_database(), args.worker, datetime.now(UTC)))
 
@@ -123,7 +123,7 @@ def worker(args: Namespace) -> None:
     """This host's agent. It opens no database: all that it tells goes through the API server."""
     from airflow.configuration import AIRFLOW_HOME
 
-    from hetero_airflow.cli.enrolling import run_agent
+    from hetero_airflow.cli.workers.enroll import run_agent
     from hetero_airflow.executor.configuration import read_configuration
 
     home = Path(AIRFLOW_HOME)
@@ -133,13 +133,13 @@ def worker(args: Namespace) -> None:
 @_action
 def queue(args: Namespace) -> None:
     """Who waits, and who holds what."""
-    from hetero_airflow.cli.placed_requests import placed_requests
-    from hetero_airflow.cli.queue_tables import queue_json, queue_report, waiting_in_order
+    from hetero_airflow.cli.requests.placed_requests import placed_requests
+    from hetero_airflow.cli.requests.queue import queue_entries, queue_json, queue_report
 
     now = datetime.now(UTC)
     live = _live_snapshot()
     placed = placed_requests(_database(), [lease.request_id for lease in live.leases])
-    waiting = waiting_in_order(live, _deciding()[0](live, now))
+    waiting = queue_entries(live, _deciding()[0](live, now))
     if args.json:
         show_json(queue_json(waiting, live, placed))
     else:
@@ -149,21 +149,21 @@ def queue(args: Namespace) -> None:
 @_action
 def explain(args: Namespace) -> None:
     """Why one task waits, or got what it has."""
-    from hetero_airflow.cli.explanation import explanation, story_json
-    from hetero_airflow.cli.foresight import foresee, foresight_json
-    from hetero_airflow.cli.never_asked import never_asked
+    from hetero_airflow.cli.requests.explain import explain_report, history_json
+    from hetero_airflow.cli.requests.forecast import forecast_json, forecast_start
+    from hetero_airflow.cli.requests.missing_request import missing_request_error
 
     now = datetime.now(UTC)
-    story = _open_store().story(args.dag_id, args.run_id, args.task_id, args.map_index)
-    if story is None:
-        raise never_asked(args.dag_id, args.run_id, args.task_id, args.map_index)
+    request_history = _open_store().request_history(args.dag_id, args.run_id, args.task_id, args.map_index)
+    if request_history is None:
+        raise missing_request_error(args.dag_id, args.run_id, args.task_id, args.map_index)
     live = _live_snapshot()
     decide, period_s = _deciding()
-    foresight = foresee(story, live, decide, now, period_s)
+    foresight = forecast_start(request_history, live, decide, now, period_s)
     if args.json:
-        show_json(story_json(story) | foresight_json(foresight))
+        show_json(history_json(request_history) | forecast_json(foresight))
     else:
-        show(*explanation(story, {worker.id: worker for worker in live.workers}, now, foresight))
+        show(*explain_report(request_history, {worker.id: worker for worker in live.workers}, now, foresight))
 
 
 @_action
@@ -177,11 +177,11 @@ def snapshot(args: Namespace) -> None:
 @_action
 def plan(args: Namespace) -> None:
     """A DAG run that has not begun."""
-    from hetero_airflow.cli.plan_arguments import read_plan
-    from hetero_airflow.cli.plan_report import plan_json, plan_report
+    from hetero_airflow.cli.simulation.plan import plan_json, plan_report
+    from hetero_airflow.cli.simulation.plan_arguments import read_plan_arguments
     from hetero_airflow.executor.configuration import read_configuration
 
-    asked = read_plan(args, read_configuration().policy, datetime.now(UTC), _live_snapshot, _database)
+    asked = read_plan_arguments(args, read_configuration().policy, datetime.now(UTC), _live_snapshot, _database)
     rehearsal = asked.rehearse()
     if args.json:
         show_json(plan_json(rehearsal, asked.dag_id, asked.policy))
@@ -193,14 +193,14 @@ def plan(args: Namespace) -> None:
 @_action
 def simulate(args: Namespace) -> None:
     """Policies side by side on a trace or on this installation's history."""
-    from hetero_airflow.cli.history import history_workload
-    from hetero_airflow.cli.progress import progress_bars
-    from hetero_airflow.cli.simulate_arguments import read_experiment
-    from hetero_airflow.cli.simulate_report import simulate_report, write_report
+    from hetero_airflow.cli.simulation.progress_bars import progress_bars
+    from hetero_airflow.cli.simulation.simulate import simulate_report, write_report
+    from hetero_airflow.cli.simulation.simulate_arguments import read_experiment
+    from hetero_airflow.cli.simulation.task_history import history_workload
     from hetero_airflow.executor.configuration import read_configuration
     from hetero_airflow.simulator.experiment import run_experiment
-    from hetero_airflow.simulator.figures import measure, measure_timing
-    from hetero_airflow.simulator.report import as_json
+    from hetero_airflow.simulator.reports.figures import measure, measure_timing
+    from hetero_airflow.simulator.reports.tables import as_json
 
     configuration = read_configuration()
     experiment, window = read_experiment(
@@ -225,9 +225,9 @@ def simulate(args: Namespace) -> None:
 @_action
 def render(args: Namespace) -> None:
     """What a device task would send to Kubernetes."""
-    from hetero_airflow.cli.rendering import rendered
+    from hetero_airflow.cli.requests.render import render_task
 
-    text = rendered(args.dag_id, args.task_id, args.map_index, dra=args.dra, output=args.output)
+    text = render_task(args.dag_id, args.task_id, args.map_index, dra=args.dra, output=args.output)
     console().out(text, end="")
 
 
@@ -235,16 +235,16 @@ def render(args: Namespace) -> None:
 def config(args: Namespace) -> None:
     """The settings that an installation needs, or what it lacks."""
 
-    from hetero_airflow.cli.installation import check_installation, configured, read_option
-    from hetero_airflow.cli.installation_check import check_report
-    from hetero_airflow.cli.settings_text import environment_text, ini_text
-    from hetero_airflow.cli.settings_wanted import settings_wanted
+    from hetero_airflow.cli.setup.checks import check_report
+    from hetero_airflow.cli.setup.config import environment_text, ini_text
+    from hetero_airflow.cli.setup.installation import check_installation, configured, read_option
+    from hetero_airflow.cli.setup.recommended_settings import recommended_settings
 
     if args.check:
         findings = check_installation(_database())
         show(*check_report(findings))
         sys.exit(0 if all(finding.is_well for finding in findings) else 1)
-    settings = settings_wanted(configured("queue"), read_option, configured("engine"))
+    settings = recommended_settings(configured("queue"), read_option, configured("engine"))
     text = environment_text if args.env else ini_text
     console().out(text(settings, configured("pool")))
 
@@ -264,21 +264,21 @@ def _database() -> Any:
 
 
 def _open_store() -> SqlStore:
-    from hetero_airflow.store.sql import SqlStore
+    from hetero_airflow.store.sql.store import SqlStore
 
     return SqlStore(_database())
 
 
 def _live_snapshot() -> Snapshot:
     """The store's snapshot with what the scheduler believes besides."""
-    from hetero_airflow.executor.beliefs import Beliefs
     from hetero_airflow.executor.configuration import read_configuration
-    from hetero_airflow.executor.dag_edges import DagEdges
-    from hetero_airflow.executor.site_links import SiteLinks
+    from hetero_airflow.executor.context.dag_edges import DagEdges
+    from hetero_airflow.executor.context.policy_context import PolicyContext
+    from hetero_airflow.executor.context.site_links import SiteLinks
 
     store = _open_store()
     configuration = read_configuration()
-    beliefs = Beliefs(store, configuration.shares, DagEdges(), SiteLinks(configuration.site_links))
+    beliefs = PolicyContext(store, configuration.shares, DagEdges(), SiteLinks(configuration.site_links))
     beliefs.refresh()
     return replace(beliefs.told(store.snapshot(), configuration.min_run_s), can_preempt=True)
 
@@ -291,7 +291,7 @@ def _deciding() -> tuple[Callable[[Snapshot, datetime], Plan], float | None]:
     from hetero_airflow import policies
     from hetero_airflow.executor.configuration import read_configuration
     from hetero_airflow.policies.policy import Policy, period_of
-    from hetero_airflow.policies.priority import Priority
+    from hetero_airflow.policies.priority import PriorityPolicy
     from hetero_airflow.registry import load
 
     name = read_configuration().policy
@@ -306,7 +306,7 @@ def _deciding() -> tuple[Callable[[Snapshot, datetime], Plan], float | None]:
         except Exception as error:  # noqa: BLE001  a policy from another package may raise anything
             text = f"The policy {name} raised {type(error).__name__}: {error}. As in the scheduler, priority decides."
             console(sys.stderr).out(clean(text))
-            policy = Priority()
+            policy = PriorityPolicy()
             return policy.decide(snapshot, now)
 
     return decide, period_of(policy)

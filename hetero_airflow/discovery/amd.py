@@ -33,7 +33,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hetero_airflow.discovery.amd_library import read_library
-from hetero_airflow.discovery.answers import (
+from hetero_airflow.discovery.probe import ProbeResult
+from hetero_airflow.discovery.sources.tools_and_files import find_tool, missing_tool_problem, run_tool
+from hetero_airflow.discovery.sources.values import (
     to_bytes,
     to_count,
     to_number,
@@ -43,8 +45,6 @@ from hetero_airflow.discovery.answers import (
     to_version,
     to_word,
 )
-from hetero_airflow.discovery.probe import ProbeResult
-from hetero_airflow.discovery.reading import find_tool, miss_tool, run_tool
 from hetero_airflow.errors import ProbeError, shorten
 from hetero_airflow.model.device import Device, Telemetry
 
@@ -63,7 +63,7 @@ def probe() -> ProbeResult:
         return parse(*answers)
     tool = find_tool("amd-smi", "/opt/rocm/bin")
     if tool is None:
-        return ProbeResult(problems=miss_tool(NODES, "amd-smi", "install the package amd-smi-lib"))
+        return ProbeResult(problems=missing_tool_problem(NODES, "amd-smi", "install the package amd-smi-lib"))
     static = parse_json(run_tool(tool, "static", "--json"))
     metric = parse_json(run_tool(tool, "metric", "--json"))
     topology = parse_json(run_tool(tool, "topology", "--json")) if len(_gpus(static)) > 1 else []

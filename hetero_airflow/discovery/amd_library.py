@@ -18,7 +18,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from hetero_airflow.discovery.answers import to_number
+from hetero_airflow.discovery.sources.values import to_number
 
 _XGMI = 2
 """amdsmi_link_type_t in ROCm 6.4 and later: 0 internal, 1 PCIe, 2 XGMI."""

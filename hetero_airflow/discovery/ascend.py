@@ -26,7 +26,9 @@ import re
 from collections import Counter
 from typing import NamedTuple
 
-from hetero_airflow.discovery.answers import (
+from hetero_airflow.discovery.probe import ProbeResult
+from hetero_airflow.discovery.sources.tools_and_files import find_tool, missing_tool_problem, read_numa_node, run_tool
+from hetero_airflow.discovery.sources.values import (
     to_bytes,
     to_count,
     to_number,
@@ -36,10 +38,8 @@ from hetero_airflow.discovery.answers import (
     to_version,
     to_word,
 )
-from hetero_airflow.discovery.probe import ProbeResult
-from hetero_airflow.discovery.reading import find_tool, miss_tool, read_numa_node, run_tool
 from hetero_airflow.errors import ProbeError, shorten
-from hetero_airflow.model.device import SICK, Device, Telemetry
+from hetero_airflow.model.device import SICK_KEY, Device, Telemetry
 
 MAX_CHIPS = 1024
 NODES = "/dev/davinci[0-9]*"
@@ -73,7 +73,7 @@ def probe() -> ProbeResult:
     """
     tool = find_tool("npu-smi", "/usr/local/sbin", "/usr/local/bin")
     if tool is None:
-        return ProbeResult(problems=miss_tool(NODES, "npu-smi", "mount it and /usr/local/Ascend/driver"))
+        return ProbeResult(problems=missing_tool_problem(NODES, "npu-smi", "mount it and /usr/local/Ascend/driver"))
     info = run_tool(tool, "info")
     try:
         mapping = run_tool(tool, "info", "-m")
@@ -124,7 +124,7 @@ def parse(info: str, mapping: str = "") -> ProbeResult:
                 details={
                     "npu": to_count(chip.npu),
                     "chip": to_count(chip.chip),
-                    **({} if chip.health in _HEALTHY else {SICK: True}),
+                    **({} if chip.health in _HEALTHY else {SICK_KEY: True}),
                 },
             )
         )

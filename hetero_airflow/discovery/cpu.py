@@ -31,10 +31,10 @@ from typing import Any
 
 import psutil
 
-from hetero_airflow.discovery.answers import to_bytes, to_count, to_ids, to_number, to_word
-from hetero_airflow.discovery.cgroup import cpu_quota, memory_limits, usable_cores
 from hetero_airflow.discovery.probe import ProbeResult
-from hetero_airflow.discovery.reading import read_text
+from hetero_airflow.discovery.sources.cgroup import cpu_quota, memory_limits, usable_cores
+from hetero_airflow.discovery.sources.tools_and_files import read_text
+from hetero_airflow.discovery.sources.values import to_bytes, to_count, to_ids, to_number, to_word
 from hetero_airflow.errors import ProbeError
 from hetero_airflow.model.device import Device, Telemetry
 

@@ -13,10 +13,10 @@ import socket
 from collections.abc import Mapping
 
 from hetero_airflow.discovery import GROUP, PROBES, TRACES
-from hetero_airflow.discovery.answers import to_text
-from hetero_airflow.discovery.isolation import run_probes, summarize, to_line
+from hetero_airflow.discovery.isolation import probe_line, problem_lines, run_probes
 from hetero_airflow.discovery.probe import ProbeResult
-from hetero_airflow.discovery.runtime import runtime_versions
+from hetero_airflow.discovery.sources.software_versions import runtime_versions
+from hetero_airflow.discovery.sources.values import to_text
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.worker import MAX_DEVICES, Inventory, Worker
 from hetero_airflow.registry import names
@@ -33,7 +33,7 @@ def discover(worker_id: str, *, labels: Mapping[str, str] = {}, probe_timeout_s:
     :raises pydantic.ValidationError: a worker id that is empty or too long, or labels that are no texts
     """
     wanted = [name for name in dict.fromkeys(names(GROUP, PROBES)) if has_trace(name, os.environ)]
-    return join(worker_id, run_probes(wanted, probe_timeout_s), runtime_versions(), labels)
+    return build_inventory(worker_id, run_probes(wanted, probe_timeout_s), runtime_versions(), labels)
 
 
 def has_trace(name: str, environment: Mapping[str, str]) -> bool:
@@ -48,7 +48,7 @@ def has_trace(name: str, environment: Mapping[str, str]) -> bool:
     )
 
 
-def join(
+def build_inventory(
     worker_id: str,
     results: Mapping[str, ProbeResult | str],
     runtime: Mapping[str, str],
@@ -58,7 +58,7 @@ def join(
     devices: dict[str, Device] = {}
     origin: dict[str, str] = {}
     telemetry: list[Telemetry] = []
-    problems = summarize(results)
+    problems = problem_lines(results)
     software = dict(runtime)
     for name, result in results.items():
         if isinstance(result, str):
@@ -67,7 +67,7 @@ def join(
         left_out = 0
         for device in result.devices:
             if device.id in origin:
-                problems.append(to_line(name, f"{device.id} was found by {origin[device.id]} already; kept once."))
+                problems.append(probe_line(name, f"{device.id} was found by {origin[device.id]} already; kept once."))
             elif len(devices) >= MAX_DEVICES:
                 left_out += 1
             else:
@@ -75,7 +75,7 @@ def join(
                 origin[device.id] = name
                 own.add(device.id)
         if left_out:
-            problems.append(to_line(name, f"{left_out} devices left out; a worker has at most {MAX_DEVICES}."))
+            problems.append(probe_line(name, f"{left_out} devices left out; a worker has at most {MAX_DEVICES}."))
         # One reading a device; a second with the same id belongs to what was dropped.
         telemetry += {t.device_id: t for t in reversed(result.telemetry) if t.device_id in own}.values()
         for key, text in list(result.runtime.items())[:MAX_SOFTWARE]:

@@ -21,7 +21,7 @@ COMMAND = (sys.executable, "-m", "hetero_airflow.discovery")
 """Prints an `Inventory` as JSON; gets the worker's id, its labels, and the time limit of a probe."""
 
 
-def with_unseen(worker: Worker, known: Worker) -> Worker:
+def with_missing_devices(worker: Worker, known: Worker) -> Worker:
     """The worker with the devices that were known before, where a probe failed: not seen is not gone.
 
     They get no task until a discovery sees them again.

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from hetero_airflow.discovery.answers import to_text
 from hetero_airflow.discovery.probe import ProbeResult
-from hetero_airflow.discovery.probe_process import Answer
+from hetero_airflow.discovery.probe_process import ProbeReply
+from hetero_airflow.discovery.sources.values import to_text
 from hetero_airflow.errors import shorten
 
 MAX_ANSWER_BYTES = 4 << 20
@@ -34,7 +34,7 @@ _GRACE_S = 1.0
 
 
 @dataclass
-class _Child:
+class _ProbeProcess:
     name: str
     process: subprocess.Popen[bytes]
     answer: bytearray = field(default_factory=bytearray)
@@ -47,34 +47,36 @@ class _Child:
 def run_probes(names: Iterable[str], timeout_s: float) -> dict[str, ProbeResult | str]:
     """Probe name → its result, or one line that says why there is none. Blocks for about `timeout_s` at most."""
     results: dict[str, ProbeResult | str] = {}
-    children: list[_Child] = []
+    children: list[_ProbeProcess] = []
     deadline = time.monotonic() + timeout_s
     try:
         for name in names:
             results[name] = ""  # keeps the order
             try:
-                children.append(_Child(name, _start(name, timeout_s)))
+                children.append(_ProbeProcess(name, _start_process(name, timeout_s)))
             except OSError as error:
-                results[name] = to_line(name, f"{sys.executable} can't be started: {error}. Check the host's limits.")
-        _collect(children, deadline)
+                results[name] = probe_line(
+                    name, f"{sys.executable} can't be started: {error}. Check the host's limits."
+                )
+        _read_replies(children, deadline)
         for child in children:
-            results[child.name] = _judge(child, timeout_s, deadline)
+            results[child.name] = _result_of(child, timeout_s, deadline)
     finally:
         for child in children:
-            _end(child.process)
+            _end_process(child.process)
     return results
 
 
-def to_line(name: str, text: str) -> str:
+def probe_line(name: str, text: str) -> str:
     """One line about a probe, of at most `MAX_LINE` characters.
 
-    >>> to_line("nvidia", "two\\nlines")
+    >>> probe_line("nvidia", "two\\nlines")
     'nvidia: two lines'
     """
     return f"{name[:64]}: {to_text(text, limit=MAX_LINE - 66) or 'no text'}"
 
 
-def _start(name: str, timeout_s: float) -> subprocess.Popen[bytes]:
+def _start_process(name: str, timeout_s: float) -> subprocess.Popen[bytes]:
     # -P: a file in the working directory must not stand in for a vendor's library.
     return subprocess.Popen(  # this Python, no shell
         [sys.executable, "-P", "-m", _MODULE, name, str(timeout_s + 2 * _GRACE_S)],
@@ -85,7 +87,7 @@ def _start(name: str, timeout_s: float) -> subprocess.Popen[bytes]:
     )
 
 
-def _collect(children: Iterable[_Child], deadline: float) -> None:
+def _read_replies(children: Iterable[_ProbeProcess], deadline: float) -> None:
     """Read all pipes until each answer is complete or too long, or time is up."""
     with selectors.DefaultSelector() as selector:
         for child in children:
@@ -110,22 +112,22 @@ def _collect(children: Iterable[_Child], deadline: float) -> None:
                         selector.unregister(key.fileobj)
 
 
-def _judge(child: _Child, timeout_s: float, deadline: float) -> ProbeResult | str:
+def _result_of(child: _ProbeProcess, timeout_s: float, deadline: float) -> ProbeResult | str:
     by_hand = f'Run "python -m {_MODULE} {child.name}" by hand.'
     if not child.is_done:
-        return to_line(child.name, f"no answer within {timeout_s:g} s. {by_hand} Or raise [hetero] probe_timeout_s.")
+        return probe_line(child.name, f"no answer within {timeout_s:g} s. {by_hand} Or raise [hetero] probe_timeout_s.")
     if len(child.answer) > MAX_ANSWER_BYTES:
-        return to_line(child.name, f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB. {by_hand}")
+        return probe_line(child.name, f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB. {by_hand}")
     try:
-        answer = Answer.model_validate_json(bytes(child.answer))
+        answer = ProbeReply.model_validate_json(bytes(child.answer))
     except ValidationError:
-        return to_line(child.name, f"{_ending(child, deadline)}. {by_hand}")
+        return probe_line(child.name, f"{_exit_text(child, deadline)}. {by_hand}")
     if answer.result is None:
-        return to_line(child.name, answer.error or f"an empty answer. {by_hand}")
+        return probe_line(child.name, answer.error or f"an empty answer. {by_hand}")
     return answer.result
 
 
-def _ending(child: _Child, deadline: float) -> str:
+def _exit_text(child: _ProbeProcess, deadline: float) -> str:
     """How a process that gave no proper answer ended, and its last words."""
     with suppress(subprocess.TimeoutExpired):
         child.process.wait(max(0.1, min(_GRACE_S, deadline - time.monotonic())))
@@ -140,7 +142,7 @@ def _ending(child: _Child, deadline: float) -> str:
     return f"its process ended with code {code} and no answer" + (f", its last words {words}" if said else "")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end_process(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):
@@ -150,10 +152,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
-def summarize(results: Mapping[str, ProbeResult | str]) -> list[str]:
+def problem_lines(results: Mapping[str, ProbeResult | str]) -> list[str]:
     """The lines of all probes: one for each that gave no result, and those that the others report."""
     lines: list[str] = []
     for name, result in results.items():
-        texts = [result] if isinstance(result, str) else [to_line(name, text) for text in result.problems[:32]]
+        texts = [result] if isinstance(result, str) else [probe_line(name, text) for text in result.problems[:32]]
         lines += texts
     return lines

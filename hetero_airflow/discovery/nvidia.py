@@ -25,7 +25,9 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from hetero_airflow.discovery.answers import (
+from hetero_airflow.discovery.probe import ProbeResult
+from hetero_airflow.discovery.sources.tools_and_files import read_numa_node
+from hetero_airflow.discovery.sources.values import (
     to_bytes,
     to_count,
     to_number,
@@ -35,10 +37,8 @@ from hetero_airflow.discovery.answers import (
     to_version,
     to_word,
 )
-from hetero_airflow.discovery.probe import ProbeResult
-from hetero_airflow.discovery.reading import read_numa_node
 from hetero_airflow.errors import ProbeError
-from hetero_airflow.model.device import SICK, Device, Telemetry
+from hetero_airflow.model.device import SICK_KEY, Device, Telemetry
 
 MAX_GPUS = 256
 
@@ -222,7 +222,7 @@ def _device(gpu: Mapping[str, Any], driver: str | None) -> Device:
         details={
             "pcie_generation": to_count(gpu.get("pcie_generation")),
             "pcie_width": to_count(gpu.get("pcie_width")),
-            **({SICK: True} if _sickness(gpu) else {}),
+            **({SICK_KEY: True} if _sickness(gpu) else {}),
         },
     )
 

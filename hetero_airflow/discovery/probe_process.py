@@ -19,24 +19,24 @@ from hetero_airflow.errors import HeteroError
 from hetero_airflow.registry import load
 
 
-class Answer(BaseModel):
+class ProbeReply(BaseModel):
     """A probe's result, or else the text of what it raised."""
 
     result: ProbeResult | None = None
     error: str | None = None
 
 
-def run_probe(name: str) -> Answer:
+def run_probe(name: str) -> ProbeReply:
     """The answer of a probe of `PROBES` or of an entry point; whatever the probe raises becomes a text."""
     try:
         result = load(GROUP, PROBES, name)()
     except HeteroError as error:
-        return Answer(error=str(error))
+        return ProbeReply(error=str(error))
     except Exception as error:  # noqa: BLE001  # a probe of another package may raise anything
-        return Answer(error=f"raised {type(error).__name__}: {error}")
+        return ProbeReply(error=f"raised {type(error).__name__}: {error}")
     if not isinstance(result, ProbeResult):
-        return Answer(error=f"returned a {type(result).__name__}, not a ProbeResult")
-    return Answer(result=result)
+        return ProbeReply(error=f"returned a {type(result).__name__}, not a ProbeResult")
+    return ProbeReply(result=result)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -10,12 +10,12 @@ import os
 import re
 from collections import Counter
 
-from hetero_airflow.discovery.answers import to_word
 from hetero_airflow.discovery.probe import ProbeResult
+from hetero_airflow.discovery.sources.values import to_word
 from hetero_airflow.errors import ProbeError, RequestError, shorten
 from hetero_airflow.model.catalogue import MODELS
-from hetero_airflow.model.device import Device, Telemetry, is_model_of, model_tokens
-from hetero_airflow.model.device_words import parse_device
+from hetero_airflow.model.device import Device, Telemetry, matches_model, model_tokens
+from hetero_airflow.model.device_names import parse_device
 from hetero_airflow.settings import SIMULATED_DEVICES_VARIABLE
 
 MAX_DEVICES = 1024
@@ -100,5 +100,5 @@ def _memory_bytes(name: str) -> int:
     if said:
         return int(said[1]) << 30
     tokens = model_tokens(name)
-    known = [model for model in MODELS if is_model_of(model, tokens)]
+    known = [model for model in MODELS if matches_model(model, tokens)]
     return MODELS[max(known, key=len)][2] if known else DEFAULT_MEMORY_BYTES

@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hetero_airflow.discovery.answers import to_pci, to_text
 from hetero_airflow.discovery.probe import ProbeResult
-from hetero_airflow.discovery.reading import read_pci, to_numa_node
+from hetero_airflow.discovery.sources.tools_and_files import read_pci, to_numa_node
+from hetero_airflow.discovery.sources.values import to_pci, to_text
 from hetero_airflow.model.device import Device
 
 GOOGLE = "0x1ae0"

@@ -18,8 +18,8 @@ from airflow.utils.state import TaskInstanceState
 from celery import states
 
 from hetero_airflow.engines.engine import EngineTraits
-from hetero_airflow.engines.queues import queue_of
-from hetero_airflow.engines.remote import START_S, RemoteEngine
+from hetero_airflow.engines.queues import worker_queue
+from hetero_airflow.engines.remote import START_TIMEOUT_S, RemoteEngine
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker
 
@@ -30,7 +30,7 @@ class CeleryEngine(RemoteEngine):
     """Sends what it is given to the Celery worker that was decided."""
 
     name = "celery"
-    traits = EngineTraits(supports_callbacks=True, pre_assigns_external_executor_id=True, start_s=START_S)
+    traits = EngineTraits(supports_callbacks=True, pre_assigns_external_executor_id=True, start_s=START_TIMEOUT_S)
 
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
         super().__init__(RoutingCeleryExecutor(parallelism, team_name))
@@ -41,10 +41,10 @@ class CeleryEngine(RemoteEngine):
         if workload.key in self.leases:  # sent before, and void: Celery's answer to that is not this one's
             workload.ti.external_executor_id = str(uuid4())
         self.leases.hand_over(workload.key, lease)
-        self.executor.places[workload.key] = queue_of(worker.id)
-        self.hand_back(workload)
+        self.executor.places[workload.key] = worker_queue(worker.id)
+        self.hand_over_unplaced(workload)
 
-    def hand_back(self, workload: ExecuteTask) -> None:
+    def hand_over_unplaced(self, workload: ExecuteTask) -> None:
         """Take a task that was held; it is sent to the queue that it names at the next `heartbeat`."""
         self.executor.queued_tasks[workload.key] = workload
 
@@ -58,34 +58,36 @@ class CeleryEngine(RemoteEngine):
             self.executor.places.pop(key, None)
             self.leases.withdraw(key)
         else:
-            self._weather(lambda: self.executor.revoke(key))
+            self._tolerate_outage(lambda: self.executor.revoke(key))
         return was_there
 
     def collect(self) -> dict[Any, tuple[Any, Any]]:
         """What ended since the last call, as Celery's result backend says."""
-        self._weather(self.executor.sync)
+        self._tolerate_outage(self.executor.sync)
         return self.ended()
 
     def heartbeat(self) -> None:
         """Send what was taken."""
-        self._weather(lambda: self.executor.trigger_tasks(self.executor.parallelism - len(self.executor.running)))
+        self._tolerate_outage(
+            lambda: self.executor.trigger_tasks(self.executor.parallelism - len(self.executor.running))
+        )
 
     def end(self) -> dict[Any, tuple[Any, Any]]:
         """Leave what runs to the next scheduler, as CeleryExecutor does; what had ended."""
-        self._weather(self.executor.end)
+        self._tolerate_outage(self.executor.end)
         return self.ended()
 
     def ended(self) -> dict[Any, tuple[Any, Any]]:
         """The executor's events since the last call. After an end in order, no process of the task is left."""
         for key in self.executor.void:
-            self.leases.note_over(key)
+            self.leases.note_finished(key)
         self.executor.void.clear()
         for key, (state, _) in self.executor.event_buffer.items():
             if state == TaskInstanceState.SUCCESS:  # its supervisor has come to its end, whatever became of the task
-                self.leases.note_over(key)
+                self.leases.note_finished(key)
         return super().ended()
 
-    def _weather(self, step: Callable[[], object]) -> None:
+    def _tolerate_outage(self, step: Callable[[], object]) -> None:
         """A broker or a result backend that does not answer costs one warning, not the scheduler's loop."""
         try:
             step()
@@ -136,7 +138,7 @@ class RoutingCeleryExecutor(CeleryExecutor):
                 args=(workload.model_dump_json(),),
                 queue=queue,
                 task_id=workload.ti.external_executor_id,
-                expires=START_S,
+                expires=START_TIMEOUT_S,
             )
 
     def revoke(self, key: Any) -> None:

@@ -15,13 +15,13 @@ from airflow.utils.state import TaskInstanceState
 from sqlalchemy import ColumnElement, delete, update
 
 from hetero_airflow.engines.engine import EngineTraits
-from hetero_airflow.engines.queues import queue_of
-from hetero_airflow.engines.remote import START_S, RemoteEngine
+from hetero_airflow.engines.queues import worker_queue
+from hetero_airflow.engines.remote import START_TIMEOUT_S, RemoteEngine
 from hetero_airflow.errors import EngineError
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker
 
-_COMMAND: int = EdgeJobModel.__table__.c.command.type.length
+_MAX_COMMAND_LENGTH: int = EdgeJobModel.__table__.c.command.type.length
 """Characters of a workload that EdgeExecutor's table takes."""
 
 
@@ -32,7 +32,7 @@ class EdgeEngine(RemoteEngine):
     """
 
     name = "edge"
-    traits = EngineTraits(supports_callbacks=True, start_s=START_S)
+    traits = EngineTraits(supports_callbacks=True, start_s=START_TIMEOUT_S)
 
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
         super().__init__(EdgeExecutor(parallelism, team_name))
@@ -43,19 +43,19 @@ class EdgeEngine(RemoteEngine):
         :raises EngineError: the job does not fit into EdgeExecutor's table
         """
         length = len(workload.model_dump_json())
-        if length > _COMMAND:
+        if length > _MAX_COMMAND_LENGTH:
             raise EngineError(
                 f"a job for edge worker {worker.id} with {len(lease.claims)} devices",
-                found=f"{length} characters; EdgeExecutor's table takes {_COMMAND}",
+                found=f"{length} characters; EdgeExecutor's table takes {_MAX_COMMAND_LENGTH}",
                 remedy="Ask for fewer devices in one task, or use the engine celery",
             )
         self.leases.hand_over(workload.key, lease)
         with create_session(scoped=False) as session:
             self.executor.queue_workload(workload, session)
             session.flush()
-            session.execute(update(EdgeJobModel).where(*_job(workload.key)).values(queue=queue_of(worker.id)))
+            session.execute(update(EdgeJobModel).where(*_job(workload.key)).values(queue=worker_queue(worker.id)))
 
-    def hand_back(self, workload: ExecuteTask) -> None:
+    def hand_over_unplaced(self, workload: ExecuteTask) -> None:
         """Make a job for the queue that the task names."""
         with create_session(scoped=False) as session:
             self.executor.queue_workload(workload, session)

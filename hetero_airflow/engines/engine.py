@@ -8,9 +8,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from hetero_airflow.model.heartbeat import WorkerHeartbeat
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Reason
-from hetero_airflow.model.sight import WorkerSight
 from hetero_airflow.model.worker import Worker
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class EngineTraits:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class LeasedProcess:
     """A lease, and what Airflow knows of the process that uses it."""
 
     lease: Lease
@@ -87,7 +87,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class TerminationCause:
     """An end of the work of a lease that only its cluster can tell, since whoever supervised it ended with it."""
 
     is_out_of_memory: bool = False
@@ -97,7 +97,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerNews:
+class WorkerChanges:
     """What an engine that knows of workers without agents says of them."""
 
     seen: tuple[Worker, ...] = ()
@@ -109,7 +109,7 @@ class WorkerNews:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class EngineContext:
     """What an engine is given when it starts."""
 
     job_id: Any
@@ -117,12 +117,12 @@ class Surroundings:
     callback_sink: Any
     name: Any
     """Airflow's name of the executor, or None."""
-    sights: Callable[[], Mapping[str, WorkerSight]]
+    heartbeats: Callable[[], Mapping[str, WorkerHeartbeat]]
     """Worker id → what its agent said last; a query."""
     workers: Callable[[], Mapping[str, Worker]]
     """Worker id → worker, as in the last snapshot."""
 
-    def introduce(self, executor: Any) -> None:
+    def apply_to(self, executor: Any) -> None:
         """Tell one of Airflow's executors what Airflow tells those that it starts itself."""
         executor.job_id, executor.callback_sink, executor.name = self.job_id, self.callback_sink, self.name
 
@@ -135,7 +135,7 @@ class AirflowEngine(Protocol):
 
     traits: EngineTraits
 
-    def start(self, surroundings: Surroundings) -> None:
+    def start(self, surroundings: EngineContext) -> None:
         """Start the executor."""
         ...
 
@@ -147,7 +147,7 @@ class AirflowEngine(Protocol):
         """Take a device task that was placed on a worker; it starts at the next `heartbeat`."""
         ...
 
-    def hand_back(self, workload: ExecuteTask) -> None:
+    def hand_over_unplaced(self, workload: ExecuteTask) -> None:
         """Take a task that was held and needs no device any more; it runs where it would have without us."""
         ...
 
@@ -176,7 +176,7 @@ class AirflowEngine(Protocol):
         ...
 
     @property
-    def occupied(self) -> int:
+    def occupied_slots(self) -> int:
         """Workloads that the executor counts as its own."""
         ...
 
@@ -188,11 +188,11 @@ class AirflowEngine(Protocol):
         """How many more tasks would start at once; None for any number."""
         ...
 
-    def look(self, uses: Sequence[Use]) -> Mapping[str, Liveness]:
+    def look(self, uses: Sequence[LeasedProcess]) -> Mapping[str, Liveness]:
         """Lease id → whether a process of it runs, for all of these at once."""
         ...
 
-    def signal(self, use: Use, number: int) -> None:
+    def signal(self, use: LeasedProcess, number: int) -> None:
         """Send a signal to the processes of a lease, where that is in this engine's hand."""
         ...
 
@@ -208,7 +208,7 @@ class AirflowEngine(Protocol):
 class ClusterEngine(AirflowEngine, Protocol):
     """An engine whose workers have no agents: a cluster with a scheduler and a control plane of its own."""
 
-    def poll(self) -> WorkerNews:
+    def poll(self) -> WorkerChanges:
         """What is new of its workers, such as nodes. Never blocks."""
         ...
 
@@ -224,7 +224,7 @@ class ClusterEngine(AirflowEngine, Protocol):
         """Messages, and what a task that runs has written so far; asked in the API server, without a `start`."""
         ...
 
-    def loss(self, lease_id: str) -> Loss | None:
+    def loss(self, lease_id: str) -> TerminationCause | None:
         """What ended the work of a lease so that nobody else will say so; None for any other end, and before one."""
         ...
 
@@ -233,6 +233,6 @@ class ClusterEngine(AirflowEngine, Protocol):
         ...
 
 
-def loss_of(engine: AirflowEngine, lease: Lease) -> Loss | None:
+def termination_cause_of(engine: AirflowEngine, lease: Lease) -> TerminationCause | None:
     """What an engine's cluster says of how the work of a lease was lost; None where it says nothing, or has none."""
     return cast(ClusterEngine, engine).loss(lease.id) if engine.traits.is_cluster else None

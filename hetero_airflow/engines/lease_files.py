@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _PROC = Path("/proc")
 
 
-class ProcessMark(BaseModel):
+class ProcessIdentity(BaseModel):
     """A process, told from a later one of the same pid."""
 
     model_config = ConfigDict(frozen=True)
@@ -37,12 +37,12 @@ class ProcessMark(BaseModel):
     @property
     def runs(self) -> bool:
         """Whether that very process is there; a zombie is not."""
-        return _ticks(self.pid) == self.ticks
+        return _start_ticks(self.pid) == self.ticks
 
     @property
     def is_reused(self) -> bool:
         """Whether another process has the pid now."""
-        return _ticks(self.pid) not in (self.ticks, None)
+        return _start_ticks(self.pid) not in (self.ticks, None)
 
 
 class LeaseFile(BaseModel):
@@ -54,18 +54,18 @@ class LeaseFile(BaseModel):
     worker: str
     place: str
     """The start of the host and the process namespace in which the pids mean something."""
-    supervisor: ProcessMark
-    task: ProcessMark | None = None
+    supervisor: ProcessIdentity
+    task: ProcessIdentity | None = None
     """None until the process has begun. It leads the task's process group."""
 
 
-def mark(pid: int) -> ProcessMark | None:
+def mark(pid: int) -> ProcessIdentity | None:
     """The process that has this pid now; None if there is none."""
-    ticks = _ticks(pid)
-    return None if ticks is None else ProcessMark(pid=pid, ticks=ticks)
+    ticks = _start_ticks(pid)
+    return None if ticks is None else ProcessIdentity(pid=pid, ticks=ticks)
 
 
-def this_place() -> str:
+def current_process_namespace() -> str:
     """This start of the host, and this process namespace."""
     boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink(_PROC / 'self/ns/pid')}"
@@ -90,7 +90,7 @@ def lease_folder() -> Path:
     return folder
 
 
-class LeaseNote:
+class LeaseFileWriter:
     """The file of a lease whose task is run by this process."""
 
     def __init__(self, path: Path, content: LeaseFile) -> None:
@@ -120,13 +120,13 @@ class LeaseNote:
 
 
 @contextmanager
-def noted_lease(lease_id: str, worker_id: str) -> Iterator[LeaseNote | None]:
+def recorded_lease(lease_id: str, worker_id: str) -> Iterator[LeaseFileWriter | None]:
     """Within: the lease has a file. None where none can be written, which is logged: the task runs all the same."""
     try:
         supervisor = mark(os.getpid())
         assert supervisor is not None, "this process runs"
-        content = LeaseFile(lease=lease_id, worker=worker_id, place=this_place(), supervisor=supervisor)
-        note = LeaseNote(lease_folder() / f"{quote(lease_id, safe='')}.json", content)
+        content = LeaseFile(lease=lease_id, worker=worker_id, place=current_process_namespace(), supervisor=supervisor)
+        note = LeaseFileWriter(lease_folder() / f"{quote(lease_id, safe='')}.json", content)
     except (OSError, HeteroError) as error:
         log.warning("The worker's agent will not see the process of lease %s: %s", lease_id, error)
         yield None
@@ -162,7 +162,7 @@ def _has_members(group: int) -> bool:
     return True
 
 
-def _ticks(pid: int) -> int | None:
+def _start_ticks(pid: int) -> int | None:
     """When a process started; None if it is not there, or has ended and only waits to be forgotten."""
     try:
         fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()

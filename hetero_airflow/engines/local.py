@@ -16,9 +16,9 @@ from airflow.executors.local_executor import LocalExecutor
 from airflow.executors.workloads import ExecuteTask
 from airflow.utils.net import get_hostname
 
-from hetero_airflow.engines.engine import EngineTraits, Liveness, Use
-from hetero_airflow.engines.processes import Leader, lease_processes, signal_processes
-from hetero_airflow.engines.wrapping import WrappedExecutor
+from hetero_airflow.engines.engine import EngineTraits, LeasedProcess, Liveness
+from hetero_airflow.engines.processes import GroupLeader, lease_processes, signal_processes
+from hetero_airflow.engines.wrapped_executor import WrappedExecutor
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker
 
@@ -38,9 +38,9 @@ class LocalEngine(WrappedExecutor):
 
     def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
         """Take a device task that was placed here; it starts at the next `heartbeat`."""
-        self.hand_back(workload)
+        self.hand_over_unplaced(workload)
 
-    def hand_back(self, workload: ExecuteTask) -> None:
+    def hand_over_unplaced(self, workload: ExecuteTask) -> None:
         """Take a task that was held; it starts at the next `heartbeat`."""
         self.executor.queued_tasks[workload.key] = workload
 
@@ -68,12 +68,12 @@ class LocalEngine(WrappedExecutor):
         """Whether the worker is this host: LocalExecutor runs what it gets here and nowhere else."""
         return worker.engine == NAME and worker.id == self._host
 
-    def look(self, uses: Sequence[Use]) -> dict[str, Liveness]:
+    def look(self, uses: Sequence[LeasedProcess]) -> dict[str, Liveness]:
         """Lease id → whether a process of it runs, by one scan of this host's processes."""
         alive = self.processes({use.lease.id: (use.pid, use.seen_at) for use in uses})
         return {use.lease.id: Liveness.ALIVE if use.lease.id in alive else self._absent(use) for use in uses}
 
-    def _absent(self, use: Use) -> Liveness:
+    def _absent(self, use: LeasedProcess) -> Liveness:
         """Of a lease that no process here has.
 
         Our LocalExecutor tells of ours; of a scheduler that died, worker processes may live on and begin what they had.
@@ -95,7 +95,7 @@ class LocalEngine(WrappedExecutor):
                 yield Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0 ")
 
     @property
-    def occupied(self) -> int:
+    def occupied_slots(self) -> int:
         """Workloads that LocalExecutor counts as its own."""
         return int(self.executor.slots_occupied)
 
@@ -110,11 +110,11 @@ class LocalEngine(WrappedExecutor):
                     self._leaders[id_] = psutil.Process(pid)
         return found
 
-    def signal(self, use: Use, number: int) -> None:
+    def signal(self, use: LeasedProcess, number: int) -> None:
         """Send a signal to the processes of a lease on this host."""
         signal_processes(use.lease.id, self._leader(use.lease.id, use.pid, use.seen_at), number)
 
-    def _leader(self, lease_id: str, pid: int | None, seen_at: datetime | None) -> Leader:
+    def _leader(self, lease_id: str, pid: int | None, seen_at: datetime | None) -> GroupLeader:
         known = self._leaders.get(lease_id)
         is_it = known is not None and known.pid == pid and known.is_running()
         return pid, None if is_it else seen_at

@@ -21,15 +21,15 @@ from hetero_airflow.settings import LEASE_VARIABLE
 
 _PROC = Path("/proc")
 _MARKER = f'{LEASE_VARIABLE}={{"id":"'.encode()
-_SLACK_S = 5.0
+_CLOCK_TOLERANCE_S = 5.0
 """Between what two clocks of one host, and of a database, may say of one moment."""
 
 
-Leader = tuple[int | None, datetime | None]
+GroupLeader = tuple[int | None, datetime | None]
 """Pid of a task's own process, and when Airflow last knew it there; a process of that pid that is younger is not it."""
 
 
-def lease_processes(leases: Mapping[str, Leader]) -> dict[str, list[int]]:
+def lease_processes(leases: Mapping[str, GroupLeader]) -> dict[str, list[int]]:
     """Lease id → pids of its live processes, for those leases that have any. Reads ``/proc`` once."""
     groups = {pid: id_ for id_, (pid, seen) in leases.items() if pid is not None and not _is_reused(pid, seen)}
     found: dict[str, list[int]] = {}
@@ -54,7 +54,7 @@ def worker_processes(worker_id: str, leases: Mapping[str, int | None]) -> dict[s
     return found
 
 
-def signal_processes(lease_id: str, leader: Leader, number: int) -> list[int]:
+def signal_processes(lease_id: str, leader: GroupLeader, number: int) -> list[int]:
     """Send a signal to the processes of a lease; their pids."""
     found = lease_processes({lease_id: leader}).get(lease_id, [])
     for pid in found:
@@ -63,7 +63,7 @@ def signal_processes(lease_id: str, leader: Leader, number: int) -> list[int]:
     return found
 
 
-def end_processes(lease_id: str, leader: Leader, grace_s: float) -> list[int]:
+def end_processes(lease_id: str, leader: GroupLeader, grace_s: float) -> list[int]:
     """Stop what is left of a lease: SIGTERM, and SIGKILL after the grace time. Blocks for it at most.
 
     Returns the pids that were there.
@@ -90,7 +90,7 @@ def _is_reused(pid: int, seen_at: datetime | None) -> bool:
     if seen_at is None:
         return False
     try:
-        return psutil.Process(pid).create_time() > seen_at.timestamp() + _SLACK_S
+        return psutil.Process(pid).create_time() > seen_at.timestamp() + _CLOCK_TOLERANCE_S
     except psutil.Error:
         return False
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 _PREFIX = "hetero."
 
 
-def queue_of(worker_id: str) -> str:
+def worker_queue(worker_id: str) -> str:
     """The queue of one worker, for ``airflow celery worker --queues``; nobody else may listen to it.
 
-    >>> queue_of("gpu-7")
+    >>> worker_queue("gpu-7")
     'hetero.gpu-7'
     """
     return _PREFIX + worker_id

@@ -8,25 +8,25 @@ from typing import Any
 
 from airflow.utils.state import TaskInstanceState
 
-from hetero_airflow.engines.engine import Liveness, Surroundings, Use
-from hetero_airflow.engines.wrapping import WrappedExecutor
+from hetero_airflow.engines.engine import EngineContext, LeasedProcess, Liveness
+from hetero_airflow.engines.wrapped_executor import WrappedExecutor
+from hetero_airflow.model.heartbeat import WorkerHeartbeat
 from hetero_airflow.model.lease import Lease
-from hetero_airflow.model.sight import WorkerSight
 from hetero_airflow.model.worker import Worker, WorkerState
 
-FRESH = timedelta(seconds=12)
+HEARTBEAT_MAX_AGE = timedelta(seconds=12)
 """What an agent said is taken for true for so long: two of its heartbeats and a bit."""
 
-BEFORE = timedelta(seconds=3)
+HEARTBEAT_MARGIN = timedelta(seconds=3)
 """An agent has to look so much later than Airflow last heard of a task to say that its process is gone."""
 
-START_S = 60.0
+START_TIMEOUT_S = 60.0
 """A task that has not begun so long after it was sent can't begin any more: its token is not good for longer."""
 
-_STARTED = timedelta(seconds=START_S + 15)
+_START_WINDOW = timedelta(seconds=START_TIMEOUT_S + 15)
 """With what Airflow's API server allows for clocks that differ: 10 s, [api_auth] jwt_leeway."""
 
-_KEPT = 10_000
+_MAX_FINISHED = 10_000
 """Leases of which it is remembered that they are over."""
 
 
@@ -59,30 +59,32 @@ class RemoteLeases:
 
     def withdraw(self, key: Any) -> None:
         """Take note of a task that was taken back before it left."""
-        self.note_over(key)
+        self.note_finished(key)
         self.end(key)
 
-    def note_over(self, key: Any) -> None:
+    def note_finished(self, key: Any) -> None:
         """Take note that no process of a task is left: its supervisor ended in order, or it was never sent."""
         if key in self._leases:
             self._over[self._leases[key]] = None
-            if len(self._over) > _KEPT:
+            if len(self._over) > _MAX_FINISHED:
                 del self._over[next(iter(self._over))]
 
-    def look(self, uses: Sequence[Use], surroundings: Surroundings) -> dict[str, Liveness]:
+    def look(self, uses: Sequence[LeasedProcess], surroundings: EngineContext) -> dict[str, Liveness]:
         """Lease id → whether a process of it runs, as agents and the executor say."""
-        now, workers, sights = datetime.now(UTC), surroundings.workers(), surroundings.sights()
+        now, workers, heartbeats = datetime.now(UTC), surroundings.workers(), surroundings.heartbeats()
         found = {}
         for use in uses:
             lease = use.lease
-            worker, sight = workers.get(lease.worker_id), sights.get(lease.worker_id)
+            worker, sight = workers.get(lease.worker_id), heartbeats.get(lease.worker_id)
             sent_at = self._sent.get(lease.id, lease.granted_at)
-            found[lease.id] = Liveness.GONE if lease.id in self._over else judge(use, worker, sight, sent_at, now)
+            found[lease.id] = (
+                Liveness.GONE if lease.id in self._over else remote_liveness(use, worker, sight, sent_at, now)
+            )
         return found
 
 
-def judge(
-    use: Use, worker: Worker | None, sight: WorkerSight | None, sent_at: datetime, now: datetime
+def remote_liveness(
+    use: LeasedProcess, worker: Worker | None, sight: WorkerHeartbeat | None, sent_at: datetime, now: datetime
 ) -> Liveness:  # fmt: skip
     """Whether a process of a lease runs on a worker that its agent speaks for.
 
@@ -95,14 +97,14 @@ def judge(
     """
     is_lost = worker is None or worker.state is WorkerState.LOST
     if sight is not None and use.lease.id in sight.leases:
-        return Liveness.ALIVE if now - sight.at < FRESH else Liveness.GONE if is_lost else Liveness.UNKNOWN
+        return Liveness.ALIVE if now - sight.at < HEARTBEAT_MAX_AGE else Liveness.GONE if is_lost else Liveness.UNKNOWN
     may_begin = use.state == "queued" or use.seen_at is None  # Airflow knows of no process of it
-    if may_begin and now - sent_at < _STARTED:
+    if may_begin and now - sent_at < _START_WINDOW:
         return Liveness.UNKNOWN
     if is_lost or use.state == "queued":
         return Liveness.GONE
-    since = sent_at + _STARTED if use.seen_at is None else use.seen_at
-    return Liveness.GONE if sight is not None and sight.at > since + BEFORE else Liveness.UNKNOWN
+    since = sent_at + _START_WINDOW if use.seen_at is None else use.seen_at
+    return Liveness.GONE if sight is not None and sight.at > since + HEARTBEAT_MARGIN else Liveness.UNKNOWN
 
 
 class RemoteEngine(WrappedExecutor):
@@ -115,7 +117,7 @@ class RemoteEngine(WrappedExecutor):
         super().__init__(executor)
         self.leases = RemoteLeases()
 
-    def start(self, surroundings: Surroundings) -> None:
+    def start(self, surroundings: EngineContext) -> None:
         """Start the executor."""
         self._surroundings = surroundings
         super().start(surroundings)
@@ -129,16 +131,16 @@ class RemoteEngine(WrappedExecutor):
         return max(0, int(self.executor.slots_available))
 
     @property
-    def occupied(self) -> int:
+    def occupied_slots(self) -> int:
         """Workloads that the executor counts as its own, without device tasks."""
         ours = sum(key in self.executor.running or key in self.executor.queued_tasks for key in self.leases)
         return int(self.executor.slots_occupied) - ours
 
-    def look(self, uses: Sequence[Use]) -> dict[str, Liveness]:
+    def look(self, uses: Sequence[LeasedProcess]) -> dict[str, Liveness]:
         """Lease id → whether a process of it runs, as agents and the executor say."""
         return self.leases.look(uses, self._surroundings)
 
-    def signal(self, use: Use, number: int) -> None:
+    def signal(self, use: LeasedProcess, number: int) -> None:
         """Nothing: the supervisor and the agent on the worker end what outlives its task or its lease."""
 
     def ended(self) -> dict[Any, tuple[Any, Any]]:

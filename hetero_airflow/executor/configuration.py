@@ -11,8 +11,8 @@ from airflow.utils.net import get_hostname
 
 from hetero_airflow import policies
 from hetero_airflow.errors import SettingsError, shorten
-from hetero_airflow.executor.site_links import parse_site_links
-from hetero_airflow.model.shares import NO_SHARES, Shares
+from hetero_airflow.executor.context.site_links import parse_site_links
+from hetero_airflow.model.team_shares import NO_TEAM_SHARES, TeamShares
 from hetero_airflow.recovery.rules import DEFAULTS, Rules, parse_rules
 from hetero_airflow.registry import names
 from hetero_airflow.settings import SECTION, default
@@ -34,7 +34,7 @@ class Configuration:
     min_run_s: float
     labels: dict[str, str]
     worker_id: str
-    shares: Shares = NO_SHARES
+    shares: TeamShares = NO_TEAM_SHARES
     rules: Rules = DEFAULTS
     site_links: Mapping[str, float] = field(default_factory=dict)
 
@@ -58,7 +58,7 @@ def read_configuration() -> Configuration:
         labels=parse_labels(_text("labels"), f"[{SECTION}] labels"),
         worker_id=get_hostname(),
         rules=parse_rules(_text("recovery_rules")),
-        shares=Shares.parse(_text("shares"), f"[{SECTION}] shares"),
+        shares=TeamShares.parse(_text("shares"), f"[{SECTION}] shares"),
         site_links=parse_site_links(_text("site_links"), f"[{SECTION}] site_links"),
     )
 

@@ -16,44 +16,44 @@ from typing import Any
 from airflow.executors.workloads import ExecuteTask
 from sqlalchemy.exc import SQLAlchemyError
 
-from hetero_airflow.discovery.inventory_watch import InventoryWatch, with_unseen
-from hetero_airflow.engines.engine import AirflowEngine, Liveness, loss_of
+from hetero_airflow.contract.envelope import RequestOrTemplate, add_lease
+from hetero_airflow.contract.failures import evidence_of_loss
+from hetero_airflow.discovery.inventory_watch import InventoryWatch, with_missing_devices
+from hetero_airflow.engines.engine import AirflowEngine, Liveness, termination_cause_of
 from hetero_airflow.errors import EngineError, RequestError, StoreError
-from hetero_airflow.executor.beliefs import Beliefs
-from hetero_airflow.executor.carrier import Asked, load_lease
-from hetero_airflow.executor.cluster_news import ClusterNews
+from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.configuration import Configuration
-from hetero_airflow.executor.dag_edges import DagEdges
-from hetero_airflow.executor.failures import evidence_of_loss
-from hetero_airflow.executor.gang_roster import GangRoster
-from hetero_airflow.executor.health_watch import HealthWatch
-from hetero_airflow.executor.held_task import NEW, HeldTask, tell_wait
-from hetero_airflow.executor.host_health import HostHealth
-from hetero_airflow.executor.lease_keeper import LeaseKeeper, Report
-from hetero_airflow.executor.naming import with_names
+from hetero_airflow.executor.context.attained_service import AttainedService
+from hetero_airflow.executor.context.dag_edges import DagEdges
+from hetero_airflow.executor.context.policy_context import PolicyContext
+from hetero_airflow.executor.context.site_links import SiteLinks
+from hetero_airflow.executor.demand_metrics import emit_demand
+from hetero_airflow.executor.device_health.health_watch import HealthWatch
+from hetero_airflow.executor.device_health.host_health import HostHealth
+from hetero_airflow.executor.gangs.roster import GangRoster
+from hetero_airflow.executor.leases.cluster_events import ClusterEvents
+from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper, Report
+from hetero_airflow.executor.leases.preemption import Note, PreemptionNotices
+from hetero_airflow.executor.leases.recovery import PreviousRuns, TaskRecovery
+from hetero_airflow.executor.liveness import LivenessTimeout
+from hetero_airflow.executor.pending_task import SETTLING_TIME, PendingTask, log_wait
 from hetero_airflow.executor.periods import Periods
-from hetero_airflow.executor.preemptions import Note, Preemptions
-from hetero_airflow.executor.probe_desk import ProbeDesk, RenewToken
-from hetero_airflow.executor.recoveries import Recoveries, Returned
-from hetero_airflow.executor.silence import Silence
-from hetero_airflow.executor.site_links import SiteLinks
-from hetero_airflow.executor.stays import Stays
-from hetero_airflow.executor.task_instances import TaskInstances
+from hetero_airflow.executor.placement_checks import PlacementChecks, RenewToken
 from hetero_airflow.executor.task_log import write_task_log
-from hetero_airflow.executor.wanted_gauges import emit_wanted
-from hetero_airflow.model.bar import with_bars
+from hetero_airflow.executor.task_names import with_task_names
+from hetero_airflow.health.transitions import leases_to_migrate
+from hetero_airflow.model.hold import with_holds
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Refuse, Wait
 from hetero_airflow.model.run import RunEnd
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.policy import Policy
-from hetero_airflow.recovery.health import leases_to_move
 from hetero_airflow.runtime.task_lease import TaskLease, task_lease
 from hetero_airflow.scheduling.cycle import Cycle
-from hetero_airflow.scheduling.news import RequestNews, with_news
-from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.store import Move, Submitted, Withdrawn, WorkerSeen
+from hetero_airflow.scheduling.pending_events import RequestEvent, with_pending_events
+from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.store import LeaseMove, RequestSubmitted, RequestWithdrawn, WorkerSeen
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Dispatcher:
         renew_token: RenewToken,
         queued_timeout_s: float,
     ) -> None:
-        self.held: dict[Any, HeldTask] = {}
+        self.held: dict[Any, PendingTask] = {}
         self._configuration = configuration
         self._store = store
         self._engine = engine
@@ -90,13 +90,13 @@ class Dispatcher:
             interval_s=configuration.discovery_interval_s,
             probe_timeout_s=configuration.probe_timeout_s,
         )
-        self._beliefs = Beliefs(store, configuration.shares, edges, SiteLinks(configuration.site_links))
-        self._stays = Stays()
+        self._beliefs = PolicyContext(store, configuration.shares, edges, SiteLinks(configuration.site_links))
+        self._stays = AttainedService()
         own = configuration.worker_id if engine.traits.is_local else None
-        self._silence = Silence(store, configuration.worker_timeout_s, own)
+        self._silence = LivenessTimeout(store, configuration.worker_timeout_s, own)
         self._host = HostHealth(configuration.worker_id)
         self._health = HealthWatch(store, self._host)
-        self.probes = ProbeDesk(
+        self.probes = PlacementChecks(
             policy,
             engine,
             tasks,
@@ -104,9 +104,9 @@ class Dispatcher:
             estimates=lambda: self._beliefs.estimates,
             renew_token=renew_token,
         )
-        self._cluster = ClusterNews(store, engine, note)
-        self._recoveries = Recoveries(tasks, configuration.rules, note)
-        self._preemptions = Preemptions(keeper, tasks, configuration.grace_s, note)
+        self._cluster = ClusterEvents(store, engine, note)
+        self._recoveries = TaskRecovery(tasks, configuration.rules, note)
+        self._preemptions = PreemptionNotices(keeper, tasks, configuration.grace_s, note)
         self._gangs = GangRoster(store, keeper, tasks, self._preemptions)
         self._cycle = Cycle(
             store,
@@ -114,11 +114,11 @@ class Dispatcher:
             self,
             configuration.lease_timeout_s,
             preemptor=self,
-            believed=self._believed,
+            policy_context=self._policy_context,
         )
-        self._placed: list[tuple[HeldTask, TaskLease, datetime]] = []
+        self._placed: list[tuple[PendingTask, TaskLease, datetime]] = []
         self._requests: dict[str, Any] = {}
-        self._news: list[RequestNews] = []
+        self._news: list[RequestEvent] = []
         """What the store is to be told with the next plan."""
         self._token_age = timedelta(seconds=queued_timeout_s / 4)
         self._now = datetime.min.replace(tzinfo=UTC)
@@ -137,23 +137,23 @@ class Dispatcher:
         )
         self._outages: dict[str, str] = {}
 
-    def hold(self, workload: ExecuteTask, asked: Asked, since: datetime) -> None:
+    def hold(self, workload: ExecuteTask, asked: RequestOrTemplate, since: datetime) -> None:
         """Keep a task until its devices are there. Touches no database: the scheduler is inside a transaction."""
-        self.held[workload.key] = HeldTask(workload, asked, since)
+        self.held[workload.key] = PendingTask(workload, asked, since)
 
     def drop(self, key: Any, cause: str) -> None:
         """Let go of a held task that Airflow does not want any more. Touches no database either."""
         self.probes.held.pop(key, None)
         held = self.held.pop(key, None)
         if held is not None and held.request is not None:
-            self._news.append(Withdrawn(held.request_id, cause))
+            self._news.append(RequestWithdrawn(held.request_id, cause))
 
     def decide(self, now: datetime) -> None:
         """What comes before the engine starts anything: who is gone, who comes next, what is free, who gets it."""
-        with self._weathering_outages("deciding"):
+        with self._tolerate_outages("deciding"):
             self._now = now
             self._take_inventory(now)
-            self._cluster.take_workers(now)
+            self._cluster.record_workers(now)
             self._drop_unwanted(now)
             self._keeper.free_ended(now)
             self._submit(now)
@@ -162,9 +162,9 @@ class Dispatcher:
 
     def settle(self, now: datetime) -> None:
         """What can wait until the engine has started what was placed: records, renewals, housekeeping."""
-        with self._weathering_outages("housekeeping"):
+        with self._tolerate_outages("housekeeping"):
             self._keeper.watch(now)
-            self._cluster.tell_waits(((task.key, task.lease) for task in self._keeper.running.values()), now)
+            self._cluster.record_wait_reasons(((task.key, task.lease) for task in self._keeper.running.values()), now)
             self._preemptions.settle(now)
             for key, text, is_done in self._gangs.watch(self.held, now):
                 if is_done:
@@ -179,11 +179,11 @@ class Dispatcher:
         """Stop what runs beside the scheduler, and write down what is not yet."""
         self._inventory.close()
         self._health.close()
-        with self._weathering_outages("housekeeping"):
-            self._tell_placed()
+        with self._tolerate_outages("housekeeping"):
+            self._record_placed()
 
     @contextmanager
-    def _weathering_outages(self, step: str) -> Iterator[None]:
+    def _tolerate_outages(self, step: str) -> Iterator[None]:
         """A database that does not answer, or a full disk, costs one warning, not the scheduler's loop."""
         try:
             yield
@@ -207,7 +207,7 @@ class Dispatcher:
 
     def preempt(self, lease: Lease, cause: str) -> None:
         """Tell the task of a lease to save and end. It is held again when it has."""
-        self._preemptions.tell(lease, with_names(cause, self._store.snapshot()), self._now)
+        self._preemptions.tell(lease, with_task_names(cause, self._store.snapshot()), self._now)
 
     def reaches(self, worker_id: str) -> bool:
         """Whether the engine can run anything on the worker."""
@@ -222,13 +222,13 @@ class Dispatcher:
         """Whether a process of the lease runs."""
         return self._keeper.liveness(lease)
 
-    def _believed(self, snapshot: Snapshot) -> Snapshot:
+    def _policy_context(self, snapshot: Snapshot) -> Snapshot:
         """The store's snapshot with what it does not know."""
         self._note_workers(snapshot.workers)
         known = self._beliefs.told(snapshot, self._configuration.min_run_s)
         return replace(known, workers=self._recoveries.marked(known))
 
-    def _hand_over(self, held: HeldTask, lease: Lease) -> None:
+    def _hand_over(self, held: PendingTask, lease: Lease) -> None:
         assert held.request is not None
         worker = self._worker(lease.worker_id)
         told = task_lease(lease, worker, held.request.alternatives[lease.alternative])
@@ -239,7 +239,7 @@ class Dispatcher:
         )
         workload = held.workload
         workload.ti.queue = self._configuration.queue
-        workload.ti.context_carrier = load_lease(workload.ti.context_carrier, told)
+        workload.ti.context_carrier = add_lease(workload.ti.context_carrier, told)
         if self._engine.traits.start_s is not None or self._now - held.since > self._token_age:
             self._renew_token(workload, self._engine.traits.start_s)
         try:
@@ -252,12 +252,12 @@ class Dispatcher:
         del self.held[workload.key]
         self._placed.append((held, told, self._now))
 
-    def _hold_again(self, held: HeldTask, lease: TaskLease) -> None:
+    def _hold_again(self, held: PendingTask, lease: TaskLease) -> None:
         """Keep a task that did not begin where it was placed. One that Airflow has queued anew had begun."""
         if held.workload.key in self.held:
             return
-        unbegun = (*held.unbegun, lease)
-        self.held[held.workload.key] = HeldTask(held.workload, held.asked, held.since, unbegun=unbegun)
+        not_started = (*held.not_started, lease)
+        self.held[held.workload.key] = PendingTask(held.workload, held.asked, held.since, not_started=not_started)
 
     def _worker(self, worker_id: str) -> Worker:
         """The worker of a lease that was just granted on what the cycle saw, or read."""
@@ -278,7 +278,7 @@ class Dispatcher:
         self._stays.end(lease, worker, end, self._now)
         if end is RunEnd.FINISHED:
             return
-        failure = self._recoveries.failure_under(key, lease.token, self._host.fatal_xids(lease))
+        failure = self._recoveries.failure_of_lease(key, lease.token, self._host.fatal_xids(lease))
         if failure is not None:
             self._health.report(failure, f"{key.dag_id}.{key.task_id}")
 
@@ -288,20 +288,20 @@ class Dispatcher:
             return True
         holder = self._store.snapshot().holders.get(lease.request_id)
         if holder is None:  # a cycle was faster and took the lease back
-            story = self._store.story(key.dag_id, key.run_id, key.task_id, key.map_index)
-            if story is None or story.pending.id != lease.request_id:
+            request_history = self._store.request_history(key.dag_id, key.run_id, key.task_id, key.map_index)
+            if request_history is None or request_history.pending.id != lease.request_id:
                 return False
-            holder = story.pending
+            holder = request_history.pending
         told = task_lease(lease, self._worker(lease.worker_id), holder.request.alternatives[lease.alternative])
-        loss, xids = loss_of(self._engine, lease), self._host.fatal_xids(lease)
+        loss, xids = termination_cause_of(self._engine, lease), self._host.fatal_xids(lease)
         return self._recoveries.lost(key, lease.request_id, told, evidence_of_loss(loss, xids), self._now)
 
     def last_lease(self, key: Any, request_id: str) -> Lease | None:
         """The last lease of a task instance, ended or not; None if it had none within reach."""
-        story = self._store.story(key.dag_id, key.run_id, key.task_id, key.map_index)
-        if story is None or story.pending.id != request_id:
+        request_history = self._store.request_history(key.dag_id, key.run_id, key.task_id, key.map_index)
+        if request_history is None or request_history.pending.id != request_id:
             return None
-        near = (lease for lease in story.leases if self.reaches(lease.worker_id))
+        near = (lease for lease in request_history.leases if self.reaches(lease.worker_id))
         return max(near, key=lambda lease: lease.token, default=None)
 
     def _turn_alternatives(self, now: datetime) -> None:
@@ -315,16 +315,16 @@ class Dispatcher:
                 continue
             held.first, held.request = first, request
             self._news += [
-                Withdrawn(held.request_id, "its alternatives are tried in another order"),
-                Submitted(held.pending(request, *self._stays.before(held.request_id, held.since))),
+                RequestWithdrawn(held.request_id, "its alternatives are tried in another order"),
+                RequestSubmitted(held.pending(request, *self._stays.before(held.request_id, held.since))),
             ]
             for text in words:
                 write_task_log(held.workload.log_path, text, now)
 
     def _move_away(self, now: datetime) -> None:
         """Take back the leases on devices that a person wants empty, so that their tasks go on elsewhere."""
-        moves = leases_to_move(self._store.snapshot())
-        told = [Move(lease.id, lease.token, LeaseState.PREEMPTED, f"moved: {bar}") for lease, bar in moves]
+        moves = leases_to_migrate(self._store.snapshot())
+        told = [LeaseMove(lease.id, lease.token, LeaseState.PREEMPTED, f"moved: {bar}") for lease, bar in moves]
         for (_, bar), outcome in zip(moves, self._store.move(told, now), strict=True):
             if isinstance(outcome, Lease):
                 self._preemptions.tell(outcome, f"moved: {bar}", now)
@@ -333,7 +333,7 @@ class Dispatcher:
         inventory = self._inventory.poll() if self._engine.traits.is_local else None
         if inventory is not None:
             known = self.workers().get(inventory.worker.id)
-            worker = with_unseen(inventory.worker, known) if known else inventory.worker
+            worker = with_missing_devices(inventory.worker, known) if known else inventory.worker
             self._store.record([WorkerSeen(worker, inventory.telemetry)], now)
             self._here = worker
             self._host.take_inventory(inventory, now)
@@ -341,7 +341,7 @@ class Dispatcher:
 
     def _drop_unwanted(self, now: datetime) -> None:
         """Let go of held tasks that a user marked, cleared or deleted, or that have waited too long."""
-        old = {key: held for key, held in self.held.items() if now - held.since >= NEW}
+        old = {key: held for key, held in self.held.items() if now - held.since >= SETTLING_TIME}
         queued = self._tasks.queued([held.request_id for held in old.values()])
         for key, held in old.items():
             if held.request_id not in queued:
@@ -363,10 +363,10 @@ class Dispatcher:
         leases = {lease.request_id: lease for lease in snapshot.leases}
         for held in self._gangs.enrol(self.held.values(), snapshot):
             assert held.request is not None
-            self._news.append(Withdrawn(held.request_id, "its gang is tried anew"))
+            self._news.append(RequestWithdrawn(held.request_id, "its gang is tried anew"))
             if not held.is_left_out:
                 before_it = self._stays.before(held.request_id, held.since)
-                self._news.append(Submitted(held.pending(held.request, *before_it)))
+                self._news.append(RequestSubmitted(held.pending(held.request, *before_it)))
         before = self._recoveries.returned({
             held.request_id: (key, held.workload.ti.try_number)
             for key, held in self.held.items()
@@ -393,21 +393,21 @@ class Dispatcher:
             elif id_ in pending:
                 held.since, held.request = pending[id_].submitted_at, pending[id_].request
             else:
-                self._news.append(Submitted(held.pending(held.request, *self._stays.before(id_, held.since))))
+                self._news.append(RequestSubmitted(held.pending(held.request, *self._stays.before(id_, held.since))))
 
     def _seen(self) -> Snapshot:
         """What the store shows, and will show once it is told what it does not know yet."""
-        return with_news(self._store.snapshot(), self._news)
+        return with_pending_events(self._store.snapshot(), self._news)
 
-    def _adjust(self, held: HeldTask, before: Returned | None, snapshot: Snapshot, now: datetime) -> None:
+    def _adjust(self, held: PendingTask, before: PreviousRuns | None, snapshot: Snapshot, now: datetime) -> None:
         """Let a task that failed before, or did not begin, ask for what it needs after that."""
         assert held.request is not None
-        before = before or Returned(0, ())
-        if not before.failures and not held.unbegun:
+        before = before or PreviousRuns(0, ())
+        if not before.failures and not held.not_started:
             return
         near = (worker for worker in snapshot.workers if self.reaches(worker.id))
-        workers = [with_bars(worker, snapshot.bars_of(worker.id)) for worker in near]
-        held.request, words = self._recoveries.adjust(held.request, before, held.unbegun, workers, now)
+        workers = [with_holds(worker, snapshot.holds_of(worker.id)) for worker in near]
+        held.request, words = self._recoveries.adjust(held.request, before, held.not_started, workers, now)
         for text in words:
             write_task_log(held.workload.log_path, text, now, "warning")
 
@@ -418,12 +418,12 @@ class Dispatcher:
             key = self._requests.get(decision.request_id)
             if key not in self.held:
                 continue
-            if isinstance(decision, Refuse) and self._gangs.come_down(self.held[key]):
+            if isinstance(decision, Refuse) and self._gangs.shrink(self.held[key]):
                 continue
             if isinstance(decision, Refuse):
                 self._fail(key, f"No known worker can ever run this: {decision.reason}. {decision.nearest}", now)
             elif isinstance(decision, Wait):
-                tell_wait(self.held[key], decision, self._store.snapshot(), now)
+                log_wait(self.held[key], decision, self._store.snapshot(), now)
 
     def _withdraw_forgotten(self, now: datetime) -> None:
         """Take requests out of the queue whose tasks Airflow has given up while no scheduler looked."""
@@ -434,10 +434,10 @@ class Dispatcher:
         if not forgotten:
             return
         queued = self._tasks.queued(forgotten)
-        gone = [Withdrawn(id_, "Airflow does not want it any more") for id_ in forgotten if id_ not in queued]
+        gone = [RequestWithdrawn(id_, "Airflow does not want it any more") for id_ in forgotten if id_ not in queued]
         self._store.record(gone, now)
 
-    def _tell_placed(self) -> None:
+    def _record_placed(self) -> None:
         """Write about what was placed a little while ago, so as not to compete with its start."""
         placed, self._placed = self._placed, []
         for held, lease, at in placed:
@@ -460,11 +460,11 @@ class Dispatcher:
         if self._periods.is_due("learn", now):
             self._beliefs.refresh()
         if self._periods.is_due("wanted", now):
-            emit_wanted(self._store.snapshot())
+            emit_demand(self._store.snapshot())
         if self._periods.is_due("prune", now):
             self._store.prune(now - timedelta(days=self._configuration.history_days))
-        if self._placed and now - self._placed[0][2] >= NEW:
-            self._tell_placed()
+        if self._placed and now - self._placed[0][2] >= SETTLING_TIME:
+            self._record_placed()
 
     def _fail(self, key: Any, text: str, now: datetime) -> None:
         held = self.held[key]

@@ -19,21 +19,21 @@ from sqlalchemy.orm import Session
 
 from hetero_airflow import policies
 from hetero_airflow.clock import Clock, SystemClock
-from hetero_airflow.engines.engine import AirflowEngine, ClusterEngine, Surroundings
+from hetero_airflow.contract.envelope import ENVELOPE_KEY, unpack_request
+from hetero_airflow.contract.placement_check import is_placement_check
+from hetero_airflow.engines.engine import AirflowEngine, ClusterEngine, EngineContext
 from hetero_airflow.errors import RequestError, StoreUnavailable
-from hetero_airflow.executor.carrier import KEY, unpack_request
+from hetero_airflow.executor.airflow_db.forked_connections import close_in_children
+from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
+from hetero_airflow.executor.cached_store import CachedSnapshotStore
 from hetero_airflow.executor.configuration import read_configuration
-from hetero_airflow.executor.dag_edges import DagEdges
+from hetero_airflow.executor.context.dag_edges import DagEdges
 from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.engine_choice import EngineTrait, configured_engine
-from hetero_airflow.executor.forked_connections import keep_from_children
-from hetero_airflow.executor.lease_keeper import LeaseKeeper
-from hetero_airflow.executor.probes import is_probe
-from hetero_airflow.executor.steady_store import SteadyStore
-from hetero_airflow.executor.task_instances import TaskInstances
+from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
 from hetero_airflow.registry import load
 
-_NOTES_KEPT = 1000
+_MAX_NOTES = 1000
 
 
 class HeteroExecutor(BaseExecutor):
@@ -51,7 +51,7 @@ class HeteroExecutor(BaseExecutor):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._clock: Clock = SystemClock()
-        self._noted: deque[Any] = deque(maxlen=_NOTES_KEPT)
+        self._noted: deque[Any] = deque(maxlen=_MAX_NOTES)
         self._engine: AirflowEngine = configured_engine()(self.parallelism, self.team_name)
 
     def start(self) -> None:
@@ -60,15 +60,17 @@ class HeteroExecutor(BaseExecutor):
         :raises SettingsError: an option of [hetero] that can't be read
         :raises StoreUnavailable: the database can't be reached, or `airflow db migrate` was not run
         """
-        import hetero_airflow.executor.coordinator  # noqa: F401  the engine's worker processes inherit it by fork
+        import hetero_airflow.supervisor.coordinator  # noqa: F401  the engine's worker processes inherit it by fork
 
         configuration = read_configuration()
         _ensure_pool(configuration.pool)
-        keep_from_children(_engine_of_airflow())
-        store, tasks = SteadyStore(_engine_of_airflow()), TaskInstances()
+        close_in_children(_airflow_database())
+        store, tasks = CachedSnapshotStore(_airflow_database()), TaskInstances()
         store.snapshot()  # fails now, and clearly, where it would fail later
         self._engine.start(
-            Surroundings(self.job_id, self.callback_sink, self.name, store.sights, lambda: self._dispatcher.workers())
+            EngineContext(
+                self.job_id, self.callback_sink, self.name, store.heartbeats, lambda: self._dispatcher.workers()
+            )
         )
         self._keeper = LeaseKeeper(
             store,
@@ -106,7 +108,7 @@ class HeteroExecutor(BaseExecutor):
         """
         open_slots = self.slots_available
         self._emit_metrics(open_slots, len(self._keeper.running), len(self._dispatcher.held))  # type: ignore[no-untyped-call]
-        self._store.look_anew()
+        self._store.invalidate()
         now = self._clock.now()
         self._dispatcher.decide(now)
         self._engine.heartbeat()
@@ -121,7 +123,7 @@ class HeteroExecutor(BaseExecutor):
         Such a one is treated as any that is lost: by the recovery rules, and with the same try if they say so.
         """
         if state == TaskInstanceState.FAILED and key in self._keeper.running:
-            self._keeper.give_up(key)
+            self._keeper.mark_heartbeat_lost(key)
         else:
             super().change_state(key, state, info, remove_running)
 
@@ -143,7 +145,7 @@ class HeteroExecutor(BaseExecutor):
 
     def try_adopt_task_instances(self, tis: Sequence[Any]) -> Sequence[Any]:
         """Take over device tasks of a scheduler that died; those that can't be are returned."""
-        self._store.look_anew()
+        self._store.invalidate()
         try:
             leases = {lease.request_id: lease for lease in self._store.snapshot().leases}
         except StoreUnavailable as error:
@@ -156,14 +158,16 @@ class HeteroExecutor(BaseExecutor):
             lease = leases.get(str(ti.id))
             if lease is not None and not self._dispatcher.reaches(lease.worker_id):
                 others.append(ti)  # what it has begun, or may begin, is on a host that we can't see
-            elif ti.state == TaskInstanceState.QUEUED and KEY in (ti.executor_config or {}):
+            elif ti.state == TaskInstanceState.QUEUED and ENVELOPE_KEY in (ti.executor_config or {}):
                 self._take(ExecuteTask.make(ti, generator=self.jwt_generator))
             elif lease is not None:
                 self._keeper.begin(ti.key, lease)
                 if self._engine.traits.is_cluster:
                     cast(ClusterEngine, self._engine).follow(ti.key, lease)
                 running.append(ti)
-            elif KEY in (ti.executor_config or {}) and (last := self._dispatcher.last_lease(ti.key, str(ti.id))):
+            elif ENVELOPE_KEY in (ti.executor_config or {}) and (
+                last := self._dispatcher.last_lease(ti.key, str(ti.id))
+            ):
                 self._keeper.begin(ti.key, last)  # a cycle took it back: lost, before Airflow missed its scheduler
             else:
                 others.append(ti)
@@ -177,7 +181,7 @@ class HeteroExecutor(BaseExecutor):
     @property
     def slots_occupied(self) -> int:
         """Workloads that run or wait for a free process. Held ones take none, or they would stop all others."""
-        return int(self._engine.occupied) + len(self._keeper.running)
+        return int(self._engine.occupied_slots) + len(self._keeper.running)
 
     @property
     def slots_available(self) -> int:
@@ -211,7 +215,7 @@ class HeteroExecutor(BaseExecutor):
             self._report(workload.key, "failed", str(error))
             return True
         if asked is not None:
-            desk = self._dispatcher.probes if is_probe(workload.ti.executor_config) else self._dispatcher
+            desk = self._dispatcher.probes if is_placement_check(workload.ti.executor_config) else self._dispatcher
             desk.hold(workload, asked, self._clock.now())
         return asked is not None
 
@@ -225,7 +229,7 @@ class HeteroExecutor(BaseExecutor):
                 has_failed = state == TaskInstanceState.FAILED
                 if (has_failed and self._keeper.is_lost(key)) or self._keeper.survives(key, failed=has_failed):
                     continue
-                is_told = key in self._dispatcher.held or self._keeper.is_to_run_again(key)
+                is_told = key in self._dispatcher.held or self._keeper.is_scheduled_again(key)
                 self._keeper.end(key, "the task ended")
                 is_over = True
                 if not is_told:
@@ -249,7 +253,7 @@ class HeteroExecutor(BaseExecutor):
         workload.token = self.jwt_generator.generate(claims, valid_for=min(valid_s or limit_s, limit_s))
 
 
-def _engine_of_airflow() -> Any:
+def _airflow_database() -> Any:
     from airflow import settings
 
     return settings.engine

@@ -6,39 +6,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetero_airflow.matching.feasibility import (
-    Miss,
-    Need,
-    Verdict,
+    Feasibility,
+    Rejection,
+    ResourceNeed,
     device_count,
     device_need,
+    feasibility_of,
     host_need,
-    judge,
-    lost_miss,
-    make_miss,
+    lost_worker_rejection,
+    make_rejection,
 )
-from hetero_airflow.matching.joined import joined_sets, needed_level
-from hetero_airflow.matching.scoring import NOTHING, Held, Placement
-from hetero_airflow.matching.shapes import Seat, Shape, Shapes
+from hetero_airflow.matching.linked_devices import joined_sets, needed_level
+from hetero_airflow.matching.scoring import NO_ALLOCATION, Allocation, PlacementScorer
+from hetero_airflow.matching.shapes import Shape, Shapes, WorkerEntry
 from hetero_airflow.model.plan import ReasonCode
 from hetero_airflow.model.request import Alternative
-from hetero_airflow.model.snapshot import UNUSED, Usage
+from hetero_airflow.model.snapshot import NO_USAGE, DeviceUsage
 from hetero_airflow.model.worker import Worker, WorkerState
 
 MAX_STATES = 200_000
 """States kept between cycles; more, and all are forgotten and asked again."""
 
-MAX_OUTCOMES = 500_000
+MAX_RESULTS = 500_000
 """Outcomes kept between cycles, about 300 bytes each."""
 
 
-_NO_NEED = Need(0, 0)
+_NO_NEED = ResourceNeed(0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class ShapeReservation:
     """For each position of a shape, what must be left free for the request that comes first."""
 
-    needs: tuple[Need, ...]
+    needs: tuple[ResourceNeed, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,42 +46,42 @@ class Fit:
     """A possible placement on workers of one state: chosen positions, what is taken of each, and the score."""
 
     chosen: tuple[int, ...]
-    takes: tuple[tuple[int, Need], ...]
+    takes: tuple[tuple[int, ResourceNeed], ...]
     """(position, need): the devices, then the host's CPU where something is asked of it."""
     score: float
     terms: Mapping[str, float]
     """Rounded to six digits, for people."""
-    after: list[State] = field(default_factory=list, compare=False, repr=False)
+    after: list[OccupancyState] = field(default_factory=list, compare=False, repr=False)
     """The state that it leaves behind, once that was asked for; see `Matcher.taken`."""
 
 
-Outcome = Fit | Miss
+MatchResult = Fit | Rejection
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class State:
+class OccupancyState:
     """A class of workers that are equal in shape and in what is leased of them."""
 
     shape: Shape
     is_lost: bool
-    held: tuple[Held, ...]
+    held: tuple[Allocation, ...]
     mark: int | None = None
     """Number of the one worker that is in it, where that is told apart from its equals."""
-    outcomes: dict[object, Outcome] = field(default_factory=dict)
+    outcomes: dict[object, MatchResult] = field(default_factory=dict)
 
 
 class Matcher:
     """Remembers shapes, verdicts and outcomes between cycles; forgetting changes no answer."""
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: PlacementScorer) -> None:
         self.placement = placement
         self._forget()
 
     def _forget(self) -> None:
         self.shapes = Shapes()
-        self._states: dict[object, State] = {}
-        self._kept: dict[tuple[Need, ...], Kept] = {}
-        self._verdicts: dict[tuple[str, Shape], Verdict] = {}
+        self._states: dict[object, OccupancyState] = {}
+        self._kept: dict[tuple[ResourceNeed, ...], ShapeReservation] = {}
+        self._verdicts: dict[tuple[str, Shape], Feasibility] = {}
         self._outcomes = 0
 
     def trim(self) -> None:
@@ -89,49 +89,51 @@ class Matcher:
 
         Whoever holds on to states sees it by `shapes`, which is another object from then on.
         """
-        if len(self._states) > MAX_STATES or self._outcomes > MAX_OUTCOMES:
+        if len(self._states) > MAX_STATES or self._outcomes > MAX_RESULTS:
             self._forget()
 
-    def seat(self, worker: Worker) -> Seat:
+    def seat(self, worker: Worker) -> WorkerEntry:
         """The worker's shape, and which device stands where."""
         return self.shapes.seat(worker)
 
-    def state(self, shape: Shape, is_lost: bool, held: tuple[Held, ...], mark: int | None = None) -> State:
+    def state(
+        self, shape: Shape, is_lost: bool, held: tuple[Allocation, ...], mark: int | None = None
+    ) -> OccupancyState:
         """The one object that stands for this state."""
         key = (shape, is_lost, held, mark)
         state = self._states.get(key)
         if state is None:
-            state = self._states[key] = State(shape, is_lost, held, mark)
+            state = self._states[key] = OccupancyState(shape, is_lost, held, mark)
         return state
 
-    def present(self, seat: Seat, usage: Mapping[str, Usage]) -> State:
+    def present(self, seat: WorkerEntry, usage: Mapping[str, DeviceUsage]) -> OccupancyState:
         """The state of a worker, given what is leased of its devices by their ids."""
-        held = tuple([self._held(usage.get(device_id, UNUSED)) for device_id in seat.device_ids])
+        held = tuple([self._held(usage.get(device_id, NO_USAGE)) for device_id in seat.device_ids])
         return self.state(seat.shape, seat.worker.state is WorkerState.LOST, held)
 
-    def _held(self, usage: Usage) -> Held:
+    def _held(self, usage: DeviceUsage) -> Allocation:
         last = usage.last_granted_at
         granted_s = last.timestamp() if self.placement.uses_history and last is not None else 0.0
         if not (usage.milli or usage.memory_bytes or granted_s):
-            return NOTHING
-        return Held(usage.milli, usage.memory_bytes, granted_s)
+            return NO_ALLOCATION
+        return Allocation(usage.milli, usage.memory_bytes, granted_s)
 
-    def verdict(self, alternative: Alternative, shape: Shape) -> Verdict:
+    def verdict(self, alternative: Alternative, shape: Shape) -> Feasibility:
         """What is true of the alternative on workers of the shape, whatever is leased."""
         key = (alternative.key, shape)
         verdict = self._verdicts.get(key)
         if verdict is None:
-            verdict = self._verdicts[key] = judge(alternative, shape)
+            verdict = self._verdicts[key] = feasibility_of(alternative, shape)
             self._outcomes += 1
         return verdict
 
-    def outcome(self, alternative: Alternative, state: State, kept: Kept | None) -> Outcome:
+    def outcome(self, alternative: Alternative, state: OccupancyState, kept: ShapeReservation | None) -> MatchResult:
         """Where on a worker of the state the alternative fits and how well, or what is in the way."""
         outcome = state.outcomes.get(alternative.key)
         if outcome is None:
             outcome = state.outcomes[alternative.key] = self._outcome(alternative, state)
             self._outcomes += 1
-        if kept is None or isinstance(outcome, Miss):
+        if kept is None or isinstance(outcome, Rejection):
             return outcome
         key = (alternative.key, kept)
         beside = state.outcomes.get(key)
@@ -140,12 +142,12 @@ class Matcher:
             self._outcomes += 1
         return beside
 
-    def _outcome(self, alternative: Alternative, state: State) -> Outcome:
+    def _outcome(self, alternative: Alternative, state: OccupancyState) -> MatchResult:
         verdict = self.verdict(alternative, state.shape)
         if verdict.never is not None:
             return verdict.never
         if state.is_lost:
-            return lost_miss(alternative)
+            return lost_worker_rejection(alternative)
         if verdict.unwell is not None:
             return verdict.unwell
         free, beside = _free(state, verdict, None), host_need(alternative)
@@ -156,17 +158,19 @@ class Matcher:
         choices = _choices(alternative, state.shape, free)
         return self._best(alternative, state, choices) if choices else _scattered(alternative, state.shape, free)
 
-    def _beside(self, alternative: Alternative, state: State, kept: Kept, alone: Fit) -> Outcome:
+    def _beside(
+        self, alternative: Alternative, state: OccupancyState, kept: ShapeReservation, alone: Fit
+    ) -> MatchResult:
         """The outcome where something is kept, of an alternative that fits as long as nothing is."""
         shape, verdict = state.shape, self.verdict(alternative, state.shape)
         free, beside = _free(state, verdict, kept), host_need(alternative)
         choices = _choices(alternative, shape, free)
         if not choices or not (beside is None or _has_room(state, _cpu(shape), beside, kept.needs[_cpu(shape)])):
-            return make_miss(ReasonCode.RESERVED, verdict.asked, "a fit, which is kept for the first in the queue")
+            return make_rejection(ReasonCode.RESERVED, verdict.asked, "a fit, which is kept for the first in the queue")
         is_untouched = len(free) == len(_free(state, verdict, None))
         return alone if is_untouched else self._best(alternative, state, choices)
 
-    def _best(self, alternative: Alternative, state: State, choices: Sequence[Sequence[int]]) -> Fit:
+    def _best(self, alternative: Alternative, state: OccupancyState, choices: Sequence[Sequence[int]]) -> Fit:
         """The best devices of the sets among which the placement may choose."""
         shape, verdict, beside = state.shape, self.verdict(alternative, state.shape), host_need(alternative)
         options = []
@@ -179,7 +183,7 @@ class Matcher:
             takes.append((_cpu(shape), beside))
         return Fit(chosen, tuple(takes), sum(terms.values()), {name: round(value, 6) for name, value in terms.items()})
 
-    def taken(self, state: State, fit: Fit, granted_s: float) -> State:
+    def taken(self, state: OccupancyState, fit: Fit, granted_s: float) -> OccupancyState:
         """The state of a worker once a fit of its state has been placed on it at that time."""
         if fit.after:
             return fit.after[0]
@@ -187,13 +191,13 @@ class Matcher:
         when = granted_s if self.placement.uses_history else 0.0
         for position, need in fit.takes:
             before = held[position]
-            held[position] = Held(before.milli + need.milli, before.memory_bytes + need.memory_bytes, when)
+            held[position] = Allocation(before.milli + need.milli, before.memory_bytes + need.memory_bytes, when)
         after = self.state(state.shape, state.is_lost, tuple(held), state.mark)
         if not self.placement.uses_history:
             fit.after.append(after)
         return after
 
-    def kept(self, alternatives: tuple[Alternative, ...], shape: Shape, members: int) -> Kept | None:
+    def kept(self, alternatives: tuple[Alternative, ...], shape: Shape, members: int) -> ShapeReservation | None:
         """What must stay free on a worker of the shape lest the request be delayed there; None if it can't run there.
 
         On each device that it could use, what the hungriest of its alternatives takes of it: as long as
@@ -210,17 +214,17 @@ class Matcher:
             if beside is not None:
                 takes.append((_cpu(shape), beside))
             for p, need in takes:
-                needs[p] = Need(max(needs[p].milli, need.milli), max(needs[p].memory_bytes, need.memory_bytes))
+                needs[p] = ResourceNeed(max(needs[p].milli, need.milli), max(needs[p].memory_bytes, need.memory_bytes))
         if all(need == _NO_NEED for need in needs):
             return None
         if members > 1:
             most = zip(needs, shape.capacity, strict=True)
-            needs = [Need(min(n.milli * members, c[0]), min(n.memory_bytes * members, c[1])) for n, c in most]
-        return self.keeping(tuple(needs))
+            needs = [ResourceNeed(min(n.milli * members, c[0]), min(n.memory_bytes * members, c[1])) for n, c in most]
+        return self.shape_reservation(tuple(needs))
 
-    def keeping(self, needs: tuple[Need, ...]) -> Kept:
+    def shape_reservation(self, needs: tuple[ResourceNeed, ...]) -> ShapeReservation:
         """The one object for leaving so much free of each position."""
-        return self._kept.setdefault(needs, Kept(needs))
+        return self._kept.setdefault(needs, ShapeReservation(needs))
 
 
 def _cpu(shape: Shape) -> int:
@@ -228,7 +232,7 @@ def _cpu(shape: Shape) -> int:
     return shape.cpu
 
 
-def _has_room(state: State, position: int, need: Need, kept: Need) -> bool:
+def _has_room(state: OccupancyState, position: int, need: ResourceNeed, kept: ResourceNeed) -> bool:
     """Whether the need fits beside what is held, and leaves what is kept of each dimension that it touches."""
     milli, memory = state.shape.capacity[position]
     held = state.held[position]
@@ -237,7 +241,7 @@ def _has_room(state: State, position: int, need: Need, kept: Need) -> bool:
     )
 
 
-def _free(state: State, verdict: Verdict, kept: Kept | None) -> list[int]:
+def _free(state: OccupancyState, verdict: Feasibility, kept: ShapeReservation | None) -> list[int]:
     """The positions where the need fits beside what is held, and leaves what is kept."""
     return [
         p
@@ -254,24 +258,24 @@ def _choices(alternative: Alternative, shape: Shape, free: Sequence[int]) -> Seq
     return (free,) if level is None else joined_sets(shape, free, level, alternative.count)
 
 
-def _scattered(alternative: Alternative, shape: Shape, free: Sequence[int]) -> Miss:
+def _scattered(alternative: Alternative, shape: Shape, free: Sequence[int]) -> Rejection:
     level = needed_level(alternative)
     assert level is not None, "without a level, enough free devices are a choice"
     most = max(map(len, joined_sets(shape, free, level, 1)))
     found = f"{len(free)} free, at most {most} joined by {level}"
-    return make_miss(ReasonCode.SCATTERED, str(alternative), found, amount=most)
+    return make_rejection(ReasonCode.SCATTERED, str(alternative), found, amount=most)
 
 
-def _short_of_devices(alternative: Alternative, state: State, verdict: Verdict, free: int) -> Miss:
+def _short_of_devices(alternative: Alternative, state: OccupancyState, verdict: Feasibility, free: int) -> Rejection:
     if alternative.kind == "cpu":
         return _short_of_host(alternative, state, device_need(alternative, state.shape.devices[verdict.usable[0]]))
     if alternative.share is not None:
         most = max(1000 - state.held[p].milli for p in verdict.usable)
-        return make_miss(ReasonCode.BUSY, verdict.asked, f"{most / 1000:g} of a device free", amount=most)
-    return make_miss(ReasonCode.BUSY, verdict.asked, f"{free} of {len(verdict.usable)} free", amount=free)
+        return make_rejection(ReasonCode.BUSY, verdict.asked, f"{most / 1000:g} of a device free", amount=most)
+    return make_rejection(ReasonCode.BUSY, verdict.asked, f"{free} of {len(verdict.usable)} free", amount=free)
 
 
-def _short_of_host(alternative: Alternative, state: State, need: Need) -> Miss:
+def _short_of_host(alternative: Alternative, state: OccupancyState, need: ResourceNeed) -> Rejection:
     cpu = _cpu(state.shape)
     milli, memory = state.shape.capacity[cpu]
     held = state.held[cpu]
@@ -280,4 +284,4 @@ def _short_of_host(alternative: Alternative, state: State, need: Need) -> Miss:
         found = f"{cores} of {milli // 1000} cores free"
     else:
         found = f"{(memory - held.memory_bytes) / 2**30:.1f} of {memory / 2**30:.1f} GiB of host memory free"
-    return make_miss(ReasonCode.BUSY, str(alternative), found, amount=cores)
+    return make_rejection(ReasonCode.BUSY, str(alternative), found, amount=cores)

@@ -1,7 +1,7 @@
 """How good is a placement that is possible? A number with named terms, and which devices of the worker.
 
 A `Placement` is the plug-in point: it orders the free devices of a worker by preference, and scores
-what was chosen. `Tight` is the default of the house, `LeastRecent` serves round robin.
+what was chosen. `TightFitScorer` is the default of the house, `LeastRecentScorer` serves round robin.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from hetero_airflow.matching.feasibility import Verdict, device_count, device_need
+from hetero_airflow.matching.close_devices import closest_devices, joined_pairs
+from hetero_airflow.matching.feasibility import Feasibility, device_count, device_need
 from hetero_airflow.matching.shapes import Shape
-from hetero_airflow.matching.topology import closest_devices, joined_pairs
 from hetero_airflow.model.request import Alternative
 
 
-class Held(NamedTuple):
+class Allocation(NamedTuple):
     """What is leased of a device at one moment of a decision; `granted_s` is when it last was (Unix time)."""
 
     milli: int = 0
@@ -25,23 +25,28 @@ class Held(NamedTuple):
     """0 for never, and wherever the placement does not use it, so that more workers are alike."""
 
 
-NOTHING = Held()
+NO_ALLOCATION = Allocation()
 
 
-class Placement(Protocol):
+class PlacementScorer(Protocol):
     """Which of a worker's free devices, and how good that is. Pure; looks at positions, never at ids."""
 
     uses_history: bool
-    """Whether `Held.granted_s` is to be filled in."""
+    """Whether `Allocation.granted_s` is to be filled in."""
 
     def choose(
-        self, alternative: Alternative, shape: Shape, held: Sequence[Held], free: Sequence[int]
+        self, alternative: Alternative, shape: Shape, held: Sequence[Allocation], free: Sequence[int]
     ) -> tuple[int, ...]:
         """As many of the free positions as the alternative asks for; ties go to the lower position."""
         ...
 
     def terms(
-        self, alternative: Alternative, shape: Shape, held: Sequence[Held], verdict: Verdict, chosen: Sequence[int]
+        self,
+        alternative: Alternative,
+        shape: Shape,
+        held: Sequence[Allocation],
+        verdict: Feasibility,
+        chosen: Sequence[int],
     ) -> Mapping[str, float]:
         """The terms of the score, weights included; the placement with the greatest sum is taken."""
         ...
@@ -56,14 +61,14 @@ WEIGHTS: Mapping[str, float] = {
     "no_accelerator": 2.0,
     "packed": 0.4,
 }
-"""What each term of `Tight` counts for; each lies between 0 and 1 before.
+"""What each term of `TightFitScorer` counts for; each lies between 0 and 1 before.
 
 A real device always goes before a simulated one. Twice the memory costs half a point, as much as a
 worker's worth of packing, so that big devices stay for big requests. A link outweighs both.
 """
 
 
-class Tight:
+class TightFitScorer:
     """The tightest fit: small devices before big ones, shares onto devices that are shared already, full workers first.
 
     Best fit in the sense of multidimensional bin packing; see `WEIGHTS` for the trade-offs.
@@ -72,7 +77,7 @@ class Tight:
     uses_history = False
 
     def choose(
-        self, alternative: Alternative, shape: Shape, held: Sequence[Held], free: Sequence[int]
+        self, alternative: Alternative, shape: Shape, held: Sequence[Allocation], free: Sequence[int]
     ) -> tuple[int, ...]:
         """Real devices, then those most shared, then the smallest; of several, the best joined."""
         count = device_count(alternative)
@@ -82,7 +87,12 @@ class Tight:
         return closest_devices(shape, preferred, count)
 
     def terms(
-        self, alternative: Alternative, shape: Shape, held: Sequence[Held], verdict: Verdict, chosen: Sequence[int]
+        self,
+        alternative: Alternative,
+        shape: Shape,
+        held: Sequence[Allocation],
+        verdict: Feasibility,
+        chosen: Sequence[int],
     ) -> Mapping[str, float]:
         """See `WEIGHTS`; a term that says nothing about the alternative is left out."""
         real = sum(not shape.devices[p].simulated for p in chosen) / len(chosen)
@@ -106,7 +116,7 @@ class Tight:
         return {name: WEIGHTS[name] * value for name, value in terms.items()}
 
 
-class LeastRecent:
+class LeastRecentScorer:
     """The worker, then the device, that was granted longest ago; real ones first all the same.
 
     The score falls by one for each second of the worker's latest grant; 0 means never.
@@ -115,14 +125,19 @@ class LeastRecent:
     uses_history = True
 
     def choose(
-        self, alternative: Alternative, shape: Shape, held: Sequence[Held], free: Sequence[int]
+        self, alternative: Alternative, shape: Shape, held: Sequence[Allocation], free: Sequence[int]
     ) -> tuple[int, ...]:
         """The devices granted longest ago; links are not looked at, since they would break the turn."""
         count = device_count(alternative)
         return tuple(sorted(sorted(free, key=lambda p: (shape.devices[p].simulated, held[p].granted_s, p))[:count]))
 
     def terms(
-        self, alternative: Alternative, shape: Shape, held: Sequence[Held], verdict: Verdict, chosen: Sequence[int]
+        self,
+        alternative: Alternative,
+        shape: Shape,
+        held: Sequence[Allocation],
+        verdict: Feasibility,
+        chosen: Sequence[int],
     ) -> Mapping[str, float]:
         """Ten thousand million for real devices, less the time of the worker's latest grant."""
         real = all(not shape.devices[p].simulated for p in chosen)

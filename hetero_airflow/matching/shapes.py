@@ -31,8 +31,8 @@ class Shape:
     links: tuple[frozenset[int], ...]
     """For each device, the positions of its peers."""
     accelerators: int
-    has_slots: bool = False
-    """Its workers offer slots: see `Worker.offers_slots`."""
+    node_assigns_devices: bool = False
+    """Its workers offer slots: see `Worker.node_assigns_devices`."""
 
     @property
     def cpu_device(self) -> Device | None:
@@ -41,7 +41,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seat:
+class WorkerEntry:
     """One worker as its shape sees it: which of its device ids stands at which position."""
 
     worker: Worker
@@ -55,9 +55,9 @@ class Shapes:
 
     def __init__(self) -> None:
         self._shapes: dict[object, Shape] = {}
-        self._seats: dict[str, Seat] = {}
+        self._seats: dict[str, WorkerEntry] = {}
 
-    def seat(self, worker: Worker) -> Seat:
+    def seat(self, worker: Worker) -> WorkerEntry:
         """The worker's shape and the positions of its devices.
 
         >>> from hetero_airflow.testing import a_worker
@@ -74,7 +74,7 @@ class Shapes:
         seat = self._seats[worker.id] = self._seat(worker)
         return seat
 
-    def _seat(self, worker: Worker) -> Seat:
+    def _seat(self, worker: Worker) -> WorkerEntry:
         devices = tuple(sorted(worker.devices, key=lambda device: (device.index, device.id)))
         position = {device.id: place for place, device in enumerate(devices)}
         links = tuple(frozenset(position[peer] for peer in device.peers if peer in position) for device in devices)
@@ -85,7 +85,7 @@ class Shapes:
             None if cpu is None else position[cpu.id],
             tuple(runtime.items()),
             tuple(sorted(worker.labels.items())),
-            worker.offers_slots,
+            worker.node_assigns_devices,
         )
         shape = self._shapes.get(key)
         if shape is None:
@@ -97,9 +97,9 @@ class Shapes:
                 capacity=tuple((device.capacity_milli, device.memory_bytes) for device in devices),
                 links=links,
                 accelerators=sum(device.kind != "cpu" for device in devices),
-                has_slots=worker.offers_slots,
+                node_assigns_devices=worker.node_assigns_devices,
             )
-        return Seat(worker, shape, tuple(device.id for device in devices), position)
+        return WorkerEntry(worker, shape, tuple(device.id for device in devices), position)
 
 
 def _device_key(device: Device) -> tuple[object, ...]:

@@ -10,13 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from hetero_airflow.units import MAX_BYTES, MILLI_PER_DEVICE
 
-Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._+-]*$", max_length=128)]
+DeviceWord = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._+-]*$", max_length=128)]
 """A vendor, kind or model: lower case, parts joined by dashes (``a100-sxm4-80gb``)."""
 
-SICK = "is_sick"
+SICK_KEY = "is_sick"
 """Key in a device's `details`: true where its `problem` is one of the hardware, which is tried before it is trusted."""
 
-Text = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+ShortText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
 class Device(BaseModel):
@@ -32,19 +32,19 @@ class Device(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: Text
+    id: ShortText
     """What the vendor's software accepts as a name that survives a reboot: an NVML UUID, a PCI address, ``cpu``."""
-    vendor: Word
-    kind: Word
-    model: Word
+    vendor: DeviceWord
+    kind: DeviceWord
+    model: DeviceWord
     index: int = Field(ge=0, le=100_000)
     """The number that the vendor's tools show."""
     memory_bytes: int = Field(ge=0, le=MAX_BYTES)
     cores: tuple[int, ...] = ()
     """Of a CPU: the ids of the logical cores that this process may run on, ordered by NUMA node."""
-    partition: Word | None = None
+    partition: DeviceWord | None = None
     """Of a MIG instance: its profile, ``1g.10gb``."""
-    parent: Text | None = None
+    parent: ShortText | None = None
     leasable: bool = True
     """False for a device that must not be leased, for the reason that `problem` gives."""
     problem: str | None = Field(default=None, max_length=500)
@@ -85,7 +85,7 @@ class Telemetry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    device_id: Text
+    device_id: ShortText
     memory_free_bytes: int | None = None
     utilization: float | None = None
     """0 to 1."""
@@ -113,7 +113,7 @@ def device_tokens(device: Device) -> frozenset[str]:
     """The words by which a request may name a device: those of its model, and its size, which makers often leave out.
 
     >>> h100 = Device(id="GPU-1", vendor="nvidia", kind="gpu", model="h100-pcie", index=0, memory_bytes=85520809984)
-    >>> is_model_of("h100-80gb", device_tokens(h100))
+    >>> matches_model("h100-80gb", device_tokens(h100))
     True
     """
     return model_tokens(device.model) | {f"{round(device.memory_bytes / 2**30)}gb"}
@@ -125,15 +125,15 @@ def _tokens(model: str) -> Iterator[str]:
     yield from (a + b for a, b in pairwise(parts))
 
 
-def is_model_of(asked: str, tokens: frozenset[str]) -> bool:
+def matches_model(asked: str, tokens: frozenset[str]) -> bool:
     """Whether a device whose `model_tokens` these are is of the model that was asked for.
 
     Every dash-separated word must appear; a word that ends with a letter may be continued by
     digits only (``910b`` is also ``910b3``, ``a10`` is never ``a100``).
 
-    >>> is_model_of("a100-80gb", model_tokens("a100-sxm4-80gb")), is_model_of("a10", model_tokens("a100-40gb"))
+    >>> matches_model("a100-80gb", model_tokens("a100-sxm4-80gb")), matches_model("a10", model_tokens("a100-40gb"))
     (True, False)
-    >>> is_model_of("910b", model_tokens("910b3"))
+    >>> matches_model("910b", model_tokens("910b3"))
     True
     """
     return all(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from hetero_airflow.model.device import is_model_of, model_tokens
+from hetero_airflow.model.device import matches_model, model_tokens
 
 COMPUTE_WEIGHT = 0.25
 """Of the compute roof in the mean of both. The rest is the bandwidth roof's, since most of a training step's
@@ -25,7 +25,7 @@ operators are bound by memory. Chosen between two measurements: Gavel's table (2
 K80, in FP32), where 0.1 fits best and 0.25 is off by a factor of 1.6 in the median; and MLPerf's training from A100
 to H100, 2.0 to 2.3 times, for which 0.25 says 1.9 and 0.5 says 2.3."""
 
-SHEETS: dict[str, dict[str, tuple[float, float]]] = {
+DATA_SHEETS: dict[str, dict[str, tuple[float, float]]] = {
     "nvidia": {
         "k80": (4.37, 240), "m40": (6.8, 288), "p4": (5.5, 192), "p40": (11.8, 347), "p100": (21.2, 732),
         "v100": (125, 900), "t4": (65, 320), "a10": (125, 600), "a10g": (70, 600), "a16": (17.9, 200),
@@ -45,34 +45,34 @@ SHEETS: dict[str, dict[str, tuple[float, float]]] = {
 }  # fmt: skip
 """Vendor → model → (dense 16-bit TFLOPS, memory bandwidth in GB/s)."""
 
-_REFERENCE = SHEETS["nvidia"]["v100"]
+_REFERENCE = DATA_SHEETS["nvidia"]["v100"]
 _PROFILE = re.compile(r"(?P<slices>[1-9])g\.")
 _SLICES = 7
 """Compute slices of a GPU in MIG mode."""
 
 
 @lru_cache(maxsize=4096)
-def sheet_speed(device_class: str) -> float | None:
+def data_sheet_speed(device_class: str) -> float | None:
     """Training speed of one device of that class, of which a V100's is 1; None for a model without a sheet here.
 
     The weighted geometric mean of the two roofs of the roofline model (Williams et al., CACM 52(4), 2009), each
     by the V100's. Where several models are named by the class, the one of most words counts. A MIG
     instance has its compute slices' part of the whole.
 
-    >>> [round(sheet_speed(name), 2) for name in ("nvidia/v100-sxm2-16gb", "nvidia/k80", "nvidia/h100-sxm5-80gb")]
+    >>> [round(data_sheet_speed(name), 2) for name in ("nvidia/v100-sxm2-16gb", "nvidia/k80", "nvidia/h100-sxm5-80gb")]
     [1.0, 0.16, 4.49]
-    >>> round(sheet_speed("nvidia/h100-80gb/1g.10gb") / sheet_speed("nvidia/h100-80gb"), 3)
+    >>> round(data_sheet_speed("nvidia/h100-80gb/1g.10gb") / data_sheet_speed("nvidia/h100-80gb"), 3)
     0.143
-    >>> sheet_speed("acme/x1") is None
+    >>> data_sheet_speed("acme/x1") is None
     True
     """
     vendor, _, rest = device_class.partition("/")
     model, _, partition = rest.partition("/")
     tokens = model_tokens(model)
-    named = [name for name in SHEETS.get(vendor, {}) if is_model_of(name, tokens)]
+    named = [name for name in DATA_SHEETS.get(vendor, {}) if matches_model(name, tokens)]
     if not named:
         return None
-    tflops, bandwidth = SHEETS[vendor][max(named, key=lambda name: (name.count("-"), len(name), name))]
+    tflops, bandwidth = DATA_SHEETS[vendor][max(named, key=lambda name: (name.count("-"), len(name), name))]
     roofs: float = (tflops / _REFERENCE[0]) ** COMPUTE_WEIGHT * (bandwidth / _REFERENCE[1]) ** (1 - COMPUTE_WEIGHT)
     profile = _PROFILE.match(partition)
     return roofs * int(profile["slices"]) / _SLICES if profile else roofs

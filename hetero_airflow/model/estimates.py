@@ -11,7 +11,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from hetero_airflow.model.request import Alternative
-from hetero_airflow.model.shares import NO_SHARES, Shares
+from hetero_airflow.model.team_shares import NO_TEAM_SHARES, TeamShares
 
 MIN_SPEED, MAX_SPEED = 1e-9, 1e12
 """Speeds outside are not believed: what they would say of a duration is no help to anyone."""
@@ -19,11 +19,11 @@ MIN_SPEED, MAX_SPEED = 1e-9, 1e12
 MAX_DURATION_S = 10 * 365 * 86400.0
 """No estimate of a duration is longer."""
 
-USE_HALF_LIFE_S = 86400.0
+USAGE_HALF_LIFE_S = 86400.0
 """After so long, what a DAG has held counts half: a day's work is balanced within days."""
 
 _NORMAL = NormalDist()
-_TENTH = _NORMAL.inv_cdf(0.9)
+_TENTH_QUANTILE = _NORMAL.inv_cdf(0.9)
 """Standard deviations from the middle beyond which a tenth lies."""
 
 _CERTAIN = 1e-9
@@ -40,18 +40,18 @@ class Interval(NamedTuple):
     middle: float
     high: float
 
-    def left_after(self, done: float) -> Interval | None:
+    def remaining_after(self, done: float) -> Interval | None:
         """What is left where so much is done; None where no more than one of a million would go on for so long.
 
         The quantity is taken to be log-normal on either side of its middle, given that it is more than `done`.
 
         >>> run_s = Interval(50.0, 100.0, 200.0)
-        >>> [round(part) for part in run_s.left_after(0)], [round(part) for part in run_s.left_after(150)]
+        >>> [round(part) for part in run_s.remaining_after(0)], [round(part) for part in run_s.remaining_after(150)]
         ([50, 100, 200], [6, 42, 145])
-        >>> run_s.left_after(100_000) is None
+        >>> run_s.remaining_after(100_000) is None
         True
         """
-        below, above = (max(math.log(b) - math.log(a), _CERTAIN) / _TENTH for a, b in pairwise(self))
+        below, above = (max(math.log(b) - math.log(a), _CERTAIN) / _TENTH_QUANTILE for a, b in pairwise(self))
         so_far = math.log(done) - math.log(self.middle) if done > 0 else -math.inf
         more = 1 - _NORMAL.cdf(so_far / (above if so_far > 0 else below))
         if more < _ONE_OF_A_MILLION:
@@ -98,7 +98,7 @@ class Estimates:
     """DAG id → device class → device-seconds of runs that have ended, decayed until `used_at`, see `decayed`."""
     used_at: datetime | None = None
     """None where no run has ended yet."""
-    shares: Shares = NO_SHARES
+    shares: TeamShares = NO_TEAM_SHARES
     """Who is entitled to how much, as configured."""
 
     def speed(self, task: TaskName, device_class: str) -> float | None:
@@ -138,7 +138,7 @@ class Estimates:
         if work is None or not speed or min(work) <= 0:
             return None
         done = held_s * speed + math.fsum(s * (self.speed(task, name) or 0.0) for name, s in served.items())
-        left = work.left_after(max(done, 0.0))
+        left = work.remaining_after(max(done, 0.0))
         return None if left is None else Interval(*(min(part / speed, MAX_DURATION_S) for part in left))
 
     def duration_s(self, task: TaskName, device_class: str) -> Interval | None:
@@ -153,5 +153,5 @@ NO_ESTIMATES = Estimates()
 
 
 def decayed(amount: float, since: datetime, until: datetime) -> float:
-    """What is left of an amount of use by then, by `USE_HALF_LIFE_S`."""
-    return float(amount * 0.5 ** (max((until - since).total_seconds(), 0.0) / USE_HALF_LIFE_S))
+    """What is left of an amount of use by then, by `USAGE_HALF_LIFE_S`."""
+    return float(amount * 0.5 ** (max((until - since).total_seconds(), 0.0) / USAGE_HALF_LIFE_S))

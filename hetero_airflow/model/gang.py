@@ -15,14 +15,14 @@ MAX_MEMBERS = 1024
 _MAX_NAME = 280
 """Characters of a name without its number and size; the store keeps 320."""
 
-PATIENCE_S = 60.0
+DEFAULT_FULL_SIZE_WAIT_S = 60.0
 """As long as a worker that starts again may take to be back."""
 
 _NAME = re.compile(r"(?P<gang>.*) #(?P<number>\d{1,9})(?: with \d{1,4} of (?P<most>\d{1,4}))?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class GangMember:
     """The place of a task instance in its gang."""
 
     dag_id: str
@@ -37,7 +37,7 @@ class Seat:
     def gang(self) -> str:
         """The same for all members, and of no other gang.
 
-        >>> Seat("etl", "manual__1", "fit", 4, size=4, rank=2).gang
+        >>> GangMember("etl", "manual__1", "fit", 4, size=4, rank=2).gang
         'etl.fit[4-7] (manual__1)'
         """
         name = f"{self.dag_id}.{self.task_id}[{self.first_index}-{self.first_index + self.size - 1}] ({self.run_id})"
@@ -47,27 +47,27 @@ class Seat:
         return f"{name[: _MAX_NAME - len(digest) - 1]}~{digest}"
 
 
-def seat_of(dag_id: str, run_id: str, task_id: str, map_index: int, size: int) -> Seat:
+def gang_member(dag_id: str, run_id: str, task_id: str, map_index: int, size: int) -> GangMember:
     """Where instance `map_index` sits if so many instances in a row are a gang.
 
-    >>> seat_of("etl", "manual__1", "fit", 6, 4).rank
+    >>> gang_member("etl", "manual__1", "fit", 6, 4).rank
     2
     """
-    return Seat(dag_id, run_id, task_id, map_index // size * size, size, map_index % size)
+    return GangMember(dag_id, run_id, task_id, map_index // size * size, size, map_index % size)
 
 
-def numbered(gang: str, number: int, size: int, most: int) -> str:
+def placement_name(gang: str, number: int, size: int, most: int) -> str:
     """The name of a placement of a gang: placed anew, it gets the next number.
 
     Members that still run are thereby none of the gang for which those that came back wait.
 
-    >>> numbered("etl.fit[4-7] (manual__1)", 2, 3, 4)
+    >>> placement_name("etl.fit[4-7] (manual__1)", 2, 3, 4)
     'etl.fit[4-7] (manual__1) #2 with 3 of 4'
     """
     return f"{gang} #{number}" + (f" with {size} of {most}" if size < most else "")
 
 
-class Placement(NamedTuple):
+class PlacementName(NamedTuple):
     """What the name of a placement says."""
 
     gang: str
@@ -76,16 +76,16 @@ class Placement(NamedTuple):
     """The size of the whole gang, where it is placed with fewer."""
 
 
-def placement_of(name: str) -> Placement:
+def parse_placement_name(name: str) -> PlacementName:
     """The parts of a name; the number of one without any is 0.
 
-    >>> placement_of("etl.fit[4-7] (manual__1) #2 with 3 of 4")
-    Placement(gang='etl.fit[4-7] (manual__1)', number=2, most=4)
+    >>> parse_placement_name("etl.fit[4-7] (manual__1) #2 with 3 of 4")
+    PlacementName(gang='etl.fit[4-7] (manual__1)', number=2, most=4)
     """
     found = _NAME.fullmatch(name)
     if found is None:
-        return Placement(name, 0, None)
-    return Placement(found["gang"], int(found["number"]), int(found["most"]) if found["most"] else None)
+        return PlacementName(name, 0, None)
+    return PlacementName(found["gang"], int(found["number"]), int(found["most"]) if found["most"] else None)
 
 
 class GangSize(NamedTuple):
@@ -93,7 +93,7 @@ class GangSize(NamedTuple):
 
     most: int = 1
     least: int = 1
-    patience_s: float = PATIENCE_S
+    patience_s: float = DEFAULT_FULL_SIZE_WAIT_S
     """How long all of them wait before fewer go on without the others."""
 
     @property
@@ -123,7 +123,7 @@ def parse_gang(value: object) -> GangSize:
     if not 1 <= least <= most <= MAX_MEMBERS or (patience and least == most):
         problem = "a time to wait for no less" if patience and least == most else f"no range within 1 to {MAX_MEMBERS}"
         raise RequestError("gang", value, found=problem, remedy=_REMEDY)
-    return GangSize(most, least, parse_duration_s(patience, "gang") if patience else PATIENCE_S)
+    return GangSize(most, least, parse_duration_s(patience, "gang") if patience else DEFAULT_FULL_SIZE_WAIT_S)
 
 
 _REMEDY = 'Write 4, or "2:4" to go on with 2 or 3 where 4 can\'t be had within a minute, or "2:4@10m"'

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from hetero_airflow.model.device import Device, is_model_of, model_tokens
+from hetero_airflow.model.device import Device, matches_model, model_tokens
 from hetero_airflow.model.topology import NETWORK_LABEL, WIDE_AREA_LABEL
 
 _GB = 1e9
@@ -47,7 +47,7 @@ LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 DEFAULT_PCIE = (3, 16)
 """Generation and lanes of a device whose probe does not say."""
 
-SOCKET_BYTES_S = 20.8 * _GB
+SOCKET_BYTES_PER_S = 20.8 * _GB
 DEFAULT_NETWORK_GBPS = 100.0
 MAX_NETWORK_GBPS = 100_000.0
 OVERSUBSCRIPTION = 4.0
@@ -55,53 +55,54 @@ DEFAULT_WIDE_AREA_GBPS = 10.0
 
 
 @lru_cache(maxsize=4096)
-def direct_bytes_s(vendor: str, model: str) -> float:
+def direct_link_bytes_per_s(vendor: str, model: str) -> float:
     """Between two devices of that model which a direct link joins; the row of most words counts.
 
-    >>> direct_bytes_s("nvidia", "h100-80gb-hbm3"), direct_bytes_s("nvidia", "h100-pcie"), direct_bytes_s("acme", "x1")
+    >>> speed = direct_link_bytes_per_s
+    >>> speed("nvidia", "h100-80gb-hbm3"), speed("nvidia", "h100-pcie"), speed("acme", "x1")
     (450000000000.0, 300000000000.0, 25000000000.0)
     """
     tokens = model_tokens(model)
     rows = DIRECT_GB_S.get(vendor, {})
-    named = [name for name in rows if is_model_of(name, tokens)]
+    named = [name for name in rows if matches_model(name, tokens)]
     best = max(named, key=lambda name: (name.count("-"), len(name), name), default=None)
     return (DEFAULT_DIRECT_GB_S if best is None else rows[best]) * _GB
 
 
-def pcie_bytes_s(device: Device) -> float:
+def pcie_bytes_per_s(device: Device) -> float:
     """Between a device and its host, by what its probe says of generation and lanes; of a CPU, between its sockets.
 
     >>> from hetero_airflow.testing import a_device
-    >>> f"{pcie_bytes_s(a_device(details={'pcie_generation': 4, 'pcie_width': 8})) / 1e9:.2f} GB/s"
+    >>> f"{pcie_bytes_per_s(a_device(details={'pcie_generation': 4, 'pcie_width': 8})) / 1e9:.2f} GB/s"
     '15.75 GB/s'
     """
     if device.kind == "cpu":
-        return SOCKET_BYTES_S
+        return SOCKET_BYTES_PER_S
     generation, lanes = device.details.get("pcie_generation"), device.details.get("pcie_width")
     lane = LANE_GB_S.get(generation) if isinstance(generation, int) else None
     width = lanes if isinstance(lanes, int) and 0 < lanes <= 32 else DEFAULT_PCIE[1]
     return (LANE_GB_S[DEFAULT_PCIE[0]] if lane is None else lane) * width * _GB
 
 
-def network_bytes_s(labels: Mapping[str, str]) -> float:
+def network_bytes_per_s(labels: Mapping[str, str]) -> float:
     """What a worker's network card carries, by its label; one that is no sensible number is passed over.
 
-    >>> network_bytes_s({"hetero/network_gbps": "25"}), network_bytes_s({"hetero/network_gbps": "fast"})
+    >>> network_bytes_per_s({"hetero/network_gbps": "25"}), network_bytes_per_s({"hetero/network_gbps": "fast"})
     (3125000000.0, 12500000000.0)
     """
-    return _bytes_s(labels, NETWORK_LABEL, DEFAULT_NETWORK_GBPS)
+    return _label_bytes_per_s(labels, NETWORK_LABEL, DEFAULT_NETWORK_GBPS)
 
 
-def wide_area_bytes_s(labels: Mapping[str, str]) -> float:
+def wide_area_bytes_per_s(labels: Mapping[str, str]) -> float:
     """What the link of a worker's site to other sites carries, by its label, in the same way.
 
-    >>> wide_area_bytes_s({"hetero/site_gbps": "1"}), wide_area_bytes_s({})
+    >>> wide_area_bytes_per_s({"hetero/site_gbps": "1"}), wide_area_bytes_per_s({})
     (125000000.0, 1250000000.0)
     """
-    return _bytes_s(labels, WIDE_AREA_LABEL, DEFAULT_WIDE_AREA_GBPS)
+    return _label_bytes_per_s(labels, WIDE_AREA_LABEL, DEFAULT_WIDE_AREA_GBPS)
 
 
-def _bytes_s(labels: Mapping[str, str], label: str, default: float) -> float:
+def _label_bytes_per_s(labels: Mapping[str, str], label: str, default: float) -> float:
     try:
         gbps = float(labels.get(label, default))
     except ValueError:

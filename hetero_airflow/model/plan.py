@@ -99,7 +99,7 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidateAccount:
     """One placement that was possible, and its score with the terms that made it."""
 
     worker_id: str
@@ -120,7 +120,7 @@ class AlternativeAccount:
     evaluated: int
     filtered: tuple[tuple[int, Reason], ...]
     """(number of workers, one reason that stands for them), the most frequent first."""
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[CandidateAccount, ...] = ()
     """The best few, best first."""
 
 
@@ -131,7 +131,7 @@ class Account:
     policy: str
     summary: str
     alternatives: tuple[AlternativeAccount, ...] = ()
-    chosen: Candidate | None = None
+    chosen: CandidateAccount | None = None
     """Of a placement: what was taken, with its own score."""
 
 

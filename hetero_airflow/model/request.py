@@ -18,10 +18,10 @@ from typing import Any, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hetero_airflow.errors import RequestError, shorten
-from hetero_airflow.model.device import Word
-from hetero_airflow.model.device_words import parse_device
+from hetero_airflow.model.device import DeviceWord
+from hetero_airflow.model.device_names import parse_device
 from hetero_airflow.model.request_fields import (
-    LABELS_WORDS,
+    LABELS_DESCRIPTION,
     ByteRangeField,
     HostMemoryField,
     LabelsField,
@@ -64,10 +64,10 @@ class Alternative(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    vendor: Word | None = None
-    kind: Word | None = None
-    model: Word | None = None
-    partition: Word | None = None
+    vendor: DeviceWord | None = None
+    kind: DeviceWord | None = None
+    model: DeviceWord | None = None
+    partition: DeviceWord | None = None
     """A MIG profile, ``1g.10gb``."""
     count: int = Field(default=1, ge=1, le=MAX_COUNT, strict=True)
     """Devices, or cores of a CPU."""
@@ -80,7 +80,7 @@ class Alternative(BaseModel):
     host_memory: HostMemoryField = None
     runtime: RuntimeField = Field(default_factory=dict)
     driver: SpecifierField = None
-    labels: LabelsField = Field(default_factory=dict, description=LABELS_WORDS)
+    labels: LabelsField = Field(default_factory=dict, description=LABELS_DESCRIPTION)
     topology: TopologyField = None
     """How near together its devices are, or the members of its gang; None: as near as can be had without waiting."""
 

@@ -93,5 +93,5 @@ TopologyField = Annotated[
 SpecifierField = Annotated[str | None, BeforeValidator(_read_driver, json_schema_input_type=str | None)]
 RuntimeField = Annotated[dict[str, str], BeforeValidator(_read_runtime)]
 LabelsField = Annotated[dict[str, str], BeforeValidator(_read_labels)]
-LABELS_WORDS = "Of the worker: 7 this very text, !7 any other or none, !7,8 neither of the two."
+LABELS_DESCRIPTION = "Of the worker: 7 this very text, !7 any other or none, !7,8 neither of the two."
 """What the schema says of them."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from hetero_airflow.model.bar import Bar
 from hetero_airflow.model.estimates import NO_ESTIMATES, Estimates, TaskName
+from hetero_airflow.model.hold import Hold
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.worker import Worker
@@ -17,7 +17,7 @@ MIN_RUN_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingRequest:
     """A request that waits for a placement, with what orders the queue."""
 
     id: str
@@ -47,7 +47,7 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class DeviceUsage:
     """What the live leases hold of one device."""
 
     milli: int = 0
@@ -55,33 +55,33 @@ class Usage:
     last_granted_at: datetime | None = None
 
 
-UNUSED = Usage()
+NO_USAGE = DeviceUsage()
 
 
-class Usages(Mapping[tuple[str, str], Usage]):
+class UsageByWorker(Mapping[tuple[str, str], DeviceUsage]):
     """(worker id, device id) → usage, held worker by worker: a copy costs one pointer a worker, not one a device."""
 
     __slots__ = ("by_worker",)
 
-    def __init__(self, by_worker: Mapping[str, Mapping[str, Usage]]) -> None:
+    def __init__(self, by_worker: Mapping[str, Mapping[str, DeviceUsage]]) -> None:
         self.by_worker = by_worker
         """Worker id → device id → usage. Who sees the same object for a worker again knows that nothing changed."""
 
     @classmethod
-    def of(cls, usage: Mapping[tuple[str, str], Usage]) -> Usages:
+    def of(cls, usage: Mapping[tuple[str, str], DeviceUsage]) -> UsageByWorker:
         """The same usage by worker; itself where it is so already.
 
-        >>> Usages.of({("a", "GPU-0"): Usage(500)}).by_worker
-        {'a': {'GPU-0': Usage(milli=500, memory_bytes=0, last_granted_at=None)}}
+        >>> UsageByWorker.of({("a", "GPU-0"): DeviceUsage(500)}).by_worker
+        {'a': {'GPU-0': DeviceUsage(milli=500, memory_bytes=0, last_granted_at=None)}}
         """
         if isinstance(usage, cls):
             return usage
-        by_worker: dict[str, dict[str, Usage]] = {}
+        by_worker: dict[str, dict[str, DeviceUsage]] = {}
         for (worker_id, device_id), value in usage.items():
             by_worker.setdefault(worker_id, {})[device_id] = value
         return cls(by_worker)
 
-    def __getitem__(self, key: tuple[str, str]) -> Usage:
+    def __getitem__(self, key: tuple[str, str]) -> DeviceUsage:
         return self.by_worker[key[0]][key[1]]
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
@@ -100,35 +100,35 @@ class Snapshot:
 
     sequence: int
     workers: tuple[Worker, ...] = ()
-    usage: Mapping[tuple[str, str], Usage] = field(default_factory=dict)
+    usage: Mapping[tuple[str, str], DeviceUsage] = field(default_factory=dict)
     """(worker id, device id) → usage; devices that were never leased may be absent."""
-    pending: tuple[Pending, ...] = ()
+    pending: tuple[PendingRequest, ...] = ()
     leases: tuple[Lease, ...] = ()
     """The live ones: granted, active or expired."""
     dag_tokens: Mapping[str, int] = field(default_factory=dict)
     """DAG id → the greatest fencing token that one of its requests ever got; absent for never: whose turn it is."""
-    holders: Mapping[str, Pending] = field(default_factory=dict)
+    holders: Mapping[str, PendingRequest] = field(default_factory=dict)
     """Request id → the request, of each live lease."""
     estimates: Estimates = NO_ESTIMATES
     can_preempt: bool = False
     """Whether a plan may take leases back."""
-    bars: tuple[Bar, ...] = ()
+    bars: tuple[Hold, ...] = ()
     """By worker, device and kind. The devices of `workers` are as these leave them: not leasable."""
-    spares_unsaved: bool = False
+    protects_unsaved: bool = False
     """Whether a lease under which nothing was saved yet is taken back for a higher class only: nobody knows whether its
     task can save at all."""
 
     min_run_s: float = MIN_RUN_S
     """For so long whoever got its devices keeps them, where the policy has no such time of its own."""
 
-    def is_spared(self, lease: Lease) -> bool:
+    def is_protected(self, lease: Lease) -> bool:
         """Whether a lease must not be taken back for anything less than a higher class."""
-        return self.spares_unsaved and lease.saved_at is None
+        return self.protects_unsaved and lease.saved_at is None
 
-    def bars_of(self, worker_id: str) -> tuple[Bar, ...]:
+    def holds_of(self, worker_id: str) -> tuple[Hold, ...]:
         """The bars on a worker and its devices."""
         return tuple(bar for bar in self.bars if bar.worker_id == worker_id)
 
-    def used(self, worker_id: str, device_id: str) -> Usage:
+    def used(self, worker_id: str, device_id: str) -> DeviceUsage:
         """What is leased of one device."""
-        return self.usage.get((worker_id, device_id), UNUSED)
+        return self.usage.get((worker_id, device_id), NO_USAGE)

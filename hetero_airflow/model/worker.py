@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
-from hetero_airflow.model.device import Device, Telemetry, Text
+from hetero_airflow.model.device import Device, ShortText, Telemetry
 
 MAX_DEVICES = 4096
 
@@ -30,8 +30,8 @@ class Worker(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: Text
-    host: Text
+    id: ShortText
+    host: ShortText
     engine: str = "local"
     devices: Annotated[tuple[Device, ...], FailFast()] = Field(max_length=MAX_DEVICES)
     runtime: dict[str, str] = Field(default_factory=dict)
@@ -50,7 +50,7 @@ class Worker(BaseModel):
         return self
 
     @property
-    def offers_slots(self) -> bool:
+    def node_assigns_devices(self) -> bool:
         """Whether its devices are slots: how many a task gets is decided here, and which ones by the node itself.
 
         What software there is, the image says, and a slot can't be shared.
@@ -58,7 +58,7 @@ class Worker(BaseModel):
         return self.engine == "kubernetes"
 
     @property
-    def is_of_scheduler(self) -> bool:
+    def is_scheduler_host(self) -> bool:
         """Whether it is a scheduler's own host, which that scheduler reports, watches and tries."""
         return self.engine == "local"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 GROUP = "hetero_airflow.policies"
 
 POLICIES: dict[str, str] = {
-    "priority": "hetero_airflow.policies.priority:Priority",
+    "priority": "hetero_airflow.policies.priority:PriorityPolicy",
     "fifo": "hetero_airflow.policies.fifo:Fifo",
     "round_robin": "hetero_airflow.policies.round_robin:RoundRobin",
     "sjf": "hetero_airflow.policies.sjf:Sjf",

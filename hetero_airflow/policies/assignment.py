@@ -18,8 +18,8 @@ Sizes that are known, as weights, would gain nothing more at load 0.82.
 
 from __future__ import annotations
 
-from hetero_airflow.policies.assigning import Assigning
-from hetero_airflow.policies.contenders import Contender
+from hetero_airflow.policies.class_assignment.candidates import Candidate
+from hetero_airflow.policies.class_assignment.weighted_assignment import WeightedAssignment
 
 EXPONENT = 0.3
 """0.2 to 0.5 are as good."""
@@ -31,14 +31,14 @@ YOUNG, LATE = 0.15, 30.0
 """In mean runs: what has run for less is a newcomer, and what was delayed by that much is worth twice as much."""
 
 
-class Assignment(Assigning):
+class Assignment(WeightedAssignment):
     """Blind to durations; uses speeds where they are known, and is fair by age where they are not."""
 
     def __init__(self) -> None:
-        super().__init__("assignment", worth, EXPONENT)
+        super().__init__("assignment", weight, EXPONENT)
 
 
-def worth(one: Contender, mean_run_s: float) -> float:
+def weight(one: Candidate, mean_run_s: float) -> float:
     """1 for a request that has run long and without delay."""
-    youth = NEWCOMER / (1 + one.attained_s / (YOUNG * mean_run_s))
+    youth = NEWCOMER / (1 + one.attained_service_s / (YOUNG * mean_run_s))
     return 1 + youth + (one.delayed_s / (LATE * mean_run_s)) ** 2

@@ -1,22 +1,22 @@
-"""Best fit: the worker on which least is left over; see `matching.classic_fit`."""
+"""Best fit: the worker on which least is left over; see `matching.packing.classic_fit`."""
 
 from __future__ import annotations
 
-from hetero_airflow.matching.classic_fit import BestFit as Valuation
-from hetero_airflow.matching.classic_fit import Largest
+from hetero_airflow.matching.packing.classic_fit import BestFitMeasure as Valuation
+from hetero_airflow.matching.packing.classic_fit import LargestCapacity
 from hetero_airflow.model.snapshot import Snapshot
-from hetero_airflow.policies.valuing import Valuing
+from hetero_airflow.policies.core.scored_policy import ScoredPolicy
 from hetero_airflow.units import MILLI_PER_DEVICE
 
 
-class BestFit(Valuing[Largest]):
+class BestFit(ScoredPolicy[LargestCapacity]):
     """Knows no mix: what is left of a worker is cores and accelerators, by those of the largest."""
 
     def __init__(self) -> None:
         super().__init__("best_fit", _largest, Valuation)
 
 
-def _largest(snapshot: Snapshot) -> Largest:
+def _largest(snapshot: Snapshot) -> LargestCapacity:
     cores = (worker.cpu.capacity_milli for worker in snapshot.workers if worker.cpu)
     accelerators = (sum(device.kind != "cpu" for device in worker.devices) for worker in snapshot.workers)
-    return Largest(max(cores, default=0), max(accelerators, default=0) * MILLI_PER_DEVICE)
+    return LargestCapacity(max(cores, default=0), max(accelerators, default=0) * MILLI_PER_DEVICE)

@@ -9,25 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hetero_airflow.matching.demand import Mix
-from hetero_airflow.model.snapshot import Pending, Snapshot
-from hetero_airflow.policies.asked_mix import rough_mix
-from hetero_airflow.policies.expected_fill import value
-from hetero_airflow.policies.moving import KeepFromUnmoved, is_large, room_by_moving, was_moved
-from hetero_airflow.policies.queue import by_priority
-from hetero_airflow.policies.valuing import Valuing
+from hetero_airflow.matching.packing.demand import RequestMix
+from hetero_airflow.model.snapshot import PendingRequest, Snapshot
+from hetero_airflow.policies.core.migration import ReservationsSparingMigrated, is_large, plan_migrations, was_migrated
+from hetero_airflow.policies.core.queue_order import by_priority
+from hetero_airflow.policies.core.request_mix import rounded_request_mix
+from hetero_airflow.policies.core.scored_policy import ScoredPolicy
+from hetero_airflow.policies.expected_fill import expected_fill_scoring
 
 
-class Consolidation(Valuing[Mix]):
+class Consolidation(ScoredPolicy[RequestMix]):
     """Placed by expected fill, in the order of `large_first`; small requests are moved for large ones."""
 
     def __init__(self) -> None:
         name = "consolidation"
-        room = room_by_moving(name)
-        super().__init__(name, rough_mix, value, order=large_first, reserve=KeepFromUnmoved, make_room=room)
+        room = plan_migrations(name)
+        super().__init__(
+            name,
+            rounded_request_mix,
+            expected_fill_scoring,
+            order=large_first,
+            reserve=ReservationsSparingMigrated,
+            make_room=room,
+        )
 
 
-def large_first(pending: Iterable[Pending], snapshot: Snapshot) -> list[Pending]:
+def large_first(pending: Iterable[PendingRequest], snapshot: Snapshot) -> list[PendingRequest]:
     """The higher class first; in each the large requests, then who was moved, then all others; see `moving`.
 
     Within these, Airflow's greater weight goes first, then the older. So who is large gets what was freed for it, and
@@ -43,5 +50,5 @@ def large_first(pending: Iterable[Pending], snapshot: Snapshot) -> list[Pending]
     if not snapshot.can_preempt:
         return queue
     return sorted(
-        queue, key=lambda one: (one.request.priority.rank, 0 if is_large(one) else 1 if was_moved(one) else 2)
+        queue, key=lambda one: (one.request.priority.rank, 0 if is_large(one) else 1 if was_migrated(one) else 2)
     )

@@ -6,18 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from hetero_airflow.matching.fleet import Fleet
-from hetero_airflow.matching.scoring import Tight
+from hetero_airflow.matching.scoring import TightFitScorer
+from hetero_airflow.matching.worker_index import WorkerIndex
 from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.plan import Plan
-from hetero_airflow.model.snapshot import Pending, Snapshot
-from hetero_airflow.policies.entitlement import Entitlement
-from hetero_airflow.policies.greedy import Greedy
-from hetero_airflow.policies.preemption import Preemption, Rank
-from hetero_airflow.policies.progress import Progress
-from hetero_airflow.policies.queue import by_age
-from hetero_airflow.policies.reservation import Room
-from hetero_airflow.policies.room import room_by
+from hetero_airflow.model.snapshot import PendingRequest, Snapshot
+from hetero_airflow.policies.core.entitlement import Entitlement
+from hetero_airflow.policies.core.list_policy import ListPolicy
+from hetero_airflow.policies.core.preemption import PreemptionRules, Rank
+from hetero_airflow.policies.core.preemption_plan import plan_preemptions
+from hetero_airflow.policies.core.queue_order import by_age
+from hetero_airflow.policies.core.request_progress import RequestProgress
+from hetero_airflow.policies.core.reservation import PreemptionPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,17 @@ class _Turns:
     above: frozenset[str]
     """Ids of the requests that hold, or would hold, what is above a quota."""
 
-    def order(self, pending: Iterable[Pending], snapshot: Snapshot) -> list[Pending]:
+    def order(self, pending: Iterable[PendingRequest], snapshot: Snapshot) -> list[PendingRequest]:
         return sorted(pending, key=lambda one: self.turns[one.id])
 
-    def may_pass(self, pending: Pending, head: Pending) -> bool:
+    def may_pass(self, pending: PendingRequest, head: PendingRequest) -> bool:
         return self.teams.team_of(pending) != self.teams.team_of(head)
 
-    def rank(self, progress: Progress, estimates: Estimates) -> Rank:
+    def rank(self, progress: RequestProgress, estimates: Estimates) -> Rank:
         return (float(progress.pending.id in self.above),)
 
 
-class FairShare(Greedy):
+class FairShare(ListPolicy):
     """By the turns of teams, see `Entitlement`, in each by priority; tight placement, backfill by other teams.
 
     Whoever would hold more than its quota comes last, and gets only what nobody else can use now. Where leases can be
@@ -53,7 +53,7 @@ class FairShare(Greedy):
     """Turns change while work runs."""
 
     def __init__(self) -> None:
-        super().__init__("fair_share", by_age, Tight(), make_room=self._room)
+        super().__init__("fair_share", by_age, TightFitScorer(), make_room=self._room)
         self._last: tuple[Snapshot, datetime, _Turns] | None = None
 
     def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
@@ -71,5 +71,5 @@ class FairShare(Greedy):
             self._last = (snapshot, now, _Turns(teams, turns, teams.borrowed | borrowers))
         return self._last[2]
 
-    def _room(self, fleet: Fleet, snapshot: Snapshot, now: datetime) -> Room:
-        return room_by(self.name, Preemption(self._turns(snapshot, now).rank))(fleet, snapshot, now)
+    def _room(self, fleet: WorkerIndex, snapshot: Snapshot, now: datetime) -> PreemptionPlan:
+        return plan_preemptions(self.name, PreemptionRules(self._turns(snapshot, now).rank))(fleet, snapshot, now)

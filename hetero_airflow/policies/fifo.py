@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hetero_airflow.matching.scoring import Tight
-from hetero_airflow.policies.greedy import Greedy
-from hetero_airflow.policies.queue import by_age
+from hetero_airflow.matching.scoring import TightFitScorer
+from hetero_airflow.policies.core.list_policy import ListPolicy
+from hetero_airflow.policies.core.queue_order import by_age
 
 
-class Fifo(Greedy):
+class Fifo(ListPolicy):
     """Age alone; tight placement, backfill."""
 
     def __init__(self) -> None:
-        super().__init__("fifo", by_age, Tight())
+        super().__init__("fifo", by_age, TightFitScorer())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hetero_airflow.model.snapshot import Pending, Snapshot
-from hetero_airflow.policies.earliest_finish import EarliestFinish
-from hetero_airflow.policies.upward_rank import UpwardRanks
+from hetero_airflow.model.snapshot import PendingRequest, Snapshot
+from hetero_airflow.policies.class_assignment.earliest_finish import EarliestFinish
+from hetero_airflow.policies.class_assignment.upward_rank import UpwardRanks
 
 
 class Heft(EarliestFinish):
@@ -20,6 +20,6 @@ class Heft(EarliestFinish):
         super().__init__("heft", self._by_rank)
         self._ranks = UpwardRanks()
 
-    def _by_rank(self, pending: Iterable[Pending], snapshot: Snapshot) -> list[Pending]:
+    def _by_rank(self, pending: Iterable[PendingRequest], snapshot: Snapshot) -> list[PendingRequest]:
         ranks, known = self._ranks, snapshot.estimates
         return sorted(pending, key=lambda p: (p.request.priority.rank, -ranks.of(p.task, known), p.submitted_at, p.id))

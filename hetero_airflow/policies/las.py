@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from hetero_airflow.model.estimates import Estimates
-from hetero_airflow.policies.preemption import Preemption, Rank
-from hetero_airflow.policies.progress import Progress
-from hetero_airflow.policies.ranked import Ranked
+from hetero_airflow.policies.core.preemption import PreemptionRules, Rank
+from hetero_airflow.policies.core.ranked_policy import RankedPolicy
+from hetero_airflow.policies.core.request_progress import RequestProgress
 
 QUANTUM_S = 1800.0
 """For so long who got its devices keeps them: those who are equal take turns, and each turn costs a restart."""
 
 
-class Las(Ranked):
+class Las(RankedPolicy):
     """The least devices × time first, what runs gives way to it; tight placement.
 
     Two-dimensional least attained service without the queues of Tiresias (Gu et al., NSDI 2019, section 3.2; with
@@ -19,8 +19,8 @@ class Las(Ranked):
     """
 
     def __init__(self, quantum_s: float = QUANTUM_S) -> None:
-        super().__init__("las", _rank, Preemption(_rank, quantum_s, is_order=True, period_s=quantum_s))
+        super().__init__("las", _rank, PreemptionRules(_rank, quantum_s, is_queue_order=True, period_s=quantum_s))
 
 
-def _rank(progress: Progress, estimates: Estimates) -> Rank:
+def _rank(progress: RequestProgress, estimates: Estimates) -> Rank:
     return (progress.served_s * progress.devices,)

@@ -7,18 +7,18 @@ waits for all of them, and what runs moves to devices that others leave.
 
 from __future__ import annotations
 
-from hetero_airflow.policies.assigning import Assigning
-from hetero_airflow.policies.contenders import Contender
+from hetero_airflow.policies.class_assignment.candidates import Candidate
+from hetero_airflow.policies.class_assignment.weighted_assignment import WeightedAssignment
 
 
-class LoadBalance(Assigning):
+class LoadBalance(WeightedAssignment):
     """By the durations that are known; what has run long has long to go where nothing is known."""
 
     def __init__(self) -> None:
-        super().__init__("load_balance", worth, exponent=1.0)
+        super().__init__("load_balance", weight, exponent=1.0)
 
 
-def worth(one: Contender, mean_run_s: float) -> float:
+def weight(one: Candidate, mean_run_s: float) -> float:
     """Mean runs by what is left: the more, the sooner it completes."""
-    left_s = mean_run_s + one.attained_s if one.left_s is None else one.left_s
+    left_s = mean_run_s + one.attained_service_s if one.left_s is None else one.left_s
     return mean_run_s / max(left_s, 1.0)

@@ -11,22 +11,22 @@ from __future__ import annotations
 
 import math
 
-from hetero_airflow.policies.assigning import Assigning
-from hetero_airflow.policies.contenders import Contender
+from hetero_airflow.policies.class_assignment.candidates import Candidate
+from hetero_airflow.policies.class_assignment.weighted_assignment import WeightedAssignment
 
 STEP = 1.2
 """Requests with nearly as much left are worth the same, so that they don't take turns at the cost of a restart each."""
 
 
-class Makespan(Assigning):
+class Makespan(WeightedAssignment):
     """By the durations that are known; a request of which nothing is known goes on for as long as it has run."""
 
     def __init__(self) -> None:
-        super().__init__("makespan", worth, exponent=1.0)
+        super().__init__("makespan", weight, exponent=1.0)
 
 
-def worth(one: Contender, mean_run_s: float) -> float:
+def weight(one: Candidate, mean_run_s: float) -> float:
     """The square of what is left, in mean runs, rounded down to a power of `STEP`."""
-    left_s = max(one.attained_s, mean_run_s) if one.left_s is None else one.left_s
+    left_s = max(one.attained_service_s, mean_run_s) if one.left_s is None else one.left_s
     steps = math.floor(math.log(max(left_s, 1.0) / mean_run_s, STEP))
     return math.pow(STEP, 2 * steps)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from hetero_airflow.policies.contenders import Contender, Contest
-from hetero_airflow.policies.linear_program import Floats
-from hetero_airflow.policies.rounds import Rounds
+from hetero_airflow.policies.class_assignment.candidates import AssignmentProblem, Candidate
+from hetero_airflow.policies.class_assignment.rounds import RoundPolicy
+from hetero_airflow.policies.core.linear_program import Floats
 
 
-class MaxMinFairness(Rounds):
+class MaxMinFairness(RoundPolicy):
     """Each job's mean speed by what an equal share of each class would give it; the least of all as great as can be."""
 
     def __init__(self) -> None:
         super().__init__("max_min_fairness", equal_share)
 
 
-def equal_share(one: Contender, speeds: Floats, found: Contest) -> float:
+def equal_share(one: Candidate, speeds: Floats, found: AssignmentProblem) -> float:
     """The job's speed if it spent its time on all devices alike, by the devices that it takes."""
     devices = [found.capacities[name] for name in sorted(found.capacities)]
     total = sum(devices)

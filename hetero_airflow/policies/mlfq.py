@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.snapshot import MIN_RUN_S
-from hetero_airflow.policies.preemption import Preemption, Rank
-from hetero_airflow.policies.progress import Progress
-from hetero_airflow.policies.ranked import Ranked
+from hetero_airflow.policies.core.preemption import PreemptionRules, Rank
+from hetero_airflow.policies.core.ranked_policy import RankedPolicy
+from hetero_airflow.policies.core.request_progress import RequestProgress
 
 THRESHOLDS_DEVICE_S = (3.25 * 3600,)
 """Service at which a run falls into the next queue: two queues, parted at 3.25 device-hours."""
@@ -17,7 +17,7 @@ STARVE_LIMIT = 8.0
 """A run that has waited for so many times as long as it was served is taken into the first queue again."""
 
 
-class Mlfq(Ranked):
+class Mlfq(RankedPolicy):
     """By queue, then by age; a queue's work gives way to that of queues before it, never to its own; tight placement.
 
     Discretised two-dimensional least attained service (Tiresias, Gu et al., NSDI 2019, section 3.2) with its
@@ -29,11 +29,13 @@ class Mlfq(Ranked):
         self, thresholds_device_s: Sequence[float] = THRESHOLDS_DEVICE_S, starve_limit: float = STARVE_LIMIT
     ) -> None:
         rank = _queue_of(thresholds_device_s, starve_limit)
-        super().__init__("mlfq", rank, Preemption(rank, period_s=MIN_RUN_S))
+        super().__init__("mlfq", rank, PreemptionRules(rank, period_s=MIN_RUN_S))
 
 
-def _queue_of(thresholds_device_s: Sequence[float], starve_limit: float) -> Callable[[Progress, Estimates], Rank]:
-    def rank(progress: Progress, estimates: Estimates) -> Rank:
+def _queue_of(
+    thresholds_device_s: Sequence[float], starve_limit: float
+) -> Callable[[RequestProgress, Estimates], Rank]:
+    def rank(progress: RequestProgress, estimates: Estimates) -> Rank:
         if progress.waited_s >= starve_limit * progress.served_s:
             return (0.0,)
         service = progress.served_s * progress.devices

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from hetero_airflow.matching.scoring import Tight
+from hetero_airflow.matching.scoring import TightFitScorer
 from hetero_airflow.model.estimates import Estimates
-from hetero_airflow.policies.greedy import Greedy
-from hetero_airflow.policies.preemption import Preemption, Rank
-from hetero_airflow.policies.progress import Progress
-from hetero_airflow.policies.queue import by_priority
-from hetero_airflow.policies.room import room_by
+from hetero_airflow.policies.core.list_policy import ListPolicy
+from hetero_airflow.policies.core.preemption import PreemptionRules, Rank
+from hetero_airflow.policies.core.preemption_plan import plan_preemptions
+from hetero_airflow.policies.core.queue_order import by_priority
+from hetero_airflow.policies.core.request_progress import RequestProgress
 
 
-class Priority(Greedy):
+class PriorityPolicy(ListPolicy):
     """Class of the request, then Airflow's priority weight, then age; tight placement.
 
     Where the engine can take leases back, lower classes give way to higher ones.
@@ -19,9 +19,12 @@ class Priority(Greedy):
 
     def __init__(self) -> None:
         super().__init__(
-            "priority", by_priority, Tight(), make_room=room_by("priority", Preemption(_rank, is_class=True))
+            "priority",
+            by_priority,
+            TightFitScorer(),
+            make_room=plan_preemptions("priority", PreemptionRules(_rank, is_priority_class=True)),
         )
 
 
-def _rank(progress: Progress, estimates: Estimates) -> Rank:
+def _rank(progress: RequestProgress, estimates: Estimates) -> Rank:
     return (float(progress.pending.request.priority.rank),)

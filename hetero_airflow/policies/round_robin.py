@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hetero_airflow.matching.scoring import LeastRecent
-from hetero_airflow.model.snapshot import Pending
-from hetero_airflow.policies.greedy import Greedy
-from hetero_airflow.policies.queue import by_turn
+from hetero_airflow.matching.scoring import LeastRecentScorer
+from hetero_airflow.model.snapshot import PendingRequest
+from hetero_airflow.policies.core.list_policy import ListPolicy
+from hetero_airflow.policies.core.queue_order import by_turn
 
 
-class RoundRobin(Greedy):
+class RoundRobin(ListPolicy):
     """DAGs in turn, the one served longest ago first; on the worker, then the device, granted longest ago.
 
     While a DAG's request is the head, its younger ones don't overtake it: they would use up its DAG's
@@ -16,8 +16,8 @@ class RoundRobin(Greedy):
     """
 
     def __init__(self) -> None:
-        super().__init__("round_robin", by_turn, LeastRecent(), may_pass=_is_of_another_dag)
+        super().__init__("round_robin", by_turn, LeastRecentScorer(), may_pass=_is_of_another_dag)
 
 
-def _is_of_another_dag(pending: Pending, head: Pending) -> bool:
+def _is_of_another_dag(pending: PendingRequest, head: PendingRequest) -> bool:
     return pending.dag_id != head.dag_id

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from hetero_airflow.model.estimates import Estimates
-from hetero_airflow.policies.preemption import Preemption, Rank
-from hetero_airflow.policies.progress import Progress, remaining_s, typical_s
-from hetero_airflow.policies.ranked import Ranked
+from hetero_airflow.policies.core.preemption import PreemptionRules, Rank
+from hetero_airflow.policies.core.ranked_policy import RankedPolicy
+from hetero_airflow.policies.core.request_progress import RequestProgress, remaining_s, typical_run_s
 
 
-class Srsf(Ranked):
+class Srsf(RankedPolicy):
     """The least remaining time × devices first, then those of which no length is known; tight placement.
 
     Of unknown length, the run goes first of which a run of typical length would have least left. Taken back are
@@ -19,16 +19,16 @@ class Srsf(Ranked):
     """
 
     def __init__(self, min_run_s: float | None = None) -> None:
-        super().__init__("srsf", _order, Preemption(_rank, min_run_s, is_order=True))
+        super().__init__("srsf", _order, PreemptionRules(_rank, min_run_s, is_queue_order=True))
 
 
-def _order(progress: Progress, estimates: Estimates) -> Rank:
+def _order(progress: RequestProgress, estimates: Estimates) -> Rank:
     remaining = remaining_s(progress, estimates)
     if remaining is None:
-        return 1.0, abs(typical_s(estimates) - progress.served_s) * progress.devices
+        return 1.0, abs(typical_run_s(estimates) - progress.served_s) * progress.devices
     return 0.0, remaining * progress.devices
 
 
-def _rank(progress: Progress, estimates: Estimates) -> Rank | None:
+def _rank(progress: RequestProgress, estimates: Estimates) -> Rank | None:
     remaining = remaining_s(progress, estimates)
     return None if remaining is None else (remaining * progress.devices,)

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from hetero_airflow.matching.shapes import Shape, Shapes
 from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.worker import Worker
-from hetero_airflow.recovery.avoidance import avoiding
-from hetero_airflow.recovery.failure import Failure, FailureClass, of_epoch
-from hetero_airflow.recovery.memory_growth import Growth, with_device_memory, with_host_memory
+from hetero_airflow.recovery.avoidance import avoid_failed_workers
+from hetero_airflow.recovery.failure import Failure, FailureClass, failures_of_epoch
+from hetero_airflow.recovery.memory_growth import MemoryGrowth, with_device_memory, with_host_memory
 from hetero_airflow.recovery.rules import Rule, Rules
 
-_Grow = Callable[[Alternative, Sequence[int | None], Rule, Sequence[Shape]], Growth]
+_Grow = Callable[[Alternative, Sequence[int | None], Rule, Sequence[Shape]], MemoryGrowth]
 
 
-def adjusted(
+def adjusted_request(
     request: DeviceRequest,
     failures: Sequence[Failure],
     rules: Rules,
@@ -40,12 +40,12 @@ def adjusted(
     >>> oom = Failure(failure_class="device_memory", evidence="CUDA out of memory", worker="a", device_ids=("GPU-1",),
     ...               at=EPOCH, epoch=0, memory_bytes=small.memory_bytes)
     >>> workers = [a_worker("a", (small,)), a_worker("b", (large,))]
-    >>> now, words = adjusted(DeviceRequest.parse("gpu"), [oom], DEFAULTS, workers, epoch=0)
+    >>> now, words = adjusted_request(DeviceRequest.parse("gpu"), [oom], DEFAULTS, workers, epoch=0)
     >>> print(now, *words, sep=chr(10))
     1 × gpu (memory=48GiB..)
     Asks for 1 × gpu (memory=48GiB..) instead of 1 × gpu, after it ran out of device memory on GPU-1 of a.
     """
-    recent = of_epoch(failures, epoch)
+    recent = failures_of_epoch(failures, epoch)
     if not recent:
         return request, []
     shapes = shapes or Shapes()
@@ -55,19 +55,19 @@ def adjusted(
     for failure_class, grow in _GROWTHS.items():
         those = [one for one in recent if one.failure_class is failure_class]
         if those and rules[failure_class].memory is not None:
-            alternatives = _grown(alternatives, those, rules[failure_class], kinds, grow, words)
-    alternatives = _elsewhere(alternatives, recent, rules, workers, shapes, words)
+            alternatives = _with_more_memory(alternatives, those, rules[failure_class], kinds, grow, words)
+    alternatives = _without_failed_workers(alternatives, recent, rules, workers, shapes, words)
     return _with(request, alternatives), words
 
 
-def after_waiting(request: DeviceRequest, waited_s: float, rules: Rules) -> tuple[DeviceRequest, list[str]]:
+def request_after_waiting(request: DeviceRequest, waited_s: float, rules: Rules) -> tuple[DeviceRequest, list[str]]:
     """The request after it has waited: its next alternative is tried first, one more each ``waiting.after``.
 
     Nothing is lost by it: what was first is tried last. A request that leaves the choice to the policy, or has no
     alternative, stays as it is.
 
     >>> from hetero_airflow.recovery.rules import DEFAULTS
-    >>> request, words = after_waiting(DeviceRequest.parse(["gpu:4", "gpu:2"]), 1800, DEFAULTS)
+    >>> request, words = request_after_waiting(DeviceRequest.parse(["gpu:4", "gpu:2"]), 1800, DEFAULTS)
     >>> str(request), words
     ('2 × gpu or 4 × gpu', ['Asks for 2 × gpu first, after it has waited for 4 × gpu for 30 min.'])
     """
@@ -87,7 +87,7 @@ _GROWTHS: dict[FailureClass, _Grow] = {
 }
 
 
-def _grown(
+def _with_more_memory(
     alternatives: tuple[Alternative, ...],
     failures: Sequence[Failure],
     rule: Rule,
@@ -99,17 +99,17 @@ def _grown(
     is_device = failures[0].failure_class is FailureClass.DEVICE_MEMORY
     failed = [one.memory_bytes if is_device else one.host_memory_bytes for one in failures]
     growths = [grow(one, failed, rule, shapes) for one in alternatives]
-    kept = [growth for growth in growths if growth.is_more] or growths
+    kept = [growth for growth in growths if growth.is_larger] or growths
     after = tuple(growth.alternative for growth in kept)
     why = f"after it {failures[-1].failure_class.words}{_place(failures[-1])}"
-    if not kept[0].is_more:
+    if not kept[0].is_larger:
         words.append(f"Asks for {_text(after)} again {why}: no known worker can give it more.")
     elif after != alternatives:
         words.append(f"Asks for {_text(after)} instead of {_text(alternatives)}, {why}.")
     return after
 
 
-def _elsewhere(
+def _without_failed_workers(
     alternatives: tuple[Alternative, ...],
     failures: Sequence[Failure],
     rules: Rules,
@@ -117,7 +117,7 @@ def _elsewhere(
     shapes: Shapes,
     words: list[str],
 ) -> tuple[Alternative, ...]:
-    outcome = avoiding(alternatives, failures, rules, workers, shapes)
+    outcome = avoid_failed_workers(alternatives, failures, rules, workers, shapes)
     last = {one.worker: one for one in failures if rules[one.failure_class].avoid is not None}
     for worker in outcome.avoided:
         words.append(f"Asks for another worker than {worker}, where it {last[worker].failure_class.words}.")

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hetero_airflow.matching.feasibility import judge
+from hetero_airflow.matching.feasibility import feasibility_of
 from hetero_airflow.matching.shapes import Shapes
 from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.request_fields import MAX_REQUIREMENTS
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.recovery.failure import Failure
-from hetero_airflow.recovery.memory_growth import changed
+from hetero_airflow.recovery.memory_growth import with_fields
 from hetero_airflow.recovery.rules import Avoid, Rules
 
 AVOIDED_LABEL = "hetero/failed"
@@ -37,7 +37,7 @@ class Avoidance:
     """Those that should have been avoided too, but that nobody else could take the place of."""
 
 
-def avoiding(
+def avoid_failed_workers(
     alternatives: tuple[Alternative, ...],
     failures: Sequence[Failure],
     rules: Rules,
@@ -60,22 +60,22 @@ def avoiding(
         others = [one for one in workers if one.id not in wanted[:number] and one.state is WorkerState.ONLINE]
         kinds = {id(shape): shape for other in others for shape in [shapes.seat(other).shape]}.values()
         kept = tuple(
-            changed(one, labels={**one.labels, AVOIDED_LABEL: value})
+            with_fields(one, labels={**one.labels, AVOIDED_LABEL: value})
             for one in alternatives
-            if len(one.labels) < MAX_REQUIREMENTS and any(judge(one, kind).is_servable for kind in kinds)
+            if len(one.labels) < MAX_REQUIREMENTS and any(feasibility_of(one, kind).is_servable for kind in kinds)
         )
         if kept:
             return Avoidance(kept, wanted[:number], wanted[number:])
     return Avoidance(alternatives, (), wanted)
 
 
-def marked(workers: Iterable[Worker], requests: Iterable[DeviceRequest]) -> tuple[Worker, ...]:
+def with_avoided_labels(workers: Iterable[Worker], requests: Iterable[DeviceRequest]) -> tuple[Worker, ...]:
     """The workers, those that one of the requests avoids with the label that says so; the others as they are.
 
     >>> from hetero_airflow.testing import a_worker
     >>> workers = (a_worker("host-a"), a_worker("host-b"))
     >>> request = DeviceRequest.parse("gpu", labels={AVOIDED_LABEL: "!host-a"})
-    >>> [worker.labels for worker in marked(workers, [request])]
+    >>> [worker.labels for worker in with_avoided_labels(workers, [request])]
     [{'hetero/failed': 'host-a'}, {}]
     """
     values = {one.labels.get(AVOIDED_LABEL, "") for request in requests for one in request.alternatives}

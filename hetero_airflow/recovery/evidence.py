@@ -26,14 +26,14 @@ _RAISED_LINE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
+class RaisedException:
     """One exception: its type as ``module.Name``, of built-in ones the name alone, and its text."""
 
     type: str
     text: str = ""
 
     @property
-    def is_about_a_process(self) -> bool:
+    def reports_other_process(self) -> bool:
         """Whether it only says that some other process ended, so that its log says more."""
         return _WRAPPERS.search(self.type) is not None or _WRAPPED.search(self.text) is not None
 
@@ -42,11 +42,11 @@ class Raised:
 class Evidence:
     """What is known of how a run ended; what is not known is left out.
 
-    >>> Evidence(exit_code=-9).killed_by, Evidence(exit_code=137).killed_by, Evidence(exit_code=1).killed_by
+    >>> Evidence(exit_code=-9).kill_signal, Evidence(exit_code=137).kill_signal, Evidence(exit_code=1).kill_signal
     (9, 9, None)
     """
 
-    raised: tuple[Raised, ...] = ()
+    raised: tuple[RaisedException, ...] = ()
     """The exception that ended the task, then what it was raised from, and what was being handled."""
     log: str = ""
     """The end of what it wrote."""
@@ -66,7 +66,7 @@ class Evidence:
     """For how long it had made no progress when it was stopped for that."""
 
     @property
-    def killed_by(self) -> int | None:
+    def kill_signal(self) -> int | None:
         """The number of the signal that ended the process."""
         code = self.exit_code
         if code is None or code >= 0:
@@ -74,18 +74,18 @@ class Evidence:
         return -code
 
     @property
-    def speaks_in_log(self) -> bool:
+    def is_log_relevant(self) -> bool:
         """Whether the log counts.
 
         A task may write of errors that it has dealt with. So its log is asked only where no exception says
         what happened.
         """
-        return not self.raised or self.raised[0].is_about_a_process
+        return not self.raised or self.raised[0].reports_other_process
 
     @property
-    def last_raised(self) -> str | None:
+    def final_exception_type(self) -> str | None:
         """The type of the exception that ended the task itself, from its log where only that tells it."""
-        if not self.speaks_in_log:
+        if not self.is_log_relevant:
             return self.raised[0].type
         names = [name for name in _RAISED_LINE.findall(self.log[-MAX_LOG:]) if _WRAPPERS.search(name) is None]
         return str(names[-1]) if names else None
@@ -95,7 +95,7 @@ class Evidence:
         for number, raised in enumerate(self.raised[:MAX_CHAIN]):
             where = "the exception" if number == 0 else "what the exception came from"
             yield where, _both_ends(f"{raised.type}: {raised.text}")
-        if self.speaks_in_log and self.log:
+        if self.is_log_relevant and self.log:
             yield "the log", self.log[-MAX_LOG:]
 
 
@@ -105,7 +105,7 @@ def evidence_of(error: BaseException) -> Evidence:
     return own if isinstance(own, Evidence) else Evidence(raised=chain_of(error))
 
 
-def chain_of(error: BaseException) -> tuple[Raised, ...]:
+def chain_of(error: BaseException) -> tuple[RaisedException, ...]:
     """The exception, its causes, what was being handled, and the members of groups, in that order, each once.
 
     >>> try:
@@ -115,7 +115,7 @@ def chain_of(error: BaseException) -> tuple[Raised, ...]:
     ...         raise ValueError("no batch") from error
     ... except ValueError as error:
     ...     chain_of(error)
-    (Raised(type='ValueError', text='no batch'), Raised(type='MemoryError', text=''))
+    (RaisedException(type='ValueError', text='no batch'), RaisedException(type='MemoryError', text=''))
     """
     found: list[BaseException] = []
     waiting: list[BaseException | None] = [error]
@@ -127,7 +127,7 @@ def chain_of(error: BaseException) -> tuple[Raised, ...]:
         if isinstance(one, BaseExceptionGroup):
             waiting += one.exceptions[:MAX_CHAIN]
         waiting += [one.__cause__, None if one.__suppress_context__ else one.__context__]
-    return tuple(Raised(_type_name(type(one)), _text(one)) for one in found)
+    return tuple(RaisedException(_type_name(type(one)), _text(one)) for one in found)
 
 
 def _type_name(kind: type) -> str:

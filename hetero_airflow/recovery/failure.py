@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-MAX_KEPT = 50
+MAX_FAILURES = 50
 """Failures of one class that are remembered; no rule counts further."""
 
 MAX_EVIDENCE = 300
@@ -44,10 +44,10 @@ class FailureClass(StrEnum):
         >>> FailureClass.DEVICE_MEMORY.words
         'ran out of device memory'
         """
-        return _WORDS[self]
+        return _DESCRIPTIONS[self]
 
 
-_WORDS = {
+_DESCRIPTIONS = {
     FailureClass.DEVICE_MEMORY: "ran out of device memory",
     FailureClass.HOST_MEMORY: "ran out of host memory",
     FailureClass.HARDWARE: "met a hardware error",
@@ -124,7 +124,7 @@ def replace_failure(kept: object, failure: Failure) -> list[dict[str, Any]]:
     return [one.model_dump(mode="json", exclude_defaults=True) for one in known]
 
 
-def of_epoch(failures: Iterable[Failure], epoch: int) -> tuple[Failure, ...]:
+def failures_of_epoch(failures: Iterable[Failure], epoch: int) -> tuple[Failure, ...]:
     """Those since the last clear, each run once, in their order."""
     told: list[Failure] = []
     for failure in failures:
@@ -134,7 +134,7 @@ def of_epoch(failures: Iterable[Failure], epoch: int) -> tuple[Failure, ...]:
 
 
 def _last_of_each(failures: tuple[Failure, ...], epoch: int) -> list[Failure]:
-    left = dict.fromkeys(FailureClass, MAX_KEPT)
+    left = dict.fromkeys(FailureClass, MAX_FAILURES)
     chosen = []
     for failure in reversed(failures):
         if failure.epoch == epoch and left[failure.failure_class] > 0:

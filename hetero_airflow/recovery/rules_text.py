@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from hetero_airflow.errors import RequestError, SettingsError, shorten
-from hetero_airflow.recovery.failure import MAX_KEPT
+from hetero_airflow.recovery.failure import MAX_FAILURES
 from hetero_airflow.units import parse_bytes, parse_duration_s
 
 MAX_TEXT = 20_000
@@ -100,14 +100,14 @@ def _type(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _FieldReader:
     """How a value is read, and what to write instead; `read` raises ValueError."""
 
     read: Callable[[object], object]
     remedy: str
 
 
-def _one_of(*words: str, or_none: bool = False) -> _Reader:
+def _one_of(*words: str, or_none: bool = False) -> _FieldReader:
     def read(value: object) -> object:
         if value is None and or_none:
             return None
@@ -115,13 +115,13 @@ def _one_of(*words: str, or_none: bool = False) -> _Reader:
             return value
         raise ValueError
 
-    return _Reader(read, f"Use {' or '.join(words)}" + (", or null" if or_none else ""))
+    return _FieldReader(read, f"Use {' or '.join(words)}" + (", or null" if or_none else ""))
 
 
 def _times(value: object) -> int | None:
     if value is None:
         return None
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_KEPT:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_FAILURES:
         return value
     raise ValueError
 
@@ -156,16 +156,16 @@ def _is_number(value: object) -> bool:
 
 
 _DURATION = 'Write a duration such as "30s" or "10m", of at most 366d'
-_READERS: Mapping[str, _Reader] = {
+_READERS: Mapping[str, _FieldReader] = {
     "action": _one_of("requeue", "retry", "fail"),
-    "times": _Reader(_times, f"Give a whole number from 0 to {MAX_KEPT}, or null for any number of times"),
-    "delay_s": _Reader(_delay, f"{_DURATION}, 0 for at once, or null"),
-    "backoff": _Reader(_backoff, "Give a number from 1 to 10"),
-    "max_delay_s": _Reader(lambda value: parse_duration_s(value, "max_delay"), _DURATION),
+    "times": _FieldReader(_times, f"Give a whole number from 0 to {MAX_FAILURES}, or null for any number of times"),
+    "delay_s": _FieldReader(_delay, f"{_DURATION}, 0 for at once, or null"),
+    "backoff": _FieldReader(_backoff, "Give a number from 1 to 10"),
+    "max_delay_s": _FieldReader(lambda value: parse_duration_s(value, "max_delay"), _DURATION),
     "then": _one_of("retry", "fail"),
-    "memory": _Reader(_factor, 'Write a factor above 1 and up to 16, such as "x2", or null'),
-    "memory_limit": _Reader(_limit, 'Write a size such as "80GiB", or null'),
+    "memory": _FieldReader(_factor, 'Write a factor above 1 and up to 16, such as "x2", or null'),
+    "memory_limit": _FieldReader(_limit, 'Write a size such as "80GiB", or null'),
     "avoid": _one_of("device", "worker", or_none=True),
-    "after": _Reader(lambda value: parse_duration_s(value, "after"), _DURATION),
+    "after": _FieldReader(lambda value: parse_duration_s(value, "after"), _DURATION),
     "waiting_action": _one_of("next_alternative", "keep"),
 }

@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import Any
 
 from hetero_airflow.runtime import checkpoint
-from hetero_airflow.runtime.every import MAX_STEPS
-from hetero_airflow.runtime.stepping import StepLoop
-from hetero_airflow.runtime.torch_state import Rng
+from hetero_airflow.runtime.save_interval import MAX_STEPS
+from hetero_airflow.runtime.state.restoring import Rng
+from hetero_airflow.runtime.step_loop import StepLoop
 
 
 def lightning_checkpoint(every: object = "5m") -> Any:

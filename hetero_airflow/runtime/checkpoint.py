@@ -30,14 +30,14 @@ from pathlib import Path
 from typing import Any
 
 from hetero_airflow.checkpoints.opening import open_store
-from hetero_airflow.runtime.distributed_state import load_distributed as _load_distributed
-from hetero_airflow.runtime.distributed_state import save_distributed as _save_distributed
-from hetero_airflow.runtime.loader_position import LoaderPosition
 from hetero_airflow.runtime.notice import Stopped
-from hetero_airflow.runtime.reading import read_published
+from hetero_airflow.runtime.published_checkpoint import read_published
 from hetero_airflow.runtime.session import Checkpoint, CheckpointSession, read_place
-from hetero_airflow.runtime.stepping import StepLoop
-from hetero_airflow.runtime.torch_state import Rng
+from hetero_airflow.runtime.state.loader_position import LoaderPosition
+from hetero_airflow.runtime.state.restoring import Rng
+from hetero_airflow.runtime.state.sharded import load_distributed as _load_distributed
+from hetero_airflow.runtime.state.sharded import save_distributed as _save_distributed
+from hetero_airflow.runtime.step_loop import StepLoop
 from hetero_airflow.settings import CHECKPOINT_VARIABLE, CONTROL_VARIABLE
 
 __all__ = [

@@ -63,7 +63,7 @@ def give_notice(folder: Path, notice: Notice) -> None:
     replace_file(folder / NOTICE, notice.model_dump_json().encode())
 
 
-def is_noticed(folder: Path | None) -> bool:
+def has_notice(folder: Path | None) -> bool:
     """Whether the task shall stop. Takes about a microsecond."""
     return folder is not None and os.path.exists(folder / NOTICE)  # half the time of Path.exists
 

@@ -42,7 +42,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _RUNPY = runpy.run_path.__code__.co_filename
 
 
-class RankEnd(BaseModel):
+class RankExit(BaseModel):
     """How a rank ended, in its own words: well, stopped, or raising. One that was killed leaves none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -68,12 +68,12 @@ def main(argv: Sequence[str]) -> int:
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
     folder, rank = Path(os.environ[RANKS_VARIABLE]), int(os.environ["RANK"])
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    _write_to(output_pipe(folder, int(os.environ["LOCAL_RANK"])))
-    _end_path(folder, restart, rank).unlink(missing_ok=True)  # started again for lack of others, it counts as the same
+    _redirect_output(output_pipe(folder, int(os.environ["LOCAL_RANK"])))
+    _exit_path(folder, restart, rank).unlink(missing_ok=True)  # started again for lack of others, it counts as the same
     replace_file(_pid_path(folder, restart, rank), str(os.getpid()).encode())
-    end, code = _run(list(argv), RankEnd(rank=rank, restart=restart, at_s=0), folder)
+    end, code = _run(list(argv), RankExit(rank=rank, restart=restart, at_s=0), folder)
     with suppress(OSError):  # a full disk must not hide how it ended from torchrun, too
-        replace_file(_end_path(folder, restart, rank), end.model_dump_json().encode())
+        replace_file(_exit_path(folder, restart, rank), end.model_dump_json().encode())
     return code
 
 
@@ -82,11 +82,11 @@ def output_pipe(folder: Path, local_rank: int) -> Path:
     return folder / f"output-{local_rank}"
 
 
-def read_ends(folder: Path) -> Iterator[RankEnd]:
+def read_rank_exits(folder: Path) -> Iterator[RankExit]:
     """What the ranks have left word of so far."""
     for path in folder.glob("end-*.json"):
         with suppress(FileNotFoundError):  # the rank was started again meanwhile
-            yield RankEnd.model_validate_json(path.read_bytes())
+            yield RankExit.model_validate_json(path.read_bytes())
 
 
 def die_with_parent() -> None:
@@ -96,13 +96,13 @@ def die_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def last_ends(folder: Path) -> list[RankEnd]:
+def latest_rank_exits(folder: Path) -> list[RankExit]:
     """Those of the last start, in the order in which they ended."""
     last = max((int(path.name.split("-")[1]) for path in folder.glob("pid-*")), default=0)
-    return sorted((end for end in read_ends(folder) if end.restart == last), key=lambda end: end.at_s)
+    return sorted((end for end in read_rank_exits(folder) if end.restart == last), key=lambda end: end.at_s)
 
 
-def _run(argv: list[str], end: RankEnd, folder: Path) -> tuple[RankEnd, int]:
+def _run(argv: list[str], end: RankExit, folder: Path) -> tuple[RankExit, int]:
     """Do as `python [-m] TARGET ARGUMENTS` would."""
     try:
         _run_target(argv)
@@ -117,7 +117,7 @@ def _run(argv: list[str], end: RankEnd, folder: Path) -> tuple[RankEnd, int]:
             return _failed(end, error, folder), error.code if isinstance(error.code, int) else 1
     except BaseException as error:  # noqa: BLE001  it is shown as Python would show it
         failed = _failed(end, error, folder)
-        shown = error.with_traceback(_of_target(error.__traceback__))
+        shown = error.with_traceback(_target_traceback(error.__traceback__))
         sys.excepthook(type(shown), shown, shown.__traceback__)
         return failed, 1
     return _at_now(end), 0
@@ -133,27 +133,27 @@ def _run_target(argv: list[str]) -> None:
         runpy.run_path(argv[0], run_name="__main__")
 
 
-def _of_target(found: TracebackType | None) -> TracebackType | None:
+def _target_traceback(found: TracebackType | None) -> TracebackType | None:
     """A traceback without what ran the target."""
     while found is not None and found.tb_next and found.tb_frame.f_code.co_filename in (__file__, _RUNPY):
         found = found.tb_next
     return found
 
 
-def _write_to(pipe: Path) -> None:
+def _redirect_output(pipe: Path) -> None:
     output = os.open(pipe, os.O_WRONLY)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
 
 
-def _at_now(end: RankEnd, **fields: object) -> RankEnd:
+def _at_now(end: RankExit, **fields: object) -> RankExit:
     return end.model_copy(update={"at_s": time.time(), **fields})
 
 
-def _failed(end: RankEnd, error: BaseException, folder: Path) -> RankEnd:
+def _failed(end: RankExit, error: BaseException, folder: Path) -> RankExit:
     chain = tuple((_type_name(one), str(one)[-MAX_TEXT:]) for one in _chain(error))
-    return _at_now(end, raised=chain, lost=tuple(_lost(folder, end)))
+    return _at_now(end, raised=chain, lost=tuple(_lost_ranks(folder, end)))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -169,11 +169,11 @@ def _type_name(error: BaseException) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _lost(folder: Path, end: RankEnd) -> Iterator[int]:
+def _lost_ranks(folder: Path, end: RankExit) -> Iterator[int]:
     """Ranks of the same start that are no more, and left no word."""
     for path in folder.glob(f"pid-{end.restart}-*"):
         rank = int(path.name.split("-")[2])
-        if rank != end.rank and _is_gone(int(path.read_text())) and not _end_path(folder, end.restart, rank).exists():
+        if rank != end.rank and _is_gone(int(path.read_text())) and not _exit_path(folder, end.restart, rank).exists():
             yield rank
 
 
@@ -188,7 +188,7 @@ def _pid_path(folder: Path, restart: int, rank: int) -> Path:
     return folder / f"pid-{restart}-{rank}"
 
 
-def _end_path(folder: Path, restart: int, rank: int) -> Path:
+def _exit_path(folder: Path, restart: int, rank: int) -> Path:
     return folder / f"end-{restart}-{rank}.json"
 
 

@@ -16,21 +16,21 @@ from typing import Any
 from pydantic import ValidationError
 
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
-from hetero_airflow.checkpoints.index import Entry
-from hetero_airflow.checkpoints.loading import latest_whole
+from hetero_airflow.checkpoints.index import CheckpointEntry
+from hetero_airflow.checkpoints.loading import load_latest
 from hetero_airflow.checkpoints.manifest import check_metrics
 from hetero_airflow.checkpoints.place import CheckpointPlace
-from hetero_airflow.checkpoints.publishing import Claim, claim, publish
+from hetero_airflow.checkpoints.publishing import WriteClaim, claim_place, publish
 from hetero_airflow.clock import Clock, SystemClock
 from hetero_airflow.errors import InvalidCheckpoint, SettingsError, shorten
-from hetero_airflow.runtime.every import MAX_STEPS
-from hetero_airflow.runtime.notice import Stopped, is_noticed, read_notice
+from hetero_airflow.runtime.background_saver import FILES, BackgroundSaver, copy_files, scratch_error
+from hetero_airflow.runtime.gang.ranks import RankCollectives, process_group, rank
+from hetero_airflow.runtime.notice import Stopped, has_notice, read_notice
 from hetero_airflow.runtime.progress_file import ProgressFile
-from hetero_airflow.runtime.ranks import Agreement, process_group, rank
-from hetero_airflow.runtime.saving import FILES, BackgroundSaver, copy_files, unwritable
-from hetero_airflow.runtime.scratch import Scratch
-from hetero_airflow.runtime.state_file import read_state, write_state
-from hetero_airflow.runtime.state_tree import StagedState, stage
+from hetero_airflow.runtime.save_interval import MAX_STEPS
+from hetero_airflow.runtime.scratch_folder import ScratchFolder
+from hetero_airflow.runtime.state.files import read_state, write_state
+from hetero_airflow.runtime.state.tree import StagedState, stage
 from hetero_airflow.settings import CHECKPOINT_VARIABLE
 
 LOCAL_FOLDER = "checkpoints"
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 class Checkpoint:
     """A checkpoint as it was found: every file of it was compared with its digest."""
 
-    def __init__(self, entry: Entry, folder: Path, scratch: Scratch) -> None:
+    def __init__(self, entry: CheckpointEntry, folder: Path, scratch: ScratchFolder) -> None:
         self.step = entry.step
         """The last step that is done in it, counted from 0."""
         self.metrics = entry.metrics
@@ -78,19 +78,19 @@ class CheckpointSession:
         self.place = place
         self.store = store
         self.control = control
-        self.agreement = Agreement()
-        self.background = Agreement()
+        self.collectives = RankCollectives()
+        self.background = RankCollectives()
         """For the thread that saves: two threads may not share a process group."""
         self.is_due: Callable[[], bool] | None = None
         """Of the loop of `steps` that goes on; then it is the one that stops, at the end of a step."""
         self.saved_step: int | None = None
         """The last step that was given to be saved."""
-        self.kept_step: int | None = None
+        self.published_step: int | None = None
         """That of the newest checkpoint that is published, as far as this process knows."""
         self._clock = clock or SystemClock()
         self._saver = BackgroundSaver()
-        self._scratch: Scratch | None = None
-        self._claim: Claim | None = None
+        self._scratch: ScratchFolder | None = None
+        self._claim: WriteClaim | None = None
         self._latest: Checkpoint | None = None
         self._staged: StagedState | None = None  # the last one's memory, for the next
         self.progress = ProgressFile(control if rank() == 0 else None, self._clock)
@@ -101,15 +101,15 @@ class CheckpointSession:
         self.wait()
         if self._latest is not None:
             return self._latest
-        scratch = self._made_scratch()
+        scratch = self._scratch_folder()
         folder = scratch.path()
         try:
-            entry = latest_whole(self.store, self.place, folder)
+            entry = load_latest(self.store, self.place, folder)
         except OSError as error:
-            raise unwritable(error) from error
+            raise scratch_error(error) from error
         if entry is None:
             return None
-        self._note_kept(entry)
+        self._record_published(entry)
         self._latest = Checkpoint(entry, folder, scratch)
         return self._latest
 
@@ -129,7 +129,7 @@ class CheckpointSession:
     ) -> None:
         """Copy a state and publish it in the background; see `checkpoint.save`."""
 
-        number = checked_step(step)
+        number = check_step(step)
         checked = check_metrics(metrics or {})
         if rank() == 0:
             self.begin()
@@ -176,7 +176,7 @@ class CheckpointSession:
                 )
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
-            self._note_kept(entry)
+            self._record_published(entry)
             logger.info("Saved the checkpoint of step %d: %s, %d bytes", step, entry.key, entry.size_bytes)
 
         self._saver.start(step, work)
@@ -191,12 +191,12 @@ class CheckpointSession:
 
     def should_stop(self) -> bool:
         """Whether there is a notice."""
-        return is_noticed(self.control)
+        return has_notice(self.control)
 
     def stopped(self) -> Stopped:
         """What to raise when the task stops at a notice."""
         notice = read_notice(self.control)
-        stopped = Stopped(step=self.kept_step, cause=notice.cause if notice else "a notice")
+        stopped = Stopped(step=self.published_step, cause=notice.cause if notice else "a notice")
         logger.warning("This task has %s.", stopped)
         return stopped
 
@@ -205,27 +205,27 @@ class CheckpointSession:
 
         :raises CheckpointStoreUnavailable: none can be made
         """
-        folder = self._made_scratch().path()
+        folder = self._scratch_folder().path()
         try:
             folder.mkdir()
         except OSError as error:
-            raise unwritable(error) from error
+            raise scratch_error(error) from error
         return folder
 
-    def _made_scratch(self) -> Scratch:
+    def _scratch_folder(self) -> ScratchFolder:
         try:
-            self._scratch = self._scratch or Scratch()
+            self._scratch = self._scratch or ScratchFolder()
         except OSError as error:
-            raise unwritable(error) from error
+            raise scratch_error(error) from error
         return self._scratch
 
-    def begin(self) -> Claim | None:
+    def begin(self) -> WriteClaim | None:
         """Fence out earlier runs, once; the right to publish, which rank 0 alone has.
 
         :raises FencedOut: a later run has begun
         """
         if self._claim is None and rank() == 0:
-            self._claim = claim(self.store, self.place)
+            self._claim = claim_place(self.store, self.place)
             if self.place.is_host_bound:
                 logger.warning(
                     "Checkpoints go to %s, which only this host sees: on another one this task starts at step 0. Set "
@@ -234,8 +234,8 @@ class CheckpointSession:
                 )
         return self._claim
 
-    def _note_kept(self, entry: Entry) -> None:
-        self.kept_step = entry.step
+    def _record_published(self, entry: CheckpointEntry) -> None:
+        self.published_step = entry.step
         self.progress.saved(entry.step, None if self.place.is_host_bound else entry.published_at)
 
 
@@ -256,7 +256,7 @@ def read_place(text: str | None) -> CheckpointPlace:
         ) from error
 
 
-def checked_step(step: object) -> int:
+def check_step(step: object) -> int:
     """A step as a number.
 
     :raises InvalidCheckpoint: it is none that a checkpoint can have

@@ -135,7 +135,7 @@ def task_lease(lease: Lease, worker: Worker, alternative: Alternative) -> TaskLe
         cores=cpu_cores,
         alternative=lease.alternative,
         simulated=any(devices[claim.device_id].simulated for claim in claims),
-        is_slot=worker.offers_slots,
+        is_slot=worker.node_assigns_devices,
     )
 
 

@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    from hetero_airflow.runtime.gang_rendezvous import register
+    from hetero_airflow.runtime.gang.rendezvous import register
 
     register()
     try:

@@ -68,7 +68,7 @@ def _visible(lease: TaskLease) -> dict[str, str]:
 
 
 @contextmanager
-def bound(lease: TaskLease) -> Iterator[None]:
+def bound_to_lease(lease: TaskLease) -> Iterator[None]:
     """Within: environment and CPU affinity of the lease, for this process and all it starts. Then as before."""
     variables = lease_environment(lease, os.environ)
     before = {name: os.environ.get(name) for name in variables}

@@ -12,18 +12,18 @@ from hetero_airflow.engines.preemptor import Preemptor
 from hetero_airflow.errors import StoreError
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Decision, Plan, Preempt, Refuse, Wait
-from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.policy import Policy, period_of
-from hetero_airflow.policies.priority import Priority
-from hetero_airflow.scheduling.collecting import collecting_later
-from hetero_airflow.scheduling.gangs import torn_gangs
-from hetero_airflow.scheduling.news import RequestNews, with_news
-from hetero_airflow.scheduling.own_part import own_part
-from hetero_airflow.scheduling.plan_check import plan_faults
+from hetero_airflow.policies.priority import PriorityPolicy
+from hetero_airflow.scheduling.gangs import partially_granted_gangs
+from hetero_airflow.scheduling.garbage_collection import deferred_garbage_collection
+from hetero_airflow.scheduling.ownership import owned_decisions
+from hetero_airflow.scheduling.pending_events import RequestEvent, with_pending_events
 from hetero_airflow.scheduling.reaper import reap
-from hetero_airflow.scheduling.stalled import Stalled
-from hetero_airflow.store.store import Commit, Move, Store, Submitted
+from hetero_airflow.scheduling.unresponsive_schedulers import UnresponsiveSchedulers
+from hetero_airflow.scheduling.validation import plan_faults
+from hetero_airflow.store.store import CommitResult, LeaseMove, RequestSubmitted, Store
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class CycleResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Decided:
+class _LastDecision:
     """What the last cycle decided, and on what."""
 
     snapshot: Snapshot
@@ -109,23 +109,23 @@ class Cycle:
         lease_timeout_s: float,
         *,
         preemptor: Preemptor | None = None,
-        believed: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
+        policy_context: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
     ) -> None:
         self._store = store
         self._policy = policy
         self._engine = engine
         self._preemptor = preemptor
-        self._believed = believed
+        self._policy_context = policy_context
         self._lease_timeout = timedelta(seconds=lease_timeout_s)
-        self._safe: Policy = Priority()
-        self._decided: _Decided | None = None
+        self._safe: Policy = PriorityPolicy()
+        self._decided: _LastDecision | None = None
         self._reach: tuple[tuple[Worker, ...], tuple[Worker, ...]] | None = None
-        self._undispatched: dict[str, tuple[Undispatched, Pending]] = {}
-        self._stalled = Stalled()
+        self._undispatched: dict[str, tuple[Undispatched, PendingRequest]] = {}
+        self._stalled = UnresponsiveSchedulers()
         self._warned = ""
 
-    @collecting_later()
-    def run(self, now: datetime, news: list[RequestNews] | None = None) -> CycleResult:
+    @deferred_garbage_collection()
+    def run(self, now: datetime, news: list[RequestEvent] | None = None) -> CycleResult:
         """One pass, in the six steps of the architecture.
 
         :param news: requests that come and go, of which the store is told together with the plan; those that it has
@@ -152,7 +152,7 @@ class Cycle:
             # 3. Let the policy decide a plan over all requests; what is not ours, its own scheduler carries out.
             gangs = {pending.id: pending.gang for pending in snapshot.pending if pending.gang}
             whole = self._decide(self._stalled.without(self._within_reach(snapshot), ours, now), now)
-            plan = own_part(self._stalled.note(whole, ours, now), ours, slots, gangs)
+            plan = owned_decisions(self._stalled.note(whole, ours, now), ours, slots, gangs)
             decisions |= {decision.request_id: decision for decision in plan.decisions}
             # 4. Commit it; the store refuses what someone else took meanwhile.
             commit = self._store.commit(plan, now, now + self._lease_timeout, told)
@@ -171,7 +171,7 @@ class Cycle:
         if period_s is not None:
             next_at = now + timedelta(seconds=period_s)
             plan = replace(plan, until=next_at if plan.until is None else min(plan.until, next_at))
-        self._decided = None if commit.refused else _Decided(snapshot, ours, slots, plan)
+        self._decided = None if commit.refused else _LastDecision(snapshot, ours, slots, plan)
         return CycleResult(
             reaped,
             Plan(tuple(decisions.values()), plan.preemptions, plan.until),
@@ -181,9 +181,9 @@ class Cycle:
             commit.refused,
         )
 
-    def _seen(self, news: Sequence[RequestNews]) -> Snapshot:
+    def _seen(self, news: Sequence[RequestEvent]) -> Snapshot:
         """The store's snapshot, with what the store does not know, or not yet."""
-        snapshot = self._believed(with_news(self._store.snapshot(), news))
+        snapshot = self._policy_context(with_pending_events(self._store.snapshot(), news))
         return snapshot if self._preemptor is None else replace(snapshot, can_preempt=True)
 
     def _within_reach(self, snapshot: Snapshot) -> Snapshot:
@@ -206,11 +206,11 @@ class Cycle:
             self._warned = ""
             return plan
         if cause != self._warned:
-            log.warning("Policy %s is passed over, %s. The policy priority decides.", _name(self._policy), cause)
+            log.warning("Policy %s is passed over, %s. The policy priority decides.", _policy_name(self._policy), cause)
         self._warned = cause
         return self._safe.decide(snapshot, now)
 
-    def _dispatch(self, commit: Commit, snapshot: Snapshot, ours: Set[str]) -> list[Undispatched]:
+    def _dispatch(self, commit: CommitResult, snapshot: Snapshot, ours: Set[str]) -> list[Undispatched]:
         """Hand over the work of the leases; those that the engine did not take are noted for `_take_back`.
 
         Members of a gang that another scheduler has, that one hands over.
@@ -219,7 +219,7 @@ class Cycle:
             return []
         pending = {one.id: one for one in snapshot.pending}
         failed = []
-        torn = {lease.id for lease in torn_gangs(commit.leases, commit.refused, pending)}
+        torn = {lease.id for lease in partially_granted_gangs(commit.leases, commit.refused, pending)}
         for lease in commit.leases:
             if lease.id in torn:
                 failed.append(Undispatched(lease, "not dispatched: others took a device of its gang meanwhile"))
@@ -240,7 +240,7 @@ class Cycle:
         """Tell the holders of leases to save and end; another scheduler's are left to it."""
         told: list[Lease] = []
         own = [one for one in preemptions if self._preemptor is not None and self._engine.is_ours(one.request_id)]
-        moves = [Move(one.lease_id, one.token, LeaseState.PREEMPTED, one.cause) for one in own]
+        moves = [LeaseMove(one.lease_id, one.token, LeaseState.PREEMPTED, one.cause) for one in own]
         for preempt, outcome in zip(own, self._store.move(moves, now), strict=True):
             if not isinstance(outcome, Lease):
                 log.debug("A lease that was to be preempted had ended already: %s", outcome)
@@ -258,11 +258,13 @@ class Cycle:
         """Release what was not dispatched and let it wait again; where the store is down, in the next cycle."""
         if not self._undispatched:
             return
-        moves = [Move(id_, f.lease.token, LeaseState.RELEASED, f.cause) for id_, (f, _) in self._undispatched.items()]
+        moves = [
+            LeaseMove(id_, f.lease.token, LeaseState.RELEASED, f.cause) for id_, (f, _) in self._undispatched.items()
+        ]
         for outcome in self._store.move(moves, now):
             if isinstance(outcome, StoreError):
                 log.debug("A lease that was not dispatched had ended already: %s", outcome)
-        self._store.record([Submitted(pending) for _, pending in self._undispatched.values()], now)
+        self._store.record([RequestSubmitted(pending) for _, pending in self._undispatched.values()], now)
         self._undispatched.clear()
 
 
@@ -278,14 +280,14 @@ def _is_unchanged(before: Snapshot, after: Snapshot) -> bool:
         and before.pending == after.pending
         and before.dag_tokens == after.dag_tokens
         and before.estimates is after.estimates
-        and _spared(before) == _spared(after)
+        and _spared_leases(before) == _spared_leases(after)
     )
 
 
-def _spared(snapshot: Snapshot) -> int:
+def _spared_leases(snapshot: Snapshot) -> int:
     """How many leases are spared: with the first checkpoint of its task, one may be taken back."""
-    return sum(map(snapshot.is_spared, snapshot.leases)) if snapshot.spares_unsaved else 0
+    return sum(map(snapshot.is_protected, snapshot.leases)) if snapshot.protects_unsaved else 0
 
 
-def _name(policy: Policy) -> str:
+def _policy_name(policy: Policy) -> str:
     return str(getattr(policy, "name", type(policy).__name__))

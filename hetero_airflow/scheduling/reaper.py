@@ -7,10 +7,10 @@ from collections.abc import Container, Iterable, Mapping
 from datetime import datetime, timedelta
 
 from hetero_airflow.engines.engine import Engine, Liveness
+from hetero_airflow.model.heartbeat import ServerHeartbeat, time_without_heartbeat
 from hetero_airflow.model.lease import TERMINAL, Lease, LeaseState
-from hetero_airflow.model.sight import ServerSight, unheard
 from hetero_airflow.model.worker import Worker, WorkerState
-from hetero_airflow.store.store import Move, Store, WorkerLost
+from hetero_airflow.store.store import LeaseMove, Store, WorkerLost
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def lost_workers(
     workers: Iterable[Worker],
     last_seen: Mapping[str, datetime],
     agents: Container[str],
-    server: ServerSight | None,
+    server: ServerHeartbeat | None,
     now: datetime,
     worker_timeout_s: float,
 ) -> tuple[WorkerLost, ...]:
@@ -54,14 +54,14 @@ def lost_workers(
 
     :param agents: ids of the workers for which an agent speaks, as in `Presence.sights`; the others are told of by a
         scheduler
-    :param server: as in `Presence.server_seen`
+    :param server: as in `Presence.server_heartbeat`
     """
     limit = timedelta(seconds=worker_timeout_s)
 
     def silence(worker_id: str, seen_at: datetime) -> timedelta:
         if worker_id not in agents:
             return now - seen_at
-        return timedelta(0) if server is None else unheard(seen_at, server, now)
+        return timedelta(0) if server is None else time_without_heartbeat(seen_at, server, now)
 
     return tuple(
         WorkerLost(worker.id)
@@ -81,7 +81,7 @@ def _is_gone(engine: Engine, lease: Lease) -> bool:
 
 def _move(store: Store, lease: Lease, to: LeaseState, now: datetime, cause: str) -> Lease | None:
     """The moved lease, or None where another scheduler or the lease's holder was faster."""
-    outcome = store.move([Move(lease.id, lease.token, to, cause)], now)[0]
+    outcome = store.move([LeaseMove(lease.id, lease.token, to, cause)], now)[0]
     if isinstance(outcome, Lease):
         return outcome
     log.debug("Lease %s was not moved to %s: %s", lease.id, to, outcome)

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from itertools import combinations
 
-from hetero_airflow.matching.bandwidth import device_level, farthest, spot
-from hetero_airflow.matching.gang import gang_level
-from hetero_airflow.matching.joined import needed_level
+from hetero_airflow.matching.bandwidth import common_level, device_level, worker_location
+from hetero_airflow.matching.gangs.placement import gang_level
+from hetero_airflow.matching.linked_devices import needed_level
 from hetero_airflow.model.plan import Place, Plan
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.snapshot import Snapshot
@@ -37,7 +37,7 @@ def topology_faults(snapshot: Snapshot, plan: Plan) -> Iterable[str]:
             gangs[one.gang].append((alternative, worker))
     for gang, members in gangs.items():
         allowed = gang_level(alternative for alternative, _ in members)
-        found = farthest([spot(worker) for _, worker in members])
+        found = common_level([worker_location(worker) for _, worker in members])
         if found is not None and found.rank > allowed.rank:
             yield f"gang {gang} is placed within one {found}, and asks for one {allowed}"
 

@@ -7,7 +7,7 @@ import re
 from hetero_airflow.errors import ClusterError, RequestError, shorten
 from hetero_airflow.model.catalogue import MODELS, VENDORS
 from hetero_airflow.model.device import Device
-from hetero_airflow.model.device_words import parse_device
+from hetero_airflow.model.device_names import parse_device
 from hetero_airflow.model.worker import MAX_DEVICES, Worker
 
 MAX_WORKERS = 20_000

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass, field
 
 from hetero_airflow.model.lease import Lease
-from hetero_airflow.simulator.record import Interval, JobRecord, Outcome
+from hetero_airflow.simulator.record import JobOutcome, JobRecord, RunInterval
 from hetero_airflow.simulator.workload import Job
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class RankLease:
     """The devices that one rank holds."""
 
     lease: Lease
@@ -30,8 +30,8 @@ class JobRun:
     submitted_s: float | None = None
     started_s: float | None = None
     finished_s: float | None = None
-    has_left: bool = False
-    holds: list[Hold] = field(default_factory=list)
+    is_withdrawn: bool = False
+    holds: list[RankLease] = field(default_factory=list)
     since_s: float = 0.0
     overhead_s: float = 0.0
     speed: float = 0.0
@@ -40,7 +40,7 @@ class JobRun:
     stay: int = 0
     """Number of the present stay; a finish that was foreseen in an earlier one is void."""
     served: dict[str, float] = field(default_factory=dict)
-    intervals: list[Interval] = field(default_factory=list)
+    intervals: list[RunInterval] = field(default_factory=list)
     preemptions: int = 0
     migrations: int = 0
 
@@ -78,14 +78,14 @@ class JobRun:
             (hold.lease.worker_id, hold.device_class) for hold in self.holds
         ]
 
-    def end_stay(self, now_s: float, lost_s: float = 0.0) -> list[Lease]:
+    def end_interval(self, now_s: float, lost_s: float = 0.0) -> list[Lease]:
         """Give the devices back; `lost_s` of the progress is undone. The leases to release."""
         held_s = now_s - self.since_s
         overhead_s = min(held_s, self.overhead_s + lost_s)
         self.remaining = max(0.0, self.remaining - (held_s - overhead_s) * self.speed)
         for hold in self.holds:
             self.intervals.append(
-                Interval(self.since_s, now_s, hold.lease.worker_id, hold.device_class, hold.devices, overhead_s)
+                RunInterval(self.since_s, now_s, hold.lease.worker_id, hold.device_class, hold.devices, overhead_s)
             )
         for name in {hold.device_class for hold in self.holds}:
             self.served[name] = self.served.get(name, 0.0) + held_s
@@ -94,7 +94,7 @@ class JobRun:
         self.stay += 1
         return leases
 
-    def undone_s(self, now_s: float, checkpoint_s: float) -> float:
+    def lost_progress_s(self, now_s: float, checkpoint_s: float) -> float:
         """How much of the progress of this stay is undone where it can't save now: what was made since it last did."""
         if checkpoint_s <= 0:
             return 0.0
@@ -103,17 +103,17 @@ class JobRun:
 
     def record(self, end_s: float) -> JobRecord:
         """What became of it by the end."""
-        outcome = Outcome.WAITING
+        outcome = JobOutcome.WAITING
         intervals = list(self.intervals)
         if self.finished_s is not None:
-            outcome = Outcome.FINISHED
-        elif self.has_left:
-            outcome = Outcome.LEFT
+            outcome = JobOutcome.FINISHED
+        elif self.is_withdrawn:
+            outcome = JobOutcome.LEFT
         elif self.is_running:
-            outcome = Outcome.RUNNING
+            outcome = JobOutcome.RUNNING
             overhead_s = min(self.overhead_s, end_s - self.since_s)
             intervals += (
-                Interval(self.since_s, end_s, hold.lease.worker_id, hold.device_class, hold.devices, overhead_s)
+                RunInterval(self.since_s, end_s, hold.lease.worker_id, hold.device_class, hold.devices, overhead_s)
                 for hold in self.holds
             )
         return JobRecord(

@@ -9,19 +9,23 @@ from datetime import timedelta
 
 from hetero_airflow.model.estimates import Estimates, Interval, TaskName
 from hetero_airflow.model.run import Run, RunEnd
-from hetero_airflow.model.shares import NO_SHARES, Shares
-from hetero_airflow.scheduling.learning import Learner
-from hetero_airflow.scheduling.past_use import PastUse
+from hetero_airflow.model.team_shares import NO_TEAM_SHARES, TeamShares
+from hetero_airflow.scheduling.learning.learner import Learner
+from hetero_airflow.scheduling.learning.past_use import PastUse
 from hetero_airflow.simulator.job_run import JobRun
 from hetero_airflow.simulator.options import START, Knowledge
 from hetero_airflow.simulator.workload import ANY_DEVICE, Job, Workload
 
 
-class Informant:
+class KnowledgeSource:
     """Tells the estimates of the moment; the same object while nothing new is known."""
 
     def __init__(
-        self, workload: Workload, device_classes: frozenset[str], knowledge: Knowledge, shares: Shares = NO_SHARES
+        self,
+        workload: Workload,
+        device_classes: frozenset[str],
+        knowledge: Knowledge,
+        shares: TeamShares = NO_TEAM_SHARES,
     ) -> None:
         self._knowledge = knowledge
         self._classes = device_classes

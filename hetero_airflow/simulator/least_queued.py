@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from hetero_airflow.errors import ClusterError
 from hetero_airflow.model.device import device_class
 from hetero_airflow.model.worker import Worker
-from hetero_airflow.simulator.record import Interval, JobRecord, Outcome, SimulationRecord
+from hetero_airflow.simulator.record import JobOutcome, JobRecord, RunInterval, SimulationRecord
 from hetero_airflow.simulator.workload import Job, Workload
 
 
-class _Queue:
+class _DeviceQueue:
     """A device and the jobs that joined it."""
 
     def __init__(self, worker_id: str, name: str) -> None:
@@ -34,9 +34,18 @@ class _Queue:
         start = max([job.arrival_s, *self._ends[-1:]])
         end = start + job.work / job.speed(self.device_class)
         self._ends.append(end)
-        stay = Interval(start, end, self.worker_id, self.device_class, 1.0)
+        stay = RunInterval(start, end, self.worker_id, self.device_class, 1.0)
         return JobRecord(
-            job.id, job.group, job.task, job.arrival_s, start, end, Outcome.FINISHED, 1.0, (stay,), best_device_s=best_s
+            job.id,
+            job.group,
+            job.task,
+            job.arrival_s,
+            start,
+            end,
+            JobOutcome.FINISHED,
+            1.0,
+            (stay,),
+            best_device_s=best_s,
         )
 
 
@@ -54,14 +63,14 @@ def least_queued(workload: Workload, workers: Iterable[Worker]) -> SimulationRec
     :raises ClusterError: a job of several devices or in a DAG, or one that no device can run
     """
     devices = [(worker.id, device_class(one)) for worker in workers for one in worker.devices if one.kind != "cpu"]
-    queues = [_Queue(*device) for device in devices]
+    queues = [_DeviceQueue(*device) for device in devices]
     records = [_join(queues, job) for job in sorted(workload.jobs, key=lambda job: job.arrival_s)]
     by_id = {record.id: record for record in records}
     jobs = tuple(by_id[job.id] for job in workload.jobs)
     return SimulationRecord(workload.name, "least_queued", Counter(name for _, name in devices), jobs)
 
 
-def _join(queues: list[_Queue], job: Job) -> JobRecord:
+def _join(queues: list[_DeviceQueue], job: Job) -> JobRecord:
     if job.ranks != 1 or job.after or any(one.count != 1 or one.milli != 1000 for one in job.request.alternatives):
         raise ClusterError(
             f"a queue for each device with job {job.id}",

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from hetero_airflow.model.restart import usual_restart_s
-from hetero_airflow.model.shares import NO_SHARES, Shares
+from hetero_airflow.model.team_shares import NO_TEAM_SHARES, TeamShares
 
 START = datetime(2000, 1, 1, tzinfo=UTC)
 """Second 0 of every workload."""
@@ -60,7 +60,7 @@ class Options:
     """From and up to which job, by number, the figures count; the simulation ends when all of them have ended."""
     seed: int = 0
     """Of the failures."""
-    shares: Shares = NO_SHARES
+    shares: TeamShares = NO_TEAM_SHARES
     """Who is entitled to how much, as `[hetero] shares` says it."""
 
     def told(self) -> dict[str, str | int | float]:

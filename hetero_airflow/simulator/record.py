@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 
-class Outcome(StrEnum):
+class JobOutcome(StrEnum):
     """How a job stood when the simulation ended."""
 
     FINISHED = "finished"
@@ -24,7 +24,7 @@ class Outcome(StrEnum):
     """Its patience ended before it started."""
 
 
-class Interval(NamedTuple):
+class RunInterval(NamedTuple):
     """One stay of a job on devices of one worker; a gang has one for each rank."""
 
     start_s: float
@@ -50,10 +50,10 @@ class JobRecord:
     started_s: float | None
     """None if it never held devices."""
     finished_s: float | None
-    outcome: Outcome
+    outcome: JobOutcome
     devices: float
     """That it holds while it runs, over all ranks; a share counts as its fraction."""
-    intervals: tuple[Interval, ...] = ()
+    intervals: tuple[RunInterval, ...] = ()
     best_device_s: float = 0.0
     """Device-seconds that all its work takes on the fastest device class of the cluster, without overhead."""
     preemptions: int = 0

@@ -21,20 +21,20 @@ from hetero_airflow.model.device import device_class
 from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan
-from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.scheduling.cycle import Cycle, CycleResult
+from hetero_airflow.simulator.checkpoint_schedule import CheckpointSchedule
 from hetero_airflow.simulator.engine import SimulatedEngine
-from hetero_airflow.simulator.job_run import Hold, JobRun
-from hetero_airflow.simulator.knowledge import Informant
+from hetero_airflow.simulator.initial_jobs import InitialJob
+from hetero_airflow.simulator.job_run import JobRun, RankLease
+from hetero_airflow.simulator.knowledge import KnowledgeSource
 from hetero_airflow.simulator.options import START, Options
 from hetero_airflow.simulator.record import SimulationRecord
-from hetero_airflow.simulator.saving import Saving
-from hetero_airflow.simulator.standing import Standing
 from hetero_airflow.simulator.workload import ANY_DEVICE, Job, Workload
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.store import Event, Move, Submitted, Withdrawn, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import LeaseMove, RequestSubmitted, RequestWithdrawn, StoreEvent, WorkerLost, WorkerSeen
 
 _NEVER_S = 10 * 365 * 86400.0
 _MAX_CYCLES = 8
@@ -72,7 +72,7 @@ class Simulation:
         policy_name: str,
         options: Options | None = None,
         *,
-        standing: Iterable[Standing] = (),
+        standing: Iterable[InitialJob] = (),
         estimates: Estimates | None = None,
     ) -> None:
         self._options = options or Options()
@@ -91,13 +91,15 @@ class Simulation:
         self._standing = tuple(standing)
         self._jobs = (*(one.job for one in self._standing), *workload.jobs)
         classes = frozenset(self._classes.values())
-        self._informant = Informant(workload, classes, self._options.knowledge, self._options.shares)
+        self._informant = KnowledgeSource(workload, classes, self._options.knowledge, self._options.shares)
         self._told = self._informant.estimates if estimates is None else lambda: estimates
         self._store, self._engine = MemoryStore(keeps_history=False), SimulatedEngine()
         preemptor = self._engine if self._options.can_preempt else None
-        self._cycle = Cycle(self._store, policy, self._engine, _NEVER_S, preemptor=preemptor, believed=self._believed)
-        self._runs = {job.id: JobRun(job, _best_s(job, classes)) for job in self._jobs}
-        self._by_request: dict[str, tuple[JobRun, Pending]] = {}
+        self._cycle = Cycle(
+            self._store, policy, self._engine, _NEVER_S, preemptor=preemptor, policy_context=self._policy_context
+        )
+        self._runs = {job.id: JobRun(job, _fastest_s(job, classes)) for job in self._jobs}
+        self._by_request: dict[str, tuple[JobRun, PendingRequest]] = {}
         self._gangs: defaultdict[str, list[JobRun]] = defaultdict(list)
         self._successors: defaultdict[str, list[JobRun]] = defaultdict(list)
         self._blockers: dict[str, int] = {}
@@ -112,17 +114,17 @@ class Simulation:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = 0
         self._now_s = 0.0
-        self._news: list[Event] = []
+        self._news: list[StoreEvent] = []
         self._impatient: list[tuple[float, int, JobRun]] = []
         self._tick_s = -math.inf
         self._next_cycle_s = -math.inf
         self._idle_ticks = 0
-        self._saving = Saving(0.0 if self._options.saves_at_notice else self._options.checkpoint_s)
+        self._saving = CheckpointSchedule(0.0 if self._options.saves_at_notice else self._options.checkpoint_s)
         self._random = random.Random(self._options.seed)  # noqa: S311  failures of a pretend world
         self._decision_s: list[float] = []
         self._placements = 0
 
-    def _believed(self, snapshot: Snapshot) -> Snapshot:
+    def _policy_context(self, snapshot: Snapshot) -> Snapshot:
         return replace(snapshot, estimates=self._told())
 
     def run(self, progress: Progress | None = None) -> SimulationRecord:
@@ -202,19 +204,19 @@ class Simulation:
             return
         for rank in range(job.ranks):
             request_id = job.id if job.ranks == 1 else f"{job.id}/{rank}"
-            pending = Pending(
+            pending = PendingRequest(
                 request_id, job.request, _time(run.submitted_s), job.weight, job.group, job.run or job.id,
                 self._informant.task_id(job), -1 if job.ranks == 1 else rank, 1, dict(run.served),
                 job.gang if job.ranks == 1 else job.id, job.gang_size if job.ranks == 1 else job.ranks,
             )  # fmt: skip
             self._by_request[request_id] = (run, pending)
-            self._news.append(Submitted(pending))
+            self._news.append(RequestSubmitted(pending))
 
     def _start(self, lease: Lease) -> None:
         run, _ = self._by_request[lease.request_id]
         claims = [(self._classes[lease.worker_id, claim.device_id], claim.milli / 1000) for claim in lease.claims]
         accelerators = [claim for claim in claims if not claim[0].startswith("generic/")] or claims[:1]
-        run.holds.append(Hold(lease, accelerators[0][0], sum(amount for _, amount in accelerators)))
+        run.holds.append(RankLease(lease, accelerators[0][0], sum(amount for _, amount in accelerators)))
         if not run.is_running:
             return
         has_run = run.started_s is not None
@@ -231,7 +233,7 @@ class Simulation:
         if any(one.due_s > self._now_s for one in together):
             return
         for one in together:
-            self._release(one.end_stay(self._now_s), LeaseState.RELEASED)
+            self._release(one.end_interval(self._now_s), LeaseState.RELEASED)
             one.remaining, one.finished_s = 0.0, self._now_s
             self._unended.discard(one.job.id)
             self._informant.learn(one)
@@ -239,7 +241,7 @@ class Simulation:
                 self._arrive(after)
 
     def _release(self, leases: Iterable[Lease], to: LeaseState) -> None:
-        moves = [Move(lease.id, lease.token, to) for lease in leases]
+        moves = [LeaseMove(lease.id, lease.token, to) for lease in leases]
         for outcome in self._store.move(moves, _time(self._now_s)):
             if isinstance(outcome, StoreError):
                 raise outcome
@@ -251,8 +253,8 @@ class Simulation:
             if run.holds and any(hold.lease.id == lease.id for hold in run.holds):
                 run.preemptions += 1
                 is_lossless = self._options.saves_at_notice
-                lost_s = 0.0 if is_lossless else run.undone_s(self._now_s, self._options.checkpoint_s)
-                self._release(run.end_stay(self._now_s, lost_s), LeaseState.RELEASED)
+                lost_s = 0.0 if is_lossless else run.lost_progress_s(self._now_s, self._options.checkpoint_s)
+                self._release(run.end_interval(self._now_s, lost_s), LeaseState.RELEASED)
                 self._submit(run)
 
     def _plan_failure(self, worker_id: str) -> None:
@@ -264,8 +266,8 @@ class Simulation:
         for run in self._runs.values():
             if run.is_running and any(hold.lease.worker_id == worker_id for hold in run.holds):
                 run.preemptions += 1
-                lost_s = run.undone_s(self._now_s, self._options.checkpoint_s)
-                self._release(run.end_stay(self._now_s, lost_s), LeaseState.EVICTED)
+                lost_s = run.lost_progress_s(self._now_s, self._options.checkpoint_s)
+                self._release(run.end_interval(self._now_s, lost_s), LeaseState.EVICTED)
                 self._submit(run)
         self._at(self._now_s + self._options.repair_s, lambda: self._repair(worker_id))
 
@@ -319,10 +321,10 @@ class Simulation:
         while self._impatient and self._impatient[0][0] <= self._now_s:
             run = heapq.heappop(self._impatient)[2]
             if run.started_s is None:
-                run.has_left = True
+                run.is_withdrawn = True
                 self._unended.discard(run.job.id)
                 ids = [run.job.id] if run.job.ranks == 1 else [f"{run.job.id}/{rank}" for rank in range(run.job.ranks)]
-                self._news += [Withdrawn(request_id, "its patience has ended") for request_id in ids]
+                self._news += [RequestWithdrawn(request_id, "its patience has ended") for request_id in ids]
         return len(self._news) > news
 
     def _plan_tick(self, is_busy: bool, until: datetime | None) -> None:
@@ -336,7 +338,7 @@ class Simulation:
             self._at(next_s, lambda: None)
 
 
-def _best_s(job: Job, classes: frozenset[str]) -> float:
+def _fastest_s(job: Job, classes: frozenset[str]) -> float:
     if not job.ranks:
         return job.work / job.speed(ANY_DEVICE)
     speed = max((job.speed(name) for name in classes if not name.startswith("generic/")), default=0.0)

@@ -36,8 +36,8 @@ def decision_columns(decision: Decision) -> dict[str, Any]:
     }
 
 
-def decision_story(columns: Mapping[str, Any], decided_at: datetime) -> dict[str, Any]:
-    """The decision as a `Story` tells it: JSON values all through."""
+def decision_json(columns: Mapping[str, Any], decided_at: datetime) -> dict[str, Any]:
+    """The decision as a `RequestHistory` tells it: JSON values all through."""
     return {
         "decided_at": decided_at.isoformat(),
         "outcome": columns["outcome"],

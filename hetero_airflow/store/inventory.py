@@ -8,9 +8,9 @@ from datetime import datetime
 
 from hetero_airflow.model.device import Device
 from hetero_airflow.model.lease import Claim
-from hetero_airflow.model.snapshot import Usage
+from hetero_airflow.model.snapshot import DeviceUsage
 from hetero_airflow.model.worker import Worker, WorkerState
-from hetero_airflow.store.leases import suits
+from hetero_airflow.store.lease_rules import suits_device_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class DeviceRecord:
         return self.used_milli == 0 and self.used_memory_bytes == 0
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> DeviceUsage:
         """As a snapshot shows it."""
-        return Usage(self.used_milli, self.used_memory_bytes, self.last_granted_at)
+        return DeviceUsage(self.used_milli, self.used_memory_bytes, self.last_granted_at)
 
     def grant(self, claim: Claim, now: datetime) -> DeviceRecord | None:
         """With the claim added, or None where it does not fit."""
@@ -60,7 +60,7 @@ class DeviceRecord:
         limit = self.capacity_memory_bytes
         if (
             not self.device.leasable
-            or not suits(self.device.kind, claim)
+            or not suits_device_kind(self.device.kind, claim)
             or milli > self.capacity_milli
             or (limit is not None and memory > limit)
         ):
@@ -74,7 +74,7 @@ class DeviceRecord:
         return None if freed.is_vanished and freed.is_idle else freed
 
 
-def take_inventory(
+def merge_inventory(
     known: Mapping[str, DeviceRecord], worker: Worker, last_seen_at: datetime
 ) -> dict[str, DeviceRecord]:
     """The worker's devices after an inventory, in its order, then those that are gone but leased.
@@ -95,6 +95,6 @@ def take_inventory(
     return taken
 
 
-def join_worker(worker: Worker, devices: Iterable[Device], state: WorkerState) -> Worker:
+def worker_with_devices(worker: Worker, devices: Iterable[Device], state: WorkerState) -> Worker:
     """The worker as a snapshot shows it: with those devices, and in that state."""
     return worker.model_copy(update={"devices": tuple(devices), "state": state})

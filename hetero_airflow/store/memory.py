@@ -9,43 +9,43 @@ from datetime import datetime
 from itertools import takewhile
 
 from hetero_airflow.errors import StoreError
-from hetero_airflow.model.bar import Bar, BarKind, bars_on
 from hetero_airflow.model.device import Telemetry
-from hetero_airflow.model.health import WELL, Health
+from hetero_airflow.model.device_health import NO_ERRORS, DeviceHealth
+from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat, next_server_heartbeat
+from hetero_airflow.model.hold import Hold, HoldKind, holds_on
 from hetero_airflow.model.lease import TERMINAL, TRANSITIONS, Claim, Lease, LeaseState
 from hetero_airflow.model.plan import Decision, Place, Plan, Reason, Refuse, Wait
 from hetero_airflow.model.run import Run
-from hetero_airflow.model.sight import ServerSight, WorkerSight, heard_again
-from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
-from hetero_airflow.store.codec import REASON, clean_cause, decision_columns, decision_story
+from hetero_airflow.store.codec import REASON, clean_cause, decision_columns, decision_json
 from hetero_airflow.store.cores import choose_cores
-from hetero_airflow.store.inventory import DeviceRecord, join_worker, take_inventory
-from hetero_airflow.store.leases import is_sound, lease_id, leased_class, movable, run_end
+from hetero_airflow.store.inventory import DeviceRecord, merge_inventory, worker_with_devices
+from hetero_airflow.store.lease_rules import are_grantable, check_move, lease_id, leased_device_class, run_end_of
+from hetero_airflow.store.snapshot_builder import SnapshotBuilder
 from hetero_airflow.store.store import (
     MAX_RUNS,
-    Commit,
-    Delayed,
-    DeviceBarred,
-    DeviceCleared,
-    Event,
+    CheckpointSaved,
+    CommitResult,
     HealthChanged,
     HealthNoted,
-    Move,
-    Saved,
+    HoldLifted,
+    HoldPlaced,
+    LeaseMove,
+    RequestHistory,
+    RequestSubmitted,
     ServerAlive,
-    Story,
-    Submitted,
+    StartDelayed,
+    StoreEvent,
     WorkerAlive,
     WorkerLost,
     WorkerSeen,
 )
-from hetero_airflow.store.view import View
 from hetero_airflow.units import MILLI_PER_DEVICE
 
 
 @dataclass(slots=True)
-class _Host:
+class _WorkerRecord:
     reported: Worker
     state: WorkerState
     seen_at: datetime
@@ -56,8 +56,8 @@ class _Host:
 
 
 @dataclass(slots=True)
-class _Request:
-    pending: Pending
+class _RequestRecord:
+    pending: PendingRequest
     state: str = "waiting"
     ended_at: datetime | None = None
     cause: str = ""
@@ -89,22 +89,22 @@ class MemoryStore:
 
     def __init__(self, *, keeps_history: bool = True) -> None:
         self._keeps_history = keeps_history
-        self._view = View()
+        self._view = SnapshotBuilder()
         self._sequence = 0
         self._token = 0
-        self._hosts: dict[str, _Host] = {}
-        self._requests: dict[str, _Request] = {}
+        self._hosts: dict[str, _WorkerRecord] = {}
+        self._requests: dict[str, _RequestRecord] = {}
         self._leases: dict[str, Lease] = {}
         self._runs: deque[Run] = deque(maxlen=MAX_RUNS)
-        self._bars: defaultdict[str, dict[tuple[str, BarKind], Bar]] = defaultdict(dict)
+        self._bars: defaultdict[str, dict[tuple[str, HoldKind], Hold]] = defaultdict(dict)
         """Worker id → (device id, kind) → bar."""
-        self._health: dict[tuple[str, str], Health] = {}
+        self._health: dict[tuple[str, str], DeviceHealth] = {}
         self._cores: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
-        self._server: ServerSight | None = None
+        self._server: ServerHeartbeat | None = None
 
     # -- Store ---------------------------------------------------------------------------------------------------------
 
-    def record(self, events: Sequence[Event], now: datetime) -> None:
+    def record(self, events: Sequence[StoreEvent], now: datetime) -> None:
         """Take note of what happened, in order."""
         is_visible = False
         for event in events:
@@ -115,17 +115,17 @@ class MemoryStore:
             elif isinstance(event, WorkerLost):
                 is_visible |= self._lose(event.worker_id)
             elif isinstance(event, ServerAlive):
-                self._server = heard_again(self._server, now, is_new=event.is_new)
-            elif isinstance(event, Submitted):
+                self._server = next_server_heartbeat(self._server, now, is_new=event.is_new)
+            elif isinstance(event, RequestSubmitted):
                 is_visible |= self._submit(event.pending)
-            elif isinstance(event, Saved):
+            elif isinstance(event, CheckpointSaved):
                 is_visible |= self._save(event, now)
-            elif isinstance(event, Delayed):
+            elif isinstance(event, StartDelayed):
                 self._delay(event)
-            elif isinstance(event, DeviceBarred):
+            elif isinstance(event, HoldPlaced):
                 bar = replace(event.bar, cause=clean_cause(event.bar.cause))
                 is_visible |= self._bar(bar.worker_id, bar.device_id, bar.kind, bar)
-            elif isinstance(event, DeviceCleared):
+            elif isinstance(event, HoldLifted):
                 is_visible |= self._bar(event.worker_id, event.device_id, event.kind, None)
             elif isinstance(event, HealthNoted):
                 self._health[event.worker_id, event.device_id] = event.health
@@ -139,7 +139,7 @@ class MemoryStore:
         """The present state; cheap when nothing has changed since the last call."""
         return self._view.snapshot(self._sequence)
 
-    def commit(self, plan: Plan, now: datetime, expires_at: datetime, news: Sequence[Event] = ()) -> Commit:
+    def commit(self, plan: Plan, now: datetime, expires_at: datetime, news: Sequence[StoreEvent] = ()) -> CommitResult:
         """Grant the placements of a plan and keep every decision's account; see the port."""
         self.record(news, now)
         leases: list[Lease] = []
@@ -159,7 +159,7 @@ class MemoryStore:
                 if isinstance(decision, Refuse):
                     has_ended |= self._end(decision.request_id, "waiting", now, str(decision.reason))
         self._sequence += bool(leases) or has_ended
-        return Commit(tuple(leases), tuple(refused))
+        return CommitResult(tuple(leases), tuple(refused))
 
     def renew(self, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
         """Extend the leases given as (lease id, token); the ids that are not held with that token any more."""
@@ -177,12 +177,12 @@ class MemoryStore:
         self._sequence += is_visible
         return frozenset(gone)
 
-    def move(self, moves: Sequence[Move], now: datetime) -> tuple[Lease | StoreError, ...]:
+    def move(self, moves: Sequence[LeaseMove], now: datetime) -> tuple[Lease | StoreError, ...]:
         """Change the states of leases; the outcome of each move, in order; see the port."""
         return tuple(self._move(move, now) for move in moves)
 
-    def _move(self, move: Move, now: datetime) -> Lease | StoreError:
-        lease = movable(move, self._leases.get(move.lease_id))
+    def _move(self, move: LeaseMove, now: datetime) -> Lease | StoreError:
+        lease = check_move(move, self._leases.get(move.lease_id))
         if isinstance(lease, StoreError):
             return lease
         moved = lease.model_copy(update={"state": move.to})
@@ -197,26 +197,26 @@ class MemoryStore:
 
     # -- History -------------------------------------------------------------------------------------------------------
 
-    def story(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> Story | None:
+    def request_history(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> RequestHistory | None:
         """The newest request of a task instance, or None if it never asked."""
         asked = (dag_id, run_id, task_id, map_index)
-        own = [r for r in self._requests.values() if _instance(r.pending) == asked]
+        own = [r for r in self._requests.values() if _task_instance(r.pending) == asked]
         if not own:
             return None
         newest = max(own, key=lambda r: (r.pending.submitted_at, r.pending.try_number, r.pending.id))
-        decisions = [decision_story(decision_columns(d), at) for at, d in newest.decisions]
+        decisions = [decision_json(decision_columns(d), at) for at, d in newest.decisions]
         if newest.delay is not None:
             decisions[0]["reason"] = REASON.dump_python(newest.delay, mode="json", exclude_none=True)
         leases = tuple(self._leases[lease_id] for lease_id in newest.lease_ids)
-        return Story(newest.pending, newest.state, newest.ended_at, newest.cause, leases, tuple(decisions))
+        return RequestHistory(newest.pending, newest.state, newest.ended_at, newest.cause, leases, tuple(decisions))
 
     def telemetry(self) -> dict[tuple[str, str], Telemetry]:
         """(worker id, device id) → last reading."""
         return {(i, reading.device_id): reading for i, host in self._hosts.items() for reading in host.telemetry}
 
-    def health(self) -> dict[tuple[str, str], Health]:
+    def health(self) -> dict[tuple[str, str], DeviceHealth]:
         """(worker id, device id) → what is remembered of its errors; without those that are `WELL`."""
-        return {key: health for key, health in self._health.items() if health != WELL}
+        return {key: health for key, health in self._health.items() if health != NO_ERRORS}
 
     def runs(self, since: int = 0) -> tuple[Run, ...]:
         """The leases that ended after that sequence and of which it is known how, in the order of their ends."""
@@ -239,12 +239,14 @@ class MemoryStore:
         """Worker id → when it was last seen."""
         return {worker_id: host.seen_at for worker_id, host in self._hosts.items()}
 
-    def sights(self) -> Mapping[str, WorkerSight]:
+    def heartbeats(self) -> Mapping[str, WorkerHeartbeat]:
         """Worker id → what its agent said last; without workers for which none speaks, or that are lost since."""
         told = {worker_id: (host.seen_at, host.leases) for worker_id, host in self._hosts.items()}
-        return {worker_id: WorkerSight(at, leases) for worker_id, (at, leases) in told.items() if leases is not None}
+        return {
+            worker_id: WorkerHeartbeat(at, leases) for worker_id, (at, leases) in told.items() if leases is not None
+        }
 
-    def server_seen(self) -> ServerSight | None:
+    def server_heartbeat(self) -> ServerHeartbeat | None:
         """When the API server was there; None if it never was."""
         return self._server
 
@@ -256,17 +258,17 @@ class MemoryStore:
         if host is None:
             if not may_come:
                 return False
-            host = self._hosts[seen.worker.id] = _Host(seen.worker, WorkerState.ONLINE, now)
+            host = self._hosts[seen.worker.id] = _WorkerRecord(seen.worker, WorkerState.ONLINE, now)
         elif not may_come or (host.reported == seen.worker and host.state == WorkerState.ONLINE):
-            _note_seen(host, seen, now)
+            _record_heartbeat(host, seen, now)
             return False
-        host.devices = take_inventory(host.devices, seen.worker, host.seen_at)
+        host.devices = merge_inventory(host.devices, seen.worker, host.seen_at)
         host.reported, host.state = seen.worker, WorkerState.ONLINE
-        _note_seen(host, seen, now)
+        _record_heartbeat(host, seen, now)
         self._show_worker(host)
         return True
 
-    def _may_come(self, host: _Host | None, seen: WorkerSeen) -> bool:
+    def _may_come(self, host: _WorkerRecord | None, seen: WorkerSeen) -> bool:
         """Whether the worker is online or may be now; see `WorkerSeen`."""
         if not seen.leases or (host is not None and host.state == WorkerState.ONLINE):
             return True
@@ -277,7 +279,7 @@ class MemoryStore:
     def _hear(self, alive: WorkerAlive, now: datetime) -> None:
         host = self._hosts.get(alive.worker_id)
         if host is not None and host.state == WorkerState.ONLINE:
-            _note_seen(host, alive, now)
+            _record_heartbeat(host, alive, now)
 
     def _lose(self, worker_id: str) -> bool:
         host = self._hosts.get(worker_id)
@@ -287,7 +289,7 @@ class MemoryStore:
         self._show_worker(host)
         return True
 
-    def _bar(self, worker_id: str, device_id: str, kind: BarKind, bar: Bar | None) -> bool:
+    def _bar(self, worker_id: str, device_id: str, kind: HoldKind, bar: Hold | None) -> bool:
         """Put up the bar, or take off the one of that kind; whether a snapshot shows it."""
         bars, key = self._bars[worker_id], (device_id, kind)
         if bars.get(key) == bar:
@@ -302,24 +304,24 @@ class MemoryStore:
         return host is not None
 
     def _change_health(self, event: HealthChanged) -> bool:
-        before = self._health.get((event.worker_id, event.device_id), WELL)
+        before = self._health.get((event.worker_id, event.device_id), NO_ERRORS)
         health, bar = event.change(before)
         if health == before:
             return False
         self._health[event.worker_id, event.device_id] = health
         clean = None if bar is None else replace(bar, cause=clean_cause(bar.cause))
-        return self._bar(event.worker_id, event.device_id, BarKind.QUARANTINED, clean)
+        return self._bar(event.worker_id, event.device_id, HoldKind.QUARANTINED, clean)
 
-    def _show_worker(self, host: _Host) -> None:
-        shown = join_worker(host.reported, (record.device for record in host.devices.values()), host.state)
+    def _show_worker(self, host: _WorkerRecord) -> None:
+        shown = worker_with_devices(host.reported, (record.device for record in host.devices.values()), host.state)
         self._view.put_worker(shown, self._bars[host.reported.id].values())
         usage = {device_id: record.usage for device_id, record in host.devices.items()}
         self._view.put_usage(host.reported.id, usage, replace=True)
 
-    def _submit(self, pending: Pending) -> bool:
+    def _submit(self, pending: PendingRequest) -> bool:
         request = self._requests.get(pending.id)
         if request is None:
-            self._requests[pending.id] = _Request(pending)
+            self._requests[pending.id] = _RequestRecord(pending)
         elif request.state == "ended":
             request.pending, request.state, request.ended_at, request.cause = pending, "waiting", None, ""
             self._put_by(request)
@@ -328,14 +330,14 @@ class MemoryStore:
         self._view.put_pending(pending)
         return True
 
-    def _save(self, saved: Saved, now: datetime) -> bool:
+    def _save(self, saved: CheckpointSaved, now: datetime) -> bool:
         lease = self._view.lease(saved.lease_id)
         if lease is None or lease.token != saved.token:
             return False
         self._put(lease.model_copy(update={"saved_at": now}))
         return True
 
-    def _delay(self, delayed: Delayed) -> None:
+    def _delay(self, delayed: StartDelayed) -> None:
         request = self._requests.get(delayed.request_id)
         if request is not None and request.state == "placed" and isinstance(request.newest, Place):
             request.delay = delayed.reason
@@ -359,7 +361,7 @@ class MemoryStore:
 
     def _grant(self, place: Place, now: datetime, expires_at: datetime) -> Lease | None:
         host = self._hosts.get(place.worker_id)
-        if host is None or host.state != WorkerState.ONLINE or not is_sound(place.claims):
+        if host is None or host.state != WorkerState.ONLINE or not are_grantable(place.claims):
             return None
         granted: dict[str, DeviceRecord] = {}
         claims: list[Claim] = []
@@ -367,7 +369,7 @@ class MemoryStore:
             known = host.devices.get(claim.device_id)
             record = None if known is None else known.grant(claim, now)
             cores = None if record is None else self._choose_cores(place.worker_id, record, claim)
-            if record is None or cores is None or bars_on(record.device, self._bars[place.worker_id].values()):
+            if record is None or cores is None or holds_on(record.device, self._bars[place.worker_id].values()):
                 return None
             granted[claim.device_id] = record
             claims.append(replace(claim, cores=cores) if cores else claim)
@@ -396,11 +398,13 @@ class MemoryStore:
         self._put(lease)
         return lease
 
-    def _remember(self, lease: Lease, move: Move, now: datetime) -> None:
-        end, devices = run_end(move), self._hosts[lease.worker_id].devices
+    def _remember(self, lease: Lease, move: LeaseMove, now: datetime) -> None:
+        end, devices = run_end_of(move), self._hosts[lease.worker_id].devices
         if end is None:
             return
-        leased = leased_class(lease.claims, {key: devices[key].device for key in (c.device_id for c in lease.claims)})
+        leased = leased_device_class(
+            lease.claims, {key: devices[key].device for key in (c.device_id for c in lease.claims)}
+        )
         assert leased is not None, "a device stays known for as long as it is leased"
         pending = self._requests[lease.request_id].pending
         run = Run(
@@ -441,13 +445,13 @@ class MemoryStore:
             host.devices[claim.device_id] = record
             self._view.put_usage(worker_id, {claim.device_id: record.usage})
 
-    def _keep(self, request: _Request, decision: Decision, now: datetime) -> None:
+    def _keep(self, request: _RequestRecord, decision: Decision, now: datetime) -> None:
         if isinstance(decision, Wait) and decision == request.newest:
             return
         self._put_by(request)
         request.newest, request.decided_at = decision, now
 
-    def _put_by(self, request: _Request) -> None:
+    def _put_by(self, request: _RequestRecord) -> None:
         """Move the newest decision to those before it."""
         if self._keeps_history and request.newest is not None and request.decided_at is not None:
             request.before = request.before or []
@@ -455,11 +459,11 @@ class MemoryStore:
         request.newest = request.delay = None
 
 
-def _note_seen(host: _Host, event: WorkerSeen | WorkerAlive, now: datetime) -> None:
+def _record_heartbeat(host: _WorkerRecord, event: WorkerSeen | WorkerAlive, now: datetime) -> None:
     host.seen_at = now
     host.telemetry = event.telemetry or host.telemetry
     host.leases = host.leases if event.leases is None else event.leases
 
 
-def _instance(pending: Pending) -> tuple[str, str, str, int]:
+def _task_instance(pending: PendingRequest) -> tuple[str, str, str, int]:
     return pending.dag_id, pending.run_id, pending.task_id, pending.map_index

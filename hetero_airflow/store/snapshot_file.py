@@ -13,8 +13,8 @@ from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.model.estimates import Estimates, Interval, TaskName
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.request import Alternative
-from hetero_airflow.model.shares import NO_SHARES, Shares
-from hetero_airflow.model.snapshot import Pending, Snapshot, Usage
+from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
+from hetero_airflow.model.team_shares import NO_TEAM_SHARES, TeamShares
 from hetero_airflow.model.worker import Worker
 
 SCHEMA = 1
@@ -30,7 +30,7 @@ class SavedSnapshot(NamedTuple):
 class _UsageRow(BaseModel):
     worker_id: str
     device_id: str
-    usage: Usage
+    usage: DeviceUsage
 
 
 class _TaskRow(BaseModel):
@@ -43,7 +43,7 @@ class _TaskRow(BaseModel):
     """Those that come right after it."""
 
 
-class _File(BaseModel):
+class _SnapshotFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     schema_version: int
@@ -51,9 +51,9 @@ class _File(BaseModel):
     sequence: int
     workers: tuple[Worker, ...]
     usage: tuple[_UsageRow, ...]
-    pending: tuple[Pending, ...]
+    pending: tuple[PendingRequest, ...]
     leases: tuple[Lease, ...]
-    holders: tuple[Pending, ...]
+    holders: tuple[PendingRequest, ...]
     dag_tokens: dict[str, int]
     tasks: tuple[_TaskRow, ...]
     finished_s: tuple[float, ...]
@@ -61,7 +61,7 @@ class _File(BaseModel):
     default_speeds: dict[str, float]
     used_device_s: dict[str, dict[str, float]] = {}
     used_at: datetime | None = None
-    shares: Shares = NO_SHARES
+    shares: TeamShares = NO_TEAM_SHARES
 
 
 def snapshot_text(snapshot: Snapshot, taken_at: datetime) -> str:
@@ -84,7 +84,7 @@ def snapshot_text(snapshot: Snapshot, taken_at: datetime) -> str:
         )
         for name in sorted({*known.speeds, *known.works, *known.spread, *known.edges})
     )
-    file = _File(
+    file = _SnapshotFile(
         schema_version=SCHEMA,
         taken_at=taken_at,
         sequence=snapshot.sequence,
@@ -105,7 +105,7 @@ def snapshot_text(snapshot: Snapshot, taken_at: datetime) -> str:
     return file.model_dump_json(indent=1) + "\n"
 
 
-def _fault(file: _File) -> str:
+def _find_fault(file: _SnapshotFile) -> str:
     """What no snapshot can say, in words; empty where there is nothing of the kind."""
     if file.schema_version != SCHEMA:
         return f"version {file.schema_version} of its form"
@@ -132,8 +132,8 @@ def read_snapshot(text: str) -> SavedSnapshot:
     :raises SettingsError: another text, or one that another version made
     """
     try:
-        file = _File.model_validate_json(text)
-        found = _fault(file)
+        file = _SnapshotFile.model_validate_json(text)
+        found = _find_fault(file)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         found = f"at {'.'.join(map(str, first['loc'])) or 'the top'}: {shorten(first['msg'])}"

@@ -8,14 +8,14 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from hetero_airflow.errors import StoreError
-from hetero_airflow.model.bar import Bar, BarKind
 from hetero_airflow.model.device import Telemetry
-from hetero_airflow.model.health import Health
+from hetero_airflow.model.device_health import DeviceHealth
+from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat
+from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan, Reason
 from hetero_airflow.model.run import Run, RunEnd
-from hetero_airflow.model.sight import ServerSight, WorkerSight
-from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker
 
 
@@ -66,10 +66,10 @@ class ServerAlive:
 
 
 @dataclass(frozen=True, slots=True)
-class Submitted:
+class RequestSubmitted:
     """A request that waits from now on; the same id again, while it waits or holds a lease, changes nothing."""
 
-    pending: Pending
+    pending: PendingRequest
 
     @property
     def request_id(self) -> str:
@@ -78,7 +78,7 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Withdrawn:
+class RequestWithdrawn:
     """A request that does not wait any longer, with what became of it; unknown ids are passed over."""
 
     request_id: str
@@ -86,7 +86,7 @@ class Withdrawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class CheckpointSaved:
     """A lease whose task has published a checkpoint just now; passed over if it is not held with that token."""
 
     lease_id: str
@@ -94,7 +94,7 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class Delayed:
+class StartDelayed:
     """Why a request that was placed does not run yet, in the newest decision on it; None once it does.
 
     Passed over where it is not placed.
@@ -105,23 +105,23 @@ class Delayed:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceBarred:
+class HoldPlaced:
     """A device, or a whole worker, that gets no new task from now on; replaces a bar of the same kind on it.
 
     Bars outlive inventories and restarts; one on a worker that is not known yet holds once it is seen.
     """
 
-    bar: Bar
+    bar: Hold
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceCleared:
+class HoldLifted:
     """A bar that is taken off; passed over where there is none of that kind."""
 
     worker_id: str
     device_id: str
     """As in the bar: empty for the whole worker, whose devices' own bars stay."""
-    kind: BarKind
+    kind: HoldKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class HealthNoted:
 
     worker_id: str
     device_id: str
-    health: Health
+    health: DeviceHealth
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,28 +142,28 @@ class HealthChanged:
 
     worker_id: str
     device_id: str
-    change: Callable[[Health], tuple[Health, Bar | None]]
+    change: Callable[[DeviceHealth], tuple[DeviceHealth, Hold | None]]
     """The health as it is then, and the bar that stands for it; pure. Where the health stays, the bar stays too."""
 
 
-Event = (
+StoreEvent = (
     WorkerSeen
     | WorkerAlive
     | WorkerLost
     | ServerAlive
-    | Submitted
-    | Withdrawn
-    | Saved
-    | Delayed
-    | DeviceBarred
-    | DeviceCleared
+    | RequestSubmitted
+    | RequestWithdrawn
+    | CheckpointSaved
+    | StartDelayed
+    | HoldPlaced
+    | HoldLifted
     | HealthNoted
     | HealthChanged
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class LeaseMove:
     """A lease's change to another state; without a cause, the transition table's words stand for it."""
 
     lease_id: str
@@ -176,7 +176,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CommitResult:
     """What became of a plan: leases granted, and ids of requests whose devices someone else took meanwhile."""
 
     leases: tuple[Lease, ...] = ()
@@ -189,7 +189,7 @@ class Store(Protocol):
     :raises StoreUnavailable: (every method) the database is down, locked, or not migrated
     """
 
-    def record(self, events: Sequence[Event], now: datetime) -> None:
+    def record(self, events: Sequence[StoreEvent], now: datetime) -> None:
         """Take note of what happened, in order."""
         ...
 
@@ -197,7 +197,7 @@ class Store(Protocol):
         """The present state; cheap when nothing has changed since the last call."""
         ...
 
-    def commit(self, plan: Plan, now: datetime, expires_at: datetime, news: Sequence[Event] = ()) -> Commit:
+    def commit(self, plan: Plan, now: datetime, expires_at: datetime, news: Sequence[StoreEvent] = ()) -> CommitResult:
         """Grant the placements of a plan and keep every decision's account, in one transaction.
 
         The news come before it, as `record` would take note of them: the plan may place what they submit.
@@ -214,7 +214,7 @@ class Store(Protocol):
         """
         ...
 
-    def move(self, moves: Sequence[Move], now: datetime) -> tuple[Lease | StoreError, ...]:
+    def move(self, moves: Sequence[LeaseMove], now: datetime) -> tuple[Lease | StoreError, ...]:
         """Change the states of leases; a terminal state frees the devices and ends the request, in one transaction.
 
         The outcome of each move, in order: the lease as it is now, or why it stayed as it was (LeaseNotFound,
@@ -224,10 +224,10 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class RequestHistory:
     """All that the store knows of one request: for explain."""
 
-    pending: Pending
+    pending: PendingRequest
     state: str
     """waiting, placed, or ended"""
     ended_at: datetime | None
@@ -247,7 +247,7 @@ MAX_RUNS = 10_000
 class History(Protocol):
     """Reads what happened, and forgets what is old."""
 
-    def story(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> Story | None:
+    def request_history(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> RequestHistory | None:
         """The newest request of a task instance, or None if it never asked."""
         ...
 
@@ -255,7 +255,7 @@ class History(Protocol):
         """(worker id, device id) → last reading."""
         ...
 
-    def health(self) -> dict[tuple[str, str], Health]:
+    def health(self) -> dict[tuple[str, str], DeviceHealth]:
         """(worker id, device id) → what is remembered of its errors; without those that are `WELL`."""
         ...
 
@@ -282,10 +282,10 @@ class Presence(Protocol):
         """Worker id → when it was last seen."""
         ...
 
-    def sights(self) -> Mapping[str, WorkerSight]:
+    def heartbeats(self) -> Mapping[str, WorkerHeartbeat]:
         """Worker id → what its agent said last; without workers for which none speaks, or that are lost since."""
         ...
 
-    def server_seen(self) -> ServerSight | None:
+    def server_heartbeat(self) -> ServerHeartbeat | None:
         """When the API server was there; None if it never was."""
         ...

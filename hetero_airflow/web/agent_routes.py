@@ -20,30 +20,34 @@ from hetero_airflow.agent.protocol import (
     MAX_HEARTBEAT_BYTES,
     MAX_INVENTORY_BYTES,
     MAX_SMALL_BYTES,
-    Code,
     Enrolment,
-    Heard,
     Heartbeat,
-    Report,
+    InventoryReport,
+    RefusalCode,
+    ServerReply,
     read_body,
 )
-from hetero_airflow.agent.tokens import Claims, TokenRefused, hash_secret, read_public_key, request_digest
-from hetero_airflow.model.bar import Bar, BarKind
-from hetero_airflow.store.sql_keys import Answer, Outcome, Told, WorkerKeys
-from hetero_airflow.store.store import DeviceBarred, WorkerAlive, WorkerSeen
-from hetero_airflow.web.agent_errors import changes_of
-from hetero_airflow.web.desk import Desk
+from hetero_airflow.agent.tokens import TokenClaims, TokenRefused, hash_secret, read_public_key, request_digest
+from hetero_airflow.model.hold import Hold, HoldKind
+from hetero_airflow.store.sql.worker_keys import Admission, AgentMessage, AgentReply, WorkerKeys
+from hetero_airflow.store.store import HoldPlaced, WorkerAlive, WorkerSeen
+from hetero_airflow.web.device_errors import health_changes
 from hetero_airflow.web.key_ring import KeyRing
-from hetero_airflow.web.refusals import Refusals, Refused
+from hetero_airflow.web.refusals import RefusalLog, RequestRefused
+from hetero_airflow.web.write_batcher import WriteBatcher
 
 BODY_TIMEOUT_S = 30.0
 MAX_ENROLLING = 8
 _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
-_WORDS: dict[Outcome, tuple[Code, str, str]] = {
-    Outcome.REPLAYED: (Code.REPLAYED, "one that was taken before", "Sign a new token for each request"),
-    Outcome.REVOKED: (Code.UNKNOWN_KEY, "a key that was revoked", "Enrol the agent anew: `airflow hetero enroll`"),
-    Outcome.SUPERSEDED: (
-        Code.SUPERSEDED,
+_REFUSALS: dict[Admission, tuple[RefusalCode, str, str]] = {
+    Admission.REPLAYED: (RefusalCode.REPLAYED, "one that was taken before", "Sign a new token for each request"),
+    Admission.REVOKED: (
+        RefusalCode.UNKNOWN_KEY,
+        "a key that was revoked",
+        "Enrol the agent anew: `airflow hetero enroll`",
+    ),
+    Admission.SUPERSEDED: (
+        RefusalCode.SUPERSEDED,
         "another agent that began later with the same key",
         "Run one agent a worker, and give each a key of its own",
     ),
@@ -55,11 +59,11 @@ M = TypeVar("M", bound=BaseModel)
 class AgentRoutes:
     """The handlers; what they share is one process's."""
 
-    def __init__(self, engine: Callable[[], Engine], refusals: Refusals) -> None:
+    def __init__(self, engine: Callable[[], Engine], refusals: RefusalLog) -> None:
         self._engine = engine
         self._refusals = refusals
         self._ring = KeyRing(lambda since: self._keys.changes(since))
-        self._desk = Desk(lambda told, now: self._keys.take(told, now))
+        self._desk = WriteBatcher(lambda told, now: self._keys.take(told, now))
         self._enrolling = 0
 
     @cached_property
@@ -80,12 +84,12 @@ class AgentRoutes:
         if not _SECRET.fullmatch(secret):
             raise _unauthenticated("no enrolment secret")
         if self._enrolling >= MAX_ENROLLING:
-            raise _refused(Code.UNAVAILABLE, f"{MAX_ENROLLING} others that enrol now", "Try again")
+            raise _refused(RefusalCode.UNAVAILABLE, f"{MAX_ENROLLING} others that enrol now", "Try again")
         self._enrolling += 1
         try:
             hashed = hash_secret(secret)
             if not await asyncio.to_thread(self._keys.knows_secret, hashed):
-                raise _refused(Code.ENROLMENT, "a secret that enrols no worker", "Ask for a new one")
+                raise _refused(RefusalCode.ENROLMENT, "a secret that enrols no worker", "Ask for a new one")
             enrolment = self._parse(Enrolment, await _read_bounded(request, MAX_SMALL_BYTES), "")
             read_public_key(enrolment.public_key)
             told = (enrolment.worker, hashed, enrolment.public_key, datetime.now(UTC))
@@ -97,10 +101,12 @@ class AgentRoutes:
     async def inventory(self, request: Request) -> Response:
         """Take a worker's inventory."""
         claims, key, body = await self._read(request, INVENTORY_PATH, MAX_INVENTORY_BYTES)
-        report = self._parse(Report, body, claims.sub)
+        report = self._parse(InventoryReport, body, claims.sub)
         _check_own(claims, report.worker.id)
         return await self._tell(
-            Told(claims.sub, key, claims.nonce, claims.ins, WorkerSeen(report.worker, report.telemetry, report.leases))
+            AgentMessage(
+                claims.sub, key, claims.nonce, claims.ins, WorkerSeen(report.worker, report.telemetry, report.leases)
+            )
         )
 
     async def heartbeat(self, request: Request) -> Response:
@@ -110,17 +116,19 @@ class AgentRoutes:
         _check_own(claims, beat.worker)
         alive = WorkerAlive(claims.sub, beat.telemetry, beat.leases)
         leaving = _leaving(claims.sub) if beat.is_leaving else None
-        errors = changes_of(claims.sub, beat.errors, datetime.now(UTC))
-        return await self._tell(Told(claims.sub, key, claims.nonce, claims.ins, alive, leaving, errors))
+        errors = health_changes(claims.sub, beat.errors, datetime.now(UTC))
+        return await self._tell(AgentMessage(claims.sub, key, claims.nonce, claims.ins, alive, leaving, errors))
 
-    async def _read(self, request: Request, path: str, limit: int) -> tuple[Claims, str, bytes]:
+    async def _read(self, request: Request, path: str, limit: int) -> tuple[TokenClaims, str, bytes]:
         """Who asks, with which key, and the body that the token is for; no body is read for a stranger."""
         claims, key = await self._ring.read(_bearer(request), datetime.now(UTC))
         self._refusals.check_flooding(claims.sub)
         body = await _read_bounded(request, limit, claims.sub)
         if claims.req != request_digest(request.method, path, body):
             raise TokenRefused(
-                Code.FOREIGN, found="a token that was signed for another request", remedy="Sign one for each request"
+                RefusalCode.FOREIGN,
+                found="a token that was signed for another request",
+                remedy="Sign one for each request",
             )
         return claims, key, body
 
@@ -129,28 +137,28 @@ class AgentRoutes:
             return read_body(model, body)
         except ValueError as error:
             remedy = "Send what this version of hetero-airflow reads"
-            raise _refused(Code.INVALID, str(error), remedy, worker) from error
+            raise _refused(RefusalCode.INVALID, str(error), remedy, worker) from error
 
-    async def _tell(self, told: Told) -> Response:
+    async def _tell(self, told: AgentMessage) -> Response:
         answer = await self._desk.tell(told)
-        if answer.outcome is not Outcome.TAKEN:
-            code, found, remedy = _WORDS[answer.outcome]
+        if answer.outcome is not Admission.TAKEN:
+            code, found, remedy = _REFUSALS[answer.outcome]
             raise _refused(code, found, remedy, told.worker_id)
-        return Response(_heard(answer).model_dump_json(exclude_defaults=True), media_type="application/json")
+        return Response(_server_reply(answer).model_dump_json(exclude_defaults=True), media_type="application/json")
 
 
-def _heard(answer: Answer) -> Heard:
-    return Heard(inventory=answer.digest, leases=answer.leases, end=answer.end, contested=answer.contested)
+def _server_reply(answer: AgentReply) -> ServerReply:
+    return ServerReply(inventory=answer.digest, leases=answer.leases, end=answer.end, contested=answer.contested)
 
 
-def _leaving(worker_id: str) -> DeviceBarred:
+def _leaving(worker_id: str) -> HoldPlaced:
     back = "an agent starts there again"
-    return DeviceBarred(Bar(worker_id, "", BarKind.LEAVING, "its agent was told to stop", datetime.now(UTC), back))
+    return HoldPlaced(Hold(worker_id, "", HoldKind.LEAVING, "its agent was told to stop", datetime.now(UTC), back))
 
 
-def _check_own(claims: Claims, worker_id: str) -> None:
+def _check_own(claims: TokenClaims, worker_id: str) -> None:
     if worker_id != claims.sub:
-        raise _refused(Code.FOREIGN, "one that speaks for another worker", "Speak for your own", claims.sub)
+        raise _refused(RefusalCode.FOREIGN, "one that speaks for another worker", "Speak for your own", claims.sub)
 
 
 def _bearer(request: Request) -> str:
@@ -168,17 +176,17 @@ async def _read_bounded(request: Request, limit: int, worker: str = "") -> bytes
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > limit:
-                    raise _refused(Code.TOO_LARGE, f"a body of more than {limit} bytes", "Send less", worker)
+                    raise _refused(RefusalCode.TOO_LARGE, f"a body of more than {limit} bytes", "Send less", worker)
     except TimeoutError as error:
         raise _refused(
-            Code.INVALID, f"a body that took longer than {BODY_TIMEOUT_S:g} s", "Send it at once", worker
+            RefusalCode.INVALID, f"a body that took longer than {BODY_TIMEOUT_S:g} s", "Send it at once", worker
         ) from error
     return bytes(body)
 
 
-def _refused(code: Code, found: str, remedy: str, worker: str = "") -> Refused:
-    return Refused(code, "a request of a worker's agent", found=found, remedy=remedy, worker=worker)
+def _refused(code: RefusalCode, found: str, remedy: str, worker: str = "") -> RequestRefused:
+    return RequestRefused(code, "a request of a worker's agent", found=found, remedy=remedy, worker=worker)
 
 
-def _unauthenticated(found: str) -> Refused:
-    return _refused(Code.UNAUTHENTICATED, found, "Enrol the agent: `airflow hetero enroll WORKER`")
+def _unauthenticated(found: str) -> RequestRefused:
+    return _refused(RefusalCode.UNAUTHENTICATED, found, "Enrol the agent: `airflow hetero enroll WORKER`")

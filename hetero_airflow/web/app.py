@@ -12,9 +12,9 @@ from sqlalchemy import Engine
 
 from hetero_airflow.errors import HeteroError
 from hetero_airflow.web.agent_routes import AgentRoutes
-from hetero_airflow.web.people_routes import PeopleRoutes
-from hetero_airflow.web.refusals import Refusals, handler
-from hetero_airflow.web.server_beat import keep_beating
+from hetero_airflow.web.refusals import RefusalLog, refusal_handler
+from hetero_airflow.web.server_heartbeat import send_server_heartbeats
+from hetero_airflow.web.user_routes import UserRoutes
 
 
 def airflow_engine() -> Engine:
@@ -25,7 +25,7 @@ def airflow_engine() -> Engine:
     return settings.engine
 
 
-def spare_what_is_loaded() -> None:
+def freeze_loaded_objects() -> None:
     """Let the collector leave alone what Airflow has loaded by the time it begins to serve.
 
     Else each full collection looks at all of it: with a thousand agents, the API server stood still for 0.6 to 1.0 s
@@ -43,16 +43,16 @@ def make_app(engine: Callable[[], Engine] = airflow_engine) -> FastAPI:
 
     @asynccontextmanager
     async def serve(_app: FastAPI) -> AsyncIterator[None]:
-        spare_what_is_loaded()
-        beating = asyncio.create_task(keep_beating(engine))
+        freeze_loaded_objects()
+        beating = asyncio.create_task(send_server_heartbeats(engine))
         yield
         beating.cancel()
         with suppress(asyncio.CancelledError):
             await beating
 
     app = FastAPI(title="hetero_airflow", openapi_url=None, docs_url=None, redoc_url=None, lifespan=serve)
-    refusals = Refusals()
+    refusals = RefusalLog()
     app.include_router(AgentRoutes(engine, refusals).router())
-    app.include_router(PeopleRoutes(engine).router())
-    app.add_exception_handler(HeteroError, handler(refusals))
+    app.include_router(UserRoutes(engine).router())
+    app.add_exception_handler(HeteroError, refusal_handler(refusals))
     return app

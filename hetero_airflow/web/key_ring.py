@@ -13,16 +13,23 @@ from datetime import datetime
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from hetero_airflow.agent.protocol import Code
-from hetero_airflow.agent.tokens import Claims, TokenRefused, claimed_worker, read_public_key, read_token, unknown_key
-from hetero_airflow.store.sql_keys import KeyChange
+from hetero_airflow.agent.protocol import RefusalCode
+from hetero_airflow.agent.tokens import (
+    TokenClaims,
+    TokenRefused,
+    claimed_worker,
+    read_public_key,
+    read_token,
+    unknown_key_error,
+)
+from hetero_airflow.store.sql.worker_keys import KeyChange
 
 GATHER_S = 0.2
 """So long whoever has no known key waits for others, so that no flood of them asks the database more often."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _EnrolledKey:
     digits: str
     key: Ed25519PublicKey
 
@@ -35,11 +42,11 @@ class KeyRing:
 
     def __init__(self, changes: Callable[[int], Sequence[KeyChange]]) -> None:
         self._changes = changes
-        self._keys: dict[str, _Known] = {}
+        self._keys: dict[str, _EnrolledKey] = {}
         self._since = 0
         self._reading: asyncio.Task[None] | None = None
 
-    async def read(self, token: str, now: datetime) -> tuple[Claims, str]:
+    async def read(self, token: str, now: datetime) -> tuple[TokenClaims, str]:
         """What a token says, and the public key that has signed it.
 
         :raises TokenRefused: it is none, its time is over, or no enrolled key of its worker has signed it
@@ -51,12 +58,12 @@ class KeyRing:
             try:
                 return read_token(token, known.key, now), known.digits
             except TokenRefused as error:
-                if error.code is not Code.UNKNOWN_KEY:
+                if error.code is not RefusalCode.UNKNOWN_KEY:
                     raise
         await self._refresh()
         newer = self._keys.get(worker)
         if newer is None or newer is known:
-            raise unknown_key()
+            raise unknown_key_error()
         return read_token(token, newer.key, now), newer.digits
 
     async def _refresh(self) -> None:
@@ -72,5 +79,5 @@ class KeyRing:
             if change.public_key is None:
                 self._keys.pop(change.worker_id, None)
             else:
-                self._keys[change.worker_id] = _Known(change.public_key, read_public_key(change.public_key))
+                self._keys[change.worker_id] = _EnrolledKey(change.public_key, read_public_key(change.public_key))
             self._since = max(self._since, change.changed)

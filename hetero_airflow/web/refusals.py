@@ -10,28 +10,28 @@ from time import monotonic
 from fastapi import Request
 from fastapi.responses import JSONResponse
 
-from hetero_airflow.agent.protocol import Code
+from hetero_airflow.agent.protocol import RefusalCode
 from hetero_airflow.agent.tokens import TokenRefused
 from hetero_airflow.errors import HeteroError, IdentityError, StoreUnavailable, shorten
 
 log = logging.getLogger(__name__)
 
-STATUS: dict[Code, int] = {
-    Code.UNAUTHENTICATED: 401,
-    Code.EXPIRED: 401,
-    Code.UNKNOWN_KEY: 401,
-    Code.FOREIGN: 403,
-    Code.ENROLMENT: 403,
-    Code.REPLAYED: 409,
-    Code.SUPERSEDED: 409,
-    Code.TOO_LARGE: 413,
-    Code.INVALID: 422,
-    Code.FLOODING: 429,
-    Code.UNAVAILABLE: 503,
+STATUS: dict[RefusalCode, int] = {
+    RefusalCode.UNAUTHENTICATED: 401,
+    RefusalCode.EXPIRED: 401,
+    RefusalCode.UNKNOWN_KEY: 401,
+    RefusalCode.FOREIGN: 403,
+    RefusalCode.ENROLMENT: 403,
+    RefusalCode.REPLAYED: 409,
+    RefusalCode.SUPERSEDED: 409,
+    RefusalCode.TOO_LARGE: 413,
+    RefusalCode.INVALID: 422,
+    RefusalCode.FLOODING: 429,
+    RefusalCode.UNAVAILABLE: 503,
 }
 """Code → HTTP status."""
 
-RETRY_AFTER_S = {Code.FLOODING: 60, Code.UNAVAILABLE: 5}
+RETRY_AFTER_S = {RefusalCode.FLOODING: 60, RefusalCode.UNAVAILABLE: 5}
 
 _UNAVAILABLE = HeteroError("a request", found="a database that does not answer now", remedy="Try again later")
 """What is told instead of a database's own words, which are for the log."""
@@ -42,15 +42,15 @@ _MAX_BAD_BODIES = 20
 _MAX_KNOWN = 1000
 
 
-class Refused(HeteroError):
+class RequestRefused(HeteroError):
     """A request that is not taken; `code` says why, `worker` who asked, as far as that is certain."""
 
-    def __init__(self, code: Code, asked: str, *, found: str, remedy: str, worker: str = "") -> None:
+    def __init__(self, code: RefusalCode, asked: str, *, found: str, remedy: str, worker: str = "") -> None:
         self.code, self.worker = code, worker
         super().__init__(asked, found=found, remedy=remedy)
 
 
-class Refusals:
+class RefusalLog:
     """Counts refusals for a minute at a time, so that neither the log nor the parser can be flooded.
 
     :param clock: seconds that only grow
@@ -59,11 +59,11 @@ class Refusals:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._since = clock()
-        self._logged: OrderedDict[tuple[str, Code], int] = OrderedDict()
+        self._logged: OrderedDict[tuple[str, RefusalCode], int] = OrderedDict()
         """(who, why) → how often, in this period; what is oldest is forgotten first."""
         self._bad_bodies: Counter[str] = Counter()
 
-    def note(self, worker: str, code: Code, text: str) -> None:
+    def note(self, worker: str, code: RefusalCode, text: str) -> None:
         """Log the first of a kind in each minute; a worker that nobody has proved is ``""``."""
         self._turn()
         key = (worker, code)
@@ -73,7 +73,7 @@ class Refusals:
             log.warning("Refused a request of %s as %s: %s", who, code, shorten(text, 400))
         while len(self._logged) > _MAX_KNOWN:
             self._logged.popitem(last=False)
-        if code in (Code.INVALID, Code.TOO_LARGE) and worker:
+        if code in (RefusalCode.INVALID, RefusalCode.TOO_LARGE) and worker:
             self._bad_bodies[worker] += 1
 
     def check_flooding(self, worker: str) -> None:
@@ -83,8 +83,8 @@ class Refusals:
         """
         self._turn()
         if self._bad_bodies[worker] >= _MAX_BAD_BODIES:
-            raise Refused(
-                Code.FLOODING,
+            raise RequestRefused(
+                RefusalCode.FLOODING,
                 "a request of a worker's agent",
                 found=f"{self._bad_bodies[worker]} bodies in a minute that could not be read",
                 remedy="Run the agent and the API server with one version of hetero-airflow",
@@ -103,19 +103,19 @@ class Refusals:
         self._since = self._clock()
 
 
-def answer_refusal(refusals: Refusals, error: HeteroError) -> JSONResponse:
+def answer_refusal(refusals: RefusalLog, error: HeteroError) -> JSONResponse:
     """The answer to a request that failed with one of our errors: the three parts of its text, and a code."""
     code, worker = _code(error), getattr(error, "worker", "")
     refusals.note(worker, code, str(error))
     headers = {"Retry-After": str(RETRY_AFTER_S[code])} if code in RETRY_AFTER_S else {}
     if STATUS[code] == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    told = _UNAVAILABLE if code is Code.UNAVAILABLE else error
+    told = _UNAVAILABLE if code is RefusalCode.UNAVAILABLE else error
     body = {"code": code, "asked": told.asked, "found": told.found, "remedy": told.remedy}
     return JSONResponse(body, STATUS[code], headers)
 
 
-def handler(refusals: Refusals) -> Callable[[Request, Exception], JSONResponse]:
+def refusal_handler(refusals: RefusalLog) -> Callable[[Request, Exception], JSONResponse]:
     """As FastAPI takes it, for `HeteroError`."""
 
     def handle(_request: Request, error: Exception) -> JSONResponse:
@@ -126,11 +126,11 @@ def handler(refusals: Refusals) -> Callable[[Request, Exception], JSONResponse]:
     return handle
 
 
-def _code(error: HeteroError) -> Code:
-    if isinstance(error, (Refused, TokenRefused)):
+def _code(error: HeteroError) -> RefusalCode:
+    if isinstance(error, (RequestRefused, TokenRefused)):
         return error.code
     if isinstance(error, IdentityError):
-        return Code.ENROLMENT
+        return RefusalCode.ENROLMENT
     if isinstance(error, StoreUnavailable):
-        return Code.UNAVAILABLE
+        return RefusalCode.UNAVAILABLE
     raise error

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from hetero_airflow.agent.agent import ASK_AGAIN_S, LEAVE_TRIES_S, MAX_WAIT_S, Agent, wait_before_try
+from hetero_airflow.agent.agent import LEAVE_TIMEOUT_S, MAX_RETRY_WAIT_S, REPORT_AGAIN_S, Agent, retry_wait_s
+from hetero_airflow.agent.connection import RefusedByServer, ServerUnreachable
 from hetero_airflow.agent.error_watch import ErrorWatch
-from hetero_airflow.agent.link import LinkDown, LinkRefused
-from hetero_airflow.agent.protocol import HEARTBEAT_S, Code, Heard, Heartbeat, Report
-from hetero_airflow.discovery.xid_watch import XidSeen
+from hetero_airflow.agent.protocol import HEARTBEAT_S, Heartbeat, InventoryReport, RefusalCode, ServerReply
+from hetero_airflow.discovery.health.xid_watch import XidEvent
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.worker import Inventory
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker
@@ -21,12 +21,12 @@ from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker
 READING = Telemetry(device_id="GPU-0", power_w=70)
 
 
-def down() -> LinkDown:
-    return LinkDown("the API server", found="nothing", remedy="Wait")
+def down() -> ServerUnreachable:
+    return ServerUnreachable("the API server", found="nothing", remedy="Wait")
 
 
-def refused(code: Code) -> LinkRefused:
-    return LinkRefused(code, "worker a", found="x", remedy="y")
+def refused(code: RefusalCode) -> RefusedByServer:
+    return RefusedByServer(code, "worker a", found="x", remedy="y")
 
 
 class World:
@@ -40,10 +40,10 @@ class World:
         self.known = ""
         self.here: frozenset[str] = frozenset()
         self.ended: list[tuple[float, str]] = []
-        self.xids: list[XidSeen] = []
+        self.xids: list[XidEvent] = []
         listening = SimpleNamespace(poll=lambda: [self.xids.pop(0) for _ in list(self.xids)])
         self.errors = ErrorWatch(listening, lambda: EPOCH)
-        self.answer: Callable[[Report | Heartbeat], Heard | None] = lambda _: None
+        self.answer: Callable[[InventoryReport | Heartbeat], ServerReply | None] = lambda _: None
         """Instead of the honest answer, where it is not None; may raise."""
 
     def poll(self) -> Inventory | None:
@@ -55,18 +55,18 @@ class World:
     def end(self, leases) -> None:
         self.ended += [(round(self.now, 1), lease_id) for lease_id in leases]
 
-    def report(self, report: Report) -> Heard:
+    def report(self, report: InventoryReport) -> ServerReply:
         self.told.append((round(self.now, 1), f"inventory of {len(report.worker.devices)}"))
         answer = self.answer(report)
         self.known = str(len(self.told))
-        return answer or Heard(inventory=self.known)
+        return answer or ServerReply(inventory=self.known)
 
-    def beat(self, beat: Heartbeat) -> Heard:
+    def beat(self, beat: Heartbeat) -> ServerReply:
         words = ["leaving" if beat.is_leaving else "beat", *(f"{one.power_w:g} W" for one in beat.telemetry)]
         words += sorted(beat.leases)
         words += [f"{one.device_id}:{one.xid or f'{one.ecc_errors} ECC'}" for one in beat.errors]
         self.told.append((round(self.now, 1), " ".join(words)))
-        return self.answer(beat) or Heard(inventory=self.known, leases=0 if beat.is_leaving else None)
+        return self.answer(beat) or ServerReply(inventory=self.known, leases=0 if beat.is_leaving else None)
 
     def pause(self, seconds: float) -> bool:
         if self.stops and self.now + seconds >= self.stops[0]:
@@ -105,7 +105,7 @@ def test_devices_of_a_probe_that_failed_stay_known():
 def test_the_workers_engine_is_the_agents():
     world = World([found(engine="local")], stop_at_s=1)
     engines = []
-    world.answer = lambda told: engines.append(told.worker.engine) if isinstance(told, Report) else None
+    world.answer = lambda told: engines.append(told.worker.engine) if isinstance(told, InventoryReport) else None
     world.run()
     assert engines == ["celery"]
 
@@ -135,20 +135,20 @@ def test_a_server_that_is_away_is_tried_again_less_and_less_often_and_the_log_sa
         told = world.run()
     tries = [at for at, _ in told if at < up_at]
     assert 40 < len(tries) < 130
-    assert all(b - a <= MAX_WAIT_S + 0.1 for a, b in pairwise(tries))
+    assert all(b - a <= MAX_RETRY_WAIT_S + 0.1 for a, b in pairwise(tries))
     after = [(at, what) for at, what in told if at >= up_at]
     assert after[0][1] == "inventory of 2"
-    assert after[0][0] < up_at + MAX_WAIT_S
+    assert after[0][0] < up_at + MAX_RETRY_WAIT_S
     assert [record.levelname for record in caplog.records][:2] == ["WARNING", "INFO"]
     assert f"after {len(tries)} tries" in caplog.records[1].getMessage()
 
 
 def test_a_thousand_agents_do_not_come_back_at_the_same_moment():
-    waits = sorted(wait_before_try(6, random.Random(n)) for n in range(1000))
-    assert waits[100] < 1 < 4 < waits[-100] <= MAX_WAIT_S
+    waits = sorted(retry_wait_s(6, random.Random(n)) for n in range(1000))
+    assert waits[100] < 1 < 4 < waits[-100] <= MAX_RETRY_WAIT_S
 
 
-@pytest.mark.parametrize("code", [Code.UNKNOWN_KEY, Code.SUPERSEDED])
+@pytest.mark.parametrize("code", [RefusalCode.UNKNOWN_KEY, RefusalCode.SUPERSEDED])
 def test_an_agent_that_nobody_will_ever_hear_again_ends_with_the_reason(code):
     world = World([found()])
 
@@ -157,12 +157,12 @@ def test_an_agent_that_nobody_will_ever_hear_again_ends_with_the_reason(code):
             raise refused(code)
 
     world.answer = answer
-    with pytest.raises(LinkRefused, match="found x"):
+    with pytest.raises(RefusedByServer, match="found x"):
         world.run()
     assert world.now == HEARTBEAT_S
 
 
-@pytest.mark.parametrize("code", [Code.EXPIRED, Code.REPLAYED])
+@pytest.mark.parametrize("code", [RefusalCode.EXPIRED, RefusalCode.REPLAYED])
 def test_a_refusal_that_time_may_cure_is_tried_again(code):
     world = World([found()], stop_at_s=100)
 
@@ -179,12 +179,12 @@ def test_an_inventory_that_is_not_taken_is_not_told_with_each_heartbeat(caplog):
     world = World([found()], stop_at_s=130)
 
     def answer(told):
-        if isinstance(told, Report):
-            raise refused(Code.INVALID)
+        if isinstance(told, InventoryReport):
+            raise refused(RefusalCode.INVALID)
 
     world.answer = answer
     told = world.run()
-    assert [at for at, what in told if what.startswith("inventory")] == [0, ASK_AGAIN_S, 2 * ASK_AGAIN_S]
+    assert [at for at, what in told if what.startswith("inventory")] == [0, REPORT_AGAIN_S, 2 * REPORT_AGAIN_S]
     assert len(told) > 20
     assert "does not take this worker's inventory" in caplog.text
 
@@ -192,24 +192,26 @@ def test_an_inventory_that_is_not_taken_is_not_told_with_each_heartbeat(caplog):
 def test_devices_that_another_worker_offers_are_asked_for_again(caplog):
     world = World([found()], stop_at_s=100)
     world.answer = lambda told: (
-        Heard(inventory="1", contested=("GPU-0",)) if isinstance(told, Report) and world.now < 30 else None
+        ServerReply(inventory="1", contested=("GPU-0",))
+        if isinstance(told, InventoryReport) and world.now < 30
+        else None
     )
     told = world.run()
-    assert [at for at, what in told if what.startswith("inventory")] == [0, ASK_AGAIN_S]
+    assert [at for at, what in told if what.startswith("inventory")] == [0, REPORT_AGAIN_S]
     assert "Devices GPU-0 get no task here" in caplog.text
 
 
 def test_leaving_waits_for_the_tasks_that_are_left():
     world = World([found()], stop_at_s=6)
     leases = iter([2, 1, 0])
-    world.answer = lambda told: Heard(leases=next(leases)) if getattr(told, "is_leaving", False) else None
+    world.answer = lambda told: ServerReply(leases=next(leases)) if getattr(told, "is_leaving", False) else None
     assert world.run()[-3:] == [(6, "leaving"), (11, "leaving"), (16, "leaving")]
 
 
 def test_told_to_stop_again_it_does_not_wait():
     world = World([found()])
     world.stops = [6, 12]
-    world.answer = lambda told: Heard(leases=2) if getattr(told, "is_leaving", False) else None
+    world.answer = lambda told: ServerReply(leases=2) if getattr(told, "is_leaving", False) else None
     assert world.run()[-2:] == [(6, "leaving"), (11, "leaving")]
     assert world.now == 12
 
@@ -223,7 +225,7 @@ def test_a_server_that_does_not_answer_does_not_keep_a_leaving_agent(caplog):
 
     world.answer = answer
     world.run()
-    assert 6 + LEAVE_TRIES_S <= world.now < 6 + LEAVE_TRIES_S + MAX_WAIT_S + 1
+    assert 6 + LEAVE_TIMEOUT_S <= world.now < 6 + LEAVE_TIMEOUT_S + MAX_RETRY_WAIT_S + 1
     assert "leaves without a word" in caplog.text
 
 
@@ -235,7 +237,7 @@ def test_each_heartbeat_tells_the_leases_whose_processes_are_here():
 
 def test_what_is_over_is_ended_whatever_was_told():
     world = World([found()], stop_at_s=6)
-    world.answer = lambda told: Heard(inventory="1", leases=0, end=(f"l{len(world.told)}",))
+    world.answer = lambda told: ServerReply(inventory="1", leases=0, end=(f"l{len(world.told)}",))
     world.run()
     assert world.ended == [(0, "l1"), (5, "l2"), (6, "l3")]
 
@@ -246,9 +248,9 @@ def test_a_worker_that_is_kept_out_tells_its_inventory_with_each_heartbeat_until
     reports = []
 
     def answer(told):
-        if isinstance(told, Report) and world.now < 10:
+        if isinstance(told, InventoryReport) and world.now < 10:
             reports.append(told.leases)
-            return Heard(end=("l1",))
+            return ServerReply(end=("l1",))
         world.here = frozenset()
         return None
 
@@ -262,7 +264,7 @@ def test_errors_of_devices_are_told_with_the_next_heartbeat_until_one_is_answere
     readings = [(READING.model_copy(update={"ecc_errors": errors}),) for errors in (3, 5)]
     inventories = [found().model_copy(update={"telemetry": telemetry}) for telemetry in readings]
     world = World(inventories, stop_at_s=21)
-    world.xids.append(XidSeen(uuid="GPU-0", xid=79, at=EPOCH))
+    world.xids.append(XidEvent(uuid="GPU-0", xid=79, at=EPOCH))
 
     def answer(told):
         if isinstance(told, Heartbeat) and world.now < 9:
@@ -277,7 +279,7 @@ def test_errors_of_devices_are_told_with_the_next_heartbeat_until_one_is_answere
 
 def test_errors_are_kept_as_long_as_the_server_has_another_inventory():
     world = World([found()], stop_at_s=16)
-    world.xids.append(XidSeen(uuid="GPU-0", xid=79, at=EPOCH))
+    world.xids.append(XidEvent(uuid="GPU-0", xid=79, at=EPOCH))
 
     def forget(told):
         if isinstance(told, Heartbeat) and world.now == 5:

@@ -8,7 +8,7 @@ import pytest
 
 from hetero_airflow.agent.error_watch import MAX_KEPT, ErrorWatch
 from hetero_airflow.agent.protocol import MAX_ERRORS
-from hetero_airflow.discovery.xid_watch import XidSeen
+from hetero_airflow.discovery.health.xid_watch import XidEvent
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.worker import Inventory
 from hetero_airflow.testing import EPOCH, FakeClock, a_cpu, a_device, a_worker
@@ -43,7 +43,7 @@ class Host:
         self.watch.take_inventory(Inventory(worker=self.worker, telemetry=telemetry))
 
     def hear(self, *xids, uuid="GPU-0"):
-        self.xids.news += [XidSeen(uuid=uuid, xid=xid, at=self.clock.advance(1)) for xid in xids]
+        self.xids.news += [XidEvent(uuid=uuid, xid=xid, at=self.clock.advance(1)) for xid in xids]
 
     def told(self):
         """(device, XID or number of ECC errors) of what is told, which the server takes."""

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_pri
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from hetero_airflow.agent.key_file import load_key, make_key
-from hetero_airflow.agent.tokens import public_digits
+from hetero_airflow.agent.tokens import public_key_hex
 from hetero_airflow.errors import IdentityError
 
 
@@ -17,7 +17,7 @@ def test_a_key_is_made_once_and_read_again(tmp_path):
     made = make_key(path)
     again = load_key(path)
     assert again is not None
-    assert public_digits(again) == public_digits(made)
+    assert public_key_hex(again) == public_key_hex(made)
     assert [one.name for one in path.parent.iterdir()] == ["key.pem"]
 
 
@@ -37,7 +37,7 @@ def test_a_key_that_is_there_is_never_replaced(tmp_path):
         make_key(path)
     again = load_key(path)
     assert again is not None
-    assert public_digits(again) == public_digits(made)
+    assert public_key_hex(again) == public_key_hex(made)
 
 
 def test_a_folder_that_can_not_be_written_is_told(tmp_path):

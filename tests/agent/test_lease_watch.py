@@ -14,14 +14,20 @@ from contextlib import suppress
 import pytest
 
 from hetero_airflow.agent.lease_watch import GRACE_S, LeaseWatch
-from hetero_airflow.engines.lease_files import lease_folder, mark, noted_lease, read_lease_files, this_place
+from hetero_airflow.engines.lease_files import (
+    current_process_namespace,
+    lease_folder,
+    mark,
+    read_lease_files,
+    recorded_lease,
+)
 from hetero_airflow.settings import LEASE_VARIABLE
 from hetero_airflow.testing import a_task_lease
 
 SUPERVISOR = """
 import os, sys, time
-from hetero_airflow.engines.lease_files import noted_lease
-with noted_lease(sys.argv[1], sys.argv[2]) as note:
+from hetero_airflow.engines.lease_files import recorded_lease
+with recorded_lease(sys.argv[1], sys.argv[2]) as note:
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
@@ -98,7 +104,7 @@ def test_a_lease_is_there_for_as_long_as_its_task(supervise):
 
 
 def test_a_lease_is_there_before_its_process_is():
-    with noted_lease("l1", "worker-a"):
+    with recorded_lease("l1", "worker-a"):
         assert Watch().look() == {"l1"}
 
 
@@ -184,7 +190,7 @@ def test_files_of_the_past_name_no_process_of_now(supervise, change):
     (path,) = read_lease_files(lease_folder())
     content = json.loads(path.read_text())
     if change == "another start of the host":
-        content["place"] = f"another/{this_place()}"
+        content["place"] = f"another/{current_process_namespace()}"
     else:
         content["task"]["ticks"] -= 1
     path.write_text(json.dumps(content))

@@ -22,9 +22,9 @@ from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.scheduling.reaper import lost_workers
 from hetero_airflow.store import tables
-from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.sql_keys import WorkerKeys
-from hetero_airflow.store.store import Submitted
+from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.sql.worker_keys import WorkerKeys
+from hetero_airflow.store.store import RequestSubmitted
 from hetero_airflow.testing import a_pending, a_place, move_lease
 from tests.api_server import SECRET
 
@@ -38,9 +38,9 @@ import sys
 import uvicorn
 from fastapi import FastAPI
 from sqlalchemy import create_engine
-from hetero_airflow.web import server_beat
+from hetero_airflow.web import server_heartbeat
 from hetero_airflow.web.app import make_app
-server_beat.SERVER_BEAT_S = 0.1
+server_heartbeat.SERVER_HEARTBEAT_S = 0.1
 app = FastAPI(openapi_url=None)
 ours = make_app(lambda: engine)
 app.router.lifespan_context = lambda _: ours.router.lifespan_context(ours)
@@ -53,11 +53,11 @@ TELL = """
 import random
 import sys
 from pathlib import Path
-from hetero_airflow.agent import agent, error_watch, link, lease_watch
-from hetero_airflow.agent.starting import StopSignals, open_link
+from hetero_airflow.agent import agent, connection, error_watch, lease_watch
+from hetero_airflow.agent.startup import StopSignals, open_connection
 from hetero_airflow.model.worker import Inventory
 from hetero_airflow.testing import a_worker
-agent.HEARTBEAT_S, agent.MAX_WAIT_S, link.TIMEOUT_S = 0.1, 0.5, 0.5
+agent.HEARTBEAT_S, agent.MAX_RETRY_WAIT_S, connection.TIMEOUT_S = 0.1, 0.5, 0.5
 
 class Found:
     found = [Inventory(worker=a_worker(engine="celery"))]
@@ -65,15 +65,15 @@ class Found:
         return self.found.pop() if self.found else None
 
 pause, rng = StopSignals().pause, random.Random(1)
-opened = open_link(sys.argv[1], "worker-a", Path(sys.argv[2]), sys.argv[3], pause=pause, rng=rng)
+opened = open_connection(sys.argv[1], "worker-a", Path(sys.argv[2]), sys.argv[3], pause=pause, rng=rng)
 ports = (Found(), lease_watch.LeaseWatch("worker-a"), error_watch.ErrorWatch(), opened)
 agent.Agent("worker-a", "celery", *ports, pause=pause, rng=rng).run()
 """
 
 TASK = """
 import ctypes, os, signal, sys, time
-from hetero_airflow.engines.lease_files import noted_lease
-with noted_lease(sys.argv[1], "worker-a") as note:
+from hetero_airflow.engines.lease_files import recorded_lease
+with recorded_lease(sys.argv[1], "worker-a") as note:
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
@@ -144,7 +144,7 @@ def joined(networks, engine, store, start, tmp_path) -> None:
     WorkerKeys(engine).open_enrolment("worker-a", hash_secret(SECRET), now + timedelta(hours=1), now)
     start(SERVE, str(engine.url), SERVER, str(PORT), network=networks[1])
     start(TELL, f"http://{SERVER}:{PORT}", str(tmp_path / "agent.pem"), SECRET, network=networks[0])
-    until(lambda: store.sights(), 60)
+    until(lambda: store.heartbeats(), 60)
 
 
 def until(condition: Callable[[], object], seconds: float = 30) -> None:
@@ -157,10 +157,10 @@ def until(condition: Callable[[], object], seconds: float = 30) -> None:
 def a_running_task(store: SqlStore, start) -> tuple[Lease, int]:
     """Its lease, and its process, which no network has anything to do with."""
     now = datetime.now(UTC)
-    store.record([Submitted(a_pending("r1"))], now)
+    store.record([RequestSubmitted(a_pending("r1"))], now)
     (lease,) = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), now, now + timedelta(hours=1)).leases
     pid = int(start(TASK, lease.id).stdout.readline())
-    until(lambda: store.sights()["worker-a"].leases == {lease.id})
+    until(lambda: store.heartbeats()["worker-a"].leases == {lease.id})
     return lease, pid
 
 
@@ -203,7 +203,7 @@ def test_a_short_split_harms_no_task(joined, store, start, cut):
     assert store.last_seen()["worker-a"] < broken - timedelta(seconds=0.5)
     split.heal()
     until(lambda: store.last_seen()["worker-a"] > broken)
-    assert store.sights()["worker-a"].leases == {lease.id}
+    assert store.heartbeats()["worker-a"].leases == {lease.id}
     assert mark(pid) is not None
     assert store.snapshot() is before
 
@@ -213,8 +213,8 @@ def test_after_a_long_split_the_worker_is_back_once_what_was_taken_back_has_ende
     split = cut()
 
     def lost():
-        workers, seen, agents = store.snapshot().workers, store.last_seen(), store.sights()
-        return lost_workers(workers, seen, agents, store.server_seen(), datetime.now(UTC), 1)
+        workers, seen, agents = store.snapshot().workers, store.last_seen(), store.heartbeats()
+        return lost_workers(workers, seen, agents, store.server_heartbeat(), datetime.now(UTC), 1)
 
     until(lost)
     store.record(lost(), datetime.now(UTC))
@@ -238,14 +238,14 @@ def test_an_api_server_that_is_away_takes_no_worker_with_it(networks, engine, st
     WorkerKeys(engine).open_enrolment("worker-a", hash_secret(SECRET), now + timedelta(hours=1), now)
     server = start(SERVE, str(engine.url), SERVER, str(PORT), network=networks[1])
     start(TELL, f"http://{SERVER}:{PORT}", str(Path(tmp_path, "agent.pem")), SECRET, network=networks[0])
-    until(lambda: store.sights(), 60)
+    until(lambda: store.heartbeats(), 60)
     server.kill()
     server.wait()
     for seconds in (1, 60, 86400):
         late = datetime.now(UTC) + timedelta(seconds=seconds)
-        found = store.snapshot().workers, store.last_seen(), store.sights(), store.server_seen(), late, 15
+        found = store.snapshot().workers, store.last_seen(), store.heartbeats(), store.server_heartbeat(), late, 15
         assert lost_workers(*found) == ()
     away = datetime.now(UTC)
     start(SERVE, str(engine.url), SERVER, str(PORT), network=networks[1])
     until(lambda: store.last_seen()["worker-a"] > away, 60)
-    assert store.server_seen().since > away
+    assert store.server_heartbeat().since > away

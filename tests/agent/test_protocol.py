@@ -11,9 +11,9 @@ from hetero_airflow.agent.protocol import (
     MAX_HEARTBEAT_BYTES,
     MAX_INVENTORY_BYTES,
     Heartbeat,
-    Report,
+    InventoryReport,
     read_body,
-    sane_readings,
+    valid_readings,
 )
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.worker import MAX_DEVICES
@@ -35,10 +35,10 @@ def reading(**fields) -> dict:
 
 def test_an_inventory_comes_over_as_it_is():
     worker = a_worker(engine="celery")
-    text = Report(worker=worker, telemetry=(Telemetry(device_id="GPU-0", utilization=1),)).model_dump_json(
+    text = InventoryReport(worker=worker, telemetry=(Telemetry(device_id="GPU-0", utilization=1),)).model_dump_json(
         exclude_defaults=True
     )
-    assert read_body(Report, text.encode()).worker == worker
+    assert read_body(InventoryReport, text.encode()).worker == worker
 
 
 @pytest.mark.parametrize(
@@ -69,14 +69,14 @@ def test_an_inventory_comes_over_as_it_is():
 )
 def test_an_inventory_that_can_not_be_is_refused_and_says_why(body, says):
     with pytest.raises(ValueError, match=says):
-        read_body(Report, json.dumps(body).encode())
+        read_body(InventoryReport, json.dumps(body).encode())
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[" * 100_000, '"', "null", "[]", "\ud800", '{"worker": "\\ud800"}', "1e999999"]
 )
 def test_what_is_no_json_object_is_refused_in_one_line(text):
-    for model in (Report, Heartbeat):
+    for model in (InventoryReport, Heartbeat):
         with pytest.raises(ValueError, match=r"^[^\n]{1,600}$"):
             read_body(model, text.encode(errors="surrogatepass"))
 
@@ -88,13 +88,13 @@ MILLION = b",".join([b"{}"] * 10**6)
 def test_a_million_of_anything_is_refused_without_looking_into_it(text):
     before = time.process_time()
     with pytest.raises(ValueError, match="a list of 1000000; none may have more than 4096"):
-        read_body(Report, text)
+        read_body(InventoryReport, text)
     assert time.process_time() - before < 5
 
 
 def test_of_many_errors_the_first_is_told():
     with pytest.raises(ValueError, match=r"^worker\.devices\.0\.id: Field required$"):
-        read_body(Report, json.dumps({"worker": {"id": "a", "host": "h", "devices": [{}] * 4096}}).encode())
+        read_body(InventoryReport, json.dumps({"worker": {"id": "a", "host": "h", "devices": [{}] * 4096}}).encode())
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_an_agent_that_knows_fewer_readings_is_heard():
 
 def test_an_agent_leaves_out_readings_that_would_be_refused():
     good, bad = Telemetry(device_id="GPU-0", power_w=70), Telemetry(device_id="GPU-1", power_w=-1)
-    assert sane_readings([good, bad]) == (good,)
+    assert valid_readings([good, bad]) == (good,)
 
 
 def test_the_largest_worker_fits_into_the_limits():
@@ -144,7 +144,7 @@ def test_the_largest_worker_fits_into_the_limits():
         )
         for one in ids
     )  # fmt: skip
-    whole = Report(worker=a_worker("w" * 200, devices, engine="celery"), telemetry=readings)
+    whole = InventoryReport(worker=a_worker("w" * 200, devices, engine="celery"), telemetry=readings)
     assert len(whole.model_dump_json(exclude_defaults=True)) < MAX_INVENTORY_BYTES
     beat = Heartbeat(worker="w" * 200, inventory="a" * 64, telemetry=readings)
     assert len(beat.model_dump_json(exclude_defaults=True)) < MAX_HEARTBEAT_BYTES

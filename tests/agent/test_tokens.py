@@ -16,7 +16,7 @@ from hetero_airflow.agent.tokens import (
     SKEW_S,
     TokenRefused,
     claimed_worker,
-    public_digits,
+    public_key_hex,
     read_public_key,
     read_token,
     request_digest,
@@ -62,7 +62,7 @@ def test_a_token_tells_what_was_signed():
 
 
 def test_the_public_half_of_a_key_can_be_written_and_read():
-    read_token(token(), read_public_key(public_digits(KEY)), EPOCH)
+    read_token(token(), read_public_key(public_key_hex(KEY)), EPOCH)
     with pytest.raises(IdentityError, match="no Ed25519 key"):
         read_public_key("ab")
 

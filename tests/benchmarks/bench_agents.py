@@ -23,8 +23,15 @@ import psutil
 from local_airflow import LocalAirflow
 from sqlalchemy import create_engine, insert
 
-from hetero_airflow.agent.protocol import HEARTBEAT_PATH, HEARTBEAT_S, INVENTORY_PATH, PREFIX, Heartbeat, Report
-from hetero_airflow.agent.tokens import public_digits
+from hetero_airflow.agent.protocol import (
+    HEARTBEAT_PATH,
+    HEARTBEAT_S,
+    INVENTORY_PATH,
+    PREFIX,
+    Heartbeat,
+    InventoryReport,
+)
+from hetero_airflow.agent.tokens import public_key_hex
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.store import tables
 from hetero_airflow.testing import a_cpu, a_device
@@ -81,7 +88,7 @@ async def register(connection: Connection) -> str:
     """Tell the inventory; its name."""
     worker = connection.speaker.worker_id
     devices = (a_cpu(64), *(a_device(f"GPU-{worker}-{n}", index=n) for n in range(8)))
-    report = Report(worker=connection.speaker.worker(devices=devices))
+    report = InventoryReport(worker=connection.speaker.worker(devices=devices))
     status, body, _ = await connection.send(
         "PUT", INVENTORY_PATH, report.model_dump_json(exclude_defaults=True).encode()
     )
@@ -121,7 +128,7 @@ async def measure(connections: list[Connection], process: psutil.Process, second
 
 def key_row(speaker: Speaker) -> dict[str, object]:
     """As enrolment leaves it, without a thousand transactions."""
-    digits = public_digits(speaker.key)
+    digits = public_key_hex(speaker.key)
     return {"worker_id": speaker.worker_id, "public_key": digits, "nonce": 0, "instance": "", "changed": 1}
 
 

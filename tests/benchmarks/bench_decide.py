@@ -26,17 +26,17 @@ from naive import Naive, Placed
 
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
-from hetero_airflow.model.snapshot import Pending, Snapshot, Usage, Usages
+from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot, UsageByWorker
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.assignment import Assignment
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.policies.policy import Policy
-from hetero_airflow.policies.priority import Priority
+from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.policies.round_robin import RoundRobin
-from hetero_airflow.scheduling.collecting import collecting_later
 from hetero_airflow.scheduling.cycle import Cycle
+from hetero_airflow.scheduling.garbage_collection import deferred_garbage_collection
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.store import Move, Submitted, WorkerSeen
+from hetero_airflow.store.store import LeaseMove, RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_pending, a_worker
 
 MODELS = (("nvidia", "a100-sxm4-40gb", "40GiB"), ("nvidia", "a100-sxm4-80gb", "80GiB"), ("amd", "mi300x", "192GiB"))
@@ -44,7 +44,7 @@ SINGLE = ("gpu",)
 GANGS = ("gpu:2", "gpu:4", "gpu:8", "a100:2", "mi300x:4")
 MIXED = ("gpu", "gpu:2", "a100:4", "a100-80gb", "gpu:0.5", "mi300x:8", "cpu:4", "a100-40gb:2", "gpu:0.25", "mi300x")
 POLICIES: dict[str, Callable[[], Policy]] = {
-    "priority": Priority, "fifo": Fifo, "round_robin": RoundRobin, "assignment": Assignment
+    "priority": PriorityPolicy, "fifo": Fifo, "round_robin": RoundRobin, "assignment": Assignment
 }  # fmt: skip
 NAIVE_S = 5.0
 """About how long the naive policy may take for a line of the table."""
@@ -65,12 +65,12 @@ def _worker(number: int) -> Worker:
     return a_worker(f"worker-{number:05}", (a_cpu(64, "512GiB"), *gpus))
 
 
-def make_usage(workers: Sequence[Worker], busy: float, rng: random.Random) -> Usages:
+def make_usage(workers: Sequence[Worker], busy: float, rng: random.Random) -> UsageByWorker:
     """That part of the accelerators is leased, at random."""
-    return Usages(
+    return UsageByWorker(
         {
             worker.id: {
-                device.id: Usage(1000, device.memory_bytes, EPOCH)
+                device.id: DeviceUsage(1000, device.memory_bytes, EPOCH)
                 for device in worker.devices
                 if device.kind != "cpu" and rng.random() < busy
             }
@@ -79,11 +79,11 @@ def make_usage(workers: Sequence[Worker], busy: float, rng: random.Random) -> Us
     )
 
 
-def make_pending(texts: Sequence[str], number: int, rng: random.Random, first: int = 0) -> tuple[Pending, ...]:
+def make_pending(texts: Sequence[str], number: int, rng: random.Random, first: int = 0) -> tuple[PendingRequest, ...]:
     """So many requests of these kinds, mixed; equal ones share their `DeviceRequest`, as those of the SQL store do."""
     requests = [a_pending(device=text).request for text in texts]
     return tuple(
-        Pending(
+        PendingRequest(
             f"r{n:06}",
             rng.choice(requests),
             EPOCH + timedelta(seconds=n),
@@ -103,7 +103,7 @@ def placed(plan: Plan) -> list[Placed]:
 
 def timed(work: Callable[[], object]) -> float:
     """CPU seconds."""
-    with collecting_later():
+    with deferred_garbage_collection():
         begin = time.process_time()
         work()
         return time.process_time() - begin
@@ -157,7 +157,7 @@ class Steady:
     def _submit(self, number: int) -> None:
         arrived = make_pending(MIXED, number, self._rng, self._submitted)
         self._submitted += number
-        self._store.record([Submitted(one) for one in arrived], EPOCH)
+        self._store.record([RequestSubmitted(one) for one in arrived], EPOCH)
 
     def cycle(self) -> float:
         """One whole cycle: how long it takes."""
@@ -180,7 +180,7 @@ class Steady:
         """Some leases end, and requests arrive until as many wait as before."""
         for lease_id in self._rng.sample(sorted(self._leases), min(self._changes, len(self._leases))):
             lease = self._leases.pop(lease_id)
-            self._store.move([Move(lease.id, lease.token, LeaseState.RELEASED)], EPOCH)
+            self._store.move([LeaseMove(lease.id, lease.token, LeaseState.RELEASED)], EPOCH)
         self.top_up()
 
     def top_up(self) -> None:
@@ -210,7 +210,7 @@ def steady(name: str, policy: Callable[[], Policy], workers: int, waiting: int, 
 def many_requests(name: str, policy: Callable[[], Policy], requests: int = 15_000, workers: int = 640) -> str:
     """One line: a queue that is longer than the fleet, decided at once by a policy that knows nothing yet."""
     present = make_workers(workers)
-    snapshot = Snapshot(1, present, Usages({}), make_pending(MIXED, requests, random.Random(0)))
+    snapshot = Snapshot(1, present, UsageByWorker({}), make_pending(MIXED, requests, random.Random(0)))
     spent = timed(lambda: policy().decide(snapshot, EPOCH))
     places = len(policy().decide(snapshot, EPOCH).places)
     return f"{name:11} {requests} requests over {workers} workers: {spent:.2f} s, {places} placed"
@@ -218,7 +218,7 @@ def many_requests(name: str, policy: Callable[[], Policy], requests: int = 15_00
 
 def memory(workers: int = 10_000, waiting: int = 100_000) -> str:
     """One line: what a process that holds all this, and has decided about it, needs at most."""
-    world = Steady(Priority, workers, waiting, 50)
+    world = Steady(PriorityPolicy, workers, waiting, 50)
     times = [world.cycle()]
     world.top_up()
     for _ in range(3):

@@ -11,12 +11,12 @@ from bench_table import HOUR_S, ON_60_S, Row, Table
 
 from hetero_airflow import policies
 from hetero_airflow.registry import load
-from hetero_airflow.simulator.bounds import makespan_bounds
+from hetero_airflow.simulator.bounds.relaxed_bounds import makespan_bounds
 from hetero_airflow.simulator.cluster import parse_cluster
-from hetero_airflow.simulator.dag_generator import dag_runs, random_design
-from hetero_airflow.simulator.generators import poisson_arrivals
 from hetero_airflow.simulator.options import Knowledge
 from hetero_airflow.simulator.simulation import Simulation
+from hetero_airflow.simulator.traces.dag_streams import dag_runs, random_design
+from hetero_airflow.simulator.traces.job_streams import poisson_arrivals
 from hetero_airflow.simulator.workload import Workload
 
 SEEDS = (0, 1, 2)

@@ -21,14 +21,14 @@ from random import Random
 
 from bench_table import Table
 
-from hetero_airflow.matching.classic_fit import BestFit, DotProduct, Largest
-from hetero_airflow.matching.demand import Mix, ask_of
-from hetero_airflow.matching.expected_fill import ExpectedFill
-from hetero_airflow.matching.fragmentation import Fragmentation
-from hetero_airflow.matching.scoreboard import Scoreboard
-from hetero_airflow.matching.valued import Valuation
+from hetero_airflow.matching.packing.classic_fit import BestFitMeasure, DotProductMeasure, LargestCapacity
+from hetero_airflow.matching.packing.demand import RequestMix, device_demand
+from hetero_airflow.matching.packing.expected_fill import ExpectedFillMeasure
+from hetero_airflow.matching.packing.fragmentation import FragmentationMeasure
+from hetero_airflow.matching.packing.scoreboard import Scoreboard
+from hetero_airflow.matching.packing.scorer import PackingMeasure
 from hetero_airflow.model.request import Alternative
-from hetero_airflow.policies.share_prices import share_prices
+from hetero_airflow.policies.core.share_prices import share_prices
 from hetero_airflow.simulator.traces import load_trace
 from hetero_airflow.simulator.workload import Workload
 
@@ -52,12 +52,12 @@ class Filled:
     pods_per_s: float
 
 
-def fill(workload: Workload, valuation: Valuation, rng: Random | None) -> Filled:
+def fill(workload: Workload, valuation: PackingMeasure, rng: Random | None) -> Filled:
     """Place the pods one by one; with a generator, on any worker that they fit, and there on any GPU."""
     requests = [job.request for job in workload.jobs]
     alternatives = {a: n for n, a in enumerate(dict.fromkeys(a for r in requests for a in r.alternatives))}
     order = [[alternatives[alternative] for alternative in request.alternatives] for request in requests]
-    amount = [ask.milli * ask.devices for ask in map(ask_of, alternatives)]
+    amount = [ask.milli * ask.devices for ask in map(device_demand, alternatives)]
     board = Scoreboard(valuation, workload.workers, list(alternatives))
     total, arrived, allocated, at_100 = board.devices * 1000, 0, 0, 0.0
     begin = time.process_time()
@@ -87,23 +87,23 @@ def _any(board: Scoreboard, options: Sequence[int], rng: Random) -> tuple[int, i
     return option, worker, rng.choice(parts) if 0 < milli < 1000 else None
 
 
-def mix_of(workload: Workload) -> Mix:
+def mix_of(workload: Workload) -> RequestMix:
     """What the pods of the list ask for, without the copies of an order; any of several models as each of them."""
     listed = [job.request for job in workload.jobs if "-copy-" not in job.id]
     asked: Counter[Alternative] = Counter(alternative for request in listed for alternative in request.alternatives)
     return tuple(sorted(((a, n / len(listed)) for a, n in asked.items()), key=lambda item: item[0].key))
 
 
-def valuation(name: str, workload: Workload) -> Valuation:
+def valuation(name: str, workload: Workload) -> PackingMeasure:
     """The valuation of a policy that knows the mix of these pods, but not their order."""
     cores = max(worker.cpu.capacity_milli for worker in workload.workers if worker.cpu)
-    largest = Largest(cores, 1000 * max(len(worker.devices) - 1 for worker in workload.workers))
+    largest = LargestCapacity(cores, 1000 * max(len(worker.devices) - 1 for worker in workload.workers))
     if name == "dot_product":
-        return DotProduct(largest)
+        return DotProductMeasure(largest)
     if name in ("best_fit", "random"):
-        return BestFit(largest)
+        return BestFitMeasure(largest)
     mix = mix_of(workload)
-    return Fragmentation(mix) if name == "fgd" else ExpectedFill(mix, share_prices(mix))
+    return FragmentationMeasure(mix) if name == "fgd" else ExpectedFillMeasure(mix, share_prices(mix))
 
 
 def published(folder: Path) -> dict[tuple[str, str], tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Section ``replay``: what part of openb's GPUs is allocated while pods come and go, and some ask for whole workers.
 
 The trace as recorded asks for one GPU in a hundred at most. So its pods are drawn again: sizes and lifetimes as they
-were recorded (up to `LONGEST_S`), arrivals at random, so many that they ask for a given part of the GPUs.
+were recorded (up to `MAX_DELAY_S`), arrivals at random, so many that they ask for a given part of the GPUs.
 
 Large requests come to a cluster on which small ones have run for an hour. It matters: in an empty cluster, by any
 placement, the first large ones find whole workers; and while a large one waits, it gets the worker that another has
@@ -29,26 +29,26 @@ import numpy as np
 from bench_table import HOUR_S, Table, percent
 from scipy.optimize import brentq
 
-from hetero_airflow.matching.classic_fit import BestFit, Largest
-from hetero_airflow.matching.expected_fill import ExpectedFill
-from hetero_airflow.matching.feasibility import Verdict, device_count
-from hetero_airflow.matching.fragmentation import Fragmentation
+from hetero_airflow.matching.feasibility import Feasibility, device_count
 from hetero_airflow.matching.matcher import Matcher
-from hetero_airflow.matching.scoring import Held, Placement, Tight
+from hetero_airflow.matching.packing.classic_fit import BestFitMeasure, LargestCapacity
+from hetero_airflow.matching.packing.expected_fill import ExpectedFillMeasure
+from hetero_airflow.matching.packing.fragmentation import FragmentationMeasure
+from hetero_airflow.matching.packing.scorer import PackingScorer
+from hetero_airflow.matching.scoring import Allocation, PlacementScorer, TightFitScorer
 from hetero_airflow.matching.shapes import Shape
-from hetero_airflow.matching.valued import Valued
 from hetero_airflow.model.device import device_class
 from hetero_airflow.model.request import Alternative
-from hetero_airflow.model.snapshot import Pending
+from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.consolidation import Consolidation
-from hetero_airflow.policies.greedy import Greedy
+from hetero_airflow.policies.core.list_policy import ListPolicy
+from hetero_airflow.policies.core.queue_order import by_priority
+from hetero_airflow.policies.core.reservation import ReservationsByNeed
+from hetero_airflow.policies.core.share_prices import share_prices
 from hetero_airflow.policies.policy import Policy
-from hetero_airflow.policies.queue import by_priority
-from hetero_airflow.policies.reservation import KeepByNeed
-from hetero_airflow.policies.share_prices import share_prices
-from hetero_airflow.simulator.figures import Window, measure
 from hetero_airflow.simulator.options import Options
+from hetero_airflow.simulator.reports.figures import MeasuredWindow, measure
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.traces import load_trace
 from hetero_airflow.simulator.traces.openb_fill import asked_devices
@@ -114,7 +114,7 @@ def run(workload: Workload, policy: Policy, name: str) -> Result:
     """Figures of the time after the warm-up."""
     options = Options(cycle_s=CYCLE_S, until_s=END_S)
     record = Simulation(workload, (), policy, name, options).run()
-    figures = measure(record, Window(start_s=WARM_UP_S, end_s=END_S))
+    figures = measure(record, MeasuredWindow(start_s=WARM_UP_S, end_s=END_S))
     large, small = figures.groups["large"], figures.groups["small"]
     moved_s = [stay.end_s for job in record.jobs for stay in job.intervals[:-1]]
     waits = (
@@ -208,7 +208,7 @@ def replayed(large: float, seed: int, large_from_s: float = LARGE_FROM_S) -> Wor
     workers = _drawn(trace.workers, rng)
     gpus = sum(device.kind != "cpu" for worker in workers for device in worker.devices)
     jobs: list[Job] = []
-    matcher = Matcher(Tight())
+    matcher = Matcher(TightFitScorer())
     shapes = {matcher.seat(worker).shape for worker in workers}
     possible = [job for job in trace.jobs if _is_possible(job, shapes, matcher)]
     for part, name in ((1 - large, "small"), (large, "large")):
@@ -268,10 +268,10 @@ def _is_possible(job: Job, shapes: Collection[Shape], matcher: Matcher) -> bool:
 # The baselines.
 
 
-class KeepNothing(KeepByNeed):
+class KeepNothing(ReservationsByNeed):
     """Whoever fits is placed, whoever waits: as in the scheduler of Kubernetes, large requests can wait for ever."""
 
-    def wait(self, unit: Sequence[Pending]) -> None:
+    def wait(self, unit: Sequence[PendingRequest]) -> None:
         """Nothing is kept."""
 
 
@@ -288,19 +288,24 @@ class AnyPlace:
         self._seed = seed
 
     def choose(
-        self, alternative: Alternative, shape: Shape, held: Sequence[Held], free: Sequence[int]
+        self, alternative: Alternative, shape: Shape, held: Sequence[Allocation], free: Sequence[int]
     ) -> tuple[int, ...]:
         """Those with the greatest lots."""
         ranked = sorted(free, key=lambda position: (self._lot(alternative, held, position), position), reverse=True)
         return tuple(sorted(ranked[: device_count(alternative)]))
 
     def terms(
-        self, alternative: Alternative, shape: Shape, held: Sequence[Held], verdict: Verdict, chosen: Sequence[int]
+        self,
+        alternative: Alternative,
+        shape: Shape,
+        held: Sequence[Allocation],
+        verdict: Feasibility,
+        chosen: Sequence[int],
     ) -> Mapping[str, float]:
         """The worker's lot."""
         return {"lot": self._lot(alternative, held, -1)}
 
-    def _lot(self, alternative: Alternative, held: Sequence[Held], position: int) -> float:
+    def _lot(self, alternative: Alternative, held: Sequence[Allocation], position: int) -> float:
         granted = ",".join(f"{one.granted_s}/{one.milli}" for one in held)
         text = f"{self._seed} {alternative.key} {position} {granted}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest()) / 2**48
@@ -308,16 +313,18 @@ class AnyPlace:
 
 def make(name: str, *, keeps: bool, workload: Workload, seed: int) -> Policy:
     """A policy that moves nobody; with `keeps`, what the head of the queue needs is kept for it."""
-    return Greedy(name, by_priority, _placement(name, workload, seed), reserve=KeepByNeed if keeps else KeepNothing)
+    return ListPolicy(
+        name, by_priority, _placement(name, workload, seed), reserve=ReservationsByNeed if keeps else KeepNothing
+    )
 
 
-def _placement(name: str, workload: Workload, seed: int) -> Placement:
+def _placement(name: str, workload: Workload, seed: int) -> PlacementScorer:
     if name == "random":
         return AnyPlace(seed)
     if name == "best_fit":
         cores = max(map(_cores, workload.workers))
         gpus = max(sum(device.kind != "cpu" for device in worker.devices) for worker in workload.workers)
-        return Valued(BestFit(Largest(cores, gpus * MILLI_PER_DEVICE)))
+        return PackingScorer(BestFitMeasure(LargestCapacity(cores, gpus * MILLI_PER_DEVICE)))
     asked = Counter(job.request.alternatives[0] for job in workload.jobs)
     mix = tuple((one, number / asked.total()) for one, number in sorted(asked.items(), key=lambda item: item[0].key))
-    return Valued(Fragmentation(mix) if name == "fgd" else ExpectedFill(mix, share_prices(mix)))
+    return PackingScorer(FragmentationMeasure(mix) if name == "fgd" else ExpectedFillMeasure(mix, share_prices(mix)))

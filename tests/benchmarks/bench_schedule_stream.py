@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from bench_table import Row, Table, hours, simulate
 
-from hetero_airflow.simulator.bounds import mean_jct_bounds
+from hetero_airflow.simulator.bounds.relaxed_bounds import mean_jct_bounds
 from hetero_airflow.simulator.cluster import parse_cluster
-from hetero_airflow.simulator.figures import Window
+from hetero_airflow.simulator.reports.figures import MeasuredWindow
 from hetero_airflow.simulator.traces import load_trace
 
 SEEDS = (0, 1, 2)
 CLUSTER = "v100=36,p100=36,k80=36"
-WINDOW = Window(4000, 5000)
+WINDOW = MeasuredWindow(4000, 5000)
 
 ROWS = (
     Row("fifo, blind to speeds", "fifo"),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from bench_table import Table
 from test_truth import POLICIES, MuriWorld
 
-from hetero_airflow.simulator.figures import measure
+from hetero_airflow.simulator.reports.figures import measure
 from hetero_airflow.simulator.traces import load_trace
 from hetero_airflow.simulator.traces.folder import trace_folder
 

@@ -15,17 +15,17 @@ from functools import cache
 
 from bench_table import HOUR_S, Table
 
-from hetero_airflow.matching.scoring import Tight
+from hetero_airflow.matching.scoring import TightFitScorer
 from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.request import Priority as Class
-from hetero_airflow.policies.greedy import Greedy
+from hetero_airflow.model.request import PriorityPolicy as Class
+from hetero_airflow.policies.core.list_policy import ListPolicy
+from hetero_airflow.policies.core.preemption import PreemptionRules, Rank
+from hetero_airflow.policies.core.preemption_plan import plan_preemptions
+from hetero_airflow.policies.core.queue_order import by_priority
+from hetero_airflow.policies.core.request_progress import RequestProgress
 from hetero_airflow.policies.policy import Policy
-from hetero_airflow.policies.preemption import Preemption, Rank
-from hetero_airflow.policies.priority import Priority
-from hetero_airflow.policies.progress import Progress
-from hetero_airflow.policies.queue import by_priority
-from hetero_airflow.policies.room import room_by
+from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Options
 from hetero_airflow.simulator.simulation import Simulation
@@ -83,11 +83,16 @@ class Outcome:
 
 def last_in_first_out(min_run_s: float | None) -> Policy:
     """The policy `priority`, but of those of the lower classes, whoever was started last goes first."""
-    preemption = Preemption(_class_and_stay, min_run_s, is_class=True)
-    return Greedy("last in, first out", by_priority, Tight(), make_room=room_by("last in, first out", preemption))
+    preemption = PreemptionRules(_class_and_stay, min_run_s, is_priority_class=True)
+    return ListPolicy(
+        "last in, first out",
+        by_priority,
+        TightFitScorer(),
+        make_room=plan_preemptions("last in, first out", preemption),
+    )
 
 
-def _class_and_stay(progress: Progress, estimates: Estimates) -> Rank:
+def _class_and_stay(progress: RequestProgress, estimates: Estimates) -> Rank:
     """A shorter stay is a greater rank; who waits has none yet, so that equals never give way."""
     stay_s = progress.served_s - sum(progress.pending.served.values())
     return float(progress.pending.request.priority.rank), -max(0.0, round(stay_s, 3))
@@ -129,7 +134,7 @@ def _october() -> Workload:
 @cache
 def run(cluster: str, checkpoint_s: float, mix: Mix, seed: int, is_ours: bool, min_run_s: float | None) -> Outcome:
     """One simulation."""
-    policy = Priority() if is_ours else last_in_first_out(min_run_s)
+    policy = PriorityPolicy() if is_ours else last_in_first_out(min_run_s)
     plain = _october() if cluster == POOL else split_gangs(_october())
     workload = draw_classes(plain, mix, seed)
     options = Options(cycle_s=BEAT_S, until_s=END_S, checkpoint_s=checkpoint_s, saves_at_notice=False)

@@ -102,14 +102,14 @@ def _workload(index, start, data):
 def _publish(run_id, folder):
     """As the task would; when it was done."""
     from hetero_airflow.checkpoints.opening import open_store
-    from hetero_airflow.checkpoints.publishing import claim, publish
-    from hetero_airflow.executor.checkpoint_place import checkpoint_options, checkpoint_place, store_credentials
+    from hetero_airflow.checkpoints.publishing import claim_place, publish
+    from hetero_airflow.contract.checkpoint_place import checkpoint_options, checkpoint_place, store_credentials
 
     options = checkpoint_options()
     credentials = store_credentials(options.conn_id)
     place = checkpoint_place("train", "fit", run_id, -1, epoch=0, token=1, options=options, credentials=credentials)
     store = open_store(place)
-    publish(store, claim(store, place), folder, step=1, metrics={}, now=datetime.now(UTC))
+    publish(store, claim_place(store, place), folder, step=1, metrics={}, now=datetime.now(UTC))
     return time.time()
 
 

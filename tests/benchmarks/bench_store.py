@@ -25,8 +25,8 @@ from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Account, Plan, Reason, ReasonCode, Wait
 from hetero_airflow.store import tables
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.store import Submitted, WorkerSeen
+from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
 
 LATER = EPOCH + timedelta(hours=1)
@@ -55,7 +55,7 @@ def measure(store: Any, workers: int) -> dict[str, str]:
 
     def grant_and_release(batch: int) -> int:
         ids = [f"r{next(_numbers)}" for _ in range(batch)]
-        store.record([Submitted(replace(pending, id=key)) for key in ids], EPOCH)
+        store.record([RequestSubmitted(replace(pending, id=key)) for key in ids], EPOCH)
         plan = Plan(
             tuple(a_place(key, f"w{n % workers:05}", **{"GPU-3": 1000, "cpu": 4000}) for n, key in enumerate(ids))
         )
@@ -83,7 +83,7 @@ def measure(store: Any, workers: int) -> dict[str, str]:
         store.record([WorkerSeen(same)], EPOCH)
         return 1
 
-    store.record([Submitted(a_pending(f"waits{n}")) for n in range(1000)], EPOCH)
+    store.record([RequestSubmitted(a_pending(f"waits{n}")) for n in range(1000)], EPOCH)
     reason, account = Reason(ReasonCode.BUSY, "a", "b"), Account("p", "s")
     waits = Plan(tuple(Wait(f"waits{n}", n, reason, account) for n in range(1000)))
 

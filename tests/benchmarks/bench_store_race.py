@@ -29,8 +29,8 @@ from sqlalchemy import Engine, create_engine
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.store import tables
-from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.store import Move, Submitted, WorkerSeen
+from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.store import LeaseMove, RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
 
 PROCESSES = 3
@@ -58,8 +58,8 @@ def race(url: str, name: str, size: int, seconds: float) -> None:
                 for one in pending
             )
         )
-        commit = store.commit(plan, now, now + timedelta(minutes=1), [Submitted(one) for one in pending])
-        store.move([Move(one.id, one.token, LeaseState.RELEASED) for one in commit.leases], now)
+        commit = store.commit(plan, now, now + timedelta(minutes=1), [RequestSubmitted(one) for one in pending])
+        store.move([LeaseMove(one.id, one.token, LeaseState.RELEASED) for one in commit.leases], now)
         done += len(commit.leases)
         refused += len(commit.refused)
     spent = perf_counter() - start

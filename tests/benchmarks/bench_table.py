@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from hetero_airflow import policies
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.registry import load
-from hetero_airflow.simulator.figures import Figures, Window, measure
 from hetero_airflow.simulator.options import Knowledge, Options, fixed_restart_s
+from hetero_airflow.simulator.reports.figures import Figures, MeasuredWindow, measure
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.workload import Workload
 
@@ -46,7 +46,11 @@ class Row:
 
 
 def simulate(
-    workload: Workload, workers: Sequence[Worker], row: Row, options: Options = ON_60_S, window: Window | None = None
+    workload: Workload,
+    workers: Sequence[Worker],
+    row: Row,
+    options: Options = ON_60_S,
+    window: MeasuredWindow | None = None,
 ) -> Figures:
     """The figures of one row."""
     policy = load(policies.GROUP, policies.POLICIES, row.policy)()

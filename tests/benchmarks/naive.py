@@ -1,16 +1,16 @@
 """The policy fifo written down plainly: each request is asked of every worker anew. What `bench_decide` compares with.
 
-It asks the same questions (`judge`, `device_need`, `Tight`) and comes to the same placements, but knows no
+It asks the same questions (`judge`, `device_need`, `TightFitScorer`) and comes to the same placements, but knows no
 shapes, states, or rankings.
 """
 
 from __future__ import annotations
 
-from hetero_airflow.matching.feasibility import Need, device_count, device_need, host_need, judge
-from hetero_airflow.matching.scoring import Held, Tight
+from hetero_airflow.matching.feasibility import ResourceNeed, device_count, device_need, feasibility_of, host_need
+from hetero_airflow.matching.scoring import Allocation, TightFitScorer
 from hetero_airflow.matching.shapes import Shape, Shapes
 from hetero_airflow.model.request import Alternative, DeviceRequest
-from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 
 Placed = tuple[str, str, int, tuple[str, ...]]
 """Request id, worker id, alternative, device ids."""
@@ -20,18 +20,18 @@ class Naive:
     """Decides over a snapshot in which all workers are online, and every request could run on an idle one."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self._placement = Tight()
+        self._placement = TightFitScorer()
         self._pending = sorted(snapshot.pending, key=lambda one: (one.submitted_at, one.id))
         self._seats = [Shapes().seat(worker) for worker in sorted(snapshot.workers, key=lambda worker: worker.id)]
         self._held = []
         for seat in self._seats:
             used = [snapshot.used(seat.worker.id, device_id) for device_id in seat.device_ids]
-            self._held.append([Held(usage.milli, usage.memory_bytes) for usage in used])
+            self._held.append([Allocation(usage.milli, usage.memory_bytes) for usage in used])
 
     def decide(self) -> list[Placed]:
         """The placements, in the order in which they are made."""
         placed: list[Placed] = []
-        head: Pending | None = None
+        head: PendingRequest | None = None
         for pending in self._pending:
             found = self._best(pending.request, None if head is None else head.request)
             if found is None:
@@ -40,7 +40,9 @@ class Naive:
             number, worker, takes, chosen = found
             for position, need in takes:
                 before = self._held[worker][position]
-                self._held[worker][position] = Held(before.milli + need.milli, before.memory_bytes + need.memory_bytes)
+                self._held[worker][position] = Allocation(
+                    before.milli + need.milli, before.memory_bytes + need.memory_bytes
+                )
             seat = self._seats[worker]
             placed.append((pending.id, seat.worker.id, number, tuple(seat.device_ids[p] for p in chosen)))
         return placed
@@ -58,15 +60,15 @@ class Naive:
 
     def _fit(self, alternative: Alternative, worker: int, head: DeviceRequest | None):
         shape, held = self._seats[worker].shape, self._held[worker]
-        verdict = judge(alternative, shape)
+        verdict = feasibility_of(alternative, shape)
         if not verdict.is_servable:
             return None
         kept = self._kept(shape, head)
 
-        def has_room(position: int, need: Need) -> bool:
+        def has_room(position: int, need: ResourceNeed) -> bool:
             milli, memory = shape.capacity[position]
             left = (milli - held[position].milli - need.milli, memory - held[position].memory_bytes - need.memory_bytes)
-            keep = kept.get(position, Need(0, 0))
+            keep = kept.get(position, ResourceNeed(0, 0))
             return (not need.milli or left[0] >= keep.milli) and (not need.memory_bytes or left[1] >= keep.memory_bytes)
 
         free = [p for p in verdict.usable if has_room(p, device_need(alternative, shape.devices[p]))]
@@ -78,15 +80,15 @@ class Naive:
         takes = [(p, device_need(alternative, shape.devices[p])) for p in chosen]
         return sum(terms.values()), takes + ([(shape.cpu, beside)] if beside is not None else []), chosen
 
-    def _kept(self, shape: Shape, head: DeviceRequest | None) -> dict[int, Need]:
-        kept: dict[int, Need] = {}
+    def _kept(self, shape: Shape, head: DeviceRequest | None) -> dict[int, ResourceNeed]:
+        kept: dict[int, ResourceNeed] = {}
         for alternative in head.alternatives if head is not None else ():
-            verdict = judge(alternative, shape)
+            verdict = feasibility_of(alternative, shape)
             if not verdict.is_servable:
                 continue
             takes = [(p, device_need(alternative, shape.devices[p])) for p in verdict.usable]
             beside = host_need(alternative)
             for p, need in takes + ([(shape.cpu, beside)] if beside is not None else []):
-                before = kept.get(p, Need(0, 0))
-                kept[p] = Need(max(before.milli, need.milli), max(before.memory_bytes, need.memory_bytes))
+                before = kept.get(p, ResourceNeed(0, 0))
+                kept[p] = ResourceNeed(max(before.milli, need.milli), max(before.memory_bytes, need.memory_bytes))
         return kept

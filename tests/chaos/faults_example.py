@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
-from hetero_airflow.checkpoints.loading import load
+from hetero_airflow.checkpoints.loading import load_checkpoint
 from hetero_airflow.checkpoints.opening import open_store
-from hetero_airflow.checkpoints.place import CheckpointPlace, place_of
+from hetero_airflow.checkpoints.place import CheckpointPlace, checkpoint_path
 from tests.chaos.scene import Injury, Scene, Training
 
 DAG_ID = "train_resumable"
@@ -53,7 +53,7 @@ class Example(Training):
 
     def place(self, start: int = -1) -> CheckpointPlace:
         url = (self.airflow.home / "checkpoints").as_uri()
-        return CheckpointPlace(url=url, path=place_of(self.dag_id, "train", self.run_id, -1), token=0)
+        return CheckpointPlace(url=url, path=checkpoint_path(self.dag_id, "train", self.run_id, -1), token=0)
 
     def metrics(self) -> dict[int, dict[str, float]]:
         """Of each step."""
@@ -66,7 +66,7 @@ class Example(Training):
         for entry in self.entries():
             told.append((f"checkpoint {entry.key}", entry.step, entry.metrics))
             with tempfile.TemporaryDirectory() as folder:
-                load(open_store(place), place, entry, Path(folder) / "checkpoint")
+                load_checkpoint(open_store(place), place, entry, Path(folder) / "checkpoint")
         found = [f"{what} has {has}, not {whole.get(step)}" for what, step, has in told if has != whole.get(step)]
         missing = set(range(self.steps)) - self.metrics().keys()
         return [*found, f"steps {sorted(missing)} were never done"] if missing else found

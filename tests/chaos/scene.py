@@ -19,11 +19,11 @@ import psutil
 from local_airflow import LocalAirflow
 from sqlalchemy import NullPool, create_engine, text
 
-from hetero_airflow.checkpoints.index import Entry
-from hetero_airflow.checkpoints.loading import load, read_index
+from hetero_airflow.checkpoints.index import CheckpointEntry
+from hetero_airflow.checkpoints.loading import load_checkpoint, read_index
 from hetero_airflow.checkpoints.opening import open_store
 from hetero_airflow.checkpoints.place import CheckpointPlace
-from hetero_airflow.runtime.state_file import read_state
+from hetero_airflow.runtime.state.files import read_state
 from tests.chaos.reference import Reference
 from tests.checkpoints.test_object_store_faults import Fault
 
@@ -129,7 +129,7 @@ class Training:
     def place(self, start: int = -1) -> CheckpointPlace:
         return CheckpointPlace.model_validate_json(self.starts()[start]["place"])
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[CheckpointEntry, ...]:
         """What the index names."""
         if not self.starts():
             return ()
@@ -183,7 +183,7 @@ class Training:
         for entry in self.entries():
             with tempfile.TemporaryDirectory() as folder:
                 into = Path(folder) / "checkpoint"
-                load(store, place, entry, into)
+                load_checkpoint(store, place, entry, into)
                 if self.reference.digest_of(read_state(into)) != self.reference.digests[entry.step]:
                     found.append(f"checkpoint {entry.key} is not the state after step {entry.step}")
         return found

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero_airflow.checkpoints.loading import latest_whole, read_index
+from hetero_airflow.checkpoints.loading import load_latest, read_index
 from hetero_airflow.checkpoints.opening import open_store
 from hetero_airflow.checkpoints.place import CheckpointPlace
-from hetero_airflow.checkpoints.publishing import claim, publish
-from hetero_airflow.executor.hang_watch import HangWatch
-from hetero_airflow.executor.task_instances import TaskProcess
+from hetero_airflow.checkpoints.publishing import claim_place, publish
+from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.store.store import WorkerSeen
+from hetero_airflow.supervisor.hang_watch import HangWatch
 from hetero_airflow.testing import EPOCH, FakeClock, a_worker
 from tests.executor.conftest import Bench
 
@@ -106,7 +106,7 @@ def test_a_task_that_hangs_is_found_after_the_clock_was_set_back(jump_s: float) 
 def test_checkpoints_keep_their_order_when_the_clock_is_set_back(tmp_path: Path) -> None:
     place = CheckpointPlace(url=tmp_path.as_uri(), path="dag/task/run/-1", token=1)
     store, clock = open_store(place), FakeClock()
-    right = claim(store, place)
+    right = claim_place(store, place)
     for step, jump_s in enumerate([0.0, HOUR_S, -2 * HOUR_S, 1.0]):
         folder = tmp_path / f"staged{step}"
         folder.mkdir()
@@ -115,4 +115,4 @@ def test_checkpoints_keep_their_order_when_the_clock_is_set_back(tmp_path: Path)
     entries = read_index(store, place.path).entries
     assert [entry.step for entry in entries] == [1, 2, 3]
     assert [entry.published_at for entry in entries] == sorted(entry.published_at for entry in entries)
-    assert latest_whole(store, place, tmp_path / "loaded").step == 3
+    assert load_latest(store, place, tmp_path / "loaded").step == 3

@@ -18,8 +18,8 @@ from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.store import tables
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.store import Move, Saved, Store, Submitted, WorkerSeen
+from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.store import CheckpointSaved, LeaseMove, RequestSubmitted, Store, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
 from tests.store.conftest import empty, make_sqlite_engine
 
@@ -68,12 +68,12 @@ def history(store: Store) -> tuple[list[Lease], list[Lease]]:
     granted = []
     for round_ in ("past", "now"):
         requests = [f"{round_}-{device}" for device in DEVICES]
-        store.record([Submitted(a_pending(key)) for key in requests], EPOCH)
+        store.record([RequestSubmitted(a_pending(key)) for key in requests], EPOCH)
         places = [a_place(key, **{device: 1000}) for key, device in zip(requests, DEVICES, strict=True)]
         leases = store.commit(Plan(tuple(places)), EPOCH, at(15)).leases
         granted.append(list(leases))
         if round_ == "past":
-            store.move([Move(lease.id, lease.token, LeaseState.RELEASED, "ended") for lease in leases], EPOCH)
+            store.move([LeaseMove(lease.id, lease.token, LeaseState.RELEASED, "ended") for lease in leases], EPOCH)
     return granted[0], granted[1]
 
 
@@ -88,17 +88,21 @@ def messages(past: list[Lease], now: list[Lease]) -> list[Message]:
                 for token in (*tokens, 0)
             ]
             found.append(
-                lambda store, id_=lease.id, token=lease.token, now=moment: store.record([Saved(id_, token)], now)
+                lambda store, id_=lease.id, token=lease.token, now=moment: store.record(
+                    [CheckpointSaved(id_, token)], now
+                )
             )
     for lease in now:
         found += [
-            lambda store, id_=lease.id, token=token: store.move([Move(id_, token, LeaseState.EVICTED, "late")], at(5))
+            lambda store, id_=lease.id, token=token: store.move(
+                [LeaseMove(id_, token, LeaseState.EVICTED, "late")], at(5)
+            )
             for token in (*(one.token for one in past), 0)
         ]
     for lease in past:
         found.append(
             lambda store, id_=lease.id, token=lease.token: store.move(
-                [Move(id_, token, LeaseState.RELEASED, "twice")], at(5)
+                [LeaseMove(id_, token, LeaseState.RELEASED, "twice")], at(5)
             )
         )
     found += [lambda store, now=now: store.record([WorkerSeen(a_worker())], now) for now in map(at, (-60, 0, 60))]
@@ -155,7 +159,7 @@ def test_they_come_from_several_threads_while_others_ask_for_the_same_devices(
     late = 2 * messages(past, now)
     random.Random(0).shuffle(late)
     greedy = [f"greedy-{number}" for number in range(8)]
-    SqlStore(engine).record([Submitted(a_pending(key)) for key in greedy], EPOCH)
+    SqlStore(engine).record([RequestSubmitted(a_pending(key)) for key in greedy], EPOCH)
     barrier = threading.Barrier(4)
 
     def deliver(number: int) -> int:

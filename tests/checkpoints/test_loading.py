@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hetero_airflow.checkpoints.index import Entry, Index
-from hetero_airflow.checkpoints.loading import latest_whole, load, newest_of, read_index
-from hetero_airflow.checkpoints.publishing import claim, publish
+from hetero_airflow.checkpoints.index import CheckpointEntry, Index
+from hetero_airflow.checkpoints.loading import load_checkpoint, load_latest, read_index, read_newest_checkpoint
+from hetero_airflow.checkpoints.publishing import claim_place, publish
 from hetero_airflow.errors import InvalidCheckpoint
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -34,7 +34,7 @@ class Trap:
 def two(store, new_place, tmp_path):
     """A place with two checkpoints, the steps 1 and 2."""
     place = new_place(token=1)
-    holder = claim(store, place)
+    holder = claim_place(store, place)
     entries = []
     for step in (1, 2):
         folder = tmp_path / f"staged{step}"
@@ -45,7 +45,7 @@ def two(store, new_place, tmp_path):
     return place, *entries
 
 
-def overwrite(store, place, entry: Entry, name: str, content: bytes, tmp_path: Path) -> None:
+def overwrite(store, place, entry: CheckpointEntry, name: str, content: bytes, tmp_path: Path) -> None:
     source = tmp_path / "foreign"
     source.write_bytes(content)
     store.put(f"{place.path}/{entry.key}/{name}", source)
@@ -71,10 +71,10 @@ def test_a_damaged_shard_is_warned_of_and_the_one_before_is_taken(store, two, tm
     place, first, second = two
     overwrite(store, place, second, TENSORS, damaged(kind, bytes(1000) + b"\2", tmp_path), tmp_path)
     with pytest.raises(InvalidCheckpoint):
-        load(store, place, second, tmp_path / "loaded")
+        load_checkpoint(store, place, second, tmp_path / "loaded")
     assert not (tmp_path / "loaded").exists()
     with caplog.at_level(logging.WARNING):
-        assert latest_whole(store, place, tmp_path / "loaded") == first
+        assert load_latest(store, place, tmp_path / "loaded") == first
     assert json.loads((tmp_path / "loaded" / "state.json").read_text()) == {"step": 1}
     warnings = [record.getMessage() for record in caplog.records if record.name.startswith("hetero")]
     assert len(warnings) == 1
@@ -87,15 +87,15 @@ def test_a_manifest_that_the_index_does_not_mean_is_not_believed(store, two, tmp
     older = store.read(f"{place.path}/{first.key}/manifest.json", at_most=10_000).content
     overwrite(store, place, second, "manifest.json", older, tmp_path)
     with pytest.raises(InvalidCheckpoint, match="another digest"):
-        load(store, place, second, tmp_path / "loaded")
-    assert latest_whole(store, place, tmp_path / "loaded") == first
+        load_checkpoint(store, place, second, tmp_path / "loaded")
+    assert load_latest(store, place, tmp_path / "loaded") == first
 
 
 def test_if_all_are_damaged_there_is_none(store, two, tmp_path, caplog) -> None:
     place, first, second = two
     for entry in (first, second):
         overwrite(store, place, entry, "state.json", b"", tmp_path)
-    assert latest_whole(store, place, tmp_path / "loaded") is None
+    assert load_latest(store, place, tmp_path / "loaded") is None
     assert not (tmp_path / "loaded").exists()
 
 
@@ -110,12 +110,12 @@ def test_a_checkpoint_that_is_retired_while_it_is_read_is_no_damage(store, two, 
         fetch(key, target, at_most=at_most)
 
     def publish_third() -> None:
-        holder = claim(store, place.model_copy(update={"keep_last": 1}))
+        holder = claim_place(store, place.model_copy(update={"keep_last": 1}))
         publish(store, holder, tmp_path / "staged2", step=3, metrics={}, now=NOW)
 
     monkeypatch.setattr(store, "fetch", publish_meanwhile)
     with caplog.at_level(logging.WARNING):
-        assert latest_whole(store, place, tmp_path / "loaded").step == 3
+        assert load_latest(store, place, tmp_path / "loaded").step == 3
     assert [record for record in caplog.records if record.name.startswith("hetero")] == []
 
 
@@ -124,16 +124,18 @@ def test_a_folder_that_is_there_is_not_touched(store, two, tmp_path) -> None:
     into = tmp_path / "mine"
     into.mkdir()
     (into / "a").write_text("mine")
-    for attempt in (lambda: load(store, place, second, into), lambda: latest_whole(store, place, into)):
+    for attempt in (lambda: load_checkpoint(store, place, second, into), lambda: load_latest(store, place, into)):
         with pytest.raises(FileExistsError):
             attempt()
     assert [path.read_text() for path in into.iterdir()] == ["mine"]
 
 
-def craft(store, place, tmp_path: Path, files: dict[str, object], other: dict[str, object] | None = None) -> Entry:
+def craft(
+    store, place, tmp_path: Path, files: dict[str, object], other: dict[str, object] | None = None
+) -> CheckpointEntry:
     """A checkpoint whose manifest says whatever one likes, named by the index with its right digest."""
     content = json.dumps({"version": 1, "step": 9, "metrics": {}, "files": files} | (other or {})).encode()
-    entry = Entry(
+    entry = CheckpointEntry(
         step=9,
         key="000000000009-1-00000000",
         digest=hashlib.sha256(content).hexdigest(),
@@ -153,7 +155,7 @@ def file(size_bytes: int = 5, content: bytes = b"12345") -> dict[str, object]:
 
 def test_a_crafted_manifest_that_is_true_can_be_loaded(store, new_place, tmp_path) -> None:
     place = new_place()
-    load(store, place, craft(store, place, tmp_path, {"a": file()}), tmp_path / "loaded")
+    load_checkpoint(store, place, craft(store, place, tmp_path, {"a": file()}), tmp_path / "loaded")
     assert (tmp_path / "loaded" / "a").read_bytes() == b"12345"
 
 
@@ -166,7 +168,7 @@ def test_a_manifest_with_a_name_that_leaves_the_folder_is_refused(store, new_pla
     entry = craft(store, place, tmp_path, {"a": file(), name: file()})
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(InvalidCheckpoint) as caught:
-        load(store, place, entry, tmp_path / "loaded")
+        load_checkpoint(store, place, entry, tmp_path / "loaded")
     assert len(str(caught.value)) < 600
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -176,7 +178,7 @@ def test_a_manifest_that_lies_about_a_size_is_refused(store, new_place, tmp_path
     place = new_place()
     entry = craft(store, place, tmp_path, {"a": file(size_bytes)})
     with pytest.raises(InvalidCheckpoint):
-        load(store, place, entry, tmp_path / "loaded")
+        load_checkpoint(store, place, entry, tmp_path / "loaded")
     assert not (tmp_path / "loaded").exists()
 
 
@@ -200,7 +202,7 @@ def test_a_manifest_that_says_nonsense_is_refused(store, new_place, tmp_path, fi
     place = new_place()
     entry = craft(store, place, tmp_path, {"a": file()}, fields)
     with pytest.raises(InvalidCheckpoint):
-        load(store, place, entry, tmp_path / "loaded")
+        load_checkpoint(store, place, entry, tmp_path / "loaded")
     assert not (tmp_path / "loaded").exists()
 
 
@@ -211,8 +213,8 @@ def test_an_index_that_points_out_of_its_place_is_refused(store, new_place, tmp_
     index = Index(token=1, epoch=0, entries=(entry,))
     assert store.replace(f"{place.path}/index.json", index.model_dump_json().encode(), None)
     with pytest.raises(InvalidCheckpoint):
-        load(store, place, entry, tmp_path / "loaded")
-    assert latest_whole(store, place, tmp_path / "loaded") is None
+        load_checkpoint(store, place, entry, tmp_path / "loaded")
+    assert load_latest(store, place, tmp_path / "loaded") is None
 
 
 @pytest.mark.parametrize("content", [b"{}", b"\xff", b"null", b'{"token": 1e999, "epoch": 0}'])
@@ -222,4 +224,4 @@ def test_what_is_no_index_and_no_feed_is_refused(store, new_place, content: byte
     with pytest.raises(InvalidCheckpoint, match="Move it away"):
         read_index(store, "dag/task/run/-1")
     with pytest.raises(InvalidCheckpoint, match="Move it away"):
-        newest_of(store, "dag", "task")
+        read_newest_checkpoint(store, "dag", "task")

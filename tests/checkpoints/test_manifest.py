@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hetero_airflow.checkpoints import manifest
-from hetero_airflow.checkpoints.manifest import File, Manifest, check_metrics, describe, encode
+from hetero_airflow.checkpoints.manifest import Manifest, ManifestFile, check_metrics, describe_files, encode_manifest
 from hetero_airflow.errors import InvalidCheckpoint
 
 
@@ -14,9 +14,9 @@ def test_the_files_of_a_folder_are_described_by_their_names_in_it(tmp_path: Path
     (tmp_path / "files" / ".dcp").mkdir(parents=True)
     (tmp_path / "files" / ".dcp" / ".metadata").write_bytes(b"abc")
     (tmp_path / "a").write_bytes(b"")
-    assert describe(tmp_path) == {
-        "a": File(size_bytes=0, sha256="e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),
-        "files/.dcp/.metadata": File(
+    assert describe_files(tmp_path) == {
+        "a": ManifestFile(size_bytes=0, sha256="e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),
+        "files/.dcp/.metadata": ManifestFile(
             size_bytes=3, sha256="ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
         ),
     }
@@ -37,31 +37,31 @@ def test_what_is_no_plain_file_is_refused(tmp_path: Path) -> None:
         folder.mkdir()
         make(folder / "a")
         with pytest.raises(InvalidCheckpoint, match="a link or a device"):
-            describe(folder)
+            describe_files(folder)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "a\\b", "a\nb", "lock~"])
 def test_a_file_whose_name_no_store_takes_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(InvalidCheckpoint):
-        describe(tmp_path)
+        describe_files(tmp_path)
 
 
 def test_none_and_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidCheckpoint, match="found 0 files"):
-        describe(tmp_path)
+        describe_files(tmp_path)
     monkeypatch.setattr(manifest, "MAX_FILES", 2)
     for name in "abc":
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(InvalidCheckpoint, match="found 3 files"):
-        describe(tmp_path)
+        describe_files(tmp_path)
 
 
 def test_a_manifest_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = Manifest(step=1, metrics={}, files={"a": File(size_bytes=1, sha256="0" * 64)})
-    monkeypatch.setattr(manifest, "MAX_MANIFEST_BYTES", len(encode(small)) - 1)
+    small = Manifest(step=1, metrics={}, files={"a": ManifestFile(size_bytes=1, sha256="0" * 64)})
+    monkeypatch.setattr(manifest, "MAX_MANIFEST_BYTES", len(encode_manifest(small)) - 1)
     with pytest.raises(InvalidCheckpoint, match="Keep fewer files"):
-        encode(small)
+        encode_manifest(small)
 
 
 class Several:

@@ -19,11 +19,11 @@ import boto3
 import pytest
 
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
-from hetero_airflow.checkpoints.index import Entry
-from hetero_airflow.checkpoints.loading import latest_whole, newest_of, read_index
+from hetero_airflow.checkpoints.index import CheckpointEntry
+from hetero_airflow.checkpoints.loading import load_latest, read_index, read_newest_checkpoint
 from hetero_airflow.checkpoints.opening import open_store
 from hetero_airflow.checkpoints.place import CheckpointPlace
-from hetero_airflow.checkpoints.publishing import Claim, claim, publish
+from hetero_airflow.checkpoints.publishing import WriteClaim, claim_place, publish
 from hetero_airflow.errors import CheckpointStoreUnavailable
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -143,7 +143,7 @@ def store(place: CheckpointPlace) -> CheckpointStore:
     return open_store(place)
 
 
-def save(store: CheckpointStore, holder: Claim, tmp_path: Path, step: int, size: int = 1000) -> Entry:
+def save(store: CheckpointStore, holder: WriteClaim, tmp_path: Path, step: int, size: int = 1000) -> CheckpointEntry:
     folder = tmp_path / f"staged{step}"
     folder.mkdir(exist_ok=True)
     (folder / "tensors").write_bytes(bytes(size) + str(step).encode())
@@ -165,12 +165,12 @@ def test_saves_and_loads_go_through_if_every_third_request_fails(
         return kind
 
     proxy.fault = fault
-    holder = claim(store, place)
+    holder = claim_place(store, place)
     entries = [save(store, holder, tmp_path, step) for step in (1, 2)]
-    assert latest_whole(store, place, tmp_path / "loaded") == entries[1]
+    assert load_latest(store, place, tmp_path / "loaded") == entries[1]
     assert (tmp_path / "loaded" / "tensors").read_bytes() == bytes(1000) + b"2"
     assert read_index(store, place.path).entries == tuple(entries)
-    assert newest_of(store, "dag", "task").entry == entries[1]
+    assert read_newest_checkpoint(store, "dag", "task").entry == entries[1]
     assert len(hit) > 5
 
 
@@ -184,22 +184,22 @@ def test_a_large_file_goes_through_in_parts(store, place, proxy: Proxy, tmp_path
         return kind if is_new and method in ("PUT", "POST") else None
 
     proxy.fault = fault
-    entry = save(store, claim(store, place), tmp_path, 1, size=20 << 20)
+    entry = save(store, claim_place(store, place), tmp_path, 1, size=20 << 20)
     assert {path.partition("partNumber=")[2][:1] for path in seen if "partNumber=" in path} == {"1", "2", "3"}
     proxy.fault = lambda method, path, number: "cut off" if number % 4 == 0 else None
-    assert latest_whole(store, place, tmp_path / "loaded") == entry
+    assert load_latest(store, place, tmp_path / "loaded") == entry
     assert (tmp_path / "loaded" / "tensors").read_bytes() == bytes(20 << 20) + b"1"
 
 
 @pytest.mark.parametrize("kind", ["500", "503", "dropped", "cut off"])
 def test_a_store_that_stays_away_is_said_and_nothing_is_lost(store, place, proxy: Proxy, tmp_path, kind: str) -> None:
-    holder = claim(store, place)
+    holder = claim_place(store, place)
     first = save(store, holder, tmp_path, 1)
     proxy.fault = lambda method, path, number: kind if method != "PUT" or kind != "cut off" else "dropped"
     for attempt in (
         lambda: save(store, holder, tmp_path, 2),
         lambda: read_index(store, place.path),
-        lambda: latest_whole(store, place, tmp_path / "loaded"),
+        lambda: load_latest(store, place, tmp_path / "loaded"),
         lambda: store.fetch(f"{place.path}/{first.key}/tensors", tmp_path / "target", at_most=10_000),
         lambda: list(store.sweep(place.path, lambda name, age_s: True)),
     ):
@@ -209,12 +209,12 @@ def test_a_store_that_stays_away_is_said_and_nothing_is_lost(store, place, proxy
     assert not (tmp_path / "loaded").exists()
     assert not (tmp_path / "target").exists()
     proxy.fault = lambda method, path, number: None
-    assert latest_whole(store, place, tmp_path / "loaded") == first
+    assert load_latest(store, place, tmp_path / "loaded") == first
     assert save(store, holder, tmp_path, 3) == read_index(store, place.path).entries[-1]
 
 
 def test_a_store_that_goes_away_in_a_save_leaves_what_was_there(store, place, proxy: Proxy, tmp_path) -> None:
-    holder = claim(store, place)
+    holder = claim_place(store, place)
     first = save(store, holder, tmp_path, 1)
     before = proxy.number
     save(store, holder, tmp_path, 2)
@@ -225,14 +225,14 @@ def test_a_store_that_goes_away_in_a_save_leaves_what_was_there(store, place, pr
             save(store, holder, tmp_path, 3 + last)
         proxy.fault = lambda method, path, number: None
         into = tmp_path / f"loaded{last}"
-        found = latest_whole(store, place, into)
+        found = load_latest(store, place, into)
         assert found == read_index(store, place.path).entries[-1]
         assert found.step >= first.step
         assert (into / "tensors").read_bytes() == bytes(1000) + str(found.step).encode()
 
 
 def test_bytes_that_change_on_their_way_are_asked_for_again(store, place, proxy: Proxy, tmp_path) -> None:
-    entry = save(store, claim(store, place), tmp_path, 1)
+    entry = save(store, claim_place(store, place), tmp_path, 1)
     seen: set[str] = set()
 
     def fault(method: str, path: str, number: int) -> str | None:
@@ -241,7 +241,7 @@ def test_bytes_that_change_on_their_way_are_asked_for_again(store, place, proxy:
         return "flipped" if is_new and method == "GET" and "tensors" in path else None
 
     proxy.fault = fault
-    assert latest_whole(store, place, tmp_path / "loaded") == entry
+    assert load_latest(store, place, tmp_path / "loaded") == entry
     assert any("tensors" in path for path in seen)
 
 
@@ -283,7 +283,7 @@ def test_conditions_are_tried_once(store, place, proxy: Proxy) -> None:
 def test_who_waits_for_an_index_asks_once_and_moves_nothing_while_it_is_the_same(
     store, place, proxy: Proxy, tmp_path
 ) -> None:
-    holder = claim(open_store(place), place)
+    holder = claim_place(open_store(place), place)
     entry = save(open_store(place), holder, tmp_path, 1)
     proxy.requests.clear()
     for _ in range(5):
@@ -295,7 +295,7 @@ def test_who_waits_for_an_index_asks_once_and_moves_nothing_while_it_is_the_same
 
 
 def test_nothing_above_the_place_is_listed(store, place, proxy: Proxy, tmp_path) -> None:
-    holder = claim(store, place)
+    holder = claim_place(store, place)
     save(store, holder, tmp_path, 1)
     listings = [path for method, path, *_ in proxy.requests if method == "GET" and "?" in path and "prefix=" in path]
     assert len(listings) == 2
@@ -307,7 +307,7 @@ def test_an_upload_that_was_never_ended_is_swept(store, place, proxy: Proxy, s3_
     client = boto3.client("s3", endpoint_url=s3_server)
     torn = client.create_multipart_upload(Bucket=bucket, Key=f"a prefix/b/{place.path}/000000000001-0-00000000/tensors")
     other = client.create_multipart_upload(Bucket=bucket, Key="elsewhere/000000000001-0-00000000/tensors")
-    save(store, claim(store, place), tmp_path, 1)
+    save(store, claim_place(store, place), tmp_path, 1)
     left = client.list_multipart_uploads(Bucket=bucket)["Uploads"]
     assert [upload["UploadId"] for upload in left] == [other["UploadId"]]
     assert torn["UploadId"] != other["UploadId"]

@@ -11,10 +11,10 @@ import pytest
 
 from hetero_airflow.checkpoints import publishing
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
-from hetero_airflow.checkpoints.index import Entry, Index
-from hetero_airflow.checkpoints.loading import latest_whole, load, newest_of, read_index
+from hetero_airflow.checkpoints.index import CheckpointEntry, Index
+from hetero_airflow.checkpoints.loading import load_checkpoint, load_latest, read_index, read_newest_checkpoint
 from hetero_airflow.checkpoints.place import CheckpointPlace
-from hetero_airflow.checkpoints.publishing import Claim, claim, publish
+from hetero_airflow.checkpoints.publishing import WriteClaim, claim_place, publish
 from hetero_airflow.errors import FencedOut, InvalidCheckpoint, SettingsError
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -34,7 +34,7 @@ def save(store: CheckpointStore, tmp_path: Path):
     """Publishes a step."""
     count = iter(range(1000))
 
-    def save(holder: Claim, step: int, *, is_final: bool = False, now: datetime | None = None, **metrics: float):
+    def save(holder: WriteClaim, step: int, *, is_final: bool = False, now: datetime | None = None, **metrics: float):
         folder = stage(tmp_path / f"staged-{next(count)}", step)
         now = now or NOW + timedelta(seconds=step)
         return publish(store, holder, folder, step=step, metrics=metrics, now=now, is_final=is_final)
@@ -55,10 +55,10 @@ def folders(store: CheckpointStore, place: CheckpointPlace) -> set[str]:
 
 def test_what_was_published_is_loaded_as_it_was(store, new_place, save, tmp_path) -> None:
     place = new_place(token=7, epoch=2)
-    holder = claim(store, place)
+    holder = claim_place(store, place)
     assert (holder.token, holder.epoch, holder.index) == (7, 2, Index(token=7, epoch=2))
     entry = save(holder, 41, loss=0.5)
-    assert entry == Entry(
+    assert entry == CheckpointEntry(
         step=41,
         key=entry.key,
         digest=entry.digest,
@@ -69,45 +69,45 @@ def test_what_was_published_is_loaded_as_it_was(store, new_place, save, tmp_path
         epoch=2,
     )
     assert read_index(store, place.path) == Index(token=7, epoch=2, entries=(entry,))
-    assert latest_whole(store, place, tmp_path / "loaded") == entry
+    assert load_latest(store, place, tmp_path / "loaded") == entry
     expected = files_of(stage(tmp_path / "expected", 41))
     assert files_of(tmp_path / "loaded") == expected
     assert entry.size_bytes == sum(map(len, expected.values()))
-    assert set(load(store, place, entry, tmp_path / "again").files) == set(expected)
+    assert set(load_checkpoint(store, place, entry, tmp_path / "again").files) == set(expected)
 
 
 def test_before_the_first_save_there_is_nothing(store, new_place, tmp_path) -> None:
     place = new_place()
     assert read_index(store, place.path) is None
-    assert latest_whole(store, place, tmp_path / "loaded") is None
-    claim(store, place)
-    assert latest_whole(store, place, tmp_path / "loaded") is None
+    assert load_latest(store, place, tmp_path / "loaded") is None
+    claim_place(store, place)
+    assert load_latest(store, place, tmp_path / "loaded") is None
     assert not (tmp_path / "loaded").exists()
 
 
 def test_a_later_run_fences_the_earlier_one_out(store, new_place, save) -> None:
-    old = claim(store, new_place(token=1))
+    old = claim_place(store, new_place(token=1))
     kept = save(old, 1)
-    new = claim(store, new_place(token=2))
+    new = claim_place(store, new_place(token=2))
     with pytest.raises(FencedOut) as caught:
         save(old, 2)
     assert "token 2" in caught.value.found
     with pytest.raises(FencedOut):
-        claim(store, new_place(token=1))
+        claim_place(store, new_place(token=1))
     index = read_index(store, new.place.path)
     assert index == Index(token=2, epoch=0, entries=(kept,))
 
 
 def test_the_same_run_may_begin_again(store, new_place, save) -> None:
-    save(claim(store, new_place(token=5)), 1)
-    again = claim(store, new_place(token=5))
+    save(claim_place(store, new_place(token=5)), 1)
+    again = claim_place(store, new_place(token=5))
     assert [entry.step for entry in again.index.entries] == [1]
     assert save(again, 2).token == 5
 
 
 def test_without_a_lease_who_begins_last_publishes(store, new_place, save) -> None:
-    first = claim(store, new_place())
-    second = claim(store, new_place())
+    first = claim_place(store, new_place())
+    second = claim_place(store, new_place())
     assert first.token < second.token
     with pytest.raises(FencedOut):
         save(first, 1)
@@ -117,32 +117,32 @@ def test_without_a_lease_who_begins_last_publishes(store, new_place, save) -> No
 def test_a_cleared_task_starts_fresh_and_its_old_checkpoints_go_when_it_has_new_ones(
     store, new_place, save, tmp_path
 ) -> None:
-    save(claim(store, new_place(token=1)), 10)
+    save(claim_place(store, new_place(token=1)), 10)
     cleared = new_place(token=2, epoch=1)
-    holder = claim(store, cleared)
-    assert latest_whole(store, cleared, tmp_path / "loaded") is None
+    holder = claim_place(store, cleared)
+    assert load_latest(store, cleared, tmp_path / "loaded") is None
     assert [entry.step for entry in holder.index.entries] == [10]
     entry = save(holder, 3)
     index = read_index(store, cleared.path)
     assert index == Index(token=2, epoch=1, entries=(entry,))
     assert folders(store, cleared) == {entry.key}
     with pytest.raises(FencedOut):
-        claim(store, new_place(token=3, epoch=0))
+        claim_place(store, new_place(token=3, epoch=0))
 
 
 def test_a_cleared_task_goes_on_if_asked_to(store, new_place, save, tmp_path) -> None:
-    save(claim(store, new_place(token=1, epoch=1)), 10)
+    save(claim_place(store, new_place(token=1, epoch=1)), 10)
     goes_on = new_place(token=2, epoch=None)
-    holder = claim(store, goes_on)
+    holder = claim_place(store, goes_on)
     assert holder.epoch == 1
-    assert latest_whole(store, goes_on, tmp_path / "loaded").step == 10
+    assert load_latest(store, goes_on, tmp_path / "loaded").step == 10
     save(holder, 11)
     assert [entry.step for entry in read_index(store, goes_on.path).current] == [10, 11]
 
 
 def test_what_is_not_retained_is_deleted(store, new_place, save) -> None:
     place = new_place(token=1, keep_last=2, keep_best="min:loss")
-    holder = claim(store, place)
+    holder = claim_place(store, place)
     for step, loss in enumerate([5.0, 1.0, 4.0, 3.0, 2.0]):
         save(holder, step, loss=loss)
     index = read_index(store, place.path)
@@ -151,29 +151,29 @@ def test_what_is_not_retained_is_deleted(store, new_place, save) -> None:
 
 
 def test_the_feed_tells_of_the_newest_of_all_runs(store, new_place, save) -> None:
-    one = claim(store, new_place(path="dag/task/one/-1"))
-    other = claim(store, new_place(path="dag/task/other/-1"))
-    assert newest_of(store, "dag", "task") is None
+    one = claim_place(store, new_place(path="dag/task/one/-1"))
+    other = claim_place(store, new_place(path="dag/task/other/-1"))
+    assert read_newest_checkpoint(store, "dag", "task") is None
     for holder, step in [(one, 1), (other, 2), (one, 3)]:
         entry = save(holder, step, is_final=step == 3)
-        newest = newest_of(store, "dag", "task")
+        newest = read_newest_checkpoint(store, "dag", "task")
         assert (newest.path, newest.entry) == (holder.place.path, entry)
     assert newest.entry.is_final
 
 
 def test_a_clock_that_was_set_back_changes_neither_order_nor_feed(store, new_place, save, tmp_path) -> None:
     place = new_place(token=1)
-    holder = claim(store, place)
+    holder = claim_place(store, place)
     first = save(holder, 1)
     second = save(holder, 2, now=NOW - timedelta(days=1))
     assert second.published_at == first.published_at
-    assert newest_of(store, "dag", "task").entry == second
-    assert latest_whole(store, place, tmp_path / "loaded") == second
+    assert read_newest_checkpoint(store, "dag", "task").entry == second
+    assert load_latest(store, place, tmp_path / "loaded") == second
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "much", None])
 def test_a_metric_that_is_no_number_is_refused_and_nothing_is_written(store, new_place, save, value) -> None:
-    holder = claim(store, new_place())
+    holder = claim_place(store, new_place())
     with pytest.raises(InvalidCheckpoint, match="no finite number"):
         save(holder, 1, loss=value)
     assert folders(store, holder.place) == set()
@@ -181,7 +181,7 @@ def test_a_metric_that_is_no_number_is_refused_and_nothing_is_written(store, new
 
 def test_a_rule_for_the_best_is_checked_before_the_first_step(store, new_place) -> None:
     with pytest.raises(SettingsError):
-        claim(store, new_place(keep_best="lowest loss"))
+        claim_place(store, new_place(keep_best="lowest loss"))
     assert read_index(store, new_place().path) is None
 
 
@@ -191,24 +191,24 @@ def test_what_is_no_index_is_not_overwritten(store, new_place) -> None:
         path = f"dag/task/run{number}/-1"
         store.replace(f"{path}/index.json", foreign, None)
         with pytest.raises(InvalidCheckpoint, match="Move it away"):
-            claim(store, place.model_copy(update={"path": path}))
+            claim_place(store, place.model_copy(update={"path": path}))
         assert store.read(f"{path}/index.json", at_most=100).content == foreign
 
 
 def test_a_claim_tells_of_what_a_killed_run_published_without_telling(store, new_place, save) -> None:
     place = new_place(token=1)
-    first, second = (save(claim(store, place), step) for step in (1, 2))
+    first, second = (save(claim_place(store, place), step) for step in (1, 2))
     found = store.read("dag/task/newest.json", at_most=10_000)
     stale = json.dumps({"path": place.path, "entry": first.model_dump(mode="json")}).encode()
     store.replace("dag/task/newest.json", stale, found.version)
-    claim(store, new_place(token=2))
-    assert newest_of(store, "dag", "task").entry == second
+    claim_place(store, new_place(token=2))
+    assert read_newest_checkpoint(store, "dag", "task").entry == second
 
 
 def test_a_failure_to_tell_or_to_sweep_is_logged_and_the_save_stands(
     store, new_place, save, caplog, monkeypatch
 ) -> None:
-    holder = claim(store, new_place(token=1))
+    holder = claim_place(store, new_place(token=1))
     store.replace("dag/task/newest.json", b"foreign", None)
 
     def fail(*_):

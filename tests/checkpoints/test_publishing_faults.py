@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
 from hetero_airflow.checkpoints.filesystem import FilesystemStore
-from hetero_airflow.checkpoints.index import Entry
-from hetero_airflow.checkpoints.loading import latest_whole, load, newest_of, read_index
+from hetero_airflow.checkpoints.index import CheckpointEntry
+from hetero_airflow.checkpoints.loading import load_checkpoint, load_latest, read_index, read_newest_checkpoint
 from hetero_airflow.checkpoints.place import CheckpointPlace
-from hetero_airflow.checkpoints.publishing import Claim, claim, publish
+from hetero_airflow.checkpoints.publishing import WriteClaim, claim_place, publish
 from hetero_airflow.errors import FencedOut
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -47,7 +47,7 @@ class Watched:
         return call
 
 
-def save(store, holder: Claim, step: int) -> Entry:
+def save(store, holder: WriteClaim, step: int) -> CheckpointEntry:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for file in ("a", "b"):
@@ -82,7 +82,7 @@ def test_a_kill_at_any_call_of_a_save_loses_nothing_that_was_there(store, new_pl
         nonlocal calls
         calls += 1
 
-    holder = claim(store, new_place(token=1, path="dag/count/run/-1"))
+    holder = claim_place(store, new_place(token=1, path="dag/count/run/-1"))
     save(Watched(store, count, nothing), holder, 1)
     assert calls > 6
     for number in range(1, calls + 1):
@@ -90,21 +90,21 @@ def test_a_kill_at_any_call_of_a_save_loses_nothing_that_was_there(store, new_pl
             check = kill_at(number)
             dying = Watched(store, *((check, nothing) if when == "before" else (nothing, check)))
             place = new_place(token=5, path=f"{when}/{number}/run/-1")
-            holder = claim(store, place)
+            holder = claim_place(store, place)
             first = save(store, holder, 1)
             with pytest.raises(Killed):
                 save(dying, holder, 2)
             into = tmp_path / f"{when}{number}"
-            found = latest_whole(store, place, into)
+            found = load_latest(store, place, into)
             assert found == read_index(store, place.path).entries[-1]
             assert found == first or found.step == 2
             assert (into / "a").read_text() == f"a of {found.step} with 5"
             # The next run goes on from there, tells of its own, and clears up what is torn.
-            retry = claim(store, new_place(token=6, path=place.path))
+            retry = claim_place(store, new_place(token=6, path=place.path))
             assert retry.index.entries[-1] == found
             last = save(store, retry, 3)
             assert folders(store, place) == {entry.key for entry in read_index(store, place.path).entries}
-            assert newest_of(store, when, str(number)).entry == last
+            assert read_newest_checkpoint(store, when, str(number)).entry == last
 
 
 def test_a_kill_at_any_call_of_a_claim_harms_nobody(store, new_place, tmp_path) -> None:
@@ -113,11 +113,11 @@ def test_a_kill_at_any_call_of_a_claim_harms_nobody(store, new_place, tmp_path) 
             check = kill_at(number)
             dying = Watched(store, *((check, nothing) if when == "before" else (nothing, check)))
             place = new_place(token=5, path=f"{when}/{number}/run/-1")
-            entry = save(store, claim(store, place), 1)
+            entry = save(store, claim_place(store, place), 1)
             with pytest.raises(Killed):
-                claim(dying, new_place(token=6, path=place.path))
-            assert latest_whole(store, place, tmp_path / f"{when}{number}") == entry
-            save(store, claim(store, new_place(token=7, path=place.path)), 2)
+                claim_place(dying, new_place(token=6, path=place.path))
+            assert load_latest(store, place, tmp_path / f"{when}{number}") == entry
+            save(store, claim_place(store, new_place(token=7, path=place.path)), 2)
 
 
 class Actor(threading.Thread):
@@ -153,9 +153,9 @@ class Actor(threading.Thread):
         return True
 
 
-def check_whole(store: CheckpointStore, place: CheckpointPlace, entry: Entry) -> None:
+def check_whole(store: CheckpointStore, place: CheckpointPlace, entry: CheckpointEntry) -> None:
     with tempfile.TemporaryDirectory() as name:
-        load(store, place, entry, Path(name) / "into")
+        load_checkpoint(store, place, entry, Path(name) / "into")
         assert (Path(name) / "into" / "b").read_text() == f"b of {entry.step} with {entry.token}"
 
 
@@ -177,7 +177,7 @@ def test_two_runs_in_any_order_never_mix(turns: list[bool], tokens, keep_last: i
 
         def work(token: int | None) -> Callable[[CheckpointStore], None]:
             def run(own: CheckpointStore) -> None:
-                holder = claim(own, place.model_copy(update={"token": token}))
+                holder = claim_place(own, place.model_copy(update={"token": token}))
                 owners.append(holder.token)
                 for step in range(3):
                     save(own, holder, step)
@@ -205,7 +205,7 @@ def test_two_runs_in_any_order_never_mix(turns: list[bool], tokens, keep_last: i
             check_whole(store, place, entry)
         assert any(actor.error is None for actor in actors)
         assert None not in tokens or len(set(owners)) == len(owners)
-        assert newest_of(store, "dag", "task").entry.token == read_index(store, place.path).token
+        assert read_newest_checkpoint(store, "dag", "task").entry.token == read_index(store, place.path).token
 
 
 def schedule(turns: list[bool], actors: list[Actor]) -> Iterator[Actor]:

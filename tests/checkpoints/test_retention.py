@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero_airflow.checkpoints.index import Entry, Index
-from hetero_airflow.checkpoints.names import folder_name
+from hetero_airflow.checkpoints.index import CheckpointEntry, Index
+from hetero_airflow.checkpoints.keys import folder_name
 from hetero_airflow.checkpoints.place import CheckpointPlace
-from hetero_airflow.checkpoints.retention import TORN_AFTER_S, best_by, is_garbage, retained
+from hetero_airflow.checkpoints.retention import ABANDONED_AFTER_S, is_garbage, parse_keep_best, retained_entries
 from hetero_airflow.errors import SettingsError
 
 
-def entry(step: int, **metrics: float) -> Entry:
-    return Entry(
+def entry(step: int, **metrics: float) -> CheckpointEntry:
+    return CheckpointEntry(
         step=step,
         key=folder_name(step, 1, f"{step:08x}"),
         digest="",
@@ -30,18 +30,18 @@ def place(**fields: object) -> CheckpointPlace:
     return CheckpointPlace.model_validate({"url": "file:///x", "path": "d/t/r/-1"} | fields)
 
 
-def steps(entries: tuple[Entry, ...]) -> list[int]:
+def steps(entries: tuple[CheckpointEntry, ...]) -> list[int]:
     return [entry.step for entry in entries]
 
 
 def test_the_last_ones_stay() -> None:
-    assert steps(retained([entry(step) for step in range(10)], place(keep_last=3))) == [7, 8, 9]
+    assert steps(retained_entries([entry(step) for step in range(10)], place(keep_last=3))) == [7, 8, 9]
 
 
 @pytest.mark.parametrize(("rule", "kept"), [("min:loss", [2, 4]), ("max:loss", [1, 4]), ("min:other", [4])])
 def test_the_best_one_stays_and_of_equals_the_last(rule: str, kept: list[int]) -> None:
     entries = [entry(step, loss=loss) for step, loss in enumerate([1.0, 9.0, 1.0, 5.0])] + [entry(4)]
-    assert steps(retained(entries, place(keep_last=1, keep_best=rule))) == kept
+    assert steps(retained_entries(entries, place(keep_last=1, keep_best=rule))) == kept
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_the_best_one_stays_and_of_equals_the_last(rule: str, kept: list[int]) -
 )
 def test_the_first_at_or_after_each_multiple_stays(saved: range, kept: list[int]) -> None:
     rules = place(keep_last=1, keep_every=300)
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[CheckpointEntry, ...] = ()
     for step in saved:
-        entries = retained([*entries, entry(step)], rules)
+        entries = retained_entries([*entries, entry(step)], rules)
     assert steps(entries) == kept
 
 
@@ -68,12 +68,12 @@ def test_the_first_at_or_after_each_multiple_stays(saved: range, kept: list[int]
 )
 def test_the_newest_always_stays_and_what_went_is_not_missed_later(saves, last, best, every) -> None:
     rules = place(keep_last=last, keep_best=best, keep_every=every)
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[CheckpointEntry, ...] = ()
     for number, (step, loss) in enumerate(saves):
         new = entry(step, loss=loss).model_copy(update={"key": str(number)})
-        entries = retained([*entries, new], rules)
+        entries = retained_entries([*entries, new], rules)
         assert entries[-1] == new
-        assert retained(entries, rules) == entries
+        assert retained_entries(entries, rules) == entries
     losses = [loss for _, loss in saves]
     if best:
         assert (min if best == "min:loss" else max)(losses) in [kept.metrics["loss"] for kept in entries]
@@ -82,7 +82,7 @@ def test_the_newest_always_stays_and_what_went_is_not_missed_later(saves, last, 
 @pytest.mark.parametrize("text", ["loss", "min:", "least:loss", ":loss", ""])
 def test_a_rule_for_the_best_that_can_not_be_read_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="neither min: nor max:"):
-        best_by(text)
+        parse_keep_best(text)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_rule_for_the_best_that_can_not_be_read_is_refused(text: str) -> None:
         (folder_name(1, 3, "00000001"), 1e9, False),  # a later run may be writing it
         (folder_name(1, 1, "00000009"), 0, True),  # an earlier run can't publish it any more
         (folder_name(1, 2, "00000009"), 0, False),  # a twin with our lease may be writing it
-        (folder_name(1, 2, "00000009"), TORN_AFTER_S + 1, True),
+        (folder_name(1, 2, "00000009"), ABANDONED_AFTER_S + 1, True),
         (folder_name(0, 2, "00000000"), 0, True),  # retired just now
         ("notes", 1e9, False),
         ("000000000001-1-00000009.old", 1e9, False),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore, Found
+from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore, StoredObject
 from hetero_airflow.errors import InvalidCheckpoint
 
 KEY = "dag/task/run/-1/index.json"
@@ -30,13 +30,13 @@ def test_what_nobody_wrote_is_not_there(store: CheckpointStore, tmp_path: Path) 
 def test_a_small_object_is_read_as_it_was_written(store: CheckpointStore) -> None:
     version = store.replace(KEY, b'{"a": "\xc3\xa4"}', None)
     assert version is not None
-    assert store.read(KEY, at_most=100) == Found(b'{"a": "\xc3\xa4"}', version)
+    assert store.read(KEY, at_most=100) == StoredObject(b'{"a": "\xc3\xa4"}', version)
 
 
 def test_a_second_create_is_refused_and_the_first_stays(store: CheckpointStore) -> None:
     version = store.replace(KEY, b"first", None)
     assert store.replace(KEY, b"second", None) is None
-    assert store.read(KEY, at_most=100) == Found(b"first", str(version))
+    assert store.read(KEY, at_most=100) == StoredObject(b"first", str(version))
 
 
 def test_only_who_has_read_it_last_can_replace_it(store: CheckpointStore) -> None:
@@ -44,7 +44,7 @@ def test_only_who_has_read_it_last_can_replace_it(store: CheckpointStore) -> Non
     second = store.replace(KEY, b"2", first)
     assert second not in (None, first)
     assert store.replace(KEY, b"3", first) is None
-    assert store.read(KEY, at_most=100) == Found(b"2", str(second))
+    assert store.read(KEY, at_most=100) == StoredObject(b"2", str(second))
     assert store.replace(KEY, b"3", second) is not None
     assert store.read(KEY, at_most=100).content == b"3"  # type: ignore[union-attr]
 

@@ -18,10 +18,10 @@ from sqlalchemy import NullPool, create_engine
 
 from hetero_airflow.cli.output import show
 from hetero_airflow.model.device import Telemetry
-from hetero_airflow.policies.priority import Priority
+from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.scheduling.cycle import run_cycle
-from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.store import Submitted, WorkerSeen
+from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_pending, a_worker
 
 Render = Callable[..., str]
@@ -86,8 +86,8 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
         a_pending("refused", "h100"),
     ]
     reading = Telemetry(device_id=gpu.id, memory_free_bytes=2**34)
-    store.record([WorkerSeen(worker, (reading,)), *map(Submitted, asked)], EPOCH)
-    run_cycle(store, Priority(), FakeEngine(), EPOCH + timedelta(seconds=5), lease_timeout_s=60)
+    store.record([WorkerSeen(worker, (reading,)), *map(RequestSubmitted, asked)], EPOCH)
+    run_cycle(store, PriorityPolicy(), FakeEngine(), EPOCH + timedelta(seconds=5), lease_timeout_s=60)
     engine.dispose()
     with sqlite3.connect(made.home / "airflow.db") as connection:
         _insert(connection, "slot_pool", pool="hetero_devices", slots=-1)

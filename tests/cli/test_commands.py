@@ -13,17 +13,17 @@ import pytest
 from airflow.utils.net import get_hostname
 from sqlalchemy import NullPool, create_engine
 
-from hetero_airflow.cli.explanation import story_json
-from hetero_airflow.cli.placed_requests import placed_requests
-from hetero_airflow.cli.queue_tables import queue_json, waiting_in_order
-from hetero_airflow.cli.worker_table import workers_json
-from hetero_airflow.executor.recommended import recommendations
-from hetero_airflow.model.bar import Bar, BarKind
+from hetero_airflow.cli.requests.explain import history_json
+from hetero_airflow.cli.requests.placed_requests import placed_requests
+from hetero_airflow.cli.requests.queue import queue_entries, queue_json
+from hetero_airflow.cli.workers.workers import workers_json
+from hetero_airflow.executor.recommended_settings import recommendations
+from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.worker import Inventory
-from hetero_airflow.policies.priority import Priority
-from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.store import DeviceBarred, DeviceCleared
+from hetero_airflow.policies.priority import PriorityPolicy
+from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.store import HoldLifted, HoldPlaced
 from hetero_airflow.testing import EPOCH
 
 pytestmark = pytest.mark.system
@@ -102,10 +102,10 @@ def test_drain_and_undrain(installation, store):
 
 
 def test_devices_says_what_the_store_knows_of_this_host(installation, store):
-    bar = Bar(get_hostname(), "", BarKind.DRAINED, "new fan", EPOCH, "undrained")
-    store.record([DeviceBarred(bar)], EPOCH)
+    bar = Hold(get_hostname(), "", HoldKind.DRAINED, "new fan", EPOCH, "undrained")
+    store.record([HoldPlaced(bar)], EPOCH)
     done = installation.run("hetero", "devices", **BY_HAND)
-    store.record([DeviceCleared(bar.worker_id, "", BarKind.DRAINED)], EPOCH)
+    store.record([HoldLifted(bar.worker_id, "", HoldKind.DRAINED)], EPOCH)
     assert done.stdout.splitlines()[0].endswith("0 accelerators to lease")
     assert f"Not leasable: simulated-nvidia-h100-80gb-1: {bar}" in done.stdout
 
@@ -130,7 +130,7 @@ def test_queue(installation, store):
     snapshot = store.snapshot()
     placed = placed_requests(store._engine, [lease.request_id for lease in snapshot.leases])
     assert list(placed) == ["placed"]
-    waiting = waiting_in_order(snapshot, Priority().decide(snapshot, EPOCH))
+    waiting = queue_entries(snapshot, PriorityPolicy().decide(snapshot, EPOCH))
     assert json.loads(as_json.stdout) == queue_json(waiting, snapshot, placed)
 
 
@@ -167,7 +167,7 @@ def test_explain_as_json(installation, store):
         "beyond_s": None,
     }
     assert told.pop("what_if")["arguments"] == 'device=["nvidia/a100", "nvidia/h100:2", "nvidia/t4"]'
-    assert told == story_json(store.story("dag", RUN, "waits", 3))
+    assert told == history_json(store.request_history("dag", RUN, "waits", 3))
 
 
 @pytest.mark.parametrize(

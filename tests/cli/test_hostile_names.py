@@ -10,16 +10,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hetero_airflow.cli import output
-from hetero_airflow.cli.device_table import device_report
-from hetero_airflow.cli.explanation import explanation, story_json
-from hetero_airflow.cli.installation_check import Finding, check_report
-from hetero_airflow.cli.queue_tables import queue_json, queue_report, waiting_in_order
-from hetero_airflow.cli.worker_table import worker_report, workers_json
+from hetero_airflow.cli.requests.explain import explain_report, history_json
+from hetero_airflow.cli.requests.queue import queue_entries, queue_json, queue_report
+from hetero_airflow.cli.setup.checks import Finding, check_report
+from hetero_airflow.cli.workers.devices import device_report
+from hetero_airflow.cli.workers.workers import worker_report, workers_json
 from hetero_airflow.model.lease import Claim
-from hetero_airflow.model.plan import Account, AlternativeAccount, Candidate, Place, Plan, Reason, ReasonCode, Wait
+from hetero_airflow.model.plan import (
+    Account,
+    AlternativeAccount,
+    CandidateAccount,
+    Place,
+    Plan,
+    Reason,
+    ReasonCode,
+    Wait,
+)
 from hetero_airflow.model.worker import Inventory
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.store import Submitted, WorkerSeen
+from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_worker
 
 HOSTILE = st.one_of(
@@ -43,29 +52,29 @@ def what_is_printed(name: str) -> tuple[list[object], list[object]]:
     store = MemoryStore()
     ids = {"dag_id": name, "run_id": name}
     pending = [a_pending(name, "a100:0.5", labels={name[:9]: name}, **ids), a_pending(f"{name}w", "a100:2", **ids)]
-    store.record([WorkerSeen(worker), *map(Submitted, pending)], EPOCH)
+    store.record([WorkerSeen(worker), *map(RequestSubmitted, pending)], EPOCH)
     reason = Reason(ReasonCode.BUSY, name, name)
-    accounts = (AlternativeAccount(name, 1, ((1, reason),), (Candidate(name, (name,), 1.0, {name: 1.0}),)),)
+    accounts = (AlternativeAccount(name, 1, ((1, reason),), (CandidateAccount(name, (name,), 1.0, {name: 1.0}),)),)
     account = Account(name, name, accounts)
     place = Place(name, name, 0, (Claim(device_id=name, milli=500, memory_bytes=5),), account)
     plan = Plan((place, Wait(f"{name}w", 1, reason, account)))
     assert store.commit(plan, EPOCH, NOW).leases
     snapshot = store.snapshot()
-    queue = waiting_in_order(snapshot, plan)
+    queue = queue_entries(snapshot, plan)
     placed = {name: pending[0]}
-    stories = [store.story(name, name, task_id) for task_id in (name, f"{name}w")]
+    stories = [store.request_history(name, name, task_id) for task_id in (name, f"{name}w")]
     inventory = Inventory(worker=worker, problems=(name,))
     parts = [
         *device_report(inventory),
-        *worker_report(snapshot, store.last_seen(), store.sights(), NOW, 60),
+        *worker_report(snapshot, store.last_seen(), store.heartbeats(), NOW, 60),
         *queue_report(queue, snapshot, placed, NOW),
-        *(part for story in stories for part in explanation(story, {name: worker}, NOW)),
+        *(part for request_history in stories for part in explain_report(request_history, {name: worker}, NOW)),
         *check_report([Finding(name, name, name, name)]),
     ]
     values = [
         workers_json(snapshot, store.last_seen(), {}),
         queue_json(queue, snapshot, placed),
-        *map(story_json, stories),
+        *map(history_json, stories),
     ]
     return parts, values
 

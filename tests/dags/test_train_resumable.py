@@ -10,8 +10,8 @@ from hetero_airflow.checkpoints.filesystem import FilesystemStore
 from hetero_airflow.checkpoints.loading import read_index
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.runtime.notice import Notice, Stopped, give_notice
-from hetero_airflow.sensors.checkpoint_source import Published
-from hetero_airflow.sensors.condition import Condition
+from hetero_airflow.sensors.checkpoint_condition import CheckpointCondition
+from hetero_airflow.sensors.checkpoint_source import PublishedCheckpoint
 from hetero_airflow.settings import CHECKPOINT_VARIABLE, CONTROL_VARIABLE
 from hetero_airflow.testing import EPOCH
 
@@ -54,8 +54,8 @@ def find(tmp_path, dag_file):
         sensor = dag_file.train_resumable().get_task("is_good_enough")
         path = f"dag/{sensor.of_task}/run/-1"
         index = read_index(FilesystemStore(tmp_path / "store"), path)
-        entry = Condition.from_json(sensor.condition).met_in(index, EPOCH)
-        return entry and Published((tmp_path / "store").as_uri(), path, index).announcement(entry)
+        entry = CheckpointCondition.from_json(sensor.condition).met_in(index, EPOCH)
+        return entry and PublishedCheckpoint((tmp_path / "store").as_uri(), path, index).announcement(entry)
 
     return found
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hetero_airflow.discovery import ascend
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.errors import ProbeError
-from hetero_airflow.model.device import SICK, Device, Telemetry, is_model_of, model_tokens
+from hetero_airflow.model.device import SICK_KEY, Device, Telemetry, matches_model, model_tokens
 
 MIB = 1 << 20
 
@@ -32,7 +32,7 @@ def test_two_910b4(fixture_text):
             Telemetry(device_id=second, memory_free_bytes=3711 * MIB, utilization=0, temperature_c=41, power_w=77.9),
         ),
     )
-    assert is_model_of("910b", model_tokens(result.devices[0].model))
+    assert matches_model("910b", model_tokens(result.devices[0].model))
 
 
 def test_two_chips_on_a_card_are_two_devices_and_a_cut_table_loses_only_its_end(fixture_text):
@@ -76,7 +76,7 @@ def test_a_sick_chip_says_so(fixture_text, health, is_leasable):
     devices = ascend.parse(text).devices
     assert (devices[0].leasable, devices[0].problem) == (is_leasable, f'npu-smi calls its health "{health}".')
     assert (devices[1].leasable, devices[1].problem) == (True, None)
-    assert [device.details.get(SICK, False) for device in devices[:2]] == [not is_leasable, False]
+    assert [device.details.get(SICK_KEY, False) for device in devices[:2]] == [not is_leasable, False]
 
 
 def test_the_tool_is_asked_for_both_tables(fixture_text, tmp_path, put_tool):

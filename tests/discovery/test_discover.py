@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from hetero_airflow.discovery import PROBES, TRACES
-from hetero_airflow.discovery.discover import discover, has_trace, join
+from hetero_airflow.discovery.discover import build_inventory, discover, has_trace
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.worker import MAX_DEVICES, Inventory, Worker
@@ -90,7 +90,7 @@ def test_ids_found_twice_are_kept_once_and_reported():
         "acme": ProbeResult((other, a_device("GPU-1")), (Telemetry(device_id="GPU-0", xid=3),), {"CUDA": "9.9"}),
         "amd": "amd: no answer within 10 s.",
     }
-    inventory = join("w", results, {"python": "3.12.1"}, {"zone": "a"})
+    inventory = build_inventory("w", results, {"python": "3.12.1"}, {"zone": "a"})
     assert inventory == Inventory(
         worker=Worker(
             id="w",
@@ -107,7 +107,7 @@ def test_ids_found_twice_are_kept_once_and_reported():
 
 def test_more_devices_than_a_worker_has_are_left_out_and_reported():
     devices = tuple(a_device(f"GPU-{n}", index=n) for n in range(MAX_DEVICES + 2))
-    inventory = join("w", {"acme": ProbeResult(devices)}, {})
+    inventory = build_inventory("w", {"acme": ProbeResult(devices)}, {})
     assert len(inventory.worker.devices) == MAX_DEVICES
     assert inventory.problems == (f"acme: 2 devices left out; a worker has at most {MAX_DEVICES}.",)
 
@@ -117,7 +117,7 @@ def test_what_a_probe_of_another_package_says_is_bounded():
         runtime={f"software-{n}": "1" * 1000 for n in range(1000)} | {"k" * 1000: "1"},
         problems=tuple(f"{n} " + "x\n" * 2000 for n in range(1000)),
     )
-    inventory = join("w", {"acme": result}, {})
+    inventory = build_inventory("w", {"acme": result}, {})
     assert len(inventory.problems) == 32
     assert max(map(len, inventory.problems)) <= 500
     assert len(inventory.worker.runtime) == 256

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hetero_airflow.discovery import nvidia
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.errors import ProbeError
-from hetero_airflow.model.device import SICK, Device, Telemetry, is_model_of, model_tokens
+from hetero_airflow.model.device import SICK_KEY, Device, Telemetry, matches_model, model_tokens
 
 
 class FakeNvml:
@@ -103,7 +103,7 @@ def test_two_linked_gpus_one_of_which_needs_repair(probe_with):
                 peers=(first,),
                 leasable=False,
                 problem="A broken row of its memory could not be replaced; the GPU needs repair.",
-                details={"pcie_generation": 4, "pcie_width": 16, SICK: True},
+                details={"pcie_generation": 4, "pcie_width": 16, SICK_KEY: True},
             ),
         ),
         telemetry=(
@@ -171,7 +171,7 @@ def test_a_gpu_in_mig_mode_without_instances_says_what_to_do(probe_with):
 def test_only_what_makes_a_gpu_useless_keeps_it_from_being_leased(probe_with, answers, problem):
     gpu = probe_with("dgx-a100", **answers).devices[0]
     assert (gpu.leasable, gpu.problem) == (problem is None, problem)
-    assert gpu.details.get(SICK, False) == (problem is not None and "compute mode" not in problem)
+    assert gpu.details.get(SICK_KEY, False) == (problem is not None and "compute mode" not in problem)
 
 
 def test_instances_of_a_gpu_that_must_be_reset_are_not_leased(probe_with):
@@ -237,7 +237,7 @@ def test_a_driver_of_another_version_than_its_library_is_an_error(monkeypatch):
 )
 def test_models_answer_to_the_words_of_the_catalogue(name, model, asked):
     assert nvidia.to_model(name) == model
-    assert is_model_of(asked, model_tokens(model))
+    assert matches_model(asked, model_tokens(model))
 
 
 READINGS = (

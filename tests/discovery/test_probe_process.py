@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from hetero_airflow.discovery.probe import ProbeResult
-from hetero_airflow.discovery.probe_process import Answer, run_probe
+from hetero_airflow.discovery.probe_process import ProbeReply, run_probe
 
 COMMAND = [sys.executable, "-m", "hetero_airflow.discovery.probe_process"]
 
@@ -12,7 +12,7 @@ COMMAND = [sys.executable, "-m", "hetero_airflow.discovery.probe_process"]
 def test_a_probe_can_be_run_by_hand(monkeypatch):
     monkeypatch.setenv("HETERO_AIRFLOW_SIMULATED_DEVICES", "nvidia/h100-80gb:1")
     ended = subprocess.run([*COMMAND, "simulated"], capture_output=True, check=True)
-    answer = Answer.model_validate_json(ended.stdout)
+    answer = ProbeReply.model_validate_json(ended.stdout)
     assert answer == run_probe("simulated")
     assert answer.result is not None
     assert [device.id for device in answer.result.devices] == ["simulated-nvidia-h100-80gb-0"]
@@ -29,7 +29,7 @@ def test_a_bad_text_of_the_user_is_the_answers_error(monkeypatch):
 
 def test_nothing_found_is_an_empty_result_and_no_error(monkeypatch):
     monkeypatch.delenv("HETERO_AIRFLOW_SIMULATED_DEVICES", raising=False)
-    assert run_probe("simulated") == Answer(result=ProbeResult())
+    assert run_probe("simulated") == ProbeReply(result=ProbeResult())
     ended = subprocess.run([*COMMAND, "simulated"], capture_output=True, check=True)
     assert json.loads(ended.stdout) == {"result": {}}
 

@@ -18,10 +18,10 @@ from celery import states
 from celery.contrib.testing.worker import start_worker
 
 from hetero_airflow.engines.celery import CeleryEngine
-from hetero_airflow.engines.engine import Liveness, Surroundings, Use
-from hetero_airflow.engines.queues import queue_of
+from hetero_airflow.engines.engine import EngineContext, LeasedProcess, Liveness
+from hetero_airflow.engines.queues import worker_queue
+from hetero_airflow.model.heartbeat import WorkerHeartbeat
 from hetero_airflow.model.lease import Lease, LeaseState
-from hetero_airflow.model.sight import WorkerSight
 from hetero_airflow.testing import EPOCH, a_worker
 from tests.redis_server import running_redis
 
@@ -42,18 +42,18 @@ def broker(server):
 
 
 @pytest.fixture
-def sights():
+def heartbeats():
     return {}
 
 
 @pytest.fixture
-def engine(server, broker, sights, monkeypatch, tmp_path):
+def engine(server, broker, heartbeats, monkeypatch, tmp_path):
     monkeypatch.setenv("AIRFLOW__CELERY__BROKER_URL", server.url)
     monkeypatch.setenv("AIRFLOW__CELERY__RESULT_BACKEND", f"db+sqlite:///{tmp_path}/results.db")
     for module in ("hetero_airflow.engines.celery", celery_executor_utils.__name__):
         monkeypatch.setattr(f"{module}.OPERATION_TIMEOUT", 5)  # the first one in a process connects and loads a lot
     engine = CeleryEngine(8)
-    engine.start(Surroundings("1", None, None, lambda: sights, lambda: WORKERS))
+    engine.start(EngineContext("1", None, None, lambda: heartbeats, lambda: WORKERS))
     return engine
 
 
@@ -116,7 +116,7 @@ def celery_worker(engine):
 
 
 def liveness(engine, lease, state="running", seen_at=None):
-    return engine.look([Use(lease, state, 100, "w1", seen_at, True)])[lease.id]
+    return engine.look([LeasedProcess(lease, state, 100, "w1", seen_at, True)])[lease.id]
 
 
 def test_each_placed_task_goes_to_the_queue_of_its_worker_and_is_void_later(engine, broker):
@@ -125,14 +125,14 @@ def test_each_placed_task_goes_to_the_queue_of_its_worker_and_is_void_later(engi
     (one,), (two,) = queued(broker, "hetero.w1"), queued(broker, "hetero.w2")
     assert (one["id"], two["id"]) == (first.ti.external_executor_id, second.ti.external_executor_id)
     assert one["expires"] is not None
-    assert engine.occupied == 0
+    assert engine.occupied_slots == 0
 
 
 def test_plain_tasks_go_to_their_own_queue_and_are_never_void(engine, broker):
-    engine.hand_back(a_task("plain", "cpu"))
+    engine.hand_over_unplaced(a_task("plain", "cpu"))
     engine.heartbeat()
     assert [header["expires"] for header in queued(broker, "cpu")] == [None]
-    assert engine.occupied == 1
+    assert engine.occupied_slots == 1
 
 
 def test_as_many_are_sent_at_once_as_parallelism_leaves(engine, broker):
@@ -160,9 +160,9 @@ def test_a_worker_passes_over_what_was_sent_and_withdrawn(engine, is_placed):
     """A placed task is followed until its lease is free; a plain one is forgotten, since Airflow sends it again."""
     task, queue = a_task("a", "cpu"), "cpu"
     if is_placed:
-        (task, lease), queue = place(engine), queue_of("w1")
+        (task, lease), queue = place(engine), worker_queue("w1")
     else:
-        engine.hand_back(task)
+        engine.hand_over_unplaced(task)
     engine.heartbeat()
     engine.collect()
     with celery_worker(engine) as listen_to:
@@ -185,15 +185,15 @@ def test_an_end_in_order_says_that_no_process_of_the_lease_is_left(engine):
     assert liveness(engine, lease) is Liveness.GONE
 
 
-def test_after_a_failure_of_the_workers_process_the_agent_is_waited_for(engine, sights):
+def test_after_a_failure_of_the_workers_process_the_agent_is_waited_for(engine, heartbeats):
     now = datetime.now(UTC)
     task, lease = place(engine)
     engine.heartbeat()
     answer(engine, task, states.FAILURE)
     assert engine.collect()[task.key][0] == TaskInstanceState.FAILED
-    sights["w1"] = WorkerSight(now, frozenset({lease.id}))
+    heartbeats["w1"] = WorkerHeartbeat(now, frozenset({lease.id}))
     assert liveness(engine, lease, "failed", now) is Liveness.ALIVE
-    sights["w1"] = WorkerSight(now + timedelta(seconds=5), frozenset())
+    heartbeats["w1"] = WorkerHeartbeat(now + timedelta(seconds=5), frozenset())
     assert liveness(engine, lease, "failed", now) is Liveness.GONE
 
 
@@ -220,7 +220,7 @@ def test_a_broker_that_is_away_fails_no_task_and_stops_nothing(engine, server):
     assert engine.collect() == {}
     assert time.monotonic() - began < 10
     assert liveness(engine, lease, "queued") is Liveness.GONE
-    assert engine.occupied == 0
+    assert engine.occupied_slots == 0
     server.start()
     for again in (task, other):
         engine.hand_over(again, a_lease(again), WORKERS["w1"])

@@ -14,17 +14,17 @@ from sqlalchemy import create_engine, select, update
 from sqlalchemy.orm import sessionmaker
 
 from hetero_airflow.engines.edge import EdgeEngine
-from hetero_airflow.engines.engine import Liveness, Surroundings, Use
+from hetero_airflow.engines.engine import EngineContext, LeasedProcess, Liveness
 from hetero_airflow.errors import EngineError
+from hetero_airflow.model.heartbeat import WorkerHeartbeat
 from hetero_airflow.model.lease import Claim, Lease, LeaseState
-from hetero_airflow.model.sight import WorkerSight
 from hetero_airflow.testing import EPOCH, a_worker
 
 WORKER = a_worker("w1").model_copy(update={"engine": "edge"})
 
 
 @pytest.fixture
-def sights():
+def heartbeats():
     return {}
 
 
@@ -41,10 +41,10 @@ def session(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def engine(session, sights):
+def engine(session, heartbeats):
     engine = EdgeEngine(8)
     engine.executor.start = lambda: None
-    engine.start(Surroundings("1", None, None, lambda: sights, lambda: {"w1": WORKER}))
+    engine.start(EngineContext("1", None, None, lambda: heartbeats, lambda: {"w1": WORKER}))
     return engine
 
 
@@ -84,15 +84,15 @@ def report(session, state):
 
 
 def liveness(engine, lease, state="running", seen_at=None):
-    return engine.look([Use(lease, state, 100, "w1", seen_at, True)])[lease.id]
+    return engine.look([LeasedProcess(lease, state, 100, "w1", seen_at, True)])[lease.id]
 
 
 def test_a_placed_task_is_a_job_for_its_worker_and_a_plain_one_for_its_queue(engine, session):
     task, _ = place(engine)
-    engine.hand_back(a_task("plain"))
+    engine.hand_over_unplaced(a_task("plain"))
     assert jobs(session) == {"a": ("hetero.w1", "queued"), "plain": ("hetero", "queued")}
     assert task.ti.queue == "hetero", "the coordinator is found by it"
-    assert engine.occupied == 1
+    assert engine.occupied_slots == 1
 
 
 def test_a_job_that_nobody_has_taken_is_withdrawn_and_no_other(engine, session):
@@ -106,7 +106,7 @@ def test_a_job_that_nobody_has_taken_is_withdrawn_and_no_other(engine, session):
     assert jobs(session) == {"a": ("hetero.w1", "running")}
 
 
-def test_the_end_of_a_job_is_reported_and_its_processes_are_the_agents_to_judge(engine, session, sights):
+def test_the_end_of_a_job_is_reported_and_its_processes_are_the_agents_to_judge(engine, session, heartbeats):
     task, lease = place(engine)
     report(session, TaskInstanceState.RUNNING)
     engine.collect()
@@ -114,9 +114,9 @@ def test_the_end_of_a_job_is_reported_and_its_processes_are_the_agents_to_judge(
     assert engine.collect()[task.key][0] == TaskInstanceState.SUCCESS
     now = datetime.now(UTC)
     assert liveness(engine, lease, "success", now) is Liveness.UNKNOWN
-    sights["w1"] = WorkerSight(now + timedelta(seconds=5), frozenset())
+    heartbeats["w1"] = WorkerHeartbeat(now + timedelta(seconds=5), frozenset())
     assert liveness(engine, lease, "success", now) is Liveness.GONE
-    assert engine.occupied == 0
+    assert engine.occupied_slots == 0
 
 
 def test_a_job_that_the_table_can_not_hold_is_refused_with_its_length(engine, session):

@@ -9,11 +9,11 @@ import pytest
 
 from hetero_airflow.engines.lease_files import (
     LeaseFile,
+    current_process_namespace,
     lease_folder,
     mark,
-    noted_lease,
     read_lease_files,
-    this_place,
+    recorded_lease,
 )
 from hetero_airflow.errors import HeteroError
 
@@ -30,8 +30,8 @@ def files() -> list[LeaseFile]:
 
 def test_the_file_is_there_from_before_the_process_until_after_it():
     own = mark(os.getpid())
-    with noted_lease("l/1", "worker-a") as note:
-        before = LeaseFile(lease="l/1", worker="worker-a", place=this_place(), supervisor=own)
+    with recorded_lease("l/1", "worker-a") as note:
+        before = LeaseFile(lease="l/1", worker="worker-a", place=current_process_namespace(), supervisor=own)
         assert files() == [before]
         with subprocess.Popen(["/bin/sleep", "600"], process_group=0) as task:
             note.begin(task.pid)
@@ -44,20 +44,20 @@ def test_the_file_is_there_from_before_the_process_until_after_it():
 
 def test_the_file_stays_for_a_process_that_nothing_could_end():
     with subprocess.Popen(["/bin/sleep", "600"], process_group=0) as task:
-        with noted_lease("l1", "worker-a") as note:
+        with recorded_lease("l1", "worker-a") as note:
             note.begin(task.pid)
         assert [one.lease for one in files()] == ["l1"]
         task.kill()
 
 
 def test_the_file_goes_when_the_task_fails_to_start():
-    with pytest.raises(RuntimeError), noted_lease("l1", "worker-a"):
+    with pytest.raises(RuntimeError), recorded_lease("l1", "worker-a"):
         raise RuntimeError
     assert files() == []
 
 
 def test_only_this_user_reads_them():
-    with noted_lease("l1", "worker-a"):
+    with recorded_lease("l1", "worker-a"):
         folder = lease_folder()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert [stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()] == [0o600]
@@ -82,16 +82,16 @@ def test_a_folder_that_is_not_ours_alone_is_refused_and_the_task_runs_all_the_sa
         os.chown(path, 12345, -1)
     with pytest.raises(HeteroError, match=r"Remove it; it is made anew"):
         lease_folder()
-    with noted_lease("l1", "worker-a") as note:
+    with recorded_lease("l1", "worker-a") as note:
         assert note is None
     assert "will not see the process of lease l1" in caplog.text
 
 
 def test_a_full_disk_stops_no_task(monkeypatch, caplog):
-    with noted_lease("l1", "worker-a") as note:
+    with recorded_lease("l1", "worker-a") as note:
         monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         note.begin(os.getpid())
-        with noted_lease("l2", "worker-a") as other:
+        with recorded_lease("l2", "worker-a") as other:
             assert other is None
         monkeypatch.undo()
     assert "does not name its process" in caplog.text
@@ -101,7 +101,7 @@ def test_a_full_disk_stops_no_task(monkeypatch, caplog):
 def test_what_is_no_lease_file_is_passed_over(caplog):
     (lease_folder() / "a.json").write_text("{}")
     (lease_folder() / ".half.json.1").write_text("{")
-    with noted_lease("l1", "worker-a"):
+    with recorded_lease("l1", "worker-a"):
         assert [one.lease for one in files()] == ["l1"]
     assert caplog.text.count("can't be read") == 1
 

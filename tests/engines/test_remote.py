@@ -2,10 +2,10 @@ from datetime import timedelta
 
 import pytest
 
-from hetero_airflow.engines.engine import Liveness, Use
-from hetero_airflow.engines.remote import START_S, judge
+from hetero_airflow.engines.engine import LeasedProcess, Liveness
+from hetero_airflow.engines.remote import START_TIMEOUT_S, remote_liveness
+from hetero_airflow.model.heartbeat import WorkerHeartbeat
 from hetero_airflow.model.lease import Lease, LeaseState
-from hetero_airflow.model.sight import WorkerSight
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.testing import EPOCH, a_worker
 
@@ -23,45 +23,45 @@ def at(seconds):
 
 
 def use(state="running", seen_s=None):
-    return Use(LEASE, state, 100, "w1", None if seen_s is None else at(seen_s), True)
+    return LeasedProcess(LEASE, state, 100, "w1", None if seen_s is None else at(seen_s), True)
 
 
 @pytest.mark.parametrize(
     ("what", "worker", "sight", "expected"),
     [
-        (use(seen_s=98), WORKER, WorkerSight(at(99), HERE), Liveness.ALIVE),
-        (use("success", 98), WORKER, WorkerSight(at(99), HERE), Liveness.ALIVE),
-        (use(seen_s=60), LOST, WorkerSight(at(80), HERE), Liveness.GONE),
+        (use(seen_s=98), WORKER, WorkerHeartbeat(at(99), HERE), Liveness.ALIVE),
+        (use("success", 98), WORKER, WorkerHeartbeat(at(99), HERE), Liveness.ALIVE),
+        (use(seen_s=60), LOST, WorkerHeartbeat(at(80), HERE), Liveness.GONE),
         (use(seen_s=60), None, None, Liveness.GONE),
-        (use(seen_s=60), LOST, WorkerSight(at(99), HERE), Liveness.ALIVE),
-        (use(seen_s=95), WORKER, WorkerSight(at(99), ELSEWHERE), Liveness.GONE),
-        (use(seen_s=97), WORKER, WorkerSight(at(99), ELSEWHERE), Liveness.UNKNOWN),
+        (use(seen_s=60), LOST, WorkerHeartbeat(at(99), HERE), Liveness.ALIVE),
+        (use(seen_s=95), WORKER, WorkerHeartbeat(at(99), ELSEWHERE), Liveness.GONE),
+        (use(seen_s=97), WORKER, WorkerHeartbeat(at(99), ELSEWHERE), Liveness.UNKNOWN),
         (use(seen_s=97), WORKER, None, Liveness.UNKNOWN),
-        (use(seen_s=97), WORKER, WorkerSight(at(80), HERE), Liveness.UNKNOWN),
+        (use(seen_s=97), WORKER, WorkerHeartbeat(at(80), HERE), Liveness.UNKNOWN),
     ],
 )
 def test_a_lease_is_judged_by_the_agent_then_by_its_worker_then_by_time(what, worker, sight, expected):
-    assert judge(what, worker, sight, EPOCH, at(100)) is expected
+    assert remote_liveness(what, worker, sight, EPOCH, at(100)) is expected
 
 
 def test_what_an_agent_saw_counts_for_there_however_long_it_is_silent():
     """An API server that is away silences agents and tasks alike, and takes no worker with it."""
-    sight = WorkerSight(at(100), HERE)
+    sight = WorkerHeartbeat(at(100), HERE)
     for silent_s in (13, 20, 600):
-        assert judge(use(seen_s=96), WORKER, sight, EPOCH, at(100 + silent_s)) is Liveness.UNKNOWN
+        assert remote_liveness(use(seen_s=96), WORKER, sight, EPOCH, at(100 + silent_s)) is Liveness.UNKNOWN
 
 
 def test_a_task_that_was_taken_out_of_the_queue_of_its_worker_is_gone_once_it_can_not_begin():
     """Airflow never heard of a process of it: there is no moment to compare with what the agent saw."""
     never = use("failed")
-    assert judge(never, WORKER, WorkerSight(at(19), ELSEWHERE), EPOCH, at(20)) is Liveness.UNKNOWN
-    assert judge(never, WORKER, WorkerSight(at(70), ELSEWHERE), EPOCH, at(90)) is Liveness.UNKNOWN
-    assert judge(never, WORKER, WorkerSight(at(89), ELSEWHERE), EPOCH, at(90)) is Liveness.GONE
+    assert remote_liveness(never, WORKER, WorkerHeartbeat(at(19), ELSEWHERE), EPOCH, at(20)) is Liveness.UNKNOWN
+    assert remote_liveness(never, WORKER, WorkerHeartbeat(at(70), ELSEWHERE), EPOCH, at(90)) is Liveness.UNKNOWN
+    assert remote_liveness(never, WORKER, WorkerHeartbeat(at(89), ELSEWHERE), EPOCH, at(90)) is Liveness.GONE
 
 
 @pytest.mark.parametrize("worker", [WORKER, LOST])
 def test_a_task_that_was_sent_may_start_while_its_token_is_good(worker):
     """On a worker that is lost, too: it may be back in time to find the message."""
-    sight = WorkerSight(at(0), ELSEWHERE)
-    assert judge(use("queued"), worker, sight, at(50), at(50 + START_S)) is Liveness.UNKNOWN
-    assert judge(use("queued"), worker, sight, at(50), at(65 + START_S)) is Liveness.GONE
+    sight = WorkerHeartbeat(at(0), ELSEWHERE)
+    assert remote_liveness(use("queued"), worker, sight, at(50), at(50 + START_TIMEOUT_S)) is Liveness.UNKNOWN
+    assert remote_liveness(use("queued"), worker, sight, at(50), at(65 + START_TIMEOUT_S)) is Liveness.GONE

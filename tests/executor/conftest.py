@@ -6,14 +6,14 @@ from uuid import UUID, uuid5
 
 import pytest
 
-from hetero_airflow.engines.engine import EngineTraits, Liveness, WorkerNews
+from hetero_airflow.engines.engine import EngineTraits, Liveness, WorkerChanges
 from hetero_airflow.engines.local import LocalEngine
+from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.dispatcher import Dispatcher
-from hetero_airflow.executor.lease_keeper import LeaseKeeper
-from hetero_airflow.executor.task_instances import TaskProcess
+from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.policies.priority import Priority
+from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import WorkerSeen
 from hetero_airflow.testing import EPOCH, FakeClock, a_worker
@@ -31,7 +31,7 @@ class StandInEngine:
     def hand_over(self, workload, lease, worker):
         self.started.append(workload)
 
-    def hand_back(self, workload):
+    def hand_over_unplaced(self, workload):
         self.started.append(workload)
 
     def reaches(self, worker):
@@ -110,7 +110,7 @@ class Bench:
         self.clock, self.engine, self.tasks = FakeClock(), StandInEngine(), StandInTasks()
         self.store = store or MemoryStore()
         self.edges = {}
-        self.reports, self.tokens, self.policy = [], [], Priority()
+        self.reports, self.tokens, self.policy = [], [], PriorityPolicy()
         configuration = Configuration("priority", "p", "hetero", 60, 1e6, 10, 180, 30, 60, 300, {}, "worker-a")
         self.notes = []
         self.keeper = LeaseKeeper(
@@ -158,7 +158,7 @@ class Bench:
         """The engine's workers are a cluster, in which nothing runs any more: lease id → what it says of that."""
         self.engine.traits = EngineTraits(is_cluster=True)
         self.engine.loss, self.engine.words = losses.get, (words or {}).get
-        self.engine.wait_reason, self.engine.poll = lambda lease_id: None, WorkerNews
+        self.engine.wait_reason, self.engine.poll = lambda lease_id: None, WorkerChanges
         self.engine.alive.clear()
 
     def lease(self, request_id):

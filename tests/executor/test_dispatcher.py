@@ -2,14 +2,14 @@ from datetime import timedelta
 
 import pytest
 
-from hetero_airflow.discovery.inventory_watch import with_unseen
+from hetero_airflow.contract.envelope import read_lease
+from hetero_airflow.discovery.inventory_watch import with_missing_devices
 from hetero_airflow.engines.engine import EngineTraits
 from hetero_airflow.errors import EngineError, StoreUnavailable
-from hetero_airflow.executor.carrier import unload_lease
-from hetero_airflow.executor.task_instances import TaskProcess
+from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.store import Submitted, WorkerSeen
+from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
 
 
@@ -17,7 +17,7 @@ def test_a_placed_task_carries_its_lease_and_the_coordinators_queue(bench):
     bench.hold("train", "gpu:2")
     bench.beat()
     workload = bench.engine.started[0]
-    lease = unload_lease(workload.ti.context_carrier)
+    lease = read_lease(workload.ti.context_carrier)
     assert (workload.ti.queue, lease.ids) == ("hetero", ("GPU-0", "GPU-1"))
     assert bench.tasks.records == [], "that would compete with the task's start"
     bench.beat(1)
@@ -30,7 +30,7 @@ def test_a_task_is_told_whether_its_next_run_may_be_on_another_host(bench):
     bench.engine.traits = EngineTraits(is_local=False)
     bench.hold("anywhere", "gpu")
     bench.beat()
-    told = [unload_lease(workload.ti.context_carrier).is_remote for workload in bench.engine.started]
+    told = [read_lease(workload.ti.context_carrier).is_remote for workload in bench.engine.started]
     assert told == [False, True]
 
 
@@ -108,7 +108,7 @@ def test_the_same_key_held_again_while_its_lease_is_not_free_waits_for_that(benc
 
 def test_requests_that_airflow_gave_up_while_no_scheduler_looked_leave_the_queue(bench):
     forgotten, foreign = "00000000-0000-0000-0000-00000000000f", "00000000-0000-0000-0000-00000000000a"
-    bench.store.record([Submitted(a_pending(forgotten)), Submitted(a_pending(foreign))], EPOCH)
+    bench.store.record([RequestSubmitted(a_pending(forgotten)), RequestSubmitted(a_pending(foreign))], EPOCH)
     bench.tasks.rows[foreign] = TaskProcess("queued")
     bench.beat()
     assert [pending.id for pending in bench.store.snapshot().pending] == [foreign]
@@ -160,7 +160,7 @@ def test_a_device_that_vanishes_while_leased_gets_no_other_task(bench):
     bench.engine.alive.clear()
     bench.keeper.end("a", "the task ended")
     bench.beat(1)
-    lease = unload_lease(bench.engine.started[1].ti.context_carrier)
+    lease = read_lease(bench.engine.started[1].ti.context_carrier)
     assert (bench.started, lease.ids) == (["a", "b"], ("GPU-1",))
 
 
@@ -176,7 +176,7 @@ def test_a_worker_that_is_not_seen_any_more_is_lost_but_never_our_own_host(bench
 def test_every_device_kind_reaches_the_task(bench, device):
     bench.hold("a", device)
     bench.beat()
-    assert unload_lease(bench.engine.started[0].ti.context_carrier).worker == "worker-a"
+    assert read_lease(bench.engine.started[0].ti.context_carrier).worker == "worker-a"
 
 
 def test_a_commit_whose_answer_was_lost_is_taken_up(make_bench):
@@ -222,7 +222,7 @@ def test_a_commit_that_was_not_taken_is_made_with_the_same_news_in_the_next_cycl
     bench.store.is_deaf = False
     bench.beat(1)
     assert bench.started == ["b"]
-    assert bench.store.story("dag", "run", "a").cause == "Airflow revoked it"
+    assert bench.store.request_history("dag", "run", "a").cause == "Airflow revoked it"
     assert [lease.request_id for lease in bench.store.snapshot().leases] == ids[1:]
 
 
@@ -234,7 +234,7 @@ def test_what_the_store_was_told_is_not_told_again_though_the_rest_of_the_cycle_
 
         def commit(self, plan, now, expires_at, news=()):
             if len(plan.places) == 2:
-                self.record([Submitted(a_pending("foreign"))], now)
+                self.record([RequestSubmitted(a_pending("foreign"))], now)
                 super().commit(Plan((a_place("foreign", **{"GPU-1": 1000}),)), now, expires_at)
                 self.is_raced = True
             return super().commit(plan, now, expires_at, news)
@@ -262,8 +262,8 @@ def test_what_the_store_was_told_is_not_told_again_though_the_rest_of_the_cycle_
     bench.tasks.rows[id_] = TaskProcess("success")
     bench.keeper.end("a", "the task ended")
     bench.beat(1)
-    story = bench.store.story("dag", "run", "a")
-    assert (story.state, story.cause) == ("ended", "the task ended")
+    request_history = bench.store.request_history("dag", "run", "a")
+    assert (request_history.state, request_history.cause) == ("ended", "the task ended")
 
 
 def test_why_a_waiting_task_was_let_go_is_kept_though_airflow_does_not_want_it_any_more_either(bench):
@@ -274,7 +274,7 @@ def test_why_a_waiting_task_was_let_go_is_kept_though_airflow_does_not_want_it_a
     bench.dispatcher.drop("a", "its gang has failed")
     bench.tasks.rows[id_] = TaskProcess("failed")
     bench.beat(60)
-    assert bench.store.story("dag", "run", "a").cause == "its gang has failed"
+    assert bench.store.request_history("dag", "run", "a").cause == "its gang has failed"
 
 
 def test_a_waiting_task_that_is_dropped_and_held_again_before_the_next_cycle_still_waits(bench):
@@ -297,7 +297,7 @@ def test_a_lost_race_leaves_the_rest_of_the_plan_standing(make_bench):
         def commit(self, plan, now, expires_at, news=()):
             if self.races and len(plan.places) == 2:
                 self.races = 0
-                self.record([Submitted(a_pending("foreign"))], now)
+                self.record([RequestSubmitted(a_pending("foreign"))], now)
                 super().commit(Plan((a_place("foreign", **{"GPU-1": 1000}),)), now, expires_at)
             return super().commit(plan, now, expires_at, news)
 
@@ -346,12 +346,12 @@ def test_a_probe_that_fails_makes_tasks_wait_and_not_fail(make_bench):
 def test_devices_that_a_failed_probe_did_not_see_stay_known_but_get_no_task(bench):
     before = a_worker()
     after = a_worker(devices=(a_cpu(),), problems=("nvidia: no answer within 10 s",))
-    seen = with_unseen(after, before)
+    seen = with_missing_devices(after, before)
     assert [(device.id, device.leasable) for device in seen.devices] == [
         ("cpu", True), ("GPU-0", False), ("GPU-1", False),
     ]  # fmt: skip
     assert "no answer within 10 s" in seen.devices[1].problem
-    assert with_unseen(a_worker(devices=(a_cpu(),)), before).devices == (a_cpu(),)
+    assert with_missing_devices(a_worker(devices=(a_cpu(),)), before).devices == (a_cpu(),)
 
 
 def test_the_waiting_limit_counts_from_the_first_scheduler_that_held_the_task(make_bench):

@@ -4,12 +4,12 @@ import pytest
 from airflow.executors.workloads import ExecuteTask
 from airflow.utils.state import TaskInstanceState
 
-from hetero_airflow.engines.engine import EngineTraits, Loss
+from hetero_airflow.engines.engine import EngineTraits, TerminationCause
+from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.executor import HeteroExecutor
-from hetero_airflow.executor.task_instances import TaskProcess
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
-from hetero_airflow.store.store import Submitted, WorkerSeen
+from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_worker, move_lease
 from tests.executor.conftest import Key
 
@@ -21,14 +21,14 @@ def executor(bench, monkeypatch):
     """The executor over the bench's inside, with an engine that reports what it is told to."""
     monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "s" * 64)
     executor = HeteroExecutor(parallelism=4)
-    bench.engine.events, bench.engine.has_task, bench.engine.occupied = {}, lambda ti: False, 0
+    bench.engine.events, bench.engine.has_task, bench.engine.occupied_slots = {}, lambda ti: False, 0
     bench.engine.collect = lambda: bench.engine.events
     bench.engine.heartbeat = lambda: None
     bench.engine.withdraw = lambda key: False
     bench.engine.try_adopt = lambda tis: tis
     bench.engine.accepted = []
     bench.engine.accept = lambda workload, session: bench.engine.accepted.append(workload)
-    bench.store.look_anew = lambda: None
+    bench.store.invalidate = lambda: None
     executor._engine, executor._store = bench.engine, bench.store
     executor._keeper, executor._dispatcher = bench.keeper, bench.dispatcher
     return executor
@@ -136,7 +136,7 @@ def test_the_failure_of_an_adopted_task_that_its_cluster_lost_is_not_passed_on_b
     heir.tasks.rows[id_] = TaskProcess("running", 100, "here", heir.clock.now())
     lost = []
     heir.keeper._lost = lambda key, lease: not lost.append(lease.id)
-    heir.on_a_cluster({lease.id: Loss(is_out_of_memory=True)})
+    heir.on_a_cluster({lease.id: TerminationCause(is_out_of_memory=True)})
     heir.keeper.begin("a", lease)
     executor._take_in({"a": (FAILED, None)})
     assert (executor.get_event_buffer(), list(heir.keeper.running)) == ({}, ["a"])
@@ -170,7 +170,7 @@ def test_held_tasks_take_no_slot_and_running_ones_do(bench, executor):
 def test_adoption_takes_what_can_be_seen_and_returns_the_rest(bench, executor, make_bench, monkeypatch):
     id_ = start(bench)
     bench.store.record(
-        [WorkerSeen(a_worker("far", devices=(a_device("GPU-9"),))), Submitted(a_pending("far-task"))], EPOCH
+        [WorkerSeen(a_worker("far", devices=(a_device("GPU-9"),))), RequestSubmitted(a_pending("far-task"))], EPOCH
     )
     bench.store.commit(Plan((a_place("far-task", "far", **{"GPU-9": 1000}),)), EPOCH, EPOCH)
     heir = make_bench(bench.store)
@@ -233,5 +233,5 @@ def test_the_end_frees_what_ended(bench, executor):
     bench.tasks.rows[id_] = TaskProcess("success", 100, "here", bench.clock.now())
     bench.engine.end = lambda: {"a": (SUCCESS, None)}
     executor.end()
-    (lease,) = bench.store.story("dag", "run", "a").leases
+    (lease,) = bench.store.request_history("dag", "run", "a").leases
     assert lease.state is LeaseState.RELEASED

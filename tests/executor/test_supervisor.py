@@ -18,7 +18,7 @@ from airflow.sdk.api.client import Client
 from airflow.sdk.execution_time.comms import RescheduleTask, TaskState
 from airflow.sdk.execution_time.supervisor import SERVER_TERMINATED
 
-from hetero_airflow.executor.coordinator import DeviceSupervisor
+from hetero_airflow.supervisor.coordinator import DeviceSupervisor
 from hetero_airflow.testing import a_task_lease
 
 # Airflow's supervisor leaves it to the end of its process to close its sockets
@@ -80,7 +80,7 @@ def start(api, tmp_path):
             target=target,
         )
         started.append(process)
-        process.look_after(a_task_lease(), tmp_path)
+        process.attach_lease(a_task_lease(), tmp_path)
         return process
 
     yield _start

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero_airflow.matching.bandwidth import Bottleneck, bottleneck, device_level, farthest, pair_bytes_s, spot
+from hetero_airflow.matching.bandwidth import (
+    Bottleneck,
+    bottleneck,
+    common_level,
+    device_level,
+    pair_bytes_per_s,
+    worker_location,
+)
 from hetero_airflow.model.device import Device
 from hetero_airflow.model.topology import Level
 from hetero_airflow.model.worker import Worker
@@ -25,8 +32,8 @@ def by_pairs(parts: list[tuple[Worker, list[Device]]]) -> Bottleneck | None:
     found = []
     for (first, one), (second, other) in combinations(devices, 2):
         same = first is second
-        level = device_level(first, one, other) if same else spot(first).level(spot(second))
-        found.append(Bottleneck(pair_bytes_s(level, one, other, (first.labels, second.labels)), level))
+        level = device_level(first, one, other) if same else worker_location(first).level(worker_location(second))
+        found.append(Bottleneck(pair_bytes_per_s(level, one, other, (first.labels, second.labels)), level))
     if not found:
         return None
     return Bottleneck(min(one.bytes_per_s for one in found), max((one.level for one in found), key=lambda n: n.rank))
@@ -102,9 +109,9 @@ def test_what_two_devices_of_a_worker_have_in_common(
 def test_each_level_is_slower_than_the_one_before() -> None:
     slow, fast = a_gpu(0, details={"pcie_generation": 4, "pcie_width": 16}), a_gpu(1)
     labels = ({"hetero/network_gbps": "100"}, {"hetero/network_gbps": "200"})
-    speeds = [pair_bytes_s(level, slow, slow, labels) for level in Level]
+    speeds = [pair_bytes_per_s(level, slow, slow, labels) for level in Level]
     assert speeds == [300 * GB, 31.504 * GB, 20.8 * GB, 12.5 * GB, 3.125 * GB, 1.25 * GB]
-    assert pair_bytes_s(Level.HOST, slow, fast, labels) == 15.76 * GB
+    assert pair_bytes_per_s(Level.HOST, slow, fast, labels) == 15.76 * GB
 
 
 @pytest.mark.parametrize(
@@ -119,8 +126,8 @@ def test_each_level_is_slower_than_the_one_before() -> None:
 )
 def test_labels_say_how_far_apart_two_hosts_are(one: dict[str, str], other: dict[str, str], expected: Level) -> None:
     spots = [
-        spot(a_worker(name, labels={f"hetero/{key}": value for key, value in labels.items()}))
+        worker_location(a_worker(name, labels={f"hetero/{key}": value for key, value in labels.items()}))
         for name, labels in (("a", one), ("b", other))
     ]
-    assert farthest(spots) is expected
-    assert farthest([spots[0], spots[0]._replace()]) is Level.HOST
+    assert common_level(spots) is expected
+    assert common_level([spots[0], spots[0]._replace()]) is Level.HOST

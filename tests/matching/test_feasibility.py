@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from hetero_airflow.matching.feasibility import Need, Verdict, check_worker, device_need, host_need, judge
+from hetero_airflow.matching.feasibility import (
+    Feasibility,
+    ResourceNeed,
+    check_worker,
+    device_need,
+    feasibility_of,
+    host_need,
+)
 from hetero_airflow.matching.shapes import Shapes
 from hetero_airflow.model.device import Device
 from hetero_airflow.model.plan import Reason, ReasonCode
@@ -170,17 +177,17 @@ def test_a_worker_has_enough_of_all_or_a_reason_says_of_what_not(
 
 def test_permanent_and_transient_reasons_are_told_apart() -> None:
     shape = Shapes().seat(a_worker(devices=(PARENT, a_device("GPU-1", index=1)))).shape
-    verdict = judge(an_alternative("gpu:2"), shape)
+    verdict = feasibility_of(an_alternative("gpu:2"), shape)
     assert (verdict.is_possible, verdict.is_servable) == (True, False)
     assert (verdict.suitable, verdict.usable) == ((0, 1), (1,))
-    impossible = judge(an_alternative("gpu:3"), shape)
+    impossible = feasibility_of(an_alternative("gpu:3"), shape)
     assert (impossible.is_possible, impossible.is_servable) == (False, False)
 
 
 def test_a_verdict_names_positions_and_needs() -> None:
     shape = Shapes().seat(a_worker(devices=(MI300, a_device("GPU-1", index=1)))).shape
-    need = Need(250, 10 * GIB)
-    assert judge(an_alternative("nvidia:0.25"), shape) == Verdict(
+    need = ResourceNeed(250, 10 * GIB)
+    assert feasibility_of(an_alternative("nvidia:0.25"), shape) == Feasibility(
         None, None, (1,), (1,), {1: need}, "0.25 of a nvidia/gpu"
     )
 
@@ -188,20 +195,20 @@ def test_a_verdict_names_positions_and_needs() -> None:
 @pytest.mark.parametrize(
     ("alternative", "of_device", "of_host"),
     [
-        (an_alternative("gpu"), Need(1000, 40 * GIB), None),
-        (an_alternative("gpu:0.1"), Need(100, 4 * GIB), None),
-        (an_alternative({"device": "gpu", "share": 1 / 3}), Need(333, 40 * GIB * 333 // 1000), None),
-        (an_alternative("gpu:2", quota={"cpus": 3}), Need(1000, 40 * GIB), Need(3000, 0)),
-        (an_alternative("gpu", quota={"host_memory": "8GiB"}), Need(1000, 40 * GIB), Need(0, 8 * GIB)),
+        (an_alternative("gpu"), ResourceNeed(1000, 40 * GIB), None),
+        (an_alternative("gpu:0.1"), ResourceNeed(100, 4 * GIB), None),
+        (an_alternative({"device": "gpu", "share": 1 / 3}), ResourceNeed(333, 40 * GIB * 333 // 1000), None),
+        (an_alternative("gpu:2", quota={"cpus": 3}), ResourceNeed(1000, 40 * GIB), ResourceNeed(3000, 0)),
+        (an_alternative("gpu", quota={"host_memory": "8GiB"}), ResourceNeed(1000, 40 * GIB), ResourceNeed(0, 8 * GIB)),
     ],
 )
-def test_needs_of_accelerators(alternative: Alternative, of_device: Need, of_host: Need | None) -> None:
+def test_needs_of_accelerators(alternative: Alternative, of_device: ResourceNeed, of_host: ResourceNeed | None) -> None:
     assert (device_need(alternative, A100), host_need(alternative)) == (of_device, of_host)
 
 
 def test_needs_of_a_cpu_are_cores_and_host_memory() -> None:
     alternative = an_alternative("cpu:8", quota={"host_memory": "2GiB"})
-    assert (device_need(alternative, a_cpu()), host_need(alternative)) == (Need(8000, 2 * GIB), None)
+    assert (device_need(alternative, a_cpu()), host_need(alternative)) == (ResourceNeed(8000, 2 * GIB), None)
 
 
 def test_three_thirds_of_a_device_fit_its_memory() -> None:

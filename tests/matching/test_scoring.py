@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from hetero_airflow.matching.fleet import Fleet
 from hetero_airflow.matching.matcher import Matcher
-from hetero_airflow.matching.scoring import Tight
+from hetero_airflow.matching.scoring import TightFitScorer
+from hetero_airflow.matching.worker_index import WorkerIndex
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.snapshot import Snapshot, Usage
+from hetero_airflow.model.snapshot import DeviceUsage, Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.testing import a_cpu, a_device, a_worker
 
@@ -19,8 +19,8 @@ def best(
     device: object, workers: tuple[Worker, ...], usage: dict[tuple[str, str], int] | None = None
 ) -> tuple[str, ...]:
     """The worker, then the devices, that the tightest fit is on."""
-    held = {key: Usage(milli, milli * GIB // 1000) for key, milli in (usage or {}).items()}
-    fleet = Fleet(Matcher(Tight()), Snapshot(1, workers, held))
+    held = {key: DeviceUsage(milli, milli * GIB // 1000) for key, milli in (usage or {}).items()}
+    fleet = WorkerIndex(Matcher(TightFitScorer()), Snapshot(1, workers, held))
     [(worker, fit)] = fleet.ranking(DeviceRequest.parse(device).alternatives[0]).best()
     seat = fleet.seats[worker]
     return (seat.worker.id, *(seat.device_ids[position] for position in fit.chosen))
@@ -76,7 +76,9 @@ def test_ties_go_to_the_lower_worker_id_and_device_index() -> None:
 
 
 def test_the_terms_are_named_and_sum_to_the_score() -> None:
-    fleet = Fleet(Matcher(Tight()), Snapshot(1, (a_worker(),), {("worker-a", "GPU-0"): Usage(500, 20 * GIB)}))
+    fleet = WorkerIndex(
+        Matcher(TightFitScorer()), Snapshot(1, (a_worker(),), {("worker-a", "GPU-0"): DeviceUsage(500, 20 * GIB)})
+    )
     [(_, fit)] = fleet.ranking(DeviceRequest.parse("gpu:0.25").alternatives[0]).best()
     assert dict(fit.terms) == pytest.approx({"real": 20, "memory": 7.321224, "shared": 3.0, "packed": 0.2})
     assert fit.score == pytest.approx(30.521224)

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hetero_airflow.model.catalogue import KINDS, MODELS, VENDORS
-from hetero_airflow.model.device import Device, is_model_of, model_tokens
-from hetero_airflow.model.device_words import parse_device
+from hetero_airflow.model.device import Device, matches_model, model_tokens
+from hetero_airflow.model.device_names import parse_device
 from hetero_airflow.testing import a_cpu, a_device, a_worker
 
 
@@ -34,7 +34,7 @@ from hetero_airflow.testing import a_cpu, a_device, a_worker
     ],
 )
 def test_every_word_that_was_asked_for_is_part_of_the_model(asked: str, model: str, expected: bool) -> None:
-    assert is_model_of(asked, model_tokens(model)) is expected
+    assert matches_model(asked, model_tokens(model)) is expected
 
 
 WORDS = st.from_regex(r"[a-z0-9][a-z0-9._+-]{0,20}", fullmatch=True)
@@ -42,8 +42,8 @@ WORDS = st.from_regex(r"[a-z0-9][a-z0-9._+-]{0,20}", fullmatch=True)
 
 @given(WORDS, WORDS)
 def test_no_word_is_a_crash_and_a_model_is_itself(asked: str, model: str) -> None:
-    assert isinstance(is_model_of(asked, model_tokens(model)), bool)
-    assert is_model_of(model, model_tokens(model))
+    assert isinstance(matches_model(asked, model_tokens(model)), bool)
+    assert matches_model(model, model_tokens(model))
 
 
 def test_every_well_known_word_is_read() -> None:

@@ -5,12 +5,12 @@ import math
 import pytest
 
 from hetero_airflow.model.catalogue import MODELS
-from hetero_airflow.model.device_speeds import SHEETS, sheet_speed
+from hetero_airflow.model.device_speeds import DATA_SHEETS, data_sheet_speed
 
 
 @pytest.mark.parametrize("model", sorted(name for name, (_, kind, _) in MODELS.items() if kind != "fpga"))
 def test_every_well_known_accelerator_that_trains_has_a_sheet(model):
-    speed = sheet_speed(f"{MODELS[model][0]}/{model}")
+    speed = data_sheet_speed(f"{MODELS[model][0]}/{model}")
     assert speed is not None
     assert 0.05 < speed < 50
 
@@ -20,7 +20,7 @@ def test_every_well_known_accelerator_that_trains_has_a_sheet(model):
     [("k80", "p100"), ("p100", "v100"), ("t4", "v100"), ("v100", "a100"), ("a100", "h100"), ("h100", "h200")],
 )
 def test_generations_are_in_order(slower, faster):
-    assert sheet_speed(f"nvidia/{slower}") < sheet_speed(f"nvidia/{faster}")
+    assert data_sheet_speed(f"nvidia/{slower}") < data_sheet_speed(f"nvidia/{faster}")
 
 
 @pytest.mark.parametrize(
@@ -36,22 +36,22 @@ def test_generations_are_in_order(slower, faster):
     ],
 )
 def test_a_model_as_probes_name_it_is_found_by_its_words(found, sheet):
-    assert sheet_speed(found) == sheet_speed(sheet)
+    assert data_sheet_speed(found) == data_sheet_speed(sheet)
 
 
 def test_a_name_of_more_words_counts_more():
-    assert sheet_speed("nvidia/h100-pcie") < sheet_speed("nvidia/h100-sxm5")
+    assert data_sheet_speed("nvidia/h100-pcie") < data_sheet_speed("nvidia/h100-sxm5")
 
 
 def test_a_mig_instance_has_its_slices_part():
-    whole = sheet_speed("nvidia/a100-sxm4-40gb")
-    assert math.isclose(sheet_speed("nvidia/a100-sxm4-40gb/3g.20gb"), whole * 3 / 7)
+    whole = data_sheet_speed("nvidia/a100-sxm4-40gb")
+    assert math.isclose(data_sheet_speed("nvidia/a100-sxm4-40gb/3g.20gb"), whole * 3 / 7)
 
 
 @pytest.mark.parametrize("device_class", ["", "/", "nvidia", "nvidia/", "generic/x86-64", "amd/a100", "acme/x1/y/z"])
 def test_what_has_no_sheet_has_no_speed(device_class):
-    assert sheet_speed(device_class) is None
+    assert data_sheet_speed(device_class) is None
 
 
 def test_sheets_are_of_positive_sizes():
-    assert all(min(figures) > 0 for models in SHEETS.values() for figures in models.values())
+    assert all(min(figures) > 0 for models in DATA_SHEETS.values() for figures in models.values())

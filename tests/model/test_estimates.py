@@ -50,16 +50,16 @@ def test_what_is_left_is_what_is_left_of_those_that_go_on_for_so_long():
     drawn = [math.exp(generator.gauss(math.log(100), math.log(2) / 1.2816)) for _ in range(200_000)]
     left = sorted(run - 120 for run in drawn if run > 120)
     expected = [left[int(len(left) * part)] for part in (0.1, 0.5, 0.9)]
-    assert Interval(50, 100, 200).left_after(120) == pytest.approx(expected, rel=0.05)
+    assert Interval(50, 100, 200).remaining_after(120) == pytest.approx(expected, rel=0.05)
 
 
 def test_of_a_certain_quantity_exactly_the_rest_is_left():
     certain = Interval(100, 100, 100)
-    assert certain.left_after(30) == pytest.approx((70, 70, 70))
-    assert certain.left_after(101) is None
+    assert certain.remaining_after(30) == pytest.approx((70, 70, 70))
+    assert certain.remaining_after(101) is None
 
 
 @given(st.floats(1e-3, 1e6), st.floats(1, 100), st.floats(1, 100), st.floats(0, 1e7))
 def test_what_is_left_is_in_order_and_never_negative(middle, below, above, done):
-    left = Interval(middle / below, middle, middle * above).left_after(done)
+    left = Interval(middle / below, middle, middle * above).remaining_after(done)
     assert left is None or 0 <= left.low <= left.middle <= left.high < math.inf

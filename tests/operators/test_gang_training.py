@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowRescheduleException
 
 from hetero_airflow.operators import TorchrunOperator
 from hetero_airflow.runtime.task_lease import TaskGang
-from hetero_airflow.runtime.visible_devices import bound
+from hetero_airflow.runtime.visible_devices import bound_to_lease
 from hetero_airflow.settings import CONTROL_VARIABLE
 from hetero_airflow.testing import a_task_lease
 
@@ -91,7 +91,7 @@ def leased(rank, number=1):
         id=f"lease-{number}-{rank}", token=10 * number + rank, kind="cpu", vendor="intel", model="cpu", ids=("cpu",),
         indexes=(0,), gang=a_gang(rank, number),
     )  # fmt: skip
-    return bound(lease)
+    return bound_to_lease(lease)
 
 
 def work(folder, rank, number, arguments, answer):

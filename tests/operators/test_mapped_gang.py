@@ -4,8 +4,8 @@ import pytest
 from airflow.sdk import DAG, task
 from airflow.serialization.serialized_objects import DagSerialization
 
+from hetero_airflow.contract.envelope import ENVELOPE_KEY, unpack_gang, unpack_request
 from hetero_airflow.errors import RequestError
-from hetero_airflow.executor.carrier import KEY, unpack_gang, unpack_request
 from hetero_airflow.model.gang import GangSize
 from hetero_airflow.operators import DeviceBashOperator, TorchrunOperator
 from hetero_airflow.operators.mapped import complete_mapped_task
@@ -61,7 +61,7 @@ def test_a_gang_may_go_on_with_fewer(dag):
 
 def test_a_mapped_task_that_says_nothing_is_of_no_gang(dag):
     config = packed(DeviceBashOperator.partial(task_id="b", device="gpu").expand(bash_command=["a", "b"]))
-    assert "gang" not in config[KEY]
+    assert "gang" not in config[ENVELOPE_KEY]
     assert unpack_gang(config) == unpack_gang(None) == unpack_gang({}) == GangSize()
 
 

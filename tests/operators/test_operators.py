@@ -2,14 +2,14 @@ import pytest
 import structlog
 from airflow.sdk import DAG, task
 
+from hetero_airflow.contract.envelope import ENVELOPE_KEY, unpack_request
+from hetero_airflow.contract.selection import hetero_executor_name
 from hetero_airflow.errors import RequestError
-from hetero_airflow.executor.carrier import KEY, unpack_request
-from hetero_airflow.executor.selection import hetero_executor_name
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.operators import DeviceBashOperator, DevicePythonOperator
 from hetero_airflow.operators.mapped import complete_mapped_task
 from hetero_airflow.runtime import current_lease
-from hetero_airflow.runtime.visible_devices import bound
+from hetero_airflow.runtime.visible_devices import bound_to_lease
 from hetero_airflow.testing import a_task_lease
 
 
@@ -89,7 +89,7 @@ def test_default_args_of_the_dag_hold_for_device_tasks(monkeypatch):
 
 
 def test_a_resumed_task_has_its_lease_bound_too(dag):
-    from hetero_airflow.executor.carrier import load_lease
+    from hetero_airflow.contract.envelope import add_lease
 
     class Resuming(DevicePythonOperator):
         def resume(self, context, event=None):
@@ -97,7 +97,7 @@ def test_a_resumed_task_has_its_lease_bound_too(dag):
 
     operator = Resuming(task_id="t", python_callable=print, device="gpu")
     lease = a_task_lease()
-    assert operator.resume_execution("resume", {}, {"ti": AnInstance(load_lease(None, lease))}) == lease
+    assert operator.resume_execution("resume", {}, {"ti": AnInstance(add_lease(None, lease))}) == lease
 
 
 def test_expand_kwargs_gives_each_instance_its_own(dag):
@@ -182,16 +182,16 @@ class AnInstance:
 
 
 def test_the_operator_binds_the_lease_where_no_coordinator_did(dag):
-    from hetero_airflow.executor.carrier import load_lease
+    from hetero_airflow.contract.envelope import add_lease
 
     operator = DevicePythonOperator(task_id="t", python_callable=current_lease, device="gpu")
     lease = a_task_lease()
-    assert operator.execute({"ti": AnInstance(load_lease(None, lease))}) == lease
+    assert operator.execute({"ti": AnInstance(add_lease(None, lease))}) == lease
 
 
 def test_a_lease_that_the_coordinator_bound_is_used_as_it_is(dag):
     operator = DevicePythonOperator(task_id="t", python_callable=current_lease, device="gpu")
-    with bound(a_task_lease(id="from-coordinator")):
+    with bound_to_lease(a_task_lease(id="from-coordinator")):
         assert operator.execute({"ti": AnInstance()}).id == "from-coordinator"
 
 
@@ -204,7 +204,7 @@ def test_a_task_that_was_not_placed_runs_and_says_so(dag, caplog):
 
 def test_a_command_sees_its_lease_even_with_an_environment_of_its_own(dag):
     operator = DeviceBashOperator(task_id="t", bash_command="x", device="gpu", env={"ONLY": "this"})
-    with bound(a_task_lease()):
+    with bound_to_lease(a_task_lease()):
         env = operator.get_env({})
     assert env["ONLY"] == "this"
     assert env["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
@@ -213,4 +213,4 @@ def test_a_command_sees_its_lease_even_with_an_environment_of_its_own(dag):
 
 def test_executor_config_key_is_not_overwritten_by_a_nested_operator(dag):
     operator = DevicePythonOperator(task_id="t", python_callable=print, device="gpu")
-    assert list(operator.executor_config) == [KEY]
+    assert list(operator.executor_config) == [ENVELOPE_KEY]

@@ -12,15 +12,15 @@ from airflow.serialization.serialized_objects import DagSerialization
 from kubernetes import client
 
 from hetero_airflow.checkpoints.place import CheckpointPlace
-from hetero_airflow.engines.kubernetes.pod_states import PodCause, PodState
+from hetero_airflow.contract.envelope import ENVELOPE_KEY
+from hetero_airflow.contract.retry_policy import DeviceRetryPolicy
+from hetero_airflow.engines.kubernetes.states.pod_state import PodCause, PodState
 from hetero_airflow.errors import RequestError
-from hetero_airflow.executor.carrier import KEY
-from hetero_airflow.executor.retry_policy import DeviceRetryPolicy
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.operators import DevicePodOperator
 from hetero_airflow.operators.mapped import complete_mapped_task
 from hetero_airflow.operators.pod_failure import pod_evidence
-from hetero_airflow.recovery.classify import classify
+from hetero_airflow.recovery.classification import classify
 from hetero_airflow.recovery.failure import FailureClass
 from hetero_airflow.settings import CHECKPOINT_VARIABLE
 from tests.kubernetes_bodies import check_body, check_pod
@@ -118,7 +118,7 @@ class TestDagFile:
             operator.build_pod_request_obj(dry_run=True)
 
     def test_it_is_no_task_for_our_executor(self):
-        assert KEY not in (an_operator().executor_config or {})
+        assert ENVELOPE_KEY not in (an_operator().executor_config or {})
         with DAG("d", schedule=None):
             mapped = DevicePodOperator.partial(task_id="t", name="t", image="i").expand(device=["nvidia", "nvidia:2"])
         complete_mapped_task(mapped)

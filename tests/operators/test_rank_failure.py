@@ -1,10 +1,10 @@
 import pytest
 
 from hetero_airflow.operators.rank_failure import failure_of_ranks
-from hetero_airflow.operators.rank_group import MAX_LINE, MAX_TAIL, _Lines
-from hetero_airflow.recovery.classify import classify
+from hetero_airflow.operators.rank_group import MAX_LINE, MAX_TAIL, _LineBuffer
+from hetero_airflow.recovery.classification import classify
 from hetero_airflow.recovery.failure import FailureClass
-from hetero_airflow.runtime.rank_process import RankEnd
+from hetero_airflow.runtime.rank_process import RankExit
 
 CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4"
 
@@ -14,7 +14,7 @@ class AGroup:
 
     def __init__(self, *raised, exit_codes=None, tail=""):
         self._ends = [
-            RankEnd(rank=rank, restart=0, at_s=number, raised=((kind, text),))
+            RankExit(rank=rank, restart=0, at_s=number, raised=((kind, text),))
             for number, (rank, kind, text) in enumerate(raised)
         ]
         self._codes = exit_codes or {}
@@ -61,7 +61,7 @@ class Log(list):
 
 def test_pieces_become_lines_and_an_endless_one_is_broken():
     log = Log()
-    lines = _Lines("rank 3", log)
+    lines = _LineBuffer("rank 3", log)
     for piece in (b"on", b"e\ntwo\r\n", b"10%\r20%\r", b"\n\n", b"x" * (MAX_LINE + 1), b"\nlast"):
         lines.feed(piece)
     lines.close()
@@ -69,7 +69,7 @@ def test_pieces_become_lines_and_an_endless_one_is_broken():
 
 
 def test_no_more_than_the_last_lines_are_kept_in_memory():
-    lines = _Lines("rank 0", Log())
+    lines = _LineBuffer("rank 0", Log())
     for number in range(10_000):
         lines.feed(b"%099d\n" % number)
     assert MAX_TAIL - 200 < len(lines.tail()) < MAX_TAIL * 1.02

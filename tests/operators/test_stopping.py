@@ -9,7 +9,7 @@ from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.errors import RequestError, SettingsError
 from hetero_airflow.operators import DeviceBashOperator, DevicePythonOperator
 from hetero_airflow.runtime.notice import Notice, Stopped, give_notice
-from hetero_airflow.runtime.visible_devices import bound
+from hetero_airflow.runtime.visible_devices import bound_to_lease
 from hetero_airflow.settings import CHECKPOINT_VARIABLE, CONTROL_VARIABLE
 from hetero_airflow.testing import EPOCH, a_task_lease
 from tests.operators.test_operators import AnInstance
@@ -112,10 +112,10 @@ def test_a_retry_finds_its_checkpoints_where_they_were_begun(tmp_path):
 def test_only_the_default_place_of_a_task_that_may_go_on_elsewhere_is_bound_to_its_host(tmp_path, monkeypatch):
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
     assert not place_seen().is_host_bound
-    with bound(a_task_lease(is_remote=False)):
+    with bound_to_lease(a_task_lease(is_remote=False)):
         assert not place_seen().is_host_bound
     states = States()
-    with bound(a_task_lease(is_remote=True)):
+    with bound_to_lease(a_task_lease(is_remote=True)):
         assert place_seen({"task_state_store": states}).is_host_bound
         assert not place_seen(url=f"file://{tmp_path}/shared").is_host_bound
         monkeypatch.setenv("AIRFLOW__HETERO__CHECKPOINT_URL", f"file://{tmp_path}/shared")

@@ -12,15 +12,15 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException, AirflowRescheduleException
 
+from hetero_airflow.contract.retry_policy import DeviceRetryPolicy
 from hetero_airflow.errors import RequestError
-from hetero_airflow.executor.retry_policy import DeviceRetryPolicy
 from hetero_airflow.operators import TorchrunOperator
 from hetero_airflow.operators.rank_failure import RanksFailed, failure_of_ranks
 from hetero_airflow.operators.rank_group import RankGroup
 from hetero_airflow.operators.torchrun import without_device
-from hetero_airflow.recovery.classify import classify
+from hetero_airflow.recovery.classification import classify
 from hetero_airflow.recovery.failure import FailureClass
-from hetero_airflow.runtime.visible_devices import bound
+from hetero_airflow.runtime.visible_devices import bound_to_lease
 from hetero_airflow.settings import CONTROL_VARIABLE
 from hetero_airflow.testing import a_task_lease
 from tests.operators.test_operators import AnInstance
@@ -312,7 +312,7 @@ def test_there_are_as_many_processes_as_devices_and_on_a_cpu_as_many_as_asked(pr
 
 def test_more_processes_than_devices_are_refused():
     operator = TorchrunOperator(task_id="t", module="m", processes="4:8", device="gpu:4")
-    with bound(a_task_lease()), pytest.raises(AirflowFailException, match="found 2 leased devices"):
+    with bound_to_lease(a_task_lease()), pytest.raises(AirflowFailException, match="found 2 leased devices"):
         operator.execute({"ti": AnInstance()})
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from hetero_airflow.matching.demand import Mix
+from hetero_airflow.matching.packing.demand import RequestMix
 from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan, ReasonCode, Wait
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.snapshot import Pending, Snapshot
+from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.consolidation import Consolidation
-from hetero_airflow.policies.moving import MAX_MOVES, MIN_STAY_S
+from hetero_airflow.policies.core.migration import MAX_MOVES, MIN_HELD_S
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Options, fixed_restart_s
 from hetero_airflow.simulator.record import JobRecord
@@ -21,21 +21,21 @@ from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.workload import Job, Workload
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a_worker, leased
 
-MIX: Mix = tuple((DeviceRequest.parse(text).alternatives[0], 0.5) for text in ("gpu", "gpu:4"))
+MIX: RequestMix = tuple((DeviceRequest.parse(text).alternatives[0], 0.5) for text in ("gpu", "gpu:4"))
 
 
 def four(name: str) -> Worker:
     return a_worker(name, (a_cpu(), *(a_device(f"{name}-{n}", index=n) for n in range(4))))
 
 
-def held(id: str, worker: str, *gpus: int, ago_s: float = 3600, **fields: object) -> tuple[Lease, Pending]:
+def held(id: str, worker: str, *gpus: int, ago_s: float = 3600, **fields: object) -> tuple[Lease, PendingRequest]:
     lease = a_lease(id, worker, ago_s, **{f"{worker}-{n}": 1000 for n in gpus})
     return lease, a_pending(id, f"gpu:{len(gpus)}", -ago_s, **fields)  # type: ignore[arg-type]
 
 
 def decide(
-    running: Sequence[tuple[Lease, Pending]],
-    *pending: Pending,
+    running: Sequence[tuple[Lease, PendingRequest]],
+    *pending: PendingRequest,
     workers: Sequence[Worker] = (),
     can_preempt: bool = True,
 ) -> Plan:
@@ -96,14 +96,14 @@ def test_only_the_same_class_is_moved() -> None:
 def test_who_got_its_devices_lately_keeps_them_and_is_asked_again() -> None:
     plan = decide((held("one", "a", 0, ago_s=30), held("two", "b", 0, ago_s=40)), LARGE)
     assert moved(plan) == {}
-    assert plan.until == EPOCH + timedelta(seconds=MIN_STAY_S - 40)
+    assert plan.until == EPOCH + timedelta(seconds=MIN_HELD_S - 40)
 
 
 def test_who_was_moved_is_protected_for_its_restart_too() -> None:
     served = {"nvidia/a100-sxm4-40gb": 600.0}
-    plan = decide((held("one", "a", 0, ago_s=MIN_STAY_S, served=served), held("two", "b", 0, 1)), LARGE)
+    plan = decide((held("one", "a", 0, ago_s=MIN_HELD_S, served=served), held("two", "b", 0, 1)), LARGE)
     assert moved(plan) == {}
-    plan = decide((held("one", "a", 0, ago_s=MIN_STAY_S), held("two", "b", 0, 1)), LARGE)
+    plan = decide((held("one", "a", 0, ago_s=MIN_HELD_S), held("two", "b", 0, 1)), LARGE)
     assert moved(plan) == {"one": "large"}
 
 
@@ -111,7 +111,7 @@ def test_moves_of_one_decision_are_bounded() -> None:
     def crowded(name: str, shares: int) -> Worker:
         return a_worker(name, (a_cpu(), *(a_device(f"{name}-{n}", index=n) for n in range(shares))))
 
-    def running(each: int) -> list[tuple[Lease, Pending]]:
+    def running(each: int) -> list[tuple[Lease, PendingRequest]]:
         return [
             (a_lease(f"{w}{n}", w, 3600, **{f"{w}-{n}": 1000}), a_pending(f"{w}{n}", "gpu", -3600))
             for w in "ab"

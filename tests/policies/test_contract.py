@@ -12,21 +12,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hetero_airflow.matching.compatibility import version_obstacle
-from hetero_airflow.model.device import Device, device_class, is_model_of, model_tokens
+from hetero_airflow.model.device import Device, device_class, matches_model, model_tokens
 from hetero_airflow.model.estimates import NO_ESTIMATES
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Place, Plan, ReasonCode, Refuse, Wait
 from hetero_airflow.model.request import Alternative, DeviceRequest
-from hetero_airflow.model.snapshot import Pending, Snapshot, Usage
+from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.policies import GROUP, POLICIES
-from hetero_airflow.policies.asked_mix import asked_mix
+from hetero_airflow.policies.core.request_mix import request_mix
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.registry import load
-from hetero_airflow.scheduling.plan_check import plan_faults
+from hetero_airflow.scheduling.validation import plan_faults
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Knowledge, Options
-from hetero_airflow.simulator.record import Outcome
+from hetero_airflow.simulator.record import JobOutcome
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.workload import Job, Workload
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a_worker, leased, snapshots
@@ -55,7 +55,7 @@ def is_suitable(alternative: Alternative, device: Device) -> bool:
     return (
         alternative.vendor in (None, device.vendor)
         and alternative.kind in (None, device.kind)
-        and (alternative.model is None or is_model_of(alternative.model, model_tokens(device.model)))
+        and (alternative.model is None or matches_model(alternative.model, model_tokens(device.model)))
         and alternative.partition == device.partition
         and (alternative.memory is None or alternative.memory.holds(share))
         and (alternative.driver is None or version_obstacle(device.driver, alternative.driver) is None)
@@ -333,7 +333,7 @@ def test_nobody_starves_under_a_bounded_load(name: str, seed: int) -> None:
         jobs.append(Job(f"j{number:03}", now, DeviceRequest.parse(f"gpu:{gpus}"), work, task=f"t{gpus}"))
     options = Options(knowledge=Knowledge.ORACLE)
     record = Simulation(Workload("stream", tuple(jobs)), parse_cluster("v100=2x4"), make(name), name, options).run()
-    assert [job.outcome for job in record.jobs] == [Outcome.FINISHED] * len(jobs)
+    assert [job.outcome for job in record.jobs] == [JobOutcome.FINISHED] * len(jobs)
     waits = [job.started_s - job.submitted_s for job in record.jobs if job.started_s is not None]
     assert max(waits) < 10 * 1600
 
@@ -387,8 +387,8 @@ class World:
         self._snapshot = replace(self._snapshot, pending=tuple(pending.values()), dag_tokens=tokens)
 
     def _add(self, worker_id: str, device_id: str, milli: int, memory: int, at: object = None) -> None:
-        before = self._usage.get((worker_id, device_id), Usage())
-        self._usage[worker_id, device_id] = Usage(
+        before = self._usage.get((worker_id, device_id), DeviceUsage())
+        self._usage[worker_id, device_id] = DeviceUsage(
             before.milli + milli,
             before.memory_bytes + memory,
             at or before.last_granted_at,  # type: ignore[arg-type]
@@ -409,7 +409,7 @@ def head_of(plan: Plan) -> int | None:
 def test_backfill_never_delays_the_head(name: str, data: st.DataObject) -> None:
     drawn = replace(data.draw(snapshots(max_workers=3, max_pending=10)), estimates=NO_ESTIMATES)
     # by another mix, who goes before the head would be placed otherwise: that is no backfill
-    snapshot = replace(drawn, estimates=replace(NO_ESTIMATES, mix=asked_mix(drawn)))
+    snapshot = replace(drawn, estimates=replace(NO_ESTIMATES, mix=request_mix(drawn)))
     plan = make(name).decide(snapshot, EPOCH)
     head = head_of(plan)
     if head is None:
@@ -429,10 +429,10 @@ def test_backfill_never_delays_the_head(name: str, data: st.DataObject) -> None:
 @rows
 def test_what_the_head_can_never_use_is_backfilled(name: str) -> None:
     worker = a_worker("a", (a_cpu(), a_device("GPU-0"), a_device("MI-0", "mi300x", "192GiB", vendor="amd", index=1)))
-    usage = {("a", "GPU-0"): Usage(1000, 40 * 2**30)}
-    wanted = (Pending("head", a_pending(device="nvidia").request, EPOCH, dag_id="x"),)
+    usage = {("a", "GPU-0"): DeviceUsage(1000, 40 * 2**30)}
+    wanted = (PendingRequest("head", a_pending(device="nvidia").request, EPOCH, dag_id="x"),)
     later = tuple(
-        Pending(f"r{number}", a_pending(device=text).request, EPOCH + timedelta(seconds=1 + number), dag_id="y")
+        PendingRequest(f"r{number}", a_pending(device=text).request, EPOCH + timedelta(seconds=1 + number), dag_id="y")
         for number, text in enumerate(["amd", "cpu:2", "gpu:0.5"])
     )
     plan = make(name).decide(Snapshot(1, (worker,), usage, wanted + later), EPOCH)
@@ -447,7 +447,7 @@ def test_what_the_head_can_never_use_is_backfilled(name: str) -> None:
 @rows
 def test_what_the_head_waits_for_is_not_backfilled(name: str) -> None:
     pending = (a_pending("head", "gpu:2", dag_id="x"), a_pending("later", "gpu", at_s=1, dag_id="y"))
-    usage = {("worker-a", "GPU-0"): Usage(1000, 40 * 2**30)}
+    usage = {("worker-a", "GPU-0"): DeviceUsage(1000, 40 * 2**30)}
     plan = make(name).decide(Snapshot(1, (a_worker(),), usage, pending), EPOCH)
     assert [(d.request_id, d.reason.code) for d in plan.decisions if isinstance(d, Wait)] == [
         ("head", ReasonCode.BUSY),

@@ -5,11 +5,11 @@ from datetime import timedelta
 
 import pytest
 
-from hetero_airflow.model.estimates import USE_HALF_LIFE_S, Estimates
+from hetero_airflow.model.estimates import USAGE_HALF_LIFE_S, Estimates
 from hetero_airflow.model.plan import Place, Wait
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.shares import Shares
 from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.model.team_shares import TeamShares
 from hetero_airflow.policies.fair_share import FairShare
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Options
@@ -25,7 +25,7 @@ def waiting(*dags, device="gpu"):
 
 
 def decided(pending, shares="", *holders, can_preempt=False, now=EPOCH, **known):
-    estimates = Estimates(shares=Shares.parse(shares), **known)
+    estimates = Estimates(shares=TeamShares.parse(shares), **known)
     snapshot = Snapshot(1, FOUR, pending=pending, estimates=estimates, can_preempt=can_preempt)
     return FairShare().decide(leased(snapshot, *holders), now)
 
@@ -51,7 +51,7 @@ def test_a_team_of_teams_has_one_share_among_all():
 
 def test_what_was_used_counts_the_less_the_longer_ago():
     used = {"a": {"nvidia/a100": 8 * 3600.0}, "b": {"nvidia/a100": 2 * 3600.0}}
-    later = EPOCH + timedelta(seconds=2 * USE_HALF_LIFE_S)
+    later = EPOCH + timedelta(seconds=2 * USAGE_HALF_LIFE_S)
     assert dags(decided(waiting(*"aaabbb"), used_device_s=used, used_at=EPOCH)) == list("bbbaaa")
     old = decided(waiting(*"aaabbb"), used_device_s=used, used_at=EPOCH, now=later)
     assert dags(old) == list("bbabaa")
@@ -110,7 +110,7 @@ def stream(group, jobs, arrival_s=0.0, work=1700.0):
 def simulated(shares, *streams, **options):
     jobs = tuple(sorted((job for stream in streams for job in stream), key=lambda job: job.arrival_s))
     cluster = parse_cluster("v100=2x4")
-    told = Options(shares=Shares.parse(shares), **options)
+    told = Options(shares=TeamShares.parse(shares), **options)
     return Simulation(Workload("teams", jobs), cluster, FairShare(), "fair_share", told).run()
 
 

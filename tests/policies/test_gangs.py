@@ -8,31 +8,31 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hetero_airflow.matching.gang import gang_level
+from hetero_airflow.matching.gangs.placement import gang_level
 from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.plan import Place, Plan, ReasonCode, Refuse, Wait
-from hetero_airflow.model.snapshot import Pending, Snapshot, Usage
+from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.policies import GROUP, POLICIES
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.registry import load
-from hetero_airflow.scheduling.plan_check import plan_faults
+from hetero_airflow.scheduling.validation import plan_faults
 from hetero_airflow.testing import EPOCH, a_device, a_pending, a_worker, requests, workers
 
 GIB = 2**30
-FULL = Usage(1000, 40 * GIB)
+FULL = DeviceUsage(1000, 40 * GIB)
 
 
 def a_gang(
     name: str, members: int, device: object = "gpu", at_s: float = 0, size: int = 0, **fields: object
-) -> list[Pending]:
+) -> list[PendingRequest]:
     own = {"gang": name, "gang_size": size or members, **fields}
     return [a_pending(f"{name}{number}", device, at_s=at_s, **own) for number in range(members)]  # type: ignore[arg-type]
 
 
 def decide(
-    hosts: list[Worker], pending: list[Pending], full: tuple[str, ...] = (), after_s: float = 0, **parts: object
+    hosts: list[Worker], pending: list[PendingRequest], full: tuple[str, ...] = (), after_s: float = 0, **parts: object
 ) -> Plan:
     """FIFO's plan; `full` names devices as worker/device."""
     usage = {tuple(text.split("/")): FULL for text in full}
@@ -182,7 +182,7 @@ def test_the_price_of_spreading_is_told() -> None:
 
 def test_shares_of_a_gang_are_kept_for_all_its_members_on_one_device() -> None:
     host = a_worker("a", (a_device("GPU-0"),))
-    usage = {("a", "GPU-0"): Usage(250, 10 * GIB)}
+    usage = {("a", "GPU-0"): DeviceUsage(250, 10 * GIB)}
     gang = a_gang("g", 2, "gpu:0.5")
     snapshot = Snapshot(1, (host,), usage, (*gang, a_pending("later", "gpu:0.25", at_s=1)))
     assert outcomes(Fifo().decide(snapshot, EPOCH)) == {"g0": "busy", "g1": "busy", "later": "reserved"}
@@ -210,8 +210,10 @@ def gang_snapshots(draw: st.DrawFn) -> Snapshot:
         for device in worker.devices:
             part = draw(st.sampled_from([0, 0, 0, 0.5, 1]))
             if part:
-                usage[worker.id, device.id] = Usage(int(device.capacity_milli * part), int(device.memory_bytes * part))
-    pending: list[Pending] = []
+                usage[worker.id, device.id] = DeviceUsage(
+                    int(device.capacity_milli * part), int(device.memory_bytes * part)
+                )
+    pending: list[PendingRequest] = []
     holders = {}
     for unit in range(draw(st.integers(1, 4))):
         size = draw(st.integers(1, 4))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hetero_airflow.model.plan import Plan, Wait
-from hetero_airflow.model.snapshot import Pending, Snapshot, Usage
+from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.policies.round_robin import RoundRobin
 from hetero_airflow.testing import EPOCH, FakeClock, a_cpu, a_device, a_pending, a_worker
 
@@ -47,13 +47,13 @@ def test_one_device_goes_from_dag_to_dag() -> None:
 def test_workers_then_devices_take_turns() -> None:
     workers = (a_worker("a"), a_worker("b"))
     clock = FakeClock()
-    usage: dict[tuple[str, str], Usage] = {}
+    usage: dict[tuple[str, str], DeviceUsage] = {}
     taken = []
     for number in range(5):
         pending = (a_pending(f"r{number}", "gpu"),)
         [place] = RoundRobin().decide(Snapshot(number, workers, usage, pending), clock.now()).places
         taken.append((place.worker_id, place.claims[0].device_id))
-        usage = usage | {taken[-1]: Usage(0, 0, clock.now())}
+        usage = usage | {taken[-1]: DeviceUsage(0, 0, clock.now())}
         clock.advance(1)
     assert taken == [("a", "GPU-0"), ("b", "GPU-0"), ("a", "GPU-1"), ("b", "GPU-1"), ("a", "GPU-0")]
 
@@ -70,7 +70,7 @@ def test_a_dag_does_not_use_up_the_turn_of_its_own_head() -> None:
         a_pending("y1", "cpu", at_s=1, dag_id="y"),
         a_pending("x-small", "cpu", at_s=2, dag_id="x"),
     )
-    usage = {("worker-a", "GPU-0"): Usage(1000, 40 * 2**30, EPOCH)}
+    usage = {("worker-a", "GPU-0"): DeviceUsage(1000, 40 * 2**30, EPOCH)}
     plan = RoundRobin().decide(Snapshot(1, (a_worker(),), usage, pending), EPOCH)
     assert [place.request_id for place in plan.places] == ["y1"]
     assert [(d.request_id, d.position, str(d.reason)) for d in plan.decisions if isinstance(d, Wait)] == [
@@ -80,8 +80,8 @@ def test_a_dag_does_not_use_up_the_turn_of_its_own_head() -> None:
 
 
 def test_a_head_stays_the_head_until_it_is_placed() -> None:
-    def decide(tokens: dict[str, int], pending: tuple[Pending, ...], free: bool = False) -> Plan:
-        usage = {} if free else {("worker-a", "GPU-0"): Usage(1000, 40 * 2**30, EPOCH)}
+    def decide(tokens: dict[str, int], pending: tuple[PendingRequest, ...], free: bool = False) -> Plan:
+        usage = {} if free else {("worker-a", "GPU-0"): DeviceUsage(1000, 40 * 2**30, EPOCH)}
         return RoundRobin().decide(Snapshot(1, (a_worker(),), usage, pending, dag_tokens=tokens), EPOCH)
 
     head = a_pending("x1", "gpu:2", at_s=5, dag_id="x")

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.recovery.adjustment import adjusted, after_waiting
+from hetero_airflow.recovery.adjustment import adjusted_request, request_after_waiting
 from hetero_airflow.recovery.failure import Failure, FailureClass
 from hetero_airflow.recovery.rules import DEFAULTS, parse_rules
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker
@@ -22,14 +22,14 @@ def a_failure(failure_class="device_memory", token=1, epoch=0, worker="small", *
 
 
 def now_asks(request, failures, workers=FLEET, epoch=0, rules=DEFAULTS):
-    request, words = adjusted(request, failures, rules, workers, epoch=epoch)
+    request, words = adjusted_request(request, failures, rules, workers, epoch=epoch)
     return str(request), words
 
 
 def test_without_a_failure_since_the_last_clear_a_request_is_as_it_was_written():
     request = DeviceRequest.parse("gpu")
-    assert adjusted(request, [], DEFAULTS, FLEET, epoch=0) == (request, [])
-    assert adjusted(request, [a_failure(memory_bytes=24 * GIB)], DEFAULTS, FLEET, epoch=1) == (request, [])
+    assert adjusted_request(request, [], DEFAULTS, FLEET, epoch=0) == (request, [])
+    assert adjusted_request(request, [a_failure(memory_bytes=24 * GIB)], DEFAULTS, FLEET, epoch=1) == (request, [])
 
 
 def test_a_request_asks_for_more_memory_and_says_why():
@@ -86,14 +86,14 @@ def test_the_table_can_switch_each_change_off():
 
 def test_all_else_of_a_request_stays():
     request = DeviceRequest.parse({"gpu", "npu"}, priority="high", wait_timeout="2h", topology="nvlink")
-    now, _ = adjusted(request, [a_failure(memory_bytes=24 * GIB)], DEFAULTS, FLEET, epoch=0)
+    now, _ = adjusted_request(request, [a_failure(memory_bytes=24 * GIB)], DEFAULTS, FLEET, epoch=0)
     assert (now.is_ordered, now.priority, now.wait_timeout_s) == (False, request.priority, 7200)
     assert all(alternative.topology == request.alternatives[0].topology for alternative in now.alternatives)
 
 
 def test_after_waiting_the_next_alternative_is_tried_first_and_none_is_lost():
     request = DeviceRequest.parse(["gpu:8", "gpu:4", "gpu:2"])
-    orders = [str(after_waiting(request, minutes * 60, DEFAULTS)[0]) for minutes in (29, 30, 60, 6000)]
+    orders = [str(request_after_waiting(request, minutes * 60, DEFAULTS)[0]) for minutes in (29, 30, 60, 6000)]
     assert orders == [
         "8 × gpu or 4 × gpu or 2 × gpu",
         "4 × gpu or 2 × gpu or 8 × gpu",
@@ -104,9 +104,9 @@ def test_after_waiting_the_next_alternative_is_tried_first_and_none_is_lost():
 
 def test_what_has_no_order_or_shall_keep_it_waits_as_written():
     ordered, free = DeviceRequest.parse(["gpu:8", "gpu:4"]), DeviceRequest.parse({"gpu:8", "gpu:4"})
-    assert after_waiting(free, 1e6, DEFAULTS) == (free, [])
-    assert after_waiting(ordered, 1e6, parse_rules('{"waiting": {"action": "keep"}}')) == (ordered, [])
-    assert after_waiting(DeviceRequest.parse("gpu"), 1e6, DEFAULTS)[1] == []
+    assert request_after_waiting(free, 1e6, DEFAULTS) == (free, [])
+    assert request_after_waiting(ordered, 1e6, parse_rules('{"waiting": {"action": "keep"}}')) == (ordered, [])
+    assert request_after_waiting(DeviceRequest.parse("gpu"), 1e6, DEFAULTS)[1] == []
 
 
 @given(
@@ -126,7 +126,7 @@ def test_what_has_no_order_or_shall_keep_it_waits_as_written():
 )
 def test_whatever_happened_the_request_stays_whole_and_the_same_comes_of_the_same(failures, device):
     request = DeviceRequest.parse(device)
-    now, words = adjusted(request, failures, DEFAULTS, FLEET, epoch=0)
-    assert adjusted(request, failures, DEFAULTS, FLEET, epoch=0) == (now, words)
+    now, words = adjusted_request(request, failures, DEFAULTS, FLEET, epoch=0)
+    assert adjusted_request(request, failures, DEFAULTS, FLEET, epoch=0) == (now, words)
     assert DeviceRequest.model_validate_json(now.model_dump_json()) == now
     assert (now == request) or words

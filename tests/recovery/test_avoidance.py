@@ -8,7 +8,7 @@ from hetero_airflow.matching.feasibility import check_worker
 from hetero_airflow.matching.shapes import Shapes
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.worker import WorkerState
-from hetero_airflow.recovery.avoidance import AVOIDED_LABEL, avoiding, marked
+from hetero_airflow.recovery.avoidance import AVOIDED_LABEL, avoid_failed_workers, with_avoided_labels
 from hetero_airflow.recovery.failure import Failure
 from hetero_airflow.recovery.rules import DEFAULTS
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker
@@ -23,7 +23,7 @@ def a_failure(worker="host-a", failure_class="network", token=1, **fields):
 
 def avoid(failures, workers, *device, **fields):
     request = DeviceRequest.parse(list(device) or "gpu", **fields)
-    return avoiding(request.alternatives, failures, DEFAULTS, workers, Shapes())
+    return avoid_failed_workers(request.alternatives, failures, DEFAULTS, workers, Shapes())
 
 
 def labels(outcome):
@@ -101,16 +101,16 @@ def test_what_avoids_workers_fits_a_marked_fleet_that_has_others(names):
     fleet = [*WORKERS, a_worker("b,c"), a_worker("x" * 200), a_worker("y" * 200)]
     outcome = avoid([a_failure(name, token=n) for n, name in enumerate(names)], fleet)
     request = DeviceRequest(alternatives=outcome.alternatives)
-    for worker in marked(fleet, [request]):
+    for worker in with_avoided_labels(fleet, [request]):
         assert check_worker(request.alternatives[0], worker)[0] == (worker.id not in outcome.avoided)
     assert len(outcome.avoided) < len(fleet)
 
 
 def test_workers_that_nobody_avoids_stay_the_same_and_of_one_shape():
     request = DeviceRequest(alternatives=avoid([a_failure()], WORKERS).alternatives)
-    now = marked(WORKERS, [request])
+    now = with_avoided_labels(WORKERS, [request])
     assert [one is before for one, before in zip(now, WORKERS, strict=True)] == [False, True, True]
     shapes = Shapes()
     first, second, third = (shapes.seat(worker).shape for worker in now)
     assert first is not second is third
-    assert marked(WORKERS, []) == tuple(WORKERS)
+    assert with_avoided_labels(WORKERS, []) == tuple(WORKERS)

@@ -1,6 +1,6 @@
 import pytest
 
-from hetero_airflow.recovery.evidence import MAX_CHAIN, MAX_TEXT, Evidence, Raised, chain_of, evidence_of
+from hetero_airflow.recovery.evidence import MAX_CHAIN, MAX_TEXT, Evidence, RaisedException, chain_of, evidence_of
 
 
 def chain(raise_it):
@@ -83,12 +83,14 @@ def test_of_a_long_text_both_ends_are_kept():
 )
 def test_the_line_that_ends_a_traceback_names_the_exception(line, name):
     log = f"Traceback (most recent call last):\n  File 'a', line 1\n{line}\nbye\n"
-    assert Evidence(log=log, exit_code=1).last_raised == name
+    assert Evidence(log=log, exit_code=1).final_exception_type == name
 
 
 def test_a_log_counts_only_where_no_exception_says_what_happened():
-    assert list(Evidence(raised=(Raised("ValueError", "a"),), log="b").texts()) == [("the exception", "ValueError: a")]
-    wrapped = Evidence(raised=(Raised("RuntimeError", "returned a non-zero exit code 1"),), log="b")
+    assert list(Evidence(raised=(RaisedException("ValueError", "a"),), log="b").texts()) == [
+        ("the exception", "ValueError: a")
+    ]
+    wrapped = Evidence(raised=(RaisedException("RuntimeError", "returned a non-zero exit code 1"),), log="b")
     assert [where for where, _ in wrapped.texts()] == ["the exception", "the log"]
 
 
@@ -97,4 +99,4 @@ def test_an_exception_may_bring_its_own_evidence() -> None:
         evidence = Evidence(log="GPU is lost", exit_code=-6)
 
     assert evidence_of(RanksFailed("rank 1")) == Evidence(log="GPU is lost", exit_code=-6)
-    assert evidence_of(ValueError("nan")) == Evidence(raised=(Raised("ValueError", "nan"),))
+    assert evidence_of(ValueError("nan")) == Evidence(raised=(RaisedException("ValueError", "nan"),))

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero_airflow.recovery.failure import MAX_KEPT, Failure, FailureClass, keep_failure, load_failures, of_epoch
+from hetero_airflow.recovery.failure import (
+    MAX_FAILURES,
+    Failure,
+    FailureClass,
+    failures_of_epoch,
+    keep_failure,
+    load_failures,
+)
 from hetero_airflow.testing import EPOCH
 
 
@@ -29,7 +36,7 @@ def test_what_is_kept_is_read_back(failures):
     for failure in failures:
         kept = keep_failure(kept, failure)
     last = max((failure.epoch for failure in failures), default=0)
-    assert load_failures(kept) == of_epoch(failures, last)
+    assert load_failures(kept) == failures_of_epoch(failures, last)
 
 
 def test_a_run_that_is_told_twice_is_kept_once():
@@ -45,11 +52,11 @@ def test_a_clear_forgets_and_a_late_word_from_before_it_is_not_heard():
 
 def test_many_of_one_class_push_no_other_out():
     kept = keep_failure(None, a_failure("hung", token=1))
-    for token in range(2, 2 * MAX_KEPT):
+    for token in range(2, 2 * MAX_FAILURES):
         kept = keep_failure(kept, a_failure("preempted", token=token))
     read = load_failures(kept)
     assert read[0].failure_class is FailureClass.HUNG
-    assert [one.token for one in read[1:]] == list(range(MAX_KEPT, 2 * MAX_KEPT))
+    assert [one.token for one in read[1:]] == list(range(MAX_FAILURES, 2 * MAX_FAILURES))
 
 
 @pytest.mark.parametrize(

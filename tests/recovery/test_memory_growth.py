@@ -31,7 +31,7 @@ def failed(*gib):
 
 
 @pytest.mark.parametrize(
-    ("alternative", "had", "fleet", "expected", "is_more"),
+    ("alternative", "had", "fleet", "expected", "is_larger"),
     [
         # from the device it failed on, whatever was asked
         (asked(), [24], [24, 80], "1 × gpu (memory=48GiB..)", True),
@@ -59,22 +59,22 @@ def failed(*gib):
         (asked("cpu:2"), [24], [24, 80], "2 × cpu", False),
     ],
 )
-def test_memory_doubles_up_to_the_largest_device(alternative, had, fleet, expected, is_more):
+def test_memory_doubles_up_to_the_largest_device(alternative, had, fleet, expected, is_larger):
     growth = with_device_memory(alternative, failed(*had), RULE, shapes_of(*(of_sizes(size) for size in fleet)))
-    assert (str(growth.alternative), growth.is_more) == (expected, is_more)
+    assert (str(growth.alternative), growth.is_larger) == (expected, is_larger)
 
 
 def test_as_many_devices_as_are_asked_for_must_be_that_large_on_one_worker():
     fleet = shapes_of(of_sizes(24, 24), of_sizes(48, 48, 80), of_sizes(80))
     growth = with_device_memory(asked("gpu:2"), failed(24, 48), RULE, fleet)
     assert str(growth.alternative) == "2 × gpu (memory=48GiB..)"
-    assert not growth.is_more
+    assert not growth.is_larger
 
 
 def test_only_devices_that_are_asked_for_count():
     fleet = shapes_of(of_sizes(24), of_sizes(192, vendor="amd"))
-    assert not with_device_memory(asked("nvidia"), failed(24), RULE, fleet).is_more
-    assert with_device_memory(asked("gpu"), failed(24), RULE, fleet).is_more
+    assert not with_device_memory(asked("nvidia"), failed(24), RULE, fleet).is_larger
+    assert with_device_memory(asked("gpu"), failed(24), RULE, fleet).is_larger
 
 
 def test_the_table_can_set_the_limit_and_the_factor():
@@ -86,7 +86,7 @@ def test_the_table_can_set_the_limit_and_the_factor():
 
 
 @pytest.mark.parametrize(
-    ("alternative", "had", "expected", "is_more"),
+    ("alternative", "had", "expected", "is_larger"),
     [
         (asked("gpu", host_memory="16GiB"), [None], 32, True),
         (asked("gpu", host_memory="16GiB"), [20], 40, True),
@@ -98,10 +98,10 @@ def test_the_table_can_set_the_limit_and_the_factor():
         (asked("h100", host_memory="16GiB"), [None], 16, False),
     ],
 )
-def test_host_memory_doubles_up_to_that_of_the_largest_host(alternative, had, expected, is_more):
+def test_host_memory_doubles_up_to_that_of_the_largest_host(alternative, had, expected, is_larger):
     growth = with_host_memory(alternative, failed(*had), RULE, shapes_of(of_sizes(24)))
     size = growth.alternative.host_memory
-    assert (None if size is None else size // GIB, growth.is_more) == (expected, is_more)
+    assert (None if size is None else size // GIB, growth.is_larger) == (expected, is_larger)
 
 
 def test_the_table_can_set_a_limit_of_host_memory():
@@ -131,6 +131,6 @@ def test_memory_never_shrinks_and_never_passes_what_exists(fleet, had, alternati
         assert now >= minimum
         if growth.alternative != alternative:
             assert now <= max(fleet) * GIB
-        if growth.is_more:
+        if growth.is_larger:
             assert now > max((size * GIB for size in had[:number] if size), default=0)
         minimum = now

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hetero_airflow.errors import SettingsError
 from hetero_airflow.recovery import rules as module
-from hetero_airflow.recovery.failure import MAX_KEPT, FailureClass
+from hetero_airflow.recovery.failure import MAX_FAILURES, FailureClass
 from hetero_airflow.recovery.rules import DEFAULTS, Action, Avoid, Rule, Rules, parse_rules
 from hetero_airflow.settings import default
 
@@ -124,7 +124,7 @@ def test_any_text_is_a_whole_table_within_bounds_or_is_refused(text):
         return
     assert set(rules.rows) == set(FailureClass)
     for rule in rules.rows.values():
-        assert rule.times is None or 0 <= rule.times <= MAX_KEPT
+        assert rule.times is None or 0 <= rule.times <= MAX_FAILURES
         delays = [rule.delay_after_s(n) for n in (0, 1, 2, 1000)]
         assert all(delay is None or 0 <= delay <= rule.max_delay_s for delay in delays)
         assert delays == sorted(delays, key=lambda delay: -1 if delay is None else delay)

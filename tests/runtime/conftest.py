@@ -10,7 +10,7 @@ import pytest
 
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
 from hetero_airflow.checkpoints.filesystem import FilesystemStore
-from hetero_airflow.checkpoints.place import CheckpointPlace, place_of
+from hetero_airflow.checkpoints.place import CheckpointPlace, checkpoint_path
 from hetero_airflow.runtime.notice import Notice, give_notice
 from hetero_airflow.runtime.session import CheckpointSession
 
@@ -32,7 +32,7 @@ def notice(control: Path) -> Callable[[], None]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> CheckpointPlace:
-    return CheckpointPlace(url=(tmp_path / "store").as_uri(), path=place_of("train", "fit", "manual", -1))
+    return CheckpointPlace(url=(tmp_path / "store").as_uri(), path=checkpoint_path("train", "fit", "manual", -1))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.runtime import checkpoint
 from hetero_airflow.runtime.callbacks import AccelerateState, lightning_checkpoint
 from hetero_airflow.runtime.notice import NOTICE
-from hetero_airflow.runtime.state_tree import stage
+from hetero_airflow.runtime.state.tree import stage
 from hetero_airflow.settings import CHECKPOINT_VARIABLE, CONTROL_VARIABLE
 
 

@@ -2,28 +2,28 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 
-from hetero_airflow.runtime.notice import NOTICE, Notice, Stopped, give_notice, is_noticed, read_notice
+from hetero_airflow.runtime.notice import NOTICE, Notice, Stopped, give_notice, has_notice, read_notice
 
 GIVEN = Notice(cause="preempted by train/fit", by=datetime(2026, 11, 20, 12, tzinfo=UTC))
 
 
 def test_a_notice_is_there_once_it_is_given(tmp_path) -> None:
-    assert not is_noticed(tmp_path)
+    assert not has_notice(tmp_path)
     assert read_notice(tmp_path) is None
     give_notice(tmp_path, GIVEN)
-    assert is_noticed(tmp_path)
+    assert has_notice(tmp_path)
     assert read_notice(tmp_path) == GIVEN
     assert [path.name for path in tmp_path.iterdir()] == [NOTICE]
 
 
 def test_without_a_supervisor_there_is_never_a_notice() -> None:
-    assert not is_noticed(None)
+    assert not has_notice(None)
     assert read_notice(None) is None
 
 
 def test_a_notice_that_says_nothing_stops_all_the_same(tmp_path) -> None:
     (tmp_path / NOTICE).touch()
-    assert is_noticed(tmp_path)
+    assert has_notice(tmp_path)
     assert read_notice(tmp_path) is None
 
 

@@ -10,7 +10,7 @@ from hetero_airflow.runtime.notice import Stopped
 from hetero_airflow.runtime.rank_process import (
     PARENT_VARIABLE,
     RANKS_VARIABLE,
-    last_ends,
+    latest_rank_exits,
     output_pipe,
 )
 
@@ -33,7 +33,7 @@ def run(tmp_path):
         target = argv or (str(tmp_path / "script.py"),)
         command = [sys.executable, "-u", "-m", "hetero_airflow.runtime.rank_process", *target]
         code = subprocess.run(command, env=environment, cwd=tmp_path, check=False).returncode
-        ends = {end.rank: end for end in last_ends(tmp_path)}
+        ends = {end.rank: end for end in latest_rank_exits(tmp_path)}
         return code, ends.get(rank), output_pipe(tmp_path, rank).read_text()
 
     return ran
@@ -83,7 +83,7 @@ def test_who_fails_for_lack_of_a_killed_rank_says_so(run):
 def test_of_several_starts_the_last_counts(run, tmp_path):
     run("raise KeyError", 0, 0)
     run("import os\nos.kill(os.getpid(), 9)", 0, 1)
-    assert last_ends(tmp_path) == []
+    assert latest_rank_exits(tmp_path) == []
 
 
 def test_a_rank_whose_torchrun_is_gone_does_not_run(run, monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 
 from hetero_airflow.errors import NoLeaseError
 from hetero_airflow.runtime import current_lease, torch_device
-from hetero_airflow.runtime.visible_devices import bound, lease_environment
+from hetero_airflow.runtime.visible_devices import bound_to_lease, lease_environment
 from hetero_airflow.settings import LEASE_VARIABLE
 from hetero_airflow.testing import a_task_lease
 
@@ -59,7 +59,7 @@ def test_bound_gives_the_lease_within_and_leaves_no_trace(monkeypatch):
     before, affinity = dict(os.environ), os.sched_getaffinity(0)
     core = min(affinity)
     lease = a_task_lease(cores=(core,))
-    with bound(lease):
+    with bound_to_lease(lease):
         assert current_lease() == lease
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
         assert os.sched_getaffinity(0) == {core}
@@ -69,14 +69,14 @@ def test_bound_gives_the_lease_within_and_leaves_no_trace(monkeypatch):
 
 def test_bound_leaves_no_trace_of_a_task_that_raises():
     before = dict(os.environ)
-    with pytest.raises(ZeroDivisionError), bound(a_task_lease()):
+    with pytest.raises(ZeroDivisionError), bound_to_lease(a_task_lease()):
         _ = 1 / 0
     assert dict(os.environ) == before
 
 
 def test_cores_that_the_host_does_not_give_us_do_not_break_the_task():
     affinity = os.sched_getaffinity(0)
-    with bound(a_task_lease(cores=(4095,))):
+    with bound_to_lease(a_task_lease(cores=(4095,))):
         assert os.sched_getaffinity(0) == affinity
 
 
@@ -107,7 +107,7 @@ def test_torch_device_follows_the_lease_and_works_without_one(monkeypatch):
 
     monkeypatch.delenv(LEASE_VARIABLE, raising=False)
     assert torch_device().type in ("cpu", "cuda")
-    with bound(a_task_lease(simulated=True, share=0.5)):
+    with bound_to_lease(a_task_lease(simulated=True, share=0.5)):
         assert torch_device() == torch.device("cpu")
 
 
@@ -115,9 +115,9 @@ def test_each_process_of_torchrun_has_a_device_of_its_own(monkeypatch):
     import torch
 
     monkeypatch.setenv("LOCAL_RANK", "1")
-    with bound(a_task_lease()):
+    with bound_to_lease(a_task_lease()):
         assert torch_device() == torch.device("cuda:1")
-    with bound(a_task_lease(simulated=True)):
+    with bound_to_lease(a_task_lease(simulated=True)):
         assert torch_device() == torch.device("cpu")
 
 
@@ -130,7 +130,7 @@ def test_in_a_pod_nothing_is_bound_since_it_sees_its_own_devices_only(monkeypatc
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-given")
     before = os.sched_getaffinity(0)
     lease = a_task_lease(ids=("nvidia.com/gpu/1",), indexes=(1,), cores=(0,), is_slot=True)
-    with bound(lease):
+    with bound_to_lease(lease):
         assert (os.environ["CUDA_VISIBLE_DEVICES"], os.sched_getaffinity(0)) == ("GPU-given", before)
         assert current_lease() == lease
         assert os.environ["OMP_NUM_THREADS"] == "1"

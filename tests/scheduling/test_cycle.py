@@ -14,10 +14,18 @@ from hetero_airflow.model.plan import Place, Plan
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.policies.policy import Policy
-from hetero_airflow.policies.priority import Priority
+from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.scheduling.cycle import MAX_ROUNDS, Cycle, CycleResult, run_cycle
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.store import Commit, Event, Move, Submitted, Withdrawn, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import (
+    CommitResult,
+    LeaseMove,
+    RequestSubmitted,
+    RequestWithdrawn,
+    StoreEvent,
+    WorkerLost,
+    WorkerSeen,
+)
 from hetero_airflow.testing import (
     EPOCH,
     FakeClock,
@@ -32,7 +40,7 @@ from hetero_airflow.testing import (
 
 class CountingPolicy:
     def __init__(self, policy: Policy | None = None) -> None:
-        self.policy = policy or Priority()
+        self.policy = policy or PriorityPolicy()
         self.decided = 0
 
     def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
@@ -55,7 +63,7 @@ class BrokenPolicy:
 
 def a_store(*devices: object) -> MemoryStore:
     store = MemoryStore()
-    submitted = [Submitted(a_pending(f"r{n}", device, at_s=n)) for n, device in enumerate(devices)]
+    submitted = [RequestSubmitted(a_pending(f"r{n}", device, at_s=n)) for n, device in enumerate(devices)]
     store.record([WorkerSeen(a_worker()), *submitted], EPOCH)
     return store
 
@@ -66,7 +74,7 @@ def outcomes(result: CycleResult) -> list[tuple[str, str]]:
 
 def test_a_cycle_places_dispatches_and_leaves_the_rest_with_reasons() -> None:
     store, engine = a_store("gpu", "gpu:2", "cpu:2", "h100"), FakeEngine()
-    result = run_cycle(store, Priority(), engine, EPOCH, 60)
+    result = run_cycle(store, PriorityPolicy(), engine, EPOCH, 60)
     assert outcomes(result) == [("Place", "r0"), ("Wait", "r1"), ("Place", "r2"), ("Refuse", "r3")]
     assert [lease.request_id for lease in result.dispatched] == ["r0", "r2"]
     assert list(result.dispatched) == engine.dispatched
@@ -74,9 +82,9 @@ def test_a_cycle_places_dispatches_and_leaves_the_rest_with_reasons() -> None:
     assert [wait.request_id for wait in result.waiting] == ["r1"]
     assert [refuse.request_id for refuse in result.refused] == ["r3"]
     assert [pending.id for pending in store.snapshot().pending] == ["r1"]
-    story = store.story("dag", "run", "r1")
-    assert story is not None
-    assert story.decisions[0]["outcome"] == "wait"
+    request_history = store.request_history("dag", "run", "r1")
+    assert request_history is not None
+    assert request_history.decisions[0]["outcome"] == "wait"
 
 
 def test_nothing_is_decided_again_while_nothing_changes() -> None:
@@ -87,7 +95,7 @@ def test_nothing_is_decided_again_while_nothing_changes() -> None:
     assert (policy.decided, third) == (2, CycleResult((), second.plan, is_decided=False))
     store.renew([(lease.id, lease.token) for lease in first.dispatched], clock.now() + timedelta(seconds=60))
     assert not cycle.run(clock.advance(1)).is_decided
-    store.record([Submitted(a_pending("new", "cpu"))], clock.now())
+    store.record([RequestSubmitted(a_pending("new", "cpu"))], clock.now())
     assert [lease.request_id for lease in cycle.run(clock.advance(1)).dispatched] == ["new"]
 
 
@@ -95,14 +103,14 @@ def test_what_is_news_is_placed_in_the_same_cycle_and_is_news_once() -> None:
     store, engine, policy = a_store(), FakeEngine(), CountingPolicy()
     cycle = Cycle(store, policy, engine, 60)
     cycle.run(EPOCH)
-    news = [Submitted(a_pending(name, "gpu:2", at_s=at)) for at, name in enumerate(("r0", "r1"))]
+    news = [RequestSubmitted(a_pending(name, "gpu:2", at_s=at)) for at, name in enumerate(("r0", "r1"))]
     cycle.run(EPOCH, news)
     assert [lease.request_id for lease in engine.dispatched] == ["r0"]
     assert [pending.id for pending in store.snapshot().pending] == ["r1"]
     cycle.run(EPOCH)
     cycle.run(EPOCH)
     assert policy.decided == 3, "the second time for what the first has taken, and then for nothing"
-    cycle.run(EPOCH, [Withdrawn("r1", "it is not wanted")])
+    cycle.run(EPOCH, [RequestWithdrawn("r1", "it is not wanted")])
     assert store.snapshot().pending == ()
 
 
@@ -112,7 +120,7 @@ def test_news_that_leave_the_plan_waiting_are_decided_once() -> None:
     cycle.run(EPOCH)
     cycle.run(EPOCH)
     decided = policy.decided
-    assert cycle.run(EPOCH, [Submitted(a_pending("r1", "gpu:2", at_s=1))]).is_decided
+    assert cycle.run(EPOCH, [RequestSubmitted(a_pending("r1", "gpu:2", at_s=1))]).is_decided
     assert not cycle.run(EPOCH).is_decided
     assert policy.decided == decided + 1
 
@@ -160,7 +168,7 @@ def test_the_same_failure_is_told_once(caplog: pytest.LogCaptureFixture) -> None
     cycle = Cycle(store, BrokenPolicy(), FakeEngine(), 60)
     with caplog.at_level(logging.WARNING):
         for number in range(3):
-            store.record([Submitted(a_pending(f"more{number}", "gpu", at_s=9))], EPOCH)
+            store.record([RequestSubmitted(a_pending(f"more{number}", "gpu", at_s=9))], EPOCH)
             cycle.run(EPOCH)
     assert [record.getMessage() for record in caplog.records] == [
         "Policy BrokenPolicy is passed over, it raised ZeroDivisionError: no workers left to divide by. "
@@ -179,9 +187,9 @@ def test_what_the_engine_does_not_take_is_released_and_waits_again() -> None:
     assert [lease.request_id for lease in result.dispatched] == ["r1"]
     assert [pending.id for pending in store.snapshot().pending] == ["r0"]
     assert store.snapshot().pending[0] == a_pending("r0", "gpu:2")
-    story = store.story("dag", "run", "r0")
-    assert story is not None
-    assert [lease.state for lease in story.leases] == [LeaseState.RELEASED]
+    request_history = store.request_history("dag", "run", "r0")
+    assert request_history is not None
+    assert [lease.state for lease in request_history.leases] == [LeaseState.RELEASED]
     engine.failing = set()
     assert [lease.request_id for lease in cycle.run(EPOCH).dispatched] == ["r0"]
 
@@ -190,13 +198,13 @@ def test_a_database_that_fails_after_a_failed_dispatch_loses_no_request() -> Non
     class FailingStore(MemoryStore):
         is_down = False
 
-        def move(self, moves: Sequence[Move], now: datetime) -> tuple[Lease | StoreError, ...]:
+        def move(self, moves: Sequence[LeaseMove], now: datetime) -> tuple[Lease | StoreError, ...]:
             if self.is_down:
                 raise StoreUnavailable("move", found="no database", remedy="Start it")
             return super().move(moves, now)
 
     store, engine = FailingStore(), FakeEngine()
-    store.record([WorkerSeen(a_worker()), Submitted(a_pending("r0", "gpu:2"))], EPOCH)
+    store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("r0", "gpu:2"))], EPOCH)
     cycle = Cycle(store, Fifo(), engine, 60)
     engine.failing, store.is_down = {"r0"}, True
     with pytest.raises(StoreUnavailable):
@@ -222,7 +230,7 @@ def test_an_expired_lease_whose_process_is_gone_gives_its_devices_to_the_next() 
 def test_a_lost_worker_gets_nothing() -> None:
     store = a_store("gpu")
     store.record([WorkerLost("worker-a")], EPOCH)
-    result = run_cycle(store, Priority(), FakeEngine(), EPOCH, 60)
+    result = run_cycle(store, PriorityPolicy(), FakeEngine(), EPOCH, 60)
     assert [str(wait.reason.code) for wait in result.waiting] == ["lost"]
 
 
@@ -231,8 +239,8 @@ def test_a_lost_worker_gets_nothing() -> None:
 def test_whatever_is_placed_the_store_accepts(snapshot: Snapshot) -> None:
     store, engine = MemoryStore(), FakeEngine()
     store.record([WorkerSeen(worker) for worker in snapshot.workers], EPOCH)
-    store.record([Submitted(pending) for pending in snapshot.pending], EPOCH)
-    result = run_cycle(store, Priority(), engine, EPOCH, 60)
+    store.record([RequestSubmitted(pending) for pending in snapshot.pending], EPOCH)
+    result = run_cycle(store, PriorityPolicy(), engine, EPOCH, 60)
     assert (result.raced, result.undispatched) == ((), ())
     placed = [decision for decision in result.plan.decisions if isinstance(decision, Place)]
     assert [place.request_id for place in placed] == [lease.request_id for lease in engine.dispatched]
@@ -240,12 +248,14 @@ def test_whatever_is_placed_the_store_accepts(snapshot: Snapshot) -> None:
 
 def test_a_commit_that_loses_everything_still_gives_a_result() -> None:
     class DeafStore(MemoryStore):
-        def commit(self, plan: Plan, now: datetime, expires_at: datetime, news: Sequence[Event] = ()) -> Commit:
-            return Commit((), tuple(place.request_id for place in plan.places))
+        def commit(
+            self, plan: Plan, now: datetime, expires_at: datetime, news: Sequence[StoreEvent] = ()
+        ) -> CommitResult:
+            return CommitResult((), tuple(place.request_id for place in plan.places))
 
     store = DeafStore()
-    store.record([WorkerSeen(a_worker()), Submitted(a_pending("r0"))], EPOCH)
-    assert run_cycle(store, Priority(), FakeEngine(), EPOCH, 60).raced == ("r0",)
+    store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("r0"))], EPOCH)
+    assert run_cycle(store, PriorityPolicy(), FakeEngine(), EPOCH, 60).raced == ("r0",)
 
 
 def test_another_schedulers_request_keeps_its_place_but_is_left_to_it() -> None:
@@ -267,9 +277,9 @@ def test_a_request_that_is_taken_over_is_decided_although_nothing_else_changed()
 
 
 def test_a_plan_that_says_when_time_may_change_it_stands_until_then() -> None:
-    waits = Priority().decide(a_store("gpu:2", "gpu").snapshot(), EPOCH).decisions[1:]
+    waits = PriorityPolicy().decide(a_store("gpu:2", "gpu").snapshot(), EPOCH).decisions[1:]
     store = a_store("gpu:2", "gpu")
-    Cycle(store, Priority(), FakeEngine(), 60).run(EPOCH)
+    Cycle(store, PriorityPolicy(), FakeEngine(), 60).run(EPOCH)
     policy = CountingPolicy(FixedPolicy(Plan(waits, until=EPOCH + timedelta(seconds=20))))
     cycle = Cycle(store, policy, FakeEngine(), 600)
     untils = [cycle.run(EPOCH + timedelta(seconds=second)).plan.until for second in (1, 19, 20)]

@@ -13,9 +13,9 @@ from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Account, Plan, Preempt, Reason, ReasonCode, Wait
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.scheduling.cycle import Cycle
-from hetero_airflow.scheduling.plan_check import plan_faults
+from hetero_airflow.scheduling.validation import plan_faults
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.store import Submitted, WorkerSeen
+from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, FakeEngine, RejectingStore, a_pending, a_place, a_worker
 
 
@@ -53,7 +53,7 @@ class FakePreemptor:
 @pytest.fixture
 def store() -> MemoryStore:
     store = MemoryStore()
-    store.record([WorkerSeen(a_worker()), *(Submitted(a_pending(key)) for key in ("r1", "r2", "r3"))], EPOCH)
+    store.record([WorkerSeen(a_worker()), *(RequestSubmitted(a_pending(key)) for key in ("r1", "r2", "r3"))], EPOCH)
     places = (a_place("r1", **{"GPU-0": 1000}), a_place("r2", **{"GPU-1": 1000}))
     assert len(store.commit(Plan(places), EPOCH, EPOCH + timedelta(hours=1)).leases) == 2
     return store
@@ -72,7 +72,7 @@ def test_a_preempted_lease_is_marked_and_its_holder_told_once(store):
     assert preemptor.told == [("r1", "for the test")]
     assert states(store) == {"r1": LeaseState.PREEMPTED, "r2": LeaseState.GRANTED}
     assert store.snapshot().used("worker-a", "GPU-0").milli == 1000
-    store.record([Submitted(a_pending("r4"))], EPOCH)
+    store.record([RequestSubmitted(a_pending("r4"))], EPOCH)
     cycle.run(EPOCH)
     assert preemptor.told == [("r1", "for the test")]
 
@@ -114,7 +114,9 @@ def test_a_policy_that_changes_its_mind_with_time_is_asked_again_in_time(store):
 def test_new_estimates_are_seen_and_decided_on(store):
     known = [Estimates()]
     policy = PlannedPolicy()
-    cycle = Cycle(store, policy, FakeEngine(), 60, believed=lambda snapshot: replace(snapshot, estimates=known[0]))
+    cycle = Cycle(
+        store, policy, FakeEngine(), 60, policy_context=lambda snapshot: replace(snapshot, estimates=known[0])
+    )
     cycle.run(EPOCH)
     cycle.run(EPOCH)
     known[0] = Estimates(works={("dag", "r1"): Interval(1, 2, 3)})
@@ -150,7 +152,7 @@ class GangPolicy:
 def a_gang() -> MemoryStore:
     store = MemoryStore()
     members = [a_pending(f"m{n}", gang="g", gang_size=2) for n in range(2)]
-    store.record([WorkerSeen(a_worker()), *map(Submitted, members)], EPOCH)
+    store.record([WorkerSeen(a_worker()), *map(RequestSubmitted, members)], EPOCH)
     return store
 
 

@@ -5,14 +5,14 @@ from datetime import timedelta
 import pytest
 
 from hetero_airflow.engines.engine import Liveness
+from hetero_airflow.model.heartbeat import ServerHeartbeat
 from hetero_airflow.model.lease import Lease, LeaseState
-from hetero_airflow.model.sight import ServerSight
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.scheduling.cycle import run_cycle
 from hetero_airflow.scheduling.reaper import lost_workers, reap
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.store import Submitted, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import RequestSubmitted, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, FakeEngine, a_pending, a_worker, move_lease
 
 LATE = EPOCH + timedelta(seconds=61)
@@ -20,7 +20,7 @@ LATE = EPOCH + timedelta(seconds=61)
 
 def a_store_with_a_lease() -> tuple[MemoryStore, FakeEngine, Lease]:
     store, engine = MemoryStore(), FakeEngine()
-    store.record([WorkerSeen(a_worker()), Submitted(a_pending("r0"))], EPOCH)
+    store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("r0"))], EPOCH)
     run_cycle(store, Fifo(), engine, EPOCH, 60)
     return store, engine, engine.dispatched[0]
 
@@ -86,8 +86,8 @@ def test_an_agents_silence_counts_only_while_an_api_server_was_there_to_hear_it(
     workers = (a_worker("silent"), a_worker("heard"), a_worker("scheduler"))
     seen = {"silent": EPOCH, "heard": LATE, "scheduler": EPOCH}
     agents = ("silent", "heard")
-    away, back = ServerSight(EPOCH, EPOCH + timedelta(seconds=2)), ServerSight(LATE, LATE)
+    away, back = ServerHeartbeat(EPOCH, EPOCH + timedelta(seconds=2)), ServerHeartbeat(LATE, LATE)
     for server in (None, away, back):
         assert lost_workers(workers, seen, agents, server, LATE, 15) == (WorkerLost("scheduler"),)
-    there = ServerSight(EPOCH, LATE)
+    there = ServerHeartbeat(EPOCH, LATE)
     assert lost_workers(workers, seen, agents, there, LATE, 15) == (WorkerLost("silent"), WorkerLost("scheduler"))

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 import pytest
 
 from hetero_airflow.checkpoints.opening import open_store
-from hetero_airflow.checkpoints.publishing import claim
+from hetero_airflow.checkpoints.publishing import claim_place
 from hetero_airflow.checkpoints.publishing import publish as publish_entry
-from hetero_airflow.executor.checkpoint_place import checkpoint_options, checkpoint_place, store_credentials
+from hetero_airflow.contract.checkpoint_place import checkpoint_options, checkpoint_place, store_credentials
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
@@ -77,6 +77,8 @@ def publish(tmp_path, monkeypatch):
         )
         store = open_store(place)
         now = datetime.now(UTC)
-        return publish_entry(store, claim(store, place), saved, step=step, metrics=metrics, now=now, is_final=is_final)
+        return publish_entry(
+            store, claim_place(store, place), saved, step=step, metrics=metrics, now=now, is_final=is_final
+        )
 
     return _publish

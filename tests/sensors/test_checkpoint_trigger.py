@@ -16,7 +16,7 @@ from airflow.sdk.serde import deserialize, serialize
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.triggers.base import BaseEventTrigger
 
-from hetero_airflow.checkpoints.place import place_of
+from hetero_airflow.checkpoints.place import checkpoint_path
 from hetero_airflow.sensors import checkpoint_trigger
 from hetero_airflow.sensors.checkpoint import CheckpointSensor
 from hetero_airflow.sensors.checkpoint_source import CheckpointSource
@@ -44,7 +44,7 @@ def test_it_fires_with_the_checkpoint_that_is_there_already(run, publish, tmp_pa
             "step": 10,
             "metrics": {"loss": 0.5},
             "url": (tmp_path / "store").as_uri(),
-            "path": place_of("train", "fit", "r1", -1),
+            "path": checkpoint_path("train", "fit", "r1", -1),
             "key": entry.key,
             "digest": entry.digest,
             "published_at": entry.published_at.isoformat(),
@@ -100,8 +100,10 @@ def test_a_checkpoint_at_another_url_counts_there_and_nowhere_else(run, publish,
 
 def test_who_names_the_configured_place_shares_the_looks_at_it(run, publish, tmp_path, monkeypatch):
     looks = []
-    glance = CheckpointSource.glance
-    monkeypatch.setattr(CheckpointSource, "glance", lambda self, watch: looks.append(watch) or glance(self, watch))
+    fingerprint = CheckpointSource.fingerprint
+    monkeypatch.setattr(
+        CheckpointSource, "fingerprint", lambda self, watch: looks.append(watch) or fingerprint(self, watch)
+    )
     urls = [None, (tmp_path / "store").as_uri(), *[(tmp_path / "other").as_uri()] * 2]
 
     async def scene():
@@ -144,7 +146,7 @@ def test_a_mapped_instance_that_is_no_number_ends_it_with_the_error(run):
 
 def test_garbage_in_place_of_an_index_is_waited_out(run, publish, tmp_path):
     async def scene():
-        index = tmp_path / "store" / place_of("train", "fit", "r1", -1) / "index.json"
+        index = tmp_path / "store" / checkpoint_path("train", "fit", "r1", -1) / "index.json"
         index.parent.mkdir(parents=True)
         index.write_text('{"token": "many"}')
         waiting = asyncio.create_task(first_event(waiting_for(step=1)))

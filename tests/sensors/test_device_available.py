@@ -4,8 +4,8 @@ import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 
-from hetero_airflow.executor.carrier import unpack_request
-from hetero_airflow.executor.probes import ProbeAnswer, is_probe, load_answer
+from hetero_airflow.contract.envelope import unpack_request
+from hetero_airflow.contract.placement_check import PlacementAnswer, add_answer, is_placement_check
 from hetero_airflow.sensors import DeviceAvailableSensor
 
 DAG_FILE = """
@@ -17,7 +17,7 @@ with DAG("a_dag", schedule=None):
 
 
 def context(answer=None):
-    return {"ti": SimpleNamespace(context_carrier=load_answer({}, answer) if answer else None)}
+    return {"ti": SimpleNamespace(context_carrier=add_answer({}, answer) if answer else None)}
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def parsed(tmp_path):
 def test_it_asks_what_a_device_task_would_and_is_marked_as_a_probe():
     sensor = DeviceAvailableSensor(task_id="room", device="a100:2", quota={"cpus": 4}, timeout=60)
     request = unpack_request(sensor.executor_config, -1)
-    assert is_probe(sensor.executor_config)
+    assert is_placement_check(sensor.executor_config)
     assert (str(request.alternatives[0]), request.wait_timeout_s) == ("2 × nvidia/a100 (cpus=4)", 60)
 
 
@@ -48,7 +48,7 @@ def test_a_mapped_one_asks_for_each_instance(parsed):
     )
     assert errors == []
     config = dag.get_task("t").partial_kwargs["executor_config"]
-    assert is_probe(config)
+    assert is_placement_check(config)
     asked = [unpack_request(config, index) for index in (0, 1)]
     assert [str(one.alternatives[0]) for one in asked] == ["1 × gpu (cpus=2)", "2 × gpu (cpus=2)"]
     assert [one.wait_timeout_s for one in asked] == [60, 60]
@@ -56,15 +56,15 @@ def test_a_mapped_one_asks_for_each_instance(parsed):
 
 def test_it_returns_where_there_is_room():
     sensor = DeviceAvailableSensor(task_id="room", device="gpu:2")
-    answer = ProbeAnswer(worker_id="here", device_ids=("GPU-0", "GPU-1"))
+    answer = PlacementAnswer(worker_id="here", device_ids=("GPU-0", "GPU-1"))
     assert sensor.execute(context(answer)) == {"worker_id": "here", "device_ids": ["GPU-0", "GPU-1"]}
 
 
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (ProbeAnswer(problem="No device in time"), AirflowSensorTimeout),
-        (ProbeAnswer(problem="No known worker can ever run this", is_final=True), AirflowFailException),
+        (PlacementAnswer(problem="No device in time"), AirflowSensorTimeout),
+        (PlacementAnswer(problem="No known worker can ever run this", is_final=True), AirflowFailException),
     ],
 )
 def test_no_room_fails_it_or_skips_it_where_that_is_asked_for(answer, error):

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from hetero_airflow.errors import CheckpointStoreUnavailable, InvalidCheckpoint, SettingsError
-from hetero_airflow.sensors.poller import ABSENT, FIRST_S, JITTER, LONGEST_S, Poller
+from hetero_airflow.sensors.poller import ABSENT, JITTER, MAX_DELAY_S, MIN_DELAY_S, Poller
 
 
 class Store:
@@ -23,7 +23,7 @@ class Store:
         self.is_local = False
         self.loop = asyncio.get_running_loop()
 
-    def glance(self, target):
+    def fingerprint(self, target):
         assert threading.current_thread() is not threading.main_thread()
         return self.objects.get(target, ABSENT) if self.is_local else None
 
@@ -93,11 +93,11 @@ def test_looks_get_rarer_while_nothing_changes_and_frequent_again_after_a_change
     seen = bisect_right(times, changed_at)
     for part in (times[:seen], times[seen:]):
         waits = [later - sooner for sooner, later in pairwise(part)]
-        wanted = [min(LONGEST_S, FIRST_S * 2**number) for number in range(len(waits))]
+        wanted = [min(MAX_DELAY_S, MIN_DELAY_S * 2**number) for number in range(len(waits))]
         assert len(waits) > 8
         assert all(abs(wait / want - 1) <= JITTER + 0.01 for wait, want in zip(waits, wanted, strict=True))
         assert len({round(wait / want, 6) for wait, want in zip(waits, wanted, strict=True)}) > 5  # the jitter
-    assert times[seen] - changed_at <= LONGEST_S * (1 + JITTER)
+    assert times[seen] - changed_at <= MAX_DELAY_S * (1 + JITTER)
 
 
 def test_a_thousand_objects_are_at_most_ten_requests_a_second_and_each_gets_its_turn(run):
@@ -132,7 +132,7 @@ def test_a_change_is_seen_within_a_second_after_another(run):
 
     told = run(scene())
     assert [content for content, _ in told] == [1, 2, 3, 4, 5]
-    assert all(at - 2 * number <= FIRST_S * (1 + JITTER) for number, (_, at) in enumerate(told))
+    assert all(at - 2 * number <= MIN_DELAY_S * (1 + JITTER) for number, (_, at) in enumerate(told))
 
 
 def test_what_shows_no_change_outside_costs_no_request(run):
@@ -163,7 +163,7 @@ def test_who_comes_later_is_told_at_once_and_looks_begin_anew(run):
 
     told, wait_s = run(scene())
     assert told == ([1], 0)
-    assert wait_s == pytest.approx(FIRST_S)
+    assert wait_s == pytest.approx(MIN_DELAY_S)
 
 
 def test_nobody_waits_nobody_looks(run):
@@ -204,7 +204,7 @@ def test_a_store_that_is_gone_for_long_ends_nobody_and_is_told_once(run, caplog)
     during, after, requests = run(scene())
     assert during == [[1], [1]]
     assert after == [[1, 2], [1, 2]]
-    assert requests < 2 * 7500 / (LONGEST_S * (1 - JITTER)) + 20
+    assert requests < 2 * 7500 / (MAX_DELAY_S * (1 - JITTER)) + 20
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
@@ -259,11 +259,11 @@ def test_what_will_never_be_read_ends_the_waiters(run, error):
 def test_a_glance_that_fails_ends_the_waiters_too(run):
     async def scene():
         store, poller = polling(a=1)
-        store.glance = lambda target: 1 // 0
+        store.fingerprint = lambda target: 1 // 0
         waiter = Waiter(poller)
         with pytest.raises(ZeroDivisionError):
             await waiter.task
-        del store.glance
+        del store.fingerprint
         again = Waiter(poller, ends_after=1)
         await again.task
         return again.contents

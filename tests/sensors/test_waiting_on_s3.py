@@ -9,9 +9,9 @@ from itertools import count
 import pytest
 from counted_s3 import CREDENTIALS, running_s3
 
-from hetero_airflow.checkpoints.place import feed_of, place_of
+from hetero_airflow.checkpoints.place import checkpoint_path, newest_key
 from hetero_airflow.errors import CheckpointStoreUnavailable
-from hetero_airflow.sensors.checkpoint_source import REOPEN_S, CheckpointSource, Watch
+from hetero_airflow.sensors.checkpoint_source import REOPEN_S, CheckpointSource, WatchedCheckpoint
 from hetero_airflow.sensors.checkpoint_trigger import CheckpointPublished, CheckpointTrigger
 
 BUCKETS = count()
@@ -80,7 +80,7 @@ def test_it_asks_for_one_object_with_the_connections_key_and_lists_nothing(run, 
     asked, found = run(scene())
     assert found["step"] == 2
     assert {(one.method, one.path.partition("/team-a/")[2]) for one in asked} == {
-        ("GET", f"{place_of('train', 'fit', 'r1', -1)}/{INDEX}".replace("%", "%25")),
+        ("GET", f"{checkpoint_path('train', 'fit', 'r1', -1)}/{INDEX}".replace("%", "%25")),
     }
     assert all("Credential=testing/" in one.authorization for one in asked)
 
@@ -164,7 +164,7 @@ def test_a_watcher_looks_at_one_object_for_all_runs(run, s3, publish_s3):
 
     steps, asked = run(scene())
     assert steps == [1, 2]
-    assert [path.partition("/team-a/")[2] for path in asked] == [feed_of("train", "fit")]
+    assert [path.partition("/team-a/")[2] for path in asked] == [newest_key("train", "fit")]
 
 
 def test_a_thousand_triggers_ask_at_most_ten_times_a_second(run, s3):
@@ -186,7 +186,7 @@ def test_a_thousand_triggers_ask_at_most_ten_times_a_second(run, s3):
 def test_a_store_is_opened_once_for_all_and_anew_after_it_failed_for_a_while(s3, publish_s3):
     publish_s3(1)
     source = CheckpointSource()
-    watch = Watch("train", "fit", "r1")
+    watch = WatchedCheckpoint("train", "fit", "r1")
     assert source.read(watch).content.entries[0].step == 1
     (opened,) = source._buckets.values()
     s3.fail = 403
@@ -237,12 +237,12 @@ def test_many_urls_of_a_bucket_share_one_client_and_a_bad_bucket_costs_them_noth
     s3.client().create_bucket(Bucket=bucket)
     source = CheckpointSource()
     for number in range(20):
-        assert source.read(Watch("train", "fit", "r1", url=f"s3://{bucket}/{number}")) is None
+        assert source.read(WatchedCheckpoint("train", "fit", "r1", url=f"s3://{bucket}/{number}")) is None
     publish_s3(7, url=f"s3://{bucket}/19")
-    assert source.read(Watch("train", "fit", "r1", url=f"s3://{bucket}/19")).content.entries[0].step == 7
+    assert source.read(WatchedCheckpoint("train", "fit", "r1", url=f"s3://{bucket}/19")).content.entries[0].step == 7
     (opened,) = source._buckets.values()
     assert len({id(opened.store(f"s3://{bucket}/{number}")._client) for number in range(20)}) == 1
-    missing = Watch("train", "fit", "r1", url=f"s3://{bucket}-missing/a")
+    missing = WatchedCheckpoint("train", "fit", "r1", url=f"s3://{bucket}-missing/a")
     for _ in range(2):
         with pytest.raises(CheckpointStoreUnavailable, match="NoSuchBucket"):
             source.read(missing)

@@ -12,7 +12,7 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Options, fixed_restart_s
-from hetero_airflow.simulator.record import JobRecord, Outcome
+from hetero_airflow.simulator.record import JobOutcome, JobRecord
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.traces import load_trace
 from hetero_airflow.simulator.workload import Job, Workload
@@ -83,7 +83,7 @@ def test_the_gangs_of_a_public_trace_run_whole(public_traces: Path, topology: st
     workload = in_ranks(load_trace("gavel/m300_seed0", public_traces).part(0, 60), topology)
     cluster = parse_cluster("v100=2x8,p100=2x8,k80=2x8")
     record = Simulation(workload, cluster, Fifo(), "fifo", Options(restart_s=fixed_restart_s(60.0))).run()
-    assert {job.outcome for job in record.jobs} == {Outcome.FINISHED}
+    assert {job.outcome for job in record.jobs} == {JobOutcome.FINISHED}
     for job in record.jobs:
         begins: defaultdict[float, float] = defaultdict(float)
         for interval in job.intervals:

@@ -13,9 +13,9 @@ from hetero_airflow.policies import GROUP, POLICIES
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.policies.heft import Heft
 from hetero_airflow.registry import load
-from hetero_airflow.simulator.rehearsal import Miss, Note, PlannedTask, rehearse
+from hetero_airflow.simulator.rehearsal import PlannedTask, RehearsalNote, RehearsalProblem, rehearse
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.store import Submitted, WorkerSeen
+from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
 
 A100 = "nvidia/a100-sxm4-40gb"
@@ -32,10 +32,10 @@ def a_snapshot(*, running: bool = True, waiting: bool = False) -> Snapshot:
     store = MemoryStore()
     store.record([WorkerSeen(a_worker())], EPOCH)
     if running:
-        store.record([Submitted(a_pending("r1", dag_id="other", task_id="long"))], EPOCH)
+        store.record([RequestSubmitted(a_pending("r1", dag_id="other", task_id="long"))], EPOCH)
         store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), EPOCH, NOW)
     if waiting:
-        store.record([Submitted(a_pending("r2", "gpu:2", 50, dag_id="other", task_id="long"))], NOW)
+        store.record([RequestSubmitted(a_pending("r2", "gpu:2", 50, dag_id="other", task_id="long"))], NOW)
     return replace(store.snapshot(), estimates=KNOWN)
 
 
@@ -98,11 +98,11 @@ def test_what_would_go_wrong_is_told():
     rehearsal = rehearse(a_snapshot(), tasks, Fifo(), NOW, deadline_s=120)
     assert {miss.id for miss in rehearsal.misses} == {"huge", "after", "hasty", "short"}
     impossible = "no known worker could ever run 8 × nvidia/h100: model: asked nvidia/h100, found nvidia/a100-sxm4-40gb"
-    assert Miss("huge", impossible) in rehearsal.misses
-    assert Miss("after", "comes after huge, which would not end well") in rehearsal.misses
-    assert Miss("hasty", "waits 100 s for 2 × gpu, longer than its 60 s") in rehearsal.misses
-    assert Miss("short", "ends the run after 220 s, later than 120 s") in rehearsal.misses
-    assert Miss("short", "runs 60 s, longer than its execution_timeout of 30 s") in rehearsal.misses
+    assert RehearsalProblem("huge", impossible) in rehearsal.misses
+    assert RehearsalProblem("after", "comes after huge, which would not end well") in rehearsal.misses
+    assert RehearsalProblem("hasty", "waits 100 s for 2 × gpu, longer than its 60 s") in rehearsal.misses
+    assert RehearsalProblem("short", "ends the run after 220 s, later than 120 s") in rehearsal.misses
+    assert RehearsalProblem("short", "runs 60 s, longer than its execution_timeout of 30 s") in rehearsal.misses
     assert [task.id for task in rehearsal.tasks] == ["hasty", "short"]
 
 
@@ -172,8 +172,8 @@ def test_gangs_that_can_never_be_whole_are_told_of_with_the_reason():
         "found room for 2 at the same time, even when all workers are idle"
     )
     assert rehearsal.misses == (
-        *(Miss(f"fit[{n}]", text) for n in range(3)),
-        Miss("after", "comes after fit[0], which would not end well"),
+        *(RehearsalProblem(f"fit[{n}]", text) for n in range(3)),
+        RehearsalProblem("after", "comes after fit[0], which would not end well"),
     )
     assert rehearsal.tasks == ()
     (miss, _) = rehearse(on_workers(2), a_gang(2, "h100"), Fifo(), NOW).misses
@@ -191,7 +191,7 @@ def test_a_gang_that_may_be_smaller_is_rehearsed_with_the_most_ranks_that_there_
         "its gang is planned with 3 of 4 ranks: count: asked all 4 of gang g, 2 × gpu each, "
         "found room for 3 at the same time, even when all workers are idle"
     )
-    assert (rehearsal.notes, rehearsal.misses) == ((Note("fit[0]", text),), ())
+    assert (rehearsal.notes, rehearsal.misses) == ((RehearsalNote("fit[0]", text),), ())
     (miss, *_) = rehearse(on_workers(1), tasks, Fifo(), NOW).misses
     assert miss.text.startswith("its gang of 2 to 4 can't be placed: count: asked all 4 of gang g, 2 × gpu each")
 
@@ -207,8 +207,8 @@ def test_a_number_of_instances_that_only_the_run_tells_is_said_to_be_assumed():
     alone = [PlannedTask("one[0]", ("dag", "one"), GPU, is_count_known=False)]
     rehearsal = rehearse(on_workers(2), [*alone, *a_gang(2, is_count_known=False)], Fifo(), NOW)
     assert rehearsal.notes == (
-        Note("one[0]", "how many instances there are is known only in the run; one is planned"),
-        Note("fit[0]", "how many instances there are is known only in the run; one gang of 2 is planned"),
+        RehearsalNote("one[0]", "how many instances there are is known only in the run; one is planned"),
+        RehearsalNote("fit[0]", "how many instances there are is known only in the run; one gang of 2 is planned"),
     )
 
 

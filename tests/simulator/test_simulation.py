@@ -12,10 +12,10 @@ from hetero_airflow.model.plan import Account, Plan, Preempt, Reason, ReasonCode
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.fifo import Fifo
-from hetero_airflow.policies.priority import Priority
+from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import START, Knowledge, Options, fixed_restart_s
-from hetero_airflow.simulator.record import Interval, Outcome, SimulationRecord
+from hetero_airflow.simulator.record import JobOutcome, RunInterval, SimulationRecord
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.workload import Job, Workload
 
@@ -81,10 +81,10 @@ def test_a_preempted_job_keeps_its_progress_and_pays_for_its_restart():
     record = simulate(*jobs, cluster="v100=1", policy=Swap("a", from_s=40), restart_s=fixed_restart_s(7.0))
     (a, b) = record.jobs
     assert (b.started_s, b.finished_s) == (107.0, 117.0)
-    assert (a.preemptions, a.migrations, a.outcome) == (1, 0, Outcome.FINISHED)
+    assert (a.preemptions, a.migrations, a.outcome) == (1, 0, JobOutcome.FINISHED)
     assert a.intervals == (
-        Interval(0.0, 40.0, "v100-0", V100, 1.0, 0.0),
-        Interval(40.0, 107.0, "v100-0", V100, 1.0, 7.0),
+        RunInterval(0.0, 40.0, "v100-0", V100, 1.0, 0.0),
+        RunInterval(40.0, 107.0, "v100-0", V100, 1.0, 7.0),
     )
 
 
@@ -160,7 +160,12 @@ def test_a_job_without_patience_leaves_when_it_can_not_start_at_once():
     jobs = [Job(f"j{n}", float(n), GPU, 60.0, patience_s=p) for n, p in enumerate(patience)]
     record = simulate(*jobs, cluster="v100=1")
     assert spans(record) == {"j0": (0.0, 60.0), "j1": (None, None), "j2": (60.0, 120.0), "j3": (None, None)}
-    assert [job.outcome for job in record.jobs] == [Outcome.FINISHED, Outcome.LEFT, Outcome.FINISHED, Outcome.LEFT]
+    assert [job.outcome for job in record.jobs] == [
+        JobOutcome.FINISHED,
+        JobOutcome.LEFT,
+        JobOutcome.FINISHED,
+        JobOutcome.LEFT,
+    ]
 
 
 def test_a_heartbeat_delays_decisions_to_its_next_beat():
@@ -171,16 +176,16 @@ def test_a_heartbeat_delays_decisions_to_its_next_beat():
 def test_the_simulation_ends_where_it_is_told_to():
     jobs = (Job("a", 0.0, GPU, 10.0), Job("b", 0.0, GPU, 100.0), Job("c", 2.0, GPUS, 9.0))
     record = simulate(*jobs, until_s=50.0)
-    assert [job.outcome for job in record.jobs] == [Outcome.FINISHED, Outcome.RUNNING, Outcome.WAITING]
-    assert record.jobs[1].intervals == (Interval(0.0, 50.0, "v100-0", V100, 1.0, 0.0),)
+    assert [job.outcome for job in record.jobs] == [JobOutcome.FINISHED, JobOutcome.RUNNING, JobOutcome.WAITING]
+    assert record.jobs[1].intervals == (RunInterval(0.0, 50.0, "v100-0", V100, 1.0, 0.0),)
 
 
 def test_the_simulation_ends_when_the_measured_jobs_have_ended():
     jobs = [Job(f"j{n}", float(n), GPU, 10.0 if n != 4 else 1e6) for n in range(5)]
     record = simulate(*jobs, cluster="v100=4", measured=(1, 3))
     outcomes = [job.outcome for job in record.jobs]
-    assert outcomes == [Outcome.FINISHED] * 3 + [Outcome.RUNNING] * 2
-    assert record.jobs[4].intervals == (Interval(10.0, 12.0, "v100-0", V100, 1.0, 0.0),)
+    assert outcomes == [JobOutcome.FINISHED] * 3 + [JobOutcome.RUNNING] * 2
+    assert record.jobs[4].intervals == (RunInterval(10.0, 12.0, "v100-0", V100, 1.0, 0.0),)
 
 
 def test_a_job_that_no_worker_could_run_is_an_error_that_says_so():
@@ -190,7 +195,7 @@ def test_a_job_that_no_worker_could_run_is_an_error_that_says_so():
     assert "count: asked 3 × nvidia/h100, found 2" in caught.value.found
 
 
-class Spy(Priority):
+class Spy(PriorityPolicy):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[Snapshot] = []
@@ -273,7 +278,7 @@ class Idle:
 
 
 def test_a_policy_that_never_places_does_not_hang_the_simulation():
-    assert simulate(Job("a", 0.0, GPU, 1.0), policy=Idle()).jobs[0].outcome is Outcome.WAITING
+    assert simulate(Job("a", 0.0, GPU, 1.0), policy=Idle()).jobs[0].outcome is JobOutcome.WAITING
 
 
 class Hesitant:

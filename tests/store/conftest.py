@@ -10,7 +10,7 @@ from sqlalchemy import Engine, create_engine, event
 
 from hetero_airflow.store import tables
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.sql import SqlStore
+from hetero_airflow.store.sql.store import SqlStore
 
 POSTGRES = pytest.param("postgres", marks=pytest.mark.postgres)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from hetero_airflow.model.lease import Claim, Lease, LeaseState
-from hetero_airflow.model.plan import Account, AlternativeAccount, Candidate, Place, Plan, Reason, ReasonCode
-from hetero_airflow.store.store import Submitted, WorkerSeen
+from hetero_airflow.model.plan import Account, AlternativeAccount, CandidateAccount, Place, Plan, Reason, ReasonCode
+from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_worker, move_lease
 
 LATER = EPOCH + timedelta(seconds=60)
@@ -16,7 +16,7 @@ BUSY = Reason(ReasonCode.BUSY, "1 × gpu", "0 free")
 ACCOUNT = Account(
     "fifo",
     "no device is free",
-    (AlternativeAccount("1 × gpu", 1, ((1, BUSY),), (Candidate("worker-a", ("GPU-0",), 0.5, {"fit": 0.5}),)),),
+    (AlternativeAccount("1 × gpu", 1, ((1, BUSY),), (CandidateAccount("worker-a", ("GPU-0",), 0.5, {"fit": 0.5}),)),),
 )
 
 
@@ -26,7 +26,7 @@ def place(request_id="r1", *claims: Claim, worker_id="worker-a") -> Place:
 
 def prepare(store, *requests: str, worker=None):
     """A store with one worker, and requests that wait, submitted a second apart."""
-    pending = [Submitted(a_pending(key, at_s=at)) for at, key in enumerate(requests)]
+    pending = [RequestSubmitted(a_pending(key, at_s=at)) for at, key in enumerate(requests)]
     store.record([WorkerSeen(worker or a_worker()), *pending], EPOCH)
     return store
 

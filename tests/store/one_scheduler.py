@@ -19,11 +19,11 @@ from sqlalchemy import Engine, create_engine, text
 
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.model.lease import Lease, LeaseState
-from hetero_airflow.model.snapshot import Pending
-from hetero_airflow.policies.priority import Priority
+from hetero_airflow.model.snapshot import PendingRequest
+from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.scheduling.cycle import Cycle
-from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.store import Move, Submitted
+from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.store import LeaseMove, RequestSubmitted
 from hetero_airflow.testing import a_pending
 
 LEASE_TIMEOUT_S = 3.0
@@ -71,9 +71,9 @@ class Scheduler:
         self.engine = PretendEngine(name, rng)
         self._database = database
         self._store = SqlStore(database)
-        self._cycle = Cycle(self._store, Priority(), self.engine, LEASE_TIMEOUT_S)
+        self._cycle = Cycle(self._store, PriorityPolicy(), self.engine, LEASE_TIMEOUT_S)
         self._renewed = 0.0
-        self._requests: dict[str, Pending] = {}
+        self._requests: dict[str, PendingRequest] = {}
 
     def want(self, rows: list[dict[str, Any]]) -> None:
         """Give it work."""
@@ -102,7 +102,7 @@ class Scheduler:
         with self._database.connect() as connection:
             served = set(connection.execute(text("SELECT id FROM served")).scalars())
         left = {key: one for key, one in self._requests.items() if key not in served}
-        self._store.record([Submitted(one) for key, one in left.items() if key not in known], now)
+        self._store.record([RequestSubmitted(one) for key, one in left.items() if key not in known], now)
         self._cycle.run(now)
         if time.monotonic() - self._renewed > LEASE_TIMEOUT_S / 3:
             self._renewed = time.monotonic()
@@ -122,7 +122,7 @@ class Scheduler:
             connection.execute(text("INSERT INTO served VALUES (:id, :lease_id)"), rows)
         for lease in whole:
             del self.engine.running[lease.id]
-        self._store.move([Move(lease.id, lease.token, LeaseState.RELEASED) for lease in whole], now)
+        self._store.move([LeaseMove(lease.id, lease.token, LeaseState.RELEASED) for lease in whole], now)
 
     def _partners(self, request_id: str) -> set[str]:
         """The members of its gang: they end together."""

@@ -8,18 +8,18 @@ from datetime import timedelta
 
 import pytest
 
-from hetero_airflow.model.bar import Bar, BarKind
-from hetero_airflow.model.health import WELL, CountedError, Health, HealthState
+from hetero_airflow.model.device_health import NO_ERRORS, CountedError, DeviceHealth, HealthState
+from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import WorkerState
-from hetero_airflow.store.sql import SqlStore
+from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import (
-    DeviceBarred,
-    DeviceCleared,
     HealthChanged,
     HealthNoted,
-    Submitted,
+    HoldLifted,
+    HoldPlaced,
+    RequestSubmitted,
     WorkerLost,
     WorkerSeen,
 )
@@ -29,16 +29,16 @@ LATER = EPOCH + timedelta(minutes=1)
 PROBLEM = "drained since 2026-01-01 00:00:00 UTC: new fan; back when undrained"
 
 
-def drained(device_id="GPU-0", worker_id="worker-a", cause="new fan", moves=False) -> Bar:
-    return Bar(worker_id, device_id, BarKind.DRAINED, cause, EPOCH, "undrained", moves=moves)
+def drained(device_id="GPU-0", worker_id="worker-a", cause="new fan", moves=False) -> Hold:
+    return Hold(worker_id, device_id, HoldKind.DRAINED, cause, EPOCH, "undrained", moves=moves)
 
 
-def quarantined(device_id="GPU-0", worker_id="worker-a") -> Bar:
-    return Bar(worker_id, device_id, BarKind.QUARANTINED, "XID 79", EPOCH, "a burn-in passes", LATER)
+def quarantined(device_id="GPU-0", worker_id="worker-a") -> Hold:
+    return Hold(worker_id, device_id, HoldKind.QUARANTINED, "XID 79", EPOCH, "a burn-in passes", LATER)
 
 
-def cleared(bar: Bar) -> DeviceCleared:
-    return DeviceCleared(bar.worker_id, bar.device_id, bar.kind)
+def cleared(bar: Hold) -> HoldLifted:
+    return HoldLifted(bar.worker_id, bar.device_id, bar.kind)
 
 
 def problems(store) -> dict[str, str | None]:
@@ -50,12 +50,12 @@ def problems(store) -> dict[str, str | None]:
 @pytest.fixture
 def fleet(store):
     """One worker with two A100, and two requests that wait."""
-    store.record([WorkerSeen(a_worker()), Submitted(a_pending("r1")), Submitted(a_pending("r2"))], EPOCH)
+    store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("r1")), RequestSubmitted(a_pending("r2"))], EPOCH)
     return store
 
 
 def test_a_barred_device_is_not_leased_and_says_why_since_when_and_until_what(fleet):
-    fleet.record([DeviceBarred(drained())], EPOCH)
+    fleet.record([HoldPlaced(drained())], EPOCH)
     assert fleet.snapshot().bars == (drained(),)
     assert problems(fleet) == {"GPU-0": PROBLEM}
     plan = Plan((a_place("r1", **{"GPU-0": 1000}), a_place("r2", **{"GPU-1": 1000})))
@@ -65,7 +65,7 @@ def test_a_barred_device_is_not_leased_and_says_why_since_when_and_until_what(fl
 
 def test_a_bar_that_is_taken_off_leaves_no_trace(fleet):
     before = fleet.snapshot()
-    fleet.record([DeviceBarred(drained())], EPOCH)
+    fleet.record([HoldPlaced(drained())], EPOCH)
     fleet.record([cleared(drained())], LATER)
     after = fleet.snapshot()
     assert (after.workers, after.bars) == (before.workers, ())
@@ -73,19 +73,19 @@ def test_a_bar_that_is_taken_off_leaves_no_trace(fleet):
 
 
 def test_the_sequence_moves_only_when_a_bar_changes_something(fleet):
-    fleet.record([DeviceBarred(drained())], EPOCH)
+    fleet.record([HoldPlaced(drained())], EPOCH)
     before = fleet.snapshot()
-    fleet.record([DeviceBarred(drained()), cleared(quarantined()), cleared(drained("GPU-1"))], LATER)
-    fleet.record([HealthNoted("worker-a", "GPU-0", Health(strikes=1, since=EPOCH))], LATER)
+    fleet.record([HoldPlaced(drained()), cleared(quarantined()), cleared(drained("GPU-1"))], LATER)
+    fleet.record([HealthNoted("worker-a", "GPU-0", DeviceHealth(strikes=1, since=EPOCH))], LATER)
     assert fleet.snapshot() is before
     moving = drained(moves=True)
-    fleet.record([DeviceBarred(moving)], LATER)
+    fleet.record([HoldPlaced(moving)], LATER)
     assert fleet.snapshot().bars == (moving,)
     assert fleet.snapshot().sequence == before.sequence + 1
 
 
 def test_a_bar_on_the_worker_holds_for_all_its_devices(fleet):
-    fleet.record([DeviceBarred(drained(""))], EPOCH)
+    fleet.record([HoldPlaced(drained(""))], EPOCH)
     assert problems(fleet) == dict.fromkeys(("cpu", "GPU-0", "GPU-1"), PROBLEM)
     assert fleet.commit(Plan((a_place("r1", cpu=1000),)), EPOCH, LATER).refused == ("r1",)
 
@@ -93,15 +93,17 @@ def test_a_bar_on_the_worker_holds_for_all_its_devices(fleet):
 def test_a_bar_on_a_gpu_in_mig_mode_holds_for_its_instances(store):
     parent = a_device("GPU-0", leasable=False, problem="In MIG mode")
     instances = tuple(a_device(f"MIG-{n}", index=n, partition="1g.10gb", parent="GPU-0") for n in range(2))
-    store.record([WorkerSeen(a_worker(devices=(parent, *instances, a_device("GPU-1")))), Submitted(a_pending())], EPOCH)
-    store.record([DeviceBarred(quarantined())], EPOCH)
+    store.record(
+        [WorkerSeen(a_worker(devices=(parent, *instances, a_device("GPU-1")))), RequestSubmitted(a_pending())], EPOCH
+    )
+    store.record([HoldPlaced(quarantined())], EPOCH)
     barred = f"{quarantined()}"
     assert problems(store) == {"GPU-0": f"{barred}. In MIG mode", "MIG-0": barred, "MIG-1": barred}
     assert store.commit(Plan((a_place("r1", **{"MIG-1": 1000}),)), EPOCH, LATER).refused == ("r1",)
 
 
 def test_bars_outlive_new_inventories_and_lost_workers(fleet):
-    fleet.record([DeviceBarred(drained())], EPOCH)
+    fleet.record([HoldPlaced(drained())], EPOCH)
     fleet.record([WorkerSeen(a_worker(labels={"zone": "b"}))], LATER)
     assert problems(fleet) == {"GPU-0": PROBLEM}
     fleet.record([WorkerSeen(a_worker(devices=(a_cpu(), a_device("GPU-1"))))], LATER)
@@ -114,21 +116,21 @@ def test_bars_outlive_new_inventories_and_lost_workers(fleet):
 
 def test_what_the_probe_says_against_a_device_is_told_too_and_stays_when_the_bar_goes(fleet):
     sick = a_worker(devices=(a_device("GPU-0", leasable=False, problem="too hot"), a_device("GPU-1")))
-    fleet.record([WorkerSeen(sick), DeviceBarred(drained())], LATER)
+    fleet.record([WorkerSeen(sick), HoldPlaced(drained())], LATER)
     assert problems(fleet) == {"GPU-0": f"{PROBLEM}. too hot"}
     fleet.record([cleared(drained())], LATER)
     assert fleet.snapshot().workers == (sick,)
 
 
 def test_a_bar_on_a_worker_that_is_not_known_holds_once_it_is_seen(store):
-    store.record([DeviceBarred(drained())], EPOCH)
+    store.record([HoldPlaced(drained())], EPOCH)
     assert (store.snapshot().sequence, store.snapshot().bars) == (0, ())
     store.record([WorkerSeen(a_worker())], LATER)
     assert (problems(store), store.snapshot().bars) == ({"GPU-0": PROBLEM}, (drained(),))
 
 
 def test_each_kind_of_bar_stands_by_itself(fleet):
-    fleet.record([DeviceBarred(quarantined()), DeviceBarred(drained())], EPOCH)
+    fleet.record([HoldPlaced(quarantined()), HoldPlaced(drained())], EPOCH)
     assert fleet.snapshot().bars == (drained(), quarantined())
     assert problems(fleet) == {"GPU-0": f"{drained()}. {quarantined()}"}
     fleet.record([cleared(drained())], LATER)
@@ -137,7 +139,7 @@ def test_each_kind_of_bar_stands_by_itself(fleet):
 
 def test_leases_go_on_and_what_they_free_is_not_leased_again(fleet):
     (lease,) = fleet.commit(Plan((a_place("r1", **{"GPU-0": 500}),)), EPOCH, LATER).leases
-    fleet.record([DeviceBarred(drained())], EPOCH)
+    fleet.record([HoldPlaced(drained())], EPOCH)
     assert fleet.snapshot().leases == (lease,)
     assert fleet.renew([(lease.id, lease.token)], LATER) == frozenset()
     half = Plan((a_place("r2", **{"GPU-0": 500}),))
@@ -150,24 +152,26 @@ def test_leases_go_on_and_what_they_free_is_not_leased_again(fleet):
 def test_bars_of_several_workers_come_in_order(store):
     store.record([WorkerSeen(a_worker("b")), WorkerSeen(a_worker("a"))], EPOCH)
     bars = [drained("GPU-1", "b"), drained("", "b"), quarantined("GPU-1", "a"), drained("GPU-1", "a")]
-    store.record([*map(DeviceBarred, bars)], EPOCH)
+    store.record([*map(HoldPlaced, bars)], EPOCH)
     assert store.snapshot().bars == (bars[3], bars[2], bars[1], bars[0])
 
 
 def test_words_that_a_database_refuses_are_made_harmless(fleet):
-    fleet.record([DeviceBarred(drained(cause="a\0b"))], EPOCH)
-    fleet.record([HealthNoted("worker-a", "GPU-0", Health(cause="a\0b", strikes=1))], EPOCH)
+    fleet.record([HoldPlaced(drained(cause="a\0b"))], EPOCH)
+    fleet.record([HealthNoted("worker-a", "GPU-0", DeviceHealth(cause="a\0b", strikes=1))], EPOCH)
     assert "\0" not in fleet.snapshot().bars[0].cause
     assert fleet.health()["worker-a", "GPU-0"].strikes == 1
 
 
 def test_the_health_of_devices_is_remembered_until_they_are_well(store):
     errors = (CountedError("counted", EPOCH), CountedError("task", LATER, "dag.train"))
-    sick = Health(HealthState.QUARANTINED, 2, EPOCH, LATER, "XID 79", errors)
-    store.record([HealthNoted("worker-a", "GPU-0", sick), HealthNoted("worker-b", "cpu", Health(strikes=1))], EPOCH)
-    assert store.health() == {("worker-a", "GPU-0"): sick, ("worker-b", "cpu"): Health(strikes=1)}
+    sick = DeviceHealth(HealthState.QUARANTINED, 2, EPOCH, LATER, "XID 79", errors)
+    store.record(
+        [HealthNoted("worker-a", "GPU-0", sick), HealthNoted("worker-b", "cpu", DeviceHealth(strikes=1))], EPOCH
+    )
+    assert store.health() == {("worker-a", "GPU-0"): sick, ("worker-b", "cpu"): DeviceHealth(strikes=1)}
     worse = replace(sick, strikes=3)
-    store.record([HealthNoted("worker-a", "GPU-0", worse), HealthNoted("worker-b", "cpu", WELL)], LATER)
+    store.record([HealthNoted("worker-a", "GPU-0", worse), HealthNoted("worker-b", "cpu", NO_ERRORS)], LATER)
     assert store.health() == {("worker-a", "GPU-0"): worse}
 
 
@@ -184,7 +188,7 @@ def test_a_change_of_a_devices_health_is_made_on_what_is_there_and_its_bar_follo
     before = fleet.snapshot()
     fleet.record([HealthChanged("worker-a", "GPU-0", lambda health: (health, None))], LATER)
     assert fleet.snapshot() is before
-    fleet.record([HealthChanged("worker-a", "GPU-0", lambda _: (WELL, None))], LATER)
+    fleet.record([HealthChanged("worker-a", "GPU-0", lambda _: (NO_ERRORS, None))], LATER)
     assert (fleet.health(), fleet.snapshot().bars, problems(fleet)) == ({}, (), {})
 
 
@@ -204,7 +208,7 @@ def test_another_process_sees_bars_as_they_come_and_go(engine):
     store, other = SqlStore(engine), SqlStore(engine)
     store.record([WorkerSeen(a_worker())], EPOCH)
     assert problems(other) == {}
-    store.record([DeviceBarred(drained())], EPOCH)
+    store.record([HoldPlaced(drained())], EPOCH)
     assert problems(other) == {"GPU-0": PROBLEM}
     assert problems(SqlStore(engine)) == {"GPU-0": PROBLEM}
     store.record([cleared(drained())], LATER)

@@ -10,11 +10,11 @@ import pytest
 from hetero_airflow.errors import InvalidTransition
 from hetero_airflow.model.lease import Claim, Lease, LeaseState
 from hetero_airflow.model.plan import Account, Place, Plan, Reason, ReasonCode, Wait
-from hetero_airflow.model.snapshot import Usage
-from hetero_airflow.store import sql_transaction
-from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.sql_grants import Committing
-from hetero_airflow.store.store import Move, Submitted, WorkerSeen
+from hetero_airflow.model.snapshot import DeviceUsage
+from hetero_airflow.store.sql import transaction as sql_transaction
+from hetero_airflow.store.sql.plan_commit import PlanCommit
+from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.store import LeaseMove, RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
 from tests.postgres_server import wait_until_blocked
 
@@ -27,7 +27,7 @@ GIB = 2**30
 def make_fleet(store):
     """Two workers, and ten requests that wait."""
     store.record([*map(WorkerSeen, (a_worker("a"), a_worker("b")))], EPOCH)
-    store.record([Submitted(a_pending(f"r{n}")) for n in range(10)], EPOCH)
+    store.record([RequestSubmitted(a_pending(f"r{n}")) for n in range(10)], EPOCH)
     return store
 
 
@@ -41,10 +41,10 @@ def test_parts_of_a_device_are_counted_together(fleet):
     made = fleet.commit(Plan((*parts, a_place("r3", "b", **{"GPU-0": 400}))), EPOCH, LATER)
     assert ([lease.request_id for lease in made.leases], made.refused) == (["r0", "r1", "r3"], ("r2",))
     assert used(fleet, "a", "GPU-0") == (800, 0)
-    moves = [Move(lease.id, lease.token, LeaseState.RELEASED) for lease in made.leases]
+    moves = [LeaseMove(lease.id, lease.token, LeaseState.RELEASED) for lease in made.leases]
     assert [outcome.state for outcome in fleet.move(moves, LATER)] == [LeaseState.RELEASED] * 3
     assert used(fleet, "a", "GPU-0") == used(fleet, "b", "GPU-0") == (0, 0)
-    assert fleet.snapshot().used("a", "GPU-0") == Usage(0, 0, EPOCH)
+    assert fleet.snapshot().used("a", "GPU-0") == DeviceUsage(0, 0, EPOCH)
 
 
 def test_host_memory_and_cores_are_counted_together(fleet):
@@ -77,13 +77,15 @@ def test_tokens_grow_in_the_order_of_the_plan(fleet):
 
 def test_a_lease_may_move_twice_in_one_call(fleet):
     (lease,) = fleet.commit(Plan((a_place("r0", "a", **{"GPU-0": 1000}),)), EPOCH, LATER).leases
-    moves = [Move(lease.id, lease.token, to) for to in (LeaseState.EXPIRED, LeaseState.EVICTED, LeaseState.RELEASED)]
+    moves = [
+        LeaseMove(lease.id, lease.token, to) for to in (LeaseState.EXPIRED, LeaseState.EVICTED, LeaseState.RELEASED)
+    ]
     expired, evicted, refused = fleet.move(moves, LATER)
     assert [type(one) for one in (expired, evicted, refused)] == [Lease, Lease, InvalidTransition]
     assert (expired.state, evicted.state) == (LeaseState.EXPIRED, LeaseState.EVICTED)
     assert used(fleet, "a", "GPU-0") == (0, 0)
-    story = fleet.story("dag", "run", "r0")
-    assert (story.state, story.leases[0].state) == ("ended", LeaseState.EVICTED)
+    request_history = fleet.request_history("dag", "run", "r0")
+    assert (request_history.state, request_history.leases[0].state) == ("ended", LeaseState.EVICTED)
 
 
 def test_a_device_that_vanished_goes_with_the_last_of_the_leases_that_end_together(fleet):
@@ -91,7 +93,7 @@ def test_a_device_that_vanished_goes_with_the_last_of_the_leases_that_end_togeth
     leases = fleet.commit(plan, EPOCH, LATER).leases
     fleet.record([WorkerSeen(a_worker("a", (a_cpu(), a_device("GPU-0"))))], EPOCH)
     assert [device.id for device in fleet.snapshot().workers[0].devices] == ["cpu", "GPU-0", "GPU-1"]
-    fleet.move([Move(lease.id, lease.token, LeaseState.RELEASED) for lease in leases], LATER)
+    fleet.move([LeaseMove(lease.id, lease.token, LeaseState.RELEASED) for lease in leases], LATER)
     assert [device.id for device in fleet.snapshot().workers[0].devices] == ["cpu", "GPU-0"]
 
 
@@ -101,14 +103,14 @@ def test_a_plan_that_meets_a_writer_without_the_lock_is_refused_whole_and_its_wa
 ):
     empty(postgres_engine)
     first, second = SqlStore(postgres_engine), SqlStore(postgres_engine)
-    first.record([WorkerSeen(a_worker()), *(Submitted(a_pending(f"r{n}")) for n in range(4))], EPOCH)
+    first.record([WorkerSeen(a_worker()), *(RequestSubmitted(a_pending(f"r{n}")) for n in range(4))], EPOCH)
     before = second.snapshot().sequence
     monkeypatch.setattr(sql_transaction, "_LIMIT_AND_TAKE_LOCK", sql_transaction._READ_STATE)
     waits = Wait("r3", 1, Reason(ReasonCode.BUSY, "1", "0"), ACCOUNT)
     plan = Plan((a_place("r1", **{"GPU-1": 1000}), a_place("r2", **{"GPU-0": 1000}), waits))
-    news, made = [Submitted(a_pending("r4"))], []
+    news, made = [RequestSubmitted(a_pending("r4"))], []
     with sql_transaction.writing(postgres_engine, 10) as transaction:
-        Committing(transaction, EPOCH, LATER, {}).commit(Plan((a_place("r0", **{"GPU-0": 1000}),)))
+        PlanCommit(transaction, EPOCH, LATER, {}).commit(Plan((a_place("r0", **{"GPU-0": 1000}),)))
         other = threading.Thread(target=lambda: made.append(second.commit(plan, EPOCH, LATER, news)))
         other.start()
         wait_until_blocked(postgres_engine)
@@ -117,5 +119,5 @@ def test_a_plan_that_meets_a_writer_without_the_lock_is_refused_whole_and_its_wa
     snapshot = second.snapshot()
     assert ([one.id for one in snapshot.pending], snapshot.sequence) == (["r1", "r2", "r3", "r4"], before + 2)
     assert {key: usage.milli for key, usage in snapshot.usage.items() if usage.milli} == {("worker-a", "GPU-0"): 1000}
-    assert [one["outcome"] for one in second.story("dag", "run", "r3").decisions] == ["wait"]
-    assert not second.story("dag", "run", "r1").decisions
+    assert [one["outcome"] for one in second.request_history("dag", "run", "r3").decisions] == ["wait"]
+    assert not second.request_history("dag", "run", "r1").decisions

@@ -7,7 +7,7 @@ import pytest
 from hetero_airflow.errors import LeaseNotFound
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Account, Plan, Reason, ReasonCode, Refuse, Wait
-from hetero_airflow.store.store import Commit, Submitted, Withdrawn
+from hetero_airflow.store.store import CommitResult, RequestSubmitted, RequestWithdrawn
 from hetero_airflow.testing import EPOCH, a_pending, a_place, move_lease
 from tests.store.contract import ACCOUNT, BUSY, LATER, MUCH_LATER, grant, prepare, release
 
@@ -45,11 +45,11 @@ def test_a_wait_is_kept_once_until_it_changes(store):
     prepare(store, "r1", "r2")
     before = store.snapshot()
     for _ in range(3):
-        assert store.commit(Plan((wait("r1", 1), wait("r2", 2))), EPOCH, LATER) == Commit()
+        assert store.commit(Plan((wait("r1", 1), wait("r2", 2))), EPOCH, LATER) == CommitResult()
     store.commit(Plan((wait("r1", 1), wait("r2", 1))), LATER, LATER)
     assert store.snapshot() is before
-    assert store.story("dag", "run", "r1").decisions == (decided(EPOCH, "wait", 1, BUSY_JSON),)
-    assert store.story("dag", "run", "r2").decisions == (
+    assert store.request_history("dag", "run", "r1").decisions == (decided(EPOCH, "wait", 1, BUSY_JSON),)
+    assert store.request_history("dag", "run", "r2").decisions == (
         decided(LATER, "wait", 1, BUSY_JSON),
         decided(EPOCH, "wait", 2, BUSY_JSON),
     )
@@ -61,15 +61,15 @@ def test_a_wait_with_another_reason_or_account_is_kept(store):
     plans = [wait(), wait(reason=lost), wait(reason=lost, account=Account("fifo", "other")), wait()]
     for decision in plans:
         store.commit(Plan((decision,)), EPOCH, LATER)
-    assert len(store.story("dag", "run", "r1").decisions) == 4
+    assert len(store.request_history("dag", "run", "r1").decisions) == 4
 
 
 def test_a_request_that_waits_again_has_its_wait_kept_again(store):
     prepare(store, "r1")
     store.commit(Plan((wait(),)), EPOCH, LATER)
-    store.record([Withdrawn("r1", "cleared"), Submitted(a_pending("r1"))], LATER)
+    store.record([RequestWithdrawn("r1", "cleared"), RequestSubmitted(a_pending("r1"))], LATER)
     store.commit(Plan((wait(),)), LATER, LATER)
-    assert store.story("dag", "run", "r1").decisions == (
+    assert store.request_history("dag", "run", "r1").decisions == (
         decided(LATER, "wait", 1, BUSY_JSON),
         decided(EPOCH, "wait", 1, BUSY_JSON),
     )
@@ -83,8 +83,8 @@ def test_each_outcome_is_told_with_its_account(store):
     store.commit(plan, LATER, LATER)
     by_test = {"policy": "test", "summary": "as the test says", "alternatives": []}
     waited = [decided(EPOCH, "wait", position, BUSY_JSON) for position in (1, 2)]
-    assert store.story("dag", "run", "r1").decisions == (decided(LATER, "place", account=by_test), waited[0])
-    told = store.story("dag", "run", "r2")
+    assert store.request_history("dag", "run", "r1").decisions == (decided(LATER, "place", account=by_test), waited[0])
+    told = store.request_history("dag", "run", "r2")
     reason_json = {"code": "count", "asked": "4 × gpu", "found": "2 on the largest worker"}
     assert told.decisions == (decided(LATER, "refuse", reason=reason_json, nearest="worker-a has 2"), waited[1])
     assert (told.state, told.ended_at, told.cause) == ("ended", LATER, str(reason))
@@ -96,20 +96,20 @@ def test_decisions_about_requests_that_do_not_wait_are_passed_over(store):
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
     before = store.snapshot()
     plan = Plan((wait("r1"), wait("unknown"), Refuse("r1", BUSY, "", ACCOUNT), Refuse("unknown", BUSY, "", ACCOUNT)))
-    assert store.commit(plan, LATER, LATER) == Commit()
+    assert store.commit(plan, LATER, LATER) == CommitResult()
     assert store.snapshot() is before
     assert store.snapshot().leases == (lease,)
-    assert len(store.story("dag", "run", "r1").decisions) == 1
+    assert len(store.request_history("dag", "run", "r1").decisions) == 1
 
 
 def test_the_story_is_of_the_newest_request_of_the_task_instance(store):
     tries = [a_pending(f"t{n}", at_s=n, task_id="train", map_index=3, try_number=n) for n in (1, 2)]
     other = a_pending("t3", at_s=9, task_id="train", map_index=4)
-    store.record([Submitted(pending) for pending in (tries[1], tries[0], other)], EPOCH)
-    told = store.story("dag", "run", "train", 3)
+    store.record([RequestSubmitted(pending) for pending in (tries[1], tries[0], other)], EPOCH)
+    told = store.request_history("dag", "run", "train", 3)
     assert (told.pending, told.state, told.leases, told.decisions) == (tries[1], "waiting", (), ())
-    assert store.story("dag", "run", "train") is None
-    assert store.story("dag", "other run", "train", 3) is None
+    assert store.request_history("dag", "run", "train") is None
+    assert store.request_history("dag", "other run", "train", 3) is None
 
 
 def test_pruning_forgets_what_ended_before_and_keeps_what_lives(store):
@@ -122,11 +122,11 @@ def test_pruning_forgets_what_ended_before_and_keeps_what_lives(store):
     before = store.snapshot()
     assert store.prune(LATER) == 1
     assert store.snapshot() == before
-    assert store.story("dag", "run", "old") is None
+    assert store.request_history("dag", "run", "old") is None
     with pytest.raises(LeaseNotFound):
         move_lease(store, old.id, old.token, LeaseState.EXPIRED, LATER)
-    assert store.story("dag", "run", "new").leases[0].id == new.id
-    assert store.story("dag", "run", "placed").leases == (placed,)
-    assert [d["position"] for d in store.story("dag", "run", "waiting").decisions] == [2]
+    assert store.request_history("dag", "run", "new").leases[0].id == new.id
+    assert store.request_history("dag", "run", "placed").leases == (placed,)
+    assert [d["position"] for d in store.request_history("dag", "run", "waiting").decisions] == [2]
     assert store.prune(LATER) == 0
     assert store.prune(MUCH_LATER) == 1

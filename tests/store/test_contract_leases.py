@@ -9,8 +9,8 @@ import pytest
 from hetero_airflow.errors import InvalidTransition, LeaseLost, LeaseNotFound
 from hetero_airflow.model.lease import TRANSITIONS, Lease, LeaseState
 from hetero_airflow.model.plan import Plan, Reason, ReasonCode
-from hetero_airflow.model.snapshot import Usage
-from hetero_airflow.store.store import Delayed, Saved, Submitted, WorkerSeen
+from hetero_airflow.model.snapshot import DeviceUsage
+from hetero_airflow.store.store import CheckpointSaved, RequestSubmitted, StartDelayed, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker, move_lease
 from tests.store.contract import LATER, MUCH_LATER, grant, prepare, release
 
@@ -53,7 +53,7 @@ def reach(store, lease: Lease, state: LeaseState) -> None:
 
 def test_who_holds_a_lease_is_known_until_it_ends(store):
     one = a_pending("r1", served={"nvidia/k80": 12.5}, gang="g", gang_size=1)
-    store.record([WorkerSeen(a_worker()), Submitted(one)], EPOCH)
+    store.record([WorkerSeen(a_worker()), RequestSubmitted(one)], EPOCH)
     assert (store.snapshot().pending, store.snapshot().holders) == ((one,), {})
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
     assert (store.snapshot().pending, store.snapshot().holders) == ((), {"r1": one})
@@ -73,9 +73,9 @@ def test_a_preempted_lease_that_is_renewed_lasts_longer_and_stays_preempted(stor
 def test_a_lease_remembers_when_its_task_saved(store):
     prepare(store, "r1")
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
-    store.record([Saved(lease.id, lease.token + 1), Saved("other", 1)], EPOCH)
+    store.record([CheckpointSaved(lease.id, lease.token + 1), CheckpointSaved("other", 1)], EPOCH)
     assert store.snapshot().leases == (lease,)
-    store.record([Saved(lease.id, lease.token)], LATER)
+    store.record([CheckpointSaved(lease.id, lease.token)], LATER)
     assert store.snapshot().leases == (lease.model_copy(update={"saved_at": LATER}),)
 
 
@@ -83,12 +83,12 @@ def test_why_what_was_placed_does_not_run_yet_is_told_until_it_does(store):
     prepare(store, "r1", "r2")
     grant(store, a_place("r1", **{"GPU-0": 1000}))
     reason = Reason(ReasonCode.BUSY, "a container", "no node has room")
-    store.record([Delayed("r1", reason), Delayed("r2", reason), Delayed("other", reason)], EPOCH)
-    (decision,) = store.story("dag", "run", "r1").decisions
+    store.record([StartDelayed("r1", reason), StartDelayed("r2", reason), StartDelayed("other", reason)], EPOCH)
+    (decision,) = store.request_history("dag", "run", "r1").decisions
     assert decision["reason"] == {"code": "busy", "asked": "a container", "found": "no node has room"}
-    assert all(one["reason"] != decision["reason"] for one in store.story("dag", "run", "r2").decisions)
-    store.record([Delayed("r1", None)], EPOCH)
-    assert store.story("dag", "run", "r1").decisions[0]["reason"] is None
+    assert all(one["reason"] != decision["reason"] for one in store.request_history("dag", "run", "r2").decisions)
+    store.record([StartDelayed("r1", None)], EPOCH)
+    assert store.request_history("dag", "run", "r1").decisions[0]["reason"] is None
 
 
 @pytest.mark.parametrize(("was", "to"), list(product(LeaseState, LeaseState)))
@@ -98,7 +98,7 @@ def test_a_lease_changes_as_the_table_of_transitions_says(store, was, to):
     reach(store, lease, was)
     if (was, to) in TRANSITIONS:
         assert move_lease(store, lease.id, lease.token, to, LATER) == lease.model_copy(update={"state": to})
-        assert store.story("dag", "run", "r1").leases[0].state == to
+        assert store.request_history("dag", "run", "r1").leases[0].state == to
     else:
         before = store.snapshot()
         with pytest.raises(InvalidTransition, match=f"lease r1.1 to become {to}; found it is {was}"):
@@ -114,8 +114,11 @@ def test_the_end_of_a_lease_frees_its_devices_and_ends_its_request(store, end, c
     move_lease(store, lease.id, lease.token, end, LATER, cause)
     found = store.snapshot()
     assert found.leases == ()
-    assert found.usage == {("worker-a", "GPU-0"): Usage(0, 0, EPOCH), ("worker-a", "cpu"): Usage(0, 0, EPOCH)}
-    told = store.story("dag", "run", "r1")
+    assert found.usage == {
+        ("worker-a", "GPU-0"): DeviceUsage(0, 0, EPOCH),
+        ("worker-a", "cpu"): DeviceUsage(0, 0, EPOCH),
+    }
+    told = store.request_history("dag", "run", "r1")
     assert (told.state, told.ended_at) == ("ended", LATER)
     assert told.cause == (cause or TRANSITIONS[LeaseState.GRANTED, end])
     grant(store, a_place("r2", **{"GPU-0": 1000, "cpu": 8000}))

@@ -6,8 +6,8 @@ import pytest
 
 from hetero_airflow.model.lease import Claim, Lease, LeaseState
 from hetero_airflow.model.plan import Plan, Wait
-from hetero_airflow.model.snapshot import Usage
-from hetero_airflow.store.store import Commit, Submitted, Withdrawn, WorkerLost, WorkerSeen
+from hetero_airflow.model.snapshot import DeviceUsage
+from hetero_airflow.store.store import CommitResult, RequestSubmitted, RequestWithdrawn, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_worker
 from tests.store.contract import ACCOUNT, BUSY, GIB, LATER, MUCH_LATER, grant, place, prepare, release
 
@@ -30,33 +30,37 @@ def test_a_placement_becomes_a_lease(store):
         granted_at=EPOCH,
         expires_at=LATER,
     )
-    assert made == Commit((lease,), ())
+    assert made == CommitResult((lease,), ())
     found = store.snapshot()
     assert found.leases == (lease,)
     assert found.pending == (a_pending("r2", at_s=1),)
     assert found.usage == {
-        ("worker-a", "GPU-1"): Usage(1000, 40 * GIB, EPOCH),
-        ("worker-a", "cpu"): Usage(2000, 8 * GIB, EPOCH),
+        ("worker-a", "GPU-1"): DeviceUsage(1000, 40 * GIB, EPOCH),
+        ("worker-a", "cpu"): DeviceUsage(2000, 8 * GIB, EPOCH),
     }
     assert found.dag_tokens == {"dag": 1}
-    assert store.story("dag", "run", "r1").leases == (lease,)
+    assert store.request_history("dag", "run", "r1").leases == (lease,)
 
 
 def test_news_come_before_the_plan_that_places_them(store):
     prepare(store, "r1", "r2")
-    news = [Submitted(a_pending("r3", at_s=3)), Withdrawn("r1", "it is not wanted"), Submitted(a_pending("r4", at_s=4))]
+    news = [
+        RequestSubmitted(a_pending("r3", at_s=3)),
+        RequestWithdrawn("r1", "it is not wanted"),
+        RequestSubmitted(a_pending("r4", at_s=4)),
+    ]
     places = [a_place(name, **{f"GPU-{n}": 1000}) for n, name in enumerate(("r1", "r3"))]
     made = store.commit(Plan((*places, Wait("r4", 1, BUSY, ACCOUNT))), EPOCH, LATER, news)
     assert ([lease.request_id for lease in made.leases], made.refused) == (["r3"], ("r1",))
     assert [pending.id for pending in store.snapshot().pending] == ["r2", "r4"]
-    assert [one["outcome"] for one in store.story("dag", "run", "r4").decisions] == ["wait"]
-    assert store.story("dag", "run", "r1").cause == "it is not wanted"
+    assert [one["outcome"] for one in store.request_history("dag", "run", "r4").decisions] == ["wait"]
+    assert store.request_history("dag", "run", "r1").cause == "it is not wanted"
 
 
 def test_news_are_taken_note_of_though_nothing_is_decided(store):
     prepare(store, "r1")
     before = store.snapshot().sequence
-    assert store.commit(Plan(), EPOCH, LATER, [Submitted(a_pending("r2", at_s=2))]) == Commit()
+    assert store.commit(Plan(), EPOCH, LATER, [RequestSubmitted(a_pending("r2", at_s=2))]) == CommitResult()
     assert [pending.id for pending in store.snapshot().pending] == ["r1", "r2"]
     assert store.snapshot().sequence > before
 
@@ -74,7 +78,7 @@ def test_a_snapshot_stays_what_it_was(store):
 
 
 def test_tokens_grow_and_each_dag_remembers_its_newest(store):
-    pending = [Submitted(a_pending(f"r{n}", dag_id=f"dag{n % 2}")) for n in range(4)]
+    pending = [RequestSubmitted(a_pending(f"r{n}", dag_id=f"dag{n % 2}")) for n in range(4)]
     store.record([WorkerSeen(a_worker()), *pending], EPOCH)
     first = grant(store, a_place("r0", cpu=1000), a_place("r1", cpu=1000))
     second = grant(store, a_place("r2", cpu=1000))
@@ -93,7 +97,7 @@ def test_a_taken_device_is_refused_and_the_other_placements_are_granted(store):
     assert [(lease.request_id, lease.token) for lease in made.leases] == [("r1", 1), ("r3", 2)]
     assert made.refused == ("r2",)
     assert [pending.id for pending in store.snapshot().pending] == ["r2"]
-    assert store.story("dag", "run", "r2").decisions == ()
+    assert store.request_history("dag", "run", "r2").decisions == ()
 
 
 def test_a_placement_is_granted_whole_or_not_at_all(store):
@@ -101,7 +105,7 @@ def test_a_placement_is_granted_whole_or_not_at_all(store):
     grant(store, a_place("r1", **{"GPU-1": 1000}))
     before = store.snapshot()
     both = Plan((a_place("r2", **{"GPU-0": 1000, "cpu": 3000, "GPU-1": 1000}),))
-    assert store.commit(both, LATER, LATER) == Commit((), ("r2",))
+    assert store.commit(both, LATER, LATER) == CommitResult((), ("r2",))
     after = store.snapshot()
     assert (after.usage, after.pending, after.leases) == (before.usage, before.pending, before.leases)
     (lease,) = grant(store, a_place("r2", **{"GPU-0": 1000, "cpu": 8000}))
@@ -132,14 +136,14 @@ BAD_PLACEMENTS = {
 def test_what_can_not_be_granted_is_refused_and_changes_nothing(store, bad):
     worker = a_worker(devices=(*a_worker().devices, a_device("GPU-sick", leasable=False, problem="XID 79")))
     prepare(store, "r1", "r2", "ended", worker=worker)
-    store.record([WorkerSeen(a_worker("lost")), WorkerLost("lost"), Withdrawn("ended", "x")], EPOCH)
+    store.record([WorkerSeen(a_worker("lost")), WorkerLost("lost"), RequestWithdrawn("ended", "x")], EPOCH)
     before = store.snapshot()
     good = a_place("r2", **{"GPU-1": 1000})
     made = store.commit(Plan((bad, good)), LATER, LATER)
     assert made.refused == (bad.request_id,)
     assert [lease.request_id for lease in made.leases] == ["r2"]
     after = store.snapshot()
-    assert after.usage == {("worker-a", "GPU-1"): Usage(1000, 0, LATER)}
+    assert after.usage == {("worker-a", "GPU-1"): DeviceUsage(1000, 0, LATER)}
     assert [p.id for p in after.pending] == ["r1"]
     assert after.workers == before.workers
 
@@ -148,7 +152,7 @@ def test_a_request_is_placed_once_even_if_a_plan_places_it_twice(store):
     prepare(store, "r1")
     made = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}), a_place("r1", **{"GPU-1": 1000}))), EPOCH, LATER)
     assert (len(made.leases), made.refused) == (1, ("r1",))
-    assert store.snapshot().used("worker-a", "GPU-1") == Usage()
+    assert store.snapshot().used("worker-a", "GPU-1") == DeviceUsage()
 
 
 def test_shares_of_a_device_add_up_to_the_whole(store):
@@ -161,7 +165,7 @@ def test_memory_of_an_accelerator_is_noted_and_limits_nothing(store):
     prepare(store, "r1", "r2")
     halves = [place(r, Claim(device_id="GPU-0", milli=500, memory_bytes=30 * GIB)) for r in ("r1", "r2")]
     grant(store, *halves)
-    assert store.snapshot().used("worker-a", "GPU-0") == Usage(1000, 60 * GIB, EPOCH)
+    assert store.snapshot().used("worker-a", "GPU-0") == DeviceUsage(1000, 60 * GIB, EPOCH)
 
 
 def test_cores_of_live_leases_never_meet_and_freed_ones_are_given_again(store):

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
-from hetero_airflow.store.store import Submitted, Withdrawn
+from hetero_airflow.store.store import RequestSubmitted, RequestWithdrawn
 from hetero_airflow.testing import EPOCH, a_pending, a_place
 from tests.store.contract import LATER, MUCH_LATER, grant, prepare, release
 
 
 def test_requests_wait_in_the_order_of_submission(store):
     a, b, c = a_pending("a", at_s=2), a_pending("b", ["h100:2", "cpu:4"], at_s=1, weight=7), a_pending("c", at_s=1)
-    store.record([Submitted(a), Submitted(c), Submitted(b)], LATER)
+    store.record([RequestSubmitted(a), RequestSubmitted(c), RequestSubmitted(b)], LATER)
     assert store.snapshot().pending == (b, c, a)
 
 
 def test_a_request_submitted_again_while_it_waits_or_is_placed_changes_nothing(store):
     prepare(store, "r1")
     before = store.snapshot()
-    store.record([Submitted(a_pending("r1", at_s=99, weight=9))], LATER)
+    store.record([RequestSubmitted(a_pending("r1", at_s=99, weight=9))], LATER)
     assert store.snapshot().pending == before.pending
     grant(store, a_place("r1", **{"GPU-0": 1000}))
-    store.record([Submitted(a_pending("r1", at_s=99))], LATER)
+    store.record([RequestSubmitted(a_pending("r1", at_s=99))], LATER)
     assert store.snapshot().pending == ()
-    assert store.story("dag", "run", "r1").state == "placed"
+    assert store.request_history("dag", "run", "r1").state == "placed"
 
 
 def test_a_request_that_ended_waits_again_when_it_is_submitted_again(store):
@@ -31,20 +31,20 @@ def test_a_request_that_ended_waits_again_when_it_is_submitted_again(store):
     (first,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
     release(store, first)
     again = a_pending("r1", at_s=99, weight=9)
-    store.record([Submitted(again)], MUCH_LATER)
+    store.record([RequestSubmitted(again)], MUCH_LATER)
     assert store.snapshot().pending == (again,)
     (second,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
     assert second.id != first.id
-    told = store.story("dag", "run", "r1")
+    told = store.request_history("dag", "run", "r1")
     assert (told.pending, told.state, told.ended_at, told.cause) == (again, "placed", None, "")
     assert told.leases == (first.model_copy(update={"state": LeaseState.RELEASED}), second)
 
 
 def test_a_request_that_is_withdrawn_waits_no_longer(store):
     prepare(store, "r1", "r2")
-    store.record([Withdrawn("r1", "cleared by ada\0"), Withdrawn("unknown", "x")], LATER)
+    store.record([RequestWithdrawn("r1", "cleared by ada\0"), RequestWithdrawn("unknown", "x")], LATER)
     assert [pending.id for pending in store.snapshot().pending] == ["r2"]
-    told = store.story("dag", "run", "r1")
+    told = store.request_history("dag", "run", "r1")
     assert (told.state, told.ended_at, told.cause) == ("ended", LATER, "cleared by ada\N{REPLACEMENT CHARACTER}")
     assert store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), LATER, LATER).refused == ("r1",)
 
@@ -52,20 +52,25 @@ def test_a_request_that_is_withdrawn_waits_no_longer(store):
 def test_withdrawing_a_request_that_is_placed_or_ended_changes_nothing(store):
     prepare(store, "r1", "r2")
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
-    store.record([Withdrawn("r2", "first")], EPOCH)
+    store.record([RequestWithdrawn("r2", "first")], EPOCH)
     before = store.snapshot()
-    store.record([Withdrawn("r1", "late"), Withdrawn("r2", "late")], LATER)
+    store.record([RequestWithdrawn("r1", "late"), RequestWithdrawn("r2", "late")], LATER)
     assert store.snapshot() is before
     assert store.snapshot().leases == (lease,)
-    assert store.story("dag", "run", "r1").state == "placed"
-    assert store.story("dag", "run", "r2").cause == "first"
+    assert store.request_history("dag", "run", "r1").state == "placed"
+    assert store.request_history("dag", "run", "r2").cause == "first"
 
 
 def test_events_of_one_batch_count_in_their_order(store):
     first, second = a_pending("r1"), a_pending("r1", at_s=5)
-    batch = [Withdrawn("r1", "too early"), Submitted(first), Withdrawn("r1", "cleared"), Submitted(second)]
+    batch = [
+        RequestWithdrawn("r1", "too early"),
+        RequestSubmitted(first),
+        RequestWithdrawn("r1", "cleared"),
+        RequestSubmitted(second),
+    ]
     store.record(batch, EPOCH)
     assert store.snapshot().pending == (second,)
-    store.record([Withdrawn("r1", "cleared"), Submitted(first), Withdrawn("r1", "at last")], LATER)
+    store.record([RequestWithdrawn("r1", "cleared"), RequestSubmitted(first), RequestWithdrawn("r1", "at last")], LATER)
     assert store.snapshot().pending == ()
-    assert store.story("dag", "run", "r1").cause == "at last"
+    assert store.request_history("dag", "run", "r1").cause == "at last"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.lease import Claim
 from hetero_airflow.model.plan import Plan
-from hetero_airflow.model.snapshot import Usage
+from hetero_airflow.model.snapshot import DeviceUsage
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store.store import WorkerAlive, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_place, a_worker
@@ -15,7 +15,7 @@ from tests.store.contract import GIB, LATER, MUCH_LATER, grant, place, prepare, 
 def test_a_new_store_is_empty(store):
     found = store.snapshot()
     assert (found.sequence, found.workers, dict(found.usage), found.pending, found.leases) == (0, (), {}, (), ())
-    assert (store.telemetry(), store.last_seen(), store.story("d", "r", "t")) == ({}, {}, None)
+    assert (store.telemetry(), store.last_seen(), store.request_history("d", "r", "t")) == ({}, {}, None)
     assert store.prune(MUCH_LATER) == 0
 
 
@@ -103,7 +103,7 @@ def test_a_device_that_vanishes_leased_stays_unleasable_until_its_lease_ends(sto
         problem = "not seen since 2026-01-01 00:00:00 UTC; leased until its task has ended"
         gone = a_device("GPU-0", leasable=False, problem=problem)
         assert store.snapshot().workers == (less.model_copy(update={"devices": (*less.devices, gone)}),)
-        assert store.snapshot().used("worker-a", "GPU-0") == Usage(500, 0, EPOCH)
+        assert store.snapshot().used("worker-a", "GPU-0") == DeviceUsage(500, 0, EPOCH)
     relabelled = less.model_copy(update={"labels": {"zone": "b"}})
     store.record([WorkerSeen(relabelled)], MUCH_LATER)
     assert store.snapshot().workers[0].devices[-1] == gone

@@ -17,8 +17,8 @@ from sqlalchemy import Engine, create_engine, event, inspect, select
 from hetero_airflow import store
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.store import tables
-from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.store import Submitted, WorkerSeen
+from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
 
 STORE = Path(store.__file__).parent
@@ -90,7 +90,7 @@ def test_what_is_stored_outlives_a_downgrade_and_an_upgrade(engine):
         event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys=ON"))
     command.upgrade(configuration(engine), "head")
     store = SqlStore(engine)
-    store.record([WorkerSeen(a_worker()), Submitted(a_pending("r1")), Submitted(a_pending("r2"))], EPOCH)
+    store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("r1")), RequestSubmitted(a_pending("r2"))], EPOCH)
     (lease,) = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), EPOCH, EPOCH).leases
     command.downgrade(configuration(engine), "0001")
     command.upgrade(configuration(engine), "head")

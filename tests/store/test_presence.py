@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import pytest
 
+from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan
-from hetero_airflow.model.sight import ServerSight, WorkerSight
 from hetero_airflow.model.worker import WorkerState
-from hetero_airflow.store.store import ServerAlive, Submitted, WorkerAlive, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import RequestSubmitted, ServerAlive, WorkerAlive, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_pending, a_place, a_worker, move_lease
 
 LATER, MUCH_LATER = EPOCH + timedelta(seconds=60), EPOCH + timedelta(days=2)
@@ -26,7 +26,7 @@ def seen(*leases: Lease, worker=None) -> WorkerSeen:
 
 
 def leased(store, request_id: str, device: str) -> Lease:
-    store.record([Submitted(a_pending(request_id))], EPOCH)
+    store.record([RequestSubmitted(a_pending(request_id))], EPOCH)
     (lease,) = store.commit(Plan((a_place(request_id, **{device: 1000}),)), EPOCH, LATER).leases
     return lease
 
@@ -49,31 +49,31 @@ def lost(store) -> Lease:
 
 
 def test_nobody_has_been_heard_of_yet(store):
-    assert (store.last_seen(), store.sights(), store.server_seen()) == ({}, {}, None)
+    assert (store.last_seen(), store.heartbeats(), store.server_heartbeat()) == ({}, {}, None)
 
 
 def test_what_an_agent_says_last_of_leases_counts(store):
     store.record([seen(), WorkerSeen(a_worker("own-host"))], EPOCH)
-    assert store.sights() == {"worker-a": WorkerSight(EPOCH, NONE)}
+    assert store.heartbeats() == {"worker-a": WorkerHeartbeat(EPOCH, NONE)}
     before = store.snapshot()
     store.record([WorkerAlive("worker-a", leases=frozenset({"l1", "l2"})), WorkerAlive("unknown", leases=NONE)], at(5))
-    assert store.sights() == {"worker-a": WorkerSight(at(5), frozenset({"l1", "l2"}))}
+    assert store.heartbeats() == {"worker-a": WorkerHeartbeat(at(5), frozenset({"l1", "l2"}))}
     store.record([seen(worker=a_worker(labels={"a": "b"}))], at(10))
-    assert store.sights() == {"worker-a": WorkerSight(at(10), NONE)}
+    assert store.heartbeats() == {"worker-a": WorkerHeartbeat(at(10), NONE)}
     store.record([WorkerAlive("worker-a", leases=frozenset({"l1"})), WorkerAlive("worker-a")], at(15))
-    assert store.sights() == {"worker-a": WorkerSight(at(15), frozenset({"l1"}))}
+    assert store.heartbeats() == {"worker-a": WorkerHeartbeat(at(15), frozenset({"l1"}))}
     assert before.sequence + 1 == store.snapshot().sequence, "the labels"
 
 
 def test_of_a_lost_worker_what_was_said_before_counts_no_more(store, lost):
-    assert store.sights() == {}
+    assert store.heartbeats() == {}
     store.record([WorkerAlive("worker-a", leases=NONE)], LATER)
-    assert (store.sights(), is_online(store)) == ({}, False)
+    assert (store.heartbeats(), is_online(store)) == ({}, False)
 
 
 def test_a_lost_worker_comes_back_at_once_when_no_process_of_a_lease_is_there(store, lost):
     store.record([seen()], LATER)
-    assert (is_online(store), store.sights()) == (True, {"worker-a": WorkerSight(LATER, NONE)})
+    assert (is_online(store), store.heartbeats()) == (True, {"worker-a": WorkerHeartbeat(LATER, NONE)})
 
 
 def test_a_lost_worker_comes_back_only_when_the_processes_of_leases_that_are_over_are_gone(store, lost):
@@ -82,8 +82,8 @@ def test_a_lost_worker_comes_back_only_when_the_processes_of_leases_that_are_ove
     for seconds in (60, 65, 70):
         store.record([seen(lost, worker=changed)], at(seconds))
         assert not is_online(store)
-        assert store.sights() == {"worker-a": WorkerSight(at(seconds), frozenset({lost.id}))}
-    store.record([Submitted(a_pending("r2"))], LATER)
+        assert store.heartbeats() == {"worker-a": WorkerHeartbeat(at(seconds), frozenset({lost.id}))}
+    store.record([RequestSubmitted(a_pending("r2"))], LATER)
     assert store.commit(Plan((a_place("r2", **{"GPU-0": 1000}),)), LATER, MUCH_LATER).refused == ("r2",)
     store.record([seen(worker=changed)], at(75))
     assert store.snapshot().workers == (changed,)
@@ -112,7 +112,7 @@ def test_a_worker_that_is_lost_again_has_to_tell_twice_again(store, lost):
 @pytest.mark.parametrize("lease_id", ["unknown", "another's"])
 def test_leases_of_nobody_and_of_others_keep_a_lost_worker_out(store, lost, lease_id):
     store.record([seen(worker=a_worker("worker-b"))], EPOCH)
-    store.record([Submitted(a_pending("rb"))], EPOCH)
+    store.record([RequestSubmitted(a_pending("rb"))], EPOCH)
     (others,) = store.commit(Plan((a_place("rb", "worker-b", **{"GPU-0": 1000}),)), EPOCH, LATER).leases
     told = frozenset({others.id if lease_id == "another's" else lease_id})
     for _ in range(3):
@@ -123,9 +123,9 @@ def test_leases_of_nobody_and_of_others_keep_a_lost_worker_out(store, lost, leas
 def test_a_new_worker_with_processes_that_nobody_knows_is_not_there_until_they_are_gone(store):
     for _ in range(2):
         store.record([WorkerSeen(a_worker(), leases=frozenset({"unknown"}))], EPOCH)
-        assert (store.snapshot().workers, store.sights(), store.last_seen()) == ((), {}, {})
+        assert (store.snapshot().workers, store.heartbeats(), store.last_seen()) == ((), {}, {})
     store.record([WorkerSeen(a_worker(), leases=frozenset({"unknown"})), WorkerSeen(a_worker())], EPOCH)
-    assert (is_online(store), store.sights()) == (True, {})
+    assert (is_online(store), store.heartbeats()) == (True, {})
 
 
 def test_leases_that_are_over_do_not_take_a_worker_that_is_there_away(store):
@@ -140,32 +140,32 @@ def test_leases_that_are_over_do_not_take_a_worker_that_is_there_away(store):
 def test_whoever_says_nothing_of_leases_is_back_at_once(store, lost):
     """A scheduler on its own host."""
     store.record([WorkerSeen(a_worker())], LATER)
-    assert (is_online(store), store.sights()) == (True, {})
+    assert (is_online(store), store.heartbeats()) == (True, {})
 
 
 def test_the_api_server_is_there_from_its_first_word_on_and_changes_no_snapshot(store):
     before = store.snapshot()
     for seconds, is_new in ((0, True), (5, False), (10, False)):
         store.record([ServerAlive(is_new)], at(seconds))
-    assert store.server_seen() == ServerSight(EPOCH, at(10))
+    assert store.server_heartbeat() == ServerHeartbeat(EPOCH, at(10))
     assert store.snapshot() is before
 
 
 def test_an_api_server_that_was_away_or_has_started_is_there_since_then(store):
     store.record([ServerAlive(is_new=True)], EPOCH)
     store.record([ServerAlive()], at(30))
-    assert store.server_seen() == ServerSight(at(30), at(30))
+    assert store.server_heartbeat() == ServerHeartbeat(at(30), at(30))
     store.record([ServerAlive(is_new=True)], at(32))
-    assert store.server_seen() == ServerSight(at(32), at(32))
+    assert store.server_heartbeat() == ServerHeartbeat(at(32), at(32))
 
 
 def test_of_two_api_servers_one_is_enough_and_their_clocks_need_not_agree(store):
     for seconds in (0, 2, 5, 4, 9, 9, 12):
         store.record([ServerAlive()], at(seconds))
-    assert store.server_seen() == ServerSight(EPOCH, at(12))
+    assert store.server_heartbeat() == ServerHeartbeat(EPOCH, at(12))
 
 
 def test_an_api_servers_clock_that_is_set_back_begins_anew(store):
     store.record([ServerAlive()], MUCH_LATER)
     store.record([ServerAlive()], EPOCH)
-    assert store.server_seen() == ServerSight(EPOCH, EPOCH)
+    assert store.server_heartbeat() == ServerHeartbeat(EPOCH, EPOCH)

@@ -12,7 +12,7 @@ from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.store import Submitted, WorkerAlive, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import RequestSubmitted, WorkerAlive, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
 
 WORKER = a_worker(devices=(a_cpu(), a_device("GPU-0")))
@@ -44,7 +44,7 @@ class Host(RuleBasedStateMachine):
         """The store grants what fits, and its process begins."""
         self.requests += 1
         name = f"r{self.requests}"
-        self.store.record([Submitted(a_pending(name))], EPOCH)
+        self.store.record([RequestSubmitted(a_pending(name))], EPOCH)
         for lease in self.store.commit(Plan((a_place(name, **{"GPU-0": 1000}),)), EPOCH, FOREVER).leases:
             self.processes[lease.id] = lease
 
@@ -86,7 +86,7 @@ class Host(RuleBasedStateMachine):
     @rule()
     def doom(self) -> None:
         """The scheduler finds leases on a lost worker of which its agent says nothing, as `engines.remote.judge`."""
-        sight = self.store.sights().get("worker-a")
+        sight = self.store.heartbeats().get("worker-a")
         told = sight.leases if sight else frozenset()
         self.doomed = [(lease, self.spoken) for lease in self.store.snapshot().leases if lease.id not in told]
 

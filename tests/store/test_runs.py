@@ -10,20 +10,20 @@ from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.run import Run, RunEnd
 from hetero_airflow.store import tables
-from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.store import Move, Submitted, WorkerSeen
+from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.store import LeaseMove, RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
 
 MINUTE = timedelta(minutes=1)
 
 
 def grant(store, *pending, now=EPOCH, **milli):
-    store.record([Submitted(one) for one in pending], now)
+    store.record([RequestSubmitted(one) for one in pending], now)
     return store.commit(Plan(tuple(a_place(one.id, **milli) for one in pending)), now, now + MINUTE).leases
 
 
 def end(store, leases, now, how=RunEnd.FINISHED, to=LeaseState.RELEASED):
-    store.move([Move(lease.id, lease.token, to, "", how) for lease in leases], now)
+    store.move([LeaseMove(lease.id, lease.token, to, "", how) for lease in leases], now)
 
 
 def seen(store):

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hetero_airflow.errors import SettingsError
 from hetero_airflow.model.estimates import Estimates, Interval
 from hetero_airflow.model.plan import Plan
-from hetero_airflow.model.shares import Shares
 from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.model.team_shares import TeamShares
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.snapshot_file import read_snapshot, snapshot_text
-from hetero_airflow.store.store import Submitted, WorkerSeen
+from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker, snapshots
 
 KNOWN = Estimates(
@@ -27,7 +27,7 @@ KNOWN = Estimates(
     {("dag", "train"): (("dag", "other"), ("dag", "test"))},
     {"dag": {"nvidia/a100": 60.0}},
     EPOCH,
-    Shares.parse("research=3, research/nlp_*=2 max 4"),
+    TeamShares.parse("research=3, research/nlp_*=2 max 4"),
 )
 
 
@@ -46,7 +46,7 @@ def test_what_was_saved_is_read_again(snapshot):
 
 def test_leases_their_holders_and_estimates_are_saved():
     store = MemoryStore()
-    store.record([WorkerSeen(a_worker()), Submitted(a_pending("r1", served={"nvidia/k80": 2.0}))], EPOCH)
+    store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("r1", served={"nvidia/k80": 2.0}))], EPOCH)
     store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), EPOCH, EPOCH)
     snapshot = replace(store.snapshot(), estimates=KNOWN)
     saved = read_snapshot(snapshot_text(snapshot, EPOCH)).snapshot

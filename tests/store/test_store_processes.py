@@ -17,8 +17,8 @@ from hetero_airflow.model.plan import Account, Place, Plan, Reason, ReasonCode, 
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import CORES
-from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.store import Submitted, Withdrawn, WorkerLost, WorkerSeen
+from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.store import RequestSubmitted, RequestWithdrawn, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_worker, move_lease
 
 PROCESSES = 4
@@ -32,7 +32,7 @@ def operate(store: SqlStore, rng: random.Random, name: str, number: int) -> None
     snapshot = store.snapshot()
     kind = rng.choices(("submit", "commit", "end", "renew", "worker", "prune"), (4, 6, 6, 2, 2, 1))[0]
     if kind == "submit":
-        store.record([Submitted(a_pending(f"{name}-{number}", at_s=number))], now)
+        store.record([RequestSubmitted(a_pending(f"{name}-{number}", at_s=number))], now)
     elif kind == "commit":
         waits = (Wait(p.id, 1, Reason(ReasonCode.BUSY, "a", "b"), ACCOUNT) for p in snapshot.pending[:3])
         store.commit(Plan((*random_places(rng, snapshot), *waits)), now, LATER)
@@ -49,7 +49,7 @@ def operate(store: SqlStore, rng: random.Random, name: str, number: int) -> None
     elif kind == "worker":
         worker = a_worker(f"w{rng.randrange(2)}")
         fewer = worker.model_copy(update={"devices": worker.devices[: rng.randrange(1, 4)]})
-        withdrawn = [Withdrawn(p.id, "cleared") for p in snapshot.pending[5:6]]
+        withdrawn = [RequestWithdrawn(p.id, "cleared") for p in snapshot.pending[5:6]]
         event, *_ = rng.choices((WorkerSeen(worker), WorkerSeen(fewer), WorkerLost(worker.id)), (6, 2, 1))
         store.record([*withdrawn, event], now)
     elif kind == "prune":

@@ -18,10 +18,17 @@ from hetero_airflow.model.lease import Claim, LeaseState
 from hetero_airflow.model.plan import Account, Place, Plan, Reason, ReasonCode, Refuse, Wait
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import CORES
-from hetero_airflow.store.leases import lease_id
+from hetero_airflow.store.lease_rules import lease_id
 from hetero_airflow.store.memory import MemoryStore
-from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.store import ServerAlive, Submitted, Withdrawn, WorkerAlive, WorkerLost, WorkerSeen
+from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.store import (
+    RequestSubmitted,
+    RequestWithdrawn,
+    ServerAlive,
+    WorkerAlive,
+    WorkerLost,
+    WorkerSeen,
+)
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_worker
 
 WORKERS = st.sampled_from(["a", "b"])
@@ -70,8 +77,8 @@ EVENTS = (
     | st.builds(WorkerAlive, WORKERS, leases=LEASES)
     | st.builds(WorkerLost, WORKERS)
     | st.builds(ServerAlive, st.booleans())
-    | st.builds(lambda key: Submitted(a_pending(key)), REQUESTS)
-    | st.builds(Withdrawn, REQUESTS, st.just("cleared"))
+    | st.builds(lambda key: RequestSubmitted(a_pending(key)), REQUESTS)
+    | st.builds(RequestWithdrawn, REQUESTS, st.just("cleared"))
 )
 
 
@@ -131,12 +138,12 @@ class Stores(RuleBasedStateMachine):
         self.both("prune", self.now - timedelta(seconds=age_s))
 
     @rule(key=REQUESTS)
-    def story(self, key) -> None:
-        self.both("story", "dag", "run", key)
+    def request_history(self, key) -> None:
+        self.both("request_history", "dag", "run", key)
 
     @invariant()
     def both_show_the_same(self) -> None:
-        for method in ("snapshot", "last_seen", "telemetry", "sights", "server_seen"):
+        for method in ("snapshot", "last_seen", "telemetry", "heartbeats", "server_heartbeat"):
             self.both(method)
 
     @invariant()

@@ -8,20 +8,20 @@ from datetime import timedelta
 import pytest
 
 from hetero_airflow.errors import IdentityError
-from hetero_airflow.model.bar import Bar, BarKind
 from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import WorkerState
-from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.sql_keys import Answer, KeyChange, Outcome, Told, WorkerKeys
-from hetero_airflow.store.store import DeviceBarred, Submitted, WorkerAlive, WorkerLost, WorkerSeen
+from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.sql.worker_keys import Admission, AgentMessage, AgentReply, KeyChange, WorkerKeys
+from hetero_airflow.store.store import HoldPlaced, RequestSubmitted, WorkerAlive, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
 
 SOON, LATER = EPOCH + timedelta(minutes=1), EPOCH + timedelta(hours=2)
 UNTIL = EPOCH + timedelta(hours=1)
 KEY, OTHER_KEY = "a" * 64, "b" * 64
-LEAVING = DeviceBarred(Bar("worker-a", "", BarKind.LEAVING, "its agent stops", EPOCH, "an agent starts there"))
+LEAVING = HoldPlaced(Hold("worker-a", "", HoldKind.LEAVING, "its agent stops", EPOCH, "an agent starts there"))
 
 
 @pytest.fixture
@@ -41,16 +41,16 @@ def enrolled(keys) -> WorkerKeys:
     return keys
 
 
-def seen(nonce=1, instance="one", worker=None, **fields) -> Told:
+def seen(nonce=1, instance="one", worker=None, **fields) -> AgentMessage:
     given = {"worker_id": "worker-a", "public_key": KEY, "nonce": nonce, "instance": instance}
-    return Told(**given | {"event": WorkerSeen(worker or a_worker())} | fields)
+    return AgentMessage(**given | {"event": WorkerSeen(worker or a_worker())} | fields)
 
 
-def alive(nonce, **fields) -> Told:
+def alive(nonce, **fields) -> AgentMessage:
     return seen(nonce, **{"event": WorkerAlive("worker-a")} | fields)
 
 
-def outcomes(answers: list[Answer]) -> list[Outcome]:
+def outcomes(answers: list[AgentReply]) -> list[Admission]:
     return [answer.outcome for answer in answers]
 
 
@@ -125,7 +125,7 @@ def test_a_revoked_worker_is_lost_at_once_and_not_heard_again(enrolled, store):
     assert store.snapshot().workers == (a_worker(),)
     enrolled.revoke("worker-a", SOON)
     assert store.snapshot().workers[0].state is WorkerState.LOST
-    assert enrolled.take([alive(2), seen(3)], SOON) == [Answer(Outcome.REVOKED), Answer(Outcome.REVOKED)]
+    assert enrolled.take([alive(2), seen(3)], SOON) == [AgentReply(Admission.REVOKED), AgentReply(Admission.REVOKED)]
     assert store.snapshot().workers[0].state is WorkerState.LOST
 
 
@@ -175,7 +175,7 @@ def test_a_worker_that_was_taken_for_lost_has_to_tell_its_inventory_anew(enrolle
     enrolled.take([seen(1)], SOON)
     store.record([WorkerLost("worker-a")], LATER)
     (answer,) = enrolled.take([alive(2)], LATER)
-    assert (answer.outcome, answer.digest) == (Outcome.TAKEN, "")
+    assert (answer.outcome, answer.digest) == (Admission.TAKEN, "")
     assert store.snapshot().workers[0].state is WorkerState.LOST
     (answer,) = enrolled.take([seen(3)], LATER)
     assert answer.digest
@@ -187,7 +187,7 @@ def two_agents(keys) -> None:
     keys.enrol("worker-b", "hash-b", OTHER_KEY, SOON)
 
 
-def other(nonce, devices, **fields) -> Told:
+def other(nonce, devices, **fields) -> AgentMessage:
     worker = a_worker("worker-b", devices, **fields)
     return seen(nonce, worker_id="worker-b", public_key=OTHER_KEY, worker=worker)
 
@@ -215,7 +215,7 @@ def test_a_device_that_another_worker_offers_is_not_leased_twice(enrolled, store
 def test_a_device_that_a_lost_worker_has_leased_is_not_leased_twice(enrolled, store):
     two_agents(enrolled)
     enrolled.take([seen(1)], SOON)
-    store.record([Submitted(a_pending("r1"))], SOON)
+    store.record([RequestSubmitted(a_pending("r1"))], SOON)
     (lease,) = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), SOON, LATER).leases
     store.record([WorkerLost("worker-a")], LATER)
     claimed = (a_cpu(), a_device("GPU-0"), a_device("GPU-1"))
@@ -250,14 +250,14 @@ def test_a_heartbeat_changes_no_snapshot(enrolled, store):
 
 def test_a_worker_that_leaves_gets_no_task_and_is_lost_once_its_last_lease_has_ended(enrolled, store):
     enrolled.take([seen(1)], SOON)
-    store.record([Submitted(a_pending("r1")), Submitted(a_pending("r2"))], SOON)
+    store.record([RequestSubmitted(a_pending("r1")), RequestSubmitted(a_pending("r2"))], SOON)
     (lease,) = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), SOON, LATER).leases
     (answer,) = enrolled.take([alive(2, leaving=LEAVING)], SOON)
-    assert (answer.outcome, answer.leases) == (Outcome.TAKEN, 1)
+    assert (answer.outcome, answer.leases) == (Admission.TAKEN, 1)
     assert store.commit(Plan((a_place("r2", **{"GPU-1": 1000}),)), SOON, LATER).refused == ("r2",)
     assert store.snapshot().workers[0].state is WorkerState.ONLINE
     move_lease(store, lease.id, lease.token, LeaseState.RELEASED, LATER)
-    again = DeviceBarred(replace(LEAVING.bar, since=LATER))
+    again = HoldPlaced(replace(LEAVING.bar, since=LATER))
     (answer,) = enrolled.take([alive(3, leaving=again)], LATER)
     assert answer.leases == 0
     assert store.snapshot().bars == (LEAVING.bar,)
@@ -265,9 +265,9 @@ def test_a_worker_that_leaves_gets_no_task_and_is_lost_once_its_last_lease_has_e
 
 
 def test_an_agent_that_starts_again_takes_off_its_own_bar_and_no_persons(enrolled, store):
-    drained = Bar("worker-a", "", BarKind.DRAINED, "new fan", EPOCH, "undrained")
+    drained = Hold("worker-a", "", HoldKind.DRAINED, "new fan", EPOCH, "undrained")
     enrolled.take([seen(1), alive(2, leaving=LEAVING)], SOON)
-    store.record([DeviceBarred(drained)], SOON)
+    store.record([HoldPlaced(drained)], SOON)
     enrolled.take([seen(3, "one", a_worker(labels={"a": "b"}))], SOON)
     assert set(store.snapshot().bars) == {drained, LEAVING.bar}
     enrolled.take([seen(4, "two")], SOON)
@@ -279,7 +279,7 @@ def test_an_agent_is_told_which_of_its_leases_are_over_and_nothing_of_others(enr
     keys.open_enrolment("worker-b", "b", UNTIL, EPOCH)
     keys.enrol("worker-b", "b", OTHER_KEY, SOON)
     enrolled.take([seen(1)], SOON)
-    store.record([Submitted(a_pending("r1")), Submitted(a_pending("r2"))], SOON)
+    store.record([RequestSubmitted(a_pending("r1")), RequestSubmitted(a_pending("r2"))], SOON)
     places = (a_place("r1", **{"GPU-0": 1000}), a_place("r2", **{"GPU-1": 1000}))
     over, held = store.commit(Plan(places), SOON, LATER).leases
     told = frozenset({over.id, held.id, "unknown"})
@@ -293,19 +293,19 @@ def test_an_agent_is_told_which_of_its_leases_are_over_and_nothing_of_others(enr
         LATER,
     )
     assert (before.end, own.end, others.end) == ((), (over.id,), ())
-    assert store.sights()["worker-a"].leases == told
+    assert store.heartbeats()["worker-a"].leases == told
 
 
 def test_a_lost_worker_is_kept_out_until_its_agent_has_ended_what_is_over(enrolled, store):
     enrolled.take([seen(1)], SOON)
-    store.record([Submitted(a_pending("r1"))], SOON)
+    store.record([RequestSubmitted(a_pending("r1"))], SOON)
     (lease,) = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), SOON, LATER).leases
     store.record([WorkerLost("worker-a")], LATER)
     move_lease(store, lease.id, lease.token, LeaseState.EVICTED, LATER)
     there = frozenset({lease.id})
     (beat,) = enrolled.take([alive(2, event=WorkerAlive("worker-a", leases=there))], LATER)
     (report,) = enrolled.take([seen(3, event=WorkerSeen(a_worker(), leases=there))], LATER)
-    assert [(one.outcome, one.digest, one.end) for one in (beat, report)] == [(Outcome.TAKEN, "", (lease.id,))] * 2
+    assert [(one.outcome, one.digest, one.end) for one in (beat, report)] == [(Admission.TAKEN, "", (lease.id,))] * 2
     assert store.snapshot().workers[0].state is WorkerState.LOST
     (report,) = enrolled.take([seen(4, event=WorkerSeen(a_worker(), leases=frozenset()))], LATER)
     assert (bool(report.digest), report.end) == (True, ())

@@ -17,9 +17,9 @@ def start_saving(airflow, device="h100", **conf):
 
 
 def index(airflow, dag_id, task_id, run_id):
-    from hetero_airflow.checkpoints.place import place_of
+    from hetero_airflow.checkpoints.place import checkpoint_path
 
-    path = airflow.home / "checkpoints" / place_of(dag_id, task_id, run_id, -1) / "index.json"
+    path = airflow.home / "checkpoints" / checkpoint_path(dag_id, task_id, run_id, -1) / "index.json"
     return json.loads(path.read_text()) if path.exists() else {"entries": []}
 
 
@@ -55,7 +55,7 @@ def test_an_urgent_task_gets_its_devices_and_the_other_goes_on_where_it_stood(ai
 def test_a_task_moves_off_a_device_that_is_drained(airflow):
     (worker,) = json.loads(airflow.run("hetero", "workers", "--json").stdout)
     run_id, _ = start_saving(airflow, steps=150)
-    (lease,) = airflow.store().story("saving", run_id, "saving").leases
+    (lease,) = airflow.store().request_history("saving", run_id, "saving").leases
     here = lease.claims[0].device_id
     device = f"{worker['id']}/{here}"
     airflow.run("hetero", "drain", device, "--move", "--reason", "a new fan")

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, event
 
 from hetero_airflow.store import tables
-from hetero_airflow.store.sql import SqlStore
+from hetero_airflow.store.sql.store import SqlStore
 from tests.api_server import ApiServer, Speaker
 
 

@@ -18,16 +18,16 @@ from hetero_airflow.agent.protocol import (
     MAX_INVENTORY_BYTES,
     PREFIX,
     Heartbeat,
-    Report,
+    InventoryReport,
 )
-from hetero_airflow.agent.tokens import hash_secret, public_digits
-from hetero_airflow.model.bar import BarKind
+from hetero_airflow.agent.tokens import hash_secret, public_key_hex
 from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.hold import HoldKind
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import WorkerState
-from hetero_airflow.store.sql_keys import WorkerKeys
-from hetero_airflow.store.store import Submitted, WorkerLost
+from hetero_airflow.store.sql.worker_keys import WorkerKeys
+from hetero_airflow.store.store import RequestSubmitted, WorkerLost
 from hetero_airflow.testing import a_cpu, a_device, a_pending, a_place, move_lease
 from tests.api_server import SECRET, Speaker
 
@@ -41,7 +41,7 @@ def refusal(answer: httpx.Response) -> tuple[int, str]:
 
 
 def enrol(speaker: Speaker, secret: str = SECRET, **fields) -> httpx.Response:
-    body = {"worker": speaker.worker_id, "public_key": public_digits(speaker.key)} | fields
+    body = {"worker": speaker.worker_id, "public_key": public_key_hex(speaker.key)} | fields
     return speaker.http.post(ENROLMENT_PATH, json=body, headers={"Authorization": f"Bearer {secret}"})
 
 
@@ -80,7 +80,7 @@ def test_a_guessed_secret_enrols_nothing(speaker, engine, secret):
     agent = speaker(enrolled=False)
     open_enrolment(engine)
     headers = {"Authorization": f"Bearer {secret}".encode()}
-    body = {"worker": "worker-a", "public_key": public_digits(agent.key)}
+    body = {"worker": "worker-a", "public_key": public_key_hex(agent.key)}
     assert agent.http.post(ENROLMENT_PATH, json=body, headers=headers).status_code in (401, 403)
     assert refusal(agent.beat()) == (401, "unknown_key")
 
@@ -132,7 +132,7 @@ def test_a_token_of_another_time_is_refused(speaker, at_s):
 
 def test_a_token_is_good_for_its_own_request_only(speaker, store):
     agent = speaker()
-    body = Report(worker=agent.worker()).model_dump_json(exclude_defaults=True).encode()
+    body = InventoryReport(worker=agent.worker()).model_dump_json(exclude_defaults=True).encode()
     for method, path, sent in (("PUT", INVENTORY_PATH, BEAT), ("POST", HEARTBEAT_PATH, BEAT + b" ")):
         token = agent.token("POST", HEARTBEAT_PATH, BEAT)
         assert refusal(agent.send(method, path, sent, token)) == (403, "foreign")
@@ -262,7 +262,7 @@ def test_a_worker_that_leaves_is_told_what_is_left(speaker, store):
     agent.report()
     answer = agent.beat(is_leaving=True)
     assert answer.json()["leases"] == 0
-    assert [bar.kind for bar in store.snapshot().bars] == [BarKind.LEAVING]
+    assert [bar.kind for bar in store.snapshot().bars] == [HoldKind.LEAVING]
     assert store.snapshot().workers[0].state is WorkerState.LOST
     agent.instance = "f" * 32
     agent.report()
@@ -272,7 +272,7 @@ def test_a_worker_that_leaves_is_told_what_is_left(speaker, store):
 
 def a_lease(store, request_id: str, worker_id: str) -> Lease:
     now = datetime.now(UTC)
-    store.record([Submitted(a_pending(request_id))], now)
+    store.record([RequestSubmitted(a_pending(request_id))], now)
     place = a_place(request_id, worker_id, **{"GPU-0": 1000})
     (lease,) = store.commit(Plan((place,)), now, now + timedelta(hours=1)).leases
     return lease
@@ -283,7 +283,7 @@ def test_a_worker_tells_of_its_leases_and_is_told_which_are_over(speaker, store)
     agent.report()
     lease = a_lease(store, "r1", "worker-a")
     assert "end" not in agent.beat(leases={lease.id}).json()
-    assert store.sights()["worker-a"].leases == {lease.id}
+    assert store.heartbeats()["worker-a"].leases == {lease.id}
     move_lease(store, lease.id, lease.token, LeaseState.EVICTED, datetime.now(UTC))
     assert agent.beat(leases={lease.id}).json()["end"] == [lease.id]
 
@@ -294,7 +294,10 @@ def test_a_worker_that_lies_about_anothers_leases_changes_nothing_for_that_one(s
     assert [a.report().status_code, b.report(others).status_code] == [200, 200]
     lease = a_lease(store, "r1", "worker-a")
     assert "end" not in b.beat(leases={lease.id}).json()
-    assert {name: sight.leases for name, sight in store.sights().items()} == {"worker-a": set(), "worker-b": {lease.id}}
+    assert {name: sight.leases for name, sight in store.heartbeats().items()} == {
+        "worker-a": set(),
+        "worker-b": {lease.id},
+    }
     store.record([WorkerLost("worker-a"), WorkerLost("worker-b")], datetime.now(UTC))
     assert a.report().json()["inventory"]
     assert b.report(others, leases={lease.id}).json() == {}, "it keeps only itself out"

@@ -13,13 +13,13 @@ from kubernetes_validate import validate
 from sqlalchemy import NullPool, create_engine, text
 
 from hetero_airflow.agent.protocol import PREFIX
-from hetero_airflow.agent.starting import key_path
+from hetero_airflow.agent.startup import key_path
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.store import tables
-from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.store import Submitted, Withdrawn, WorkerSeen
+from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.store import RequestSubmitted, RequestWithdrawn, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
-from hetero_airflow.web.people_routes import MoreWorkers, PeopleRoutes
+from hetero_airflow.web.user_routes import MoreWorkers, UserRoutes
 from tests.kubernetes_bodies import VERSION
 
 PAGE = (Path(__file__).parents[2] / "docs" / "autoscaling.md").read_text()
@@ -63,17 +63,17 @@ def test_the_query_counts_the_gpus_that_are_asked_for(make_postgres_database):
     assert answer() == 0
     half = {"device": "gpu", "share": 0.5}
     asked = ["gpu", "gpu:4", "a100-80gb:2", ["gpu:8", "cpu:2"], half, "cpu:8", "npu"]
-    requests = [Submitted(a_pending(f"r{n}", device)) for n, device in enumerate(asked)]
+    requests = [RequestSubmitted(a_pending(f"r{n}", device)) for n, device in enumerate(asked)]
     store.record([WorkerSeen(a_worker()), *requests], EPOCH)
     assert answer() == 1 + 4 + 2 + 8 + 0.5
     store.commit(Plan((a_place("r0", **{"GPU-0": 1000}),)), EPOCH, EPOCH)
-    store.record([Withdrawn("r3", "cleared")], EPOCH)
+    store.record([RequestWithdrawn("r3", "cleared")], EPOCH)
     assert answer() == 1 + 4 + 2 + 0.5
 
 
 def test_the_route_and_its_field_are_there():
     url, _, query = scaler("metrics-api")["url"].partition("?")
-    routes = PeopleRoutes(lambda: pytest.fail("nothing is asked")).router().routes
+    routes = UserRoutes(lambda: pytest.fail("nothing is asked")).router().routes
     assert url.removeprefix("http://airflow-api-server:8080") in {PREFIX + route.path for route in routes}
     assert query.startswith("type=")
     assert scaler("metrics-api")["valueLocation"] in MoreWorkers.model_fields

@@ -20,8 +20,8 @@ from sqlalchemy.orm import Session
 from hetero_airflow.agent.protocol import HEARTBEAT_PATH, INVENTORY_PATH, PREFIX
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.plan import Plan
-from hetero_airflow.store.sql import SqlStore
-from hetero_airflow.store.store import Submitted, WorkerSeen
+from hetero_airflow.store.sql.store import SqlStore
+from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
 from tests.api_server import Speaker, make_app
 
@@ -186,7 +186,7 @@ def test_of_the_queue_each_sees_the_dags_that_he_may_read(airflow, tokens, engin
     store = SqlStore(engine)
     dags = ("dag-red", "dag-blue", "dag-unknown")
     asked = [a_pending(f"{dag}-{what}", dag_id=dag) for dag in dags for what in ("runs", "waits")]
-    store.record([WorkerSeen(a_worker("worker-q")), *map(Submitted, asked)], EPOCH)
+    store.record([WorkerSeen(a_worker("worker-q")), *map(RequestSubmitted, asked)], EPOCH)
     places = [a_place(f"{dag}-runs", "worker-q", **{"GPU-0": 300}) for dag in dags]
     store.commit(Plan(tuple(places)), EPOCH, EPOCH + timedelta(minutes=1))
 

@@ -23,7 +23,7 @@ class ClusterAddress:
 
     def connect(self) -> CoreV1Api:
         """A client with the credentials as they are now."""
-        return get_kube_client() if self.conn_id is None else client_of(self.read())
+        return get_kube_client() if self.conn_id is None else client_from_connection(self.read())
 
     def read(self) -> Mapping[str, Any]:
         """What the connection says, by the names of its fields.
@@ -42,7 +42,7 @@ class ClusterAddress:
         return told
 
 
-def client_of(told: Mapping[str, Any]) -> CoreV1Api:
+def client_from_connection(told: Mapping[str, Any]) -> CoreV1Api:
     """A client for what a connection says. Reads no connection itself, so that a forked process may make one."""
     config = told.get("kube_config")
     return KubernetesHook(

@@ -17,22 +17,29 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 from urllib3.exceptions import HTTPError
 
-from hetero_airflow.engines.engine import EngineTraits, Liveness, Loss, Surroundings, Use, WorkerNews
+from hetero_airflow.engines.engine import (
+    EngineContext,
+    EngineTraits,
+    LeasedProcess,
+    Liveness,
+    TerminationCause,
+    WorkerChanges,
+)
+from hetero_airflow.engines.kubernetes.adapter import ClusterAdapter
 from hetero_airflow.engines.kubernetes.clients import ClusterAddress
-from hetero_airflow.engines.kubernetes.cluster import Cluster
-from hetero_airflow.engines.kubernetes.deleting import PodDeleter
-from hetero_airflow.engines.kubernetes.launching import LeasingKubernetesExecutor
-from hetero_airflow.engines.kubernetes.leased_pods import LeasedPod
-from hetero_airflow.engines.kubernetes.nodes import ENGINE
+from hetero_airflow.engines.kubernetes.leasing_executor import LeasingKubernetesExecutor
 from hetero_airflow.engines.kubernetes.options import cluster_options
-from hetero_airflow.engines.kubernetes.pod_override import asked_priority, lease_override, lease_parts
-from hetero_airflow.engines.kubernetes.site import Site
+from hetero_airflow.engines.kubernetes.pods.pod_deleter import PodDeleter
+from hetero_airflow.engines.kubernetes.pods.pod_override import lease_override, lease_parts, requested_priority
+from hetero_airflow.engines.kubernetes.watch.cluster_view import ClusterView
+from hetero_airflow.engines.kubernetes.watch.leased_pods import LeasedPod
+from hetero_airflow.engines.kubernetes.watch.nodes import ENGINE
 from hetero_airflow.errors import shorten
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Reason
 from hetero_airflow.model.worker import Worker
 
-START_S = 15.0
+FIRST_READ_TIMEOUT_S = 15.0
 """What the first reading of the clusters gets before the scheduler goes on without it."""
 
 _KILL_GRACE_S = 1
@@ -49,10 +56,10 @@ class KubernetesEngine:
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
         self._arguments = (parallelism, team_name)
         self.executor = self._make(ClusterAddress())
-        self._sites: list[Site] = []
+        self._adapters: list[ClusterAdapter] = []
         self._outages: dict[str, str] = {}
 
-    def start(self, surroundings: Surroundings) -> None:
+    def start(self, surroundings: EngineContext) -> None:
         """Start KubernetesExecutor, once for each cluster, and read the clusters.
 
         :raises SettingsError: an option that can't be read
@@ -64,19 +71,19 @@ class KubernetesEngine:
         executors = [self._make(address) for address in addresses or [ClusterAddress()]]
         self.executor = executors[0]
         for executor in executors:  # all that fork come before all that begin threads
-            surroundings.introduce(executor)
+            surroundings.apply_to(executor)
             executor.start()
         for executor in executors:
             address = executor.address
-            cluster = Cluster(address.site, address.connect, executor.pod_namespace, self._options.resources)
-            self._sites.append(Site(cluster, PodDeleter(address.connect), executor, token_s))
-        end = time.monotonic() + START_S
-        for site in self._sites:
+            cluster = ClusterView(address.site, address.connect, executor.pod_namespace, self._options.resources)
+            self._adapters.append(ClusterAdapter(cluster, PodDeleter(address.connect), executor, token_s))
+        end = time.monotonic() + FIRST_READ_TIMEOUT_S
+        for site in self._adapters:
             site.start()
-        for site in self._sites:
+        for site in self._adapters:
             in_time = site.cluster.wait(max(0.0, end - time.monotonic()))
             if not in_time and site.cluster.problem is not None:
-                log.warning("A cluster was not read within %g s: %s.", START_S, site.cluster.problem)
+                log.warning("A cluster was not read within %g s: %s.", FIRST_READ_TIMEOUT_S, site.cluster.problem)
 
     def accept(self, workload: Any, session: Session) -> None:
         """Take a workload that asks for no device, exactly as KubernetesExecutor alone would."""
@@ -84,11 +91,11 @@ class KubernetesEngine:
 
     def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
         """Take a device task that was placed on a node; its pod is made at the next `heartbeat`."""
-        site = self._site_at(worker.id)
+        site = self._adapter_at(worker.id)
         if site is None:
             self.executor.fail(workload.key, f"{worker.id} is in no cluster of [hetero] kubernetes_clusters")
             return
-        site.note_handed(workload.key, lease.id)
+        site.note_handed_over(workload.key, lease.id)
         pod = site.pod(lease.id)
         if pod is not None and not pod.is_over:
             self._adopt(site, workload.key, pod.namespace, pod.name)
@@ -100,7 +107,7 @@ class KubernetesEngine:
             made = lease_override(
                 PodGenerator.serialize_pod(site.executor.base_pod(workload)),
                 PodGenerator.serialize_pod(own) if own else None,
-                lease_parts(lease, worker, classes.get(asked_priority(config, workload.ti.map_index))),
+                lease_parts(lease, worker, classes.get(requested_priority(config, workload.ti.map_index))),
                 worker.host,
             )
             config["pod_override"] = PodGenerator.deserialize_model_dict(made)
@@ -113,17 +120,17 @@ class KubernetesEngine:
 
     def follow(self, key: Any, lease: Lease) -> None:
         """Tell the pod of a lease that another scheduler made from those of the same task before and after it."""
-        site = self._site_at(lease.worker_id)
+        site = self._adapter_at(lease.worker_id)
         if site is not None:
-            site.note_handed(key, lease.id)
+            site.note_handed_over(key, lease.id)
 
-    def hand_back(self, workload: ExecuteTask) -> None:
+    def hand_over_unplaced(self, workload: ExecuteTask) -> None:
         """Take a task that was held and needs no device; its pod is made at the next `heartbeat`."""
         self.executor.queued_tasks[workload.key] = workload
 
     def withdraw(self, key: Any) -> bool:
         """Take back a task whose pod does not run yet, and let the pod end; whether that could be done."""
-        for site in self._sites:
+        for site in self._adapters:
             handed = site.handed.get(key)
             if handed is None:
                 continue
@@ -133,26 +140,26 @@ class KubernetesEngine:
     def collect(self) -> dict[Any, tuple[Any, Any]]:
         """What ended since the last call. A pod of which a `loss` is known has not: `look` finds it gone."""
         events: dict[Any, tuple[Any, Any]] = {}
-        for site in self._sites:
-            if site.cluster.is_seen:
-                self._weather(site, site.executor.sync)
-            events |= _ended(site)
+        for site in self._adapters:
+            if site.cluster.is_synced:
+                self._tolerate_outage(site, site.executor.sync)
+            events |= _finished_events(site)
         return events
 
     def heartbeat(self) -> None:
         """Make the pods of what was taken. A cluster that does not answer gets none, and fails none."""
-        for site in self._sites:
-            if site.cluster.is_seen:
-                self._weather(site, site.executor.heartbeat)
+        for site in self._adapters:
+            if site.cluster.is_synced:
+                self._tolerate_outage(site, site.executor.heartbeat)
                 site.sweep()
 
     def has_task(self, task_instance: Any) -> bool:
         """Whether KubernetesExecutor still has the task."""
-        return any(site.executor.has_task(task_instance) for site in self._sites)
+        return any(site.executor.has_task(task_instance) for site in self._adapters)
 
     def try_adopt(self, task_instances: Sequence[Any]) -> Sequence[Any]:
         """Watch the pods that another scheduler made; tasks that have none are returned."""
-        for site in self._sites:
+        for site in self._adapters:
             if task_instances:
                 task_instances = site.executor.try_adopt_task_instances(task_instances)
         return task_instances
@@ -162,37 +169,39 @@ class KubernetesEngine:
         self.executor.fail_connection_test(key)
 
     @property
-    def occupied(self) -> int:
+    def occupied_slots(self) -> int:
         """Workloads that KubernetesExecutor counts as its own, without device tasks."""
-        return sum(int(site.executor.slots_occupied) - site.occupied for site in self._sites)
+        return sum(int(site.executor.slots_occupied) - site.occupied_slots for site in self._adapters)
 
     def reaches(self, worker: Worker) -> bool:
         """Whether the worker is a node of a configured cluster."""
-        return worker.engine == ENGINE and self._site_at(worker.id) is not None
+        return worker.engine == ENGINE and self._adapter_at(worker.id) is not None
 
     def open_slots(self) -> int:
         """How many more pods KubernetesExecutor would make at once; none while no cluster answers."""
-        return max(0, sum(int(site.executor.slots_available) for site in self._sites if site.cluster.problem is None))
+        return max(
+            0, sum(int(site.executor.slots_available) for site in self._adapters if site.cluster.problem is None)
+        )
 
-    def look(self, uses: Sequence[Use]) -> dict[str, Liveness]:
+    def look(self, uses: Sequence[LeasedProcess]) -> dict[str, Liveness]:
         """Lease id → whether a process of it runs, by what the API said of its pod."""
         found = {}
         for use in uses:
-            site = self._site_at(use.lease.worker_id)
+            site = self._adapter_at(use.lease.worker_id)
             found[use.lease.id] = Liveness.UNKNOWN if site is None else site.liveness(use)
         return found
 
-    def signal(self, use: Use, number: int) -> None:
+    def signal(self, use: LeasedProcess, number: int) -> None:
         """Delete the pod of a lease: with its own grace time, or at once."""
-        site = self._site_at(use.lease.worker_id)
+        site = self._adapter_at(use.lease.worker_id)
         if site is not None and number in (signal.SIGTERM, signal.SIGKILL):
             site.delete(use.lease.id, _KILL_GRACE_S if number == signal.SIGKILL else None)
 
-    def poll(self) -> WorkerNews:
+    def poll(self) -> WorkerChanges:
         """What is new of the nodes."""
         known, now = self._surroundings.workers(), time.monotonic()
-        news = [site.cluster.poll(known, now) for site in self._sites]
-        return WorkerNews(
+        news = [site.cluster.poll(known, now) for site in self._adapters]
+        return WorkerChanges(
             tuple(worker for one in news for worker in one.seen),
             tuple(id_ for one in news for id_ in one.alive),
             tuple(id_ for one in news for id_ in one.lost),
@@ -207,26 +216,26 @@ class KubernetesEngine:
         """What the pod of a task has written so far, of the cluster of ``[kubernetes_executor]``."""
         return self.executor.get_task_log(task_instance, try_number)
 
-    def loss(self, lease_id: str) -> Loss | None:
+    def loss(self, lease_id: str) -> TerminationCause | None:
         """What ended the pod of a lease, if it was evicted, preempted, refused, deleted, or killed for its memory."""
-        return next((loss for site in self._sites if (loss := site.loss(lease_id)) is not None), None)
+        return next((loss for site in self._adapters if (loss := site.loss(lease_id)) is not None), None)
 
     def words(self, lease_id: str) -> str | None:
         """How the pod of a lease stands, in the words of the cluster."""
-        return next((words for site in self._sites if (words := site.words(lease_id)) is not None), None)
+        return next((words for site in self._adapters if (words := site.words(lease_id)) is not None), None)
 
     def end(self) -> dict[Any, tuple[Any, Any]]:
         """Leave what runs to the next scheduler, as KubernetesExecutor does; what had ended."""
         events: dict[Any, tuple[Any, Any]] = {}
-        for site in self._sites:
+        for site in self._adapters:
             site.stop()
-            self._weather(site, site.executor.end)
-            events |= _ended(site)
+            self._tolerate_outage(site, site.executor.end)
+            events |= _finished_events(site)
         return events
 
     def terminate(self) -> None:
         """Stop without waiting."""
-        for site in self._sites:
+        for site in self._adapters:
             site.stop()
             site.executor.terminate()  # type: ignore[no-untyped-call]
 
@@ -235,19 +244,19 @@ class KubernetesEngine:
         executor.address = address
         return executor
 
-    def _site_at(self, worker_id: str) -> Site | None:
-        return next((site for site in self._sites if site.has(worker_id)), None)
+    def _adapter_at(self, worker_id: str) -> ClusterAdapter | None:
+        return next((site for site in self._adapters if site.has(worker_id)), None)
 
     def _pod(self, lease_id: str) -> LeasedPod | None:
-        return next((pod for site in self._sites if (pod := site.pod(lease_id)) is not None), None)
+        return next((pod for site in self._adapters if (pod := site.pod(lease_id)) is not None), None)
 
-    def _adopt(self, site: Site, key: Any, namespace: str, name: str) -> None:
+    def _adopt(self, site: ClusterAdapter, key: Any, namespace: str, name: str) -> None:
         try:
             site.executor.adopt(key, namespace, name)
         except (ApiException, HTTPError) as error:  # its end is seen all the same, if not at once
             log.warning("Pod %s/%s can't be marked as this scheduler's: %s", namespace, name, shorten(str(error), 200))
 
-    def _weather(self, site: Site, step: Callable[[], object]) -> None:
+    def _tolerate_outage(self, site: ClusterAdapter, step: Callable[[], object]) -> None:
         """A cluster or a database that does not answer costs one warning, not the scheduler's loop."""
         name = site.cluster.site or "the cluster"
         try:
@@ -261,7 +270,7 @@ class KubernetesEngine:
             self._outages.pop(name, None)
 
 
-def _ended(site: Site) -> dict[Any, tuple[Any, Any]]:
+def _finished_events(site: ClusterAdapter) -> dict[Any, tuple[Any, Any]]:
     """What the executor reports, in the words that are expected of one that runs device tasks.
 
     Of those it says how their task instances stand in the database, which may be queued anew by then.

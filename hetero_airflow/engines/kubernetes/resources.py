@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from hetero_airflow.engines.kubernetes.names import is_extended_resource
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.catalogue import MODELS, VENDORS
-from hetero_airflow.model.device import is_model_of, model_tokens
+from hetero_airflow.model.device import matches_model, model_tokens
 from hetero_airflow.model.request import Alternative
 
 CPU = "cpu"
@@ -93,7 +93,7 @@ class Resource:
 
     name: str
     vendor: str
-    says_model: bool
+    is_model_specific: bool
     """Whether the name itself stands for the model that was asked for."""
 
 
@@ -106,7 +106,7 @@ def vendor_of(alternative: Alternative) -> str:
     :raises RequestError: the request leaves it open, and no vendor is usual for the kind
     """
     tokens = model_tokens(alternative.model or "")
-    known = (maker for model, (maker, _, _) in MODELS.items() if is_model_of(model, tokens))
+    known = (maker for model, (maker, _, _) in MODELS.items() if matches_model(model, tokens))
     vendor = alternative.vendor or DEFAULT_VENDORS.get(alternative.kind or "") or next(known, None)
     if vendor is None:
         raise RequestError(
@@ -129,21 +129,21 @@ def resource_of(alternative: Alternative, configured: Mapping[str, str]) -> Reso
     """
     own = configured.get(alternative.kind or "")
     if own is not None and alternative.vendor is None and alternative.model is None:
-        return Resource(own, _DOMAINS.get(own.partition("/")[0], alternative.kind or ""), says_model=True)
+        return Resource(own, _DOMAINS.get(own.partition("/")[0], alternative.kind or ""), is_model_specific=True)
     vendor = vendor_of(alternative)
     kind = alternative.kind or VENDORS.get(vendor, "")
     exact = alternative.device_text if alternative.partition else f"{vendor}/{alternative.model}"
     for table in (configured, RESOURCES):
         if exact in table:
-            return Resource(table[exact], vendor, says_model=True)
+            return Resource(table[exact], vendor, is_model_specific=True)
         for name in () if alternative.partition else (f"{vendor}/{kind}", vendor):
             if name in table:
-                return Resource(table[name], vendor, says_model=False)
+                return Resource(table[name], vendor, is_model_specific=False)
     if alternative.partition:
         # as the device plugin names it, which replaces the plus of a profile with media extensions
         made = f"nvidia.com/mig-{alternative.partition.replace('+', '.')}"
         if is_extended_resource(made):
-            return Resource(made, vendor, says_model=True)
+            return Resource(made, vendor, is_model_specific=True)
     raise RequestError(
         "device",
         alternative.device_text,

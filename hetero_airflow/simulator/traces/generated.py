@@ -20,8 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetero_airflow.errors import TraceError, shorten
-from hetero_airflow.simulator.dag_generator import dag_runs, random_design
-from hetero_airflow.simulator.generators import (
+from hetero_airflow.simulator.traces.dag_streams import dag_runs, random_design
+from hetero_airflow.simulator.traces.folder import trace_folder
+from hetero_airflow.simulator.traces.gavel_speeds import read_speeds
+from hetero_airflow.simulator.traces.job_streams import (
     GAVEL_GANGS,
     bursty_arrivals,
     gavel_kinds,
@@ -29,8 +31,6 @@ from hetero_airflow.simulator.generators import (
     philly_like,
     poisson_arrivals,
 )
-from hetero_airflow.simulator.traces.folder import trace_folder
-from hetero_airflow.simulator.traces.gavel_speeds import read_speeds
 from hetero_airflow.simulator.workload import Workload
 
 MAX_JOBS = 200_000

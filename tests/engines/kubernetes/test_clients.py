@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from hetero_airflow.engines.kubernetes.clients import ClusterAddress, client_of
+from hetero_airflow.engines.kubernetes.clients import ClusterAddress, client_from_connection
 from hetero_airflow.errors import SettingsError
 from tests.engines.kubernetes.fake_api import a_node, kubeconfig, running_api
 
@@ -32,8 +32,8 @@ def test_a_connection_has_a_kubeconfig_or_its_path(connection, tmp_path):
 
 
 def test_each_client_has_a_configuration_of_its_own(connection, tmp_path):
-    first = client_of({"kube_config": kubeconfig("http://one:1")})
-    client_of({"kube_config": kubeconfig("http://two:2")})
+    first = client_from_connection({"kube_config": kubeconfig("http://one:1")})
+    client_from_connection({"kube_config": kubeconfig("http://two:2")})
     assert first.api_client.configuration.host == "http://one:1"
 
 

@@ -15,11 +15,11 @@ from airflow.utils.state import TaskInstanceState
 from kubernetes.client import V1Container, V1ObjectMeta, V1Pod, V1PodSpec, V1ResourceRequirements
 from sqlalchemy.exc import OperationalError
 
-from hetero_airflow.engines.engine import Liveness, Loss, Surroundings, Use
-from hetero_airflow.engines.kubernetes import launching
+from hetero_airflow.contract.envelope import pack_request
+from hetero_airflow.engines.engine import EngineContext, LeasedProcess, Liveness, TerminationCause
+from hetero_airflow.engines.kubernetes import leasing_executor
 from hetero_airflow.engines.kubernetes.engine import KubernetesEngine
-from hetero_airflow.engines.kubernetes.pod_override import LEASE_LABEL
-from hetero_airflow.executor.carrier import pack_request
+from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
 from hetero_airflow.model.lease import Claim
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.testing import a_lease
@@ -46,7 +46,7 @@ class Cluster:
         self.api, self.engine, self.workers, self.states = api, engine, {}, {}
 
     def begin(self, engine, job="job"):
-        engine.start(Surroundings(job, None, None, dict, lambda: self.workers))
+        engine.start(EngineContext(job, None, None, dict, lambda: self.workers))
         self.learn(engine)
 
     def learn(self, engine=None):
@@ -97,7 +97,7 @@ class Cluster:
         return key, lease, name
 
     def look(self, lease, state="running"):
-        return self.engine.look([Use(lease, state, is_ours=True)])[lease.id]
+        return self.engine.look([LeasedProcess(lease, state, is_ours=True)])[lease.id]
 
     def ends(self, key):
         """What is reported of a task, in the end."""
@@ -135,7 +135,7 @@ def cluster(running):
     for pod in running.api.pods():
         running.api.drop("pods", pod["metadata"]["name"], pod["metadata"]["namespace"])
     running.api.deletions.clear()
-    eventually(lambda: running.engine.open_slots() and not running.engine._sites[0].cluster.pods())
+    eventually(lambda: running.engine.open_slots() and not running.engine._adapters[0].cluster.pods())
     running.engine.collect()
 
 
@@ -159,7 +159,7 @@ def test_a_placed_task_becomes_a_pod_on_its_node_and_ends(cluster):
     cluster.api.set_status(name, DONE)
     assert cluster.ends(key) == (TaskInstanceState.SUCCESS, None)
     assert cluster.look(lease) is Liveness.GONE
-    assert cluster.engine.occupied == 0
+    assert cluster.engine.occupied_slots == 0
     assert not cluster.engine.has_task(SimpleNamespace(id=None, key=key))
 
 
@@ -179,7 +179,7 @@ def test_a_workload_that_is_placed_anew_is_bound_to_its_new_node_alone(cluster):
 def test_the_end_of_an_earlier_pod_is_not_that_of_the_task(cluster):
     """It went on for a while on a node that had fallen silent."""
     key, earlier, first = cluster.started()
-    cluster.engine._sites[0].end_lease(earlier.id)
+    cluster.engine._adapters[0].end_lease(earlier.id)
     second = earlier.model_copy(update={"id": f"{earlier.request_id}.later", "token": earlier.token + 1})
     assert cluster.hand_over(lease=second, name=key.task_id)[0] == key
     cluster.engine.heartbeat()
@@ -200,9 +200,11 @@ def test_the_end_of_an_earlier_pod_is_not_that_of_the_task(cluster):
 def test_an_earlier_pod_that_is_gone_is_not_taken_for_one_that_is_still_to_be_made(cluster, monkeypatch):
     """Pods are made one by one, or later where the cluster has too much to do."""
     key, earlier, first = cluster.started()
-    site, asked = cluster.engine._sites[0], []
-    is_past = site.executor.is_past
-    monkeypatch.setattr(site.executor, "is_past", lambda *told: asked.append(is_past(*told)) or asked[-1])
+    site, asked = cluster.engine._adapters[0], []
+    is_of_earlier_lease = site.executor.is_of_earlier_lease
+    monkeypatch.setattr(
+        site.executor, "is_of_earlier_lease", lambda *told: asked.append(is_of_earlier_lease(*told)) or asked[-1]
+    )
     monkeypatch.setattr(site.executor, "create_pods_after", datetime.fromisoformat("2100-01-01"))
     site.end_lease(earlier.id)
     second = earlier.model_copy(update={"id": f"{earlier.request_id}.later", "token": earlier.token + 1})
@@ -225,7 +227,7 @@ def test_an_earlier_pod_that_is_gone_is_not_taken_for_one_that_is_still_to_be_ma
 
 def test_what_a_scheduler_that_died_had_handed_over_ends_as_what_we_have(cluster):
     key, lease, name = cluster.started()
-    site = cluster.engine._sites[0]
+    site = cluster.engine._adapters[0]
     site.handed.clear()  # as in a scheduler that has just begun
     cluster.engine.follow(key, lease)
     cluster.api.bind(name, "gpu-1")
@@ -280,13 +282,13 @@ def test_a_pod_that_is_killed_for_its_memory_is_not_reported_and_tells_its_limit
     eventually(lambda: (cluster.engine.collect(), key not in executor.running)[1])
     assert key not in cluster.engine.collect()
     eventually(lambda: cluster.look(lease) is Liveness.GONE)
-    assert cluster.engine.loss(lease.id) == Loss(is_out_of_memory=True, host_memory_bytes=2**30)
+    assert cluster.engine.loss(lease.id) == TerminationCause(is_out_of_memory=True, host_memory_bytes=2**30)
     assert cluster.engine.words(lease.id) == f"pod default/{name} (oom killed)"
 
 
 def test_a_pod_of_an_earlier_lease_that_is_killed_for_its_memory_says_nothing_of_the_present_one(cluster, monkeypatch):
     key, earlier, first = cluster.started()
-    site = cluster.engine._sites[0]
+    site = cluster.engine._adapters[0]
     monkeypatch.setattr(site.executor.kube_config, "delete_worker_pods_on_failure", True)
     site.end_lease(earlier.id)
     second = earlier.model_copy(update={"id": f"{earlier.request_id}.later", "token": earlier.token + 1})
@@ -317,7 +319,7 @@ def test_a_pod_that_is_deleted_before_it_starts_is_gone(cluster):
 
 def test_a_task_that_outlives_its_lease_has_its_pod_deleted(cluster):
     _, lease, name = cluster.started()
-    use = Use(lease, "success", is_ours=True)
+    use = LeasedProcess(lease, "success", is_ours=True)
     cluster.engine.signal(use, signal.SIGTERM)
     eventually(lambda: cluster.api.deletions == [(name, None)])
     cluster.engine.signal(use, signal.SIGTERM)
@@ -326,7 +328,7 @@ def test_a_task_that_outlives_its_lease_has_its_pod_deleted(cluster):
 
 
 def test_a_cluster_whose_credentials_expire_starts_nothing_and_fails_nothing(cluster, monkeypatch):
-    monkeypatch.setattr(launching, "_PAUSE", launching.timedelta(0))
+    monkeypatch.setattr(leasing_executor, "_RETRY_DELAY", leasing_executor.timedelta(0))
     key, lease = cluster.hand_over()
     cluster.api.status = 401
     cluster.api.cut()
@@ -342,7 +344,7 @@ def test_a_cluster_whose_credentials_expire_starts_nothing_and_fails_nothing(clu
 
 
 def test_a_server_that_refuses_a_pod_for_a_moment_is_asked_again(cluster, monkeypatch):
-    monkeypatch.setattr(launching, "_PAUSE", launching.timedelta(0))
+    monkeypatch.setattr(leasing_executor, "_RETRY_DELAY", leasing_executor.timedelta(0))
     key, lease = cluster.hand_over()
     cluster.api.status = 503
     cluster.engine.heartbeat()  # before the watches know
@@ -441,11 +443,11 @@ def test_what_asks_for_no_device_goes_to_kubernetes_executor_as_it_is(cluster):
 
 
 def test_a_lease_in_a_cluster_that_is_not_configured_any_more_fails_its_task(cluster):
-    sites, cluster.engine._sites = cluster.engine._sites, []
+    sites, cluster.engine._adapters = cluster.engine._adapters, []
     try:
         key, _ = cluster.hand_over()
     finally:
-        cluster.engine._sites = sites
+        cluster.engine._adapters = sites
     assert cluster.engine.collect()[key][0] == TaskInstanceState.FAILED
 
 

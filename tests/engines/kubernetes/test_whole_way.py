@@ -11,17 +11,17 @@ from airflow.executors.workloads import ExecuteTask
 from airflow.providers.cncf.kubernetes.executors.kubernetes_executor import KubernetesExecutor
 from airflow.utils.state import TaskInstanceState
 
-from hetero_airflow.engines.engine import Surroundings
+from hetero_airflow.contract.envelope import pack_request, read_lease
+from hetero_airflow.engines.engine import EngineContext
 from hetero_airflow.engines.kubernetes.engine import KubernetesEngine
-from hetero_airflow.engines.kubernetes.pod_override import LEASE_LABEL
-from hetero_airflow.executor import lease_keeper, recoveries
-from hetero_airflow.executor.carrier import pack_request, unload_lease
+from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
+from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.dispatcher import Dispatcher
-from hetero_airflow.executor.lease_keeper import LeaseKeeper
-from hetero_airflow.executor.task_instances import TaskProcess
+from hetero_airflow.executor.leases import lease_keeper, recovery
+from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.policies.priority import Priority
+from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.store.memory import MemoryStore
 from tests.engines.kubernetes.fake_api import OOM_KILLED, a_node, eventually, executor_options, running_api
 from tests.executor.conftest import StandInTasks
@@ -34,7 +34,7 @@ class Way:
 
     def __init__(self, api):
         self.api, self.store, self.tasks, self.engine = api, MemoryStore(), StandInTasks(), KubernetesEngine(8)
-        self.engine.start(Surroundings("way", None, None, dict, lambda: self.dispatcher.workers()))
+        self.engine.start(EngineContext("way", None, None, dict, lambda: self.dispatcher.workers()))
         self.notes, self.reports = [], []
         configuration = Configuration("priority", "p", "hetero", 60, 1e6, 10, 180, 30, 60, 300, {}, "scheduler")
         self.keeper = LeaseKeeper(
@@ -43,7 +43,7 @@ class Way:
             lease_timeout_s=60,
         )  # fmt: skip
         self.dispatcher = Dispatcher(
-            configuration, self.store, Priority(), self.engine, self.keeper, tasks=self.tasks,
+            configuration, self.store, PriorityPolicy(), self.engine, self.keeper, tasks=self.tasks,
             edges=SimpleNamespace(refresh=lambda dag_ids: {}), report=lambda *told: self.reports.append(told),
             note=lambda key, text: self.notes.append(text), renew_token=lambda workload, valid_s: None,
             queued_timeout_s=600,
@@ -105,7 +105,7 @@ def test_two_tasks_take_turns_on_the_one_gpu_of_a_node(way):
     for number, (key, request_id) in enumerate(keys):
         pod = way.until(lambda: next((one for one in way.api.pods() if one["status"]["phase"] == "Pending"), None))
         assert json.loads(pod["spec"]["containers"][0]["args"][-1])["ti"]["id"] == request_id
-        told = unload_lease(json.loads(pod["spec"]["containers"][0]["args"][-1])["ti"]["context_carrier"])
+        told = read_lease(json.loads(pod["spec"]["containers"][0]["args"][-1])["ti"]["context_carrier"])
         assert (told.id, told.is_slot, told.worker) == (pod["metadata"]["labels"][LEASE_LABEL], True, "gpu-1")
         assert len(way.store.snapshot().leases) == 1
         name = pod["metadata"]["name"]
@@ -131,7 +131,10 @@ def test_a_node_that_is_lost_frees_what_it_had(way):
     way.until(lambda: "(running)" in (way.engine.words(lease.id) or ""))  # nodes and pods come by different watches
     way.api.put("nodes", a_node("gpu-1", gpus=1, ready="Unknown"))
     way.until(lambda: not way.store.snapshot().leases)
-    assert way.store.story("dag", "run", "a").cause == f"node gpu-1 was lost, and with it pod default/{name} (running)"
+    assert (
+        way.store.request_history("dag", "run", "a").cause
+        == f"node gpu-1 was lost, and with it pod default/{name} (running)"
+    )
     assert [told[0] for told in way.reports] == [key], "left to its retries, since Airflow's tables are not there"
     way.until(lambda: way.api.deletions == [(name, None)])
 
@@ -141,9 +144,9 @@ def failures(monkeypatch):
     """Key → the failures on record, in place of Airflow's task state store."""
     kept = {}
     monkeypatch.setattr(
-        recoveries, "read_states", lambda keys, name: {key: json.dumps(kept[key]) for key in keys if key in kept}
+        recovery, "read_states", lambda keys, name: {key: json.dumps(kept[key]) for key in keys if key in kept}
     )
-    monkeypatch.setattr(recoveries, "write_state", lambda key, name, text: kept.__setitem__(key, json.loads(text)))
+    monkeypatch.setattr(recovery, "write_state", lambda key, name, text: kept.__setitem__(key, json.loads(text)))
     return kept
 
 

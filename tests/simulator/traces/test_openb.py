@@ -8,7 +8,7 @@ from hetero_airflow.errors import TraceError
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.simulator.cluster import simulated_worker
-from hetero_airflow.simulator.record import Outcome
+from hetero_airflow.simulator.record import JobOutcome
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.traces import load_trace
 from hetero_airflow.simulator.traces.openb_fill import FOREVER_S, asked_devices
@@ -150,4 +150,4 @@ def test_a_filled_cluster_is_simulated_to_its_end(folder: Path) -> None:
 
     record = Simulation(workload, (), Fifo(), "fifo").run()
 
-    assert [job.outcome for job in record.jobs] == [Outcome.FINISHED] * 3 + [Outcome.LEFT] * 3
+    assert [job.outcome for job in record.jobs] == [JobOutcome.FINISHED] * 3 + [JobOutcome.LEFT] * 3

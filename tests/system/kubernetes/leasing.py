@@ -16,10 +16,10 @@ from airflow.providers.cncf.kubernetes.executors.kubernetes_executor import Kube
 from airflow.utils.state import TaskInstanceState
 from kubernetes import client
 
-from hetero_airflow.engines.engine import Liveness, Surroundings, Use
+from hetero_airflow.contract.envelope import pack_request
+from hetero_airflow.engines.engine import EngineContext, LeasedProcess, Liveness
 from hetero_airflow.engines.kubernetes.engine import KubernetesEngine
-from hetero_airflow.engines.kubernetes.pod_override import LEASE_LABEL
-from hetero_airflow.executor.carrier import pack_request
+from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
 from hetero_airflow.model.lease import Claim, Lease
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.testing import a_lease
@@ -45,7 +45,7 @@ def leasing(plane: ControlPlane, folder: Path, **more: str) -> Iterator[Leasing]
             patch.setenv(name, value)
         # Airflow's database is not of these tests
         patch.setattr(KubernetesExecutor, "_get_task_instance_state", lambda self, key, session: one.states.get(key))
-        one.engine.start(Surroundings("job", None, None, dict, lambda: one.workers))
+        one.engine.start(EngineContext("job", None, None, dict, lambda: one.workers))
         try:
             yield one
         finally:
@@ -143,7 +143,7 @@ class Leasing:
 
     def look(self, lease: Lease, state: str = "running") -> Liveness:
         """Whether a process of the lease runs, as the engine sees it."""
-        return self.engine.look([Use(lease, state, is_ours=True)])[lease.id]
+        return self.engine.look([LeasedProcess(lease, state, is_ours=True)])[lease.id]
 
     def end(self, key: Any) -> Any:
         """What is reported of a task, in the end."""

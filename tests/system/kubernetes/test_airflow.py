@@ -12,8 +12,8 @@ import pytest
 from kubernetes import client
 from local_airflow import LocalAirflow
 
-from hetero_airflow.engines.kubernetes.pod_override import LEASE_LABEL
-from hetero_airflow.executor.recommended import recommendations
+from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
+from hetero_airflow.executor.recommended_settings import recommendations
 from tests.played_kubelet import played_kubelet
 from tests.played_nodes import played_nodes
 from tests.system.conftest import QUICK

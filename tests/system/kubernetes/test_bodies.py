@@ -13,10 +13,10 @@ from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
 from kubernetes import client
 from kubernetes.utils.quantity import parse_quantity
 
-from hetero_airflow.engines.kubernetes.merging import complete_pod
 from hetero_airflow.engines.kubernetes.options import ClusterOptions
-from hetero_airflow.engines.kubernetes.pod import pod_parts
-from hetero_airflow.engines.kubernetes.pod_override import lease_override, lease_parts
+from hetero_airflow.engines.kubernetes.pods.pod_merge import complete_pod
+from hetero_airflow.engines.kubernetes.pods.pod_override import lease_override, lease_parts
+from hetero_airflow.engines.kubernetes.pods.pod_parts import pod_parts
 from hetero_airflow.engines.kubernetes.resources import RESOURCES
 from hetero_airflow.model.device import Device
 from hetero_airflow.model.lease import Claim

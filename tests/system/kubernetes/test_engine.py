@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from airflow.utils.state import TaskInstanceState
 
-from hetero_airflow.engines.engine import Liveness, Loss
+from hetero_airflow.engines.engine import Liveness, TerminationCause
 from hetero_airflow.model.plan import ReasonCode
 from hetero_airflow.model.worker import WorkerState
 from tests.engines.kubernetes.fake_api import a_pod, eventually
@@ -128,7 +128,7 @@ def test_a_pod_that_is_killed_for_its_memory_says_so_and_has_no_end_of_its_own(c
     key, lease, name = started(cluster, nodes)
     nodes.put(name, "airflow", "Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled"}})
     eventually(is_gone(cluster, lease))
-    assert cluster.engine.loss(lease.id) == Loss(is_out_of_memory=True)
+    assert cluster.engine.loss(lease.id) == TerminationCause(is_out_of_memory=True)
     assert key not in _ended(cluster)
 
 
@@ -150,7 +150,7 @@ def test_what_is_done_to_a_pod_is_no_failure_of_its_task(cluster, nodes, how):
         assert cluster.look(lease) is Liveness.ALIVE, "its devices are its own until its kubelet says that it ended"
         nodes.kill(name, "airflow")
     eventually(is_gone(cluster, lease))
-    assert cluster.engine.loss(lease.id) == Loss()
+    assert cluster.engine.loss(lease.id) == TerminationCause()
     # before 1.26 the API says of a pod that was evicted or preempted only that it was deleted
     words = {"evicted by its kubelet": ("evicted",), "evicted by the API": ("evicted", "deleted")}
     expected = words.get(how, ("deleted", "preempted"))
@@ -211,7 +211,7 @@ def test_credentials_that_are_no_longer_good_start_nothing_and_fail_nothing(clus
     cluster.api.delete_namespaced_service_account(ACCOUNT, "airflow")
     plane.kill_api_server()  # one that runs goes on with a watch whose token has ended
     plane.start_api_server()
-    eventually(lambda: "credentials are refused" in (cluster.engine._sites[0].cluster.problem or ""))
+    eventually(lambda: "credentials are refused" in (cluster.engine._adapters[0].cluster.problem or ""))
     _, waiting = cluster.hand_over_as(cluster.workers["gpu-1"])
     for _ in range(3):
         cluster.engine.heartbeat()

@@ -11,10 +11,10 @@ import logging
 import pytest
 from kubernetes import client
 
-from hetero_airflow.engines.kubernetes import mirror
-from hetero_airflow.engines.kubernetes.cluster import Cluster
-from hetero_airflow.engines.kubernetes.mirror import Mirror
-from hetero_airflow.engines.kubernetes.pod_override import DEVICES_ANNOTATION, LEASE_LABEL
+from hetero_airflow.engines.kubernetes.pods.pod_override import DEVICES_ANNOTATION, LEASE_LABEL
+from hetero_airflow.engines.kubernetes.watch import informer
+from hetero_airflow.engines.kubernetes.watch.cluster_view import ClusterView
+from hetero_airflow.engines.kubernetes.watch.informer import Informer
 from hetero_airflow.model.worker import WorkerState
 from tests.engines.kubernetes.fake_api import a_pod, eventually
 from tests.system.kubernetes.leasing import ACCOUNT
@@ -37,7 +37,7 @@ class Watched:
     """A cluster and a store that is told what it says."""
 
     def __init__(self, plane):
-        self.cluster = Cluster(None, lambda: client.CoreV1Api(plane.connect(plane.token(ACCOUNT))), "airflow", {})
+        self.cluster = ClusterView(None, lambda: client.CoreV1Api(plane.connect(plane.token(ACCOUNT))), "airflow", {})
         self.workers, self.now = {}, 1000.0
 
     def worker(self, node="gpu-1"):
@@ -159,11 +159,11 @@ def test_what_pods_have_is_read_from_the_pods(watched, nodes):
 
 
 def test_a_long_list_is_read_in_pages(watched, nodes, plane, monkeypatch):
-    monkeypatch.setattr(mirror, "PAGE", 2)
+    monkeypatch.setattr(informer, "PAGE_SIZE", 2)
     for number in range(5):
         nodes.api.create_namespaced_pod("airflow", a_pod(f"p{number}", "gpu-1", namespace="airflow"))
     account = client.CoreV1Api(plane.connect(plane.token(ACCOUNT)))
-    pods = Mirror("pods", lambda: account, lambda api: api.list_namespaced_pod, _name, query={"namespace": "airflow"})
+    pods = Informer("pods", lambda: account, lambda api: api.list_namespaced_pod, _name, query={"namespace": "airflow"})
     pods.start()
     try:
         assert pods.wait(20)
@@ -174,7 +174,7 @@ def test_a_long_list_is_read_in_pages(watched, nodes, plane, monkeypatch):
 
 def test_a_watch_that_is_too_old_is_begun_anew(watched, nodes, plane, caplog):
     """A server that was started again has forgotten what came before; etcd's compaction comes to the same."""
-    caplog.set_level(logging.INFO, mirror.__name__)
+    caplog.set_level(logging.INFO, informer.__name__)
     nodes.add("gpu-1", 2)
     watched.until(leasable)
     nodes.api.create_namespaced_config_map("default", {"metadata": {"generateName": "later-"}})

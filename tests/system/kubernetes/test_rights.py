@@ -11,7 +11,7 @@ import pytest
 import yaml
 from kubernetes import client
 
-from hetero_airflow.engines.engine import Use
+from hetero_airflow.engines.engine import LeasedProcess
 from tests.control_plane import ControlPlane
 from tests.engines.kubernetes.fake_api import a_pod, eventually
 from tests.system.kubernetes.conftest import DOCUMENTS
@@ -52,7 +52,7 @@ def test_the_scheduler_is_refused_nothing_and_uses_what_it_is_given(plane, nodes
         name = one.bound(lease)
         eventually(lambda: one.engine.words(lease.id))
         one.engine.executor.adopt(key, "airflow", name)
-        one.engine.signal(Use(lease, "success", is_ours=True), signal.SIGTERM)
+        one.engine.signal(LeasedProcess(lease, "success", is_ours=True), signal.SIGTERM)
         eventually(lambda: one.pod(lease).metadata.deletion_timestamp)
     found = asked(plane, before)
     assert not [what for what, codes in found.items() if 403 in codes]

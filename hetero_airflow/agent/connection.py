@@ -1,0 +1,133 @@
+"""The agent's connection to the API server: one request at a time, each with a token of its own. Blocks."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import BaseModel, ValidationError
+
+from hetero_airflow.agent.protocol import (
+    ENROLMENT_PATH,
+    HEARTBEAT_PATH,
+    INVENTORY_PATH,
+    PREFIX,
+    Enrolment,
+    Heartbeat,
+    InventoryReport,
+    RefusalCode,
+    ServerReply,
+)
+from hetero_airflow.agent.tokens import public_key_hex, request_digest, sign_token
+from hetero_airflow.errors import HeteroError, IdentityError, shorten
+
+TIMEOUT_S = 5.0
+"""Well below [hetero] worker_timeout_s, so that one request that hangs costs no worker."""
+
+
+class ServerUnreachable(HeteroError):
+    """The API server can't be reached, or can't answer now: worth trying again."""
+
+
+class RefusedByServer(IdentityError):
+    """The API server answered, and refuses; `code` says why, where it is one of ours."""
+
+    def __init__(self, code: RefusalCode | None, asked: str, *, found: str, remedy: str) -> None:
+        self.code = code
+        super().__init__(asked, found=found, remedy=remedy)
+
+
+class ServerConnection:
+    """Speaks for one worker.
+
+    :param url: of Airflow's API server, as browsers reach it: ``https://airflow.example:8080``
+    """
+
+    def __init__(self, url: str, worker_id: str, key: Ed25519PrivateKey) -> None:
+        self._url = url.rstrip("/")
+        self._worker_id, self._key = worker_id, key
+        self._instance = secrets.token_hex(16)
+        self._nonce = 0
+        self._http = httpx.Client(base_url=f"{self._url}{PREFIX}", timeout=TIMEOUT_S)
+
+    def enrol(self, secret: str) -> None:
+        """Give the server the public half of the key; may be done again.
+
+        :raises ServerUnreachable: no answer
+        :raises RefusedByServer: the secret does not enrol this worker
+        """
+        body = Enrolment(worker=self._worker_id, public_key=public_key_hex(self._key))
+        self._send("POST", ENROLMENT_PATH, body, secret)
+
+    def report(self, report: InventoryReport) -> ServerReply:
+        """Tell the inventory.
+
+        :raises ServerUnreachable: no answer
+        :raises RefusedByServer: the server does not take it
+        """
+        return self._tell("PUT", INVENTORY_PATH, report)
+
+    def beat(self, heartbeat: Heartbeat) -> ServerReply:
+        """Tell that the worker is there.
+
+        :raises ServerUnreachable: no answer
+        :raises RefusedByServer: the server does not take it
+        """
+        return self._tell("POST", HEARTBEAT_PATH, heartbeat)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def _tell(self, method: str, path: str, body: BaseModel) -> ServerReply:
+        answer = self._send(method, path, body)
+        try:
+            return ServerReply.model_validate_json(answer.content)
+        except ValidationError as error:
+            raise self._down(f"an answer that is none of hetero_airflow: {shorten(answer.text)}") from error
+
+    def _send(self, method: str, path: str, body: BaseModel, bearer: str = "") -> httpx.Response:
+        content = body.model_dump_json(exclude_defaults=True).encode()
+        token = bearer or self._sign(request_digest(method, path, content))
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        try:
+            answer = self._http.request(method, path, content=content, headers=headers)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise self._down(f"{type(error).__name__}: {error}") from error
+        if answer.is_success:
+            return answer
+        raise self._refusal(answer)
+
+    def _sign(self, request: str) -> str:
+        self._nonce = max(self._nonce + 1, time.time_ns() // 1000)
+        now = datetime.now(UTC)
+        return sign_token(
+            self._key, worker=self._worker_id, instance=self._instance, nonce=self._nonce, request=request, now=now
+        )
+
+    def _refusal(self, answer: httpx.Response) -> ServerUnreachable | RefusedByServer:
+        told: dict[str, Any] = {}
+        with suppress(ValueError):
+            told = answer.json()
+        code = told.get("code") if isinstance(told, dict) else None
+        if answer.status_code >= 500 or code == RefusalCode.FLOODING:
+            return self._down(f"HTTP {answer.status_code}: {shorten(answer.text)}")
+        if code not in set(RefusalCode):
+            return RefusedByServer(
+                None,
+                f"{answer.request.method} {self._url}{PREFIX}",
+                found=f"HTTP {answer.status_code}: {shorten(answer.text)}",
+                remedy="Give the address of Airflow's API server, where hetero-airflow is installed too",
+            )
+        return RefusedByServer(
+            RefusalCode(code), f"worker {self._worker_id}", found=str(told.get("found")), remedy=str(told.get("remedy"))
+        )
+
+    def _down(self, found: str) -> ServerUnreachable:
+        remedy = "The agent tries again; look whether the API server runs and can be reached from here"
+        return ServerUnreachable(f"Airflow's API server at {self._url}", found=found, remedy=remedy)

@@ -1,0 +1,145 @@
+"""What a device task would send to a Kubernetes cluster, as YAML or JSON for ``kubectl``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+from airflow.configuration import conf
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowException, TaskNotFound
+from airflow.utils.cli import get_bagged_dag
+
+from hetero_airflow.contract.envelope import unpack_request
+from hetero_airflow.engines.kubernetes.options import cluster_options
+from hetero_airflow.engines.kubernetes.pods.pod_merge import complete_pod
+from hetero_airflow.engines.kubernetes.pods.pod_parts import claim_parts, pod_parts
+from hetero_airflow.errors import SettingsError, shorten
+from hetero_airflow.executor.airflow_db.templates import render_arguments, run_context
+from hetero_airflow.model.request import DeviceRequest
+
+
+def render_task(dag_id: str, task_id: str, map_index: int, *, dra: bool, output: str) -> str:
+    """The manifests of a task of an installation's DAG; parsing runs its file, as Airflow does.
+
+    :param output: yaml or json
+    :raises SettingsError: no such DAG or task, or one that asks for no device
+    :raises RequestError: a request that a pod can't ask for
+    """
+    with redirect_stdout(sys.stderr):  # what the file prints, and Airflow's log, is not ours to answer with
+        try:
+            dag = get_bagged_dag(None, dag_id)
+        except AirflowException as error:
+            raise SettingsError(
+                f"the DAG {shorten(dag_id)}",
+                found="none of that id that can be parsed",
+                remedy="See `airflow dags list` and `airflow dags list-import-errors`",
+            ) from error
+        found = manifests(dag, task_id, map_index, dra=dra, now=datetime.now(UTC))
+    return manifest_text(found, output)
+
+
+def manifests(dag: DAG, task_id: str, map_index: int, *, dra: bool, now: datetime) -> list[dict[str, Any]]:
+    """What would be sent for a task: the template of a claim, if it has one, then the pod.
+
+    A task of `DevicePodOperator` is its own pod. Of any other device task it is the pod that KubernetesExecutor runs
+    it in, but for the command, which the scheduler adds.
+
+    :raises SettingsError: no such task, or one that asks for no device
+    :raises RequestError: a request that a pod can't ask for
+    """
+    try:
+        task: Any = dag.get_task(task_id)
+    except TaskNotFound as error:
+        near = ", ".join(sorted(dag.task_ids)[:10])
+        raise SettingsError(
+            f"the task {shorten(task_id)}", found=f"the tasks {near}", remedy="Name one of them"
+        ) from error
+    if task.is_mapped and map_index < 0:
+        raise SettingsError(
+            f"the task {shorten(task_id)}", found="a mapped task", remedy="Name an instance: --map-index 0"
+        )
+    context = run_context(dag.dag_id, "rendered", now, now, dag.params.dump(), {})
+    if hasattr(getattr(task, "operator_class", task), "manifests"):
+        return _operator_pod(task, map_index, context, dra)
+    asked = unpack_request(task.executor_config, map_index)
+    if asked is None:
+        raise SettingsError(
+            f"the task {shorten(task_id)}", found="no device request", remedy="Render a task that asks for devices"
+        )
+    request = asked if isinstance(asked, DeviceRequest) else render_arguments(asked, context)
+    return _executor_pod(task, dag.dag_id, map_index, request, dra)
+
+
+def manifest_text(found: Sequence[Mapping[str, Any]], output: str) -> str:
+    """The manifests as one text that ``kubectl apply -f -`` reads; in ASCII, so that no name can harm a terminal.
+
+    >>> print(manifest_text([{"kind": "Pod", "metadata": {"name": "a\\x1b"}}], "yaml"), end="")
+    kind: Pod
+    metadata:
+      name: "a\\e"
+    """
+    if output == "yaml":
+        text: str = yaml.safe_dump_all(found, sort_keys=False, width=10_000)
+        return text
+    value = found[0] if len(found) == 1 else {"apiVersion": "v1", "kind": "List", "items": list(found)}
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _operator_pod(task: Any, map_index: int, context: Mapping[str, Any], dra: bool) -> list[dict[str, Any]]:
+    try:
+        if task.is_mapped:
+            instance = {**context, "ti": SimpleNamespace(map_index=map_index)}
+            task = task.unmap(task._expand_mapped_kwargs(instance)[0])
+        task.render_template_fields(context)
+    except Exception as error:  # a template, or what it is expanded over, may raise anything
+        raise SettingsError(
+            f"the task {shorten(task.task_id)}",
+            found=f"what is known only at run time: {shorten(str(error), 300)}",
+            remedy="Render a task whose templates use params, dag_run, run_id, ds or logical_date",
+        ) from error
+    made: list[dict[str, Any]] = task.manifests(dra=dra)
+    return made
+
+
+def _executor_pod(task: Any, dag_id: str, map_index: int, request: DeviceRequest, dra: bool) -> list[dict[str, Any]]:
+    try:
+        from airflow.providers.cncf.kubernetes.kube_config import KubeConfig
+        from airflow.providers.cncf.kubernetes.kubernetes_helper_functions import create_unique_id
+        from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
+        from kubernetes.client import V1Container, V1Pod, V1PodSpec  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise SettingsError(
+            "a pod of KubernetesExecutor", found=str(error), remedy='Install "hetero-airflow[kubernetes]"'
+        ) from error
+
+    options = cluster_options(lambda section, name, default: conf.get(section, name, fallback=default))
+    config: Any = KubeConfig()
+    template = Path(config.pod_template_file) if config.pod_template_file else None
+    bare = V1Pod(api_version="v1", kind="Pod", spec=V1PodSpec(containers=[V1Container(name="base")]))
+    pod = PodGenerator.construct_pod(
+        dag_id=dag_id,
+        task_id=task.task_id,
+        pod_id=create_unique_id(dag_id, task.task_id),
+        try_number=1,
+        kube_image=config.kube_image,
+        date=None,
+        args=[],
+        pod_override_object=PodGenerator.from_obj(task.executor_config),
+        base_worker_pod=PodGenerator.deserialize_model_file(str(template)) if template else bare,
+        namespace=config.executor_namespace,
+        scheduler_job_id="render",
+        map_index=map_index,
+        with_mutation_hook=True,
+    )
+    namespace = pod.metadata.namespace
+    parts = claim_parts(request, options, namespace=namespace) if dra else pod_parts(request, options)
+    made = complete_pod(PodGenerator.serialize_pod(pod), parts)
+    return [*([parts.claim] if parts.claim is not None else []), made]

@@ -1,0 +1,99 @@
+"""A request as the arguments that one writes in a DAG file. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hetero_airflow.errors import RequestError
+from hetero_airflow.model.device_names import parse_device
+from hetero_airflow.model.request import Alternative, DeviceRequest, Priority
+from hetero_airflow.units import format_bytes_exact
+
+_QUOTA = ("memory", "cpus", "host_memory")
+_CONDITIONS = ("runtime", "driver", "labels", "topology")
+
+
+def request_text(request: DeviceRequest) -> str:
+    """Arguments of ``@task.device`` and the operators that `DeviceRequest.parse` makes an equal request of.
+
+    >>> request = DeviceRequest.parse(["a100:2", "t4"], quota={"cpus": 4}, priority="high")
+    >>> request_text(request)
+    'device=["nvidia/a100:2", "nvidia/t4"], quota={"cpus": 4}, priority="high"'
+    >>> request_text(DeviceRequest.parse([{"device": "gpu", "memory": "24GiB"}, "cpu:8"]))
+    'device=[{"device": "gpu", "memory": "24GiB.."}, "cpu:8"]'
+    """
+    rest: dict[str, object] = {}
+    if request.priority is not Priority.MEDIUM:
+        rest["priority"] = str(request.priority)
+    if request.wait_timeout_s is not None:
+        rest["wait_timeout"] = request.wait_timeout_s
+    for arguments in (_shared(request), _apart(request)):
+        if _is_made_of(request, arguments | rest):
+            return ", ".join(f"{name}={_literal(value)}" for name, value in (arguments | rest).items())
+    return f"device=DeviceRequest.model_validate({_literal(request.model_dump(mode='json', exclude_defaults=True))})"
+
+
+def _is_made_of(request: DeviceRequest, arguments: Mapping[str, Any]) -> bool:
+    try:
+        return DeviceRequest.parse(**arguments) == request
+    except RequestError:
+        return False
+
+
+def _shared(request: DeviceRequest) -> dict[str, object]:
+    """With what all alternatives say beside the device said once."""
+    devices = [_device(alternative) for alternative in request.alternatives]
+    extras = _extras(request.alternatives[0])
+    quota = {name: extras[name] for name in _QUOTA if name in extras}
+    conditions = {name: extras[name] for name in _CONDITIONS if name in extras}
+    return {"device": _joined(devices, request.is_ordered)} | ({"quota": quota} if quota else {}) | conditions
+
+
+def _apart(request: DeviceRequest) -> dict[str, object]:
+    """With each alternative for itself."""
+    words: list[object] = []
+    for alternative in request.alternatives:
+        device, extras = _device(alternative), _extras(alternative)
+        own = device if isinstance(device, dict) else {"device": device}
+        words.append({**own, **extras} if extras else device)
+    return {"device": _joined(words, request.is_ordered)}
+
+
+def _joined(words: list[object], is_ordered: bool) -> object:
+    """One word, a list in order of preference, or a set; None where a set can't hold them."""
+    if is_ordered:
+        return words if len(words) > 1 else words[0]
+    return frozenset(words) if all(isinstance(word, str) for word in words) else None
+
+
+def _device(alternative: Alternative) -> object:
+    """The device text, where it says all; else the fields."""
+    fields = alternative.model_dump(exclude_defaults=True, exclude={*_QUOTA, *_CONDITIONS})
+    quantity = f":{alternative.share!r}" if alternative.share is not None else f":{alternative.count}"
+    text = alternative.device_text + ("" if quantity == ":1" else quantity)
+    try:
+        return text if Alternative(**parse_device(text)) == Alternative(**fields) else fields  # type: ignore[arg-type]
+    except RequestError:
+        return fields
+
+
+def _extras(alternative: Alternative) -> dict[str, object]:
+    extras = alternative.model_dump(exclude_defaults=True, include={*_QUOTA, *_CONDITIONS})
+    if alternative.host_memory is not None:
+        extras["host_memory"] = format_bytes_exact(alternative.host_memory)
+    return extras
+
+
+def _literal(value: object) -> str:
+    """Python source of a value, with texts in double quotes."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_literal(key)}: {_literal(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, frozenset):
+        return "{" + ", ".join(sorted(map(_literal, value))) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    return repr(value)

@@ -1,0 +1,158 @@
+"""``airflow hetero config --check``: what an installation lacks, and what that costs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+from sqlalchemy import URL
+
+from hetero_airflow.checkpoints.opening import check_url
+from hetero_airflow.cli.device_text import count
+from hetero_airflow.cli.output import cell
+from hetero_airflow.cli.setup.recommended_settings import ReadOption, Setting
+from hetero_airflow.errors import SettingsError
+from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.settings import SECTION, default
+
+_MIN_HEARTBEATS = 3
+"""Heartbeats that fit into the timeout, at least: Airflow's own `max_failed_heartbeats`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: what was found, and where it is not well, what to do and what it costs to leave."""
+
+    subject: str
+    found: str
+    remedy: str = ""
+    cost: str = ""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing is to be done."""
+        return not self.remedy
+
+
+def check_settings(settings: Iterable[Setting]) -> Iterator[Finding]:
+    """A finding for each recommended setting."""
+    for setting in settings:
+        subject = f"[{setting.recommendation.section}] {setting.recommendation.option}"
+        found = setting.current or "not set"
+        if setting.is_well:
+            yield Finding(subject, found)
+        else:
+            yield Finding(subject, found, f"Set it to {setting.wanted}", setting.recommendation.cost)
+
+
+def check_heartbeats(read: ReadOption) -> Iterator[Finding]:
+    """A finding where the heartbeat timeout is too short for the interval; none where it is not."""
+    interval, timeout = read("workers", "min_heartbeat_interval"), read("scheduler", "task_instance_heartbeat_timeout")
+    try:
+        shortest_s = _MIN_HEARTBEATS * float(interval or "")
+        is_short = float(timeout or "") < shortest_s
+    except ValueError:
+        return
+    if is_short:
+        yield Finding(
+            "heartbeats in [scheduler] task_instance_heartbeat_timeout",
+            f"one each {interval} s in {timeout} s",
+            f"Set the timeout to {shortest_s:g} or more",
+            "tasks that are alive are declared dead, and run again",
+        )
+
+
+def check_checkpoints(engine: str, url: str) -> Iterator[Finding]:
+    """A finding on where checkpoints go, for engines that may run a task on another host the next time."""
+    if engine == default("engine"):
+        return
+    subject = f"[{SECTION}] checkpoint_url"
+    try:
+        scheme = check_url(url).scheme if url else ""
+    except SettingsError as error:
+        yield Finding(subject, error.found, error.remedy, "device tasks fail when they start")
+    else:
+        if not scheme:
+            yield Finding(
+                subject,
+                "not set: the folder checkpoints in AIRFLOW_HOME of each host",
+                "Set it to s3://bucket/prefix or file:///shared/folder, on every host",
+                "a task that goes on on another host starts at step 0, and only a higher class may preempt it",
+            )
+        else:
+            yield Finding(subject, f"{url}, which all hosts must share" if scheme == "file" else url)
+
+
+def check_driver(url: URL) -> Finding:
+    """Whether the database and its driver are ones that the store works with; the URL's secrets stay out."""
+    subject = "[database] sql_alchemy_conn"
+    if url.get_backend_name() == "sqlite":
+        return Finding(subject, "SQLite, which serves one scheduler only")
+    if url.get_backend_name() != "postgresql":
+        remedy = "Use postgresql+psycopg2:// or SQLite"
+        return Finding(subject, url.drivername, remedy, "leases are only known to be exclusive on these two")
+    if "+" not in url.drivername:
+        return Finding(
+            subject,
+            f"{url.drivername}://",
+            "Write postgresql+psycopg2://",
+            "SQLAlchemy 2.1 takes it for psycopg 3, other versions for psycopg2",
+        )
+    return Finding(subject, url.drivername)
+
+
+def check_pool(name: str, slots: int | None) -> Finding:
+    """Whether the pool of device tasks exists; `slots` is None where it does not, -1 where it has no limit."""
+    subject = f"pool {name}"
+    if slots is None:
+        return Finding(
+            subject,
+            "no such pool",
+            "Start the scheduler once with HeteroExecutor, which creates it",
+            "Airflow queues no device task at all",
+        )
+    if slots == 0:
+        return Finding(subject, "0 slots", "Set its slots to -1, no limit", "Airflow queues no device task at all")
+    limited = f"{slots} slots: no more device tasks than that wait or run at a time"
+    return Finding(subject, "no limit" if slots < 0 else limited)
+
+
+def check_parallelism(value: str | None, snapshot: Snapshot | None) -> Finding:
+    """Whether each accelerator that the store knows could be in use at the same time."""
+    subject = "[core] parallelism"
+    try:
+        parallelism = int(value or "")
+    except ValueError:
+        parallelism = 0
+    if parallelism <= 0:
+        return Finding(subject, str(value), "Set it to a number above 0", "no executor starts")
+    accelerators = sum(
+        device.leasable and device.kind != "cpu"
+        for worker in (snapshot.workers if snapshot else ())
+        if worker.state is WorkerState.ONLINE
+        for device in worker.devices
+    )
+    found = f"{parallelism}, for {count(accelerators, 'accelerator')}"
+    if parallelism < accelerators:
+        return Finding(
+            subject,
+            found,
+            f"Set it to {accelerators} or more",
+            f"only {count(parallelism, 'task')} can run at a time, and devices stay idle",
+        )
+    return Finding(subject, found)
+
+
+def check_report(findings: Sequence[Finding]) -> Iterator[RenderableType]:
+    """A line for each finding; below those that are to be done, what to do and what it costs to leave it."""
+    for finding in findings:
+        mark = cell("ok     ", style="green") if finding.is_well else cell("to do  ", style="bold red")
+        yield mark + cell(f"{finding.subject}: {finding.found}")
+        if not finding.is_well:
+            yield cell(f"       {finding.remedy}.")
+        if finding.cost:
+            yield cell(f"       Without it, {finding.cost}.")
+    lacking = sum(not finding.is_well for finding in findings)
+    yield cell("All is well." if not lacking else f"To do: {lacking} of {len(findings)}.", style="bold")

@@ -1,0 +1,120 @@
+"""The tasks of a DAG file, as a run of it would bring them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk import DAG
+from airflow.serialization.definitions.dag import SerializedDAG
+from airflow.serialization.serialized_objects import DagSerialization
+
+from hetero_airflow.contract.envelope import unpack_gang, unpack_request
+from hetero_airflow.errors import SettingsError, shorten
+from hetero_airflow.executor.airflow_db.templates import render_arguments, run_context
+from hetero_airflow.model.estimates import Interval, TaskName
+from hetero_airflow.model.gang import GangSize, gang_member
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.simulator.rehearsal import PlannedTask
+
+_RUN = "planned"
+"""Id of the run that is rehearsed."""
+
+
+def read_dag(path: Path, dag_id: str | None) -> DAG:
+    """The DAG of a file; parsing runs the file, as Airflow does.
+
+    :raises SettingsError: no such file, an import error, no DAG in it, or several where none was named
+    """
+    asked = f"plan {shorten(str(path))}"
+    if not path.is_file():
+        raise SettingsError(asked, found="no such file", remedy="Give the path of a DAG file")
+    with redirect_stdout(sys.stderr):  # what the file prints, and Airflow's log, is not ours to answer with
+        bag = DagBag(path, safe_mode=False)
+    if bag.import_errors:
+        error = next(iter(bag.import_errors.values())).strip().splitlines()[-1]
+        raise SettingsError(asked, found=f"an import error: {shorten(error, 300)}", remedy="Mend the file")
+    dags = bag.dags
+    if dag_id is None and len(dags) == 1:
+        return next(iter(dags.values()))
+    if dag_id in dags:
+        return dags[dag_id]
+    there = ", ".join(sorted(dags)) or "no DAG"
+    raise SettingsError(asked, found=there, remedy="Name one of them: --dag-id NAME" if dags else "Define one in it")
+
+
+def planned_tasks(
+    dag: DAG, at: datetime, conf: Mapping[str, Any], durations: Mapping[TaskName, Interval]
+) -> Iterator[PlannedTask]:
+    """The task instances of a run that is triggered at that time; a mapped task's over a literal list are all there.
+
+    A mapped task whose list is known only at run time counts as one instance, or as one gang.
+
+    :param durations: of tasks that need no device
+    :raises RequestError: a device request whose template can't be rendered
+    """
+    context = run_context(dag.dag_id, _RUN, at, at, dag.params.dump(), conf)
+    serialized = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+    counts = _mapped_counts(serialized)
+    weights = {task.task_id: _total_weight(task) for task in serialized.tasks}
+    gangs = {task.task_id: _gang(task.executor_config) for task in dag.tasks}
+    ids = {task.task_id: _ids(task.task_id, counts, gangs[task.task_id]) for task in dag.tasks}
+    for task in dag.topological_sort():
+        after = tuple(id_ for before in sorted(task.upstream_task_ids) for id_ in ids[before])
+        name, gang = (dag.dag_id, task.task_id), gangs[task.task_id]
+        for number, id_ in enumerate(ids[task.task_id]):
+            yield PlannedTask(
+                id_,
+                name,
+                _request(task.executor_config, number if task.task_id in counts else -1, context),
+                after,
+                weights[task.task_id],
+                durations.get(name),
+                None if task.execution_timeout is None else task.execution_timeout.total_seconds(),
+                gang=gang_member(dag.dag_id, _RUN, task.task_id, number, gang.most).gang if gang.most > 1 else "",
+                gang_size=gang.most,
+                least=gang.least,
+                is_count_known=counts.get(task.task_id, 1) is not None,
+            )
+
+
+def _request(config: object, map_index: int, context: Mapping[str, Any]) -> DeviceRequest | None:
+    asked = unpack_request(config, map_index)
+    return asked if asked is None or isinstance(asked, DeviceRequest) else render_arguments(asked, context)
+
+
+def _gang(config: Mapping[str, Any] | None) -> GangSize:
+    return GangSize() if unpack_request(config, -1) is None else unpack_gang(config)
+
+
+def _ids(task_id: str, counts: Mapping[str, int | None], gang: GangSize) -> list[str]:
+    """Of the instances that are planned: where it is not known how many there are, the fewest that run."""
+    if task_id not in counts:
+        return [task_id]
+    count = counts[task_id]
+    return [f"{task_id}[{number}]" for number in range(gang.most if count is None else count)]
+
+
+def _mapped_counts(dag: SerializedDAG) -> dict[str, int | None]:
+    """Task id → number of instances, of the mapped tasks; None where only the run tells."""
+    counts: dict[str, int | None] = {}
+    for task in dag.tasks:
+        if not task.is_mapped and not any(True for _ in task.iter_mapped_task_groups()):
+            continue
+        try:
+            counts[task.task_id] = int(task.get_parse_time_mapped_ti_count())
+        except Exception:  # noqa: BLE001  Airflow has several errors for a length that is not known yet
+            counts[task.task_id] = None
+    return counts
+
+
+def _total_weight(task: Any) -> int:
+    """Airflow's priority weight of the task's instances, by its weight rule, which looks at their task alone."""
+    instance: Any = SimpleNamespace(task=task)
+    return int(task.weight_rule.get_weight(instance))

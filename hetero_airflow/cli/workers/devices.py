@@ -1,0 +1,94 @@
+"""``airflow hetero devices``: an inventory as people read it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rich.console import RenderableType
+
+from hetero_airflow.cli.device_text import count, pairs_text
+from hetero_airflow.cli.output import cell, table
+from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.worker import Inventory
+from hetero_airflow.units import format_bytes
+
+
+def device_report(inventory: Inventory) -> Iterator[RenderableType]:
+    """The devices as a table, then the software, the labels, and a line for each problem."""
+    worker = inventory.worker
+    readings = {reading.device_id: reading for reading in inventory.telemetry}
+    devices = {device.id: device for device in worker.devices}
+    accelerators = [device for device in worker.devices if device.kind != "cpu" and device.leasable]
+    simulated = sum(device.simulated for device in accelerators)
+    mark = f", {simulated} of them simulated" if simulated else ""
+    yield cell(f"Worker {worker.id}: {count(len(accelerators), 'accelerator')} to lease{mark}", style="bold")
+    rows = [
+        (
+            cell(*_identity(device, devices)),
+            cell(*_memory(device, readings.get(device.id))),
+            cell(*_use(readings.get(device.id))),
+            cell(*_place(device, devices)),
+            cell("yes") if device.leasable else cell("no", style="red"),
+        )
+        for device in worker.devices
+    ]
+    yield table(("DEVICE", "MEMORY", "USE", "PLACE", "LEASABLE"), rows, whole=0)
+    if worker.runtime:
+        yield cell(f"Software: {pairs_text(worker.runtime.items(), ' ')}")
+    if worker.labels:
+        yield cell(f"Labels: {pairs_text(worker.labels.items(), '=')}")
+    for device in worker.devices:
+        if not device.leasable or device.problem:
+            kind = "Note on" if device.leasable else "Not leasable:"
+            yield cell(f"{kind} {device.id}: {device.problem or 'its probe gives no reason'}", style="yellow")
+    for problem in inventory.problems:
+        yield cell(f"Problem: {problem}", style="red")
+
+
+def _identity(device: Device, devices: Mapping[str, Device]) -> Iterator[str]:
+    yield f"{device} ({device.kind} {device.index})"
+    yield device.id
+    if device.parent is not None:
+        yield f"instance of {_short_name(device.parent, devices)}"
+    facts = {"driver": device.driver, "capability": device.capability}
+    known = [f"{name} {value}" for name, value in facts.items() if value]
+    if known:
+        yield ", ".join(known)
+
+
+def _memory(device: Device, reading: Telemetry | None) -> Iterator[str]:
+    if reading is not None and reading.memory_free_bytes is not None:
+        yield f"{format_bytes(reading.memory_free_bytes)} free"
+        yield f"of {format_bytes(device.memory_bytes)}"
+    else:
+        yield format_bytes(device.memory_bytes)
+    if device.kind == "cpu":
+        yield count(len(device.cores), "core")
+
+
+def _use(reading: Telemetry | None) -> Iterator[str]:
+    if reading is not None and reading.utilization is not None:
+        yield f"{reading.utilization:.0%}"
+    if reading is not None and reading.temperature_c is not None:
+        yield f"{reading.temperature_c:.0f} °C"
+    if reading is not None and reading.power_w is not None:
+        yield f"{reading.power_w:.0f} W"
+    if reading is not None and reading.pcie_received_bytes_per_s is not None:
+        yield f"{reading.pcie_received_bytes_per_s / 1e9:.2f} GB/s in"
+    if reading is not None and reading.pcie_sent_bytes_per_s is not None:
+        yield f"{reading.pcie_sent_bytes_per_s / 1e9:.2f} GB/s out"
+
+
+def _place(device: Device, devices: Mapping[str, Device]) -> Iterator[str]:
+    if device.numa_node is not None:
+        yield f"NUMA {device.numa_node}"
+    if device.pci is not None:
+        yield device.pci
+    if device.peers:
+        yield f"linked to {', '.join(_short_name(peer, devices) for peer in device.peers)}"
+
+
+def _short_name(device_id: str, devices: Mapping[str, Device]) -> str:
+    """The number that the vendor's tools show, where the device is known."""
+    device = devices.get(device_id)
+    return f"{device.kind} {device.index}" if device else device_id

@@ -1,0 +1,1 @@
+"""Formats that the scheduler, the task supervisor and the operators share."""

@@ -1,0 +1,135 @@
+"""From the section [hetero] to the place of a task's checkpoints, and from an Airflow connection to credentials.
+
+The one place where the options ``checkpoint_url``, ``checkpoint_conn_id`` and ``checkpoint_endpoints`` are
+read: the device operator uses it for the task's own checkpoints, sensors and triggers for those of others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from airflow.configuration import get_airflow_home
+from airflow.sdk import Connection
+from airflow.sdk.configuration import conf
+from airflow.sdk.exceptions import AirflowNotFoundException
+
+from hetero_airflow.checkpoints.opening import split_url
+from hetero_airflow.checkpoints.place import CheckpointPlace, checkpoint_path
+from hetero_airflow.errors import SettingsError, shorten
+from hetero_airflow.settings import SECTION, default
+
+ENDPOINT_VARIABLE = "AWS_ENDPOINT_URL_S3"
+"""boto3's variable for the endpoint of S3 alone: other services of a task are not sent there."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOptions:
+    """The options of [hetero] that say where checkpoints go. Holds no secret."""
+
+    url: str
+    """``file:///folder`` or ``s3://bucket/prefix``."""
+    conn_id: str = ""
+    """Empty: what boto3 finds by itself."""
+    endpoints: tuple[str, ...] = ()
+    """May be used beside AWS's own and the connection's."""
+    is_default: bool = False
+    """Nobody said where: the URL is of a folder that is not known to be shared with other hosts."""
+
+
+def checkpoint_options() -> CheckpointOptions:
+    """The options as configured on this host.
+
+    Endpoints are compared when a store is opened.
+
+    :raises SettingsError: a URL that can't be read
+    """
+    endpoints = tuple(text.strip() for text in _text("checkpoint_endpoints").split(",") if text.strip())
+    configured = _text("checkpoint_url")
+    url = configured or (Path(get_airflow_home()).resolve() / "checkpoints").as_uri()
+    split_url(url)
+    return CheckpointOptions(url.rstrip("/"), _text("checkpoint_conn_id"), endpoints, is_default=not configured)
+
+
+def checkpoint_place(
+    dag_id: str,
+    task_id: str,
+    run_id: str,
+    map_index: int,
+    *,
+    epoch: int | None = 0,
+    token: int | None = None,
+    options: CheckpointOptions,
+    credentials: Mapping[str, str] | None = None,
+) -> CheckpointPlace:
+    """Where the checkpoints of a task instance are.
+
+    :param epoch: the task instance's ``max_tries``; None: see `CheckpointPlace.epoch`
+    :param token: fencing token of the lease; None without one
+    :param credentials: see `store_credentials`; the endpoint among them is used, and allowed
+
+    >>> options = CheckpointOptions("s3://models/team-a", endpoints=("https://minio.example:9000",))
+    >>> checkpoint_place("etl", "fit", "r1", -1, epoch=2, token=7, options=options).path
+    'etl/fit/r1/-1'
+    """
+    endpoint = (credentials or {}).get(ENDPOINT_VARIABLE)
+    allowed = (*options.endpoints, *((endpoint,) if endpoint and endpoint not in options.endpoints else ()))
+    return CheckpointPlace(
+        url=options.url,
+        path=checkpoint_path(dag_id, task_id, run_id, map_index),
+        epoch=epoch,
+        token=token,
+        endpoint=endpoint,
+        endpoints=allowed,
+    )
+
+
+def store_credentials(conn_id: str) -> Mapping[str, str]:
+    """boto3's environment variables for the connection; none without a connection.
+
+    Blocks: within a trigger, call it in a thread.
+
+    :raises SettingsError: there is no such connection, or it can't be read
+    """
+    if not conn_id:
+        return {}
+    try:
+        return credentials_of(Connection.get(conn_id))
+    except AirflowNotFoundException:
+        raise SettingsError(
+            f"[{SECTION}] checkpoint_conn_id = {shorten(conn_id)}",
+            found="no such connection",
+            remedy="Add it with `airflow connections add`, of type aws, or leave the option empty",
+        ) from None
+
+
+def credentials_of(connection: Any) -> Mapping[str, str]:
+    """boto3's environment variables for a connection of Airflow, whichever of its classes that is of.
+
+    :raises SettingsError: its extra is no JSON object
+    """
+    try:
+        extra = json.loads(connection.extra or "{}")
+    except ValueError:
+        extra = None
+    if not isinstance(extra, dict):
+        raise SettingsError(
+            f"[{SECTION}] checkpoint_conn_id = {connection.conn_id}",
+            found="an extra that is no JSON object",
+            remedy='Write it as {"region_name": "eu-central-1", "endpoint_url": "https://minio.example:9000"}',
+        )
+    found = {
+        "AWS_ACCESS_KEY_ID": connection.login,
+        "AWS_SECRET_ACCESS_KEY": connection.password,
+        "AWS_SESSION_TOKEN": extra.get("aws_session_token"),
+        "AWS_DEFAULT_REGION": extra.get("region_name"),
+        ENDPOINT_VARIABLE: extra.get("endpoint_url"),
+    }
+    return {name: str(value) for name, value in found.items() if value}
+
+
+def _text(name: str) -> str:
+    return str(conf.get(SECTION, name, fallback=default(name))).strip()

@@ -1,0 +1,104 @@
+"""How a request reaches the executor, and a lease the worker.
+
+The request is plain data in the task's ``executor_config`` under `KEY`: one entry for each
+different instance of the task, and a stride, since a mapped task may ask for another device in
+each. An entry holds either a finished request or, where an argument is a Jinja template, the
+arguments that `DeviceRequest.parse` gets once they are rendered. The lease travels in the
+workload's ``context_carrier``, a field that every engine passes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from hetero_airflow.errors import RequestError
+from hetero_airflow.model.gang import GangSize, parse_gang
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.runtime.task_lease import TaskLease
+
+ENVELOPE_KEY = "hetero"
+
+ARGUMENTS = ("device", "quota", "runtime", "driver", "labels", "topology", "priority", "wait_timeout")
+"""What a device operator takes and `DeviceRequest.parse` reads."""
+
+_NO_GANG = GangSize()
+
+RequestOrTemplate = DeviceRequest | Mapping[str, Any]
+"""A finished request, or arguments with templates in them."""
+
+
+def pack_request(instances: Iterable[Mapping[str, Any]], stride: int = 1, gang: GangSize = _NO_GANG) -> dict[str, Any]:
+    """The value of ``executor_config[KEY]`` for the arguments of a task's instances.
+
+    Instance `map_index` takes entry ``(map_index // stride) % len(entries)`` and is in gang ``map_index // gang.most``.
+
+    >>> packed = pack_request([{"device": "gpu:2"}])
+    >>> str(unpack_request({"hetero": packed}, map_index=-1))
+    '2 × gpu'
+
+    :raises RequestError: arguments without templates that make no request
+    """
+    packed = {"requests": [_entry(arguments) for arguments in instances], "stride": stride}
+    return packed | ({"gang": gang.text} if gang.most > 1 else {})
+
+
+def unpack_request(executor_config: object, map_index: int) -> RequestOrTemplate | None:
+    """What a task instance asks for, or None if it asks for no device.
+
+    :raises RequestError: the key is there, but holds nothing that `pack_request` makes
+    """
+    if not isinstance(executor_config, Mapping) or ENVELOPE_KEY not in executor_config:
+        return None
+    held = executor_config[ENVELOPE_KEY]
+    try:
+        parse_gang(held.get("gang"))
+        entries: Sequence[Mapping[str, Any]] = held["requests"]
+        entry = entries[(max(map_index, 0) // held["stride"]) % len(entries)]
+        if "template" in entry:
+            return {name: value for name, value in entry["template"].items() if name in ARGUMENTS}
+        return DeviceRequest.model_validate(entry["request"])
+    except (AttributeError, TypeError, KeyError, IndexError, ZeroDivisionError, ValidationError) as error:
+        raise RequestError(
+            f"executor_config[{ENVELOPE_KEY!r}]",
+            held,
+            found="no device request",
+            remedy="Leave that key to the device operators",
+        ) from error
+
+
+def unpack_gang(executor_config: Mapping[str, Any] | None) -> GangSize:
+    """How many instances of the task are placed together; 1: each by itself. What `unpack_request` took is assumed."""
+    return parse_gang((executor_config or {}).get(ENVELOPE_KEY, {}).get("gang"))
+
+
+def is_template(value: object) -> bool:
+    """Whether a value has a Jinja expression anywhere in it."""
+    if isinstance(value, str):
+        return "{{" in value or "{%" in value
+    if isinstance(value, Mapping):
+        return any(map(is_template, value.values()))
+    return isinstance(value, (list, tuple, set, frozenset)) and any(map(is_template, value))
+
+
+def _entry(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in arguments.items() if name in ARGUMENTS and value is not None}
+    if is_template(list(given.values())):
+        if "device" not in given:
+            raise RequestError("device", None, found="nothing", remedy='Say one, such as "gpu:2"')
+        return {"template": given}
+    request = DeviceRequest.parse(given.pop("device", None), **given)
+    return {"request": request.model_dump(mode="json", exclude_defaults=True)}
+
+
+def add_lease(context_carrier: Mapping[str, Any] | None, lease: TaskLease) -> dict[str, Any]:
+    """The carrier with the lease in it."""
+    return {**(context_carrier or {}), ENVELOPE_KEY: lease.model_dump_json()}
+
+
+def read_lease(context_carrier: Mapping[str, Any] | None) -> TaskLease | None:
+    """The lease that a workload carries, or None if our executor did not place it."""
+    text = (context_carrier or {}).get(ENVELOPE_KEY)
+    return TaskLease.model_validate_json(text) if text else None

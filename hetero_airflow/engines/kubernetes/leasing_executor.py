@@ -1,0 +1,194 @@
+"""Airflow's KubernetesExecutor, which for the pods of leases also waits out a cluster that is away.
+
+All knowledge of what KubernetesExecutor keeps to itself sits here and in `engine`: its queues, keys and publishing.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow.providers.cncf.kubernetes.executors.kubernetes_executor import KubernetesExecutor
+from airflow.providers.cncf.kubernetes.executors.kubernetes_executor_types import ADOPTED
+from airflow.providers.cncf.kubernetes.executors.kubernetes_executor_utils import (
+    AirflowKubernetesScheduler,
+    KubernetesJobWatcher,
+    get_base_pod_from_template,
+)
+from airflow.providers.cncf.kubernetes.kubernetes_helper_functions import TRANSIENT_CONNECTION_ERRORS
+from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
+from airflow.utils.state import TaskInstanceState
+from kubernetes.client import ApiException  # type: ignore[import-untyped]
+from urllib3.exceptions import ReadTimeoutError
+
+from hetero_airflow.engines.kubernetes.clients import ClusterAddress, client_from_connection
+from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
+
+_RETRY_DELAY = timedelta(seconds=5)
+"""Between two tries to make pods while the cluster is away."""
+
+_TIMEOUT_S = (5.0, 10.0)
+
+_TRANSIENT_STATUSES = frozenset({401, 408, 429, 500, 502, 503, 504})
+"""Answers of an API server that say nothing of the pod: credentials are renewed, servers come back."""
+
+
+class LeasingKubernetesExecutor(KubernetesExecutor):
+    """Makes pods of leases once only, and for as long as their leases are current."""
+
+    is_current: Callable[[str], bool]
+    """Whether a lease was handed over, not withdrawn since, and has no pod yet."""
+
+    is_of_earlier_lease: Callable[[Any, str, str], bool]
+    """Whether a pod, given by its task's key, its namespace and name, is of a lease before the task's present one."""
+
+    address = ClusterAddress()
+    """Of its cluster."""
+
+    @property
+    def pod_namespace(self) -> str | None:
+        """Where its pods are; None for anywhere."""
+        return None if self.kube_config.multi_namespace_mode else str(self.kube_config.kube_namespace)
+
+    def start(self) -> None:
+        """Start KubernetesExecutor's processes; for a cluster of a connection, as it does itself but for its client."""
+        if self.address.conn_id is None:
+            super().start()
+            return
+        told = self.address.read()
+        self.kube_config.kube_namespace = told.get("namespace") or self.kube_config.kube_namespace
+        self._manager = multiprocessing.Manager()
+        self.task_queue, self.result_queue = self._manager.JoinableQueue(), self._manager.JoinableQueue()
+        self.scheduler_job_id = str(self.job_id)
+        self.kube_client = client_from_connection(told)
+        self.kube_scheduler = ConnectionPodScheduler(
+            self.address,
+            kube_config=self.kube_config,
+            result_queue=self.result_queue,
+            kube_client=self.kube_client,
+            scheduler_job_id=self.scheduler_job_id,
+            team_name=self.team_name,
+            supports_task_instance_uuid=self.supports_task_instance_uuid,
+        )
+
+    def base_pod(self, workload: Any) -> Any:
+        """The ``V1Pod`` that a task's pod is made from: its template with the author's override in it."""
+        config = workload.ti.executor_config or {}
+        extra = self._coordinator_extra(workload.ti.queue) or {}
+        template = self._coordinator_pod_template_file(extra) or config.get("pod_template_file")
+        base = get_base_pod_from_template(template, self.kube_config)
+        return PodGenerator.reconcile_pods(base, PodGenerator.from_obj(config))
+
+    def execute_async(
+        self, key: Any, command: Any, queue: str | None = None, executor_config: Any | None = None
+    ) -> None:
+        """Queue the making of a pod. What becomes of a leased one that fails before its task begins is ours to say.
+
+        By itself KubernetesExecutor would make it anew, on the same node, and of a lease that may be over.
+        """
+        super().execute_async(key, command, queue, executor_config)
+        if LEASE_LABEL in _labels((executor_config or {}).get("pod_override")):
+            self.pod_launch_attempts.pop(key, None)
+
+    def is_publishing(self) -> bool:
+        """Whether pods are still to be made."""
+        return bool(self.queued_tasks) or (self.task_queue is not None and not self.task_queue.empty())
+
+    def adopt(self, key: Any, namespace: str, name: str) -> None:
+        """Watch a pod that a scheduler which died has made.
+
+        :raises ApiException: it can't be marked as ours
+        """
+        label = self._make_safe_label_value(str(self.job_id))
+        body = {"metadata": {"labels": {"airflow-worker": label}}}
+        assert self.kube_client is not None
+        self.kube_client.patch_namespaced_pod(name, namespace, body=body, _request_timeout=_TIMEOUT_S)
+        self.running.add(key)
+
+    def _change_state(self, results: Any, **kwargs: Any) -> None:
+        """KubernetesExecutor tells pods by their tasks: the end of an earlier one would be that of the present one."""
+        if not self.is_of_earlier_lease(results.key, results.namespace, results.pod_name):
+            super()._change_state(results, **kwargs)
+            return
+        if results.state in (ADOPTED, TaskInstanceState.RUNNING):
+            return
+        self.log.info("Pod %s/%s was of an earlier lease of its task", results.namespace, results.pod_name)
+        assert self.kube_scheduler is not None
+        if not self.kube_config.delete_worker_pods:
+            self.kube_scheduler.patch_pod_executor_done(pod_name=results.pod_name, namespace=results.namespace)
+        elif results.state != TaskInstanceState.FAILED or self.kube_config.delete_worker_pods_on_failure:
+            self.kube_scheduler.delete_pod(pod_name=results.pod_name, namespace=results.namespace)
+
+    def _should_create_pod_for_job(self, task: Any) -> bool:
+        lease_id = _lease_of(task)
+        return (lease_id is None or self.is_current(lease_id)) and super()._should_create_pod_for_job(task)
+
+    def _handle_pod_publish_error(self, task: Any, e: Exception) -> bool:
+        is_passing = (
+            e.status in _TRANSIENT_STATUSES
+            if isinstance(e, ApiException)
+            else isinstance(e, TRANSIENT_CONNECTION_ERRORS)
+        )
+        if _lease_of(task) is None or not is_passing:
+            return super()._handle_pod_publish_error(task, e)
+        self.log.warning("The pod of %s can't be made now and is tried again: %s", task.key, _short(e))
+        self.create_pods_after = datetime.now() + _RETRY_DELAY  # noqa: DTZ005  it is compared with Airflow's naive now
+        assert self.task_queue is not None
+        self.task_queue.put(task)
+        return True
+
+
+class ConnectionPodScheduler(AirflowKubernetesScheduler):
+    """Airflow's maker of pods, whose watchers look at the cluster of a connection."""
+
+    def __init__(self, address: ClusterAddress, **arguments: Any) -> None:
+        self._address = address
+        super().__init__(**arguments)
+
+    def _make_kube_watcher(self, namespace: str) -> KubernetesJobWatcher:
+        watcher = ConnectionPodWatcher(
+            self._address.read(),
+            namespace=namespace,
+            watcher_queue=self.watcher_queue,
+            resource_version="0",
+            scheduler_job_id=self.scheduler_job_id,
+            kube_config=self.kube_config,
+            supports_task_instance_uuid=self.supports_task_instance_uuid,
+        )
+        watcher.start()
+        return watcher
+
+
+class ConnectionPodWatcher(KubernetesJobWatcher):
+    """Airflow's watcher of pods, for the cluster of a connection. It ends at an error, and is made anew."""
+
+    def __init__(self, told: Mapping[str, Any], **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._told = told
+
+    def run(self) -> None:
+        """Watch without an end."""
+        client = client_from_connection(self._told)
+        while True:
+            try:
+                self.resource_version = self._run(
+                    client, self.resource_version, self.scheduler_job_id, self.kube_config
+                )
+            except ReadTimeoutError:
+                time.sleep(1)
+
+
+def _lease_of(task: Any) -> str | None:
+    """Whose pod a job of KubernetesExecutor is to make."""
+    return _labels(task.kube_executor_config).get(LEASE_LABEL)
+
+
+def _labels(pod: Any) -> Mapping[str, str]:
+    return getattr(getattr(pod, "metadata", None), "labels", None) or {}
+
+
+def _short(error: Exception) -> str:
+    return f"{error.status} {error.reason}" if isinstance(error, ApiException) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,145 @@
+"""What a device request adds to a pod."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from types import MappingProxyType
+from typing import Any
+
+from hetero_airflow.engines.kubernetes.claims.claim_template import claim_template, is_claimable
+from hetero_airflow.engines.kubernetes.names import byte_quantity, is_label_value
+from hetero_airflow.engines.kubernetes.options import ClusterOptions
+from hetero_airflow.engines.kubernetes.resources import CPU, TAINTS, Resource, resource_of, vendor_of
+from hetero_airflow.engines.kubernetes.selectors import node_conditions
+from hetero_airflow.engines.kubernetes.selectors.affinity import Terms, both
+from hetero_airflow.errors import RequestError
+from hetero_airflow.model.request import Alternative, DeviceRequest
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+REQUEST_ANNOTATION = "hetero-airflow/request"
+UNCHECKED_ANNOTATION = "hetero-airflow/unchecked"
+"""Conditions of the request that no node can meet or miss, such as the software of the image."""
+LEFT_OUT_ANNOTATION = "hetero-airflow/left-out"
+"""Later alternatives of the request, which the pod does not ask for."""
+
+NO_DEVICES = MappingProxyType({"NVIDIA_VISIBLE_DEVICES": "void"})
+"""Where NVIDIA's runtime is a node's default, an image that says ``all`` would see every GPU of it: container-toolkit,
+"Environment Variables"."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodParts:
+    """What a pod needs so that it runs on the devices that were asked for, and on nothing else."""
+
+    amounts: Mapping[str, str]
+    """Resource → quantity, as both request and limit of the container."""
+    terms: Terms
+    tolerated: tuple[str, ...] = ()
+    """Keys of taints."""
+    priority_class: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    claim: dict[str, Any] | None = None
+    """The ResourceClaimTemplate that the devices come from; it must be there before the pod."""
+
+
+def pod_parts(request: DeviceRequest, options: ClusterOptions, queue: str | None = None) -> PodParts:
+    """The parts for the first alternative of the request: a pod can ask for the resources of one only.
+
+    :param queue: Kueue's LocalQueue
+    :raises RequestError: something that a pod can't ask for
+
+    >>> parts = pod_parts(DeviceRequest.parse("nvidia:2", quota={"cpus": 4}), ClusterOptions())
+    >>> dict(parts.amounts)
+    {'nvidia.com/gpu': '2', 'cpu': '4'}
+    """
+    alternative = request.alternatives[0]
+    labels = node_conditions.label_terms(alternative.labels)
+    if alternative.kind == CPU:
+        terms, resource = both(labels, node_conditions.cpu_terms(alternative)), None
+    else:
+        resource = resource_of(alternative, options.resources)
+        told = node_conditions.device_terms(alternative, resource.vendor, is_model_specific=resource.is_model_specific)
+        terms = both(labels, told)
+    return PodParts(
+        amounts={**_device_amount(alternative, resource), **_host_amounts([alternative])},
+        terms=terms,
+        tolerated=_tolerated([resource] if resource else []),
+        priority_class=options.priority_classes.get(request.priority),
+        labels=_queue_label(queue),
+        annotations=_annotations(request, [alternative]),
+        environment={} if resource else NO_DEVICES,
+    )
+
+
+def claim_parts(
+    request: DeviceRequest, options: ClusterOptions, queue: str | None = None, namespace: str | None = None
+) -> PodParts:
+    """The parts for a cluster with dynamic resource allocation: a claim may name alternatives.
+
+    From the first alternative on that no claim can be of, such as a CPU, the rest is left out; a request that begins
+    with a CPU needs no claim.
+
+    :raises RequestError: something that a claim can't ask for
+    """
+    first = request.alternatives[0]
+    if first.kind == CPU:
+        return pod_parts(request, options, queue)
+    wanted = [first, *takewhile(is_claimable, request.alternatives[1:])]
+    if any(alternative.labels != wanted[0].labels for alternative in wanted):
+        raise RequestError(
+            "labels",
+            "other labels in each alternative",
+            found="one pod for all alternatives of a claim",
+            remedy="Say the labels once, for the whole request",
+        )
+    keys = tuple(dict.fromkeys(key for one in wanted for key in TAINTS.get(vendor_of(one), ())))
+    return PodParts(
+        amounts=_host_amounts(wanted),
+        terms=node_conditions.label_terms(wanted[0].labels),
+        tolerated=keys,
+        priority_class=options.priority_classes.get(request.priority),
+        labels=_queue_label(queue),
+        annotations=_annotations(request, wanted),
+        claim=claim_template(wanted, namespace),
+    )
+
+
+def _device_amount(alternative: Alternative, resource: Resource | None) -> dict[str, str]:
+    return {} if resource is None else {resource.name: str(alternative.count)}
+
+
+def _host_amounts(alternatives: Sequence[Alternative]) -> dict[str, str]:
+    """Cores and host memory for whichever alternative is taken."""
+    cores = max((one.count if one.kind == CPU else one.cpus or 0 for one in alternatives), default=0)
+    memory = max((one.host_memory or 0 for one in alternatives), default=0)
+    return {**({"cpu": str(cores)} if cores else {}), **({"memory": byte_quantity(memory)} if memory else {})}
+
+
+def _tolerated(resources: Sequence[Resource]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(key for one in resources for key in (*TAINTS.get(one.vendor, ()), one.name)))
+
+
+def _queue_label(queue: str | None) -> dict[str, str]:
+    if queue is None:
+        return {}
+    if not queue or not is_label_value(queue):
+        raise RequestError(
+            "kueue_queue", queue, found="no name of a LocalQueue", remedy="Give its name, at most 63 characters"
+        )
+    return {QUEUE_LABEL: queue}
+
+
+def _annotations(request: DeviceRequest, alternatives: Sequence[Alternative]) -> dict[str, str]:
+    found = {REQUEST_ANNOTATION: str(request)}
+    texts = dict.fromkeys(
+        text
+        for one in alternatives
+        for text in node_conditions.unchecked(one, CPU if one.kind == CPU else one.vendor or "nvidia")
+    )
+    left_out = " or ".join(map(str, request.alternatives[len(alternatives) :]))
+    said = {UNCHECKED_ANNOTATION: ", ".join(texts), LEFT_OUT_ANNOTATION: left_out}
+    return found | {name: text for name, text in said.items() if text}

@@ -1,0 +1,232 @@
+"""What a node must be like for an alternative, in terms of the labels that feature discovery gives it.
+
+Labels: docs/gpu-feature-discovery and internal/lm of NVIDIA/k8s-device-plugin, cmd/k8s-node-labeller of
+ROCm/k8s-device-plugin, the MindCluster guide of Ascend, "Plan TPUs in GKE" of Google, Node Feature Discovery for CPUs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from packaging.specifiers import SpecifierSet
+
+from hetero_airflow.engines.kubernetes.names import check_label, is_label_value
+from hetero_airflow.engines.kubernetes.selectors import products
+from hetero_airflow.engines.kubernetes.selectors.affinity import (
+    ALWAYS,
+    Requirement,
+    Terms,
+    between,
+    both,
+    one,
+    within,
+    without,
+)
+from hetero_airflow.engines.kubernetes.selectors.versions import version_terms
+from hetero_airflow.errors import RequestError
+from hetero_airflow.model.request import Alternative
+from hetero_airflow.units import ByteRange
+
+_MIB, _GIB = 2**20, 2**30
+
+PRODUCT = "nvidia.com/gpu.product"
+MEMORY = "nvidia.com/gpu.memory"
+SHARING = "nvidia.com/gpu.sharing-strategy"
+REPLICAS = "nvidia.com/gpu.replicas"
+INSTANCES = "nvidia.com/gpu.slices.gi"
+"""There where the MIG strategy ``single`` counts instances as whole GPUs."""
+DRIVER = tuple(f"nvidia.com/cuda.driver-version.{part}" for part in ("major", "minor", "revision"))
+CUDA = tuple(f"nvidia.com/cuda.runtime-version.{part}" for part in ("major", "minor"))
+AMD_PRODUCT, AMD_MEMORY, AMD_DRIVER = (f"amd.com/gpu.{part}" for part in ("product-name", "vram", "driver-version"))
+CHIP = "node.kubernetes.io/npu.chip.name"
+ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
+TPU_TOPOLOGY = "cloud.google.com/gke-tpu-topology"
+CPU_VENDOR = "feature.node.kubernetes.io/cpu-model.vendor_id"
+
+_SHARED = ("mps", "time-slicing")
+_AMD_SIZES = (4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 288, 432)
+"""GiB of AMD's GPUs: their label is a text, which can only be listed."""
+_CPU_VENDORS = MappingProxyType({"intel": "Intel", "amd": "AMD", "arm": "ARM", "hygon": "Hygon"})
+
+
+def label_terms(labels: Mapping[str, str]) -> Terms:
+    """The labels that the request itself names.
+
+    >>> label_terms({"zone": "!7,8"})
+    ((Requirement(key='zone', operator='NotIn', values=('7', '8')),),)
+
+    :raises RequestError: no node can have such a label
+    """
+    term: list[Requirement] = []
+    for key, text in labels.items():
+        values = [part.strip() for part in text[1:].split(",")] if text.startswith("!") else [text]
+        for value in values:
+            check_label(key, value)
+        term.append(without(key, values) if text.startswith("!") else within(key, values))
+    return (tuple(term),)
+
+
+def device_terms(alternative: Alternative, vendor: str, *, is_model_specific: bool) -> Terms:
+    """What nodes with the devices of an alternative are like.
+
+    :param says_model: the resource's name stands for the model already
+    :raises RequestError: a condition that no label of that vendor's nodes tells
+    """
+    if alternative.topology is not None and alternative.topology.level.is_within_worker:
+        raise _unsupported_by_labels(alternative, vendor, "topology", str(alternative.topology))
+    told = _VENDORS.get(vendor)
+    if told is None:
+        for name in ("share", "memory", "driver"):
+            if getattr(alternative, name) is not None:
+                raise _unsupported_by_labels(alternative, vendor, name, str(getattr(alternative, name)))
+        if alternative.model is not None and not is_model_specific:
+            raise _unsupported_by_labels(alternative, vendor, "device", alternative.device_text)
+        return ALWAYS
+    return told(alternative, is_model_specific)
+
+
+def unchecked(alternative: Alternative, vendor: str) -> tuple[str, ...]:
+    """The conditions that are the image's own matter, or that concern a gang.
+
+    >>> unchecked(Alternative(kind="cpu", count=2, runtime={"torch": ">=2.8"}), "cpu")
+    ('torch>=2.8',)
+    """
+    told = {"cuda"} if vendor == "nvidia" else set()
+    software = [f"{name}{specifier}" for name, specifier in alternative.runtime.items() if name not in told]
+    beyond = alternative.topology is not None and not alternative.topology.level.is_within_worker
+    return (*software, *([f"topology={alternative.topology}"] if beyond else []))
+
+
+def cpu_terms(alternative: Alternative) -> Terms:
+    """What nodes for an alternative of CPU cores are like.
+
+    :raises RequestError: a model, or a vendor that Node Feature Discovery has no name for
+    """
+    if alternative.model is not None or (alternative.vendor or "intel") not in _CPU_VENDORS:
+        raise _unsupported_by_labels(alternative, alternative.vendor or "cpu", "device", alternative.device_text)
+    return ALWAYS if alternative.vendor is None else one(within(CPU_VENDOR, [_CPU_VENDORS[alternative.vendor]]))
+
+
+def _nvidia(alternative: Alternative, is_model_specific: bool) -> Terms:
+    driver = version_terms("driver", alternative.driver, DRIVER) if alternative.driver else ALWAYS
+    cuda = alternative.runtime.get("cuda")
+    runtime = version_terms("runtime['cuda']", cuda, CUDA) if cuda else ALWAYS
+    if alternative.partition:
+        label = f"nvidia.com/mig-{alternative.partition.replace('+', '.')}.memory"
+        return both(_memory(alternative.memory, label, 1), driver, runtime)
+    divisor = 1
+    if alternative.share is None:
+        kind = one(Requirement(INSTANCES, "DoesNotExist"), without(SHARING, _SHARED))
+    else:
+        divisor = 1000 // alternative.milli
+        if divisor < 2:
+            raise RequestError(
+                "share",
+                alternative.share,
+                found="time-slicing and MPS, which give at most a half of a GPU",
+                remedy="Ask for a share of 0.5 or less, or for a whole GPU",
+            )
+        kind = one(within(SHARING, _SHARED), *between(REPLICAS, 2, divisor))
+    model = _nvidia_model(alternative) if alternative.model and not is_model_specific else ALWAYS
+    return both(kind, model, _memory(alternative.memory, MEMORY, divisor), driver, runtime)
+
+
+def _nvidia_model(alternative: Alternative) -> Terms:
+    model = alternative.model or ""
+    suffix = "" if alternative.share is None else "-SHARED"  # as GFD names a product that is shared
+    exact = products.products_of(model, products.NVIDIA)
+    terms = one(within(PRODUCT, [name + suffix for name in exact])) if exact else ()
+    rest, size = products.split_size(model)
+    if size is not None:
+        sizeless = [name for name in products.products_of(rest, products.NVIDIA) if name not in exact]
+        about = between(MEMORY, math.ceil((size - 0.5) * 1024), math.floor((size + 0.5) * 1024))
+        terms += one(within(PRODUCT, [name + suffix for name in sizeless]), *about) if sizeless else ()
+    if not terms:
+        raise products.unknown_model("nvidia", model, PRODUCT)
+    return terms
+
+
+def _memory(wanted: ByteRange | None, label: str, divisor: int) -> Terms:
+    """GFD writes MiB, rounded down; of a GPU that is shared, its whole memory."""
+    if wanted is None:
+        return ALWAYS
+    low = None if wanted.minimum is None else math.ceil(wanted.minimum * divisor / _MIB)
+    high = None if wanted.maximum is None else wanted.maximum * divisor // _MIB
+    return (between(label, low, high),)
+
+
+def _amd(alternative: Alternative, is_model_specific: bool) -> Terms:
+    if alternative.share is not None or alternative.partition is not None:
+        raise _unsupported_by_labels(alternative, "amd", "share", str(alternative.share or alternative.partition))
+    conditions = [ALWAYS]
+    if alternative.model and not is_model_specific:
+        names = products.products_of(alternative.model, products.AMD)
+        if not names:
+            raise products.unknown_model("amd", alternative.model, AMD_PRODUCT)
+        conditions.append(one(within(AMD_PRODUCT, names)))
+    if alternative.memory is not None:
+        sizes = [f"{size}G" for size in _AMD_SIZES if alternative.memory.holds(size * _GIB)]
+        if not sizes:
+            raise RequestError(
+                "memory", str(alternative.memory), found="no AMD GPU of that size", remedy="Widen the range"
+            )
+        conditions.append(one(within(AMD_MEMORY, sizes)))
+    if alternative.driver is not None:
+        only = list(SpecifierSet(alternative.driver))
+        exact = only[0].version if len(only) == 1 and only[0].operator == "==" else ""
+        if not exact or not is_label_value(exact):
+            raise _unsupported_by_labels(alternative, "amd", "driver", alternative.driver)
+        conditions.append(one(within(AMD_DRIVER, [exact])))
+    return both(*conditions)
+
+
+def _ascend(alternative: Alternative, is_model_specific: bool) -> Terms:
+    for name in ("share", "memory", "driver"):
+        if getattr(alternative, name) is not None:
+            raise _unsupported_by_labels(alternative, "ascend", name, str(getattr(alternative, name)))
+    if alternative.model is None or is_model_specific:
+        return ALWAYS
+    if alternative.model not in products.ASCEND:
+        raise products.unknown_model("ascend", alternative.model, CHIP)
+    return one(within(CHIP, products.ASCEND[alternative.model]))
+
+
+def _google(alternative: Alternative, is_model_specific: bool) -> Terms:
+    for name in ("share", "memory", "driver"):
+        if getattr(alternative, name) is not None:
+            raise _unsupported_by_labels(alternative, "google", name, str(getattr(alternative, name)))
+    if alternative.model is None or is_model_specific:
+        return ALWAYS
+    if alternative.model not in products.GOOGLE:
+        raise products.unknown_model("google", alternative.model, ACCELERATOR)
+    term = [within(ACCELERATOR, [products.GOOGLE[alternative.model]])]
+    if TPU_TOPOLOGY not in alternative.labels:
+        shapes = products.TPU_TOPOLOGIES[alternative.model]
+        if alternative.count not in shapes:
+            raise RequestError(
+                "count",
+                alternative.count,
+                found=f"hosts of {', '.join(map(str, shapes))} chips of google/{alternative.model}",
+                remedy=f'Ask for one of these, or name the slice: labels={{"{TPU_TOPOLOGY}": "4x4"}}',
+            )
+        term.append(within(TPU_TOPOLOGY, [shapes[alternative.count]]))
+    return (tuple(term),)
+
+
+_VENDORS: Mapping[str, Callable[[Alternative, bool], Terms]] = MappingProxyType(
+    {"nvidia": _nvidia, "amd": _amd, "ascend": _ascend, "google": _google}
+)
+
+_REMEDIES = {
+    "topology": "Leave it out: the kubelet's topology manager and the device plugin choose near devices by themselves",
+    "share": "Ask for a whole device: only NVIDIA's plugin shares devices, by time-slicing or MPS",
+    "driver": "Leave it out, or pin the nodes by a label of your own: labels={...}",
+    "memory": "Name a model instead, or pin the nodes by a label of your own: labels={...}",
+    "device": "Leave the model out and pin the nodes by a label: labels={...}",
+}
+
+
+def _unsupported_by_labels(alternative: Alternative, vendor: str, name: str, value: str) -> RequestError:
+    return RequestError(name, value, found=f"no node label of {vendor} devices that tells it", remedy=_REMEDIES[name])

@@ -1,0 +1,98 @@
+"""The names by which feature discovery labels products, and which of them a model in a request means.
+
+Node affinity compares whole texts, so that the names must be known. NVIDIA's are those that its driver reports, with
+dashes for blanks (docs/gpu-feature-discovery of NVIDIA/k8s-device-plugin); AMD's are of cmd/k8s-node-labeller in
+ROCm/k8s-device-plugin and its example outputs; Ascend's of the label ``node.kubernetes.io/npu.chip.name`` in the
+MindCluster guide; Google's of ``cloud.google.com/gke-tpu-accelerator`` in "Plan TPUs in GKE".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from hetero_airflow.errors import RequestError
+from hetero_airflow.model.device import matches_model, model_tokens
+
+NVIDIA: tuple[str, ...] = (
+    "Tesla-K80", "Tesla-M40", "Tesla-M60", "Tesla-P4", "Tesla-P40",
+    "Tesla-P100-PCIE-12GB", "Tesla-P100-PCIE-16GB", "Tesla-P100-SXM2-16GB",
+    "Tesla-V100-PCIE-16GB", "Tesla-V100-PCIE-32GB", "Tesla-V100S-PCIE-32GB",
+    "Tesla-V100-SXM2-16GB", "Tesla-V100-SXM2-32GB", "Tesla-V100-SXM3-32GB", "Tesla-T4",
+    "NVIDIA-A2", "NVIDIA-A10", "NVIDIA-A10G", "NVIDIA-A16", "NVIDIA-A30", "NVIDIA-A40",
+    "NVIDIA-A100-PCIE-40GB", "NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-80GB-PCIe", "NVIDIA-A100-SXM4-80GB",
+    "NVIDIA-A800-80GB-PCIe", "NVIDIA-A800-SXM4-80GB",
+    "NVIDIA-H100-PCIe", "NVIDIA-H100-NVL", "NVIDIA-H100-80GB-HBM3", "NVIDIA-H800", "NVIDIA-H800-PCIe",
+    "NVIDIA-H20", "NVIDIA-H200", "NVIDIA-H200-NVL", "NVIDIA-GH200-120GB", "NVIDIA-GH200-480GB",
+    "NVIDIA-B200", "NVIDIA-B300-SXM6-AC", "NVIDIA-GB200", "NVIDIA-GB300", "NVIDIA-GB10",
+    "NVIDIA-L4", "NVIDIA-L20", "NVIDIA-L40", "NVIDIA-L40S",
+    "NVIDIA-RTX-A4000", "NVIDIA-RTX-A5000", "NVIDIA-RTX-A6000", "NVIDIA-RTX-6000-Ada-Generation",
+    "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition", "Quadro-RTX-6000", "Quadro-RTX-8000",
+    "NVIDIA-GeForce-RTX-2080-Ti", "NVIDIA-GeForce-RTX-3080", "NVIDIA-GeForce-RTX-3090",
+    "NVIDIA-GeForce-RTX-4080", "NVIDIA-GeForce-RTX-4090", "NVIDIA-GeForce-RTX-5080", "NVIDIA-GeForce-RTX-5090",
+)  # fmt: skip
+
+AMD: tuple[str, ...] = (
+    "AMD_Instinct_MI100", "AMD_Instinct_MI210", "AMD_Instinct_MI250", "AMD_Instinct_MI250X",
+    "AMD_Instinct_MI300A", "AMD_Instinct_MI300X", "AMD_Instinct_MI300X_OAM", "AMD_Instinct_MI308X_OAM",
+    "AMD_Instinct_MI325X", "AMD_Instinct_MI325X_OAM", "AMD_Instinct_MI350X", "AMD_Instinct_MI355X",
+)  # fmt: skip
+
+ASCEND: Mapping[str, tuple[str, ...]] = {
+    "910a": ("910A", "910PremiumA", "910ProA", "910ProB"),
+    "910b": ("910B1", "910B2", "910B2C", "910B3", "910B4", "910B4-1"),
+    "910b1": ("910B1",),
+    "910b2": ("910B2", "910B2C"),
+    "910b3": ("910B3",),
+    "910b4": ("910B4", "910B4-1"),
+    "310p": ("310P1", "310P2", "310P3", "310P4"),
+}
+
+GOOGLE: Mapping[str, str] = {
+    "v4": "tpu-v4-podslice",
+    "v5e": "tpu-v5-lite-podslice",
+    "v5p": "tpu-v5p-slice",
+    "v6e": "tpu-v6e-slice",
+}
+
+TPU_TOPOLOGIES: Mapping[str, Mapping[int, str]] = {
+    "v4": {4: "2x2x1"},
+    "v5e": {1: "1x1", 4: "2x2", 8: "2x4"},
+    "v5p": {4: "2x2x1"},
+    "v6e": {1: "1x1", 4: "2x2", 8: "2x4"},
+}
+"""Model → chips of one host → topology of a slice on that host alone."""
+
+_SIZE = re.compile(r"(\d{1,4})gb")
+
+
+def products_of(model: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """The known names that are of the model.
+
+    >>> products_of("a100-80gb", NVIDIA), products_of("mi300x", AMD)
+    (('NVIDIA-A100-80GB-PCIe', 'NVIDIA-A100-SXM4-80GB'), ('AMD_Instinct_MI300X', 'AMD_Instinct_MI300X_OAM'))
+    """
+    return tuple(name for name in known if matches_model(model, model_tokens(name.lower().replace("_", "-"))))
+
+
+def split_size(model: str) -> tuple[str, int | None]:
+    """The model without a memory size in its name, and that size in GiB: makers often leave it out.
+
+    >>> split_size("h100-80gb"), split_size("t4")
+    (('h100', 80), ('t4', None))
+    """
+    words = [word for word in model.split("-") if word]
+    sizes = [int(found[1]) for word in words if (found := _SIZE.fullmatch(word))]
+    rest = "-".join(word for word in words if not _SIZE.fullmatch(word))
+    return (rest, sizes[0]) if len(sizes) == 1 and rest else (model, None)
+
+
+def unknown_model(vendor: str, model: str, label: str) -> RequestError:
+    """The error for a model whose name on nodes is not known."""
+    return RequestError(
+        "device",
+        f"{vendor}/{model}",
+        found=f"no known value of the node label {label} for it",
+        remedy=f'Ask for "{vendor}" and name the value: labels={{"{label}": "..."}}; '
+        "`kubectl get nodes --show-labels` shows it",
+    )

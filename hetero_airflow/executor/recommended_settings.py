@@ -1,0 +1,105 @@
+"""The settings of Airflow that make device tasks fast and safe, each with what it costs to leave it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from hetero_airflow.contract import coordinator_names
+from hetero_airflow.contract.selection import EXECUTOR_CLASSPATH
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """One setting: section, option, the value to set, and what happens without it."""
+
+    section: str
+    option: str
+    value: str
+    cost: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return f"AIRFLOW__{self.section.upper()}__{self.option.upper()}"
+
+
+def recommendations(queue: str, engine: str = "local") -> tuple[Recommendation, ...]:
+    """What to set, for device tasks that are sent to this queue, and run by this engine."""
+    return (*_for_all(queue), *_FOR_ENGINE.get(engine, ()))
+
+
+_FOR_ENGINE = {
+    "kubernetes": (
+        Recommendation(
+            "scheduler",
+            "task_queued_timeout",
+            "3600",
+            "a pod that needs more than 7 min to start, as large images do, is made anew before it can begin",
+        ),
+        Recommendation(
+            "kubernetes_executor",
+            "worker_pods_creation_batch_size",
+            "16",
+            "one pod is made at a heartbeat of the scheduler, and the other tasks' devices idle",
+        ),
+        Recommendation(
+            "kubernetes_executor",
+            "task_publish_max_retries",
+            "-1",
+            "a task fails that meets a quota of its namespace which is used up just then",
+        ),
+    )
+}
+"""Engine → what it needs beside the rest; those of the section that the rest ends with come first."""
+
+
+def _for_all(queue: str) -> tuple[Recommendation, ...]:
+    return (
+        Recommendation(
+            "core", "executor", EXECUTOR_CLASSPATH, "device tasks run unplaced: nobody keeps two off one device"
+        ),
+        Recommendation(
+            "sdk",
+            "coordinators",
+            json.dumps({coordinator_names.COORDINATOR_NAME: {"classpath": coordinator_names.COORDINATOR_CLASSPATH}}),
+            "devices are bound after the DAG file is parsed, and a task whose supervisor dies keeps its device",
+        ),
+        Recommendation(
+            "sdk",
+            "queue_to_coordinator",
+            json.dumps({queue: coordinator_names.COORDINATOR_NAME}),
+            "the coordinator is not called for device tasks",
+        ),
+        Recommendation(
+            "workers",
+            "min_heartbeat_interval",
+            "1",
+            "a device idles for up to 5 s after each task, and a task that is marked or cleared runs on for as long",
+        ),
+        Recommendation(
+            "workers",
+            "execution_api_retries",
+            "20",
+            "a task that ends while the API server is started again fails, though its work is done: Airflow gives up "
+            "after some 15 s",
+        ),
+        Recommendation(
+            "workers",
+            "execution_api_retry_wait_max",
+            "5",
+            "a task notices for up to 90 s more that the API server is back, and is taken for dead meanwhile",
+        ),
+        Recommendation(
+            "scheduler",
+            "orphaned_tasks_check_interval",
+            "30",
+            "after a crash of the scheduler, waiting tasks wait for up to 300 s more",
+        ),
+        Recommendation(
+            "scheduler",
+            "task_instance_heartbeat_timeout",
+            "60",
+            "a task on a lost worker holds its devices for 300 s",
+        ),
+    )

@@ -1,0 +1,96 @@
+"""The scores of all workers for all alternatives at once, kept up to date: what makes placements by valuation fast.
+
+A placement changes one worker, so one column; a question is one row's maximum. For streams of requests that are
+placed one by one, all with alternatives known in advance and accelerators of one model a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hetero_airflow.matching.feasibility import feasibility_of
+from hetero_airflow.matching.packing.demand import (
+    DeviceDemands,
+    Floats,
+    FreeCapacity,
+    accelerator_positions,
+    device_demand,
+    free_capacity,
+)
+from hetero_airflow.matching.packing.scorer import PackingMeasure, ShapeMeasure
+from hetero_airflow.matching.scoring import NO_ALLOCATION
+from hetero_airflow.matching.shapes import Shapes
+from hetero_airflow.model.request import Alternative
+from hetero_airflow.model.worker import Worker
+from hetero_airflow.units import MILLI_PER_DEVICE
+
+
+class Scoreboard:
+    """Idle workers, ordered by id, and what is placed on them."""
+
+    def __init__(
+        self, valuation: PackingMeasure, workers: Sequence[Worker], alternatives: Sequence[Alternative]
+    ) -> None:
+        shapes = Shapes()
+        seats = [shapes.seat(worker) for worker in sorted(workers, key=lambda worker: worker.id)]
+        self.worker_ids = [seat.worker.id for seat in seats]
+        self._asks = DeviceDemands.of(device_demand(alternative) for alternative in alternatives)
+        on: dict[object, tuple[ShapeMeasure, np.ndarray]] = {}
+        for seat in seats:
+            if seat.shape not in on:
+                barred = np.array([not feasibility_of(a, seat.shape).is_servable for a in alternatives], dtype=bool)
+                on[seat.shape] = valuation.on(seat.shape, self._asks), barred
+        self._on = [on[seat.shape] for seat in seats]
+        self.stocks = [free_capacity(seat.shape, [NO_ALLOCATION] * len(seat.shape.devices)) for seat in seats]
+        self.devices = sum(len(accelerator_positions(seat.shape)) for seat in seats)
+        self.scores = np.empty((len(alternatives), len(seats)))
+        """[alternative, worker]; −∞ where it does not fit."""
+        self._columns: dict[tuple[int, FreeCapacity], Floats] = {}
+        for number in range(len(seats)):
+            self.refresh(number)
+
+    def best(self, alternative: int) -> int | None:
+        """The worker with the greatest score, the first of equal ones; None if there is none that it fits."""
+        row = self.scores[alternative]
+        worker = int(row.argmax())
+        return None if row[worker] == -np.inf else worker
+
+    def fitting(self, alternative: int) -> list[int]:
+        """All workers that it fits."""
+        fits: list[int] = np.flatnonzero(self.scores[alternative] > -np.inf).tolist()
+        return fits
+
+    def milli(self, alternative: int) -> int:
+        """Thousandths that it takes of each accelerator; 0 if it is about none."""
+        return self._asks.all[alternative].milli
+
+    def take(self, alternative: int, worker: int, part: int | None = None) -> None:
+        """Note that it is placed on the worker.
+
+        :param part: on which free part a share goes; None is the one that the valuation chooses
+        """
+        ask, stock = self._asks.all[alternative], self.stocks[worker]
+        parts = list(stock.parts)
+        if ask.milli == MILLI_PER_DEVICE:
+            del parts[len(parts) - ask.devices :]
+            parts[:0] = [0] * ask.devices
+        elif ask.milli:
+            taken = self._on[worker][0].part(stock, alternative) if part is None else part
+            parts.remove(taken)
+            parts.append(taken - ask.milli)
+            parts.sort()
+        self.stocks[worker] = FreeCapacity(
+            stock.cores_milli - ask.cores_milli, stock.memory_bytes - ask.memory_bytes, tuple(parts)
+        )
+        self.refresh(worker)
+
+    def refresh(self, worker: int) -> None:
+        """Work out the scores of a worker whose stock has changed."""
+        on, stock = self._on[worker], self.stocks[worker]
+        column = self._columns.get((id(on), stock))
+        if column is None:
+            column = self._columns[id(on), stock] = on[0].scores(stock)
+            np.putmask(column, on[1], -np.inf)
+        self.scores[:, worker] = column

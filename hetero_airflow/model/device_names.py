@@ -1,0 +1,93 @@
+"""The grammar of a device text: ``[vendor/]device[:quantity]``.
+
+====================== ====================================================
+``gpu``                a kind: gpu, npu, tpu, fpga, cpu
+``gpu:2``              two whole devices; of ``cpu``, two cores
+``gpu:0.5``            a share of one device
+``nvidia``             any device of a vendor
+``a100:2``             a model; every word of it must be part of the device's model name
+``nvidia/a100-80gb:1`` vendor and model; any vendor and model may be named like this
+``mig-1g.10gb``        a MIG instance of that profile
+====================== ====================================================
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+from hetero_airflow.errors import RequestError
+from hetero_airflow.model.catalogue import KINDS, MODELS, VENDORS
+
+_DEVICE_TEXT = re.compile(
+    r"(?:(?P<vendor>[a-z0-9][a-z0-9_-]*)/)?(?P<word>[a-z0-9][a-z0-9._+-]*)(?::(?P<quantity>[^:]*))?"
+)
+_COUNT = re.compile(r"[0-9]{1,9}")
+_SHARE = re.compile(r"0?\.[0-9]{1,9}")
+MAX_TEXT = 256
+
+
+def parse_device(text: object) -> dict[str, object]:
+    """The fields of an `Alternative` that a device text stands for.
+
+    >>> parse_device("nvidia/a100-80gb:2")
+    {'vendor': 'nvidia', 'kind': 'gpu', 'model': 'a100-80gb', 'count': 2}
+    >>> parse_device("gpu:0.5"), parse_device("mig-1g.10gb")
+    ({'kind': 'gpu', 'share': 0.5}, {'vendor': 'nvidia', 'kind': 'gpu', 'partition': '1g.10gb'})
+
+    :raises RequestError: not in the grammar, or a word that is neither a kind, a vendor nor a model
+    """
+    if not isinstance(text, str):
+        raise RequestError("device", text, found=type(text).__name__, remedy='Give a text such as "gpu:2"')
+    if len(text) > MAX_TEXT:
+        raise RequestError(
+            "device", text, found=f"{len(text)} characters", remedy=f'Give at most {MAX_TEXT}, such as "gpu:2"'
+        )
+    found = _DEVICE_TEXT.fullmatch(text.strip().lower())
+    if found is None:
+        raise RequestError("device", text, found="no device text", remedy='Write it as "gpu:2" or "nvidia/a100:1"')
+    return _read_word(text, found["vendor"], found["word"]) | _read_quantity(text, found["quantity"])
+
+
+def _read_word(text: str, vendor: str | None, word: str) -> dict[str, object]:
+    if word.startswith("mig-"):
+        if vendor not in (None, "nvidia"):
+            raise RequestError(
+                "device", text, found=f"a MIG profile of {vendor}", remedy='MIG is NVIDIA\'s: write "mig-1g.10gb"'
+            )
+        return {"vendor": "nvidia", "kind": "gpu", "partition": word.removeprefix("mig-")}
+    if word in KINDS:
+        return {"kind": word} if vendor is None else {"vendor": vendor, "kind": word}
+    if vendor is not None:
+        kind = MODELS[word][1] if word in MODELS else VENDORS.get(vendor)
+        fields: dict[str, object] = {"vendor": vendor}
+        return fields | ({"kind": kind} if kind else {}) | {"model": word}
+    if word in VENDORS:
+        return {"vendor": word, "kind": VENDORS[word]}
+    if word in MODELS:
+        return {"vendor": MODELS[word][0], "kind": MODELS[word][1], "model": word}
+    if any(character.isdigit() for character in word) and not word.isdigit():
+        return {"model": word}
+    near = difflib.get_close_matches(word, [*KINDS, *VENDORS, *MODELS], n=1, cutoff=0.5)
+    hint = f'Did you mean "{near[0]}"? ' if near else ""
+    raise RequestError(
+        "device",
+        text,
+        found="an unknown device word",
+        remedy=f"{hint}Use a kind ({', '.join(KINDS)}), a model (a100), or name a new one as vendor/model",
+    )
+
+
+def _read_quantity(text: str, quantity: str | None) -> dict[str, object]:
+    if quantity is None:
+        return {}
+    if _COUNT.fullmatch(quantity) and int(quantity) > 0:
+        return {"count": int(quantity)}
+    if _SHARE.fullmatch(quantity) and float(quantity) > 0:
+        return {"share": float(quantity)}
+    raise RequestError(
+        "device",
+        text,
+        found=f"the quantity {quantity[:40]!r}",
+        remedy='Give a whole number of devices ("gpu:2") or a share of one below 1 ("gpu:0.5")',
+    )

@@ -1,0 +1,111 @@
+"""How far a request has come: what it was served, and how long it will still take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from hetero_airflow.model.estimates import MAX_DURATION_S, Estimates
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.snapshot import PendingRequest
+from hetero_airflow.units import MILLI_PER_DEVICE
+
+
+@dataclass(frozen=True, slots=True)
+class RequestProgress:
+    """A request at one moment, whether it waits or runs."""
+
+    pending: PendingRequest
+    served: Mapping[str, float]
+    """Device class → seconds for which it has held its devices there, the present stay included."""
+    age_s: float
+    """Since it was first submitted."""
+
+    @property
+    def served_s(self) -> float:
+        """Seconds for which it has held its devices."""
+        return sum(self.served.values())
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds for which it has not."""
+        return max(0.0, self.age_s - self.served_s)
+
+    @property
+    def devices(self) -> float:
+        """How many it takes, a gang as a whole."""
+        return requested_devices(self.pending.request) * self.pending.gang_size
+
+
+def waiting_progress(pending: PendingRequest, now: datetime) -> RequestProgress:
+    """The progress of a request that waits."""
+    return RequestProgress(pending, pending.served, (now - pending.submitted_at).total_seconds())
+
+
+def running_progress(
+    pending: PendingRequest, device_class: str, granted_at: datetime, now: datetime
+) -> RequestProgress:
+    """The progress of a request that has held devices of a class since then."""
+    stay_s = max(0.0, (now - granted_at).total_seconds())
+    served = {**pending.served, device_class: pending.served.get(device_class, 0.0) + stay_s}
+    return RequestProgress(pending, served, (now - pending.submitted_at).total_seconds())
+
+
+def requested_devices(request: DeviceRequest) -> float:
+    """How many devices its first alternative takes; a share counts as its fraction, a core of a CPU as one.
+
+    >>> [requested_devices(DeviceRequest.parse(text)) for text in ("gpu:4", "gpu:0.25", "cpu:8")]
+    [4.0, 0.25, 8.0]
+    """
+    asked = request.alternatives[0]
+    return asked.count * asked.milli / MILLI_PER_DEVICE
+
+
+def length_s(progress: RequestProgress, estimates: Estimates) -> float | None:
+    """Seconds that the whole run should take on the fastest class that its task has a speed for; None: unknown."""
+    top = _top_speed(progress, estimates)
+    if top is None:
+        return None
+    return min(max(estimates.works[progress.pending.task].middle / top, 0.0), MAX_DURATION_S)
+
+
+def remaining_s(progress: RequestProgress, estimates: Estimates) -> float | None:
+    """Seconds that it is expected to need still, on the fastest class that its task has a speed for; None: unknown.
+
+    A run that is overdue is expected to take as long again as it is overdue already.
+
+    >>> from hetero_airflow.model.estimates import Interval
+    >>> from hetero_airflow.testing import a_pending
+    >>> known = Estimates({("dag", "a"): {"nvidia/v100": 2.0, "nvidia/k80": 1.0}}, {("dag", "a"): Interval(50, 60, 90)})
+    >>> runs = [RequestProgress(a_pending("a"), {"nvidia/k80": served_s}, 99.0) for served_s in (0, 40, 70)]
+    >>> [remaining_s(run, known) for run in runs]
+    [30.0, 10.0, 5.0]
+    >>> remaining_s(RequestProgress(a_pending("b"), {}, 99.0), known) is None
+    True
+    """
+    top = _top_speed(progress, estimates)
+    if top is None:
+        return None
+    task = progress.pending.task
+    done = sum(seconds * (estimates.speed(task, name) or 0.0) for name, seconds in progress.served.items())
+    return min(abs(estimates.works[task].middle - done) / top, MAX_DURATION_S)
+
+
+def typical_run_s(estimates: Estimates) -> float:
+    """The median of how long ended runs of any task took; 0 if none has ended yet.
+
+    >>> typical_run_s(Estimates(finished_s=(1.0, 2.0, 600.0)))
+    2.0
+    """
+    finished = estimates.finished_s
+    return finished[len(finished) // 2] if finished else 0.0
+
+
+def _top_speed(progress: RequestProgress, estimates: Estimates) -> float | None:
+    task = progress.pending.task
+    if task not in estimates.works:
+        return None
+    return max(
+        (speed for name in estimates.speeds.get(task, {}) if (speed := estimates.speed(task, name))), default=None
+    )

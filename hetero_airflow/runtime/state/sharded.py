@@ -1,0 +1,142 @@
+"""A sharded state: every rank of torch.distributed writes its own part, and rank 0 publishes all of them as one.
+
+torch.distributed.checkpoint (DCP) plans who writes what and reads it back for another number of ranks; its
+safetensors writer is used, since its own format is pickled. What is no tensor goes into ``state.json``, as rank 0 has
+it. The ranks put their parts together in one folder under `TMPDIR`, which all of them must see: those of one host do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hetero_airflow.checkpoints.manifest import check_metrics
+from hetero_airflow.errors import InvalidCheckpoint
+from hetero_airflow.runtime.gang.ranks import rank
+from hetero_airflow.runtime.session import CheckpointSession, check_step
+from hetero_airflow.runtime.state.files import read_state, write_state
+from hetero_airflow.runtime.state.tree import stage
+
+if TYPE_CHECKING:
+    import torch
+
+SHARDS = "sharded"
+"""The folder of the ranks' files within a checkpoint."""
+
+
+def save_distributed(
+    session: CheckpointSession,
+    step: int,
+    state_dict: Mapping[str, Any],
+    *,
+    metrics: Mapping[str, float] | None,
+    wait: bool,
+    final: bool,
+) -> None:
+    """Every rank's part of a state, under one manifest; see `checkpoint.save_distributed`."""
+    number = check_step(step)
+    checked = check_metrics(metrics or {})
+    session.begin()
+    session.wait()
+    folder = session.collectives.folder(session.folder() if rank() == 0 else None)
+    written = _write_shards(session, _tensors(state_dict), folder / SHARDS)
+    if rank() == 0:
+        rest = stage(_others(state_dict))
+
+        def write() -> None:
+            written()
+            write_state(rest, folder)
+
+        session.submit(number, folder, write, metrics=checked, final=final)
+    else:
+        session.follow(number, written)
+    session.saved_step = number
+    if wait:
+        session.wait()
+        session.collectives.wait()
+
+
+def load_distributed(session: CheckpointSession, state_dict: MutableMapping[str, Any]) -> int | None:
+    """Fill a state of this many ranks from the latest checkpoint; see `checkpoint.load_distributed`."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    last = session.latest() if rank() == 0 else None
+    step = session.collectives.on(-1 if last is None else last.step)
+    if step < 0:
+        return None
+    folder = session.collectives.folder(None if last is None else last.folder)
+    if not session.collectives.on((folder / SHARDS).is_dir()):
+        raise InvalidCheckpoint(
+            f"the sharded state of step {step}",
+            found="one that checkpoint.save() has saved",
+            remedy="Load it with checkpoint.latest()",
+        )
+    tensors = _tensors(state_dict)
+    if tensors:
+        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder / SHARDS)))
+    _fill(state_dict, read_state(folder), "state")
+    session.collectives.wait()  # the folder is rank 0's
+    return step
+
+
+def _write_shards(session: CheckpointSession, tensors: dict[str, torch.Tensor], folder: Path) -> Callable[[], object]:
+    """Copy this rank's tensors and begin to write them; what is returned waits for all ranks' files."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
+
+    if rank() == 0:
+        folder.mkdir()
+    session.collectives.wait()
+    if not session.collectives.all(folder.is_dir()):
+        raise InvalidCheckpoint(
+            "to save the parts of all ranks together",
+            found="ranks that do not see rank 0's temporary folder",
+            remedy="Set TMPDIR to a folder that all hosts share",
+        )
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    begun = async_save(tensors, storage_writer=writer, process_group=session.background.group())
+    return (begun.upload_completion if isinstance(begun, AsyncSaveResponse) else begun).result
+
+
+def _tensors(state: object, where: str = "state") -> dict[str, Any]:
+    """The tensors of a state by their place in it."""
+    import torch
+
+    if isinstance(state, torch.Tensor):
+        return {where: state}
+    parts = state.items() if isinstance(state, Mapping) else enumerate(state) if isinstance(state, list) else ()
+    return {name: one for key, part in parts for name, one in _tensors(part, f"{where}[{key!r}]").items()}
+
+
+def _others(state: Any) -> Any:
+    """The state with None for each tensor."""
+    import torch
+
+    if isinstance(state, torch.Tensor):
+        return None
+    if isinstance(state, Mapping):
+        return {key: _others(part) for key, part in state.items()}
+    return [_others(part) for part in state] if isinstance(state, list) else state
+
+
+def _fill(state: Any, saved: Any, where: str) -> None:
+    """Put what is no tensor back, in place."""
+    import torch
+
+    keys = list(state) if isinstance(state, Mapping) else list(range(len(state)))
+    for key in keys:
+        place = f"{where}[{key!r}]"
+        if isinstance(state[key], torch.Tensor):
+            continue
+        try:
+            found = saved[key]
+        except (KeyError, IndexError, TypeError) as error:
+            raise InvalidCheckpoint(
+                f"to restore {place}", found="a checkpoint without it", remedy="Give the state that was saved"
+            ) from error
+        if isinstance(state[key], (dict, list)):
+            _fill(state[key], found, place)
+        else:
+            state[key] = found

@@ -1,0 +1,172 @@
+"""The loop of a task that can be interrupted between any two steps."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from enum import IntEnum
+from typing import Any
+
+from hetero_airflow.errors import (
+    CheckpointError,
+    CheckpointStoreUnavailable,
+    FencedOut,
+    InvalidCheckpoint,
+    RequestError,
+)
+from hetero_airflow.runtime.gang.ranks import rank
+from hetero_airflow.runtime.progress_file import Phase
+from hetero_airflow.runtime.save_interval import MAX_STEPS, SaveInterval
+from hetero_airflow.runtime.session import CheckpointSession
+from hetero_airflow.runtime.state.restoring import check_restorable, restore
+
+logger = logging.getLogger(__name__)
+
+
+class _NextAction(IntEnum):
+    """What comes after a step, for all ranks."""
+
+    GO_ON = 0
+    SAVE = 1
+    STOP = 2
+
+
+class StepLoop:
+    """Yields the steps that are left to do, and saves and stops between them; see `checkpoint.steps`.
+
+    :raises RequestError: a `total`, `every` or `state` that can't be used
+    """
+
+    def __init__(
+        self,
+        session: CheckpointSession,
+        total: int,
+        every: object,
+        state: Any = None,
+        metrics: Mapping[str, float] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if isinstance(total, bool) or not isinstance(total, int) or not 0 <= total <= MAX_STEPS:
+            raise RequestError("total", total, found="no number of steps", remedy="Give a whole number from 0 on")
+        self._session = session
+        self._total = total
+        self._every = SaveInterval.parse(every)
+        if state is not None:
+            check_restorable(state)
+        self._state = state
+        self._metrics = metrics
+        self._monotonic = monotonic
+        self._saved_at = monotonic()
+        self._step = -1
+
+    def __iter__(self) -> Iterator[int]:
+        try:
+            for step in range(self.begin(), self._total):
+                self._step = step
+                yield step
+                self.after(step)
+        finally:
+            self._session.is_due = None
+        self.end()
+
+    def begin(self) -> int:
+        """Restore the state; the first step that is left to do.
+
+        :raises Stopped: at a notice that is there already: nothing was done since the last checkpoint
+        """
+        session = self._session
+        first = self._resume()
+        if session.collectives.on(session.should_stop()):
+            raise session.stopped()
+        session.is_due = self._is_due
+        return first
+
+    def after(self, step: int) -> None:
+        """At the end of a step: save if it is due, stop if there is a notice."""
+        self._step = step
+        self._session.progress.done(step)
+        self._after_step()
+
+    def end(self) -> None:
+        """All steps are done: returns when what was saved is published."""
+        self._session.is_due = None
+        self._session.wait()
+        self._session.progress.enter(Phase.DONE)
+
+    def _resume(self) -> int:
+        session = self._session
+        session.progress.enter(Phase.STARTING)
+        session.begin()
+        session.collectives.wait()  # no rank looks before the others are fenced out
+        last = session.latest() if self._state is not None or rank() == 0 else None
+        if last is not None and self._state is not None:
+            restore(self._state, last.state)
+        session.forget_latest()
+        self._saved_at = self._monotonic()
+        own = 0 if last is None else last.step + 1
+        first = session.collectives.on(own)
+        if not session.collectives.all(self._state is None or own == first):
+            raise InvalidCheckpoint(
+                f"that all ranks go on after step {first - 1}",
+                found="ranks that do not see that checkpoint",
+                remedy="Set [hetero] checkpoint_url to a place that all workers of the gang reach",
+            )
+        if first:
+            logger.info("Going on after step %d of %d", first - 1, self._total)
+        return first
+
+    def _is_due(self) -> bool:
+        return self._session.collectives.on(self._then()) != _NextAction.GO_ON
+
+    def _then(self) -> _NextAction:
+        if self._session.should_stop():
+            return _NextAction.STOP
+        is_due = self._every.is_due(self._step, self._monotonic() - self._saved_at)
+        return _NextAction.SAVE if is_due else _NextAction.GO_ON
+
+    def _after_step(self) -> None:
+        session = self._session
+        if self._state is None:
+            has_saved = session.saved_step == self._step
+            if has_saved:
+                self._saved_at = self._monotonic()
+            if session.collectives.on(has_saved and session.should_stop()):
+                self._stop()
+            return
+        is_last = self._step == self._total - 1
+        then = session.collectives.on(self._then())
+        if then == _NextAction.STOP:
+            self._stop(is_last=is_last)
+        elif is_last:
+            self._save(wait=True, final=True)
+        elif then == _NextAction.SAVE:
+            with suppress(CheckpointStoreUnavailable):  # it is in the log, and the store may be back the next time
+                self._save()
+            self._saved_at = self._monotonic()
+
+    def _save(self, *, wait: bool = False, final: bool = False) -> None:
+        session = self._session
+        with suppress(CheckpointStoreUnavailable):  # of the save before, which is in the log
+            session.wait()
+        session.save(self._step, self._state, metrics=self._metrics, files=None, wait=wait, final=final)
+
+    def _stop(self, *, is_last: bool = False) -> None:
+        """Keep what can be kept, and stop; the last step is followed by nothing, so that there is nothing to stop."""
+        session = self._session
+        session.progress.enter(Phase.STOPPING)
+        try:
+            if self._state is None:
+                session.wait()
+            else:
+                self._save(wait=True, final=is_last)
+        except FencedOut:
+            raise
+        except CheckpointError:
+            logger.exception("Step %d is lost: the task has to stop and can't save it", self._step)
+        else:
+            if is_last:
+                return
+        session.collectives.wait()  # a rank that ends early would have the others killed while they save
+        raise session.stopped()

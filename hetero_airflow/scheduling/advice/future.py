@@ -1,0 +1,168 @@
+"""One pretend course of things from a snapshot on: leases end, plans are carried out. Nothing is decided here."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from itertools import count
+
+from hetero_airflow.matching.feasibility import feasibility_of
+from hetero_airflow.matching.shapes import Shapes
+from hetero_airflow.model.device import Device
+from hetero_airflow.model.estimates import TaskName
+from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.plan import Place, Plan, Refuse
+from hetero_airflow.model.snapshot import NO_USAGE, DeviceUsage, PendingRequest, Snapshot
+from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.store.lease_rules import lease_id, leased_device_class
+
+_FOREVER = timedelta(days=3650)
+
+
+class SimulatedFuture:
+    """The world after a snapshot, where each run takes what that part of its estimate says.
+
+    A run of which the estimates don't know how long it will take never ends.
+
+    :param asked: id of the pending request of the snapshot for whose sake one looks
+    :param part: 0 for `Interval.low`, 1 for the middle, 2 for high
+    """
+
+    def __init__(self, snapshot: Snapshot, asked: str, now: datetime, part: int) -> None:
+        self.time_s = 0.0
+        """Since the snapshot."""
+        self.unknown: dict[TaskName, None] = {}
+        """Tasks that never end here and hold what the request could use."""
+        self._first, self._now, self._part = snapshot, now, part
+        self._usage = dict(snapshot.usage)
+        self._pending = {pending.id: pending for pending in snapshot.pending}
+        self._leases = {lease.id: lease for lease in snapshot.leases}
+        self._holders = dict(snapshot.holders)
+        self._dag_tokens = dict(snapshot.dag_tokens)
+        self._token = max((lease.token for lease in snapshot.leases), default=0)
+        self._token = max(self._token, *self._dag_tokens.values()) if self._dag_tokens else self._token
+        self._devices = {w.id: {device.id: device for device in w.devices} for w in snapshot.workers}
+        self._useful = _useful_workers(snapshot, self._pending[asked])
+        self._ends: list[tuple[float, int, str]] = []
+        self._serial = count()
+        for lease in snapshot.leases:
+            self._foresee(lease)
+
+    def snapshot(self) -> Snapshot:
+        """The world at this moment."""
+        return replace(
+            self._first,
+            usage=dict(self._usage),
+            pending=tuple(self._pending.values()),
+            leases=tuple(self._leases.values()),
+            holders=dict(self._holders),
+            dag_tokens=dict(self._dag_tokens),
+        )
+
+    @property
+    def running(self) -> int:
+        """How many leases there are at this moment."""
+        return len(self._leases)
+
+    def advance(self, limit_s: float, ends: int = 1) -> bool:
+        """Go on until so many runs have ended, at most to the limit; False if nothing will happen any more."""
+        has_moved = False
+        for _ in range(ends):
+            if not self._ends or self._ends[0][0] > limit_s:
+                break
+            self.time_s, has_moved = self._ends[0][0], True
+            while self._ends and self._ends[0][0] <= self.time_s:
+                self._end(heapq.heappop(self._ends)[2])
+        if not has_moved and limit_s < math.inf:
+            self.time_s, has_moved = limit_s, True
+        return has_moved
+
+    def carry_out(self, plan: Plan) -> None:
+        """Do at this moment what the plan says; what is preempted ends at once and waits again."""
+        for preempt in plan.preemptions:
+            lease, holder = self._leases.get(preempt.lease_id), self._holders.get(preempt.request_id)
+            self._end(preempt.lease_id)
+            if lease is not None and holder is not None:
+                name, held_s = self._class(lease), self._held_s(lease)
+                served = {**holder.served, name: holder.served.get(name, 0.0) + held_s}
+                again = [*self._pending.values(), replace(holder, served=served)]
+                self._pending = {one.id: one for one in sorted(again, key=lambda one: (one.submitted_at, one.id))}
+        for decision in plan.decisions:
+            if isinstance(decision, Place):
+                self._begin(decision)
+            elif isinstance(decision, Refuse):
+                self._pending.pop(decision.request_id, None)
+
+    def _begin(self, place: Place) -> None:
+        pending = self._pending.pop(place.request_id)
+        at = self._now + timedelta(seconds=self.time_s)
+        for claim in place.claims:
+            key = (place.worker_id, claim.device_id)
+            used = self._usage.get(key, NO_USAGE)
+            self._usage[key] = DeviceUsage(used.milli + claim.milli, used.memory_bytes + claim.memory_bytes, at)
+        self._token += 1
+        self._dag_tokens[pending.dag_id] = self._token
+        lease = Lease(
+            id=lease_id(pending.id, self._token),
+            request_id=pending.id,
+            worker_id=place.worker_id,
+            alternative=place.alternative,
+            claims=place.claims,
+            token=self._token,
+            state=LeaseState.ACTIVE,
+            granted_at=at,
+            expires_at=at + _FOREVER,
+        )
+        self._leases[lease.id], self._holders[pending.id] = lease, pending
+        self._foresee(lease)
+
+    def _end(self, ended_id: str) -> None:
+        lease = self._leases.pop(ended_id, None)
+        if lease is None:
+            return
+        self._holders.pop(lease.request_id, None)
+        for claim in lease.claims:
+            key = (lease.worker_id, claim.device_id)
+            used = self._usage.get(key, NO_USAGE)
+            milli, memory_bytes = used.milli - claim.milli, used.memory_bytes - claim.memory_bytes
+            self._usage[key] = DeviceUsage(max(milli, 0), max(memory_bytes, 0), used.last_granted_at)
+
+    def _foresee(self, lease: Lease) -> None:
+        """Note when a lease will end, or that nobody knows."""
+        holder = self._holders.get(lease.request_id)
+        left_s = self._left_s(lease, holder)
+        if left_s is not None:
+            heapq.heappush(self._ends, (self.time_s + left_s, next(self._serial), lease.id))
+        elif holder is not None and lease.worker_id in self._useful:
+            self.unknown[holder.task] = None
+
+    def _left_s(self, lease: Lease, holder: PendingRequest | None) -> float | None:
+        if lease.state is LeaseState.PREEMPTED:
+            return 0.0
+        if holder is None or lease.state is LeaseState.EXPIRED:
+            return None
+        name = self._class(lease)
+        left = self._first.estimates.left_s(holder.task, name, self._held_s(lease), holder.served)
+        return None if left is None else left[self._part]
+
+    def _held_s(self, lease: Lease) -> float:
+        return max((self._now - lease.granted_at).total_seconds() + self.time_s, 0.0)
+
+    def _class(self, lease: Lease) -> str:
+        devices: Mapping[str, Device] = self._devices.get(lease.worker_id, {})
+        leased = leased_device_class(lease.claims, devices)
+        return "" if leased is None else leased[0]
+
+
+def _useful_workers(snapshot: Snapshot, pending: PendingRequest) -> frozenset[str]:
+    """Ids of the online workers that could run the request if they were idle."""
+    shapes = Shapes()
+    return frozenset(
+        worker.id
+        for worker in snapshot.workers
+        if worker.state is WorkerState.ONLINE
+        and any(feasibility_of(one, shapes.seat(worker).shape).is_servable for one in pending.request.alternatives)
+    )

@@ -1,0 +1,101 @@
+"""What is there already when a simulation begins: the requests and leases of a snapshot, as jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import IntEnum
+
+from hetero_airflow.model.device import device_class
+from hetero_airflow.model.estimates import Estimates
+from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.plan import Account, Place
+from hetero_airflow.model.snapshot import PendingRequest, Snapshot
+from hetero_airflow.model.worker import Worker
+from hetero_airflow.simulator.workload import ANY_DEVICE, Job
+
+
+@dataclass(frozen=True, slots=True)
+class InitialJob:
+    """A request that waits or runs when the simulation begins, at second 0."""
+
+    job: Job
+    submitted_s: float
+    """At most 0."""
+    place: Place | None = None
+    """Where it runs; None if it waits."""
+    since_s: float = 0.0
+    """Since when; at most 0."""
+
+
+class EstimateCase(IntEnum):
+    """Which part of an estimate a simulation takes for the truth."""
+
+    LOW = 0
+    MIDDLE = 1
+    HIGH = 2
+
+
+def initial_jobs(snapshot: Snapshot, now: datetime, case: EstimateCase, assumed_s: float) -> tuple[InitialJob, ...]:
+    """What holds leases, then what waits, each with the work that is left by that case of the estimates.
+
+    :param assumed_s: how long a run takes of which nothing is known
+    """
+    workers = {worker.id: worker for worker in snapshot.workers}
+    made = []
+    for lease in snapshot.leases:
+        pending = snapshot.holders.get(lease.request_id)
+        if pending is None or lease.worker_id not in workers:
+            continue
+        since_s = (lease.granted_at - now).total_seconds()
+        on = lease_class(lease, workers[lease.worker_id])
+        job = expected_job(pending, snapshot.estimates, case, assumed_s, {on: -since_s})
+        claims = tuple(replace(claim, cores=()) for claim in lease.claims)
+        place = Place(pending.id, lease.worker_id, lease.alternative, claims, Account("", "runs already"))
+        made.append(InitialJob(job, (pending.submitted_at - now).total_seconds(), place, min(since_s, 0.0)))
+    for pending in snapshot.pending:
+        job = expected_job(pending, snapshot.estimates, case, assumed_s, {})
+        made.append(InitialJob(job, min((pending.submitted_at - now).total_seconds(), 0.0)))
+    return tuple(made)
+
+
+def expected_job(
+    pending: PendingRequest, estimates: Estimates, case: EstimateCase, assumed_s: float, held_s: Mapping[str, float]
+) -> Job:
+    """The job that a request is taken to be; what it was served, and holds at present, counts as done.
+
+    Without an estimate of its work a run takes `assumed_s` on every device, from now on; so does one that has
+    gone on for longer than its estimate can explain.
+    """
+    speeds: dict[str, float] = dict(estimates.speeds.get(pending.task, {}))
+    work = estimates.works.get(pending.task)
+    left = assumed_s
+    if work is None or not any(speeds.values()):
+        speeds = {ANY_DEVICE: 1.0}
+    else:
+        usual = speeds.setdefault(ANY_DEVICE, sorted(speeds.values())[len(speeds) // 2])
+        served = [*pending.served.items(), *held_s.items()]
+        remaining = work.remaining_after(sum(seconds * speeds.get(name, usual) for name, seconds in served))
+        left = assumed_s * usual if remaining is None else remaining[case]
+    return Job(
+        pending.id,
+        0.0,
+        pending.request,
+        max(left, 1e-6),
+        speeds,
+        task=pending.task_id,
+        group=pending.dag_id,
+        weight=pending.weight,
+        run=pending.run_id,
+        gang=pending.gang,
+        gang_size=pending.gang_size,
+    )
+
+
+def lease_class(lease: Lease, worker: Worker) -> str:
+    """The class of the accelerators that a lease holds, or of the CPU where it holds none."""
+    held = {claim.device_id for claim in lease.claims}
+    devices = [device for device in worker.devices if device.id in held]
+    chosen = next((device for device in devices if device.kind != "cpu"), devices[0] if devices else None)
+    return ANY_DEVICE if chosen is None else device_class(chosen)

@@ -1,0 +1,200 @@
+"""The figures that a simulation is judged by: completion times, waits, makespan, utilisation.
+
+Busy utilisation falls as scheduling improves on a finite trace, since the same work is done in less
+device-time; goodput utilisation does not. Both come from one run with the completion times, or they say nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from hetero_airflow.errors import TraceError
+from hetero_airflow.simulator.record import JobOutcome, JobRecord, SimulationRecord
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredWindow:
+    """What is measured of a simulation: jobs by their number, and a span of time in seconds.
+
+    A job counts if its number is in the range and it was submitted within the span. Utilisation and throughput
+    are of the span, or of the counted jobs' first submission to their last finish where it has no bound, and are of all
+    jobs' devices: those before and after the measured ones hold devices too.
+    """
+
+    first_job: int = 0
+    last_job: int | None = None
+    """The first that does not count."""
+    start_s: float = 0.0
+    end_s: float | None = None
+
+    def __post_init__(self) -> None:
+        is_job_range = self.first_job >= 0 and (self.last_job is None or self.first_job < self.last_job)
+        if not (is_job_range and 0 <= self.start_s < (math.inf if self.end_s is None else self.end_s)):
+            raise TraceError(
+                f"figures of the jobs {self.first_job} to {self.last_job}, {self.start_s:g} to {self.end_s} s",
+                found="an empty range",
+                remedy="Give a start before the end, neither below 0",
+            )
+
+    def has(self, time_s: float | None) -> bool:
+        """Whether it was within the span of time; what never happened was not."""
+        return time_s is not None and self.start_s <= time_s and (self.end_s is None or time_s <= self.end_s)
+
+
+@dataclass(frozen=True, slots=True)
+class DurationSpread:
+    """How a duration in seconds is distributed; percentiles are interpolated linearly between values."""
+
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> DurationSpread | None:
+        """None if there is no value.
+
+        >>> DurationSpread.of([1.0, 2.0, 6.0])
+        DurationSpread(mean=3.0, p50=2.0, p95=5.6, p99=5.92)
+        """
+        given = sorted(values)
+        if not given:
+            return None
+        at = statistics.quantiles(given * 2 if len(given) == 1 else given, n=100, method="inclusive")
+        return cls(statistics.fmean(given), at[49], at[94], at[98])
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFigures:
+    """Of the counted jobs of one group, or of all."""
+
+    jobs: int
+    finished: int
+    """Of them, at any time."""
+    never_started: int
+    """Of them; they have no wait that could be counted."""
+    jct_s: DurationSpread | None
+    """Of the finished ones."""
+    wait_s: DurationSpread | None
+    """Queueing delay, start − submit, of the started ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one simulation within one window."""
+
+    workload: str
+    policy: str
+    window: MeasuredWindow
+    options: Mapping[str, str | int | float]
+    devices: Mapping[str, int]
+    all: GroupFigures
+    groups: Mapping[str, GroupFigures]
+    makespan_s: float | None
+    """Last finish − first submission of the counted jobs; None where one has not finished or left."""
+    busy_utilisation: float | None
+    """Device-time held / (devices × time)."""
+    goodput_utilisation: float | None
+    """Device-time that the work done takes on each job's fastest class / (devices × time).
+
+    A job's work counts where its devices make progress; all of it only once the job has finished."""
+    overhead: float | None
+    """Share of the device-time held in which nothing was achieved."""
+    finished_in_window: int
+    """Jobs in the range that finished within the span, whenever they were submitted."""
+    jobs_per_hour: float | None
+    """The same, a counted hour."""
+    preemptions: int
+    """Of the counted jobs."""
+    migrations: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionTiming:
+    """How long deciding took, of the wall clock: differs from run to run, and so is kept apart from `Figures`."""
+
+    cycles: int
+    cycle_s: DurationSpread | None
+    slowest_s: float
+    placements_per_s: float
+
+
+def measure(record: SimulationRecord, window: MeasuredWindow | None = None) -> Figures:
+    """The figures of the jobs and of the time that the window names; without one, of all."""
+    window = window or MeasuredWindow()
+    ranged = record.jobs[window.first_job : window.last_job]
+    counted = [job for job in ranged if window.has(job.submitted_s)]
+    start_s, end_s = _measured_span(counted, window)
+    span_s = max(0.0, end_s - start_s)
+    held, lost, good = _device_seconds(record, start_s, end_s)
+    offered = sum(record.devices.values()) * span_s
+    ends = [job.finished_s for job in counted if job.finished_s is not None]
+    is_over = all(job.outcome in (JobOutcome.FINISHED, JobOutcome.LEFT) for job in counted)
+    finished = sum(window.has(job.finished_s) for job in ranged)
+    groups: dict[str, list[JobRecord]] = {}
+    for job in counted:
+        groups.setdefault(job.group, []).append(job)
+    return Figures(
+        workload=record.workload,
+        policy=record.policy,
+        window=window,
+        options=dict(record.options),
+        devices=dict(record.devices),
+        all=_group_figures(counted),
+        groups={name: _group_figures(groups[name]) for name in sorted(groups)},
+        makespan_s=max(ends) - min(job.submitted_s for job in counted) if ends and is_over else None,
+        busy_utilisation=held / offered if offered else None,
+        goodput_utilisation=good / offered if offered else None,
+        overhead=lost / held if held else None,
+        finished_in_window=finished,
+        jobs_per_hour=finished / span_s * 3600 if span_s else None,
+        preemptions=sum(job.preemptions for job in counted),
+        migrations=sum(job.migrations for job in counted),
+    )
+
+
+def measure_timing(record: SimulationRecord) -> DecisionTiming:
+    """How long the decisions of that run took."""
+    total_s = math.fsum(record.decision_s)
+    return DecisionTiming(
+        len(record.decision_s),
+        DurationSpread.of(record.decision_s),
+        max(record.decision_s, default=0.0),
+        record.placements / total_s if total_s else 0.0,
+    )
+
+
+def _group_figures(jobs: list[JobRecord]) -> GroupFigures:
+    return GroupFigures(
+        jobs=len(jobs),
+        finished=sum(job.finished_s is not None for job in jobs),
+        never_started=sum(job.started_s is None for job in jobs),
+        jct_s=DurationSpread.of(job.finished_s - job.submitted_s for job in jobs if job.finished_s is not None),
+        wait_s=DurationSpread.of(job.started_s - job.submitted_s for job in jobs if job.started_s is not None),
+    )
+
+
+def _measured_span(counted: list[JobRecord], window: MeasuredWindow) -> tuple[float, float]:
+    first_s = min((job.submitted_s for job in counted), default=window.start_s)
+    ends = [interval.end_s for job in counted for interval in job.intervals]
+    last_s = max(ends, default=first_s) if window.end_s is None else window.end_s
+    return (window.start_s or first_s), last_s
+
+
+def _device_seconds(record: SimulationRecord, start_s: float, end_s: float) -> tuple[float, float, float]:
+    """Device-seconds of accelerators within the span: held, of these without progress, and on the fastest class."""
+    held, lost, good = [], [], []
+    for job in record.jobs:
+        stays = [interval for interval in job.intervals if interval.device_class in record.devices]
+        productive = math.fsum((i.end_s - i.start_s - i.overhead_s) * i.devices for i in stays)
+        worth = job.best_device_s / productive if job.outcome is JobOutcome.FINISHED and productive else 0.0
+        for i in stays:
+            inside = max(0.0, min(i.end_s, end_s) - max(i.start_s, start_s))
+            idle = max(0.0, min(i.start_s + i.overhead_s, end_s) - max(i.start_s, start_s))
+            held.append(inside * i.devices)
+            lost.append(idle * i.devices)
+            good.append((inside - idle) * i.devices * worth)
+    return math.fsum(held), math.fsum(lost), math.fsum(good)

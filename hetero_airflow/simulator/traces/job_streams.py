@@ -1,0 +1,186 @@
+"""Streams of jobs made from a random generator: the same seed gives the same jobs, to the last bit.
+
+Only ``random.Random.random`` is drawn from, whose sequence Python promises not to change; every
+distribution is made of it here.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from statistics import NormalDist
+from typing import TypeVar
+
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.simulator.traces.gavel import request_for
+from hetero_airflow.simulator.traces.gavel_speeds import Speeds
+from hetero_airflow.simulator.workload import Job, Workload
+
+T = TypeVar("T")
+
+Draw = Callable[[], float]
+"""Makes the next random number."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobKind:
+    """Jobs that are alike: what they are, on how many devices, and how fast on each model."""
+
+    name: str
+    devices: int
+    speeds: Mapping[str, float]
+    """Model of NVIDIA (``v100``) → units of work a second, above 0."""
+    spread: float = 1.0
+
+
+SYNTHETIC_KINDS = (
+    JobKind("convolution", 1, {"v100": 10.0, "p100": 5.0, "k80": 1.5}),
+    JobKind("recurrent", 1, {"v100": 10.0, "p100": 8.0, "k80": 3.0}),
+    JobKind("embedding", 1, {"v100": 10.0, "p100": 12.0, "k80": 9.0}),
+    JobKind("generative", 1, {"v100": 10.0, "p100": 4.0, "k80": 1.0}),
+)
+"""Invented, with ratios between models such as Gavel measured: K80 at 0.1 to 0.9 of V100."""
+
+GAVEL_GANGS = {1: 0.7, 2: 0.1, 4: 0.15, 8: 0.05}
+"""Devices → share of the jobs in Gavel's streams with gangs (``multi``, ``m300``)."""
+
+PHILLY_SIZES: Mapping[int, tuple[float, float, float]] = {
+    1: (0.954, 7.11, 1.75),
+    2: (0.017, 5.26, 4.01),
+    4: (0.017, 9.16, 2.84),
+    8: (0.012, 10.23, 2.69),
+}
+"""GPUs → share of the jobs, and mean and deviation of the logarithm of their seconds; measured on October 2017 of
+the Philly traces, 47,192 jobs, without the 0.2 % on more than 8."""
+
+
+_LONGEST_S = 60 * 86400.0
+
+
+def pick(rng: random.Random, weights: Mapping[T, float]) -> T:
+    """One of the keys, with a probability in proportion to its weight."""
+    left = rng.random() * math.fsum(weights.values())
+    for value, weight in weights.items():
+        left -= weight
+        if left < 0:
+            return value
+    return value
+
+
+def choose(rng: random.Random, values: Sequence[T]) -> T:
+    """One of the values, each as probable as the others."""
+    return values[min(int(rng.random() * len(values)), len(values) - 1)]
+
+
+def exponential(rng: random.Random, mean: float) -> float:
+    """Exponentially distributed with that mean."""
+    return -mean * math.log1p(-rng.random())
+
+
+def lognormal(rng: random.Random, mu: float, sigma: float) -> float:
+    """Its logarithm has mean `mu` and deviation `sigma`."""
+    return math.exp(mu + sigma * NormalDist().inv_cdf(rng.random() or 2**-53))
+
+
+def poisson_arrivals(rng: random.Random, rate_per_hour: float) -> Iterator[float]:
+    """Times in seconds, from 0 on, with independent gaps: a Poisson process."""
+    now_s = 0.0
+    while True:
+        yield now_s
+        now_s += exponential(rng, 3600 / rate_per_hour)
+
+
+def bursty_arrivals(
+    rng: random.Random, rate_per_hour: float, burst: float = 20.0, quiet_s: float = 14_400.0, burst_s: float = 1200.0
+) -> Iterator[float]:
+    """Times in seconds of a Markov-modulated Poisson process with two states, `rate_per_hour` over the long run.
+
+    The states last exponentially long, `quiet_s` and `burst_s` on average; in the second, arrivals come
+    `burst` times as often.
+    """
+    quiet_rate = rate_per_hour / 3600 * (quiet_s + burst_s) / (quiet_s + burst * burst_s)
+    now_s, is_burst = 0.0, False
+    while True:
+        ends_s = now_s + exponential(rng, burst_s if is_burst else quiet_s)
+        rate = quiet_rate * (burst if is_burst else 1.0)
+        while (now_s := now_s + exponential(rng, 1 / rate)) < ends_s:
+            yield now_s
+        now_s, is_burst = ends_s, not is_burst
+
+
+def gavel_kinds(speeds: Speeds) -> tuple[JobKind, ...]:
+    """The job types that Gavel measured, by name and number of devices, without models on which they can't run."""
+    return tuple(
+        JobKind(
+            name, devices, {model: speed for model, speed in rates.items() if speed > 0}, speeds.spread(name, devices)
+        )
+        for (name, devices), rates in sorted(speeds.together.items())
+    )
+
+
+def gavel_duration_s(rng: random.Random) -> float:
+    """Seconds on a V100: 10 to a power of 1.5 to 3 minutes for four jobs of five, of 3 to 4 for the fifth."""
+    low, high = (1.5, 3.0) if rng.random() < 0.8 else (3.0, 4.0)
+    return 60.0 * 10 ** float(low + (high - low) * rng.random())
+
+
+def gavel_like(
+    rng: random.Random,
+    jobs: int,
+    arrivals: Iterable[float],
+    kinds: Sequence[JobKind] = SYNTHETIC_KINDS,
+    gangs: Mapping[int, float] | None = None,
+) -> Workload:
+    """Jobs as in Gavel's evaluation (OSDI 2020, section 7.1): kind and duration drawn apart from each other.
+
+    Deviation: one generator for all, where the publisher's has one for each of arrivals, kinds and durations.
+
+    :param arrivals: times in seconds, at least as many as `jobs`
+    :param gangs: devices → share of the jobs; None is one device each. There must be kinds of each number
+    """
+    of_size = {size: [kind for kind in kinds if kind.devices == size] for size in (gangs or {1: 1.0})}
+    request = cache(request_for)
+    made = []
+    for number, arrival_s in enumerate(islice(arrivals, jobs)):
+        kind = choose(rng, of_size[pick(rng, gangs or {1: 1.0})])
+        made.append(job_of(kind, str(number), arrival_s, gavel_duration_s(rng), "gavel", request))
+    return Workload("generated/gavel", tuple(made))
+
+
+def job_of(
+    kind: JobKind, id: str, arrival_s: float, duration_s: float, group: str, request: Callable[..., DeviceRequest],
+    after: tuple[str, ...] = (),
+) -> Job:  # fmt: skip
+    """A job of that kind which takes that long on its first model."""
+    reference = next(iter(kind.speeds.values()))
+    return Job(
+        id=id,
+        arrival_s=arrival_s,
+        request=request(tuple(sorted(kind.speeds)), kind.devices),
+        work=duration_s * reference,
+        speeds={f"nvidia/{model}": speed for model, speed in kind.speeds.items()},
+        task=f"{kind.name} x{kind.devices}",
+        group=group,
+        after=after,
+        spread=kind.spread,
+    )
+
+
+def philly_like(rng: random.Random, jobs: int, arrivals: Iterable[float], groups: int = 11) -> Workload:
+    """Jobs with lognormal durations by their number of GPUs, in virtual clusters each half as busy as the one before.
+
+    A duration is at least a second and at most 60 days, the span of the Philly traces.
+    """
+    request = cache(lambda gpus: DeviceRequest.parse(f"gpu:{gpus}"))
+    shares = {f"vc{number}": 0.5**number for number in range(groups)}
+    made = []
+    for number, arrival_s in enumerate(islice(arrivals, jobs)):
+        gpus = pick(rng, {size: share for size, (share, _, _) in PHILLY_SIZES.items()})
+        _, mu, sigma = PHILLY_SIZES[gpus]
+        work = min(max(1.0, lognormal(rng, mu, sigma)), _LONGEST_S)
+        made.append(Job(str(number), arrival_s, request(gpus), work, task=f"x{gpus}", group=pick(rng, shares)))
+    return Workload("generated/philly", tuple(made))

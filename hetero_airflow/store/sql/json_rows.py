@@ -1,0 +1,126 @@
+"""Rows that a statement is given as one JSON text: it works on all of them in one round trip.
+
+A statement for each row costs a round trip, a parse and a plan each: granting and releasing a lease took 13 of
+them. A statement whose text grows with its rows is compiled anew for each number of them, and PostgreSQL parses each
+value: 100 leases inserted so took 8 ms, and take 2 ms like this (PostgreSQL 18, one loaded core).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    ColumnElement,
+    Connection,
+    DateTime,
+    Insert,
+    Integer,
+    Row,
+    Select,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    column,
+    func,
+    insert,
+    select,
+)
+from sqlalchemy.sql.expression import FromClause
+from sqlalchemy.types import TypeEngine
+
+from hetero_airflow.store.tables import UtcDateTime
+
+_TYPES: dict[str, TypeEngine[Any]] = {
+    "text": Text(),
+    "number": BigInteger(),
+    "truth": Boolean(),
+    "time": DateTime(timezone=True),
+}
+
+_TIME_LENGTH = len("2026-01-01 00:00:00.000000")
+"""Of a time as SQLAlchemy keeps it in SQLite."""
+
+ROWS = "rows"
+"""The parameter that `rows_json` goes to."""
+
+
+def rows_json(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as the text that `given` reads; a column that a row lacks is NULL there.
+
+    >>> rows_json([{"at": datetime(2026, 1, 1, tzinfo=UTC), "cores": 2}])
+    '[{"at": "2026-01-01 00:00:00.000000+00:00", "cores": 2}]'
+    """
+    return json.dumps(rows, default=_time_text)
+
+
+def _time_text(value: object) -> str:
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise TypeError(f"{value!r} has no zone, or is no value of a row; give an aware time, such as Clock.now()")
+    return value.astimezone(UTC).isoformat(" ", "microseconds")
+
+
+def read_by_rows(
+    connection: Connection, query: Select[Any], rows: Sequence[Mapping[str, Any]], **values: Any
+) -> Sequence[Row[Any]]:
+    """What a query on `given` rows finds; nothing for none."""
+    return connection.execute(query, {ROWS: rows_json(rows), **values}).all() if rows else ()
+
+
+def key_rows(keys: Iterable[str]) -> list[dict[str, str]]:
+    """Rows with the keys in their column `key`, in order."""
+    return [{"key": key} for key in sorted(keys)]
+
+
+@lru_cache(maxsize=64)
+def json_table(dialect: str, **columns: str) -> FromClause:
+    """The rows of the parameter `rows` as a table, to join with; columns are of a "text", "number", "truth" or "time".
+
+    >>> print(select(json_table("sqlite", key="text").c.key))  # doctest: +ELLIPSIS
+    SELECT given.key...
+    FROM (SELECT json_extract(each.value, :json_extract_1) AS key...
+    FROM json_each(:rows) AS each) AS given
+    """
+    rows = bindparam(ROWS, type_=Text)
+    if dialect == "postgresql":
+        listed = [column(name, _TYPES[kind]) for name, kind in columns.items()]
+        return (
+            func.json_to_recordset(cast(rows, JSON))
+            .table_valued(*listed, name="given")
+            .render_derived(name="given", with_types=True)
+        )
+    each = func.json_each(rows).table_valued("value", name="each")
+    values = []
+    for name, kind in columns.items():
+        value = func.json_extract(each.c.value, f"$.{name}", type_=_TYPES[kind])
+        values.append((func.substr(value, 1, _TIME_LENGTH) if kind == "time" else value).label(name))
+    return select(*values).subquery("given")
+
+
+@lru_cache(maxsize=64)
+def insert_rows(dialect: str, table: Table, *names: str) -> Insert:
+    """Inserts the rows of the parameter `rows`, with these columns."""
+    rows = json_table(dialect, **{name: _kind(table.c[name].type) for name in names})
+    return insert(table).from_select(list(names), select(*(rows.c[name] for name in names)))
+
+
+def without_index(column: ColumnElement[str]) -> ColumnElement[str]:
+    """A text column for a condition beside a key: SQLite would take its index for the key, and look at all rows that
+    wait for each that is asked for.
+    """
+    return column.concat("")
+
+
+def _kind(type_: TypeEngine[Any]) -> str:
+    if isinstance(type_, UtcDateTime):
+        return "time"
+    if isinstance(type_, Boolean):
+        return "truth"
+    return "number" if isinstance(type_, Integer) else "text"

@@ -1,0 +1,172 @@
+"""Leases renewed and ended in the tables; what is granted is in `sql_grants.py`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Delete, Select, Update, bindparam, case, delete, select, update
+
+from hetero_airflow.errors import StoreError
+from hetero_airflow.model.lease import TERMINAL, TRANSITIONS, Claim, Lease, LeaseState
+from hetero_airflow.store import tables
+from hetero_airflow.store.codec import clean_cause
+from hetero_airflow.store.lease_rules import check_move, run_end_of
+from hetero_airflow.store.sql.json_rows import ROWS, json_table, key_rows, rows_json, without_index
+from hetero_airflow.store.sql.reads import read_leases
+from hetero_airflow.store.sql.transaction import WriteTransaction, chunks
+from hetero_airflow.store.store import LeaseMove
+
+_WORKER, _DEVICE, _REQUEST = tables.worker.c, tables.device.c, tables.request.c
+_LEASE, _HELD = tables.lease.c, tables.lease_device.c
+
+
+def renew_leases(writing: WriteTransaction, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
+    """Extend the leases that are live and have that token; the ids of the others."""
+    query = select(_LEASE.id, _LEASE.token, _LEASE.state, _LEASE.expires_at).where(_LEASE.state.not_in(TERMINAL))
+    ids = sorted({held_id for held_id, _ in holds})
+    rows = [row for chunk in chunks(ids) for row in writing.connection.execute(query.where(_LEASE.id.in_(chunk)))]
+    tokens = {row.id: row.token for row in rows}
+    settled = (LeaseState.ACTIVE, LeaseState.PREEMPTED)
+    due = {row.id for row in rows if row.state not in settled or row.expires_at != expires_at}
+    own = sorted(due & {held_id for held_id, token in holds if tokens.get(held_id) == token})
+    for chunk in chunks(own):
+        state = case((_LEASE.state == LeaseState.PREEMPTED, LeaseState.PREEMPTED), else_=LeaseState.ACTIVE)
+        values = {"state": state, "expires_at": expires_at, "changed": writing.stamp}
+        writing.connection.execute(update(tables.lease).where(_LEASE.id.in_(chunk)).values(values))
+    writing.is_visible = bool(own)
+    return frozenset(held_id for held_id, token in holds if tokens.get(held_id) != token)
+
+
+def move_leases(writing: WriteTransaction, moves: Sequence[LeaseMove], now: datetime) -> tuple[Lease | StoreError, ...]:
+    """Change the leases' states; where one is terminal, free its devices and end its request."""
+    moved = _LEASE.id.in_(select(json_table(writing.dialect, key="text").c.key))
+    ids = rows_json(key_rows({move.lease_id for move in moves}))
+    leases = {lease.id: lease for lease in read_leases(writing.connection, moved, {ROWS: ids})}
+    outcomes: list[Lease | StoreError] = []
+    live: dict[str, dict[str, Any]] = {}
+    ended: dict[str, dict[str, Any]] = {}
+    for move in moves:
+        outcome = check_move(move, leases.get(move.lease_id))
+        if isinstance(outcome, Lease):
+            row = {"key": move.lease_id, "state": move.to}
+            row["cause"] = clean_cause(move.cause or TRANSITIONS[outcome.state, move.to])
+            if move.to in TERMINAL:
+                live.pop(move.lease_id, None)
+                ended[move.lease_id] = row | {"outcome": run_end_of(move)}
+            else:
+                live[move.lease_id] = row
+            outcome = leases[outcome.id] = outcome.model_copy(update={"state": move.to})
+        outcomes.append(outcome)
+    writing.execute_rows(_move_live(writing.dialect), [*live.values()], stamp=writing.stamp)
+    writing.execute_rows(_move_ended(writing.dialect), [*ended.values()], moment=now, stamp=writing.stamp)
+    if ended:
+        _free_leases(writing, [leases[key] for key in ended])
+        end_requests(writing, {leases[key].request_id: row["cause"] for key, row in ended.items()}, "placed", now)
+    writing.is_visible |= bool(live or ended)
+    return tuple(outcomes)
+
+
+def claimed_rows(claims: Iterable[tuple[str, Sequence[Claim]]]) -> list[dict[str, Any]]:
+    """A row for each device of what is claimed, given as (worker id, claims), with all that is claimed of it."""
+    milli, memory = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for worker_id, own in claims:
+        for claim in own:
+            milli[worker_id, claim.device_id] += claim.milli
+            memory[worker_id, claim.device_id] += claim.memory_bytes
+    return [{"worker_key": k[0], "key": k[1], "milli": milli[k], "memory": memory[k]} for k in sorted(milli)]
+
+
+def _free_leases(writing: WriteTransaction, leases: Sequence[Lease]) -> None:
+    rows = claimed_rows((lease.worker_id, lease.claims) for lease in leases)
+    writing.execute_rows(_free_devices(writing.dialect), rows, stamp=writing.stamp)
+    writing.execute_rows(_release_devices(writing.dialect), [{"key": lease.id} for lease in leases])
+    workers = key_rows({lease.worker_id for lease in leases})
+    vanished = writing.read_by_rows(_unused_vanished_devices(writing.dialect), workers)
+    if vanished:
+        writing.execute_rows(
+            _touch_workers(writing.dialect), [{"key": row.worker_id} for row in vanished], stamp=writing.stamp
+        )
+        writing.execute_rows(
+            _drop_devices(writing.dialect), [{"worker_key": r.worker_id, "key": r.id} for r in vanished]
+        )
+
+
+def end_requests(writing: WriteTransaction, causes: Mapping[str, str], was: str, now: datetime) -> None:
+    """End the requests that are in the state `was`, given with their causes."""
+    rows = [{"key": key, "cause": clean_cause(cause)} for key, cause in causes.items()]
+    writing.execute_rows(_end_requests(writing.dialect), rows, was=was, moment=now, stamp=writing.stamp)
+    writing.is_visible |= bool(rows)
+
+
+@lru_cache(maxsize=2)
+def _end_requests(dialect: str) -> Update:
+    ended = json_table(dialect, key="text", cause="text")
+    mine = (_REQUEST.id == ended.c.key) & (without_index(_REQUEST.state) == bindparam("was"))
+    values = {"state": "ended", "ended_at": bindparam("moment"), "cause": ended.c.cause, "changed": bindparam("stamp")}
+    return update(tables.request).where(mine).values(values)
+
+
+@lru_cache(maxsize=2)
+def _move_live(dialect: str) -> Update:
+    moved = json_table(dialect, key="text", state="text", cause="text")
+    values = {"state": moved.c.state, "cause": moved.c.cause, "changed": bindparam("stamp")}
+    return update(tables.lease).where(_LEASE.id == moved.c.key).values(values)
+
+
+@lru_cache(maxsize=2)
+def _move_ended(dialect: str) -> Update:
+    moved = json_table(dialect, key="text", state="text", cause="text", outcome="text")
+    values = {"state": moved.c.state, "cause": moved.c.cause, "outcome": moved.c.outcome}
+    values |= {"ended_at": bindparam("moment"), "changed": bindparam("stamp")}
+    return update(tables.lease).where(_LEASE.id == moved.c.key).values(values)
+
+
+@lru_cache(maxsize=2)
+def _free_devices(dialect: str) -> Update:
+    freed = json_table(dialect, worker_key="text", key="text", milli="number", memory="number")
+    milli, memory = _DEVICE.used_milli - freed.c.milli, _DEVICE.used_memory_bytes - freed.c.memory
+    return (
+        update(tables.device)
+        .where(_DEVICE.worker_id == freed.c.worker_key, _DEVICE.id == freed.c.key)
+        .values(
+            used_milli=milli,
+            used_memory_bytes=memory,
+            capacity_milli=case((_DEVICE.offered_milli >= milli, _DEVICE.offered_milli), else_=milli),
+            capacity_memory_bytes=case(
+                (_DEVICE.offered_memory_bytes < memory, memory), else_=_DEVICE.offered_memory_bytes
+            ),
+            changed=bindparam("stamp"),
+        )
+    )
+
+
+@lru_cache(maxsize=2)
+def _release_devices(dialect: str) -> Update:
+    ended = json_table(dialect, key="text")
+    return update(tables.lease_device).where(_HELD.lease_id == ended.c.key).values(is_held=False)
+
+
+@lru_cache(maxsize=2)
+def _unused_vanished_devices(dialect: str) -> Select[Any]:
+    """Devices that no inventory has any more and no lease holds."""
+    workers = json_table(dialect, key="text")
+    unused = (_DEVICE.used_milli == 0) & (_DEVICE.used_memory_bytes == 0)
+    own = (_DEVICE.worker_id == workers.c.key) & _DEVICE.is_vanished & unused
+    return select(_DEVICE.worker_id, _DEVICE.id).join_from(workers, tables.device, own)
+
+
+@lru_cache(maxsize=2)
+def _touch_workers(dialect: str) -> Update:
+    touched = json_table(dialect, key="text")
+    return update(tables.worker).where(_WORKER.id == touched.c.key).values(changed=bindparam("stamp"))
+
+
+@lru_cache(maxsize=2)
+def _drop_devices(dialect: str) -> Delete:
+    gone = json_table(dialect, worker_key="text", key="text")
+    dropped = select(gone.c.key).where(gone.c.worker_key == _DEVICE.worker_id, gone.c.key == _DEVICE.id)
+    return delete(tables.device).where(dropped.exists())

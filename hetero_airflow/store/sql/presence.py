@@ -1,0 +1,72 @@
+"""Who is there, in the tables: agents with what they say of leases, and the API server that hears them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat, next_server_heartbeat
+from hetero_airflow.model.lease import TERMINAL
+from hetero_airflow.store import tables
+from hetero_airflow.store.codec import LEASES
+from hetero_airflow.store.sql.transaction import WriteTransaction, chunks
+
+_SEEN, _LEASE = tables.telemetry.c, tables.lease.c
+
+
+def read_last_seen(connection: Connection) -> dict[str, datetime]:
+    """Worker id → when it was last seen."""
+    rows = connection.execute(select(_SEEN.worker_id, _SEEN.seen_at))
+    return {row.worker_id: row.seen_at for row in rows}
+
+
+def read_heartbeats(connection: Connection) -> dict[str, WorkerHeartbeat]:
+    """Worker id → what its agent said last."""
+    query = select(_SEEN.worker_id, _SEEN.seen_at, _SEEN.leases).where(_SEEN.leases.is_not(None))
+    return {
+        row.worker_id: WorkerHeartbeat(row.seen_at, LEASES.validate_json(row.leases))
+        for row in connection.execute(query)
+    }
+
+
+def read_server_heartbeat(connection: Connection) -> ServerHeartbeat | None:
+    """When the API server was there."""
+    row = _server(connection)
+    return None if row is None else ServerHeartbeat(row.since, row.seen_at)
+
+
+def record_server_heartbeat(writing: WriteTransaction, now: datetime, *, is_new: bool) -> None:
+    """A process of the API server is there."""
+    before = read_server_heartbeat(writing.connection)
+    sight = next_server_heartbeat(before, now, is_new=is_new)
+    values = {"id": 1, "since": sight.since, "seen_at": sight.at}
+    writing.connection.execute(insert(tables.server) if before is None else update(tables.server), values)
+
+
+def holds_all_leases(writing: WriteTransaction, worker_id: str, leases: frozenset[str]) -> bool:
+    """Whether the worker holds each of these leases."""
+    states = read_lease_states(writing, worker_id, leases)
+    return len(states) == len(leases) and TERMINAL.isdisjoint(states.values())
+
+
+def read_reported_leases(writing: WriteTransaction, worker_id: str) -> frozenset[str]:
+    """The leases that the worker's agent told of last."""
+    query = select(_SEEN.leases).where(_SEEN.worker_id == worker_id, _SEEN.leases.is_not(None))
+    told = writing.connection.execute(query).scalar_one_or_none()
+    return frozenset() if told is None else LEASES.validate_json(told)
+
+
+def read_lease_states(writing: WriteTransaction, worker_id: str, leases: Iterable[str]) -> dict[str, str]:
+    """Lease id → its state, of those that the worker ever held."""
+    query = select(_LEASE.id, _LEASE.state).where(_LEASE.worker_id == worker_id)
+    return {
+        row.id: row.state
+        for chunk in chunks(sorted(leases))
+        for row in writing.connection.execute(query.where(_LEASE.id.in_(chunk)))
+    }
+
+
+def _server(connection: Connection) -> Row[tuple[int, datetime, datetime]] | None:
+    return connection.execute(select(tables.server)).one_or_none()

@@ -1,0 +1,93 @@
+"""The queue as the last cycle left it, a page at a time: for pages and programs that look on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection, func, select
+
+from hetero_airflow.model.lease import TERMINAL
+from hetero_airflow.store import tables
+from hetero_airflow.store.codec import REASON
+
+_REQUEST, _DECISION, _LEASE = tables.request.c, tables.decision.c, tables.lease.c
+_TASK_COLUMNS = (
+    _REQUEST.id,
+    _REQUEST.dag_id,
+    _REQUEST.run_id,
+    _REQUEST.task_id,
+    _REQUEST.map_index,
+    _REQUEST.try_number,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest:
+    """A request that waits, with the newest decision about it."""
+
+    id: str
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int
+    try_number: int
+    submitted_at: datetime
+    position: int | None
+    """In the queue, from 1; None before the first cycle."""
+    reason: str
+    """Why it waits; empty before the first cycle."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveLease:
+    """A live lease, and whose it is."""
+
+    id: str
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int
+    try_number: int
+    worker_id: str
+    device_ids: tuple[str, ...]
+    state: str
+    granted_at: datetime
+
+
+def read_waiting_requests(
+    connection: Connection, dag_ids: Collection[str], offset: int, limit: int
+) -> list[WaitingRequest]:
+    """Those of these DAGs, in the order of the queue; new ones last."""
+    newest = select(func.max(_DECISION.id)).where(_DECISION.request_id == _REQUEST.id).correlate(tables.request)
+    query = (
+        select(*_TASK_COLUMNS, _REQUEST.submitted_at, _DECISION.position, _DECISION.reason)
+        .join_from(tables.request, tables.decision, _DECISION.id == newest.scalar_subquery(), isouter=True)
+        .where(_REQUEST.state == "waiting", _REQUEST.dag_id.in_(sorted(dag_ids)))
+        .order_by(_DECISION.position.is_(None), _DECISION.position, _REQUEST.submitted_at, _REQUEST.id)
+    )
+    return [
+        WaitingRequest(*row[:-1], reason="" if row.reason is None else str(REASON.validate_json(row.reason)))
+        for row in connection.execute(query.offset(offset).limit(limit))
+    ]
+
+
+def read_live_leases(connection: Connection, dag_ids: Collection[str], offset: int, limit: int) -> list[LiveLease]:
+    """Those of these DAGs, the oldest first."""
+    query = (
+        select(_LEASE.id, *_TASK_COLUMNS[1:], _LEASE.worker_id, _LEASE.state, _LEASE.granted_at)
+        .join_from(tables.lease, tables.request, _REQUEST.id == _LEASE.request_id)
+        .where(_LEASE.state.not_in(TERMINAL), _REQUEST.dag_id.in_(sorted(dag_ids)))
+        .order_by(_LEASE.token)
+    )
+    rows = connection.execute(query.offset(offset).limit(limit)).all()
+    held = tables.lease_device.c
+    parts = select(held.lease_id, held.device_id).where(held.lease_id.in_([row.id for row in rows]))
+    devices: dict[str, list[str]] = {row.id: [] for row in rows}
+    for part in connection.execute(parts.order_by(held.lease_id, held.position)):
+        devices[part.lease_id].append(part.device_id)
+    return [
+        LiveLease(*row[:7], device_ids=tuple(devices[row.id]), state=row.state, granted_at=row.granted_at)
+        for row in rows
+    ]

@@ -1,0 +1,187 @@
+"""What the tables say: the changes since the last snapshot, and the history."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy import ColumnElement, Connection, Row, Select, select
+
+from hetero_airflow.errors import shorten
+from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.lease import TERMINAL, Claim, Lease, LeaseState
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest
+from hetero_airflow.model.worker import Worker, WorkerState
+from hetero_airflow.store import tables
+from hetero_airflow.store.codec import CORES, READINGS, SERVED, decision_json
+from hetero_airflow.store.inventory import worker_with_devices
+from hetero_airflow.store.snapshot_builder import SnapshotBuilder
+from hetero_airflow.store.sql.holds import read_holds
+from hetero_airflow.store.sql.json_rows import json_table, key_rows, read_by_rows
+from hetero_airflow.store.sql.transaction import chunks
+from hetero_airflow.store.store import RequestHistory
+
+_log = logging.getLogger(__name__)
+
+_WORKER, _DEVICE, _REQUEST = tables.worker.c, tables.device.c, tables.request.c
+_LEASE, _HELD, _DECISION = tables.lease.c, tables.lease_device.c, tables.decision.c
+
+ReadRequest = Callable[[str], DeviceRequest]
+"""From JSON; equal texts may give the same object."""
+
+
+def apply_changes(connection: Connection, view: SnapshotBuilder, since: int, read_request: ReadRequest) -> None:
+    """Take into the view what changed after that sequence; from 0, everything that lives.
+
+    May be called again with the same sequence, so an exception half way does no harm.
+    """
+    _update_workers(connection, view, since)
+    usage: defaultdict[str, dict[str, DeviceUsage]] = defaultdict(dict)
+    columns = (_DEVICE.worker_id, _DEVICE.id, _DEVICE.used_milli, _DEVICE.used_memory_bytes, _DEVICE.last_granted_at)
+    if since:
+        for row in connection.execute(select(*columns).where(_DEVICE.changed > since)):
+            usage[row.worker_id][row.id] = DeviceUsage(row.used_milli, row.used_memory_bytes, row.last_granted_at)
+    for worker_id, changed in usage.items():
+        view.put_usage(worker_id, changed)
+
+    requests = select(tables.request)
+    lives = _REQUEST.changed > since if since else _REQUEST.state != "ended"
+    for row in connection.execute(requests.where(lives)):
+        pending = read_pending(row, read_request) if row.state != "ended" else None
+        if pending is not None and row.state == "waiting":
+            view.drop_holder(row.id)
+            view.put_pending(pending)
+        elif pending is not None:
+            view.put_holder(pending)
+        else:
+            view.drop_pending(row.id)
+            view.drop_holder(row.id)
+
+    for row in connection.execute(select(tables.dag).where(tables.dag.c.changed > since)):
+        view.put_dag_token(row.dag_id, row.token)
+
+    held = _LEASE.changed > since if since else _LEASE.state.not_in(TERMINAL)
+    for lease in read_leases(connection, held):
+        if lease.state in TERMINAL:
+            view.drop_lease(lease.id)
+        else:
+            view.put_lease(lease)
+
+
+def _update_workers(connection: Connection, view: SnapshotBuilder, since: int) -> None:
+    workers = {row.id: row for row in connection.execute(select(tables.worker).where(_WORKER.changed > since))}
+    query = select(tables.device).order_by(_DEVICE.worker_id, _DEVICE.position)
+    devices: defaultdict[str, list[Row[*tuple[Any, ...]]]] = defaultdict(list)
+    for chunk in chunks(workers):
+        for row in connection.execute(query.where(_DEVICE.worker_id.in_(chunk))):
+            devices[row.worker_id].append(row)
+    bars = read_holds(connection, workers)
+    for worker_id, row in workers.items():
+        try:
+            head = Worker.model_validate_json(row.inventory)
+            parts = tuple(Device.model_validate_json(part.inventory) for part in devices[worker_id])
+        except ValidationError as error:
+            log_unreadable("worker", worker_id, error)
+            continue
+        view.put_worker(worker_with_devices(head, parts, WorkerState(row.state)), bars.get(worker_id, ()))
+        usage = {
+            part.id: DeviceUsage(part.used_milli, part.used_memory_bytes, part.last_granted_at)
+            for part in devices[worker_id]
+        }
+        view.put_usage(worker_id, usage, replace=True)
+
+
+def read_pending(row: Row[*tuple[Any, ...]], read_request: ReadRequest) -> PendingRequest | None:
+    """The request of a whole row of `hetero_request`; None where its JSON can't be read, which is logged."""
+    try:
+        request, served = read_request(row.request), SERVED.validate_json(row.served)
+    except ValidationError as error:
+        log_unreadable("request", row.id, error)
+        return None
+    return PendingRequest(
+        row.id,
+        request,
+        row.submitted_at,
+        row.weight,
+        row.dag_id,
+        row.run_id,
+        row.task_id,
+        row.map_index,
+        row.try_number,
+        served,
+        row.gang or "",
+        row.gang_size,
+    )
+
+
+def log_unreadable(what: str, key: str, error: ValidationError) -> None:
+    """Log it: one unreadable row must not stop the scheduling of all others, so it is left out."""
+    _log.error(
+        "The JSON of %s %s is left out of what can be scheduled; found %s. "
+        "Run one version of hetero-airflow everywhere, and end or report the %s anew.",
+        what,
+        shorten(key),
+        shorten(error.errors(include_url=False)[0]["msg"]),
+        what,
+    )
+
+
+def read_leases(
+    connection: Connection, condition: ColumnElement[bool], parameters: Mapping[str, Any] | None = None
+) -> list[Lease]:
+    """The leases that the condition holds for, by token."""
+    rows = connection.execute(select(tables.lease).where(condition).order_by(_LEASE.token), parameters).all()
+    claims: defaultdict[str, list[Claim]] = defaultdict(list)
+    for part in read_by_rows(connection, _claims(connection.dialect.name), key_rows(row.id for row in rows)):
+        cores = CORES.validate_json(part.cores)
+        claims[part.lease_id].append(Claim(part.device_id, part.milli, part.memory_bytes, cores))
+    return [
+        Lease(
+            id=row.id,
+            request_id=row.request_id,
+            worker_id=row.worker_id,
+            alternative=row.alternative,
+            claims=tuple(claims[row.id]),
+            token=row.token,
+            state=LeaseState(row.state),
+            granted_at=row.granted_at,
+            expires_at=row.expires_at,
+            saved_at=row.saved_at,
+        )
+        for row in rows
+    ]
+
+
+@lru_cache(maxsize=2)
+def _claims(dialect: str) -> Select[Any]:
+    leases = json_table(dialect, key="text")
+    parts = select(tables.lease_device).join_from(leases, tables.lease_device, _HELD.lease_id == leases.c.key)
+    return parts.order_by(_HELD.lease_id, _HELD.position)
+
+
+def read_request_history(
+    connection: Connection, instance: tuple[str, str, str, int], read_request: ReadRequest
+) -> RequestHistory | None:
+    """The newest request of a task instance, given as (dag, run, task, map index)."""
+    columns = (_REQUEST.dag_id, _REQUEST.run_id, _REQUEST.task_id, _REQUEST.map_index)
+    own = [column == value for column, value in zip(columns, instance, strict=True)]
+    order = (_REQUEST.submitted_at.desc(), _REQUEST.try_number.desc(), _REQUEST.id.desc())
+    row = connection.execute(select(tables.request).where(*own).order_by(*order).limit(1)).one_or_none()
+    pending = None if row is None else read_pending(row, read_request)
+    if row is None or pending is None:
+        return None
+    leases = read_leases(connection, _LEASE.request_id == row.id)
+    newest_first = select(tables.decision).where(_DECISION.request_id == row.id).order_by(_DECISION.id.desc())
+    decisions = [decision_json(d._asdict(), d.decided_at) for d in connection.execute(newest_first)]
+    return RequestHistory(pending, row.state, row.ended_at, row.cause, tuple(leases), tuple(decisions))
+
+
+def read_telemetry(connection: Connection) -> dict[tuple[str, str], Telemetry]:
+    """(worker id, device id) → last reading."""
+    rows = connection.execute(select(tables.telemetry.c.worker_id, tables.telemetry.c.readings))
+    return {(row.worker_id, r.device_id): r for row in rows for r in READINGS.validate_json(row.readings)}

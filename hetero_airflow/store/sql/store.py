@@ -1,0 +1,168 @@
+"""The store in a SQL database: Airflow's own, SQLite or PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from threading import Lock
+
+from sqlalchemy import Engine, delete, func, select, update
+
+from hetero_airflow.errors import StoreError
+from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.device_health import DeviceHealth
+from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat
+from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.plan import Plan, Wait
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.run import Run
+from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.store import tables
+from hetero_airflow.store.snapshot_builder import SnapshotBuilder
+from hetero_airflow.store.sql.events import record_events
+from hetero_airflow.store.sql.holds import read_health
+from hetero_airflow.store.sql.leases import move_leases, renew_leases
+from hetero_airflow.store.sql.plan_commit import PlacementConflict, PlanCommit, WaitDigests, read_newest_decisions
+from hetero_airflow.store.sql.presence import read_heartbeats, read_last_seen, read_server_heartbeat
+from hetero_airflow.store.sql.reads import apply_changes, read_request_history, read_telemetry
+from hetero_airflow.store.sql.runs import read_runs
+from hetero_airflow.store.sql.transaction import chunks, read_state, reading, writing
+from hetero_airflow.store.store import CommitResult, LeaseMove, RequestHistory, StoreEvent
+
+
+class SqlStore:
+    """A `Store` with its `History` and `Presence` in a SQL database; several processes may work on one.
+
+    It opens and closes connections of its own, so the caller's sessions are left alone. On SQLite,
+    the caller must not hold a transaction that has written while it calls: there is one writer a
+    file. May be used by several threads.
+
+    :param engine: of a database that `airflow db migrate` has prepared; in Airflow, `airflow.settings.engine`
+    :param lock_timeout_s: how long to wait for another writer; on SQLite the engine's own busy timeout counts
+    """
+
+    def __init__(self, engine: Engine, *, lock_timeout_s: float = 10.0) -> None:
+        self._engine = engine
+        self._lock_timeout_s = lock_timeout_s
+        self._read_request = lru_cache(maxsize=4096)(DeviceRequest.model_validate_json)
+        self._digests = WaitDigests()
+        self._view: SnapshotBuilder | None = None
+        self._sequence = 0
+        self._lock = Lock()
+
+    # -- Store ---------------------------------------------------------------------------------------------------------
+
+    def record(self, events: Sequence[StoreEvent], now: datetime) -> None:
+        """Take note of what happened, in order."""
+        if events:
+            with writing(self._engine, self._lock_timeout_s) as transaction:
+                record_events(transaction, events, now)
+
+    def snapshot(self) -> Snapshot:
+        """The present state; one small query when nothing has changed since the last call, else what changed."""
+        with self._lock, reading(self._engine) as connection:
+            sequence, pruned = read_state(self._engine, connection)
+            if self._view is None or not pruned <= self._sequence <= sequence:
+                self._view, self._sequence = SnapshotBuilder(), 0
+            if sequence != self._sequence:
+                apply_changes(connection, self._view, self._sequence, self._read_request)
+                self._sequence = sequence
+            return self._view.snapshot(sequence)
+
+    def commit(self, plan: Plan, now: datetime, expires_at: datetime, news: Sequence[StoreEvent] = ()) -> CommitResult:
+        """Grant the placements of a plan and keep every decision's account; writes nothing where nothing is new."""
+        digests = self._digests.of(plan)
+        if not news and all(isinstance(decision, Wait) for decision in plan.decisions):
+            with reading(self._engine) as connection:
+                newest = read_newest_decisions(connection, plan.decisions)
+            if all(own == digests[request_id] for request_id, (own, _) in newest.items()):
+                return CommitResult()
+
+        def write(*, can_grant: bool) -> CommitResult:
+            with writing(self._engine, self._lock_timeout_s) as transaction:
+                record_events(transaction, news, now)
+                return PlanCommit(transaction, now, expires_at, digests, can_grant=can_grant).commit(plan)
+
+        try:
+            return write(can_grant=True)
+        except PlacementConflict:
+            return write(can_grant=False)
+
+    def renew(self, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
+        """Extend the leases given as (lease id, token); the ids that are not held with that token any more."""
+        if not holds:
+            return frozenset()
+        with writing(self._engine, self._lock_timeout_s) as transaction:
+            return renew_leases(transaction, holds, expires_at)
+
+    def move(self, moves: Sequence[LeaseMove], now: datetime) -> tuple[Lease | StoreError, ...]:
+        """Change the states of leases, in one transaction; the outcome of each move, in order; see the port."""
+        if not moves:
+            return ()
+        with writing(self._engine, self._lock_timeout_s) as transaction:
+            return move_leases(transaction, moves, now)
+
+    # -- History -------------------------------------------------------------------------------------------------------
+
+    def request_history(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> RequestHistory | None:
+        """The newest request of a task instance, or None if it never asked."""
+        with reading(self._engine) as connection:
+            return read_request_history(connection, (dag_id, run_id, task_id, map_index), self._read_request)
+
+    def telemetry(self) -> dict[tuple[str, str], Telemetry]:
+        """(worker id, device id) → last reading."""
+        with reading(self._engine) as connection:
+            return read_telemetry(connection)
+
+    def health(self) -> dict[tuple[str, str], DeviceHealth]:
+        """(worker id, device id) → what is remembered of its errors; without those that are `WELL`."""
+        with reading(self._engine) as connection:
+            return read_health(connection)
+
+    def runs(self, since: int = 0) -> tuple[Run, ...]:
+        """The leases that ended after that sequence and of which it is known how, in the order of their ends."""
+        with reading(self._engine) as connection:
+            return read_runs(connection, since, self._read_request)
+
+    def prune(self, before: datetime) -> int:
+        """Delete ended requests, their leases and decisions from before that time; how many requests went."""
+        request, lease, decision = tables.request, tables.lease, tables.decision
+        with writing(self._engine, self._lock_timeout_s) as transaction:
+            connection = transaction.connection
+            newest = (
+                select(func.max(decision.c.id))
+                .join(request, request.c.id == decision.c.request_id)
+                .where(request.c.state == "waiting")
+                .group_by(decision.c.request_id)
+            )
+            waiting = select(request.c.id).where(request.c.state == "waiting")
+            connection.execute(delete(decision).where(decision.c.request_id.in_(waiting), decision.c.id.not_in(newest)))
+            ended = select(request.c.id).where(request.c.state == "ended", request.c.ended_at < before)
+            old = list(connection.execute(ended).scalars())
+            for ids in chunks(old):
+                leases = select(lease.c.id).where(lease.c.request_id.in_(ids))
+                connection.execute(delete(tables.lease_device).where(tables.lease_device.c.lease_id.in_(leases)))
+                connection.execute(delete(lease).where(lease.c.request_id.in_(ids)))
+                connection.execute(delete(decision).where(decision.c.request_id.in_(ids)))
+                connection.execute(delete(request).where(request.c.id.in_(ids)))
+            if old:
+                connection.execute(update(tables.state).values(pruned=tables.state.c.sequence))
+            return len(old)
+
+    # -- Presence ------------------------------------------------------------------------------------------------------
+
+    def last_seen(self) -> dict[str, datetime]:
+        """Worker id → when it was last seen."""
+        with reading(self._engine) as connection:
+            return read_last_seen(connection)
+
+    def heartbeats(self) -> Mapping[str, WorkerHeartbeat]:
+        """Worker id → what its agent said last; without workers for which none speaks, or that are lost since."""
+        with reading(self._engine) as connection:
+            return read_heartbeats(connection)
+
+    def server_heartbeat(self) -> ServerHeartbeat | None:
+        """When the API server was there; None if it never was."""
+        with reading(self._engine) as connection:
+            return read_server_heartbeat(connection)

@@ -1,0 +1,196 @@
+"""Transactions of the SQL store: one writer at a time, readers that see one moment, errors in the project's words.
+
+Writers first update the one row of ``hetero_state``. On PostgreSQL this row lock makes them queue
+up, so that they can neither deadlock nor see half of each other's work, and the rows' `changed`
+grow in the order of their commits. On SQLite there is one writer a file anyway. That the first
+statement writes is what matters there: it asks for the right to write at once, as ``BEGIN
+IMMEDIATE`` would, and waits for it as long as the busy timeout of the connection says (5 s unless
+its maker gave another). A transaction that reads first and writes later can be refused without any
+wait ("database is locked"), since what it has read is out of date by then.
+
+A writer that hangs must not stop all others for ever: on PostgreSQL, waiting for the row ends after
+`lock_timeout_s` (waiting for the whole table, which a migration may hold, does not), and the server
+ends the session of a writer that does nothing for three times as long, which gives the lock back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from sqlalchemy import URL, Connection, Engine, Row, Table, Text, bindparam, func, literal, select, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from hetero_airflow.errors import StoreError, StoreUnavailable
+from hetero_airflow.store import tables
+from hetero_airflow.store.sql.json_rows import ROWS, insert_rows, read_by_rows, rows_json
+
+T = TypeVar("T")
+
+_STATE = (tables.state.c.sequence, tables.state.c.fence, tables.state.c.pruned)
+_READ_STATE = select(*_STATE)
+_TAKE_LOCK = update(tables.state).values(sequence=tables.state.c.sequence).returning(*_STATE)
+_LIMITS = select(
+    literal(1).label("row"),
+    func.set_config("lock_timeout", bindparam("lock_ms", type_=Text), True).label("lock"),
+    func.set_config("idle_in_transaction_session_timeout", bindparam("idle_ms", type_=Text), True).label("idle"),
+).cte("limits")
+_LIMIT_AND_TAKE_LOCK = _TAKE_LOCK.where(tables.state.c.id == _LIMITS.c.row)
+"""PostgreSQL sets the limits before it locks what is joined with them: one round trip less in each transaction."""
+
+
+@dataclass(slots=True)
+class WriteTransaction:
+    """An open transaction that holds the writers' lock."""
+
+    connection: Connection
+    stamp: int
+    """The sequence that what it writes will carry."""
+    fence: int
+    """The token of the newest lease."""
+    is_visible: bool = False
+    """Whether it changed what a snapshot shows: then the sequence grows."""
+
+    @property
+    def dialect(self) -> str:
+        """The database's name."""
+        return self.connection.dialect.name
+
+    def execute_rows(self, statement: Any, rows: Sequence[dict[str, Any]], **values: Any) -> int:
+        """Execute once, for all rows, a statement on `given` rows; how many rows it changed. Not at all for none."""
+        return int(self.connection.execute(statement, {ROWS: rows_json(rows), **values}).rowcount) if rows else 0
+
+    def insert_rows(self, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+        """Insert the rows, which have the columns of the first, at once."""
+        if rows:
+            self.connection.execute(insert_rows(self.dialect, table, *rows[0]), {ROWS: rows_json(rows)})
+
+    def read_by_rows(self, query: Any, rows: Sequence[dict[str, Any]], **values: Any) -> Sequence[Row[Any]]:
+        """What a query on `given` rows finds; nothing for none."""
+        return read_by_rows(self.connection, query, rows, **values)
+
+    def execute_many(self, statement: Any, rows: Sequence[dict[str, Any]]) -> None:
+        """Execute the statement once a row; not at all where there is none."""
+        if rows:
+            self.connection.execute(statement, rows)
+
+
+@contextmanager
+def writing(engine: Engine, lock_timeout_s: float) -> Iterator[WriteTransaction]:
+    """A transaction that holds the writers' lock until it is committed, or rolled back by an exception.
+
+    :raises StoreUnavailable: the database is down, locked for too long, or not migrated
+    """
+    with _translated(engine), engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            milliseconds = round(1000 * lock_timeout_s)
+            limits = {"lock_ms": str(milliseconds), "idle_ms": str(3 * milliseconds)}
+            state = connection.execute(_LIMIT_AND_TAKE_LOCK, limits).one_or_none()
+        else:
+            state = connection.execute(_TAKE_LOCK).one_or_none()
+        if state is None:
+            raise _not_migrated(engine, "no row in hetero_state")
+        transaction = WriteTransaction(connection, stamp=state.sequence + 1, fence=state.fence)
+        yield transaction
+        if transaction.is_visible:
+            connection.execute(update(tables.state).values(sequence=transaction.stamp, fence=transaction.fence))
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Connection]:
+    """A transaction whose statements all see the same moment; it blocks nobody.
+
+    :raises StoreUnavailable: the database is down, locked for too long, or not migrated
+    """
+    with _translated(engine), engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execution_options(isolation_level="REPEATABLE READ")
+        if engine.dialect.name == "sqlite":
+            _begin(connection)
+        yield connection
+
+
+def read_state(engine: Engine, connection: Connection) -> tuple[int, int]:
+    """The sequence, and the sequence at which ended rows were last deleted."""
+    state = connection.execute(_READ_STATE).one_or_none()
+    if state is None:
+        raise _not_migrated(engine, "no row in hetero_state")
+    return state.sequence, state.pruned
+
+
+def chunks(values: Iterable[T], size: int = 500) -> Iterator[list[T]]:
+    """The values in lists that every database takes in one statement (SQLite once took 999 values)."""
+    rest = iter(values)
+    while chunk := list(islice(rest, size)):
+        yield chunk
+
+
+def _begin(connection: Connection) -> None:
+    """Python's sqlite3 opens a transaction at the first write only; without one, each read sees its own moment."""
+    if not connection.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]
+        connection.exec_driver_sql("BEGIN")
+
+
+@contextmanager
+def _translated(engine: Engine) -> Iterator[None]:
+    try:
+        yield
+    except (DBAPIError, PoolTimeout) as error:
+        raise _unavailable(engine, error) from (None if _holds_secret(engine.url, error) else error)
+    except ValidationError as error:
+        raise StoreError(
+            "a row of the store as JSON",
+            found=f"{error.error_count()} errors in a {error.title}, first: {error.errors()[0]['msg']}",
+            remedy="Another version of hetero-airflow or a hand wrote it: run one version, and `airflow db migrate`",
+        ) from error
+
+
+def _unavailable(engine: Engine, error: Exception) -> StoreUnavailable:
+    cause = getattr(error, "orig", None) or error
+    text = " ".join(str(cause).split())[:300] or type(cause).__name__
+    for secret in _secrets(engine.url):
+        text = text.replace(secret, "***")
+    code = getattr(cause, "pgcode", None)
+    if code in ("42P01", "42703") or text.startswith(("no such table", "no such column")):
+        return _not_migrated(engine, text)
+    if code == "55P03" or "database is locked" in text:
+        return StoreUnavailable(
+            f"the writers' lock of {_name(engine.url)}",
+            found=text,
+            remedy="Another process holds it for too long: look for one that hangs; the next cycle tries again",
+        )
+    return StoreUnavailable(
+        f"the store in {_name(engine.url)}",
+        found=text,
+        remedy="Check that the database of [database] sql_alchemy_conn runs and can be reached from here",
+    )
+
+
+def _not_migrated(engine: Engine, found: str) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"the tables hetero_* in {_name(engine.url)}", found=found, remedy="Run `airflow db migrate`"
+    )
+
+
+def _name(url: URL) -> str:
+    """The database without user, password and options.
+
+    >>> from sqlalchemy import make_url
+    >>> _name(make_url("postgresql+psycopg2://u:secret@db:5432/airflow")), _name(make_url("sqlite:////a.db"))
+    ('postgresql airflow at db', 'sqlite /a.db')
+    """
+    return f"{url.get_backend_name()} {url.database or 'in memory'}" + (f" at {url.host}" if url.host else "")
+
+
+def _secrets(url: URL) -> list[str]:
+    given = [url.password, *(value for key, value in url.query.items() if "pass" in key.lower())]
+    return [str(secret) for secret in given if secret]
+
+
+def _holds_secret(url: URL, error: Exception) -> bool:
+    return any(secret in str(error) for secret in _secrets(url))

@@ -1,0 +1,1 @@
+"""Code that runs in the task supervisor on a worker host."""

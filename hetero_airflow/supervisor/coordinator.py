@@ -1,0 +1,291 @@
+"""Our hand on the worker: binds devices before the DAG file is parsed, and lets no orphan live.
+
+Airflow calls it for every engine when ``[sdk] queue_to_coordinator`` maps the queue of device tasks
+to it. Without it the operator binds the devices, after the DAG file was parsed, a task whose
+supervisor dies lives on until the executor finds it, and one that is preempted is not asked to save first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import functools
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from airflow.sdk.api.client import ServerResponseError
+from airflow.sdk.api.datamodels._generated import TaskInstanceState, TaskStateStoreResponse
+from airflow.sdk.configuration import conf
+from airflow.sdk.execution_time.comms import RescheduleTask, RetryTask, StartupDetails
+from airflow.sdk.execution_time.coordinator import BaseCoordinator
+from airflow.sdk.execution_time.supervisor import (
+    SERVER_TERMINATED,
+    STATES_SENT_DIRECTLY,
+    ActivitySubprocess,
+    _subprocess_main,
+)
+
+from hetero_airflow.contract.envelope import read_lease
+from hetero_airflow.engines.lease_files import recorded_lease
+from hetero_airflow.engines.processes import end_processes
+from hetero_airflow.recovery.decisions import Fail, Requeue
+from hetero_airflow.recovery.evidence import Evidence
+from hetero_airflow.runtime.notice import DUMP_SIGNAL
+from hetero_airflow.runtime.task_lease import TaskLease
+from hetero_airflow.runtime.visible_devices import bound_to_lease
+from hetero_airflow.settings import CONTROL_VARIABLE, SECTION, default
+from hetero_airflow.supervisor.hang_watch import HangWatch
+from hetero_airflow.supervisor.monitor import TaskMonitor
+from hetero_airflow.supervisor.run_end import judge_end, oom_kills
+from hetero_airflow.supervisor.usage import cpu_s, dumping_ranks, utilization
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_UNREPORTED_ENDS = (TaskInstanceState.FAILED, TaskInstanceState.UP_FOR_RETRY)
+"""What Airflow makes of a process that ended badly without saying why."""
+
+_NOT_THE_TASKS_PROCESS = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.GONE})
+"""What Airflow answers the heartbeat of a process that is not the one which runs the task."""
+
+_GRACE_S = 5.0
+"""What processes that outlive their task get between SIGTERM and SIGKILL."""
+
+
+class DeviceCoordinator(BaseCoordinator):
+    """Runs a task as Airflow does, within its lease."""
+
+    def execute_task(
+        self,
+        *,
+        what: Any,
+        dag_rel_path: Any,
+        bundle_info: Any,
+        client: Any,
+        logger: Any = None,
+        sentry_integration: str = "",
+        subprocess_logs_to_stdout: bool,
+        **kwargs: Any,
+    ) -> BaseCoordinator.ExecutionResult:
+        """Fork the task's process with its devices bound, wait for it, and end what it left behind."""
+        lease = read_lease(what.context_carrier)
+        with (
+            recorded_lease(lease.id, lease.worker) if lease else nullcontext() as note,
+            bound_to_lease(lease) if lease else nullcontext(),
+            _control_folder() as folder,
+        ):
+            process = DeviceSupervisor.start(
+                what=what,
+                dag_rel_path=dag_rel_path,
+                bundle_info=bundle_info,
+                client=client,
+                logger=logger,
+                sentry_integration=sentry_integration,
+                subprocess_logs_to_stdout=subprocess_logs_to_stdout,
+                target=functools.partial(_run_until_parent_dies, os.getpid()),
+            )
+            if note:
+                note.begin(process.pid)
+            if lease:
+                process.attach_lease(lease, folder)
+            exit_code = process.wait()
+            left = end_processes(lease.id, (process.pid, None), _GRACE_S) if lease else []
+        if left and logger:
+            logger.warning("Processes outlived the task and were stopped, to free its devices", pids=left)
+        return self.ExecutionResult(exit_code, process.final_state)
+
+
+class DeviceSupervisor(ActivitySubprocess):
+    """Airflow's supervisor of one task, which with each heartbeat also looks for a notice, and judges a sudden end.
+
+    It says how the task ended only while its process is the task's: of what a node does that had fallen silent, Airflow
+    would take the end for that of the process which runs the task elsewhere by then.
+    """
+
+    _lease: TaskLease | None = None
+    _watch: TaskMonitor
+    _oom_kills: int | None = None
+    _epoch = 0
+    """The task instance's `max_tries`."""
+    _hung_end: RescheduleTask | None = None
+    """How a task that was stopped since it hung asked to go on: whether it does is for the rules to say."""
+    _is_judged = False
+    """Whether they have said it."""
+
+    def attach_lease(self, lease: TaskLease, folder: Path) -> None:
+        """From the next heartbeat on."""
+        self._lease = lease
+        self._oom_kills = oom_kills(os.getpid())
+        self._watch = TaskMonitor(
+            lease.id,
+            folder,
+            _ExecutionApiStates(self.client, self.id),
+            HangWatch(
+                conf.getfloat(SECTION, "hang_timeout_s", fallback=float(default("hang_timeout_s"))),
+                functools.partial(cpu_s, self.pid),
+                functools.partial(utilization, lease),
+            ),
+            self._send,
+            timedelta(seconds=conf.getfloat(SECTION, "grace_s", fallback=float(default("grace_s")))),
+            self.process_log,
+        )
+
+    def send_msg(self, msg: Any, *args: Any, **kwargs: Any) -> None:
+        """As Airflow's; what the task is told at its start, we learn from too."""
+        if isinstance(msg, StartupDetails):
+            self._epoch = msg.ti_context.max_tries
+        super().send_msg(msg, *args, **kwargs)
+
+    def _monitor_subprocess(self) -> None:
+        """Until the task has ended. SIGTERM, as of a drained node, is a notice for a task that saves checkpoints."""
+        forward = signal.getsignal(signal.SIGTERM)
+
+        def save_first(number: int, frame: FrameType | None) -> None:
+            will_save = self._lease is not None and self._watch.request_stop()
+            if not will_save and callable(forward):
+                forward(number, frame)
+
+        signal.signal(signal.SIGTERM, save_first)
+        super()._monitor_subprocess()  # type: ignore[no-untyped-call]
+
+    def _send_heartbeat_if_needed(self) -> None:
+        before = self._last_heartbeat_attempt
+        super()._send_heartbeat_if_needed()  # type: ignore[no-untyped-call]
+        if self._lease is not None and self._last_heartbeat_attempt != before:
+            is_wanted = self.failed_heartbeats == 0 and self._terminal_state is None
+            self._watch.beat(datetime.now(UTC), is_online=is_wanted)
+
+    def _send(self, number: signal.Signals) -> None:
+        """To the task's own process and its ranks if they are to show their stacks, else to all of its group."""
+        if number is not DUMP_SIGNAL:
+            self._signal_subprocess(number)
+            return
+        for pid in (self.pid, *dumping_ranks(self.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _send_terminal_state_msg(self, msg: Any) -> None:
+        has_hung = self._lease is not None and self._watch.hung_s is not None
+        if has_hung and not self._is_judged and isinstance(msg, RescheduleTask):
+            self._hung_end = msg
+        elif self._lease is None or self._is_of_the_task():
+            super()._send_terminal_state_msg(msg)
+        else:
+            self._pending_terminal_state_msg = None
+
+    def _is_of_the_task(self) -> bool:
+        """Whether Airflow takes this process for the task's, or can't be asked; only its heartbeat compares them."""
+        if self._terminal_state == SERVER_TERMINATED:
+            return False
+        try:
+            self.client.task_instances.heartbeat(self.id, pid=self.pid)
+        except ServerResponseError as error:
+            if error.response.status_code not in _NOT_THE_TASKS_PROCESS:
+                return True
+            self.process_log.warning(
+                "Airflow does not take this process for the task's any more, so it ends without a word"
+            )
+            self._terminal_state = SERVER_TERMINATED
+            return False
+        except Exception as error:  # noqa: BLE001  whatever there is between here and the API
+            self.process_log.warning("Airflow can't be asked whether this run is still the task's", error=str(error))
+        return True
+
+    def update_task_state_if_needed(self) -> None:
+        """Tell Airflow how the task ended, where the task could not do so itself.
+
+        One that was killed or crashed through no fault of its own is rescheduled, with the same try.
+        """
+        is_unsaid = self._pending_terminal_state_msg is None and self._terminal_state not in STATES_SENT_DIRECTLY
+        if self._lease is not None and is_unsaid and not self._is_of_the_task():
+            return
+        has_said = self._terminal_state is not None or self._pending_terminal_state_msg is not None
+        if self._lease is None or has_said or (self.final_state not in _UNREPORTED_ENDS and self._hung_end is None):
+            super().update_task_state_if_needed()  # type: ignore[no-untyped-call]
+            return
+        now, self._is_judged = datetime.now(UTC), True
+        try:
+            decision = judge_end(
+                self._evidence(), self._lease, self._epoch, _ExecutionApiStates(self.client, self.id), now
+            )
+        except Exception as error:  # noqa: BLE001  whatever the API answers, the end of the task must be told
+            self.process_log.warning("How the task ended can't be put on record; left to its retries", error=str(error))
+            self._leave_to_retries(now)
+            return
+        self.process_log.warning(decision.words)
+        if isinstance(decision, Requeue):
+            self._send_terminal_state_msg(
+                RescheduleTask(reschedule_date=now + timedelta(seconds=decision.delay_s), end_date=now)
+            )
+        elif isinstance(decision, Fail):
+            self._fail(now)
+        else:
+            self._leave_to_retries(now, decision.delay_s)
+
+    def _leave_to_retries(self, now: datetime, delay_s: float | None = None) -> None:
+        if self._hung_end is None:
+            super().update_task_state_if_needed()  # type: ignore[no-untyped-call]
+        elif self._should_retry:
+            self._send_terminal_state_msg(RetryTask(end_date=now, retry_delay_seconds=delay_s))
+        else:
+            self._fail(now)
+
+    def _fail(self, now: datetime) -> None:
+        self.client.task_instances.finish(
+            id=self.id, state=TaskInstanceState.FAILED, when=now, rendered_map_index=self._rendered_map_index
+        )
+
+    def _evidence(self) -> Evidence:
+        kills = oom_kills(os.getpid())
+        known = kills is not None and self._oom_kills is not None
+        return Evidence(
+            exit_code=self._exit_code,
+            oom_kills=kills - self._oom_kills if known else None,  # type: ignore[operator]
+            notice=self._watch.notice,
+            hung_s=self._watch.hung_s,
+        )
+
+
+class _ExecutionApiStates:
+    """The task state store through the Execution API."""
+
+    def __init__(self, client: Any, task_instance_id: Any) -> None:
+        self._client = client
+        self._id = task_instance_id
+
+    def get(self, key: str) -> Any:
+        """The JSON value of a key, None where there is none."""
+        answer = self._client.task_state_store.get(self._id, key)
+        return answer.value if isinstance(answer, TaskStateStoreResponse) else None
+
+    def set(self, key: str, value: Any) -> None:
+        """Write the JSON value of a key."""
+        self._client.task_state_store.set(self._id, key, value, None)
+
+
+@contextmanager
+def _control_folder() -> Iterator[Path]:
+    """A folder for the task and its supervisor, named in the environment while the task runs."""
+    folder = Path(tempfile.mkdtemp(prefix="hetero-task-"))
+    os.environ[CONTROL_VARIABLE] = str(folder)
+    try:
+        yield folder
+    finally:
+        del os.environ[CONTROL_VARIABLE]
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run_until_parent_dies(parent: int) -> None:
+    """The task's process: dies with its supervisor, so that no orphan keeps a device."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+    faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
+    _subprocess_main()

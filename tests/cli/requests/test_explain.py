@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from hetero_airflow.cli.requests.explain import explain_report, history_json
+from hetero_airflow.model.lease import Claim, LeaseState
+from hetero_airflow.model.plan import (
+    Account,
+    AlternativeAccount,
+    CandidateAccount,
+    Place,
+    Plan,
+    Reason,
+    ReasonCode,
+    Wait,
+)
+from hetero_airflow.policies.priority import PriorityPolicy
+from hetero_airflow.scheduling.cycle import run_cycle
+from hetero_airflow.store.memory import MemoryStore
+from hetero_airflow.store.store import RequestHistory, RequestSubmitted, RequestWithdrawn, StartDelayed, WorkerSeen
+from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_pending, a_worker, move_lease
+
+DECIDED = EPOCH + timedelta(seconds=10)
+NOW = EPOCH + timedelta(seconds=70)
+BUSY = Reason(ReasonCode.BUSY, "2 × nvidia/a100", "1 of 2 free")
+LATER = timedelta(hours=1)
+
+
+def a_store(*pending: object) -> MemoryStore:
+    store = MemoryStore()
+    worker = a_worker("worker-a", (a_cpu(), a_device("GPU-0"), a_device("GPU-1", index=1, simulated=True)))
+    store.record([WorkerSeen(worker), *map(RequestSubmitted, pending)], EPOCH)
+    return store
+
+
+def story_of(store: MemoryStore, task_id: str, map_index: int = -1) -> RequestHistory:
+    request_history = store.request_history("dag", "run", task_id, map_index)
+    assert request_history is not None
+    return request_history
+
+
+def text_of(render, store: MemoryStore, task_id: str, map_index: int = -1) -> str:
+    workers = {worker.id: worker for worker in store.snapshot().workers}
+    return render(explain_report(story_of(store, task_id, map_index), workers, NOW))
+
+
+def wait(request_id: str, position: int) -> Wait:
+    filtered = ((3, BUSY), (1, Reason(ReasonCode.LABELS, "zone=a", "zone=b")))
+    alternatives = (AlternativeAccount("2 × nvidia/a100", 4, filtered), AlternativeAccount("1 × nvidia/h100", 4, ()))
+    return Wait(request_id, position, BUSY, Account("fifo", f"waits at position {position}", alternatives))
+
+
+def place(request_id: str, *candidates: CandidateAccount, alternative: int = 0) -> Place:
+    claims = (Claim(device_id="GPU-0", milli=500, memory_bytes=2**34), Claim(device_id="cpu", milli=2000))
+    accounts = (AlternativeAccount("1 × nvidia/h100", 1, ()),) * alternative
+    account = Account("fifo", "placed", (*accounts, AlternativeAccount("0.5 of a gpu", 3, (), candidates)))
+    return Place(request_id, "worker-a", alternative, claims, account)
+
+
+def test_a_waiting_task_has_its_place_and_what_each_alternative_lacks(render):
+    store = a_store(a_pending("r1", ["a100:2", "h100"], priority="high", weight=7, map_index=2, try_number=3))
+    store.commit(Plan((wait("r1", 5),)), EPOCH, EPOCH + LATER)
+    store.commit(Plan((wait("r1", 2),)), DECIDED, EPOCH + LATER)
+    assert (
+        text_of(render, store, "r1", 2)
+        == """\
+dag.r1[2], run run, try 3
+Asks for   2 × nvidia/a100
+           or 1 × nvidia/h100
+Priority   high, weight 7
+Submitted  2026-01-01 00:00:00 UTC, 1 min 10 s ago
+Waiting    at position 2 of the queue
+           busy: asked 2 × nvidia/a100, found 1 of 2 free
+
+Decided 1 min ago, 2026-01-01 00:00:10 UTC
+fifo: waits at position 2
+  2 × nvidia/a100: 4 workers looked at
+    3 ruled out by busy: asked 2 × nvidia/a100, found 1 of 2 free
+    1 ruled out by labels: asked zone=a, found zone=b
+  1 × nvidia/h100: 4 workers looked at
+1 earlier decision: see --json"""
+    )
+
+
+def test_a_task_that_nobody_decided_on_yet(render):
+    assert (
+        text_of(render, a_store(a_pending("r1")), "r1").splitlines()[-1]
+        == (
+            "Waiting    The scheduler has not decided on it yet; if this stays so, no scheduler runs with"
+            "\n           HeteroExecutor"
+        ).splitlines()[-1]
+    )
+
+
+def test_a_placed_task_has_its_lease_and_why_that_device_won(render):
+    best = CandidateAccount("worker-a", ("GPU-0",), 21.5, {"real": 20.0, "memory": 1.5})
+    next_best = CandidateAccount("worker-b", ("GPU-7",), 20.25, {"real": 20.0, "memory": 0.25})
+    third = CandidateAccount("worker-c", ("GPU-8",), 1.0, {"real": 0.0, "memory": 1.0})
+    store = a_store(a_pending("r1", "gpu:0.5", quota={"cpus": 2}))
+    store.commit(Plan((place("r1", best, next_best, third),)), DECIDED, EPOCH + LATER)
+    assert (
+        text_of(render, store, "r1")
+        == """\
+dag.r1, run run
+Asks for   0.5 of a gpu (cpus=2), cooperative
+Priority   medium, weight 1
+Submitted  2026-01-01 00:00:00 UTC, 1 min 10 s ago
+Placed     on worker-a, lease r1.1 (granted), granted 1 min ago
+           0.5 of nvidia/a100-sxm4-40gb GPU-0, cooperative: 16GiB
+           2 cpu cores (0-1)
+           renewed until 2026-01-01 01:00:00 UTC
+
+Decided 1 min ago, 2026-01-01 00:00:10 UTC
+fifo: placed
+  0.5 of a gpu: 3 workers looked at
+    possible: worker-a (GPU-0), score 21.5 = real 20 + memory 1.5
+    possible: worker-b (GPU-7), score 20.25 = real 20 + memory 0.25
+    possible: worker-c (GPU-8), score 1 = real 0 + memory 1
+worker-a (GPU-0) won: it scored 21.5, the next best worker-b (GPU-7) 20.25
+what told: memory 1.5 against 0.25"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("candidates", "alternative", "why"),
+    [
+        ([], 0, []),
+        ([CandidateAccount("worker-z", ("GPU-0",), 1.0)], 0, []),
+        ([CandidateAccount("worker-a", ("GPU-1",), 1.0)], 0, []),
+        ([CandidateAccount("worker-a", ("GPU-0",), 1.0)], 0, ["worker-a (GPU-0) won: nothing else was possible"]),
+        (
+            [CandidateAccount("worker-a", ("GPU-0",), 1.0), CandidateAccount("worker-b", ("GPU-0",), 1.0)],
+            1,
+            [
+                "Alternative 2 was taken",
+                "worker-a (GPU-0) won: worker-b (GPU-0) scored 1 too, and of equals the first is taken",
+            ],
+        ),
+        ([CandidateAccount("worker-a", ("GPU-0",), 1.0), CandidateAccount("worker-b", ("GPU-0",), 2.0)], 0, []),
+        (
+            [CandidateAccount("worker-a", ("GPU-0",), 2.0), CandidateAccount("worker-b", ("GPU-0",), 1.0)],
+            0,
+            ["worker-a (GPU-0) won: it scored 2, the next best worker-b (GPU-0) 1"],
+        ),
+    ],
+)
+def test_why_it_won_says_no_more_than_the_account_does(render, candidates, alternative, why):
+    store = a_store(a_pending("r1", ["h100", "gpu:0.5"]))
+    store.commit(Plan((place("r1", *candidates, alternative=alternative),)), DECIDED, EPOCH + LATER)
+    lines = text_of(render, store, "r1").splitlines()
+    after = [line for line in lines[lines.index("fifo: placed") + 1 :] if line and not line.startswith(" ")]
+    assert after == why
+
+
+def test_a_refused_task_has_what_comes_nearest(render):
+    store = a_store(a_pending("r1", "h100"))
+    run_cycle(store, PriorityPolicy(), FakeEngine(), DECIDED, 60)
+    assert (
+        text_of(render, store, "r1")
+        == """\
+dag.r1, run run
+Asks for   1 × nvidia/h100
+Priority   medium, weight 1
+Submitted  2026-01-01 00:00:00 UTC, 1 min 10 s ago
+Ended      2026-01-01 00:00:10 UTC, 1 min ago: model: asked nvidia/h100, found nvidia/a100-sxm4-40gb
+           (worker worker-a)
+           No known worker could ever run it. Nearest: worker worker-a has 1 × nvidia/a100-sxm4-40gb
+           + 1 × nvidia/a100-sxm4-40gb (simulated) (model: asked nvidia/h100, found
+           nvidia/a100-sxm4-40gb)
+
+Decided 1 min ago, 2026-01-01 00:00:10 UTC
+priority: no known worker could ever run it
+  1 × nvidia/h100: 1 worker looked at
+    1 ruled out by model: asked nvidia/h100, found nvidia/a100-sxm4-40gb"""
+    )
+
+
+def test_a_placed_task_that_does_not_run_yet_says_why(render):
+    store = a_store(a_pending("r1"))
+    store.commit(Plan((place("r1"),)), DECIDED, EPOCH + LATER)
+    store.record([StartDelayed("r1", Reason(ReasonCode.RUNTIME, "a container", 'Back-off pulling image "x"'))], DECIDED)
+    assert text_of(render, store, "r1").splitlines()[4:6] == [
+        'Placed     does not run yet: runtime: asked a container, found Back-off pulling image "x"',
+        "           on worker-a, lease r1.1 (granted), granted 1 min ago",
+    ]
+
+
+def test_an_ended_task_has_its_cause_and_what_it_held(render):
+    store = a_store(a_pending("r1", "gpu:0.5"), a_pending("r2"), a_pending("r3"))
+    lease = store.commit(Plan((place("r1"),)), DECIDED, EPOCH + LATER).leases[0]
+    move_lease(
+        store, lease.id, lease.token, LeaseState.EVICTED, DECIDED + timedelta(seconds=30), "its host\x1b[31m is gone"
+    )
+    store.record([RequestWithdrawn("r2", "revoked"), RequestWithdrawn("r3", "")], DECIDED)
+    assert text_of(render, store, "r1").splitlines()[4:8] == [
+        "Ended      2026-01-01 00:00:40 UTC, 30 s ago: its host\\x1b[31m is gone",
+        "           on worker-a, lease r1.1 (evicted), granted 1 min ago",
+        "           0.5 of nvidia/a100-sxm4-40gb GPU-0, cooperative: 16GiB",
+        "           2 cpu cores (0-1)",
+    ]
+    assert text_of(render, store, "r2").splitlines()[4:] == ["Ended      2026-01-01 00:00:10 UTC, 1 min ago: revoked"]
+    assert text_of(render, store, "r3").splitlines()[4:] == [
+        "Ended      2026-01-01 00:00:10 UTC, 1 min ago: no cause is known"
+    ]
+
+
+def test_a_task_that_waits_again_shows_the_lease_it_had_as_past(render):
+    store = a_store(a_pending("r1", "gpu:0.5"))
+    lease = store.commit(Plan((place("r1"),)), EPOCH, EPOCH + LATER).leases[0]
+    move_lease(store, lease.id, lease.token, LeaseState.RELEASED, EPOCH, "not dispatched")
+    store.record([RequestSubmitted(a_pending("r1", "gpu:0.5"))], DECIDED)
+    store.commit(Plan((wait("r1", 1),)), DECIDED, EPOCH + LATER)
+    assert text_of(render, store, "r1").splitlines()[4:7] == [
+        "Waiting    at position 1 of the queue",
+        "           busy: asked 2 × nvidia/a100, found 1 of 2 free",
+        "           before: on worker-a, lease r1.1 (released), granted 1 min 10 s ago",
+    ]
+
+
+def test_a_wait_that_ends_by_itself_says_when(render):
+    store = a_store(a_pending("r1", "gpu:2", topology="nvlink@10m"))
+    scattered = Reason(ReasonCode.SCATTERED, "2 × gpu (topology=nvlink)", "2 free", NOW + timedelta(minutes=7))
+    store.commit(Plan((Wait("r1", 1, scattered, Account("test", "waits")),)), DECIDED, EPOCH + LATER)
+    lines = text_of(render, store, "r1").splitlines()
+    assert "2 × gpu (topology=nvlink@10m)" in lines[1]
+    assert lines[5].strip() == (
+        "scattered: asked 2 × gpu (topology=nvlink), found 2 free; in 7 min what is there is taken"
+    )
+
+
+def test_names_in_accounts_break_no_line(render):
+    store = a_store(a_pending("r1"))
+    account = Account("pol\nicy", "sum\x1b[31mmary", (AlternativeAccount("a\u202esked", 1, ((1, BUSY),)),))
+    store.commit(Plan((Wait("r1", 1, BUSY, account),)), DECIDED, EPOCH + LATER)
+    assert text_of(render, store, "r1").splitlines()[-3:-1] == [
+        "pol\\nicy: sum\\x1b[31mmary",
+        "  a\\u202esked: 1 worker looked at",
+    ]
+
+
+def test_json_is_the_whole_story():
+    store = a_store(a_pending("r1"))
+    store.commit(Plan((wait("r1", 1),)), DECIDED, EPOCH + LATER)
+    request_history = story_of(store, "r1")
+    assert history_json(request_history) == {
+        "pending": {
+            "id": "r1",
+            "request": request_history.pending.request.model_dump(mode="json"),
+            "submitted_at": "2026-01-01T00:00:00Z",
+            "weight": 1,
+            "dag_id": "dag",
+            "run_id": "run",
+            "task_id": "r1",
+            "map_index": -1,
+            "try_number": 1,
+            "served": {},
+            "gang": "",
+            "gang_size": 1,
+        },
+        "state": "waiting",
+        "ended_at": None,
+        "cause": "",
+        "leases": [],
+        "decisions": [dict(request_history.decisions[0])],
+    }
+    assert history_json(replace(request_history, ended_at=NOW))["ended_at"] == "2026-01-01T00:01:10Z"

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from hetero_airflow.cli.requests.explain import explain_report
+from hetero_airflow.cli.requests.forecast import Forecast, forecast_json, forecast_start, start_lines
+from hetero_airflow.model.estimates import NO_ESTIMATES, Estimates, Interval
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.policies.fifo import Fifo
+from hetero_airflow.scheduling.advice.start_estimate import StartEstimate
+from hetero_airflow.scheduling.cycle import run_cycle
+from hetero_airflow.store.memory import MemoryStore
+from hetero_airflow.store.store import RequestSubmitted, RequestWithdrawn, WorkerSeen
+from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_pending, a_worker
+
+NOW = EPOCH + timedelta(seconds=60)
+A100 = "nvidia/a100-sxm4-40gb"
+
+
+@pytest.fixture
+def store():
+    """One of two A100 is leased to "runs", so that "waits", which asks for both, waits."""
+    store = MemoryStore()
+    worker = a_worker(devices=(a_cpu(), a_device("GPU-0"), a_device("GPU-1", index=1)))
+    store.record(
+        [WorkerSeen(worker), RequestSubmitted(a_pending("runs")), RequestSubmitted(a_pending("waits", "a100:2"))], EPOCH
+    )
+    run_cycle(store, Fifo(), FakeEngine(), EPOCH, 3600)
+    return store
+
+
+def foreseen(store, estimates=NO_ESTIMATES, task_id="waits") -> Forecast:
+    request_history = store.request_history("dag", "run", task_id)
+    seen = forecast_start(request_history, replace(store.snapshot(), estimates=estimates), Fifo().decide, NOW, None)
+    assert seen is not None
+    return seen
+
+
+def parts(render, store, foresight, task_id="waits", width=120) -> list[list[str]]:
+    """What is printed after the first rows, block by block."""
+    text = render(explain_report(store.request_history("dag", "run", task_id), {}, NOW, foresight), width)
+    first, *others = [block.splitlines() for block in text.split("\n\n")]
+    return [first[4:], *others]
+
+
+def test_a_waiting_task_has_its_start_and_what_would_start_it_now(render, store):
+    known = Estimates({("dag", "runs"): {A100: 1.0}}, {("dag", "runs"): Interval(600, 600, 600)})
+    assert parts(render, store, foreseen(store, known))[:2] == [
+        [
+            "Waiting    at position 1 of the queue",
+            "           busy: asked 2 × nvidia/a100, found 1 of 2 free (worker worker-a)",
+            "Starts     in about 9 min, at 2026-01-01 00:10:00 UTC",
+        ],
+        [
+            "It would start now, on worker-a, with 1 × nvidia/a100 as one more choice, about 2 times as long:",
+            '  device=["nvidia/a100:2", "nvidia/a100"]',
+        ],
+    ]
+
+
+def test_the_text_for_the_dag_file_is_never_broken(render, store):
+    assert '  device=["nvidia/a100:2", "nvidia/a100"]' in parts(render, store, foreseen(store), width=30)[1]
+
+
+def test_what_nobody_knows_is_not_made_up(render, store):
+    assert parts(render, store, foreseen(store))[0][-1] == (
+        "Starts     not known: it may wait for dag.runs, and it is not known how much longer that takes"
+    )
+
+
+def test_a_refused_task_has_only_what_would_start_it(render, store):
+    store.record([RequestWithdrawn("waits", ""), RequestSubmitted(a_pending("refused", "h100"))], EPOCH)
+    run_cycle(store, Fifo(), FakeEngine(), EPOCH, 3600)
+    first, answer, _ = parts(render, store, foreseen(store, task_id="refused"), "refused")
+    assert [line for line in first if line.startswith("Starts")] == []
+    assert answer == [
+        f"It would start now, on worker-a, with 1 × {A100} as one more choice:",
+        f'  device=["nvidia/h100", "{A100}"]',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seen", "lines"),
+    [
+        (StartEstimate(Interval(0, 0, 0)), ["now: the scheduler's next round places it"]),
+        (
+            StartEstimate(Interval(30, 600, 7290)),
+            ["in about 10 min, with four chances of five between 30 s and 2 h 1 min"],
+        ),
+        (
+            StartEstimate(Interval(60, 60, 60), (("d", "a"), ("d", "b"))),
+            ["in about 1 min, at 2026-01-01 00:02:00 UTC", "or sooner: it is not known how long d.a, d.b will take"],
+        ),
+        (
+            StartEstimate(beyond_s=5400.0),
+            ["hardly in less than 1 h 30 min: so much stands before it that no more is foreseen"],
+        ),
+        (StartEstimate(), ["not known: no end of a task that runs will help"]),
+    ],
+)
+def test_a_start_is_said_as_people_say_it(seen, lines):
+    assert list(start_lines(seen, NOW)) == lines
+
+
+def test_where_no_change_helps_it_is_said(render, store):
+    assert parts(render, store, Forecast(StartEstimate(), None))[1] == [
+        "No single change of the request would start it now"
+    ]
+
+
+def test_of_what_has_its_devices_or_was_withdrawn_nothing_is_foreseen(store):
+    store.record([RequestWithdrawn("waits", "")], NOW)
+    for name in ("runs", "waits"):
+        assert (
+            forecast_start(store.request_history("dag", "run", name), store.snapshot(), Fifo().decide, NOW, None)
+            is None
+        )
+
+
+def test_what_starts_now_needs_no_change(store):
+    store.record([RequestSubmitted(a_pending("small", "cpu:2"))], NOW)
+    seen = foreseen(store, task_id="small")
+    assert (seen.starts_now, seen.answer) == (True, None)
+
+
+def test_json_has_the_numbers_and_the_request(store):
+    known = Estimates({("dag", "runs"): {A100: 1.0}}, {("dag", "runs"): Interval(300, 600, 1200)})
+    told = json.loads(json.dumps(forecast_json(foreseen(store, known))))
+    start_s = told["outlook"].pop("start_s")
+    assert 0 < start_s["low"] < start_s["middle"] < start_s["high"]
+    assert told["outlook"] == {"unknown": [], "beyond_s": None}
+    assert DeviceRequest.model_validate(told["what_if"].pop("request")) == DeviceRequest.parse(["a100:2", "a100"])
+    assert told["what_if"] == {
+        "words": "with 1 × nvidia/a100 as one more choice, about 2 times as long",
+        "arguments": 'device=["nvidia/a100:2", "nvidia/a100"]',
+        "cost": 1.0,
+        "worker_id": "worker-a",
+        "device_ids": ["GPU-1"],
+    }
+    assert forecast_json(foreseen(store))["outlook"] == {
+        "start_s": None,
+        "unknown": [{"dag_id": "dag", "task_id": "runs"}],
+        "beyond_s": None,
+    }
+    assert forecast_json(None) == {"outlook": None, "what_if": None}

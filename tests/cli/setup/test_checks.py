@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import make_url
+
+from hetero_airflow.cli.setup.checks import (
+    Finding,
+    check_checkpoints,
+    check_driver,
+    check_heartbeats,
+    check_parallelism,
+    check_pool,
+    check_report,
+    check_settings,
+)
+from hetero_airflow.cli.setup.recommended_settings import Setting
+from hetero_airflow.executor.recommended_settings import Recommendation
+from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.testing import a_cpu, a_device, a_worker
+
+POOL_COST = "Airflow queues no device task at all"
+DRIVER = "[database] sql_alchemy_conn"
+
+
+def test_a_setting_that_differs_says_what_to_set_and_what_it_costs():
+    recommendation = Recommendation("workers", "interval", "1", "a device idles")
+    settings = [Setting(recommendation, current, "1") for current in ("5", None, "1")]
+    assert list(check_settings(settings)) == [
+        Finding("[workers] interval", "5", "Set it to 1", "a device idles"),
+        Finding("[workers] interval", "not set", "Set it to 1", "a device idles"),
+        Finding("[workers] interval", "1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("interval", "timeout", "remedy"),
+    [
+        ("5", "300", None),
+        ("5", "15", None),
+        ("5", "14", "Set the timeout to 15 or more"),
+        ("x", "14", None),
+        (None, None, None),
+    ],
+)
+def test_a_timeout_must_hold_three_heartbeats(interval, timeout, remedy):
+    options = {"min_heartbeat_interval": interval, "task_instance_heartbeat_timeout": timeout}
+    found = list(check_heartbeats(lambda section, option: options[option]))
+    assert [finding.remedy for finding in found] == ([remedy] if remedy else [])
+
+
+CHECKPOINTS = "[hetero] checkpoint_url"
+
+
+@pytest.mark.parametrize("engine", ["celery", "edge", "kubernetes"])
+def test_where_a_task_may_go_on_on_another_host_checkpoints_need_a_place_that_it_sees(engine):
+    (lacking,) = check_checkpoints(engine, "")
+    assert (lacking.subject, lacking.is_well) == (CHECKPOINTS, False)
+    assert "AIRFLOW_HOME of each host" in lacking.found
+    assert "s3://bucket/prefix" in lacking.remedy
+    assert "starts at step 0" in lacking.cost
+    assert list(check_checkpoints(engine, "file:///shared")) == [
+        Finding(CHECKPOINTS, "file:///shared, which all hosts must share")
+    ]
+    assert list(check_checkpoints(engine, "s3://models/a")) == [Finding(CHECKPOINTS, "s3://models/a")]
+    for url in ("shared/folder", "s3://key:secret@models"):
+        (unreadable,) = check_checkpoints(engine, url)
+        assert not unreadable.is_well
+        assert "secret" not in str(unreadable)
+
+
+def test_on_one_host_checkpoints_need_no_place_of_their_own():
+    assert list(check_checkpoints("local", "")) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "finding"),
+    [
+        ("sqlite:////a.db", Finding(DRIVER, "SQLite, which serves one scheduler only")),
+        ("postgresql+psycopg2://u:secret@h/d", Finding(DRIVER, "postgresql+psycopg2")),
+        ("postgresql+psycopg://u:secret@h/d", Finding(DRIVER, "postgresql+psycopg")),
+        (
+            "postgresql://u:secret@h/d",
+            Finding(
+                DRIVER,
+                "postgresql://",
+                "Write postgresql+psycopg2://",
+                "SQLAlchemy 2.1 takes it for psycopg 3, other versions for psycopg2",
+            ),
+        ),
+        (
+            "mysql+pymysql://u:secret@h/d",
+            Finding(
+                DRIVER,
+                "mysql+pymysql",
+                "Use postgresql+psycopg2:// or SQLite",
+                "leases are only known to be exclusive on these two",
+            ),
+        ),
+    ],
+)
+def test_the_driver_is_named_and_no_secret(url, finding):
+    assert check_driver(make_url(url)) == finding
+
+
+@pytest.mark.parametrize(
+    ("slots", "finding"),
+    [
+        (-1, Finding("pool p", "no limit")),
+        (4, Finding("pool p", "4 slots: no more device tasks than that wait or run at a time")),
+        (0, Finding("pool p", "0 slots", "Set its slots to -1, no limit", POOL_COST)),
+        (
+            None,
+            Finding(
+                "pool p", "no such pool", "Start the scheduler once with HeteroExecutor, which creates it", POOL_COST
+            ),
+        ),
+    ],
+)
+def test_the_pool_must_be_there_and_have_room(slots, finding):
+    assert check_pool("p", slots) == finding
+
+
+def test_parallelism_must_let_every_accelerator_work():
+    snapshot = Snapshot(
+        1,
+        (
+            a_worker("a", (a_cpu(), a_device("0"), a_device("1"), a_device("2", leasable=False))),
+            a_worker("lost", (a_device("0"),), state=WorkerState.LOST),
+        ),
+    )
+    subject = "[core] parallelism"
+    assert check_parallelism("2", snapshot) == Finding(subject, "2, for 2 accelerators")
+    assert check_parallelism("1", None) == Finding(subject, "1, for 0 accelerators")
+    assert check_parallelism("1", snapshot) == Finding(
+        subject,
+        "1, for 2 accelerators",
+        "Set it to 2 or more",
+        "only 1 task can run at a time, and devices stay idle",
+    )
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "", None])
+def test_parallelism_must_be_a_number(value):
+    expected = Finding("[core] parallelism", str(value), "Set it to a number above 0", "no executor starts")
+    assert check_parallelism(value, None) == expected
+
+
+def test_the_report_says_what_to_do_below_what_was_found(render):
+    findings = [Finding("a", "1"), Finding("b\x1b[31m", "2", "Set it to 3", "it is slow"), Finding("c", "4", "Wait")]
+    assert (
+        render(check_report(findings))
+        == """\
+ok     a: 1
+to do  b\\x1b[31m: 2
+       Set it to 3.
+       Without it, it is slow.
+to do  c: 4
+       Wait.
+To do: 2 of 3."""
+    )
+
+
+def test_the_report_of_a_sound_installation(render):
+    assert render(check_report([Finding("a", "1")])) == "ok     a: 1\nAll is well."

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from hetero_airflow.cli.workers.workers import NO_WORKERS, worker_report, workers_at_site, workers_json
+from hetero_airflow.errors import SettingsError
+from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.heartbeat import WorkerHeartbeat
+from hetero_airflow.model.hold import Hold, HoldKind
+from hetero_airflow.model.snapshot import DeviceUsage, Snapshot
+from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker
+
+NOW = EPOCH + timedelta(hours=1)
+
+
+def a_snapshot() -> Snapshot:
+    busy = a_worker(
+        "worker-a",
+        (
+            a_cpu(cores=8, memory="64GiB"),
+            a_device("GPU-0"),
+            a_device("GPU-1", index=1),
+            a_device("GPU-2", index=2, leasable=False, problem="hot"),
+            a_device("GPU-3", index=3, leasable=False, problem="gone"),
+            a_device("SIM-0", model="t4", simulated=True),
+        ),
+        labels={"zone": "a"},
+    )
+    lost = a_worker(
+        "worker-b", (a_device("GPU-0", model="h100"),), host="b.example", state=WorkerState.LOST, runtime={}
+    )
+    silent = a_worker("worker-c", (a_cpu(),), runtime={}, problems=("nvidia: no answer within 10 s.",))
+    new = a_worker("worker-d", (a_cpu(),), runtime={})
+    usage = {
+        ("worker-a", "cpu"): DeviceUsage(4000, 2**32),
+        ("worker-a", "GPU-0"): DeviceUsage(1000, 2**35),
+        ("worker-a", "GPU-1"): DeviceUsage(500, 2**34),
+        ("worker-a", "GPU-3"): DeviceUsage(1000, 2**34),
+    }
+    return Snapshot(1, (busy, lost, silent, new), usage)
+
+
+LAST_SEEN = {
+    "worker-a": NOW - timedelta(seconds=3),
+    "worker-b": NOW - timedelta(seconds=300),
+    "worker-c": NOW - timedelta(seconds=301),
+}
+
+
+def test_devices_are_counted_by_model_with_what_is_leased(render):
+    assert (
+        render(worker_report(a_snapshot(), LAST_SEEN, {}, NOW, worker_timeout_s=300))
+        == """\
+WORKER          STATE   LAST SEEN      LEASED / TOTAL
+worker-a        online  3 s ago        4 / 8 cpu cores
+engine local                           4GiB / 64GiB of host memory
+                                       2.5 / 3 nvidia/a100-sxm4-40gb, cooperative shares, 2 devices
+                                       not leasable
+                                       0 / 1 nvidia/t4 (simulated)
+                                       labels zone=a
+                                       cuda 12.4, python 3.12.1, torch 2.9.0
+worker-b        lost    5 min ago      0 / 1 nvidia/h100
+host b.example
+engine local
+worker-c        online  5 min 1 s ago  0 / 8 cpu cores
+engine local                           0B / 64GiB of host memory
+worker-d        online  never          0 / 8 cpu cores
+engine local                           0B / 64GiB of host memory
+Worker worker-c is silent and no scheduler has said so: does one run?
+Worker worker-c may have more devices: nvidia: no answer within 10 s."""
+    )
+
+
+def test_without_workers_it_says_where_they_come_from(render):
+    assert render(worker_report(Snapshot(0), {}, {}, NOW, 300)) == NO_WORKERS
+
+
+def test_json_has_readings_and_leased_amounts():
+    device = a_device("GPU-0")
+    worker = a_worker("worker-a", (device,), labels={"zone": "a"})
+    snapshot = Snapshot(1, (worker,), {("worker-a", "GPU-0"): DeviceUsage(500, 2**34)})
+    telemetry = {("worker-a", "GPU-0"): Telemetry(device_id="GPU-0", temperature_c=41.0)}
+    reading = {name: None for name in Telemetry.model_fields if name != "device_id"} | {"temperature_c": 41.0}
+    assert workers_json(snapshot, {"worker-a": EPOCH}, telemetry) == [
+        {
+            "id": "worker-a",
+            "host": "worker-a",
+            "engine": "local",
+            "runtime": worker.runtime,
+            "labels": {"zone": "a"},
+            "problems": [],
+            "state": "online",
+            "bars": [],
+            "last_seen": "2026-01-01T00:00:00+00:00",
+            "devices": [
+                device.model_dump(mode="json")
+                | {
+                    "telemetry": reading,
+                    "leased_milli": 500,
+                    "leased_memory_bytes": 2**34,
+                    "capacity_milli": 1000,
+                }
+            ],
+        }
+    ]
+    assert workers_json(snapshot, {}, {})[0]["last_seen"] is None
+    assert workers_json(snapshot, {}, {})[0]["devices"][0]["telemetry"] is None
+
+
+def a_snapshot_of_sites() -> Snapshot:
+    where = {"a": {"hetero/site": "berlin", "hetero/rack": "r7"}, "b": {"hetero/site": "oslo"}, "c": {}}
+    workers = tuple(a_worker(name, (a_cpu(),), runtime={}, labels=labels) for name, labels in where.items())
+    bars = tuple(Hold(name, "", HoldKind.DRAINED, "moved", EPOCH, "undrained") for name in "ab")
+    return Snapshot(1, workers, bars=bars)
+
+
+def test_all_sites_are_in_one_list(render):
+    lines = render(worker_report(a_snapshot_of_sites(), {}, {}, NOW, worker_timeout_s=300)).splitlines()
+    assert [line.split("  ")[0].strip() for line in lines[1:]][:8] == [
+        "a", "engine local", "site berlin", "rack r7", "b", "engine local", "site oslo", "c",
+    ]  # fmt: skip
+
+
+def test_one_site_can_be_looked_at_alone():
+    snapshot = a_snapshot_of_sites()
+    found = workers_at_site(snapshot, "berlin")
+    assert ([worker.id for worker in found.workers], [bar.worker_id for bar in found.bars]) == (["a"], ["a"])
+    with pytest.raises(SettingsError, match=r"--site 'paris'; found workers of 'berlin', 'oslo'\. A worker says"):
+        workers_at_site(snapshot, "paris")
+    with pytest.raises(SettingsError, match="found workers of no site"):
+        workers_at_site(replace(snapshot, workers=snapshot.workers[2:]), "berlin")
+
+
+def test_a_lost_worker_whose_agent_speaks_says_what_keeps_it_out(render):
+    told = {key: WorkerHeartbeat(NOW, frozenset({"r2.2", "r1.1"})) for key in ("worker-a", "worker-b")}
+    lines = render(worker_report(a_snapshot(), LAST_SEEN, told, NOW, worker_timeout_s=300)).splitlines()
+    assert [line for line in lines if "is back once" in line] == [
+        "Worker worker-b is back once no process of the leases r1.1, r2.2 is there."
+    ]

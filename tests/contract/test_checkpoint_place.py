@@ -1,0 +1,101 @@
+import pytest
+from airflow.sdk import Connection
+
+from hetero_airflow.checkpoints.place import CheckpointPlace, checkpoint_path
+from hetero_airflow.contract.checkpoint_place import (
+    CheckpointOptions,
+    checkpoint_options,
+    checkpoint_place,
+    store_credentials,
+)
+from hetero_airflow.errors import SettingsError
+
+
+@pytest.fixture
+def configured(monkeypatch):
+    def _configured(**options):
+        for name, value in options.items():
+            monkeypatch.setenv(f"AIRFLOW__HETERO__{name.upper()}", value)
+        return checkpoint_options()
+
+    return _configured
+
+
+@pytest.fixture
+def connection(monkeypatch):
+    def _connection(**fields):
+        uri = Connection(conn_id="models", conn_type="aws", **fields).as_json()
+        monkeypatch.setenv("AIRFLOW_CONN_MODELS", uri)
+
+    return _connection
+
+
+def test_checkpoints_lie_in_the_home_of_airflow_by_default(configured, tmp_path, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "a home"))
+    assert configured() == CheckpointOptions(f"file://{tmp_path}/a%20home/checkpoints", is_default=True)
+
+
+def test_the_options_are_taken_as_they_are_written(configured):
+    options = configured(
+        checkpoint_url="s3://models/team-a/",
+        checkpoint_conn_id="models",
+        checkpoint_endpoints="https://minio.example:9000, http://127.0.0.1:5000,",
+    )
+    assert options == CheckpointOptions(
+        "s3://models/team-a", "models", ("https://minio.example:9000", "http://127.0.0.1:5000")
+    )
+
+
+@pytest.mark.parametrize("url", ["/srv/models", "s3://key:secret@models", "s3://models?x=1", "file:///a/../b"])
+def test_a_url_that_cant_be_read_is_refused_without_its_password(configured, url):
+    with pytest.raises(SettingsError, match="checkpoint_url") as caught:
+        configured(checkpoint_url=url)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_connection_becomes_what_boto3_reads(connection):
+    connection(
+        login="key",
+        password="secret",
+        extra='{"region_name": "eu-central-1", "endpoint_url": "https://minio.example", "aws_session_token": "token"}',
+    )
+    assert store_credentials("models") == {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_SESSION_TOKEN": "token",
+        "AWS_DEFAULT_REGION": "eu-central-1",
+        "AWS_ENDPOINT_URL_S3": "https://minio.example",
+    }
+
+
+def test_what_the_connection_does_not_say_is_left_to_boto3(connection):
+    connection()
+    assert store_credentials("models") == {}
+    assert store_credentials("") == {}
+
+
+def test_a_connection_that_cant_be_read_is_refused(connection):
+    connection(extra="[1]", password="secret")
+    with pytest.raises(SettingsError, match="no JSON object") as caught:
+        store_credentials("models")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_connection_that_is_not_there_is_named():
+    with pytest.raises(SettingsError, match="checkpoint_conn_id = 'nothing'"):
+        store_credentials("nothing")
+
+
+def test_a_place_holds_no_secret_and_allows_the_connections_endpoint():
+    options = CheckpointOptions("s3://models", "models", ("https://other.example",))
+    credentials = {"AWS_SECRET_ACCESS_KEY": "secret", "AWS_ENDPOINT_URL_S3": "https://minio.example"}
+    place = checkpoint_place("d", "t", "r", 3, epoch=1, token=7, options=options, credentials=credentials)
+    assert place == CheckpointPlace(
+        url="s3://models",
+        path=checkpoint_path("d", "t", "r", 3),
+        epoch=1,
+        token=7,
+        endpoint="https://minio.example",
+        endpoints=("https://other.example", "https://minio.example"),
+    )
+    assert "secret" not in place.model_dump_json()

@@ -1,0 +1,88 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero_airflow.contract.envelope import (
+    ENVELOPE_KEY,
+    add_lease,
+    is_template,
+    pack_request,
+    read_lease,
+    unpack_gang,
+    unpack_request,
+)
+from hetero_airflow.errors import RequestError
+from hetero_airflow.model.gang import GangSize
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.testing import a_task_lease
+
+
+def test_a_request_comes_back_as_it_was():
+    arguments = {"device": ["a100:2", "cpu:8"], "quota": {"host_memory": "1GiB"}, "priority": "high"}
+    packed = pack_request([arguments])
+    json.dumps(packed)
+    assert unpack_request({ENVELOPE_KEY: packed}, -1) == DeviceRequest.parse(
+        ["a100:2", "cpu:8"], quota={"host_memory": "1GiB"}, priority="high"
+    )
+
+
+def test_a_task_without_a_device_request_has_none():
+    assert unpack_request({"KubernetesExecutor": {"image": "x"}}, -1) is None
+    assert unpack_request(None, -1) is None
+
+
+def test_each_instance_of_a_mapped_task_takes_its_own_entry():
+    packed = {ENVELOPE_KEY: pack_request([{"device": "gpu:1"}, {"device": "gpu:2"}], stride=3)}
+    counts = [unpack_request(packed, index).alternatives[0].count for index in range(7)]
+    assert counts == [1, 1, 1, 2, 2, 2, 1]
+
+
+def test_templates_are_kept_for_later():
+    packed = pack_request([{"device": "{{ params.device }}", "labels": {"zone": "a"}, "quota": None}])
+    assert unpack_request({ENVELOPE_KEY: packed}, -1) == {"device": "{{ params.device }}", "labels": {"zone": "a"}}
+
+
+@pytest.mark.parametrize("value", ["{{ x }}", {"a": ["{% if x %}"]}, {"gpu", "{{ x }}"}])
+def test_a_template_is_seen_at_any_depth(value):
+    assert is_template(value)
+
+
+def test_arguments_without_templates_are_checked_at_once():
+    with pytest.raises(RequestError, match="unknown device word"):
+        pack_request([{"device": "gpuu"}])
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["requests", "stride", "request"]), inner)
+    ),
+)
+
+
+@given(held=JSON_VALUES, map_index=st.integers(-1, 5))
+def test_what_no_operator_of_ours_wrote_is_a_request_error(held, map_index):
+    with pytest.raises(RequestError, match="Leave that key to the device operators"):
+        unpack_request({ENVELOPE_KEY: held}, map_index)
+
+
+def test_a_lease_travels_beside_the_trace():
+    carrier = add_lease({"traceparent": "00-1"}, a_task_lease())
+    assert carrier["traceparent"] == "00-1"
+    assert read_lease(carrier) == a_task_lease()
+    assert read_lease({"traceparent": "00-1"}) is None
+    assert read_lease(None) is None
+
+
+@pytest.mark.parametrize("gang", ["many", 0, -1, True, 2.5, [4], 10**9])
+def test_a_gang_that_nobody_packed_is_refused_before_anything_is_held(gang):
+    packed = {**pack_request([{"device": "gpu"}]), "gang": gang}
+    with pytest.raises(RequestError, match="gang"):
+        unpack_request({ENVELOPE_KEY: packed}, 0)
+
+
+def test_a_gang_survives_packing():
+    assert unpack_gang({ENVELOPE_KEY: pack_request([{"device": "gpu"}], gang=GangSize(4, 2))}) == GangSize(4, 2)
+    assert "gang" not in pack_request([{"device": "gpu"}])

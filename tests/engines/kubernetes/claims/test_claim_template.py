@@ -1,0 +1,86 @@
+import re
+
+import pytest
+
+from hetero_airflow.engines.kubernetes.claims.claim_template import claim_template
+from hetero_airflow.errors import RequestError
+from hetero_airflow.model.request import DeviceRequest
+
+
+def template(device, **arguments):
+    return claim_template(DeviceRequest.parse(device, **arguments).alternatives)
+
+
+def test_one_alternative_is_asked_for_exactly(check_body):
+    made = template("a100-80gb:2", driver=">=550")
+    check_body(made, "V1ResourceClaimTemplate")
+    assert made["spec"]["spec"]["devices"]["requests"] == [
+        {
+            "name": "devices",
+            "exactly": {
+                "deviceClassName": "gpu.nvidia.com",
+                "selectors": [
+                    {
+                        "cel": {
+                            "expression": 'has(device.attributes["gpu.nvidia.com"].productName) && '
+                            'device.attributes["gpu.nvidia.com"].productName.lowerAscii().matches('
+                            '"(^|[^a-z0-9])a[ _-]?100([^a-z0-9]|$)") && '
+                            '(device.attributes["gpu.nvidia.com"].productName.lowerAscii().matches('
+                            '"(^|[^a-z0-9])80[ _-]?gb[0-9]*([^a-z0-9]|$)") || '
+                            '(has(device.capacity["gpu.nvidia.com"].memory) && '
+                            'device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("85362475008")) >= 0 && '
+                            'device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("86436216832")) <= 0))'
+                        }
+                    },
+                    {
+                        "cel": {
+                            "expression": 'has(device.attributes["gpu.nvidia.com"].driverVersion) && '
+                            'device.attributes["gpu.nvidia.com"].driverVersion.compareTo(semver("550.0.0")) >= 0'
+                        }
+                    },
+                ],
+                "allocationMode": "ExactCount",
+                "count": 2,
+            },
+        }
+    ]
+
+
+def test_alternatives_keep_their_order(check_body):
+    made = template(["h100:2", "mi300x", "mig-1g.10gb"])
+    check_body(made, "V1ResourceClaimTemplate")
+    (request,) = made["spec"]["spec"]["devices"]["requests"]
+    asked = [(one["name"], one["deviceClassName"], one["count"]) for one in request["firstAvailable"]]
+    assert asked == [
+        ("choice-0", "gpu.nvidia.com", 2),
+        ("choice-1", "gpu.amd.com", 1),
+        ("choice-2", "mig.nvidia.com", 1),
+    ]
+    assert "exactly" not in request
+
+
+def test_equal_requests_share_a_name_and_others_do_not():
+    names = [template(device)["metadata"]["name"] for device in ("h100:2", "h100:2", "h100:3")]
+    assert names[0] == names[1] != names[2]
+    assert all(re.fullmatch(r"hetero-[0-9a-f]{16}", name) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("device", "arguments", "text"),
+    [
+        ("910b", {}, "no DRA driver"),
+        ({"vendor": "intel", "kind": "fpga"}, {}, "no DRA driver"),
+        ("gpu:0.5", {}, "whole devices"),
+        ("gpu:33", {}, "32 devices"),
+        ("gpu:2", {"topology": "numa"}, "no attribute that all devices have"),
+        ("v5e", {"quota": {"memory": "1GiB"}}, "no memory of TPUs"),
+        ({"vendor": "google", "kind": "tpu", "model": "v99"}, {}, "gke-tpu-accelerator"),
+        ({"vendor": "intel", "kind": "gpu"}, {"driver": ">=1"}, "no version of intel's driver"),
+        ({"vendor": "amd", "kind": "gpu", "partition": "cpx_nps4"}, {}, "MIG profiles only"),
+        ({"model": "x100"}, {}, "no vendor"),
+        ([f"nvidia:{count}" for count in range(1, 10)], {}, "limit of 8"),
+    ],
+)
+def test_what_a_claim_can_not_say_is_refused(device, arguments, text):
+    with pytest.raises(RequestError, match=text):
+        template(device, **arguments)

@@ -1,0 +1,181 @@
+import logging
+
+import pytest
+
+from hetero_airflow.engines.kubernetes.watch import informer as mirror_module
+from hetero_airflow.engines.kubernetes.watch.informer import Informer
+from tests.engines.kubernetes.fake_api import a_node, a_pod, connect, eventually
+
+
+@pytest.fixture
+def watch(api):
+    mirrors = []
+
+    def start(endpoint="list_node", read=lambda item, before: item["metadata"]["name"], **arguments):
+        made = []
+
+        def new_client():
+            made.append(connect(api))
+            return made[-1]
+
+        mirror = Informer("things", new_client, lambda one: getattr(one, endpoint), read, delay_s=0.02, **arguments)
+        mirror.clients = made
+        mirrors.append(mirror)
+        mirror.start()
+        return mirror
+
+    yield start
+    for mirror in mirrors:
+        mirror.stop()
+
+
+def names(mirror, *expected):
+    return eventually(lambda: sorted(mirror.values()) == sorted(expected) or None)
+
+
+def lists(api):
+    return [query for method, _, query in api.requests if "watch" not in query]
+
+
+def test_what_is_there_and_what_comes_and_goes_is_known(api, watch):
+    api.put("nodes", a_node("a"))
+    mirror = watch()
+    assert mirror.wait(5)
+    names(mirror, "a")
+    api.put("nodes", a_node("b"))
+    names(mirror, "a", "b")
+    api.drop("nodes", "a")
+    names(mirror, "b")
+    assert (mirror.problem, len(lists(api))) == (None, 1)
+
+
+def test_a_long_list_is_read_in_pages(api, watch, monkeypatch):
+    monkeypatch.setattr(mirror_module, "PAGE_SIZE", 3)
+    for number in range(8):
+        api.put("nodes", a_node(f"n{number}"))
+    mirror = watch()
+    names(mirror, *(f"n{number}" for number in range(8)))
+    assert [query.get("continue") for query in lists(api)] == [None, "3", "6"]
+
+
+def test_an_empty_list_is_one(api, watch):
+    mirror = watch()
+    assert mirror.wait(5)
+    api.put("nodes", a_node("a"))
+    names(mirror, "a")
+
+
+def test_a_connection_that_is_cut_goes_on_where_it_was(api, watch, caplog):
+    api.put("nodes", a_node("a"))
+    mirror = watch()
+    names(mirror, "a")
+    for name in "bcd":
+        api.cut()
+        api.put("nodes", a_node(name))
+        names(mirror, *"abcd"[: "abcd".index(name) + 1])
+    assert (len(lists(api)), caplog.text) == (1, "")
+
+
+def test_a_version_that_is_too_old_is_listed_again_and_what_is_gone_is_gone(api, watch):
+    gone = []
+    for name in "ab":
+        api.put("nodes", a_node(name))
+    mirror = watch(gone=gone.append)
+    names(mirror, "a", "b")
+    api.objects["nodes"].pop(("", "a"))  # unheard of: its deletion was compacted away
+    api.compact()
+    names(mirror, "b")
+    eventually(lambda: gone == ["a"])
+    assert mirror.problem is None
+
+
+def test_bookmarks_spare_the_listing_after_a_compaction(api, watch):
+    api.put("nodes", a_node("a"))
+    mirror = watch()
+    names(mirror, "a")
+    for number in range(5):
+        api.put("pods", a_pod(f"p{number}"))  # of no interest to this watch, but versions go on
+    eventually(lambda: api.marked == api.newest)
+    api.oldest = api.newest
+    api.cut()
+    api.put("nodes", a_node("b"))
+    names(mirror, "a", "b")
+    assert len(lists(api)) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(401, "credentials are refused"), (403, "ClusterRole"), (500, "it is 500")]
+)
+def test_an_answer_that_refuses_is_told_once_and_what_was_known_is_kept(api, watch, caplog, status, words):
+    caplog.set_level(logging.INFO)
+    api.put("nodes", a_node("a"))
+    mirror = watch()
+    names(mirror, "a")
+    api.status = status
+    api.cut()
+    eventually(lambda: mirror.status == status)
+    clients = len(mirror.clients)
+    assert words in mirror.problem
+    eventually(lambda: len(mirror.clients) >= clients + 2)  # credentials are read anew each time
+    assert mirror.values() == ["a"]
+    assert len([one for one in caplog.records if words in one.getMessage()]) == 1
+    api.status = None
+    api.put("nodes", a_node("b"))
+    names(mirror, "a", "b")
+    eventually(lambda: mirror.problem is None)
+
+
+def test_a_server_that_is_away_is_a_problem_and_no_end(watch, api, caplog):
+    api.host = "http://127.0.0.1:9"
+    mirror = watch()
+    eventually(lambda: mirror.problem and "Connection refused" in mirror.problem)
+    assert not mirror.is_listed
+
+
+def test_a_slow_server_is_waited_for(api, watch):
+    api.delay_s = 2
+    api.put("nodes", a_node("a"))
+    mirror = watch()
+    assert not mirror.wait(0.1)
+    names(mirror, "a")
+
+
+def test_a_watch_that_is_silent_for_too_long_is_begun_anew(api, watch, monkeypatch, caplog):
+    monkeypatch.setattr(mirror_module, "READ_S", 1)
+    api.mark_every_s = 10
+    api.put("nodes", a_node("a"))
+    mirror = watch()
+    names(mirror, "a")
+    eventually(lambda: sum("watch" in query for _, _, query in api.requests) >= 3)
+    assert (len(lists(api)), caplog.text) == (1, "")
+
+
+def test_one_odd_object_hides_no_other(api, watch, caplog):
+    def read(item, before):
+        if item["metadata"]["name"] == "odd":
+            raise ValueError("odd")
+        return item["metadata"]["name"]
+
+    for name in ("a", "odd", "b"):
+        api.put("nodes", a_node(name))
+    mirror = watch(read=read)
+    names(mirror, "a", "b")
+    assert "odd" in caplog.text
+
+
+def test_what_is_the_same_is_no_change(api, watch):
+    api.put("nodes", a_node("a"))
+    mirror = watch()
+    names(mirror, "a")
+    changes = mirror.changes
+    api.put("nodes", a_node("a"))
+    api.put("nodes", a_node("b"))
+    names(mirror, "a", "b")
+    assert mirror.changes == changes + 1
+
+
+def test_selectors_are_the_servers_part(api, watch):
+    api.put("pods", a_pod("a", labels={"hetero-airflow/lease": "l"}))
+    api.put("pods", a_pod("b"))
+    mirror = watch("list_pod_for_all_namespaces", query={"label_selector": "hetero-airflow/lease"})
+    names(mirror, "a")

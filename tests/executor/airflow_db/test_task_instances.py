@@ -1,0 +1,92 @@
+"""What is asked of Airflow's own table, on a real SQLite."""
+
+from contextlib import contextmanager
+from uuid import uuid4
+
+import pytest
+from airflow.models import import_all_models
+from airflow.models.dagrun import DagRun
+from airflow.models.taskinstance import TaskInstance
+from airflow.models.taskreschedule import TaskReschedule
+from sqlalchemy import create_engine, insert
+from sqlalchemy.orm import Session
+
+from hetero_airflow.executor.airflow_db import task_instances
+from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
+from hetero_airflow.model.gang import gang_member
+from hetero_airflow.testing import EPOCH
+
+
+@pytest.fixture
+def add(monkeypatch):
+    """Adds a task instance in a state."""
+    import_all_models()  # its foreign keys name the tables of others
+    engine = create_engine("sqlite://")
+    for model in (DagRun, TaskInstance, TaskReschedule):
+        model.__table__.create(engine)
+    run = {
+        "dag_id": "dag", "run_id": "run", "run_type": "manual", "state": "running", "run_after": EPOCH,
+        "log_template_id": 1,
+    }  # fmt: skip
+    with engine.begin() as connection:
+        connection.execute(insert(DagRun.__table__).values(run))
+
+    @contextmanager
+    def create_session(scoped):
+        with Session(engine) as session:
+            yield session
+            session.commit()
+
+    monkeypatch.setattr(task_instances, "create_session", create_session)
+
+    def add(map_index, state, run_id="run", task_id="train"):
+        row = {
+            "id": uuid4(), "task_id": task_id, "dag_id": "dag", "run_id": run_id, "map_index": map_index,
+            "state": state, "pool": "p", "pool_slots": 1, "executor_config": {}, "try_number": 1,
+        }  # fmt: skip
+        with engine.begin() as connection:
+            connection.execute(insert(TaskInstance.__table__).values(row))
+        return str(row["id"])
+
+    return add
+
+
+def test_the_members_of_gangs_are_told_by_rank_and_not_mixed_up(add, monkeypatch):
+    monkeypatch.setattr(task_instances, "_MAX_GANGS", 2)
+    for index, state in enumerate(["running", None, "failed", "queued", "success"]):
+        add(index, state)
+    add(0, "running", run_id="another run")
+    add(0, "running", task_id="another task")
+    seats = [
+        gang_member("dag", "run", "train", 1, 2),
+        gang_member("dag", "run", "train", 3, 2),
+        gang_member("dag", "run", "train", 4, 2),
+        gang_member("dag", "run", "gone", 0, 2),
+    ]
+    assert TaskInstances().members(seats) == {
+        "dag.train[0-1] (run)": {0: "running", 1: None},
+        "dag.train[2-3] (run)": {0: "failed", 1: "queued"},
+        "dag.train[4-5] (run)": {0: "success"},
+        "dag.gone[0-1] (run)": {},
+    }
+
+
+def test_what_is_not_needed_any_more_is_done_if_it_still_waits(add):
+    ids = [add(0, "queued"), add(1, "running"), add(2, "failed")]
+    add(3, "queued")
+    TaskInstances().finish(ids, EPOCH)
+    (states,) = TaskInstances().members([gang_member("dag", "run", "train", 0, 4)]).values()
+    assert states == {0: "success", 1: "running", 2: "failed", 3: "queued"}
+
+
+@pytest.mark.parametrize(("even_queued", "queued"), [(False, "queued"), (True, "up_for_reschedule")])
+def test_what_runs_is_sent_back_to_be_scheduled_and_what_is_queued_only_if_it_is_known_to_have_run(
+    add, even_queued, queued
+):
+    ids = [add(index, state) for index, state in enumerate(["running", "queued", "failed", "up_for_reschedule"])]
+    tasks = TaskInstances()
+    done = [tasks.reschedule(id_, EPOCH, EPOCH, even_queued=even_queued) for id_ in ids]
+    (states,) = tasks.members([gang_member("dag", "run", "train", 0, 4)]).values()
+    assert states == {0: "up_for_reschedule", 1: queued, 2: "failed", 3: "up_for_reschedule"}
+    assert done == [True, even_queued, False, False]
+    assert tasks.rescheduled(ids) == ids[: 1 + even_queued]

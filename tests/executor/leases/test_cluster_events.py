@@ -1,0 +1,83 @@
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from hetero_airflow.engines.engine import EngineTraits, WorkerChanges
+from hetero_airflow.executor.leases.cluster_events import STARTING_TIME, ClusterEvents
+from hetero_airflow.model.plan import Place, Plan, Reason, ReasonCode
+from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.store.memory import MemoryStore
+from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
+from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
+
+LATER = EPOCH + STARTING_TIME
+FULL = Reason(ReasonCode.BUSY, "a container", "0/1 nodes are available")
+
+
+class StandInEngine:
+    def __init__(self):
+        self.traits, self.news, self.reasons = EngineTraits(is_cluster=True), WorkerChanges(), {}
+
+    def poll(self):
+        news, self.news = self.news, WorkerChanges()
+        return news
+
+    def wait_reason(self, lease_id):
+        return self.reasons.get(lease_id)
+
+
+class Bench:
+    def __init__(self):
+        self.store, self.engine, self.notes = MemoryStore(), StandInEngine(), []
+        self.news = ClusterEvents(self.store, self.engine, lambda key, text: self.notes.append((key, text)))
+
+    def reason(self):
+        return self.store.request_history("dag", "run", "r1").decisions[0]["reason"]
+
+
+@pytest.fixture
+def bench():
+    return Bench()
+
+
+@pytest.fixture
+def lease(bench):
+    bench.store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("r1"))], EPOCH)
+    plan = Plan((a_place("r1", **{"GPU-0": 1000}),))
+    assert isinstance(plan.decisions[0], Place)
+    return bench.store.commit(plan, EPOCH, EPOCH + timedelta(hours=1)).leases[0]
+
+
+def test_nodes_come_and_go_in_the_store(bench):
+    ready, unready = a_worker("a"), a_worker("b").model_copy(update={"state": WorkerState.LOST})
+    bench.engine.news = WorkerChanges((ready, unready), lost=("b",))
+    bench.news.record_workers(EPOCH)
+    assert {one.id: one.state for one in bench.store.snapshot().workers} == {"a": "online", "b": "lost"}
+    bench.engine.news = WorkerChanges(alive=("a",))
+    bench.news.record_workers(LATER)
+    assert bench.store.last_seen()["a"] == LATER
+
+
+def test_why_a_pod_waits_is_explained_and_noted_once_until_it_runs(bench, lease):
+    bench.engine.reasons[lease.id] = FULL
+    bench.news.record_wait_reasons([("k", lease)], LATER - timedelta(seconds=1))
+    assert (bench.reason(), bench.notes) == (None, [])
+    for _ in range(3):
+        bench.news.record_wait_reasons([("k", lease)], LATER)
+    assert bench.reason()["found"] == FULL.found
+    assert bench.notes == [("k", "Placed on worker-a, but it does not run yet: 0/1 nodes are available")]
+    bench.engine.reasons[lease.id] = replace(FULL, code=ReasonCode.RUNTIME, found="Back-off pulling image")
+    bench.news.record_wait_reasons([("k", lease)], LATER)
+    assert (bench.reason()["code"], len(bench.notes)) == ("runtime", 2)
+    bench.engine.reasons.clear()
+    bench.news.record_wait_reasons([("k", lease)], LATER)
+    assert bench.reason() is None
+
+
+def test_an_engine_without_a_cluster_is_not_asked(bench):
+    bench.engine.traits = EngineTraits()
+    bench.engine.poll = bench.engine.wait_reason = None
+    news = ClusterEvents(bench.store, bench.engine, lambda key, text: None)
+    news.record_workers(EPOCH)
+    news.record_wait_reasons([("k", None)], EPOCH)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+from hetero_airflow.executor.liveness import LivenessTimeout
+from hetero_airflow.store.memory import MemoryStore
+from hetero_airflow.store.store import ServerAlive, WorkerAlive, WorkerLost, WorkerSeen
+from hetero_airflow.testing import EPOCH, a_worker
+
+
+class CountingStore(MemoryStore):
+    looks = 0
+
+    def last_seen(self):
+        self.looks += 1
+        return super().last_seen()
+
+
+def at(seconds: float):
+    return EPOCH + timedelta(seconds=seconds)
+
+
+def live(store: CountingStore, until_s: float, silent_from_s: float) -> float | None:
+    """Two agents that beat every 5 s, of which one falls silent, and a scheduler's loop: when that one was lost."""
+    silence = LivenessTimeout(store, 15, None)
+    store.record([WorkerSeen(a_worker(key), leases=frozenset()) for key in ("worker-a", "worker-b")], EPOCH)
+    for tenth in range(int(until_s * 10)):
+        now = at(tenth / 10)
+        if tenth % 50 == 0:
+            heard = ["worker-a", *(["worker-b"] if tenth / 10 < silent_from_s else [])]
+            store.record([ServerAlive(), *(WorkerAlive(key, leases=frozenset()) for key in heard)], now)
+        lost = silence.find(now)
+        if lost:
+            assert lost == (WorkerLost("worker-b"),)
+            return tenth / 10
+    return None
+
+
+def test_a_worker_that_falls_silent_is_found_as_soon_as_the_timeout_is_over():
+    assert live(CountingStore(), 60, silent_from_s=20.1) == 20 + 15
+
+
+def test_a_fleet_that_is_there_is_looked_at_a_few_times_a_minute():
+    store = CountingStore()
+    assert live(store, 60, silent_from_s=1000) is None
+    assert 10 <= store.looks <= 14
+
+
+def test_the_schedulers_own_worker_is_not_lost_to_itself():
+    store = CountingStore()
+    store.record([WorkerSeen(a_worker(key)) for key in ("worker-a", "worker-b")], EPOCH)
+    assert LivenessTimeout(store, 15, "worker-a").find(at(60)) == (WorkerLost("worker-b"),)
+
+
+def test_a_clock_that_is_set_back_does_not_end_the_looking():
+    store = CountingStore()
+    silence = LivenessTimeout(store, 15, None)
+    for seconds in (0, -1000, -999.5, -990):
+        silence.find(at(seconds))
+    assert store.looks == 3

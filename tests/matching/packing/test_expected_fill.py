@@ -1,0 +1,125 @@
+"""What a worker will still sell, against direct computations; and that kept scores are those worked out anew."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetero_airflow.matching.packing.demand import DeviceDemand, DeviceDemands, FreeCapacity, device_demand
+from hetero_airflow.matching.packing.expected_fill import ExpectedFillMeasure
+from hetero_airflow.matching.packing.fill_tables import beside_table, hole_table, idle_table, protection_table
+from hetero_airflow.matching.packing.fragmentation import FragmentationMeasure
+from hetero_airflow.matching.packing.scoreboard import Scoreboard
+from hetero_airflow.matching.packing.scorer import PackingMeasure
+from hetero_airflow.testing import a_cpu, a_device, a_worker
+from tests.matching.packing.test_fragmentation import GIB, MIX, a_mix, a_shape, stocks
+
+LINEAR = tuple(part / 1000 for part in range(1001))
+HERE = [
+    (DeviceDemand(400, 1, 0, 0), 0.5),
+    (DeviceDemand(700, 1, 0, 0), 0.2),
+    (DeviceDemand(1000, 1, 0, 0), 0.2),
+    (DeviceDemand(1000, 2, 0, 0), 0.1),
+]
+
+
+def test_a_hole_sells_what_a_stream_of_requests_takes() -> None:
+    def sold(part: int, arrivals: int) -> float:
+        if not arrivals:
+            return 0.0
+        later = sold(part, arrivals - 1)
+        mean = 0.0
+        for ask, chance in HERE:
+            fits = ask.devices == 1 and ask.milli <= part
+            mean += chance * (ask.milli + sold(part - ask.milli, arrivals - 1) if fits else later)
+        return mean
+
+    few = 3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hetero_airflow.matching.packing.fill_tables.HOLE_ARRIVALS", few)
+        expected = hole_table(HERE)
+    for part in (0, 399, 400, 699, 700, 800, 1000):
+        assert expected[part] == pytest.approx(sold(part, few))
+
+
+def test_idle_accelerators_sell_sets_and_begun_ones() -> None:
+    alone = idle_table([(DeviceDemand(1000, 2, 0, 0), 1.0)], hole_table([]), 5)
+    assert alone.tolist() == [0.0, 0.0, 2000.0, 2000.0, 4000.0, 4000.0]
+    shares = [(DeviceDemand(400, 1, 0, 0), 1.0)]
+    assert idle_table(shares, hole_table(shares), 2).tolist() == [0.0, 800.0, 1600.0]
+
+
+def test_only_sets_that_are_asked_for_are_protected() -> None:
+    assert protection_table([(DeviceDemand(1000, 1, 0, 0), 1.0)], 3).tolist() == [0.0] * 4
+    table = protection_table([(DeviceDemand(1000, 1, 0, 0), 0.5), (DeviceDemand(1000, 2, 0, 0), 0.5)], 3)
+    assert table[:2].tolist() == [0.0, 0.0]
+    assert table[2] > 0
+    assert table[3] == pytest.approx(1.5 * table[2])
+
+
+def test_without_cores_nothing_is_sold_and_with_all_of_them_all_that_could_be() -> None:
+    table = beside_table([(DeviceDemand(1000, 1, 4000, 0), 1.0, 4000)], 2, 8000)
+    two = table[-1]
+    assert (two[0], two[-1]) == (0.0, 1.0)
+    assert two[len(two) // 2] == pytest.approx(0.5)
+    assert (np.diff(table, axis=1) >= 0).all()
+
+
+def test_a_share_goes_into_the_hole_that_nothing_else_can_use() -> None:
+    mix = a_mix(("gpu:0.81", 0, 0.5), ("gpu:0.47", 0, 0.4), ("gpu:0.16", 0, 0.1))
+    prices = [0.0 if part < 470 else 0.5 if part < 810 else 1.0 for part in range(1001)]
+    on = ExpectedFillMeasure(mix, prices).on(a_shape(gpus=3), DeviceDemands.of([DeviceDemand(160, 1, 0, 0)]))
+    assert on.part(FreeCapacity(16_000, 64 * GIB, (190, 530, 530)), 0) == 190
+
+
+def test_a_worker_whose_cores_run_out_is_not_begun_further() -> None:
+    mix = a_mix(("gpu", 4, 1.0))
+    on = ExpectedFillMeasure(mix, LINEAR).on(a_shape(gpus=4, cores=16), DeviceDemands.of([DeviceDemand(0, 0, 8000, 0)]))
+    scarce, ample = (on.scores(FreeCapacity(16_000, 64 * GIB, parts))[0] for parts in ((1000,) * 4, (0, 0, 0, 1000)))
+    assert scarce < ample
+
+
+@given(stocks)
+def test_an_ask_that_does_not_fit_has_no_score(stock: FreeCapacity) -> None:
+    asks = DeviceDemands.of(
+        [DeviceDemand(310, 1, 2000, GIB), DeviceDemand(1000, 2, 0, 0), DeviceDemand(0, 0, 3000, 30 * GIB)]
+    )
+    scores = ExpectedFillMeasure(MIX, LINEAR).on(a_shape(), asks).scores(stock)
+    cores, memory, parts = stock
+    fits = [
+        parts[-1] >= 310 and cores >= 2000 and memory >= GIB,
+        parts.count(1000) >= 2,
+        cores >= 3000 and memory >= 30 * GIB,
+    ]
+    assert [score > -math.inf for score in scores] == fits
+
+
+@pytest.mark.parametrize("valuation", [FragmentationMeasure(MIX), ExpectedFillMeasure(MIX, LINEAR)])
+@settings(max_examples=25, deadline=None)
+@given(steps=st.lists(st.integers(0, len(MIX) - 1), max_size=30), seed=st.integers(0, 9))
+def test_a_scoreboard_is_what_it_would_be_if_worked_out_anew(
+    valuation: PackingMeasure, steps: list[int], seed: int
+) -> None:
+    workers = [
+        a_worker(f"w{n}", (a_cpu(8 + n % 2), *(a_device(f"GPU-{d}", index=d) for d in range(1 + n % 3))))
+        for n in range(6)
+    ]
+    alternatives = [alternative for alternative, _ in MIX]
+    board, rng = Scoreboard(valuation, workers, alternatives), Random(seed)
+    for step in steps:
+        chosen = board.best(step) if rng.random() < 0.5 else next(iter(board.fitting(step)), None)
+        assert (chosen is None) == bool((board.scores[step] == -math.inf).all())
+        if chosen is not None:
+            board.take(step, chosen)
+    for number, worker in enumerate(workers):
+        alone = Scoreboard(valuation, [worker], alternatives)
+        alone.stocks[0] = board.stocks[number]
+        alone.refresh(0)
+        assert (alone.scores[:, 0] == board.scores[:, number]).all()
+        for index, ask in enumerate(device_demand(alternative) for alternative in alternatives):
+            assert ask.cores_milli <= board.stocks[number].cores_milli or board.scores[index, number] == -math.inf

@@ -1,0 +1,136 @@
+"""Critical path and HEFT: whose turn it is, and where."""
+
+import random
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from hetero_airflow.model.estimates import Estimates, Interval
+from hetero_airflow.model.plan import Place, ReasonCode, Wait
+from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.policies.critical_path import CriticalPath
+from hetero_airflow.policies.fifo import Fifo
+from hetero_airflow.policies.heft import Heft
+from hetero_airflow.simulator.cluster import parse_cluster
+from hetero_airflow.simulator.options import Knowledge, Options
+from hetero_airflow.simulator.simulation import Simulation
+from hetero_airflow.simulator.traces.dag_streams import dag_runs, random_design
+from hetero_airflow.simulator.traces.job_streams import poisson_arrivals
+from hetero_airflow.testing import EPOCH, a_lease, a_pending, leased
+
+CLUSTER = parse_cluster("v100=1,k80=1")
+SPEEDS = {"nvidia/v100": 10.0, "nvidia/k80": 1.0}
+EITHER = ["v100", "k80"]
+
+
+def told(works, edges=()):
+    names = [("dag", name) for name in works]
+    return Estimates(
+        dict.fromkeys(names, SPEEDS),
+        {("dag", name): Interval(*[work] * 3) for name, work in works.items()},
+        edges={("dag", before): tuple(("dag", name) for name in after) for before, after in dict(edges).items()},
+    )
+
+
+def asks(name, device="v100", **fields):
+    request = {"is_ordered": False} if isinstance(device, list) else {}
+    one = a_pending(name, device, **fields)
+    return replace(one, request=one.request.model_copy(update=request))
+
+
+def order(policy, snapshot):
+    return [decision.request_id for decision in policy.decide(snapshot, EPOCH).decisions]
+
+
+def test_heft_serves_first_what_most_hangs_on():
+    pending = (asks("long"), asks("head", at_s=1), asks("short", at_s=2))
+    known = told({"long": 30.0, "head": 10.0, "short": 20.0, "tail": 25.0}, {"head": ["tail"]})
+    snapshot = Snapshot(1, CLUSTER, pending=pending, estimates=known)
+    assert order(Heft(), snapshot) == ["head", "long", "short"]
+
+
+def test_critical_path_serves_the_shortest_dag_and_in_it_what_its_end_hangs_on():
+    pending = (asks("long"), asks("first"), asks("short"), asks("side"))
+    known = told(
+        {"long": 90.0, "first": 10.0, "short": 5.0, "side": 40.0, "last": 30.0},
+        {"first": ["last"], "short": ["last"], "side": ["end"]},
+    )
+    snapshot = Snapshot(1, CLUSTER, pending=pending, estimates=known)
+    assert order(CriticalPath(), snapshot) == ["first", "short", "side", "long"]
+
+
+def test_runs_of_one_dag_go_one_after_the_other():
+    pending = tuple(
+        asks(f"{run}.{task}", task_id=task, run_id=run) for run in ("10", "9") for task in ("short", "long")
+    )
+    known = told({"short": 1.0, "long": 5.0, "last": 1.0}, {"short": ["last"], "long": ["last"]})
+    snapshot = Snapshot(1, CLUSTER, pending=pending, estimates=known)
+    assert order(CriticalPath(), snapshot) == ["9.long", "9.short", "10.long", "10.short"]
+
+
+@pytest.mark.parametrize("policy", [Heft, CriticalPath])
+def test_an_urgent_request_goes_first(policy):
+    pending = (asks("a"), asks("b", priority="urgent"))
+    snapshot = Snapshot(1, CLUSTER, pending=pending, estimates=told({"a": 10.0, "b": 10.0}))
+    assert order(policy(), snapshot) == ["b", "a"]
+
+
+def waits_for_v100(left, work):
+    """What becomes of a request where the fast device is held for so many seconds more."""
+    worker = next(w for w in CLUSTER if any("v100" in d.model for d in w.devices))
+    device = next(d for d in worker.devices if "v100" in d.model)
+    known = told({"holder": 10.0 * (left + 50), "new": work})
+    lease = a_lease("holder", worker.id, 50, **{device.id: 1000})
+    snapshot = Snapshot(1, CLUSTER, pending=(asks("new", EITHER),), estimates=known)
+    return Heft().decide(leased(snapshot, (lease, asks("holder"))), EPOCH).decisions[0]
+
+
+def test_a_request_waits_for_the_faster_device_only_where_it_ends_sooner_there():
+    waits = waits_for_v100(left=80.0, work=100.0)  # 80 + 10 s there, 100 s here
+    assert isinstance(waits, Wait)
+    assert (waits.reason.code, waits.reason.is_transient) == (ReasonCode.SOONER, True)
+    assert "nvidia/v100, free in 80 s" in waits.reason.found
+    goes = waits_for_v100(left=95.0, work=100.0)
+    assert isinstance(goes, Place)
+    assert (goes.worker_id, goes.alternative) == (CLUSTER[1].id if "k80" in CLUSTER[1].id else CLUSTER[0].id, 1)
+
+
+def test_who_comes_later_is_not_kept_from_what_the_first_does_not_want():
+    works = {"first": 100.0, "second": 90.0}
+    snapshot = Snapshot(1, CLUSTER, pending=(asks("first", EITHER), asks("second", EITHER)), estimates=told(works))
+    places = Heft().decide(snapshot, EPOCH).decisions
+    assert [(one.request_id, type(one).__name__) for one in places] == [("first", "Place"), ("second", "Wait")]
+    busy = asks("third", "k80")
+    plan = Heft().decide(
+        replace(snapshot, pending=(*snapshot.pending, busy), estimates=told({**works, "third": 1.0})), EPOCH
+    )
+    assert {place.request_id for place in plan.places} == {"first", "third"}
+
+
+def test_with_nothing_known_it_is_placed_as_it_fits():
+    snapshot = Snapshot(1, CLUSTER, pending=(asks("a", EITHER), asks("b", EITHER), asks("c", EITHER)))
+    for policy in (Heft(), CriticalPath()):
+        assert [type(one).__name__ for one in policy.decide(snapshot, EPOCH).decisions] == ["Place", "Place", "Wait"]
+
+
+def ended(workload, policy, knowledge):
+    """Makespan and mean completion of DAG runs."""
+    workers = parse_cluster("v100=4,p100=4,k80=4")
+    record = Simulation(workload, workers, policy, "it", Options(knowledge=knowledge)).run()
+    runs = {job.id: job.run for job in workload.jobs}
+    begins = {job.run: job.arrival_s for job in workload.jobs}
+    ends: dict[str, float] = {}
+    for job in record.jobs:
+        ends[runs[job.id]] = max(ends.get(runs[job.id], 0.0), job.finished_s)
+    return max(ends.values()), statistics.mean(ends[run] - begins[run] for run in begins)
+
+
+@pytest.mark.parametrize("knowledge", [Knowledge.ORACLE, Knowledge.LEARNED])
+def test_many_dag_runs_are_over_sooner_than_first_come_first_served(knowledge):
+    rng = random.Random(7)
+    designs = [random_design(rng, f"dag{number}") for number in range(8)]
+    workload = dag_runs(rng, designs, 60, poisson_arrivals(rng, 4.0))
+    fifo = ended(workload, Fifo(), knowledge)
+    assert ended(workload, Heft(), knowledge)[0] < 0.95 * fifo[0]
+    assert ended(workload, CriticalPath(), knowledge)[1] < 0.8 * fifo[1]

@@ -1,0 +1,72 @@
+"""Linear programs in rounds: fractions, and what they come to over time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.policies.class_assignment.rounds import fractions
+from hetero_airflow.policies.fifo import Fifo
+from hetero_airflow.policies.makespan_lp import MakespanLp
+from hetero_airflow.policies.max_min_fairness import MaxMinFairness
+from hetero_airflow.simulator.cluster import parse_cluster
+from hetero_airflow.simulator.options import Knowledge, Options, fixed_restart_s
+from hetero_airflow.simulator.simulation import Simulation
+from hetero_airflow.simulator.workload import Job, Workload
+
+V100, K80 = "nvidia/v100", "nvidia/k80"
+ANY = DeviceRequest.parse({"v100", "k80"})
+FREE = {"restart_s": fixed_restart_s(0.0)}
+
+
+def simulate(policy, *jobs: Job, cluster: str, **options):
+    workload = Workload("test", jobs)
+    return Simulation(workload, parse_cluster(cluster), policy, "test", Options(**FREE | options)).run()
+
+
+def test_the_least_is_as_great_as_can_be_and_the_rest_is_used():
+    """Gavel's example: who gains most from the fast class gets it, and nobody less than an equal share gives."""
+    found = fractions(((1.0, 0.25), (1.0, 1.0)), (0.625, 1.0), (1, 1), (1, 1))
+    assert found == pytest.approx(np.array([[1.0, 0.0], [0.0, 1.0]]), abs=1e-6)
+
+
+def test_fractions_keep_to_the_devices_and_to_the_time():
+    rng = np.random.default_rng(7)
+    speeds = rng.uniform(0.05, 1.0, (9, 3))
+    counts, capacities = (1, 2, 4, 1, 1, 8, 1, 2, 1), (4, 3, 8)
+    found = fractions(tuple(map(tuple, speeds.tolist())), (1.0,) * 9, counts, capacities)
+    assert (found >= -1e-9).all()
+    assert (found.sum(axis=1) <= 1 + 1e-9).all()
+    assert (np.array(counts) @ found <= np.array(capacities) + 1e-6).all()
+    gains = (found * speeds).sum(axis=1)
+    other = np.array(capacities) / (np.array(counts)[:, None] * 9 * np.ones(3))
+    assert gains.min() >= (np.minimum(other, 1 / 3) * speeds).sum(axis=1).min() - 1e-9
+
+
+def test_two_jobs_share_one_device_by_turns():
+    jobs = [Job(name, 0.0, ANY, 36_000.0, {V100: 1.0}) for name in "ab"]
+    record = simulate(MaxMinFairness(), *jobs, cluster="v100=1", until_s=36_000.0)
+    held = [sum(part.end_s - part.start_s for part in job.intervals) for job in record.jobs]
+    assert held == pytest.approx([18_000.0, 18_000.0], rel=0.05)
+    assert min(job.preemptions for job in record.jobs) > 5
+
+
+def test_nobody_gets_less_than_an_equal_share_of_each_class_would_give():
+    speeds = ({V100: 1.0, K80: 0.9}, {V100: 1.0, K80: 0.1}, {V100: 1.0, K80: 0.5})
+    jobs = [Job(f"j{n}", 0.0, ANY, 1e6, one, task=f"t{n}") for n, one in enumerate(speeds)]
+    record = simulate(MaxMinFairness(), *jobs, cluster="v100=1,k80=1", until_s=72_000.0)
+    for job, one in zip(record.jobs, speeds, strict=True):
+        done = sum((part.end_s - part.start_s) * one[part.device_class] for part in job.intervals)
+        assert done > 0.95 * 72_000.0 * (one[V100] + one[K80]) / 3
+
+
+def test_the_longest_job_is_not_left_for_the_end():
+    jobs = [Job(f"a short one, {n}", 0.0, ANY, 3600.0, {V100: 1.0}) for n in range(4)]
+    long = Job("the long one", 0.0, ANY, 14_400.0, {V100: 1.0})
+    ends = [
+        max(job.finished_s for job in simulate(policy, *jobs, long, cluster="v100=2", knowledge=Knowledge.ORACLE).jobs)
+        for policy in (MakespanLp(), Fifo())
+    ]
+    assert ends[1] == 21_600.0
+    assert ends[0] < 0.8 * ends[1]

@@ -1,0 +1,260 @@
+"""What policies made of worths do to requests that wait and run: over the store, the cycle and the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from itertools import pairwise
+
+import pytest
+
+from hetero_airflow.model.estimates import Estimates, Interval
+from hetero_airflow.model.lease import Claim, Lease, LeaseState
+from hetero_airflow.model.plan import Place, Plan, Wait
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
+from hetero_airflow.model.worker import Worker
+from hetero_airflow.policies.assignment import Assignment
+from hetero_airflow.policies.class_assignment.weighted_assignment import WeightedAssignment
+from hetero_airflow.policies.load_balance import LoadBalance
+from hetero_airflow.policies.makespan import Makespan
+from hetero_airflow.scheduling.validation import plan_faults
+from hetero_airflow.simulator.cluster import parse_cluster
+from hetero_airflow.simulator.options import Knowledge, Options, fixed_restart_s
+from hetero_airflow.simulator.simulation import Simulation
+from hetero_airflow.simulator.workload import Job, Workload
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending
+
+POLICIES = [Assignment, Makespan, LoadBalance]
+V100, K80 = "nvidia/v100", "nvidia/k80"
+FOUR = [{V100: 1.0, K80: speed} for speed in (0.9, 0.2, 0.5, 0.7)]
+
+
+def a_host(id: str, **counts: int) -> Worker:
+    """A worker with so many devices of each model."""
+    models = [model for model, count in counts.items() for _ in range(count)]
+    devices = [a_device(f"{id}-{n}", model, "16GiB", index=n) for n, model in enumerate(models)]
+    return Worker(id=id, host=id, devices=(a_cpu(), *devices))
+
+
+def known(*tasks: tuple[str, dict[str, float]]) -> Estimates:
+    return Estimates({("dag", task): speeds for task, speeds in tasks})
+
+
+def held(snapshot: Snapshot, plan: Plan, now: datetime = EPOCH) -> Snapshot:
+    """The snapshot after the plan's placements were committed."""
+    pending = {one.id: one for one in snapshot.pending}
+    leases, usage = list(snapshot.leases), dict(snapshot.usage)
+    for token, place in enumerate(plan.places, len(leases) + 1):
+        leases.append(
+            Lease(id=f"{place.request_id}.{token}", request_id=place.request_id, worker_id=place.worker_id,
+                  alternative=place.alternative, claims=place.claims, token=token, state=LeaseState.ACTIVE,
+                  granted_at=now, expires_at=now + timedelta(days=1))
+        )  # fmt: skip
+        for claim in place.claims:
+            usage[place.worker_id, claim.device_id] = DeviceUsage(claim.milli, claim.memory_bytes, now)
+    placed = {place.request_id for place in plan.places}
+    holders = dict(snapshot.holders) | {i: pending[i] for i in placed}
+    left = tuple(one for one in snapshot.pending if one.id not in placed)
+    return replace(snapshot, pending=left, leases=tuple(leases), usage=usage, holders=holders)
+
+
+def freed(snapshot: Snapshot, plan: Plan, now: datetime) -> Snapshot:
+    """The snapshot after those that the plan preempts have saved and ended."""
+    gone = {one.lease_id for one in plan.preemptions}
+    back, usage = [], dict(snapshot.usage)
+    for lease in snapshot.leases:
+        if lease.id in gone:
+            holder = snapshot.holders[lease.request_id]
+            model = lease.worker_id.split("-")[0]
+            back.append(replace(holder, served={f"nvidia/{model}": (now - lease.granted_at).total_seconds()}))
+            for claim in lease.claims:
+                del usage[lease.worker_id, claim.device_id]
+    names = {one.id for one in back}
+    return replace(
+        snapshot,
+        pending=(*snapshot.pending, *back),
+        leases=tuple(lease for lease in snapshot.leases if lease.id not in gone),
+        usage=usage,
+        holders={i: one for i, one in snapshot.holders.items() if i not in names},
+    )
+
+
+def where(plan: Plan) -> dict[str, str]:
+    return {place.request_id: place.worker_id for place in plan.places}
+
+
+def anywhere(id: str, at_s: float = 0, count: int = 1, **fields: object) -> PendingRequest:
+    return a_pending(id, {f"v100:{count}", f"k80:{count}"}, at_s, **fields)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("can_preempt", [True, False])
+def test_the_fast_device_goes_to_whom_the_slow_one_costs_most(
+    policy: type[WeightedAssignment], can_preempt: bool
+) -> None:
+    workers = (a_host("v100-0", v100=1), a_host("k80-0", k80=1))
+    estimates = known(("keeps", FOUR[0]), ("loses", FOUR[1]))
+    snapshot = Snapshot(
+        1, workers, {}, (anywhere("keeps"), anywhere("loses", 1)), estimates=estimates, can_preempt=can_preempt
+    )
+    assert where(policy().decide(snapshot, EPOCH)) == {"keeps": "k80-0", "loses": "v100-0"}
+
+
+def test_who_comes_in_takes_the_device_of_who_loses_less_and_both_run_in_the_next_decision() -> None:
+    workers = (a_host("v100-0", v100=1), a_host("k80-0", k80=1))
+    estimates = known(("keeps", FOUR[0]), ("loses", FOUR[1]))
+    alone = Snapshot(1, workers, {}, (anywhere("keeps"),), estimates=estimates, can_preempt=True)
+    first = Assignment().decide(alone, EPOCH)
+    now = EPOCH + timedelta(hours=1)
+    crowded = replace(held(alone, first), pending=(anywhere("loses", 3600),))
+    second = Assignment().decide(crowded, now)
+    assert where(first) == {"keeps": "v100-0"}
+    assert [(one.request_id, one.beneficiary) for one in second.preemptions] == [("keeps", "loses")]
+    assert second.places == ()
+    third = Assignment().decide(freed(crowded, second, now), now)
+    assert where(third) == {"keeps": "k80-0", "loses": "v100-0"}
+    assert third.preemptions == ()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nobody_moves_for_less_than_the_restart_costs(policy: type[WeightedAssignment]) -> None:
+    workers = (a_host("v100-0", v100=1), a_host("k80-0", k80=1))
+    estimates = known(("task", {V100: 1.0, K80: 0.999}))
+    running = Snapshot(1, workers, {}, (anywhere("task"),), estimates=estimates, can_preempt=True)
+    on_k80 = replace(running, workers=workers[1:])
+    snapshot = replace(held(running, policy().decide(on_k80, EPOCH)), workers=workers)
+    assert policy().decide(snapshot, EPOCH + timedelta(hours=1)).preemptions == ()
+
+
+def test_devices_that_are_about_to_be_free_are_not_promised_twice() -> None:
+    workers = (a_host("v100-0", v100=2),)
+    snapshot = Snapshot(1, workers, {}, (a_pending("one", "v100"), a_pending("two", "v100")), can_preempt=True)
+    snapshot = held(snapshot, Assignment().decide(snapshot, EPOCH))
+    both = a_pending("both", "v100:2", 60, priority="urgent")
+    told = Assignment().decide(replace(snapshot, pending=(both,)), EPOCH + timedelta(seconds=60))
+    assert sorted(one.request_id for one in told.preemptions) == ["one", "two"]
+    told = replace(told, preemptions=tuple(one for one in told.preemptions if one.request_id == "two"))
+    freed_one = freed(snapshot, told, EPOCH)
+    leaving = tuple(lease.model_copy(update={"state": LeaseState.PREEMPTED}) for lease in freed_one.leases)
+    later = a_pending("later", "v100", 61)
+    between = replace(freed_one, leases=leaving, pending=(*freed_one.pending, both, later))
+    plan = Assignment().decide(between, EPOCH + timedelta(seconds=62))
+    assert plan.preemptions == ()
+    assert plan.places == ()
+    assert next(one.request_id for one in plan.decisions) == "both"
+
+
+def test_small_requests_go_together_so_that_a_large_one_finds_a_worker() -> None:
+    workers = (a_host("v100-0", v100=2), a_host("v100-1", v100=2))
+    snapshot = Snapshot(1, workers, {}, (a_pending("a", "v100"), a_pending("b", "v100")), can_preempt=True)
+    claim = {on: Claim(device_id=f"{on}-0", milli=1000, memory_bytes=16 * 2**30) for on in ("v100-0", "v100-1")}
+    account = Assignment().decide(snapshot, EPOCH).places[0].account
+    apart = Plan(tuple(Place(r, w, 0, (claim[w],), account) for r, w in (("a", "v100-0"), ("b", "v100-1"))))
+    snapshot = replace(held(snapshot, apart), pending=(a_pending("large", "v100:2", 60),))
+    now = EPOCH + timedelta(seconds=60)
+    plan = Assignment().decide(snapshot, now)
+    assert len(plan.preemptions) == 1
+    after = Assignment().decide(freed(snapshot, plan, now), now)
+    assert after.preemptions == ()
+    assert {place.request_id for place in after.places} == {"large", plan.preemptions[0].request_id}
+
+
+def test_a_higher_class_takes_the_device_of_a_lower_one() -> None:
+    workers = (a_host("v100-0", v100=1),)
+    snapshot = Snapshot(1, workers, {}, (a_pending("low", "v100", priority="low"),), can_preempt=True)
+    snapshot = held(snapshot, Assignment().decide(snapshot, EPOCH))
+    waiting = (a_pending("high", "v100", 60, priority="high"),)
+    plan = Assignment().decide(replace(snapshot, pending=waiting), EPOCH + timedelta(days=9))
+    assert [(one.request_id, one.beneficiary) for one in plan.preemptions] == [("low", "high")]
+
+
+def test_who_was_delayed_for_very_long_comes_first() -> None:
+    workers = (a_host("v100-0", v100=1),)
+    snapshot = Snapshot(1, workers, {}, (a_pending("young", "v100", 50 * 86400), a_pending("old", "v100")))
+    preemptive = replace(snapshot, can_preempt=True)
+    assert where(Assignment().decide(preemptive, EPOCH + timedelta(days=50))) == {"old": "v100-0"}
+
+
+def test_a_request_that_says_what_it_prefers_gets_it_where_it_is_free() -> None:
+    workers = (a_host("v100-0", v100=1), a_host("k80-0", k80=1))
+    estimates = known(("choosy", {V100: 1.0, K80: 5.0}))
+    snapshot = Snapshot(1, workers, {}, (a_pending("choosy", ["v100", "k80"]),), estimates=estimates, can_preempt=True)
+    assert where(Assignment().decide(snapshot, EPOCH)) == {"choosy": "v100-0"}
+
+
+def test_what_suits_one_better_never_costs_an_older_request_its_place() -> None:
+    asked = [["v100:2", "k80"], "gpu", "v100", "gpu"]
+    pending = tuple(a_pending(f"r{n}", one, at_s=n, task_id="train") for n, one in enumerate(asked))
+    workers = (a_host("v100-0", v100=3), a_host("k80-0", k80=1))
+    snapshot = Snapshot(1, workers, pending=pending, estimates=known(("train", {V100: 1.0, K80: 0.1})))
+    plan = Assignment().decide(snapshot, EPOCH + timedelta(hours=1))
+    assert [place.request_id for place in plan.places] == ["r0", "r1", "r2"]
+
+
+def test_a_share_and_a_cpu_are_placed_beside() -> None:
+    workers = (a_host("v100-0", v100=2),)
+    pending = (a_pending("whole", "v100"), a_pending("half", "v100:0.5"), a_pending("cores", "cpu:2"))
+    snapshot = Snapshot(1, workers, {}, pending, can_preempt=True)
+    assert where(Assignment().decide(snapshot, EPOCH)) == dict.fromkeys(("whole", "half", "cores"), "v100-0")
+
+
+def test_what_the_assignment_leaves_out_waits_for_a_device() -> None:
+    workers = (a_host("v100-0", v100=1),)
+    snapshot = Snapshot(1, workers, {}, (a_pending("a", "v100"), a_pending("b", "v100", 1)), can_preempt=True)
+    plan = Assignment().decide(snapshot, EPOCH + timedelta(seconds=2))
+    assert [(one.request_id, one.reason.code) for one in plan.decisions if isinstance(one, Wait)] == [("b", "busy")]
+    assert plan_faults(snapshot, plan) == []
+
+
+def jobs(number: int, count: int = 1) -> tuple[Job, ...]:
+    """One every 100 s, of 1000 to 4000 s on a V100."""
+    requests = {model: f"{model}:{count}" for model in ("v100", "k80")}
+    request = DeviceRequest.parse(set(requests.values()))
+    return tuple(
+        Job(f"{n:02}", n * 100.0, request, 1000.0 * (1 + n % 4), FOUR[n % 3], f"task-{n % 3}") for n in range(number)
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "knowledge"), [*((policy, Knowledge.SPEEDS) for policy in POLICIES), (Assignment, Knowledge.NONE)]
+)
+def test_each_moment_is_settled_in_two_cycles(policy: type[WeightedAssignment], knowledge: Knowledge) -> None:
+    asked: list[tuple[datetime, int]] = []
+
+    class Watched(policy):  # type: ignore[misc, valid-type]
+        def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
+            plan = super().decide(snapshot, now)
+            assert plan_faults(snapshot, plan) == []
+            asked.append((now, len(plan.preemptions)))
+            return plan
+
+    options = Options(restart_s=fixed_restart_s(60), knowledge=knowledge)
+    record = Simulation(Workload("jobs", jobs(30)), parse_cluster("v100=2,k80=2"), Watched(), "watched", options).run()
+    assert all(job.finished_s is not None for job in record.jobs)
+    assert any(preempted for _, preempted in asked)
+    for (before, preempted), (now, again) in pairwise(asked):
+        assert not (now == before and preempted and again)
+
+
+def test_makespan_gives_the_longest_job_the_fast_device() -> None:
+    workload = Workload("three", (*jobs(3), Job("long", 300.0, jobs(1)[0].request, 20_000.0, FOUR[1], "long")))
+    options = Options(restart_s=fixed_restart_s(60), knowledge=Knowledge.ORACLE)
+    record = Simulation(workload, parse_cluster("v100=1,k80=1"), Makespan(), "makespan", options).run()
+    assert max(job.finished_s or 0.0 for job in record.jobs) == 20_300.0
+
+
+def test_load_balance_lets_the_shortest_job_pass() -> None:
+    request = jobs(1)[0].request
+    pair = (Job("long", 0.0, request, 9000.0, FOUR[1], "long"), Job("short", 60.0, request, 600.0, FOUR[1], "short"))
+    options = Options(restart_s=fixed_restart_s(0), knowledge=Knowledge.ORACLE)
+    record = Simulation(Workload("pair", pair), parse_cluster("v100=1,k80=1"), LoadBalance(), "balance", options).run()
+    assert {job.id: job.finished_s for job in record.jobs} == {"short": 660.0, "long": 9000.0 + 600.0 * (1 - 0.2)}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_ran_longer_than_foreseen_still_has_something_left(policy: type[WeightedAssignment]) -> None:
+    estimates = Estimates({("dag", "task"): {V100: 1.0}}, {("dag", "task"): Interval(10, 20, 30)})
+    pending = (a_pending("task", "v100", served={V100: 1000.0}),)
+    snapshot = Snapshot(1, (a_host("v100-0", v100=1),), {}, pending, estimates=estimates, can_preempt=True)
+    assert where(policy().decide(snapshot, EPOCH + timedelta(seconds=2000))) == {"task": "v100-0"}

@@ -1,0 +1,212 @@
+"""EASY and conservative backfill by the clock."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetero_airflow.model.device import device_class
+from hetero_airflow.model.estimates import Estimates, Interval
+from hetero_airflow.model.plan import Place, ReasonCode, Wait
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.policies.conservative import Conservative
+from hetero_airflow.policies.easy import Easy
+from hetero_airflow.policies.fifo import Fifo
+from hetero_airflow.policies.policy import Policy
+from hetero_airflow.simulator.cluster import parse_cluster
+from hetero_airflow.simulator.knowledge import KnowledgeSource
+from hetero_airflow.simulator.options import Knowledge, Options
+from hetero_airflow.simulator.simulation import Simulation
+from hetero_airflow.simulator.workload import Job, Workload
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a_worker, leased
+
+A100 = "nvidia/a100-sxm4-40gb"
+both = pytest.mark.parametrize("policy", [Easy, Conservative])
+
+
+def worker(id, gpus):
+    return a_worker(id, (a_cpu(), *(a_device(f"GPU-{n}", index=n) for n in range(gpus))))
+
+
+def busy(request_id, worker_id, *gpus, ago_s=0.0):
+    lease = a_lease(request_id, worker_id, ago_s, **{f"GPU-{n}": 1000 for n in gpus})
+    return lease.model_copy(update={"id": f"{request_id}-lease"}), a_pending(request_id, f"gpu:{len(gpus)}")
+
+
+def started(policy, workers, pending, *holders, **durations_s):
+    """Which requests are placed, given how long runs last; the others' durations are not known."""
+    names = [("dag", name) for name in durations_s]
+    known = Estimates(
+        {name: {A100: 1.0} for name in names},
+        {("dag", name): Interval(*[seconds] * 3) for name, seconds in durations_s.items()},
+    )
+    snapshot = leased(Snapshot(1, workers, pending=pending, estimates=known), *holders)
+    return [one.request_id for one in policy().decide(snapshot, EPOCH).decisions if isinstance(one, Place)]
+
+
+@both
+def test_who_ends_before_the_heads_turn_may_start_on_what_is_kept_for_it(policy):
+    pending = (a_pending("head", "gpu:2"), a_pending("later", "gpu", 1))
+    holder = busy("runs", "a", 0, ago_s=40.0)
+    times = {"runs": 100.0, "head": 50.0}  # 60 s are left
+    workers = (worker("a", 2),)
+    assert started(policy, workers, pending, holder, later=60.0, **times) == ["later"]
+    assert started(policy, workers, pending, holder, later=61.0, **times) == []
+    assert started(policy, workers, pending, holder, **times) == [], "nobody knows how long it takes"
+
+
+@both
+def test_devices_that_the_head_will_not_need_are_free_for_all(policy):
+    pending = (a_pending("head", "gpu:3"), a_pending("later", "gpu", 1), a_pending("last", "gpu", 2))
+    holder = busy("runs", "a", 0, 1)
+    assert started(policy, (worker("a", 4),), pending, holder, runs=60.0, head=50.0) == ["later"]
+    elsewhere = (worker("a", 4), worker("b", 1))
+    assert started(policy, elsewhere, pending, holder, runs=60.0, head=50.0) == ["later", "last"]
+
+
+@both
+def test_where_no_end_is_known_all_is_kept_that_the_head_could_use(policy):
+    pending = (a_pending("head", "gpu:2"), a_pending("later", "gpu", 1))
+    workers = (worker("a", 2), worker("b", 1))
+    assert started(policy, workers, pending, busy("runs", "a", 0), head=50.0, later=1.0) == ["later"]
+    assert started(policy, workers[:1], pending, busy("runs", "a", 0), head=50.0, later=1.0) == []
+
+
+@both
+def test_the_worker_that_is_free_first_is_booked(policy):
+    pending = (a_pending("head", "gpu:2"), a_pending("later", "gpu:1", 1), a_pending("last", "gpu:1", 2))
+    holders = (busy("long", "a", 0), busy("short", "b", 0))
+    workers = (worker("a", 2), worker("b", 2))
+    assert started(policy, workers, pending, *holders, long=90.0, short=60.0, head=9.0) == ["later"]
+
+
+@both
+def test_what_is_placed_before_the_head_counts_with_its_own_end(policy):
+    pending = (a_pending("first"), a_pending("head", "gpu:2", 1), a_pending("later", "gpu", 2))
+    times = {"first": 30.0, "head": 9.0}
+    assert started(policy, (worker("a", 2),), pending, later=30.0, **times) == ["first", "later"]
+    assert started(policy, (worker("a", 2),), pending, later=31.0, **times) == ["first"]
+
+
+@both
+def test_what_short_work_holds_now_is_not_kept_twice(policy):
+    lease, holder = busy("runs", "a", 0)
+    half = replace(lease.claims[0], milli=500, memory_bytes=20 * 2**30)
+    texts = {"head": "gpu:0.75", "large": "gpu:0.5", "short": "gpu:0.25", "long": "gpu:0.25"}
+    pending = tuple(a_pending(name, text, at_s) for at_s, (name, text) in enumerate(texts.items()))
+    found = started(
+        policy, (worker("a", 1),), pending, (lease.model_copy(update={"claims": (half,)}), holder),
+        runs=60.0, head=10.0, large=99.0, short=30.0, long=99.0,
+    )  # fmt: skip
+    assert found == ["short", "long"]
+
+
+@both
+def test_a_run_that_takes_longer_than_foreseen_is_foreseen_anew(policy):
+    pending = (a_pending("head", "gpu:2"), a_pending("later", "gpu", 1))
+    holder = busy("runs", "a", 0, ago_s=120.0)
+    known = Estimates(
+        {("dag", name): {A100: 1.0} for name in ("runs", "head", "later")},
+        {
+            ("dag", "runs"): Interval(50, 80, 100),
+            ("dag", "head"): Interval(9, 9, 9),
+            ("dag", "later"): Interval(1, 1, 1),
+        },
+    )
+    snapshot = leased(Snapshot(1, (worker("a", 2),), pending=pending, estimates=known), holder)
+    assert [place.request_id for place in policy().decide(snapshot, EPOCH).places] == ["later"]
+
+
+def test_only_conservative_backfill_keeps_what_the_second_waits_for():
+    head, second, later = a_pending("head", "gpu:2"), a_pending("second", "gpu:4", 1), a_pending("later", "gpu", 2)
+    holders = (busy("runs", "a", 0, 1), busy("more", "a", 2))
+    times = {"runs": 50.0, "more": 70.0, "head": 50.0, "second": 10.0}  # the second's turn is in 100 s
+    short, long = ({**times, "later": seconds} for seconds in (100.0, 101.0))
+    found = [
+        started(policy, (worker("a", 4),), (head, second, later), *holders, **durations)
+        for policy in (Easy, Conservative)
+        for durations in (short, long)
+    ]
+    assert found == [["later"], ["later"], ["later"], []]
+
+
+@both
+def test_a_gang_that_waits_keeps_what_it_could_use(policy):
+    gang = tuple(a_pending(f"g{n}", "gpu", gang="g", gang_size=2) for n in range(2))
+    pending = (*gang, a_pending("later", "gpu", 1))
+    times = {"runs": 60.0, "g0": 5.0, "g1": 5.0, "later": 1.0}
+    assert started(policy, (worker("a", 2),), pending, busy("runs", "a", 0), **times) == []
+
+
+@both
+def test_a_reservation_is_told_as_the_reason(policy):
+    pending = (a_pending("head", "gpu:2"), a_pending("later", "gpu", 1))
+    known = Estimates({("dag", "runs"): {A100: 1.0}}, {("dag", "runs"): Interval(60, 60, 60)})
+    snapshot = leased(Snapshot(1, (worker("a", 2),), pending=pending, estimates=known), busy("runs", "a", 0))
+    waits = [one for one in policy().decide(snapshot, EPOCH).decisions if isinstance(one, Wait)]
+    assert [one.reason.code for one in waits] == [ReasonCode.BUSY, ReasonCode.RESERVED]
+
+
+# Properties: as long as estimates are upper bounds, those behind the head don't delay it.
+
+CLUSTER = parse_cluster("v100=2x3,k80=1x2")
+TEXTS = ("v100", "v100:2", "v100:3", "k80", "k80:2", "gpu", "gpu:2", "v100:0.5", "cpu:2")
+
+
+def simulated(jobs: tuple[Job, ...], policy: Policy, told: tuple[Job, ...] | None = None) -> dict[str, float]:
+    """When each job starts, where the policy is told of exact works, or of those of other jobs of the same names."""
+    classes = frozenset(device_class(device) for worker in CLUSTER for device in worker.devices)
+    informant = KnowledgeSource(Workload("told", told or jobs), classes, Knowledge.ORACLE)
+    options = Options(knowledge=Knowledge.ORACLE)
+    workload, estimates = Workload("queue", jobs), informant.estimates()
+    record = Simulation(workload, CLUSTER, policy, "it", options, estimates=estimates).run()
+    return {job.id: job.started_s for job in record.jobs if job.started_s is not None}
+
+
+@both
+@pytest.mark.parametrize("is_exact", [True, False])
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_backfill_never_delays_the_head(policy: type[Policy], is_exact: bool, seed: int) -> None:
+    """If all runs were as long as is foreseen, and nobody stood behind it, it would start no sooner."""
+    rng = random.Random(seed)
+    speeds = {"nvidia/v100": 2.0, "*": 1.0}
+    foreseen = tuple(
+        Job(f"j{n:02}", 0.0, DeviceRequest.parse(rng.choice(TEXTS)), float(rng.randint(1, 30)), speeds)
+        for n in range(14)
+    )
+    jobs = foreseen if is_exact else tuple(replace(job, work=job.work * rng.uniform(0.2, 1)) for job in foreseen)
+    crowded = simulated(jobs, policy(), foreseen)
+    head = next((n for n, job in enumerate(jobs) if crowded[job.id] > 0), None)
+    if head is not None:
+        assert crowded[jobs[head].id] <= simulated(foreseen[: head + 1], policy())[jobs[head].id]
+
+
+@both
+def test_more_is_done_at_the_same_time_than_where_no_time_is_foreseen(policy):
+    rng = random.Random(3)
+    jobs = tuple(
+        Job(
+            f"j{n:03}",
+            60.0 * n,
+            DeviceRequest.parse(f"v100:{rng.choice([1, 1, 1, 2, 3])}"),
+            rng.expovariate(1 / 200) + 1,
+        )
+        for n in range(200)
+    )
+    arrival = {job.id: job.arrival_s for job in jobs}
+    waits = {kind: sum(at - arrival[job] for job, at in simulated(jobs, kind()).items()) for kind in (Fifo, policy)}
+    assert waits[policy] < 0.95 * waits[Fifo]
+
+
+@both
+def test_an_alternative_counts_where_it_is_usable(policy):
+    request = a_pending("later", ["gpu", "cpu"], 1)
+    request = replace(request, request=request.request.model_copy(update={"is_ordered": False}))
+    pending = (a_pending("head", "gpu:2"), request)
+    assert started(policy, (worker("a", 2),), pending, busy("runs", "a", 0), runs=60.0, later=99.0) == ["later"]

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero_airflow.policies.core.linear_program import minimise
+
+
+def test_rows_have_a_least_and_a_most() -> None:
+    entries = np.array([0, 0, 1]), np.array([0, 1, 0]), np.array([1.0, 1.0, 1.0])
+
+    solution = minimise(np.array([1.0, 3.0]), entries, np.array([9.0, 2.0]), np.array([5.0, -np.inf]))
+
+    assert solution is not None
+    assert (solution.value, solution.columns.tolist()) == (11.0, [2.0, 3.0])
+
+
+def test_what_cannot_be_is_none() -> None:
+    entries = np.array([0]), np.array([0]), np.array([1.0])
+
+    assert minimise(np.array([1.0]), entries, np.array([1.0]), np.array([2.0])) is None
+    assert minimise(np.array([-1.0]), entries, np.array([np.inf])) is None
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 9), st.floats(0.1, 9)), min_size=1, max_size=8), st.floats(0.1, 30))
+def test_a_fractional_knapsack_is_filled_by_worth_of_weight(items: list[tuple[float, float]], room: float) -> None:
+    worth, weight = np.array(items).T
+    count = len(items)
+    rows = np.concatenate([np.zeros(count, int), 1 + np.arange(count)])
+    entries = rows, np.tile(np.arange(count), 2), np.concatenate([weight, np.ones(count)])
+
+    solution = minimise(-worth, entries, np.concatenate([[room], np.ones(count)]))
+
+    expected, left = 0.0, room
+    for item in sorted(range(count), key=lambda i: -worth[i] / weight[i]):
+        part = min(1.0, left / weight[item])
+        expected, left = expected + part * worth[item], left - part * weight[item]
+    assert solution is not None
+    assert np.isclose(-solution.value, expected, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,261 @@
+"""Whose devices are taken back for whom, and what is kept meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.plan import Plan, ReasonCode, Wait
+from hetero_airflow.model.snapshot import MIN_RUN_S, PendingRequest, Snapshot
+from hetero_airflow.policies.assignment import Assignment
+from hetero_airflow.policies.las import Las
+from hetero_airflow.policies.priority import PriorityPolicy
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a_worker, leased
+
+WHOLE = 1000
+
+
+def four(worker_id: str = "worker-a"):
+    return a_worker(worker_id, (a_cpu(), *(a_device(f"GPU-{n}", index=n) for n in range(4))))
+
+
+def held(id: str, *gpus: int, priority: str = "low", worker_id: str = "worker-a", ago_s: float = 3600, **fields):
+    """A request that holds whole GPUs of a worker, and its lease."""
+    lease = a_lease(id, worker_id, ago_s, **{f"GPU-{n}": WHOLE for n in gpus})
+    changes = {name: fields.pop(name) for name in list(fields) if name in Lease.model_fields}
+    return lease.model_copy(update=changes), a_pending(id, f"gpu:{len(gpus)}", -ago_s, priority=priority, **fields)
+
+
+def snapshot(*held_ones, workers=None, pending: tuple[PendingRequest, ...] = (), can_preempt: bool = True) -> Snapshot:
+    base = Snapshot(1, workers or (four(),), pending=pending, can_preempt=can_preempt)
+    return leased(base, *held_ones)
+
+
+def victims(plan: Plan) -> dict[str, str | None]:
+    return {preempt.request_id: preempt.beneficiary for preempt in plan.preemptions}
+
+
+def codes(plan: Plan) -> dict[str, str]:
+    return {one.request_id: one.reason.code if isinstance(one, Wait) else "place" for one in plan.decisions}
+
+
+def urgent(id: str = "urgent", device: str = "gpu", **fields) -> PendingRequest:
+    return a_pending(id, device, priority="urgent", **fields)
+
+
+def test_what_fits_takes_nothing_back():
+    plan = PriorityPolicy().decide(snapshot(held("a", 0, 1, 2), pending=(urgent(),)), EPOCH)
+    assert (victims(plan), codes(plan)) == ({}, {"urgent": "place"})
+
+
+def test_the_least_device_seconds_lost_decide_among_equals():
+    running = (held("old", 0, ago_s=9000), held("young", 1, ago_s=1000), held("big", 2, 3, ago_s=700))
+    plan = PriorityPolicy().decide(snapshot(*running, pending=(urgent(),)), EPOCH)
+    assert (victims(plan), codes(plan)) == ({"young": "urgent"}, {"urgent": ReasonCode.PREEMPTING})
+    assert [(one.lease_id, one.token) for one in plan.preemptions] == [("young.1", 1)]
+
+
+def test_work_since_the_last_checkpoint_is_what_is_lost():
+    saved = EPOCH - timedelta(seconds=10)
+    running = (held("saved", 0, 1, ago_s=9000, saved_at=saved), held("young", 2, 3, ago_s=1000))
+    assert victims(PriorityPolicy().decide(snapshot(*running, pending=(urgent(),)), EPOCH)) == {"saved": "urgent"}
+
+
+def test_a_lower_class_goes_before_less_work():
+    running = (held("low", 0, 1, ago_s=9000), held("medium", 2, 3, priority="medium", ago_s=600))
+    assert victims(PriorityPolicy().decide(snapshot(*running, pending=(urgent(),)), EPOCH)) == {"low": "urgent"}
+
+
+def test_no_more_is_taken_back_than_is_needed():
+    running = (held("a", 0, ago_s=500), held("b", 1, ago_s=600), held("c", 2, 3, ago_s=700))
+    plan = PriorityPolicy().decide(snapshot(*running, pending=(urgent(device="gpu:2"),)), EPOCH)
+    assert victims(plan) == {"a": "urgent", "b": "urgent"}
+    running = (held("a", 0, ago_s=5000), held("b", 1, ago_s=6000), held("c", 2, 3, ago_s=700))
+    assert victims(PriorityPolicy().decide(snapshot(*running, pending=(urgent(device="gpu:2"),)), EPOCH)) == {
+        "c": "urgent"
+    }
+
+
+def test_free_devices_are_counted_in_and_kept():
+    later = a_pending("later", "gpu", at_s=1)
+    plan = PriorityPolicy().decide(snapshot(held("a", 0, 1, 2), pending=(urgent(device="gpu:4"), later)), EPOCH)
+    assert victims(plan) == {"a": "urgent"}
+    assert codes(plan) == {"urgent": ReasonCode.PREEMPTING, "later": ReasonCode.BUSY}
+
+
+@pytest.mark.parametrize("holder", ["urgent", "high"])
+def test_equal_and_higher_classes_keep_their_devices(holder: str):
+    pending = (a_pending("high", "gpu", priority="high"),)
+    plan = PriorityPolicy().decide(snapshot(held("a", 0, 1, 2, 3, priority=holder), pending=pending), EPOCH)
+    assert (victims(plan), codes(plan)) == ({}, {"high": ReasonCode.BUSY})
+
+
+def test_nothing_is_taken_back_where_that_is_not_possible():
+    running = held("a", 0, 1, 2, 3)
+    plan = PriorityPolicy().decide(snapshot(running, pending=(urgent(),), can_preempt=False), EPOCH)
+    assert (victims(plan), codes(plan)) == ({}, {"urgent": ReasonCode.BUSY})
+
+
+@pytest.mark.parametrize("state", [LeaseState.PREEMPTED, LeaseState.EXPIRED])
+def test_who_is_on_the_way_out_or_silent_is_not_told_again(state: LeaseState):
+    running = held("a", 0, 1, 2, 3, state=state)
+    plan = PriorityPolicy().decide(snapshot(running, pending=(urgent(),)), EPOCH)
+    assert victims(plan) == {}
+    is_awaited = state is LeaseState.PREEMPTED
+    assert codes(plan) == {"urgent": ReasonCode.PREEMPTING if is_awaited else ReasonCode.BUSY}
+
+
+def test_what_is_on_its_way_out_serves_whoever_comes_first_and_only_the_rest_is_taken_back():
+    running = (held("going", 0, 1, state=LeaseState.PREEMPTED), held("a", 2), held("b", 3, ago_s=900))
+    pending = tuple(urgent(f"u{n}", at_s=n) for n in range(3))
+    plan = PriorityPolicy().decide(snapshot(*running, pending=pending), EPOCH)
+    assert victims(plan) == {"b": "u2"}
+    assert set(codes(plan).values()) == {ReasonCode.PREEMPTING}
+
+
+def test_two_requests_are_not_promised_the_same_devices():
+    running = (held("a", 0, 1, 2, 3),)
+    pending = tuple(urgent(f"u{n}", "gpu:2", at_s=n) for n in range(3))
+    plan = PriorityPolicy().decide(snapshot(*running, pending=pending), EPOCH)
+    assert victims(plan) == {"a": "u0"}
+    assert list(codes(plan).values()) == [ReasonCode.PREEMPTING, ReasonCode.PREEMPTING, ReasonCode.BUSY]
+
+
+def test_who_has_just_got_its_devices_keeps_them_for_the_minimum_time_and_no_other_takes_them_then():
+    running = (held("a", 0, 1, ago_s=100), held("b", 2, 3, priority="urgent"))
+    asked = snapshot(*running, pending=(urgent(),))
+    plan = PriorityPolicy().decide(asked, EPOCH)
+    assert (victims(plan), codes(plan)) == ({}, {"urgent": ReasonCode.PREEMPTING})
+    assert plan.until == EPOCH + timedelta(seconds=MIN_RUN_S - 100)
+    assert "which a keeps at least until 00:03:20 UTC" in str(plan.decisions[0].reason)
+    assert victims(PriorityPolicy().decide(asked, plan.until)) == {"a": "urgent"}
+
+
+def test_who_was_interrupted_before_is_protected_for_its_restart_too():
+    running = held("a", 0, 1, 2, 3, ago_s=MIN_RUN_S, served={"nvidia/a100-sxm4-40gb": 50.0})
+    plan = PriorityPolicy().decide(snapshot(running, pending=(urgent(),)), EPOCH)
+    assert (victims(plan), plan.until) == ({}, EPOCH + timedelta(seconds=30))
+
+
+def test_free_devices_beside_protected_work_are_kept_for_who_waits_for_it():
+    pending = (urgent(device="gpu:4"), a_pending("later", "gpu", priority="low", at_s=1))
+    plan = PriorityPolicy().decide(snapshot(held("a", 0, 1, ago_s=10), pending=pending), EPOCH)
+    assert codes(plan) == {"urgent": ReasonCode.PREEMPTING, "later": ReasonCode.BUSY}
+
+
+def test_the_worker_with_the_cheapest_victims_is_chosen():
+    workers = (four("a"), four("b"))
+    running = (held("x", 0, 1, 2, 3, worker_id="a", ago_s=2000), held("y", 0, 1, 2, 3, worker_id="b", ago_s=1000))
+    plan = PriorityPolicy().decide(snapshot(*running, workers=workers, pending=(urgent(device="gpu:4"),)), EPOCH)
+    assert victims(plan) == {"y": "urgent"}
+
+
+def crowded(waiting: int, device: str = "gpu", on: str = "ab", **others) -> dict[str, str | None]:
+    """Victims where a job on four devices would lose 2520 device-seconds, and each of four on one 807 to 1107."""
+    workers = (four("a"), four("b"))
+    singles = [held(f"x{n}", n, worker_id=on[0], ago_s=800 + 100 * n) for n in range(4)]
+    big = held("big", 0, 1, 2, 3, worker_id=on[1], ago_s=600)
+    pending = tuple(urgent(f"u{n}", device, at_s=n, **others) for n in range(waiting))
+    return victims(PriorityPolicy().decide(snapshot(*singles, big, workers=workers, pending=pending), EPOCH))
+
+
+@pytest.mark.parametrize("on", ["ab", "ba"])
+def test_the_loss_is_shared_by_all_that_wait_for_the_same(on: str):
+    assert crowded(1, on=on) == {"x0": "u0"}
+    assert crowded(2, on=on) == {"x0": "u0", "x1": "u1"}
+    assert crowded(4, on=on) == {"big": "u0"}
+    assert crowded(5, on=on) == {"big": "u0", "x0": "u4"}
+    assert crowded(1, "gpu:2", on=on) == {"x0": "u0", "x1": "u0"}
+    assert crowded(2, "gpu:2", on=on) == {"big": "u0"}
+
+
+def test_the_loss_is_shared_on_one_worker_too():
+    large = a_worker("worker-a", (a_cpu(), *(a_device(f"GPU-{n}", index=n) for n in range(8))))
+    singles = [held(f"x{n}", n, ago_s=800 + 100 * n) for n in range(4)]
+    running = (*singles, held("big", 4, 5, 6, 7, ago_s=600))
+    pending = tuple(urgent(f"u{n}", at_s=n) for n in range(4))
+    assert victims(PriorityPolicy().decide(snapshot(*running, workers=(large,), pending=pending), EPOCH)) == {
+        "big": "u0"
+    }
+    plan = PriorityPolicy().decide(snapshot(*running, workers=(large,), pending=pending[:2]), EPOCH)
+    assert victims(plan) == {"x0": "u0", "x1": "u1"}
+
+
+def test_no_loss_is_shared_by_who_waits_for_its_gang():
+    assert crowded(4, gang="g", gang_size=9) == {}
+    workers = (four("a"), four("b"))
+    singles = [held(f"x{n}", n, worker_id="a", ago_s=800) for n in range(4)]
+    big = held("big", 0, 1, 2, 3, worker_id="b", ago_s=600)
+    gang = tuple(urgent(f"g{n}", at_s=9, gang="g", gang_size=3) for n in range(3))
+    plan = PriorityPolicy().decide(snapshot(*singles, big, workers=workers, pending=(urgent(), *gang)), EPOCH)
+    assert victims(plan) == {"x3": "urgent"}
+
+
+def test_a_gang_is_taken_back_whole_and_at_the_price_of_all_its_devices():
+    workers = (four("a"), four("b"))
+    gang = {"gang": "g", "gang_size": 2}
+    running = [held(f"g{n}", 0, 1, 2, 3, worker_id=worker_id, ago_s=600, **gang) for n, worker_id in enumerate("ab")]
+    wanted = (urgent(device="gpu:4"),)
+    plan = PriorityPolicy().decide(snapshot(*running, workers=workers, pending=wanted), EPOCH)
+    assert victims(plan) == {"g0": "urgent", "g1": "urgent"}
+    running[1] = held("y", 0, 1, 2, 3, worker_id="b", ago_s=1100)
+    running[0] = (running[0][0], replace(running[0][1], gang="", gang_size=1))
+    alone = PriorityPolicy().decide(snapshot(*running, workers=workers, pending=wanted), EPOCH)
+    assert victims(alone) == {"g0": "urgent"}
+
+
+def test_a_share_is_taken_back_for_a_whole_device():
+    lease = a_lease("share", "worker-a", 3600, **{"GPU-0": 500})
+    share = (lease, a_pending("share", "gpu:0.5", priority="low"))
+    running = (share, held("b", 1, 2, 3, priority="urgent"))
+    assert victims(PriorityPolicy().decide(snapshot(*running, pending=(urgent(),)), EPOCH)) == {"share": "urgent"}
+
+
+def test_a_gang_is_as_indispensable_as_the_highest_class_in_it():
+    workers = (four("a"), four("b"))
+    gang = {"gang": "g", "gang_size": 2}
+    running = (held("g0", 0, 1, 2, 3, worker_id="a", **gang), held("g1", 0, worker_id="b", priority="urgent", **gang))
+    plan = PriorityPolicy().decide(snapshot(*running, workers=workers, pending=(urgent(device="gpu:4"),)), EPOCH)
+    assert (victims(plan), codes(plan)) == ({}, {"urgent": ReasonCode.BUSY})
+
+
+def test_who_never_saved_gives_way_to_a_higher_class_only():
+    """Where nobody knows who can save, only the policy of classes takes back what would be lost whole."""
+    cautious = replace(snapshot(held("a", 0, 1, 2, 3), pending=(urgent(),)), protects_unsaved=True)
+    assert victims(PriorityPolicy().decide(cautious, EPOCH)) == {"a": "urgent"}
+    young = replace(
+        snapshot(held("a", 0, 1, 2, 3, ago_s=9000), pending=(a_pending("b", "gpu"),)), protects_unsaved=True
+    )
+    assert victims(Las().decide(young, EPOCH)) == {}
+    saved = held("a", 0, 1, 2, 3, ago_s=9000, saved_at=EPOCH - timedelta(seconds=60))
+    known = replace(snapshot(saved, pending=(a_pending("b", "gpu"),)), protects_unsaved=True)
+    assert victims(Las().decide(known, EPOCH)) == {"a": "b"}
+
+
+@pytest.mark.parametrize(("saves", "expected"), [(True, {"g0": "b", "g1": "b"}), (False, {})])
+def test_of_a_gang_one_that_has_saved_shows_that_its_training_can(saves, expected):
+    workers = (four("a"), four("b"))
+    fields = {"ago_s": 9000, "gang": "g", "gang_size": 2}
+    first = held("g0", 0, 1, 2, 3, worker_id="a", saved_at=EPOCH - timedelta(seconds=60) if saves else None, **fields)
+    running = (first, held("g1", 0, 1, 2, 3, worker_id="b", **fields))
+    base = snapshot(*running, workers=workers, pending=(a_pending("b", "gpu:4"),))
+    assert victims(Las().decide(replace(base, protects_unsaved=True), EPOCH)) == expected
+
+
+def test_the_default_policy_moves_only_who_has_saved_unless_a_higher_class_waits():
+    def decided(saved_at, priority):
+        holder = held("a", 0, 1, 2, 3, priority="medium", ago_s=90000, saved_at=saved_at)
+        base = snapshot(holder, pending=(a_pending("b", "gpu:4", -1, priority=priority),))
+        return victims(Assignment().decide(replace(base, protects_unsaved=True), EPOCH))
+
+    assert decided(None, "medium") == {}
+    assert decided(None, "urgent") == decided(EPOCH - timedelta(seconds=60), "urgent") == {"a": "b"}
+
+
+def test_the_snapshot_says_for_how_long_devices_are_kept():
+    base = snapshot(held("a", 0, 1, 2, 3, ago_s=10), pending=(urgent(),))
+    assert victims(PriorityPolicy().decide(base, EPOCH)) == {}
+    assert victims(PriorityPolicy().decide(replace(base, min_run_s=5.0), EPOCH)) == {"a": "urgent"}

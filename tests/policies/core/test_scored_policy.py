@@ -1,0 +1,73 @@
+"""Policies that place by a valuation of the snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hetero_airflow.model.estimates import Estimates
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.policies.best_fit import BestFit
+from hetero_airflow.policies.core.request_mix import request_mix, rounded_request_mix
+from hetero_airflow.policies.expected_fill import ExpectedFill
+from hetero_airflow.policies.fgd import Fgd
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_worker
+
+
+def gpus(count: int) -> tuple[object, ...]:
+    return tuple(a_device(f"GPU-{n}", index=n) for n in range(count))
+
+
+def workers(*counts: tuple[int, int]) -> Snapshot:
+    """A worker for each (cores, GPUs)."""
+    made = [a_worker(f"w{n}", (a_cpu(cores), *gpus(count))) for n, (cores, count) in enumerate(counts)]  # type: ignore[arg-type]
+    return Snapshot(1, workers=tuple(made))
+
+
+def one(word: str, cpus: int | None = None) -> object:
+    return DeviceRequest.parse(word, quota={"cpus": cpus} if cpus else None).alternatives[0]
+
+
+@pytest.mark.parametrize("policy", [Fgd, ExpectedFill, BestFit])
+def test_a_single_device_is_taken_where_no_pair_is_broken(policy: type[Fgd]) -> None:
+    mix = ((one("gpu:2"), 0.5), (one("gpu"), 0.5))
+    snapshot = workers((8, 2), (8, 1))
+    snapshot = replace(snapshot, pending=(a_pending(),), estimates=Estimates(mix=mix))  # type: ignore[arg-type]
+    assert [place.worker_id for place in policy().decide(snapshot, EPOCH).places] == ["w1"]
+
+
+def test_cores_that_accelerators_need_are_left_to_them() -> None:
+    mix = ((one("gpu", 4), 0.9), (one("cpu:4"), 0.1))
+    snapshot = workers((8, 2), (24, 2))
+    snapshot = replace(snapshot, pending=(a_pending(device="cpu:4"),), estimates=Estimates(mix=mix))  # type: ignore[arg-type]
+    assert [place.worker_id for place in ExpectedFill().decide(snapshot, EPOCH).places] == ["w1"]
+
+
+@pytest.mark.parametrize("policy", [Fgd, ExpectedFill])
+def test_a_policy_that_has_seen_another_mix_decides_as_a_new_one(policy: type[Fgd]) -> None:
+    old = policy()
+    snapshot = replace(workers((8, 2), (8, 1), (4, 4)), pending=tuple(a_pending(f"r{n}") for n in range(4)))
+    mixes = [((one("gpu:2"), 0.7), (one("gpu:0.5"), 0.3)), ((one("gpu:4"), 1.0),), ()]
+    for mix in mixes:
+        asked = replace(snapshot, estimates=Estimates(mix=mix))  # type: ignore[arg-type]
+        assert old.decide(asked, EPOCH) == policy().decide(asked, EPOCH)
+
+
+def test_without_a_past_the_mix_is_what_waits_and_what_runs() -> None:
+    pending = (a_pending("r1", device="gpu:2"), a_pending("r2", device="gpu:2"), a_pending("r3"))
+    snapshot = Snapshot(1, pending=pending, holders={"r4": a_pending("r4", device="gpu:0.5")})
+    assert {str(word): part for word, part in request_mix(snapshot)} == {
+        "2 × gpu": 0.5,
+        "1 × gpu": 0.25,
+        "0.5 of a gpu": 0.25,
+    }
+
+
+def test_a_mix_that_drifts_a_little_is_the_same_rough_mix() -> None:
+    first, second = (
+        rounded_request_mix(Snapshot(1, estimates=Estimates(mix=((one("gpu"), part), (one("gpu:2"), 1 - part)))))  # type: ignore[arg-type]
+        for part in (0.72, 0.74)
+    )
+    assert first == second

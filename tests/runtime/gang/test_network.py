@@ -1,0 +1,39 @@
+import psutil
+import pytest
+
+from hetero_airflow.errors import SettingsError
+from hetero_airflow.runtime.gang.network import host_address, interface_of, network_settings
+
+
+def test_a_worker_without_labels_sets_nothing():
+    assert network_settings({}) == network_settings({"zone": "a", "nccl": "x", "evil/path": "x"}) == {}
+
+
+def test_a_setting_of_its_own_goes_before_that_of_the_interface():
+    labels = {"hetero/ifname": "eth0", "nccl/socket_ifname": "^docker", "hccl/connect_timeout": "300"}
+    assert network_settings(labels) == {
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "NCCL_SOCKET_IFNAME": "^docker",
+        "HCCL_SOCKET_IFNAME": "=eth0",
+        "HCCL_CONNECT_TIMEOUT": "300",
+    }
+
+
+@pytest.mark.parametrize("label", ["nccl/LD_PRELOAD", "nccl/../x", "path/nccl/x", "nccl/a=b", "nccl/"])
+def test_a_label_sets_no_variable_but_those_of_the_three(label):
+    assert network_settings({label: "x"}) == {}
+
+
+def test_the_address_is_one_of_this_host():
+    address = host_address(None)
+    assert interface_of(address) in psutil.net_if_addrs()
+    assert host_address("lo") in ("127.0.0.1", "::1")
+
+
+def test_an_interface_that_this_host_does_not_have_is_named():
+    with pytest.raises(SettingsError, match=r"hetero/ifname=nope0 of this worker; found only .*lo"):
+        host_address("nope0")
+
+
+def test_an_address_of_another_host_has_no_interface_here():
+    assert interface_of("192.0.2.1") is None

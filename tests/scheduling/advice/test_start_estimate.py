@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetero_airflow.model.estimates import Estimates, Interval
+from hetero_airflow.model.lease import LeaseState
+from hetero_airflow.model.plan import Account, Plan, Preempt, Reason, ReasonCode, Wait
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.policies.fifo import Fifo
+from hetero_airflow.policies.priority import PriorityPolicy
+from hetero_airflow.scheduling.advice import start_estimate as module
+from hetero_airflow.scheduling.advice.start_estimate import StartEstimate, estimate_start
+from hetero_airflow.scheduling.cycle import run_cycle
+from hetero_airflow.simulator.simulation import Simulation
+from hetero_airflow.simulator.workload import Job, Workload
+from hetero_airflow.store.memory import MemoryStore
+from hetero_airflow.store.store import RequestSubmitted, WorkerLost, WorkerSeen
+from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
+
+A100 = "nvidia/a100-sxm4-40gb"
+NOW = EPOCH + timedelta(seconds=40)
+
+
+def estimates(**works: float | Interval) -> Estimates:
+    """Of tasks of the DAG "dag", in seconds on an A100; a number is known for certain."""
+    intervals = {("dag", name): w if isinstance(w, Interval) else Interval(w, w, w) for name, w in works.items()}
+    return Estimates({task: {A100: 1.0} for task in intervals}, intervals)
+
+
+def a_world(*asked, gpus=1, policy=None):
+    """A worker on which a policy has placed, at `EPOCH`, what fits of these."""
+    store = MemoryStore()
+    worker = a_worker(devices=(a_cpu(), *(a_device(f"GPU-{n}", index=n) for n in range(gpus))))
+    store.record([WorkerSeen(worker), *map(RequestSubmitted, asked)], EPOCH)
+    run_cycle(store, policy or Fifo(), FakeEngine(), EPOCH, 3600)
+    return store
+
+
+def seen(store, known, **fields) -> Snapshot:
+    return replace(store.snapshot(), estimates=known, **fields)
+
+
+def look(store, request_id, known, now=NOW, policy=None) -> StartEstimate:
+    return estimate_start(seen(store, known), request_id, (policy or Fifo()).decide, now, None)
+
+
+def exactly(seconds: float) -> Interval:
+    return Interval(*[pytest.approx(seconds)] * 3)
+
+
+def test_what_fits_now_starts_now():
+    store = a_world()
+    store.record([RequestSubmitted(a_pending("a"))], NOW)
+    assert look(store, "a", Estimates()) == StartEstimate(Interval(0, 0, 0))
+
+
+def test_a_request_starts_when_the_run_before_it_ends():
+    store = a_world(a_pending("a"), a_pending("b", at_s=1))
+    assert look(store, "b", estimates(a=100)) == StartEstimate(exactly(60))
+
+
+def test_the_interval_is_that_of_the_runs_before_it_given_how_long_they_run_already():
+    store = a_world(a_pending("a"), a_pending("b", at_s=1))
+    run_s = Interval(50, 100, 200)
+    assert look(store, "b", estimates(a=run_s), EPOCH).start_s == pytest.approx(run_s)
+    low, middle, high = look(store, "b", estimates(a=run_s), EPOCH + timedelta(seconds=150)).start_s
+    assert 0 < low < middle < high < 200
+
+
+def test_what_stands_before_it_in_the_queue_is_waited_for_too():
+    store = a_world(*(a_pending(name, at_s=at) for at, name in enumerate("abcd")))
+    known = estimates(a=100, b=20, c=Interval(5, 10, 30))
+    assert look(store, "d", known).start_s == pytest.approx((60 + 20 + 5, 60 + 20 + 10, 60 + 20 + 30))
+
+
+def test_the_queue_is_the_policys():
+    store = a_world(a_pending("a"), a_pending("b", at_s=1), a_pending("c", at_s=2, priority="high"))
+    known = estimates(a=100, b=20, c=10)
+    assert look(store, "b", known, policy=Fifo()).start_s == exactly(60)
+    assert look(store, "b", known, policy=PriorityPolicy()).start_s == exactly(70)
+
+
+def test_where_nobody_knows_how_long_a_run_takes_the_start_is_not_known_and_the_task_is_named():
+    store = a_world(a_pending("a"), a_pending("b", at_s=1), a_pending("c", at_s=2))
+    assert look(store, "c", estimates(b=10)) == StartEstimate(None, (("dag", "a"),))
+    assert look(store, "c", estimates(a=10_000)) == StartEstimate(None, (("dag", "b"),))
+
+
+def test_a_run_that_went_on_for_longer_than_any_known_one_is_not_known_any_more():
+    store = a_world(a_pending("a"), a_pending("b", at_s=1))
+    assert look(store, "b", estimates(a=Interval(9, 10, 11)), EPOCH + timedelta(days=9)).unknown == (("dag", "a"),)
+
+
+def test_an_unknown_run_elsewhere_leaves_the_start_known_at_the_latest():
+    store = a_world(a_pending("a"), a_pending("b", at_s=1), a_pending("c", at_s=2), gpus=2)
+    assert look(store, "c", estimates(b=100)) == StartEstimate(exactly(60), (("dag", "a"),))
+
+
+def test_an_unknown_run_on_what_the_request_can_not_use_is_not_named():
+    store = a_world(a_pending("a"), a_pending("b", "cpu:8", at_s=1), a_pending("c", at_s=2))
+    other = a_worker("other", devices=(a_device("GPU-9", model="t4", memory="16GiB"),))
+    store.record(
+        [WorkerSeen(other), RequestSubmitted(a_pending("d", "t4", at_s=3)), RequestSubmitted(a_pending("e", "a100"))],
+        NOW,
+    )
+    run_cycle(store, Fifo(), FakeEngine(), NOW, 3600)
+    assert ("dag", "d") not in look(store, "e", estimates(a=100)).unknown
+
+
+def test_what_a_task_was_served_before_counts():
+    store = a_world(a_pending("a", served={A100: 50.0}), a_pending("b", at_s=1))
+    assert look(store, "b", estimates(a=100)).start_s == exactly(10)
+
+
+def test_a_lease_that_was_told_to_end_ends_at_once_and_an_expired_one_nobody_knows_when():
+    store = a_world(a_pending("a"), a_pending("b", at_s=1))
+    (lease,) = store.snapshot().leases
+    move_lease(store, lease.id, lease.token, LeaseState.PREEMPTED, NOW)
+    assert look(store, "b", Estimates()).start_s == exactly(0)
+    move_lease(store, lease.id, lease.token, LeaseState.EXPIRED, NOW)
+    assert look(store, "b", estimates(a=100)) == StartEstimate(None, (("dag", "a"),))
+
+
+def test_what_waits_for_no_run_has_neither_a_start_nor_anyone_in_its_way():
+    store = a_world(a_pending("a"))
+    store.record([WorkerLost("worker-a"), RequestSubmitted(a_pending("b"))], NOW)
+    assert look(store, "b", estimates(a=1)) == StartEstimate()
+
+
+def test_what_is_refused_has_no_start():
+    store = a_world(a_pending("a"))
+    store.record([RequestSubmitted(a_pending("b", "h100"))], NOW)
+    assert look(store, "b", estimates(a=100)) == StartEstimate()
+
+
+def waits(snapshot, *besides):
+    reason = Reason(ReasonCode.BUSY, "a gpu", "none")
+    ids = [one.id for one in snapshot.pending if one.id not in besides]
+    return tuple(Wait(id_, n, reason, Account("test", "waits")) for n, id_ in enumerate(ids, start=1))
+
+
+def preempting(snapshot, now):
+    """Takes the device from whoever has it, for "b"."""
+    if not any(one.id == "b" for one in snapshot.pending):
+        return Plan(waits(snapshot))
+    for lease in snapshot.leases:
+        taken = Preempt(lease.id, lease.token, lease.request_id, "b", "for b")
+        return Plan(waits(snapshot), (taken,))
+    place = a_place("b", **{"GPU-0": 1000})
+    return Plan((place, *waits(snapshot, "b")))
+
+
+def test_what_a_policy_takes_back_is_free_and_its_holder_waits_again():
+    store = a_world(a_pending("a"), a_pending("b", at_s=1), a_pending("c", at_s=2))
+    snapshot = seen(store, Estimates(), can_preempt=True)
+    assert estimate_start(snapshot, "b", preempting, NOW, None) == StartEstimate(Interval(0, 0, 0))
+    told = []
+    estimate_start(snapshot, "c", lambda now_is, now: told.append(now_is) or preempting(now_is, now), NOW, None)
+    after = next(one for one in told if not one.leases)
+    assert [(one.id, dict(one.served)) for one in after.pending] == [("a", {A100: 40.0}), ("b", {}), ("c", {})]
+    assert after.used("worker-a", "GPU-0").milli == 0
+
+
+def test_a_policy_that_decides_by_time_is_asked_in_time():
+    store = a_world(a_pending("a"), a_pending("b", at_s=1), gpus=2)
+    store.record([RequestSubmitted(a_pending("c", at_s=2))], EPOCH)
+
+    def late(snapshot, now):
+        is_due = now >= NOW + timedelta(seconds=250)
+        return Plan((a_place("c", **{"GPU-1": 1000}),) if is_due else waits(snapshot))
+
+    assert estimate_start(seen(store, Estimates()), "c", late, NOW, 100.0).start_s == exactly(300)
+    assert estimate_start(seen(store, Estimates()), "c", late, NOW, None).start_s is None
+    soon = NOW + timedelta(seconds=260)
+    says_when = lambda snapshot, now: replace(late(snapshot, now), until=soon if now < soon else None)  # noqa: E731
+    assert estimate_start(seen(store, Estimates()), "c", says_when, NOW, None).start_s == exactly(260)
+    never = lambda snapshot, now: Plan(waits(snapshot))  # noqa: E731
+    assert estimate_start(seen(store, Estimates()), "c", never, NOW, 100.0).start_s is None
+
+
+def test_what_takes_too_many_decisions_is_given_up(monkeypatch):
+    store = a_world(*(a_pending(f"r{at:03}", at_s=at) for at in range(60)))
+    known = estimates(**{f"r{at:03}": 60 for at in range(60)})
+    assert look(store, "r059", known).start_s == exactly(58 * 60 + 20)
+    monkeypatch.setattr(module, "MAX_DECISIONS", 1000)
+    given_up = look(store, "r059", known)
+    assert given_up.start_s is None
+    moments = next(n for n in range(60) if 59 + sum(range(60 - n, 60)) > 1000)
+    assert given_up.beyond_s == pytest.approx(20 + 60 * (moments - 1))
+    monkeypatch.setattr(module, "MAX_DECISIONS", 10**9)
+    monkeypatch.setattr(module, "MAX_MOMENTS", 10)
+    assert look(store, "r059", known).beyond_s == pytest.approx(20 + 60 * 9)
+
+
+JOBS = st.lists(
+    st.tuples(st.sampled_from(["gpu", "gpu:2", "gpu:0.5", "cpu:4"]), st.integers(1, 1000)), min_size=1, max_size=12
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(JOBS)
+def test_with_durations_known_for_certain_it_is_what_the_simulator_finds(asked):
+    """The same policy on the same requests, through the store, the cycle and the event loop of the simulator."""
+    worker = a_worker(devices=(a_cpu(), a_device("GPU-0"), a_device("GPU-1", index=1)))
+    jobs = tuple(
+        Job(f"j{n:02}", 0.0, DeviceRequest.parse(text), float(work), task=f"j{n:02}", group="dag")
+        for n, (text, work) in enumerate(asked)
+    )
+    record = Simulation(Workload("random", jobs), (worker,), Fifo(), "fifo").run()
+    store = MemoryStore()
+    pending = [a_pending(job.id, text) for job, (text, _) in zip(jobs, asked, strict=True)]
+    store.record([WorkerSeen(worker), *map(RequestSubmitted, pending)], EPOCH)
+    works = {("dag", job.id): Interval(job.work, job.work, job.work) for job in jobs}
+    known = Estimates({task: {A100: 1.0, "generic/x86-64": 1.0} for task in works}, works)
+    for job in record.jobs:
+        assert look(store, job.id, known, EPOCH).start_s == exactly(job.started_s)
+
+
+def test_where_many_leases_are_held_it_is_still_near_the_truth():
+    """It does not decide at each end of a run; each of 600 requests takes the first device of 220 that is free."""
+    generator = random.Random(8)
+    works = {f"r{n:03}": generator.uniform(100, 1000) for n in range(600)}
+    free_s = [0.0] * 220
+    truth = {}
+    for name, work in works.items():
+        truth[name] = heapq.heappop(free_s)
+        heapq.heappush(free_s, truth[name] + work)
+    store = a_world(*map(a_pending, works), gpus=220)
+    for name in ("r220", "r230", "r400", "r599"):
+        assert look(store, name, estimates(**works), EPOCH).start_s.middle == pytest.approx(
+            truth[name], rel=0.03, abs=10
+        )

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero_airflow.model.plan import Place
+from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot, UsageByWorker
+from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.policies.priority import PriorityPolicy
+from hetero_airflow.scheduling.advice.wanted_workers import WantedType, WantedWorkers, wanted_workers
+from hetero_airflow.scheduling.validation import plan_faults
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_worker, snapshots
+
+SMALL, LARGE = {"hetero/type": "small"}, {"hetero/type": "large"}
+EIGHT = (a_cpu(32), *(a_device(f"GPU-{n}", index=n) for n in range(8)))
+HOSTS = (a_worker("a", labels=SMALL), a_worker("b", EIGHT, labels=LARGE))
+
+
+def waits(*devices: object, **fields: object) -> tuple[PendingRequest, ...]:
+    return tuple(a_pending(f"r{n}", device, at_s=n, **fields) for n, device in enumerate(devices))
+
+
+def busy(snapshot: Snapshot, *worker_ids: str) -> Snapshot:
+    """All accelerators of these are leased."""
+    used = {
+        worker.id: {device.id: DeviceUsage(1000, 0, EPOCH) for device in worker.devices if device.kind != "cpu"}
+        for worker in snapshot.workers
+        if worker.id in worker_ids
+    }
+    return replace(snapshot, usage=UsageByWorker(used))
+
+
+def numbers(found: WantedWorkers) -> dict[str, int]:
+    return {one.type: one.workers for one in found.types}
+
+
+def test_where_nothing_waits_every_type_is_wanted_no_more():
+    assert wanted_workers(Snapshot(0, workers=HOSTS)) == WantedWorkers(
+        (WantedType("large", 0, 0), WantedType("small", 0, 0)), waiting=0, fitting=0, unservable=0
+    )
+
+
+def test_what_has_room_already_wants_nothing():
+    found = wanted_workers(Snapshot(0, workers=HOSTS, pending=waits("gpu:8", "gpu:2")))
+    assert (numbers(found), found.fitting) == ({"large": 0, "small": 0}, 2)
+
+
+def test_the_smallest_type_is_taken_that_does():
+    snapshot = busy(Snapshot(0, workers=HOSTS, pending=waits("gpu:2", "gpu:3", "gpu")), "a", "b")
+    found = wanted_workers(snapshot)
+    assert found.types == (WantedType("large", 1, 3), WantedType("small", 0, 0)), "what is open is filled first"
+    assert numbers(wanted_workers(replace(snapshot, pending=waits("gpu:2", "gpu")))) == {"large": 0, "small": 2}
+
+
+def test_a_fleet_that_was_scaled_to_zero_says_what_it_can_be_scaled_to():
+    lost = tuple(worker.model_copy(update={"state": WorkerState.LOST}) for worker in HOSTS)
+    found = wanted_workers(Snapshot(0, workers=lost, pending=waits(*["gpu:4"] * 3)))
+    assert numbers(found) == {"large": 2, "small": 0}
+
+
+def test_shares_and_cores_are_packed_as_they_are_leased():
+    halves = busy(Snapshot(0, workers=HOSTS[:1], pending=waits(*[{"device": "gpu", "share": 0.5}] * 5)), "a")
+    assert numbers(wanted_workers(halves)) == {"small": 2}
+    cores = busy(Snapshot(0, workers=HOSTS[:1], pending=waits("gpu", "gpu", quota={"cpus": 6})), "a")
+    assert numbers(wanted_workers(cores)) == {"small": 2}, "8 cores are enough for one of them"
+
+
+def test_a_gang_wants_all_it_needs_or_nothing():
+    gang = waits(*["gpu:8"] * 3, gang="g", gang_size=3)
+    found = wanted_workers(busy(Snapshot(0, workers=HOSTS, pending=gang), "a"))
+    assert (found.types[0], found.fitting) == (WantedType("large", 2, 2), 1)
+    mixed = (*gang, a_pending("odd", "h100", gang="g", gang_size=3))
+    found = wanted_workers(Snapshot(0, workers=HOSTS, pending=mixed))
+    assert (numbers(found), found.unservable, found.fitting) == ({"large": 0, "small": 0}, 4, 0)
+
+
+def test_a_later_alternative_is_taken_where_it_is_free_and_the_first_is_what_is_ordered():
+    either = waits(["gpu:8", "cpu:8"], ["gpu:8", "cpu:8"])
+    found = wanted_workers(busy(Snapshot(0, workers=HOSTS[1:], pending=either), "b"))
+    assert (numbers(found), found.fitting) == ({"large": 0}, 2)
+    lost = tuple(worker.model_copy(update={"state": WorkerState.LOST}) for worker in HOSTS)
+    found = wanted_workers(Snapshot(0, workers=lost, pending=either))
+    assert found.types == (WantedType("large", 1, 2), WantedType("small", 0, 0)), "beside the GPUs its cores are free"
+
+
+@given(st.integers(0, 40), st.integers(0, 3), st.integers(1, 8))
+def test_for_equal_requests_it_is_the_least_number(waiting, hosts, count):
+    workers = tuple(a_worker(f"w{n}", EIGHT, labels=LARGE) for n in range(hosts))
+    gone = a_worker("x", EIGHT, labels=LARGE, state=WorkerState.LOST)
+    found = wanted_workers(Snapshot(0, workers=(*workers, gone), pending=waits(*[f"gpu:{count}"] * waiting)))
+    each = 8 // count
+    assert numbers(found) == {"large": ceil(max(0, waiting - hosts * each) / each)}
+
+
+@given(snapshots(max_workers=3, max_pending=6))
+def test_it_is_the_same_every_time_and_adds_up(snapshot):
+    found = wanted_workers(snapshot)
+    assert found == wanted_workers(snapshot)
+    assert found.waiting == found.fitting + found.unservable + sum(one.requests for one in found.types)
+    assert all((one.workers > 0) == (one.requests > 0) for one in found.types)
+
+
+def test_with_what_is_wanted_the_policy_starts_all():
+    pending = (*waits("gpu:3", "gpu:2", "gpu:8"), a_pending("g0", "gpu:8", gang="g", gang_size=1))
+    snapshot = busy(Snapshot(0, workers=HOSTS, pending=pending), "a", "b")
+    more = {one.type: one.workers for one in wanted_workers(snapshot).types}
+    new = [
+        worker.model_copy(update={"id": f"new-{worker.id}-{n}"})
+        for worker in HOSTS
+        for n in range(more[worker.labels["hetero/type"]])
+    ]
+    grown = replace(snapshot, workers=(*HOSTS, *new))
+    plan = PriorityPolicy().decide(grown, EPOCH)
+    assert plan_faults(grown, plan) == []
+    assert [type(decision) for decision in plan.decisions] == [Place] * 4

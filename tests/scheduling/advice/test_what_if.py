@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from hetero_airflow.model.estimates import Estimates
+from hetero_airflow.model.plan import Place
+from hetero_airflow.model.request import DeviceRequest, Priority
+from hetero_airflow.model.snapshot import DeviceUsage, Snapshot
+from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.policies.fifo import Fifo
+from hetero_airflow.policies.priority import PriorityPolicy as PriorityPolicy
+from hetero_airflow.scheduling.advice import what_if
+from hetero_airflow.scheduling.advice.changes import possible_changes
+from hetero_airflow.scheduling.advice.what_if import cheapest_change
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_worker, requests, snapshots
+
+GIB = 2**30
+
+
+def gpus(number, model="a100-sxm4-40gb", memory="40GiB", **fields):
+    return tuple(a_device(f"{model}-{n}", model, memory, index=n, **fields) for n in range(number))
+
+
+def a_snapshot(pending, *workers, busy=(), **fields) -> Snapshot:
+    """Where these devices, as (worker, device), are leased whole."""
+    usage = {key: DeviceUsage(1000, 40 * GIB) for key in busy}
+    return Snapshot(1, workers, usage, tuple(pending), **fields)
+
+
+def answer(snapshot, pending=None, policy=None):
+    return cheapest_change(snapshot, pending or snapshot.pending[0], (policy or Fifo()).decide, EPOCH)
+
+
+def parsed(*args, **kwargs):
+    return DeviceRequest.parse(*args, **kwargs)
+
+
+def test_fewer_devices_where_fewer_are_free():
+    worker = a_worker("w", gpus(4))
+    asked = a_pending("r", "a100:4")
+    found = answer(a_snapshot([asked], worker, busy=[("w", "a100-sxm4-40gb-0")]))
+    assert found.change.request == parsed(["a100:4", "a100:3"])
+    assert found.change.words == "with 3 × nvidia/a100 as one more choice, about 1.3 times as long"
+    assert found.change.cost == pytest.approx(1 / 3)
+    assert (found.place.worker_id, found.place.alternative, len(found.place.claims)) == ("w", 1, 3)
+
+
+def test_another_model_that_is_free_by_how_slow_it_is():
+    workers = a_worker("a", gpus(1)), a_worker("t", gpus(1, "t4", "16GiB")), a_worker("v", gpus(1, "v100", "16GiB"))
+    asked = a_pending("r", "a100")
+    busy = [("a", "a100-sxm4-40gb-0")]
+    speeds = {"nvidia/a100-sxm4-40gb": 1.0, "nvidia/v100": 0.5, "nvidia/t4": 0.2}
+    known = Estimates({("dag", "r"): speeds})
+    found = answer(a_snapshot([asked], *workers, busy=busy, estimates=known))
+    assert found.change.request == parsed(["a100", "nvidia/v100"])
+    assert found.change.words == "with 1 × nvidia/v100 as one more choice, about 2 times as long"
+    busy.append(("v", "v100-0"))
+    found = answer(a_snapshot([asked], *workers, busy=busy, estimates=known))
+    assert found.change.request == parsed(["a100", "nvidia/t4"])
+
+
+def test_a_device_of_another_maker_comes_after_a_slower_one():
+    amd = gpus(1, "mi300x", "192GiB", vendor="amd")
+    workers = a_worker("a", gpus(1)), a_worker("m", amd), a_worker("v", gpus(1, "v100", "16GiB"))
+    asked = a_pending("r", "a100", driver=">=500")
+    snapshot = a_snapshot([asked], *workers, busy=[("a", "a100-sxm4-40gb-0")])
+    assert answer(snapshot).change.request.alternatives[1].model == "v100"
+    known = Estimates(default_speeds={"nvidia/a100-sxm4-40gb": 1.0, "nvidia/v100": 0.1, "amd/mi300x": 2.0})
+    found = answer(replace(snapshot, estimates=known))
+    assert (found.change.request.alternatives[1].vendor, found.change.request.alternatives[1].driver) == ("amd", None)
+    assert found.change.words == "with 1 × amd/mi300x as one more choice"
+
+
+def test_a_share_where_half_of_a_device_is_free():
+    worker = a_worker("w", gpus(1))
+    usage = {("w", "a100-sxm4-40gb-0"): DeviceUsage(500, 20 * GIB)}
+    snapshot = replace(a_snapshot([a_pending("r", "a100")], worker), usage=usage)
+    found = answer(snapshot)
+    assert found.change.request == parsed(["a100", "a100:0.5"])
+    assert found.change.words == "with 0.5 of a nvidia/a100 as one more choice, about 2 times as long"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "instead", "words"),
+    [
+        ({"quota": {"cpus": 6}}, {"quota": {"cpus": 3}}, "with 3 cores in place of 6"),
+        ({"quota": {"cpus": 16}}, {"quota": {"cpus": 4}}, "with 4 cores in place of 16"),
+        (
+            {"quota": {"host_memory": "40GiB"}},
+            {"quota": {"host_memory": "20GiB"}},
+            "with 20GiB of host memory in place of 40GiB",
+        ),
+        ({"labels": {"zone": "eu"}}, {}, "without the condition zone=eu"),
+        (
+            {"labels": {"zone": "eu", "rack": "7"}},
+            {"labels": {"rack": "7"}},
+            "without the condition zone=eu",
+        ),
+        ({"runtime": {"cuda": ">=99"}}, {}, "without the condition cuda>=99"),
+        ({"driver": ">=999"}, {}, "without the condition driver>=999"),
+        ({"quota": {"memory": "..20GiB"}}, {}, "without the limit of 20GiB of memory"),
+        (
+            {"quota": {"memory": "48GiB"}},
+            {"quota": {"memory": "40GiB"}},
+            "with 40GiB of memory in place of 48GiB",
+        ),
+    ],
+)
+def test_less_of_what_stands_in_the_way(arguments, instead, words):
+    """Of 8 cores 4 are free, of 64 GiB of host memory 32."""
+    worker = a_worker("w", (a_cpu(), *gpus(1)), labels={"rack": "7"})
+    usage = {("w", "cpu"): DeviceUsage(4000, 32 * GIB)}
+    snapshot = replace(a_snapshot([a_pending("r", "a100", **arguments)], worker), usage=usage)
+    found = answer(snapshot)
+    assert (found.change.request, found.change.words) == (parsed("a100", **instead), words)
+
+
+def test_a_higher_priority_where_others_stand_before_it():
+    worker = a_worker("w", gpus(1))
+    first, second = a_pending("a", "a100"), a_pending("b", "a100", at_s=1, priority="low")
+    snapshot = a_snapshot([first, second], worker)
+    found = answer(snapshot, second, PriorityPolicy())
+    assert found.change.request == parsed("a100", priority="high")
+    assert (found.change.words, found.change.cost) == ("with the priority high", 0.5)
+    assert answer(snapshot, second, Fifo()) is None, "fifo does not look at priorities, and a share is not free either"
+
+
+def test_the_cheapest_of_several_is_the_answer():
+    worker = a_worker("w", (a_cpu(), *gpus(2)))
+    usage = {("w", "cpu"): DeviceUsage(6000, 0)}
+    asked = a_pending("r", "a100:2", quota={"cpus": 4})
+    found = answer(replace(a_snapshot([asked], worker), usage=usage))
+    assert found.change.request == parsed("a100:2", quota={"cpus": 2})
+
+
+def test_where_no_single_change_helps_there_is_no_answer():
+    worker = a_worker("w", gpus(1))
+    assert answer(a_snapshot([a_pending("r", "a100")], worker, busy=[("w", "a100-sxm4-40gb-0")])) is None
+    assert answer(a_snapshot([a_pending("r", "a100:2")], worker.model_copy(update={"state": WorkerState.LOST}))) is None
+
+
+def test_a_request_that_was_refused_and_left_the_queue_is_tried_too():
+    snapshot = a_snapshot([], a_worker("w", gpus(2)))
+    found = answer(snapshot, a_pending("r", "h100:2"))
+    assert found.change.request == parsed(["h100:2", "nvidia/a100-sxm4-40gb:2"])
+
+
+def test_members_of_a_gang_are_changed_together():
+    workers = [a_worker(name, gpus(2)) for name in "ab"]
+    pending = [a_pending(name, "a100:4", gang="g", gang_size=2) for name in ("r0", "r1")]
+    seen = []
+
+    def decide(snapshot, now):
+        seen.append([one.request for one in snapshot.pending])
+        return Fifo().decide(snapshot, now)
+
+    found = cheapest_change(a_snapshot(pending, *workers), pending[1], decide, EPOCH)
+    assert found.change.request == parsed(["a100:4", "a100:2"])
+    assert all(len(set(requests)) == 1 for requests in seen)
+
+
+def test_of_many_changes_the_cheapest_are_tried(monkeypatch):
+    workers = [a_worker(f"w{n}", gpus(8, f"x{n}")) for n in range(20)]
+    busy = [(f"w{n}", device.id) for n, worker in enumerate(workers) for device in worker.devices]
+    tried = []
+
+    def decide(snapshot, now):
+        tried.append(snapshot)
+        return Fifo().decide(snapshot, now)
+
+    snapshot = a_snapshot([a_pending("r", "acme/x0:8")], *workers, busy=busy)
+    assert cheapest_change(snapshot, snapshot.pending[0], decide, EPOCH) is None
+    assert len(tried) == what_if.MAX_TRIED < len(possible_changes(snapshot, snapshot.pending[0]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(snapshots(), requests())
+def test_each_change_is_another_request_with_a_cost_and_the_answer_is_placed_by_the_policy(snapshot, request):
+    pending = replace(a_pending("new", at_s=9), request=request)
+    snapshot = replace(snapshot, pending=(*snapshot.pending, pending))
+    changes = possible_changes(snapshot, pending)
+    assert [change.cost for change in changes] == sorted(change.cost for change in changes)
+    assert all(change.cost > 0 and change.words and change.request != request for change in changes)
+    assert len({change.request for change in changes}) == len(changes)
+    assert all(change.request.priority.rank <= request.priority.rank for change in changes)
+    found = cheapest_change(snapshot, pending, PriorityPolicy().decide, EPOCH)
+    if found is None:
+        return
+    changed = replace(snapshot, pending=(*snapshot.pending[:-1], replace(pending, request=found.change.request)))
+    plan = PriorityPolicy().decide(changed, EPOCH)
+    placed = [one for one in plan.decisions if isinstance(one, Place) and one.request_id == "new"]
+    assert placed == [found.place]
+    assert found == cheapest_change(snapshot, pending, PriorityPolicy().decide, EPOCH)
+
+
+def test_the_most_urgent_can_not_be_made_more_urgent():
+    snapshot = a_snapshot([a_pending("r", "a100", priority="urgent")], a_worker("w", gpus(1)))
+    assert all(c.request.priority is Priority.URGENT for c in possible_changes(snapshot, snapshot.pending[0]))
+
+
+def test_a_topology_can_be_given_up():
+    snapshot = a_snapshot([a_pending("r", "a100:2", topology="nvlink")], a_worker("w", gpus(2)))
+    without = [c for c in possible_changes(snapshot, snapshot.pending[0]) if c.request == parsed("a100:2")]
+    assert [(change.cost, change.words) for change in without] == [(0.1, "without the topology nvlink")]

@@ -1,0 +1,84 @@
+"""What the coordinator does around Airflow's own supervisor, which a stand-in plays with a real process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from types import SimpleNamespace
+
+import pytest
+
+from hetero_airflow.contract.envelope import add_lease
+from hetero_airflow.engines.lease_files import (
+    LeaseFile,
+    current_process_namespace,
+    lease_folder,
+    mark,
+    read_lease_files,
+)
+from hetero_airflow.settings import CONTROL_VARIABLE, LEASE_VARIABLE
+from hetero_airflow.supervisor import coordinator
+from hetero_airflow.testing import a_task_lease
+
+LEASE = a_task_lease(id="r1.7", worker="worker-a")
+
+
+class StandInSupervisor:
+    """Starts a process that waits for ever, and says what it finds around it."""
+
+    final_state = "success"
+
+    def __init__(self, pid: int, seen: list) -> None:
+        self.pid, self._seen = pid, seen
+
+    def attach_lease(self, lease, folder) -> None:
+        self._seen.append((lease.id, str(folder)))
+
+    def wait(self) -> int:
+        self._seen.append(list(read_lease_files(lease_folder()).values()))
+        return 0
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Executes a workload with that carrier: (what was seen, the task's process, the result)."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    started = []
+
+    def execute(carrier):
+        seen = []
+
+        def start(**_):
+            seen.append(list(read_lease_files(lease_folder()).values()))
+            seen.append((os.environ.get(LEASE_VARIABLE), os.environ[CONTROL_VARIABLE]))
+            started.append(subprocess.Popen(["/bin/sleep", "600"], process_group=0))
+            return StandInSupervisor(started[-1].pid, seen)
+
+        monkeypatch.setattr(coordinator.DeviceSupervisor, "start", start)
+        what = SimpleNamespace(context_carrier=carrier)
+        rest = {"dag_rel_path": None, "bundle_info": None, "client": None, "subprocess_logs_to_stdout": False}
+        return seen, coordinator.DeviceCoordinator().execute_task(what=what, **rest), started[-1]
+
+    yield execute
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_the_agent_can_see_the_lease_from_before_the_task_begins_until_nothing_is_left_of_it(run):
+    seen, result, process = run(add_lease({}, LEASE))
+    before = LeaseFile(lease="r1.7", worker="worker-a", place=current_process_namespace(), supervisor=mark(os.getpid()))
+    (at_start, (told, folder), (looked_after, control), at_work) = seen
+    assert at_start == [before]
+    assert (told, looked_after, control) == (LEASE.model_dump_json(), "r1.7", folder)
+    assert [(one.lease, one.task.pid) for one in at_work] == [("r1.7", process.pid)]
+    assert process.wait(10) == -15, "it outlived its task"
+    assert read_lease_files(lease_folder()) == {}
+    assert (result.exit_code, os.path.exists(folder), LEASE_VARIABLE in os.environ) == (0, False, False)
+
+
+def test_a_task_without_a_lease_has_no_file(run):
+    seen, _, process = run({})
+    assert [seen[0], seen[1][0], seen[2]] == [[], None, []]
+    assert process.poll() is None
