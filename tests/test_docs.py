@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from hetero_airflow import policies
 from hetero_airflow.policies import POLICIES
 
 ROOT = Path(__file__).parents[1]
@@ -13,6 +14,11 @@ BENCHMARK = (ROOT / "tests" / "benchmarks" / "bench_schedule.py").read_text()
 def test_its_table_has_every_policy_and_no_other():
     named = re.findall(r"^\| `([a-z_]+)`", PAGE, re.M)
     assert sorted(named) == sorted(POLICIES)
+
+
+def test_the_table_of_the_package_says_when_to_choose_each_policy():
+    names = re.findall(r"^([a-z_]+) {2,}\S.*\.$", policies.__doc__ or "", re.M)
+    assert sorted(names) == sorted(POLICIES)
 
 
 def test_the_number_of_policies_in_the_readme_is_right():

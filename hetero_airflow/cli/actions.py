@@ -288,14 +288,13 @@ def _deciding() -> tuple[Callable[[Snapshot, datetime], Plan], float | None]:
 
     From the moment on at which the policy raises, priority stands in for it.
     """
-    from hetero_airflow import policies
     from hetero_airflow.executor.configuration import read_configuration
-    from hetero_airflow.policies.policy import Policy, period_of
+    from hetero_airflow.policies import load_policy
+    from hetero_airflow.policies.policy import period_of
     from hetero_airflow.policies.priority import PriorityPolicy
-    from hetero_airflow.registry import load
 
     name = read_configuration().policy
-    policy: Policy = load(policies.GROUP, policies.POLICIES, name)()
+    policy = load_policy(name)
 
     def decide(snapshot: Snapshot, now: datetime) -> Plan:
         nonlocal policy

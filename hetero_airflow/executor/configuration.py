@@ -71,7 +71,11 @@ def _policy() -> str:
     name = _text("policy")
     known = names(policies.GROUP, policies.POLICIES)
     if name not in known:
-        raise SettingsError(f"[{SECTION}] policy = {name}", found="no such policy", remedy=f"Use {', '.join(known)}")
+        raise SettingsError(
+            f"[{SECTION}] policy = {name}",
+            found="no such policy",
+            remedy=f"Use {policies.SUBSTITUTES.get(name) or ', '.join(known)}",
+        )
     return name
 
 

@@ -17,7 +17,6 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from hetero_airflow import policies
 from hetero_airflow.clock import Clock, SystemClock
 from hetero_airflow.contract.envelope import ENVELOPE_KEY, unpack_request
 from hetero_airflow.contract.placement_check import is_placement_check
@@ -31,7 +30,7 @@ from hetero_airflow.executor.context.dag_edges import DagEdges
 from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.engine_choice import EngineTrait, configured_engine
 from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
-from hetero_airflow.registry import load
+from hetero_airflow.policies import load_policy
 
 _MAX_NOTES = 1000
 
@@ -84,7 +83,7 @@ class HeteroExecutor(BaseExecutor):
         self._dispatcher = Dispatcher(
             configuration,
             store,
-            load(policies.GROUP, policies.POLICIES, configuration.policy)(),
+            load_policy(configuration.policy),
             self._engine,
             self._keeper,
             tasks=tasks,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from hetero_airflow import policies
 from hetero_airflow.model.worker import Worker
-from hetero_airflow.registry import load
+from hetero_airflow.policies import load_policy
 from hetero_airflow.simulator.options import Options
 from hetero_airflow.simulator.record import SimulationRecord
 from hetero_airflow.simulator.simulation import Progress, Simulation
@@ -35,7 +34,7 @@ def run_experiment(
     :raises RegistryError: no such policy
     :raises ClusterError: a job that the cluster could never run
     """
-    made = [(name, load(policies.GROUP, policies.POLICIES, name)()) for name in experiment.policies]
+    made = [(name, load_policy(name)) for name in experiment.policies]
     for name, policy in made:
         simulation = Simulation(experiment.workload, experiment.workers, policy, name, experiment.options)
         yield simulation.run(progress(name))

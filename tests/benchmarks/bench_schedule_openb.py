@@ -20,11 +20,11 @@ from pathlib import Path
 from random import Random
 
 from bench_table import Table
+from fgd import FragmentationMeasure
 
 from hetero_airflow.matching.packing.classic_fit import BestFitMeasure, DotProductMeasure, LargestCapacity
 from hetero_airflow.matching.packing.demand import RequestMix, device_demand
 from hetero_airflow.matching.packing.expected_fill import ExpectedFillMeasure
-from hetero_airflow.matching.packing.fragmentation import FragmentationMeasure
 from hetero_airflow.matching.packing.scoreboard import Scoreboard
 from hetero_airflow.matching.packing.scorer import PackingMeasure
 from hetero_airflow.model.request import Alternative

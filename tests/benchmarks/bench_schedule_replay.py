@@ -27,13 +27,13 @@ from functools import cache
 
 import numpy as np
 from bench_table import HOUR_S, Table, percent
+from fgd import FragmentationMeasure
 from scipy.optimize import brentq
 
 from hetero_airflow.matching.feasibility import Feasibility, device_count
 from hetero_airflow.matching.matcher import Matcher
 from hetero_airflow.matching.packing.classic_fit import BestFitMeasure, LargestCapacity
 from hetero_airflow.matching.packing.expected_fill import ExpectedFillMeasure
-from hetero_airflow.matching.packing.fragmentation import FragmentationMeasure
 from hetero_airflow.matching.packing.scorer import PackingScorer
 from hetero_airflow.matching.scoring import Allocation, PlacementScorer, TightFitScorer
 from hetero_airflow.matching.shapes import Shape

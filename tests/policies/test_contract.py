@@ -19,10 +19,8 @@ from hetero_airflow.model.plan import Place, Plan, ReasonCode, Refuse, Wait
 from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
-from hetero_airflow.policies import GROUP, POLICIES
 from hetero_airflow.policies.core.request_mix import request_mix
 from hetero_airflow.policies.policy import Policy
-from hetero_airflow.registry import load
 from hetero_airflow.scheduling.validation import plan_faults
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Knowledge, Options
@@ -30,10 +28,11 @@ from hetero_airflow.simulator.record import JobOutcome
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.workload import Job, Workload
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a_worker, leased, snapshots
+from tests.policies.every_policy import EVERY_POLICY
 
 thorough = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """So many for each row: what all rows share is tried by all of them, and the whole suite stays within minutes."""
-rows = pytest.mark.parametrize("name", POLICIES)
+rows = pytest.mark.parametrize("name", EVERY_POLICY)
 BY_CLASS = ["priority"]
 """Policies that take leases back by priority class alone."""
 for_one = pytest.mark.parametrize("name", ["priority", "srtf", "srsf", "las", "mlfq", "consolidation"])
@@ -41,8 +40,7 @@ for_one = pytest.mark.parametrize("name", ["priority", "srtf", "srsf", "las", "m
 
 
 def make(name: str) -> Policy:
-    policy: Policy = load(GROUP, POLICIES, name)()
-    return policy
+    return EVERY_POLICY[name]()
 
 
 # The oracle.
@@ -403,7 +401,9 @@ def head_of(plan: Plan) -> int | None:
     return None
 
 
-@pytest.mark.parametrize("name", [name for name in POLICIES if name != "fair_share"])  # its turns depend on who waits
+@pytest.mark.parametrize(
+    "name", [name for name in EVERY_POLICY if name != "fair_share"]
+)  # its turns depend on who waits
 @settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(data=st.data())
 def test_backfill_never_delays_the_head(name: str, data: st.DataObject) -> None:

@@ -13,12 +13,11 @@ from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.plan import Place, Plan, ReasonCode, Refuse, Wait
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
-from hetero_airflow.policies import GROUP, POLICIES
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.policies.policy import Policy
-from hetero_airflow.registry import load
 from hetero_airflow.scheduling.validation import plan_faults
 from hetero_airflow.testing import EPOCH, a_device, a_pending, a_worker, requests, workers
+from tests.policies.every_policy import EVERY_POLICY
 
 GIB = 2**30
 FULL = DeviceUsage(1000, 40 * GIB)
@@ -192,8 +191,7 @@ def test_shares_of_a_gang_are_kept_for_all_its_members_on_one_device() -> None:
 
 
 def make(name: str) -> Policy:
-    policy: Policy = load(GROUP, POLICIES, name)()
-    return policy
+    return EVERY_POLICY[name]()
 
 
 @st.composite
@@ -236,7 +234,7 @@ def gang_snapshots(draw: st.DrawFn) -> Snapshot:
     return Snapshot(7, tuple(present), usage, tuple(pending), holders=holders)
 
 
-rows = pytest.mark.parametrize("name", POLICIES)
+rows = pytest.mark.parametrize("name", EVERY_POLICY)
 thorough = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

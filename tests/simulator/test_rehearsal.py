@@ -9,14 +9,13 @@ from hetero_airflow.model.estimates import Estimates, Interval
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
-from hetero_airflow.policies import GROUP, POLICIES
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.policies.heft import Heft
-from hetero_airflow.registry import load
 from hetero_airflow.simulator.rehearsal import PlannedTask, RehearsalNote, RehearsalProblem, rehearse
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
+from tests.policies.every_policy import EVERY_POLICY
 
 A100 = "nvidia/a100-sxm4-40gb"
 GPU, GPUS = DeviceRequest.parse("gpu"), DeviceRequest.parse("gpu:2")
@@ -158,9 +157,9 @@ def test_the_ranks_of_a_gang_keep_their_devices_until_the_slowest_is_done():
     assert [one.end_s.middle for one in ranks[:2]] == [600, 600]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", EVERY_POLICY)
 def test_every_policy_places_a_gang_that_there_is_room_for(policy):
-    rehearsal = rehearse(on_workers(3), a_gang(3), load(GROUP, POLICIES, policy)(), NOW)
+    rehearsal = rehearse(on_workers(3), a_gang(3), EVERY_POLICY[policy](), NOW)
     assert (len(rehearsal.tasks), rehearsal.end_s.middle, rehearsal.misses) == (3, 600, ())
 
 

@@ -12,12 +12,11 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from hetero_airflow import policies
 from hetero_airflow.cli.simulation.dag_file import planned_tasks, read_dag
 from hetero_airflow.cli.simulation.task_durations import plain_durations
 from hetero_airflow.errors import SettingsError, StoreError, shorten
 from hetero_airflow.model.snapshot import Snapshot
-from hetero_airflow.registry import load
+from hetero_airflow.policies import load_policy
 from hetero_airflow.simulator.rehearsal import PlannedTask, Rehearsal, rehearse
 from hetero_airflow.store.snapshot_file import read_snapshot
 from hetero_airflow.units import parse_duration_s
@@ -43,7 +42,7 @@ class PlanArguments:
         return rehearse(
             self.snapshot,
             self.tasks,
-            load(policies.GROUP, policies.POLICIES, self.policy)(),
+            load_policy(self.policy),
             self.taken_at,
             starts_in_s=self.starts_in_s,
             assumed_s=self.assumed_s,

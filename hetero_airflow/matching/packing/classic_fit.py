@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetero_airflow.matching.packing.demand import DeviceDemands, Floats, FreeCapacity
-from hetero_airflow.matching.packing.fragmentation import ROUNDING_TOLERANCE
+from hetero_airflow.matching.packing.scorer import ROUNDING_TOLERANCE
 from hetero_airflow.matching.shapes import Shape
 from hetero_airflow.units import MILLI_PER_DEVICE
 

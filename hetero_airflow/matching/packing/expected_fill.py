@@ -29,7 +29,7 @@ from hetero_airflow.matching.packing.demand import (
     variant_options,
 )
 from hetero_airflow.matching.packing.fill_tables import BESIDE_STEPS, GRAIN_MILLI, FillTables, fill_tables
-from hetero_airflow.matching.packing.fragmentation import ROUNDING_TOLERANCE
+from hetero_airflow.matching.packing.scorer import ROUNDING_TOLERANCE
 from hetero_airflow.matching.shapes import Shape
 from hetero_airflow.units import MILLI_PER_DEVICE
 

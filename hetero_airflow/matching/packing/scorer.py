@@ -19,6 +19,9 @@ from hetero_airflow.matching.scoring import Allocation
 from hetero_airflow.matching.shapes import Shape
 from hetero_airflow.model.request import Alternative
 
+ROUNDING_TOLERANCE = 1e-9
+"""Added before a score is rounded down, so that a rounding error does not make an unchanged worker a lower score."""
+
 
 class ShapeMeasure(Protocol):
     """What workers of one shape are worth."""

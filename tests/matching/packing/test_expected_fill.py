@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hetero_airflow.matching.packing.demand import DeviceDemand, DeviceDemands, FreeCapacity, device_demand
 from hetero_airflow.matching.packing.expected_fill import ExpectedFillMeasure
 from hetero_airflow.matching.packing.fill_tables import beside_table, hole_table, idle_table, protection_table
-from hetero_airflow.matching.packing.fragmentation import FragmentationMeasure
 from hetero_airflow.matching.packing.scoreboard import Scoreboard
 from hetero_airflow.matching.packing.scorer import PackingMeasure
 from hetero_airflow.testing import a_cpu, a_device, a_worker
+from tests.benchmarks.fgd import FragmentationMeasure
 from tests.matching.packing.test_fragmentation import GIB, MIX, a_mix, a_shape, stocks
 
 LINEAR = tuple(part / 1000 for part in range(1001))

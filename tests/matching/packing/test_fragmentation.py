@@ -17,11 +17,11 @@ from hetero_airflow.matching.packing.demand import (
     device_demand,
     free_capacity,
 )
-from hetero_airflow.matching.packing.fragmentation import FragmentationMeasure, popular_mix
 from hetero_airflow.matching.scoring import NO_ALLOCATION, Allocation
 from hetero_airflow.matching.shapes import Shape, Shapes
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.testing import a_cpu, a_device, a_worker
+from tests.benchmarks.fgd import FragmentationMeasure, popular_mix
 
 GIB = 2**30
 

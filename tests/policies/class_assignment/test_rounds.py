@@ -8,12 +8,12 @@ import pytest
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.class_assignment.rounds import fractions
 from hetero_airflow.policies.fifo import Fifo
-from hetero_airflow.policies.makespan_lp import MakespanLp
 from hetero_airflow.policies.max_min_fairness import MaxMinFairness
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Knowledge, Options, fixed_restart_s
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.workload import Job, Workload
+from tests.benchmarks.makespan_lp import MakespanLp
 
 V100, K80 = "nvidia/v100", "nvidia/k80"
 ANY = DeviceRequest.parse({"v100", "k80"})

@@ -25,18 +25,25 @@ from hetero_airflow.matching.packing.demand import (
     device_demand,
     has_suitable_devices,
 )
+from hetero_airflow.matching.packing.scorer import ROUNDING_TOLERANCE
 from hetero_airflow.matching.shapes import Shape
 from hetero_airflow.model.request import Alternative
+from hetero_airflow.policies.core.request_mix import request_mix
+from hetero_airflow.policies.core.scored_policy import ScoredPolicy
 from hetero_airflow.units import MILLI_PER_DEVICE
 
 POPULAR_PART = 0.95
 """The mix is cut to the most frequent asks that make up this part of it, as in the paper's experiments."""
 
-ROUNDING_TOLERANCE = 1e-9
-"""Added before rounding down: no change at all is a common case, and must not fall to the next lower score."""
-
 _STEEPEST = 500.0
 """What the sigmoid is asked at most: far beyond where it is 0 in all hundredths, and far from overflow."""
+
+
+class Fgd(ScoredPolicy[RequestMix]):
+    """Places where the idle accelerators that the request mix cannot use grow least."""
+
+    def __init__(self) -> None:
+        super().__init__("fgd", request_mix, FragmentationMeasure)
 
 
 class FragmentationMeasure:

@@ -1,0 +1,17 @@
+"""Every policy that keeps the contract: the rows of `POLICIES`, and those that only the benchmarks use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from hetero_airflow.policies import POLICIES, load_policy
+from hetero_airflow.policies.policy import Policy
+from tests.benchmarks.fgd import Fgd
+from tests.benchmarks.makespan_lp import MakespanLp
+
+EVERY_POLICY: dict[str, Callable[[], Policy]] = {
+    **{name: partial(load_policy, name) for name in POLICIES},
+    "fgd": Fgd,
+    "makespan_lp": MakespanLp,
+}
