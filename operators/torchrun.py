@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException
 
+from hetero_airflow.contract.failures import oom_kills
 from hetero_airflow.contract.retry_policy import configured_rules
 from hetero_airflow.errors import RequestError
 from hetero_airflow.operators.device import DeviceOperator
@@ -34,7 +35,6 @@ from hetero_airflow.runtime.rank_process import RankExit
 from hetero_airflow.runtime.task_lease import TaskLease, current_lease
 from hetero_airflow.runtime.visible_devices import lease_environment
 from hetero_airflow.settings import LEASE_VARIABLE
-from hetero_airflow.supervisor.run_end import oom_kills
 
 MAX_PROCESSES = 4096
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 
 from hetero_airflow.engines.engine import TerminationCause
 from hetero_airflow.recovery.classification import classify
 from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.recovery.failure import Failure, FailureClass
 from hetero_airflow.runtime.task_lease import TaskLease
+
+_CGROUP = Path("/sys/fs/cgroup")
 
 _CERTAIN = frozenset({FailureClass.PREEMPTED, FailureClass.HUNG, FailureClass.HARDWARE})
 """What an XID does not explain better."""
@@ -61,3 +65,17 @@ def with_xid_cause(failure: Failure, xids: Sequence[tuple[str, int]]) -> Failure
         return failure
     finding = classify(Evidence(xids=tuple(xids)))
     return failure.model_copy(update={"failure_class": finding.failure_class, "evidence": finding.evidence})
+
+
+def oom_kills(pid: int) -> int | None:
+    """How many processes the kernel has killed for want of memory in the cgroup of a process; None if it can't be told.
+
+    Read from ``memory.events`` of cgroup v2, which holds lines such as ``oom_kill 3``.
+    """
+    with suppress(OSError, ValueError, IndexError):
+        own = Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
+        for line in (_CGROUP / own / "memory.events").read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return None

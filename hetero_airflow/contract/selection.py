@@ -1,4 +1,4 @@
-"""Which executor and pool device tasks take, by what the installation has configured."""
+"""How a configuration names this package's executor and coordinator, and which executor and pool device tasks use."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ from airflow.sdk.configuration import conf
 from hetero_airflow.settings import SECTION, default
 
 EXECUTOR_CLASSPATH = "hetero_airflow.executor.HeteroExecutor"
-"""How ``[core] executor`` names our executor."""
+"""The executor in ``[core] executor``."""
+
+COORDINATOR_NAME = "hetero"
+"""The recommended name of the coordinator in ``[sdk] coordinators``."""
+
+COORDINATOR_MODULE = "hetero_airflow.supervisor.coordinator"
+COORDINATOR_CLASSPATH = f"{COORDINATOR_MODULE}.DeviceCoordinator"
+"""The coordinator in ``[sdk] coordinators``."""
+
+COORDINATOR_CLASSPATHS = (COORDINATOR_CLASSPATH, "hetero_airflow.executor.coordinator.DeviceCoordinator")
+"""The classpath above, and the deprecated one that older installations have in their configuration."""
 
 
 def hetero_executor_name(core_executor: str) -> str | None:
-    """What a task must say as ``executor`` to reach ours: its alias or class path, or None if it is not configured.
+    """The alias or class path that a task needs as ``executor`` to reach ``HeteroExecutor``; None if not configured.
 
     >>> hetero_executor_name("LocalExecutor,devices:hetero_airflow.executor.HeteroExecutor")
     'devices'
@@ -27,13 +37,11 @@ def hetero_executor_name(core_executor: str) -> str | None:
 
 
 def device_task_defaults() -> dict[str, Any]:
-    """Arguments of a device task that its author need not give: our executor and the pool for device tasks.
+    """Default arguments of a device task: the executor and the pool for device tasks.
 
-    Empty where our executor is not configured; device tasks run unplaced there, as on a laptop.
+    Empty if ``HeteroExecutor`` is not configured. Device tasks then run without placement, as on a laptop.
     """
-    configured = conf.get("core", "executor")
-    name = hetero_executor_name(configured)
+    name = hetero_executor_name(conf.get("core", "executor"))
     if name is None:
         return {}
-    pool = conf.get(SECTION, "pool", fallback=default("pool"))
-    return {"pool": pool, "executor": name}
+    return {"pool": conf.get(SECTION, "pool", fallback=default("pool")), "executor": name}

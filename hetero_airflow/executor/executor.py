@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import Any, cast
 
 from airflow.configuration import conf
@@ -20,6 +21,7 @@ from sqlalchemy.orm import Session
 from hetero_airflow.clock import Clock, SystemClock
 from hetero_airflow.contract.envelope import ENVELOPE_KEY, unpack_request
 from hetero_airflow.contract.placement_check import is_placement_check
+from hetero_airflow.contract.selection import COORDINATOR_MODULE
 from hetero_airflow.engines.engine import AirflowEngine, ClusterEngine, EngineContext
 from hetero_airflow.errors import RequestError, StoreUnavailable
 from hetero_airflow.executor.airflow_db.forked_connections import close_in_children
@@ -59,8 +61,7 @@ class HeteroExecutor(BaseExecutor):
         :raises SettingsError: an option of [hetero] that can't be read
         :raises StoreUnavailable: the database can't be reached, or `airflow db migrate` was not run
         """
-        import hetero_airflow.supervisor.coordinator  # noqa: F401  the engine's worker processes inherit it by fork
-
+        import_module(COORDINATOR_MODULE)  # the engine's worker processes inherit it by fork
         configuration = read_configuration()
         _ensure_pool(configuration.pool)
         close_in_children(_airflow_database())

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from hetero_airflow.contract import coordinator_names
-from hetero_airflow.contract.selection import EXECUTOR_CLASSPATH
+from hetero_airflow.contract.selection import COORDINATOR_CLASSPATH, COORDINATOR_NAME, EXECUTOR_CLASSPATH
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +61,13 @@ def _for_all(queue: str) -> tuple[Recommendation, ...]:
         Recommendation(
             "sdk",
             "coordinators",
-            json.dumps({coordinator_names.COORDINATOR_NAME: {"classpath": coordinator_names.COORDINATOR_CLASSPATH}}),
+            json.dumps({COORDINATOR_NAME: {"classpath": COORDINATOR_CLASSPATH}}),
             "devices are bound after the DAG file is parsed, and a task whose supervisor dies keeps its device",
         ),
         Recommendation(
             "sdk",
             "queue_to_coordinator",
-            json.dumps({queue: coordinator_names.COORDINATOR_NAME}),
+            json.dumps({queue: COORDINATOR_NAME}),
             "the coordinator is not called for device tasks",
         ),
         Recommendation(

@@ -35,6 +35,7 @@ from airflow.sdk.execution_time.supervisor import (
 )
 
 from hetero_airflow.contract.envelope import read_lease
+from hetero_airflow.contract.failures import oom_kills
 from hetero_airflow.engines.lease_files import recorded_lease
 from hetero_airflow.engines.processes import end_processes
 from hetero_airflow.recovery.decisions import Fail, Requeue
@@ -45,7 +46,7 @@ from hetero_airflow.runtime.visible_devices import bound_to_lease
 from hetero_airflow.settings import CONTROL_VARIABLE, SECTION, default
 from hetero_airflow.supervisor.hang_watch import HangWatch
 from hetero_airflow.supervisor.monitor import TaskMonitor
-from hetero_airflow.supervisor.run_end import judge_end, oom_kills
+from hetero_airflow.supervisor.run_end import judge_end
 from hetero_airflow.supervisor.usage import cpu_s, dumping_ranks, utilization
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>

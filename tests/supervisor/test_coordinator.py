@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+from airflow.sdk._shared.module_loading import import_string
 
 from hetero_airflow.contract.envelope import add_lease
+from hetero_airflow.contract.selection import COORDINATOR_CLASSPATH, COORDINATOR_CLASSPATHS
 from hetero_airflow.engines.lease_files import (
     LeaseFile,
     current_process_namespace,
@@ -82,3 +85,10 @@ def test_a_task_without_a_lease_has_no_file(run):
     seen, _, process = run({})
     assert [seen[0], seen[1][0], seen[2]] == [[], None, []]
     assert process.poll() is None
+
+
+@pytest.mark.parametrize("classpath", COORDINATOR_CLASSPATHS)
+def test_the_classpaths_of_new_and_old_configurations_name_the_coordinator(classpath):
+    is_old = classpath != COORDINATOR_CLASSPATH
+    with pytest.warns(DeprecationWarning, match=COORDINATOR_CLASSPATH) if is_old else nullcontext():
+        assert import_string(classpath) is coordinator.DeviceCoordinator

@@ -6,7 +6,7 @@ from itertools import groupby
 import pytest
 
 from hetero_airflow.cli.setup.recommended_settings import recommended_settings, uses_our_coordinator
-from hetero_airflow.contract.coordinator_names import COORDINATOR_CLASSPATH as COORDINATOR
+from hetero_airflow.contract.selection import COORDINATOR_CLASSPATH as COORDINATOR
 from hetero_airflow.contract.selection import EXECUTOR_CLASSPATH as EXECUTOR
 from hetero_airflow.executor.recommended_settings import recommendations
 

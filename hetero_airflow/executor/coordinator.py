@@ -1,0 +1,21 @@
+"""The former place of the coordinator, kept for installations that name it in ``[sdk] coordinators``. Deprecated."""
+
+from __future__ import annotations
+
+import warnings
+from importlib import import_module
+from typing import Any
+
+from hetero_airflow.contract.selection import COORDINATOR_CLASSPATH, COORDINATOR_MODULE
+
+
+def __getattr__(name: str) -> Any:
+    """The attribute of the module that replaces this one, with a warning."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    warnings.warn(
+        f"{__name__} is deprecated. Set the classpath in [sdk] coordinators to {COORDINATOR_CLASSPATH}.",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return getattr(import_module(COORDINATOR_MODULE), name)

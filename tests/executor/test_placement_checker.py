@@ -1,0 +1,113 @@
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from hetero_airflow.contract.placement_check import PlacementAnswer
+from hetero_airflow.executor.placement_checks import RECHECK, PlacementChecker, answer_of
+from hetero_airflow.model.plan import Place, Refuse, Wait
+from hetero_airflow.model.snapshot import DeviceUsage, Snapshot
+from hetero_airflow.policies.fifo import Fifo
+from hetero_airflow.policies.priority import PriorityPolicy
+from hetero_airflow.testing import EPOCH, a_pending, a_worker
+
+FREE = Snapshot(1, (a_worker("here"),))
+HALF = replace(FREE, sequence=2, usage={("here", "GPU-0"): DeviceUsage(1000)})
+FULL = replace(FREE, sequence=3, usage={("here", "GPU-0"): DeviceUsage(1000), ("here", "GPU-1"): DeviceUsage(1000)})
+
+
+class Counting:
+    """A policy that counts its decisions."""
+
+    def __init__(self, policy=None):
+        self.policy = policy or PriorityPolicy()
+        self.snapshots = []
+
+    def decide(self, snapshot, now):
+        self.snapshots.append(snapshot)
+        return self.policy.decide(snapshot, now)
+
+
+def probes(policy=None):
+    return PlacementChecker(policy or PriorityPolicy(), lambda worker_id: worker_id == "here")
+
+
+def decided(snapshot, *asked, policy=None):
+    made = probes(policy).decide(asked, snapshot, EPOCH)
+    return {id_: type(decision) for id_, decision in made.items()}
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "device", "outcome"),
+    [
+        (FREE, "gpu:2", Place),
+        (HALF, "gpu:2", Wait),
+        (HALF, "gpu", Place),
+        (FULL, "gpu", Wait),
+        (FREE, "gpu:3", Refuse),
+        (replace(FREE, workers=(a_worker("elsewhere"),)), "gpu", Wait),
+    ],
+)
+def test_the_answer_is_what_the_policy_would_do_now(snapshot, device, outcome):
+    assert decided(snapshot, a_pending("probe", device)) == {"probe": outcome}
+
+
+def test_who_came_first_comes_first():
+    waiting = replace(HALF, pending=(a_pending("first", "gpu:2"),))
+    assert decided(waiting, a_pending("probe", "gpu", at_s=1), policy=Fifo()) == {"probe": Wait}
+    assert decided(waiting, a_pending("probe", "gpu", at_s=-1), policy=Fifo()) == {"probe": Place}
+
+
+def test_nothing_is_taken_back_for_a_probe():
+    policy = Counting()
+    probes(policy).decide([a_pending("probe")], replace(FULL, can_preempt=True), EPOCH)
+    assert not policy.snapshots[0].can_preempt
+
+
+def test_one_decision_a_round_and_none_while_nothing_changes():
+    policy = Counting()
+    asking = probes(policy)
+    asked = [a_pending("a", "gpu"), a_pending("b", "gpu"), a_pending("c", "gpu:2")]
+    rounds = [sorted(asking.decide(asked, FULL, EPOCH)) for _ in range(4)]
+    assert rounds == [["a", "b"], ["a", "b", "c"], ["a", "b", "c"], ["a", "b", "c"]]
+    assert len(policy.snapshots) == 2
+    asking.decide(asked, replace(FULL, sequence=9), EPOCH)
+    asking.decide(asked, replace(FULL, sequence=9), EPOCH + timedelta(seconds=1))
+    assert len(policy.snapshots) == 4
+    asking.decide(asked, replace(FULL, sequence=9), EPOCH + RECHECK)
+    assert len(policy.snapshots) == 5
+
+
+def test_each_kind_of_probe_gets_its_turn():
+    asking, seen = probes(), set()
+    asked = [a_pending(f"probe {number}", f"gpu:{number}") for number in (1, 2)]
+    for sequence in range(10, 14):
+        made = asking.decide(asked, replace(FREE, sequence=sequence), EPOCH + timedelta(seconds=sequence))
+        seen |= {id_ for id_, decision in made.items() if isinstance(decision, Place)}
+    assert seen == {"probe 1", "probe 2"}
+
+
+def test_probes_do_not_stand_in_each_others_way():
+    policy = Counting()
+    asking = probes(policy)
+    asked = [a_pending("a", "gpu:2", dag_id="x"), a_pending("b", "gpu:2", dag_id="y")]
+    asking.decide(asked, FREE, EPOCH)
+    made = asking.decide(asked, FREE, EPOCH)
+    assert [type(made[id_]) for id_ in "ab"] == [Place, Place]
+    assert [len(snapshot.pending) for snapshot in policy.snapshots] == [1, 1]
+
+
+def test_a_policy_that_raises_is_stood_in_for():
+    class Broken:
+        def decide(self, snapshot, now):
+            raise ZeroDivisionError
+
+    assert decided(FREE, a_pending("probe"), policy=Broken()) == {"probe": Place}
+
+
+def test_the_answer_says_where_or_why_never():
+    place = probes().decide([a_pending("probe", "gpu")], HALF, EPOCH)["probe"]
+    assert answer_of(place) == PlacementAnswer(worker_id="here", device_ids=("GPU-1",))
+    refused = answer_of(probes().decide([a_pending("probe", "gpu:3")], HALF, EPOCH)["probe"])
+    assert refused.is_final
+    assert "No known worker can ever run this" in refused.problem
