@@ -74,13 +74,13 @@ def a_pending(id: str = "r1", device: object = "gpu", at_s: float = 0, **fields:
 
 def a_place(request_id: str = "r1", worker_id: str = "worker-a", **milli_by_device: int) -> Place:
     """A placement that claims thousandths of devices: ``a_place("r1", **{"GPU-0": 1000})``."""
-    claims = tuple(Claim(device_id=device_id, milli=milli) for device_id, milli in milli_by_device.items())
+    claims = tuple(Claim(device_id=device_id, share_milli=milli) for device_id, milli in milli_by_device.items())
     return Place(request_id, worker_id, 0, claims, Account("test", "as the test says"))
 
 
 def a_lease(request_id: str = "r1", worker_id: str = "worker-a", ago_s: float = 3600, **milli_by_device: int) -> Lease:
     """A lease granted `ago_s` seconds before `EPOCH`, its task running: ``a_lease("r1", **{"GPU-0": 1000})``."""
-    claims = tuple(Claim(device_id=device_id, milli=milli) for device_id, milli in milli_by_device.items())
+    claims = tuple(Claim(device_id=device_id, share_milli=milli) for device_id, milli in milli_by_device.items())
     granted_at = EPOCH - timedelta(seconds=ago_s)
     return Lease(
         id=f"{request_id}.1", request_id=request_id, worker_id=worker_id, alternative=0, claims=claims, token=1,
@@ -95,7 +95,7 @@ def leased(snapshot: Snapshot, *leases: tuple[Lease, PendingRequest]) -> Snapsho
         for claim in lease.claims:
             before = usage.get((lease.worker_id, claim.device_id), DeviceUsage())
             usage[lease.worker_id, claim.device_id] = DeviceUsage(
-                before.milli + claim.milli, before.memory_bytes + claim.memory_bytes, lease.granted_at
+                before.share_milli + claim.share_milli, before.memory_bytes + claim.memory_bytes, lease.granted_at
             )
     holders = {pending.id: pending for _, pending in leases}
     all_leases = (*snapshot.leases, *(lease for lease, _ in leases))
@@ -284,10 +284,10 @@ def holdings(worker: Worker, number: int) -> SearchStrategy[tuple[Lease, Pending
         before = {device_class(devices[0]): served} if served else {}
         holder = a_pending(
             f"held-{worker.id}-{number}", f"gpu:{len(devices)}", -ago_s - served, priority=priority,
-            dag_id="abc"[number % 3], task_id="xy"[number % 2], served=before,
+            dag_id="abc"[number % 3], task_id="xy"[number % 2], attained_service_s=before,
         )  # fmt: skip
         claims = tuple(
-            Claim(device_id=d.id, milli=int(d.capacity_milli * part), memory_bytes=int(d.memory_bytes * part))
+            Claim(device_id=d.id, share_milli=int(d.capacity_milli * part), memory_bytes=int(d.memory_bytes * part))
             for d in devices
         )
         lease = a_lease(holder.id, worker.id, ago_s)
@@ -363,7 +363,7 @@ def snapshots(max_workers: int = 4, max_pending: int = 8, *, can_preempt: bool =
                 draw(st.integers(1, 3)),
                 draw(st.sampled_from(["a", "b", "c"])),
                 task_id=draw(st.sampled_from(["x", "y"])),
-                served=draw(st.sampled_from([{}, {}, {"nvidia/a100-sxm4-40gb": 40.0}])),
+                attained_service_s=draw(st.sampled_from([{}, {}, {"nvidia/a100-sxm4-40gb": 40.0}])),
             )
             for number in range(draw(st.integers(0, max_pending)))
         )
@@ -376,4 +376,4 @@ def snapshots(max_workers: int = 4, max_pending: int = 8, *, can_preempt: bool =
 def _is_within(snapshot: Snapshot, worker: Worker, device_id: str) -> bool:
     device = next(device for device in worker.devices if device.id == device_id)
     used = snapshot.used(worker.id, device_id)
-    return used.milli <= device.capacity_milli and used.memory_bytes <= device.memory_bytes
+    return used.share_milli <= device.capacity_milli and used.memory_bytes <= device.memory_bytes

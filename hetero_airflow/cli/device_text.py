@@ -61,22 +61,22 @@ def claim_text(claim: Claim, device: Device | None) -> str:
     """How much of which device.
 
     >>> from hetero_airflow.testing import a_cpu, a_device
-    >>> claim_text(Claim(device_id="GPU-0", milli=500, memory_bytes=20 << 30), a_device())
+    >>> claim_text(Claim(device_id="GPU-0", share_milli=500, memory_bytes=20 << 30), a_device())
     '0.5 of nvidia/a100-sxm4-40gb GPU-0, cooperative: 20GiB'
-    >>> claim_text(Claim(device_id="cpu", milli=3000, memory_bytes=1 << 30, cores=(0, 1, 4)), a_cpu())
+    >>> claim_text(Claim(device_id="cpu", share_milli=3000, memory_bytes=1 << 30, cores=(0, 1, 4)), a_cpu())
     '3 cpu cores (0-1,4), 1GiB of host memory'
     """
     if (device and device.kind == "cpu") or claim.cores:
-        number = claim.milli // MILLI_PER_DEVICE
+        number = claim.share_milli // MILLI_PER_DEVICE
         cores = f" ({core_ranges(claim.cores)})" if claim.cores else ""
         parts = [f"{count(number, 'cpu core')}{cores}"] if number else []
         parts += [f"{format_bytes(claim.memory_bytes)} of host memory"] if claim.memory_bytes else []
         return ", ".join(parts)
     name = f"{device} {claim.device_id}" if device else claim.device_id
-    if claim.milli == MILLI_PER_DEVICE:
+    if claim.share_milli == MILLI_PER_DEVICE:
         return name
     memory = f": {format_bytes(claim.memory_bytes)}" if claim.memory_bytes else ""
-    return f"{claim.milli / MILLI_PER_DEVICE:g} of {name}, cooperative{memory}"
+    return f"{claim.share_milli / MILLI_PER_DEVICE:g} of {name}, cooperative{memory}"
 
 
 def core_ranges(cores: Iterable[int]) -> str:

@@ -87,7 +87,7 @@ class PendingTask:
             task_id=ti.task_id,
             map_index=-1 if ti.map_index is None else ti.map_index,
             try_number=ti.try_number,
-            served=served,
+            attained_service_s=served,
             gang=self.gang,
             gang_size=self.gang_size,
         )

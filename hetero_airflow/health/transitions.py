@@ -136,7 +136,7 @@ def leases_to_migrate(snapshot: Snapshot) -> tuple[tuple[Lease, Hold], ...]:
     The executor preempts them as it does for another task. By the order of their tokens.
     """
     moving: dict[str, list[Hold]] = {}
-    for bar in snapshot.bars:
+    for bar in snapshot.holds:
         if bar.moves:
             moving.setdefault(bar.worker_id, []).append(bar)
     if not moving:

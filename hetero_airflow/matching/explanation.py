@@ -43,14 +43,14 @@ def alternative_account(
     filtered.sort(key=lambda pair: (-pair[0], str(pair[1])))
     best = fleet.ranking(alternative, keep).best(MAX_CANDIDATES)
     candidates = tuple(candidate_account(fleet, worker, fit) for worker, fit in best)
-    return AlternativeAccount(str(alternative), len(fleet.seats), tuple(filtered[:MAX_FILTERED]), candidates)
+    return AlternativeAccount(str(alternative), len(fleet.entries), tuple(filtered[:MAX_FILTERED]), candidates)
 
 
 def candidate_account(fleet: WorkerIndex, worker: int, fit: Fit) -> CandidateAccount:
     """A possible placement by the ids of its worker and devices."""
-    seat = fleet.seats[worker]
-    device_ids = tuple([seat.device_ids[position] for position in fit.chosen])
-    return CandidateAccount(seat.worker.id, device_ids, round(fit.score, 6), fit.terms)
+    entry = fleet.entries[worker]
+    device_ids = tuple([entry.device_ids[position] for position in fit.chosen])
+    return CandidateAccount(entry.worker.id, device_ids, round(fit.score, 6), fit.terms)
 
 
 def nearest_worker(
@@ -63,13 +63,13 @@ def nearest_worker(
         found = fleet.census(alternative, keep).nearest()
         if found is not None and (best_closeness is None or found[1].closeness > best_closeness):
             worker, miss = found
-            best = NearestWorker(number, fleet.seats[worker].worker.id, miss.reason, _offers(fleet, worker))
+            best = NearestWorker(number, fleet.entries[worker].worker.id, miss.reason, _offers(fleet, worker))
             best_closeness = miss.closeness
     return best
 
 
 def _offers(fleet: WorkerIndex, worker: int) -> tuple[tuple[int, str], ...]:
-    shape = fleet.seats[worker].shape
+    shape = fleet.entries[worker].shape
     counted: dict[str, int] = {}
     for device in shape.devices:
         if device.kind != "cpu":

@@ -22,7 +22,7 @@ _STAGES = {code: stage for stage, code in enumerate(ReasonCode)}
 class ResourceNeed(NamedTuple):
     """What an alternative takes of one device, in thousandths and bytes."""
 
-    milli: int
+    share_milli: int
     memory_bytes: int
 
 
@@ -75,13 +75,15 @@ def check_worker(alternative: Alternative, worker: Worker) -> tuple[bool, Reason
     >>> ok, str(reason)
     (False, 'count: asked 4 × nvidia/a100, found 2')
     """
-    verdict = feasibility_of(alternative, Shapes().seat(worker).shape)
-    miss = verdict.never or (lost_worker_rejection(alternative) if worker.state is WorkerState.LOST else verdict.unwell)
+    feasibility = feasibility_of(alternative, Shapes().entry(worker).shape)
+    miss = feasibility.never or (
+        lost_worker_rejection(alternative) if worker.state is WorkerState.LOST else feasibility.unwell
+    )
     return miss is None, miss.reason if miss else None
 
 
 def feasibility_of(alternative: Alternative, shape: Shape) -> Feasibility:
-    """The verdict on an alternative for all workers of a shape."""
+    """The feasibility on an alternative for all workers of a shape."""
     suitable, nearest = [], None
     for position, device in enumerate(shape.devices):
         miss = _device_rejection(alternative, device)
@@ -114,13 +116,13 @@ def device_need(alternative: Alternative, device: Device) -> ResourceNeed:
     >>> from hetero_airflow.model.request import DeviceRequest
     >>> from hetero_airflow.testing import a_cpu, a_device
     >>> device_need(DeviceRequest.parse("gpu:0.5").alternatives[0], a_device(memory="40GiB"))
-    ResourceNeed(milli=500, memory_bytes=21474836480)
+    ResourceNeed(share_milli=500, memory_bytes=21474836480)
     >>> device_need(DeviceRequest.parse("cpu:4").alternatives[0], a_cpu())
-    ResourceNeed(milli=4000, memory_bytes=0)
+    ResourceNeed(share_milli=4000, memory_bytes=0)
     """
     if device.kind == "cpu":
         return ResourceNeed(MILLI_PER_DEVICE * alternative.count, alternative.host_memory or 0)
-    return ResourceNeed(alternative.milli, device.memory_bytes * alternative.milli // MILLI_PER_DEVICE)
+    return ResourceNeed(alternative.share_milli, device.memory_bytes * alternative.share_milli // MILLI_PER_DEVICE)
 
 
 def host_need(alternative: Alternative) -> ResourceNeed | None:

@@ -38,15 +38,17 @@ class FutureCapacity:
         for position, (after, before) in enumerate(zip(state.held, self._seen.held, strict=True)):
             if after is not before:
                 self.held[position] = _changed_by(
-                    self.held[position], after.milli - before.milli, after.memory_bytes - before.memory_bytes
+                    self.held[position],
+                    after.share_milli - before.share_milli,
+                    after.memory_bytes - before.memory_bytes,
                 )
         self._seen = state
 
     def taken(self, claims: Iterable[Claim]) -> ClaimedAmounts:
         """Claims by position; devices that the worker no longer has are left out."""
-        position = self._fleet.seats[self._number].position
+        position = self._fleet.entries[self._number].position
         return tuple(
-            (position[claim.device_id], claim.milli, claim.memory_bytes)
+            (position[claim.device_id], claim.share_milli, claim.memory_bytes)
             for claim in claims
             if claim.device_id in position
         )
@@ -55,15 +57,15 @@ class FutureCapacity:
         """Whether the devices have room for that beside what is held of them."""
         capacity = self._seen.shape.capacity
         return all(
-            held[p].milli + milli <= capacity[p][0] and held[p].memory_bytes + memory <= capacity[p][1]
+            held[p].share_milli + milli <= capacity[p][0] and held[p].memory_bytes + memory <= capacity[p][1]
             for p, milli, memory in taken
         )
 
     def fits(self, alternative: Alternative, held: list[Allocation], keep: ReservedCapacity | None) -> bool:
         """Whether the alternative fits where that is held, beside what is kept."""
         shape = self._seen.shape
-        verdict = self._fleet.matcher.verdict(alternative, shape)
-        if not verdict.is_servable or self._seen.is_lost:
+        feasibility = self._fleet.matcher.feasibility(alternative, shape)
+        if not feasibility.is_servable or self._seen.is_lost:
             return False
         kept = None if keep is None else keep.by_shape.get(shape)
         beside = host_need(alternative)
@@ -72,7 +74,7 @@ class FutureCapacity:
             if not self._has_room(shape.cpu, held, beside, _NO_NEED if kept is None else kept.needs[shape.cpu]):
                 return False
         missing = device_count(alternative)
-        for position, need in verdict.need_at.items():
+        for position, need in feasibility.need_at.items():
             if self._has_room(position, held, need, _NO_NEED if kept is None else kept.needs[position]):
                 missing -= 1
                 if missing == 0:
@@ -89,20 +91,20 @@ class FutureCapacity:
     def promise(self, fit: Fit) -> None:
         """Let nobody else have what a fit takes of the worker then: neither then nor now."""
         for position, need in fit.takes:
-            self.held[position] = _changed_by(self.held[position], need.milli, need.memory_bytes)
+            self.held[position] = _changed_by(self.held[position], need.share_milli, need.memory_bytes)
         self._block()
 
     def claim(self, fit: Fit) -> None:
         """Let nobody else have the devices of a fit, though it is not known when they are free."""
         for position, _ in fit.takes:
             milli, memory = self._seen.shape.capacity[position]
-            self.held[position] = self.held[position]._replace(milli=milli, memory_bytes=memory)
+            self.held[position] = self.held[position]._replace(share_milli=milli, memory_bytes=memory)
         self._block()
 
     def _block(self) -> None:
         """Make the worker of the fleet look as full as it is now and as it will be soon."""
         held = tuple(
-            _changed_by(now, max(0, soon.milli - now.milli), max(0, soon.memory_bytes - now.memory_bytes))
+            _changed_by(now, max(0, soon.share_milli - now.share_milli), max(0, soon.memory_bytes - now.memory_bytes))
             for now, soon in zip(self._seen.held, self.held, strict=True)
         )
         self._seen = self._fleet.matcher.state(self._seen.shape, self._seen.is_lost, held)
@@ -111,7 +113,7 @@ class FutureCapacity:
     def _has_room(self, position: int, held: list[Allocation], need: ResourceNeed, kept: ResourceNeed) -> bool:
         milli, memory = self._seen.shape.capacity[position]
         before = held[position]
-        return (need.milli == 0 or milli - before.milli - need.milli >= kept.milli) and (
+        return (need.share_milli == 0 or milli - before.share_milli - need.share_milli >= kept.share_milli) and (
             need.memory_bytes == 0 or memory - before.memory_bytes - need.memory_bytes >= kept.memory_bytes
         )
 
@@ -135,4 +137,4 @@ def freed(held: list[Allocation], taken: ClaimedAmounts) -> list[Allocation]:
 def _changed_by(held: Allocation, milli: int, memory_bytes: int) -> Allocation:
     if not (milli or memory_bytes):
         return held
-    return Allocation(max(0, held.milli + milli), max(0, held.memory_bytes + memory_bytes), held.granted_s)
+    return Allocation(max(0, held.share_milli + milli), max(0, held.memory_bytes + memory_bytes), held.granted_s)

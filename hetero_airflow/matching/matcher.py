@@ -81,7 +81,7 @@ class Matcher:
         self.shapes = Shapes()
         self._states: dict[object, OccupancyState] = {}
         self._kept: dict[tuple[ResourceNeed, ...], ShapeReservation] = {}
-        self._verdicts: dict[tuple[str, Shape], Feasibility] = {}
+        self._feasibilities: dict[tuple[str, Shape], Feasibility] = {}
         self._outcomes = 0
 
     def trim(self) -> None:
@@ -92,9 +92,9 @@ class Matcher:
         if len(self._states) > MAX_STATES or self._outcomes > MAX_RESULTS:
             self._forget()
 
-    def seat(self, worker: Worker) -> WorkerEntry:
+    def entry(self, worker: Worker) -> WorkerEntry:
         """The worker's shape, and which device stands where."""
-        return self.shapes.seat(worker)
+        return self.shapes.entry(worker)
 
     def state(
         self, shape: Shape, is_lost: bool, held: tuple[Allocation, ...], mark: int | None = None
@@ -106,26 +106,26 @@ class Matcher:
             state = self._states[key] = OccupancyState(shape, is_lost, held, mark)
         return state
 
-    def present(self, seat: WorkerEntry, usage: Mapping[str, DeviceUsage]) -> OccupancyState:
+    def present(self, entry: WorkerEntry, usage: Mapping[str, DeviceUsage]) -> OccupancyState:
         """The state of a worker, given what is leased of its devices by their ids."""
-        held = tuple([self._held(usage.get(device_id, NO_USAGE)) for device_id in seat.device_ids])
-        return self.state(seat.shape, seat.worker.state is WorkerState.LOST, held)
+        held = tuple([self._held(usage.get(device_id, NO_USAGE)) for device_id in entry.device_ids])
+        return self.state(entry.shape, entry.worker.state is WorkerState.LOST, held)
 
     def _held(self, usage: DeviceUsage) -> Allocation:
         last = usage.last_granted_at
         granted_s = last.timestamp() if self.placement.uses_history and last is not None else 0.0
-        if not (usage.milli or usage.memory_bytes or granted_s):
+        if not (usage.share_milli or usage.memory_bytes or granted_s):
             return NO_ALLOCATION
-        return Allocation(usage.milli, usage.memory_bytes, granted_s)
+        return Allocation(usage.share_milli, usage.memory_bytes, granted_s)
 
-    def verdict(self, alternative: Alternative, shape: Shape) -> Feasibility:
+    def feasibility(self, alternative: Alternative, shape: Shape) -> Feasibility:
         """What is true of the alternative on workers of the shape, whatever is leased."""
         key = (alternative.key, shape)
-        verdict = self._verdicts.get(key)
-        if verdict is None:
-            verdict = self._verdicts[key] = feasibility_of(alternative, shape)
+        feasibility = self._feasibilities.get(key)
+        if feasibility is None:
+            feasibility = self._feasibilities[key] = feasibility_of(alternative, shape)
             self._outcomes += 1
-        return verdict
+        return feasibility
 
     def outcome(self, alternative: Alternative, state: OccupancyState, kept: ShapeReservation | None) -> MatchResult:
         """Where on a worker of the state the alternative fits and how well, or what is in the way."""
@@ -143,16 +143,16 @@ class Matcher:
         return beside
 
     def _outcome(self, alternative: Alternative, state: OccupancyState) -> MatchResult:
-        verdict = self.verdict(alternative, state.shape)
-        if verdict.never is not None:
-            return verdict.never
+        feasibility = self.feasibility(alternative, state.shape)
+        if feasibility.never is not None:
+            return feasibility.never
         if state.is_lost:
             return lost_worker_rejection(alternative)
-        if verdict.unwell is not None:
-            return verdict.unwell
-        free, beside = _free(state, verdict, None), host_need(alternative)
+        if feasibility.unwell is not None:
+            return feasibility.unwell
+        free, beside = _free(state, feasibility, None), host_need(alternative)
         if len(free) < device_count(alternative):
-            return _short_of_devices(alternative, state, verdict, len(free))
+            return _short_of_devices(alternative, state, feasibility, len(free))
         if beside is not None and not _has_room(state, _cpu(state.shape), beside, _NO_NEED):
             return _short_of_host(alternative, state, beside)
         choices = _choices(alternative, state.shape, free)
@@ -162,23 +162,25 @@ class Matcher:
         self, alternative: Alternative, state: OccupancyState, kept: ShapeReservation, alone: Fit
     ) -> MatchResult:
         """The outcome where something is kept, of an alternative that fits as long as nothing is."""
-        shape, verdict = state.shape, self.verdict(alternative, state.shape)
-        free, beside = _free(state, verdict, kept), host_need(alternative)
+        shape, feasibility = state.shape, self.feasibility(alternative, state.shape)
+        free, beside = _free(state, feasibility, kept), host_need(alternative)
         choices = _choices(alternative, shape, free)
         if not choices or not (beside is None or _has_room(state, _cpu(shape), beside, kept.needs[_cpu(shape)])):
-            return make_rejection(ReasonCode.RESERVED, verdict.asked, "a fit, which is kept for the first in the queue")
-        is_untouched = len(free) == len(_free(state, verdict, None))
+            return make_rejection(
+                ReasonCode.RESERVED, feasibility.asked, "a fit, which is kept for the first in the queue"
+            )
+        is_untouched = len(free) == len(_free(state, feasibility, None))
         return alone if is_untouched else self._best(alternative, state, choices)
 
     def _best(self, alternative: Alternative, state: OccupancyState, choices: Sequence[Sequence[int]]) -> Fit:
         """The best devices of the sets among which the placement may choose."""
-        shape, verdict, beside = state.shape, self.verdict(alternative, state.shape), host_need(alternative)
+        shape, feasibility, beside = state.shape, self.feasibility(alternative, state.shape), host_need(alternative)
         options = []
         for free in choices:
             chosen = self.placement.choose(alternative, shape, state.held, free)
-            options.append((chosen, self.placement.terms(alternative, shape, state.held, verdict, chosen)))
+            options.append((chosen, self.placement.terms(alternative, shape, state.held, feasibility, chosen)))
         chosen, terms = min(options, key=lambda option: (-sum(option[1].values()), option[0]))
-        takes = [(p, verdict.need_at[p]) for p in chosen]
+        takes = [(p, feasibility.need_at[p]) for p in chosen]
         if beside is not None:
             takes.append((_cpu(shape), beside))
         return Fit(chosen, tuple(takes), sum(terms.values()), {name: round(value, 6) for name, value in terms.items()})
@@ -191,7 +193,9 @@ class Matcher:
         when = granted_s if self.placement.uses_history else 0.0
         for position, need in fit.takes:
             before = held[position]
-            held[position] = Allocation(before.milli + need.milli, before.memory_bytes + need.memory_bytes, when)
+            held[position] = Allocation(
+                before.share_milli + need.share_milli, before.memory_bytes + need.memory_bytes, when
+            )
         after = self.state(state.shape, state.is_lost, tuple(held), state.mark)
         if not self.placement.uses_history:
             fit.after.append(after)
@@ -206,20 +210,24 @@ class Matcher:
         """
         needs = [_NO_NEED] * len(shape.devices)
         for alternative in alternatives:
-            verdict = self.verdict(alternative, shape)
-            if not verdict.is_servable:
+            feasibility = self.feasibility(alternative, shape)
+            if not feasibility.is_servable:
                 continue
-            takes = list(verdict.need_at.items())
+            takes = list(feasibility.need_at.items())
             beside = host_need(alternative)
             if beside is not None:
                 takes.append((_cpu(shape), beside))
             for p, need in takes:
-                needs[p] = ResourceNeed(max(needs[p].milli, need.milli), max(needs[p].memory_bytes, need.memory_bytes))
+                needs[p] = ResourceNeed(
+                    max(needs[p].share_milli, need.share_milli), max(needs[p].memory_bytes, need.memory_bytes)
+                )
         if all(need == _NO_NEED for need in needs):
             return None
         if members > 1:
             most = zip(needs, shape.capacity, strict=True)
-            needs = [ResourceNeed(min(n.milli * members, c[0]), min(n.memory_bytes * members, c[1])) for n, c in most]
+            needs = [
+                ResourceNeed(min(n.share_milli * members, c[0]), min(n.memory_bytes * members, c[1])) for n, c in most
+            ]
         return self.shape_reservation(tuple(needs))
 
     def shape_reservation(self, needs: tuple[ResourceNeed, ...]) -> ShapeReservation:
@@ -236,16 +244,16 @@ def _has_room(state: OccupancyState, position: int, need: ResourceNeed, kept: Re
     """Whether the need fits beside what is held, and leaves what is kept of each dimension that it touches."""
     milli, memory = state.shape.capacity[position]
     held = state.held[position]
-    return (need.milli == 0 or milli - held.milli - need.milli >= kept.milli) and (
+    return (need.share_milli == 0 or milli - held.share_milli - need.share_milli >= kept.share_milli) and (
         need.memory_bytes == 0 or memory - held.memory_bytes - need.memory_bytes >= kept.memory_bytes
     )
 
 
-def _free(state: OccupancyState, verdict: Feasibility, kept: ShapeReservation | None) -> list[int]:
+def _free(state: OccupancyState, feasibility: Feasibility, kept: ShapeReservation | None) -> list[int]:
     """The positions where the need fits beside what is held, and leaves what is kept."""
     return [
         p
-        for p, need in verdict.need_at.items()
+        for p, need in feasibility.need_at.items()
         if _has_room(state, p, need, _NO_NEED if kept is None else kept.needs[p])
     ]
 
@@ -266,21 +274,23 @@ def _scattered(alternative: Alternative, shape: Shape, free: Sequence[int]) -> R
     return make_rejection(ReasonCode.SCATTERED, str(alternative), found, amount=most)
 
 
-def _short_of_devices(alternative: Alternative, state: OccupancyState, verdict: Feasibility, free: int) -> Rejection:
+def _short_of_devices(
+    alternative: Alternative, state: OccupancyState, feasibility: Feasibility, free: int
+) -> Rejection:
     if alternative.kind == "cpu":
-        return _short_of_host(alternative, state, device_need(alternative, state.shape.devices[verdict.usable[0]]))
+        return _short_of_host(alternative, state, device_need(alternative, state.shape.devices[feasibility.usable[0]]))
     if alternative.share is not None:
-        most = max(1000 - state.held[p].milli for p in verdict.usable)
-        return make_rejection(ReasonCode.BUSY, verdict.asked, f"{most / 1000:g} of a device free", amount=most)
-    return make_rejection(ReasonCode.BUSY, verdict.asked, f"{free} of {len(verdict.usable)} free", amount=free)
+        most = max(1000 - state.held[p].share_milli for p in feasibility.usable)
+        return make_rejection(ReasonCode.BUSY, feasibility.asked, f"{most / 1000:g} of a device free", amount=most)
+    return make_rejection(ReasonCode.BUSY, feasibility.asked, f"{free} of {len(feasibility.usable)} free", amount=free)
 
 
 def _short_of_host(alternative: Alternative, state: OccupancyState, need: ResourceNeed) -> Rejection:
     cpu = _cpu(state.shape)
     milli, memory = state.shape.capacity[cpu]
     held = state.held[cpu]
-    cores = (milli - held.milli) // 1000
-    if need.milli > milli - held.milli:
+    cores = (milli - held.share_milli) // 1000
+    if need.share_milli > milli - held.share_milli:
         found = f"{cores} of {milli // 1000} cores free"
     else:
         found = f"{(memory - held.memory_bytes) / 2**30:.1f} of {memory / 2**30:.1f} GiB of host memory free"

@@ -19,7 +19,7 @@ from hetero_airflow.model.request import Alternative
 class Allocation(NamedTuple):
     """What is leased of a device at one moment of a decision; `granted_s` is when it last was (Unix time)."""
 
-    milli: int = 0
+    share_milli: int = 0
     memory_bytes: int = 0
     granted_s: float = 0.0
     """0 for never, and wherever the placement does not use it, so that more workers are alike."""
@@ -45,7 +45,7 @@ class PlacementScorer(Protocol):
         alternative: Alternative,
         shape: Shape,
         held: Sequence[Allocation],
-        verdict: Feasibility,
+        feasibility: Feasibility,
         chosen: Sequence[int],
     ) -> Mapping[str, float]:
         """The terms of the score, weights included; the placement with the greatest sum is taken."""
@@ -81,7 +81,7 @@ class TightFitScorer:
     ) -> tuple[int, ...]:
         """Real devices, then those most shared, then the smallest; of several, the best joined."""
         count = device_count(alternative)
-        preferred = sorted(free, key=lambda p: (shape.devices[p].simulated, -held[p].milli, _memory(shape, p), p))
+        preferred = sorted(free, key=lambda p: (shape.devices[p].simulated, -held[p].share_milli, _memory(shape, p), p))
         if count > 1 and sum(not shape.devices[p].simulated for p in preferred) >= count:
             preferred = [p for p in preferred if not shape.devices[p].simulated]
         return closest_devices(shape, preferred, count)
@@ -91,7 +91,7 @@ class TightFitScorer:
         alternative: Alternative,
         shape: Shape,
         held: Sequence[Allocation],
-        verdict: Feasibility,
+        feasibility: Feasibility,
         chosen: Sequence[int],
     ) -> Mapping[str, float]:
         """See `WEIGHTS`; a term that says nothing about the alternative is left out."""
@@ -100,15 +100,15 @@ class TightFitScorer:
         if alternative.kind == "cpu":
             terms["no_accelerator"] = 1.0 if shape.accelerators == 0 else 0.0
             cpu = chosen[0]
-            taken = held[cpu].milli + device_need(alternative, shape.devices[cpu]).milli
+            taken = held[cpu].share_milli + device_need(alternative, shape.devices[cpu]).share_milli
             terms["packed"] = taken / shape.capacity[cpu][0]
         else:
             gib = max(_memory(shape, p) for p in chosen) / 2**30
             terms["memory"] = 1 - math.log2(1 + gib) / 20
             if alternative.share is not None:
-                terms["shared"] = (held[chosen[0]].milli + alternative.milli) / 1000
-            busy = sum(held[p].milli > 0 or p in chosen for p in verdict.usable)
-            terms["packed"] = busy / len(verdict.usable)
+                terms["shared"] = (held[chosen[0]].share_milli + alternative.share_milli) / 1000
+            busy = sum(held[p].share_milli > 0 or p in chosen for p in feasibility.usable)
+            terms["packed"] = busy / len(feasibility.usable)
         if len(chosen) > 1:
             linked, near = joined_pairs(shape, chosen)
             pairs = len(chosen) * (len(chosen) - 1) / 2
@@ -136,12 +136,12 @@ class LeastRecentScorer:
         alternative: Alternative,
         shape: Shape,
         held: Sequence[Allocation],
-        verdict: Feasibility,
+        feasibility: Feasibility,
         chosen: Sequence[int],
     ) -> Mapping[str, float]:
         """Ten thousand million for real devices, less the time of the worker's latest grant."""
         real = all(not shape.devices[p].simulated for p in chosen)
-        return {"real": 1e10 if real else 0.0, "granted": -max(held[p].granted_s for p in verdict.usable)}
+        return {"real": 1e10 if real else 0.0, "granted": -max(held[p].granted_s for p in feasibility.usable)}
 
 
 def _memory(shape: Shape, position: int) -> int:

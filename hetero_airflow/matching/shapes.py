@@ -55,26 +55,26 @@ class Shapes:
 
     def __init__(self) -> None:
         self._shapes: dict[object, Shape] = {}
-        self._seats: dict[str, WorkerEntry] = {}
+        self._entries: dict[str, WorkerEntry] = {}
 
-    def seat(self, worker: Worker) -> WorkerEntry:
+    def entry(self, worker: Worker) -> WorkerEntry:
         """The worker's shape and the positions of its devices.
 
         >>> from hetero_airflow.testing import a_worker
         >>> shapes = Shapes()
-        >>> shapes.seat(a_worker("a")).shape is shapes.seat(a_worker("b")).shape
+        >>> shapes.entry(a_worker("a")).shape is shapes.entry(a_worker("b")).shape
         True
         """
-        known = self._seats.get(worker.id)
+        known = self._entries.get(worker.id)
         if known is not None and known.worker is worker:
             return known
-        if len(self._shapes) > MAX_SHAPES or len(self._seats) > 2 * MAX_SHAPES:
+        if len(self._shapes) > MAX_SHAPES or len(self._entries) > 2 * MAX_SHAPES:
             self._shapes.clear()
-            self._seats.clear()
-        seat = self._seats[worker.id] = self._seat(worker)
-        return seat
+            self._entries.clear()
+        entry = self._entries[worker.id] = self._entry(worker)
+        return entry
 
-    def _seat(self, worker: Worker) -> WorkerEntry:
+    def _entry(self, worker: Worker) -> WorkerEntry:
         devices = tuple(sorted(worker.devices, key=lambda device: (device.index, device.id)))
         position = {device.id: place for place, device in enumerate(devices)}
         links = tuple(frozenset(position[peer] for peer in device.peers if peer in position) for device in devices)

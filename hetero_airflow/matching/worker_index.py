@@ -58,7 +58,7 @@ class WorkerIndex:
 
     def __init__(self, matcher: Matcher, snapshot: Snapshot) -> None:
         self.matcher = matcher
-        self.seats: list[WorkerEntry] = []
+        self.entries: list[WorkerEntry] = []
         self.states: list[OccupancyState] = []
         self.groups: dict[OccupancyState, WorkerGroup] = {}
         self._workers: tuple[Worker, ...] = ()
@@ -92,13 +92,13 @@ class WorkerIndex:
         is_new = self.matcher.shapes is not self._shapes_of
         changed: set[int] = set()
         if is_new or snapshot.workers is not self._workers:
-            seats = [self.matcher.seat(worker) for worker in sorted(snapshot.workers, key=lambda worker: worker.id)]
-            ids = [seat.worker.id for seat in seats]
+            entries = [self.matcher.entry(worker) for worker in sorted(snapshot.workers, key=lambda worker: worker.id)]
+            ids = [entry.worker.id for entry in entries]
             is_new = is_new or ids != self._ids
             if not is_new:
-                changed.update(number for number, seat in enumerate(seats) if seat is not self.seats[number])
+                changed.update(number for number, entry in enumerate(entries) if entry is not self.entries[number])
             self._workers, self._ids, self._shapes_of = snapshot.workers, ids, self.matcher.shapes
-            self._seat(seats)
+            self._entry(entries)
         used = [by_worker.get(worker_id, _NOTHING) for worker_id in self._ids]
         if is_new:
             self._start(used)
@@ -106,16 +106,16 @@ class WorkerIndex:
             pairs = zip(used, self._used, strict=True)
             changed.update(number for number, (new, old) in enumerate(pairs) if new is not old)
             for number in changed:
-                self._present[number] = self.matcher.present(self.seats[number], used[number])
+                self._present[number] = self.matcher.present(self.entries[number], used[number])
             for number in changed | self._placed:
                 self._move(number, self._present[number])
         self._used = used
         self._placed.clear()
 
-    def _seat(self, seats: list[WorkerEntry]) -> None:
-        """Take other seats, and forget what depends on which shapes there are."""
-        self.seats = seats
-        self._online = frozenset(seat.shape for seat in seats if seat.worker.state is not WorkerState.LOST)
+    def _entry(self, entries: list[WorkerEntry]) -> None:
+        """Take other entries, and forget what depends on which shapes there are."""
+        self.entries = entries
+        self._online = frozenset(entry.shape for entry in entries if entry.worker.state is not WorkerState.LOST)
         self._servable.clear()
         self._keeps.clear()
         self._rankings = {key: ranking for key, ranking in self._rankings.items() if key[1] is None}
@@ -123,7 +123,7 @@ class WorkerIndex:
 
     def _start(self, used: list[Mapping[str, DeviceUsage]]) -> None:
         """Group all workers, and forget what was asked of others."""
-        self._present = [self.matcher.present(seat, usage) for seat, usage in zip(self.seats, used, strict=True)]
+        self._present = [self.matcher.present(entry, usage) for entry, usage in zip(self.entries, used, strict=True)]
         self.states = self._present.copy()
         self.groups = {}
         for number, state in enumerate(self.states):
@@ -184,14 +184,14 @@ class WorkerIndex:
         """Whether any worker as it is now, online and well, could run it if it were idle."""
         known = self._servable.get(alternative.key)
         if known is None:
-            known = any(self.matcher.verdict(alternative, shape).is_servable for shape in self._online)
+            known = any(self.matcher.feasibility(alternative, shape).is_servable for shape in self._online)
             self._servable[alternative.key] = known
         return known
 
     def claims(self, number: int, fit: Fit) -> tuple[Claim, ...]:
         """What a fit takes of a worker, by device id."""
-        ids = self.seats[number].device_ids
-        return tuple([Claim(ids[position], need.milli, need.memory_bytes) for position, need in fit.takes])
+        ids = self.entries[number].device_ids
+        return tuple([Claim(ids[position], need.share_milli, need.memory_bytes) for position, need in fit.takes])
 
     def take(self, number: int, fit: Fit, now: datetime) -> None:
         """Note that a fit of the worker's state was placed on it."""

@@ -124,20 +124,22 @@ class Estimates:
         top = max(known.values())
         return {name: known[name] / top if top else 1.0 for name in sorted(device_classes)}
 
-    def left_s(self, task: TaskName, device_class: str, held_s: float, served: Mapping[str, float]) -> Interval | None:
+    def remaining_s(
+        self, task: TaskName, device_class: str, held_s: float, attained_service_s: Mapping[str, float]
+    ) -> Interval | None:
         """Seconds for which a run on that class goes on; None if its duration is not known, or long exceeded.
 
         :param held_s: for how long it has held its devices there
-        :param served: device class → seconds that it ran on others before
+        :param attained_service_s: device class → seconds that it ran on others before
 
         >>> known = Estimates({("dag", "train"): {"nvidia/v100": 2.0}}, {("dag", "train"): Interval(100, 200, 400)})
-        >>> [round(part) for part in known.left_s(("dag", "train"), "nvidia/v100", 30.0, {"nvidia/v100": 120.0})]
+        >>> [round(part) for part in known.remaining_s(("dag", "train"), "nvidia/v100", 30.0, {"nvidia/v100": 120.0})]
         [6, 42, 145]
         """
         work, speed = self.works.get(task), self.speed(task, device_class)
         if work is None or not speed or min(work) <= 0:
             return None
-        done = held_s * speed + math.fsum(s * (self.speed(task, name) or 0.0) for name, s in served.items())
+        done = held_s * speed + math.fsum(s * (self.speed(task, name) or 0.0) for name, s in attained_service_s.items())
         left = work.remaining_after(max(done, 0.0))
         return None if left is None else Interval(*(min(part / speed, MAX_DURATION_S) for part in left))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from hetero_airflow.errors import InvalidTransition
 
@@ -72,8 +73,10 @@ class Claim:
     `memory_bytes` is host memory.
     """
 
+    __pydantic_config__ = ConfigDict(serialize_by_alias=True)
+
     device_id: str
-    milli: int
+    share_milli: Annotated[int, Field(alias="milli")]
     memory_bytes: int = 0
     cores: tuple[int, ...] = ()
     """Filled in by the store when it commits: ids of the cores that the lease alone may use."""

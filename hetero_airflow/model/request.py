@@ -120,7 +120,7 @@ class Alternative(BaseModel):
         return self
 
     @property
-    def milli(self) -> int:
+    def share_milli(self) -> int:
         """Thousandths of each device: 1000 for whole ones."""
         return 1000 if self.share is None else share_to_milli(self.share)
 

@@ -41,5 +41,5 @@ class Run:
     """From the grant to the end, starting the process included."""
     end: RunEnd
     ended_at: datetime
-    served: Mapping[str, float] = field(default_factory=dict)
+    attained_service_s: Mapping[str, float] = field(default_factory=dict)
     """Device class → seconds for which the same request had held its devices before."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
 
 from hetero_airflow.model.estimates import NO_ESTIMATES, Estimates, TaskName
 from hetero_airflow.model.hold import Hold
@@ -20,6 +23,8 @@ MIN_RUN_S = 300.0
 class PendingRequest:
     """A request that waits for a placement, with what orders the queue."""
 
+    __pydantic_config__ = ConfigDict(serialize_by_alias=True)
+
     id: str
     request: DeviceRequest
     submitted_at: datetime
@@ -30,7 +35,7 @@ class PendingRequest:
     task_id: str = ""
     map_index: int = -1
     try_number: int = 1
-    served: Mapping[str, float] = field(default_factory=dict)
+    attained_service_s: Annotated[Mapping[str, float], Field(alias="served")] = field(default_factory=dict)
     """Device class → seconds for which it held all its devices there before; empty if it never ran."""
     gang: str = ""
     """Requests of one gang are placed all together or not at all; empty for a request of its own."""
@@ -50,7 +55,9 @@ class PendingRequest:
 class DeviceUsage:
     """What the live leases hold of one device."""
 
-    milli: int = 0
+    __pydantic_config__ = ConfigDict(serialize_by_alias=True)
+
+    share_milli: Annotated[int, Field(alias="milli")] = 0
     memory_bytes: int = 0
     last_granted_at: datetime | None = None
 
@@ -72,7 +79,7 @@ class UsageByWorker(Mapping[tuple[str, str], DeviceUsage]):
         """The same usage by worker; itself where it is so already.
 
         >>> UsageByWorker.of({("a", "GPU-0"): DeviceUsage(500)}).by_worker
-        {'a': {'GPU-0': DeviceUsage(milli=500, memory_bytes=0, last_granted_at=None)}}
+        {'a': {'GPU-0': DeviceUsage(share_milli=500, memory_bytes=0, last_granted_at=None)}}
         """
         if isinstance(usage, cls):
             return usage
@@ -112,7 +119,7 @@ class Snapshot:
     estimates: Estimates = NO_ESTIMATES
     can_preempt: bool = False
     """Whether a plan may take leases back."""
-    bars: tuple[Hold, ...] = ()
+    holds: tuple[Hold, ...] = ()
     """By worker, device and kind. The devices of `workers` are as these leave them: not leasable."""
     protects_unsaved: bool = False
     """Whether a lease under which nothing was saved yet is taken back for a higher class only: nobody knows whether its
@@ -126,8 +133,8 @@ class Snapshot:
         return self.protects_unsaved and lease.saved_at is None
 
     def holds_of(self, worker_id: str) -> tuple[Hold, ...]:
-        """The bars on a worker and its devices."""
-        return tuple(bar for bar in self.bars if bar.worker_id == worker_id)
+        """The holds on a worker and its devices."""
+        return tuple(hold for hold in self.holds if hold.worker_id == worker_id)
 
     def used(self, worker_id: str, device_id: str) -> DeviceUsage:
         """What is leased of one device."""

@@ -41,7 +41,7 @@ def large_first(pending: Iterable[PendingRequest], snapshot: Snapshot) -> list[P
     those who made room for it go on before others take their places. Where nobody can be moved, neither goes first.
 
     >>> from hetero_airflow.testing import a_pending
-    >>> moved = a_pending("moved", at_s=3, served={"nvidia/v100": 60.0})
+    >>> moved = a_pending("moved", at_s=3, attained_service_s={"nvidia/v100": 60.0})
     >>> queue = [a_pending("a"), a_pending("b", "gpu:4", 1), a_pending("c", "gpu:4", 2), moved]
     >>> [one.id for one in large_first(queue, Snapshot(1, can_preempt=True))]
     ['b', 'c', 'moved', 'a']

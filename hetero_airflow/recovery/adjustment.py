@@ -49,7 +49,7 @@ def adjusted_request(
     if not recent:
         return request, []
     shapes = shapes or Shapes()
-    kinds = tuple({id(shape): shape for worker in workers for shape in [shapes.seat(worker).shape]}.values())
+    kinds = tuple({id(shape): shape for worker in workers for shape in [shapes.entry(worker).shape]}.values())
     words: list[str] = []
     alternatives = request.alternatives
     for failure_class, grow in _GROWTHS.items():

@@ -58,7 +58,7 @@ def avoid_failed_workers(
         if len(value) > MAX_VALUE:
             continue
         others = [one for one in workers if one.id not in wanted[:number] and one.state is WorkerState.ONLINE]
-        kinds = {id(shape): shape for other in others for shape in [shapes.seat(other).shape]}.values()
+        kinds = {id(shape): shape for other in others for shape in [shapes.entry(other).shape]}.values()
         kept = tuple(
             with_fields(one, labels={**one.labels, AVOIDED_LABEL: value})
             for one in alternatives

@@ -41,7 +41,7 @@ def plan_faults(snapshot: Snapshot, plan: Plan) -> list[str]:
         faults += _placement_faults(one, own, place)
         for claim in place.claims:
             more = taken[place.worker_id, claim.device_id]
-            more["milli"] += claim.milli
+            more["milli"] += claim.share_milli
             more["memory"] += claim.memory_bytes
     faults += _capacity_faults(snapshot, devices, taken)
     faults += gang_faults(snapshot, plan)
@@ -97,8 +97,9 @@ def _placement_faults(one: PendingRequest, devices: Mapping[str, Device], place:
         if claim.device_id in claimed:
             yield f"{place.request_id} claims {claim.device_id} more than once"
         claimed.add(claim.device_id)
-        if claim.milli < 0 or claim.memory_bytes < 0 or not (claim.milli or claim.memory_bytes):
-            yield f"{place.request_id} claims {claim.milli} milli and {claim.memory_bytes} bytes of {claim.device_id}"
+        if claim.share_milli < 0 or claim.memory_bytes < 0 or not (claim.share_milli or claim.memory_bytes):
+            amount = f"{claim.share_milli} milli and {claim.memory_bytes} bytes"
+            yield f"{place.request_id} claims {amount} of {claim.device_id}"
 
 
 def _capacity_faults(
@@ -112,7 +113,7 @@ def _capacity_faults(
             continue
         used = snapshot.used(worker_id, device_id)
         for name, capacity, before in (
-            ("milli", device.capacity_milli, used.milli),
+            ("milli", device.capacity_milli, used.share_milli),
             ("memory", device.memory_bytes, used.memory_bytes),
         ):
             if more[name] and before + more[name] > capacity:

@@ -75,7 +75,7 @@ def expected_job(
         speeds = {ANY_DEVICE: 1.0}
     else:
         usual = speeds.setdefault(ANY_DEVICE, sorted(speeds.values())[len(speeds) // 2])
-        served = [*pending.served.items(), *held_s.items()]
+        served = [*pending.attained_service_s.items(), *held_s.items()]
         remaining = work.remaining_after(sum(seconds * speeds.get(name, usual) for name, seconds in served))
         left = assumed_s * usual if remaining is None else remaining[case]
     return Job(

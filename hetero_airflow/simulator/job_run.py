@@ -51,7 +51,7 @@ class JobRun:
     def devices(self) -> float:
         """That it holds while it runs; a share counts as its fraction, a core of a CPU as one."""
         asked = self.job.request.alternatives[0]
-        return asked.count * asked.milli / 1000 * self.job.ranks
+        return asked.count * asked.share_milli / 1000 * self.job.ranks
 
     @property
     def is_running(self) -> bool:

@@ -71,7 +71,11 @@ def least_queued(workload: Workload, workers: Iterable[Worker]) -> SimulationRec
 
 
 def _join(queues: list[_DeviceQueue], job: Job) -> JobRecord:
-    if job.ranks != 1 or job.after or any(one.count != 1 or one.milli != 1000 for one in job.request.alternatives):
+    if (
+        job.ranks != 1
+        or job.after
+        or any(one.count != 1 or one.share_milli != 1000 for one in job.request.alternatives)
+    ):
         raise ClusterError(
             f"a queue for each device with job {job.id}",
             found="a job that is not of one whole device alone",

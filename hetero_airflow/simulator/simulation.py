@@ -214,7 +214,7 @@ class Simulation:
 
     def _start(self, lease: Lease) -> None:
         run, _ = self._by_request[lease.request_id]
-        claims = [(self._classes[lease.worker_id, claim.device_id], claim.milli / 1000) for claim in lease.claims]
+        claims = [(self._classes[lease.worker_id, claim.device_id], claim.share_milli / 1000) for claim in lease.claims]
         accelerators = [claim for claim in claims if not claim[0].startswith("generic/")] or claims[:1]
         run.holds.append(RankLease(lease, accelerators[0][0], sum(amount for _, amount in accelerators)))
         if not run.is_running:

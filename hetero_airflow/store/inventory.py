@@ -56,7 +56,7 @@ class DeviceRecord:
 
     def grant(self, claim: Claim, now: datetime) -> DeviceRecord | None:
         """With the claim added, or None where it does not fit."""
-        milli, memory = self.used_milli + claim.milli, self.used_memory_bytes + claim.memory_bytes
+        milli, memory = self.used_milli + claim.share_milli, self.used_memory_bytes + claim.memory_bytes
         limit = self.capacity_memory_bytes
         if (
             not self.device.leasable
@@ -69,7 +69,7 @@ class DeviceRecord:
 
     def free(self, claim: Claim) -> DeviceRecord | None:
         """With the claim taken off, or None for a vanished device that nothing holds any more."""
-        milli, memory = self.used_milli - claim.milli, self.used_memory_bytes - claim.memory_bytes
+        milli, memory = self.used_milli - claim.share_milli, self.used_memory_bytes - claim.memory_bytes
         freed = replace(self, used_milli=milli, used_memory_bytes=memory)
         return None if freed.is_vanished and freed.is_idle else freed
 

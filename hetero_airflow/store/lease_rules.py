@@ -26,14 +26,14 @@ def are_grantable(claims: tuple[Claim, ...]) -> bool:
     return (
         bool(claims)
         and len(ids) == len(claims)
-        and all(claim.milli >= 0 and claim.memory_bytes >= 0 for claim in claims)
-        and all(claim.milli + claim.memory_bytes > 0 for claim in claims)
+        and all(claim.share_milli >= 0 and claim.memory_bytes >= 0 for claim in claims)
+        and all(claim.share_milli + claim.memory_bytes > 0 for claim in claims)
     )
 
 
 def suits_device_kind(kind: str, claim: Claim) -> bool:
     """Whether the claim's thousandths suit a device of that kind: whole cores of a CPU, some of an accelerator."""
-    return claim.milli % MILLI_PER_DEVICE == 0 if kind == "cpu" else claim.milli > 0
+    return claim.share_milli % MILLI_PER_DEVICE == 0 if kind == "cpu" else claim.share_milli > 0
 
 
 def check_move(move: LeaseMove, lease: Lease | None) -> Lease | StoreError:
@@ -70,9 +70,10 @@ def leased_device_class(claims: Sequence[Claim], devices: Mapping[str, Device]) 
 
     >>> from hetero_airflow.testing import a_cpu, a_device
     >>> devices = {"cpu": a_cpu(), "GPU-0": a_device()}
-    >>> leased_device_class([Claim(device_id="GPU-0", milli=500), Claim(device_id="cpu", milli=2000)], devices)
+    >>> half, cores = Claim("GPU-0", share_milli=500), Claim("cpu", share_milli=2000)
+    >>> leased_device_class([half, cores], devices)
     ('nvidia/a100-sxm4-40gb', 1)
-    >>> leased_device_class([Claim(device_id="cpu", milli=2000)], devices)
+    >>> leased_device_class([cores], devices)
     ('generic/x86-64', 2)
     """
     if not all(claim.device_id in devices for claim in claims):
@@ -80,4 +81,4 @@ def leased_device_class(claims: Sequence[Claim], devices: Mapping[str, Device]) 
     accelerators = [devices[claim.device_id] for claim in claims if devices[claim.device_id].kind != "cpu"]
     if accelerators:
         return device_class(accelerators[0]), len(accelerators)
-    return device_class(devices[claims[0].device_id]), claims[0].milli // MILLI_PER_DEVICE
+    return device_class(devices[claims[0].device_id]), claims[0].share_milli // MILLI_PER_DEVICE

@@ -416,7 +416,7 @@ class MemoryStore:
             (now - lease.granted_at).total_seconds(),
             end,
             now,
-            pending.served,
+            pending.attained_service_s,
         )
         self._runs.append(run)
 
@@ -424,7 +424,7 @@ class MemoryStore:
         if record.device.kind != "cpu":
             return ()
         taken = self._cores[worker_id, record.device.id]
-        return choose_cores(record.device.cores, taken, claim.milli // MILLI_PER_DEVICE)
+        return choose_cores(record.device.cores, taken, claim.share_milli // MILLI_PER_DEVICE)
 
     def _put(self, lease: Lease) -> None:
         self._leases[lease.id] = lease

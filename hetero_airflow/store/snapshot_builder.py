@@ -116,9 +116,9 @@ class SnapshotBuilder:
                 tuple(self._leases.values()) if "leases" in changed else last.leases,
                 self._dag_tokens.copy() if "dag_tokens" in changed else last.dag_tokens,
                 self._holders.copy() if "holders" in changed else last.holders,
-                bars=tuple(bar for _, own in sorted(self._bars.items()) for bar in own)
+                holds=tuple(bar for _, own in sorted(self._bars.items()) for bar in own)
                 if "bars" in changed
-                else last.bars,
+                else last.holds,
             )
             self._changed = set()
         return self._last

@@ -136,7 +136,7 @@ class UserRoutes:
                 worker_state=own.state,
                 device=device,
                 telemetry=telemetry.get((own.id, device.id)),
-                leased_milli=snapshot.used(own.id, device.id).milli,
+                leased_milli=snapshot.used(own.id, device.id).share_milli,
                 capacity_milli=device.capacity_milli,
             )
             for own, device in page

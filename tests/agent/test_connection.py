@@ -178,11 +178,11 @@ def test_a_gpu_that_falls_off_the_bus_is_out_within_a_heartbeat_until_a_schedule
     found, _, _ = running
     until(lambda: store.snapshot().workers == (WORKER,))
     found.xids.append(XidEvent(uuid="GPU-1", xid=79, at=datetime.now(UTC)))
-    until(lambda: store.snapshot().bars)
+    until(lambda: store.snapshot().holds)
     assert [device.id for device in store.snapshot().workers[0].devices if device.leasable] == ["cpu", "GPU-0"]
     scheduler = HealthWatch(store, HostHealth("another host"))
     scheduler.step(datetime.now(UTC))
-    assert store.snapshot().bars
+    assert store.snapshot().holds
     for minutes in (1, 2):
         scheduler.step(datetime.now(UTC) + timedelta(minutes=minutes))
     assert store.snapshot().workers == (WORKER,)
@@ -213,7 +213,7 @@ def test_sigterm_takes_no_new_task_waits_for_the_last_one_and_leaves(running, st
     store.record([RequestSubmitted(a_pending("r1")), RequestSubmitted(a_pending("r2"))], now)
     (lease,) = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), now, now + HOUR).leases
     signals._take(15, None)
-    until(lambda: store.snapshot().bars)
+    until(lambda: store.snapshot().holds)
     assert store.commit(Plan((a_place("r2", **{"GPU-1": 1000}),)), now, now + HOUR).refused == ("r2",)
     at = datetime.now(UTC)
     until(lambda: store.last_seen()["worker-a"] > at)

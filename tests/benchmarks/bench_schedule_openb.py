@@ -57,7 +57,7 @@ def fill(workload: Workload, valuation: PackingMeasure, rng: Random | None) -> F
     requests = [job.request for job in workload.jobs]
     alternatives = {a: n for n, a in enumerate(dict.fromkeys(a for r in requests for a in r.alternatives))}
     order = [[alternatives[alternative] for alternative in request.alternatives] for request in requests]
-    amount = [ask.milli * ask.devices for ask in map(device_demand, alternatives)]
+    amount = [ask.share_milli * ask.devices for ask in map(device_demand, alternatives)]
     board = Scoreboard(valuation, workload.workers, list(alternatives))
     total, arrived, allocated, at_100 = board.devices * 1000, 0, 0, 0.0
     begin = time.process_time()

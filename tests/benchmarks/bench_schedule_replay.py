@@ -209,7 +209,7 @@ def replayed(large: float, seed: int, large_from_s: float = LARGE_FROM_S) -> Wor
     gpus = sum(device.kind != "cpu" for worker in workers for device in worker.devices)
     jobs: list[Job] = []
     matcher = Matcher(TightFitScorer())
-    shapes = {matcher.seat(worker).shape for worker in workers}
+    shapes = {matcher.entry(worker).shape for worker in workers}
     possible = [job for job in trace.jobs if _is_possible(job, shapes, matcher)]
     for part, name in ((1 - large, "small"), (large, "large")):
         pods = [job for job in possible if (asked_devices(job.request) == LARGE) == (name == "large")]
@@ -262,7 +262,7 @@ def _cores(worker: Worker) -> int:
 
 def _is_possible(job: Job, shapes: Collection[Shape], matcher: Matcher) -> bool:
     """Whether a worker of one of the shapes could run it."""
-    return any(matcher.verdict(one, shape).is_servable for one in job.request.alternatives for shape in shapes)
+    return any(matcher.feasibility(one, shape).is_servable for one in job.request.alternatives for shape in shapes)
 
 
 # The baselines.
@@ -306,7 +306,7 @@ class AnyPlace:
         return {"lot": self._lot(alternative, held, -1)}
 
     def _lot(self, alternative: Alternative, held: Sequence[Allocation], position: int) -> float:
-        granted = ",".join(f"{one.granted_s}/{one.milli}" for one in held)
+        granted = ",".join(f"{one.granted_s}/{one.share_milli}" for one in held)
         text = f"{self._seed} {alternative.key} {position} {granted}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest()) / 2**48
 

@@ -61,7 +61,9 @@ class FragmentationMeasure:
         on = self._on.get((here, asks.all))
         if on is None:
             mix = [(device_demand(alternative), part) for alternative, part in compress(self._mix, here)]
-            on = self._on[here, asks.all] = FragmentationOnShape(asks, [(ask, part) for ask, part in mix if ask.milli])
+            on = self._on[here, asks.all] = FragmentationOnShape(
+                asks, [(ask, part) for ask, part in mix if ask.share_milli]
+            )
         return on
 
 
@@ -86,7 +88,7 @@ def popular_mix(mix: RequestMix) -> RequestMix:
 
 def _smaller(alternative: Alternative) -> tuple[int, int, int]:
     ask = device_demand(alternative)
-    return -ask.cores_milli, -ask.milli, -ask.devices
+    return -ask.cores_milli, -ask.share_milli, -ask.devices
 
 
 class FragmentationOnShape:
@@ -107,7 +109,7 @@ class FragmentationOnShape:
         """[part, steps reached]: what is a fragment of one part, and all of it to requests for several devices."""
         for ask, weight in here:
             if ask.devices == 1:
-                self._fragment[ask.milli :] -= part[ask.milli :] * (self._enough(ask) * weight)
+                self._fragment[ask.share_milli :] -= part[ask.share_milli :] * (self._enough(ask) * weight)
         self._changes: dict[tuple[int, int], Floats] = {}
         self._known: dict[tuple[int, ...], Floats] = {}
 

@@ -22,11 +22,11 @@ class Naive:
     def __init__(self, snapshot: Snapshot) -> None:
         self._placement = TightFitScorer()
         self._pending = sorted(snapshot.pending, key=lambda one: (one.submitted_at, one.id))
-        self._seats = [Shapes().seat(worker) for worker in sorted(snapshot.workers, key=lambda worker: worker.id)]
+        self._seats = [Shapes().entry(worker) for worker in sorted(snapshot.workers, key=lambda worker: worker.id)]
         self._held = []
         for seat in self._seats:
             used = [snapshot.used(seat.worker.id, device_id) for device_id in seat.device_ids]
-            self._held.append([Allocation(usage.milli, usage.memory_bytes) for usage in used])
+            self._held.append([Allocation(usage.share_milli, usage.memory_bytes) for usage in used])
 
     def decide(self) -> list[Placed]:
         """The placements, in the order in which they are made."""
@@ -41,7 +41,7 @@ class Naive:
             for position, need in takes:
                 before = self._held[worker][position]
                 self._held[worker][position] = Allocation(
-                    before.milli + need.milli, before.memory_bytes + need.memory_bytes
+                    before.share_milli + need.share_milli, before.memory_bytes + need.memory_bytes
                 )
             seat = self._seats[worker]
             placed.append((pending.id, seat.worker.id, number, tuple(seat.device_ids[p] for p in chosen)))
@@ -67,9 +67,14 @@ class Naive:
 
         def has_room(position: int, need: ResourceNeed) -> bool:
             milli, memory = shape.capacity[position]
-            left = (milli - held[position].milli - need.milli, memory - held[position].memory_bytes - need.memory_bytes)
+            left = (
+                milli - held[position].share_milli - need.share_milli,
+                memory - held[position].memory_bytes - need.memory_bytes,
+            )
             keep = kept.get(position, ResourceNeed(0, 0))
-            return (not need.milli or left[0] >= keep.milli) and (not need.memory_bytes or left[1] >= keep.memory_bytes)
+            return (not need.share_milli or left[0] >= keep.share_milli) and (
+                not need.memory_bytes or left[1] >= keep.memory_bytes
+            )
 
         free = [p for p in verdict.usable if has_room(p, device_need(alternative, shape.devices[p]))]
         beside = host_need(alternative)
@@ -90,5 +95,7 @@ class Naive:
             beside = host_need(alternative)
             for p, need in takes + ([(shape.cpu, beside)] if beside is not None else []):
                 before = kept.get(p, ResourceNeed(0, 0))
-                kept[p] = ResourceNeed(max(before.milli, need.milli), max(before.memory_bytes, need.memory_bytes))
+                kept[p] = ResourceNeed(
+                    max(before.share_milli, need.share_milli), max(before.memory_bytes, need.memory_bytes)
+                )
         return kept

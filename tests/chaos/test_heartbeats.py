@@ -115,7 +115,7 @@ def assert_only_the_holders_hold(store: Store, now: list[Lease]) -> None:
         (lease.id, lease.token, lease.claims) for lease in now
     )
     assert all(lease.state in (LeaseState.GRANTED, LeaseState.ACTIVE) for lease in snapshot.leases)
-    used = {device: usage.milli for (_, device), usage in snapshot.usage.items() if usage.milli}
+    used = {device: usage.share_milli for (_, device), usage in snapshot.usage.items() if usage.share_milli}
     assert used == dict.fromkeys(DEVICES, 1000)
     assert [worker.state for worker in snapshot.workers] == ["online"]
 

@@ -92,12 +92,12 @@ def test_drain_and_undrain(installation, store):
     done = installation.run("hetero", "drain", "worker-a/SIM-0", "--move", "--reason", "new fan")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "worker-a/SIM-0 is drained: 1 device out, new fan.\nNo task runs there.\n"
-    (bar,) = store.snapshot().bars
+    (bar,) = store.snapshot().holds
     assert (bar.device_id, bar.cause, bar.moves) == ("SIM-0", "new fan", True)
     done = installation.run("hetero", "undrain", "worker-a/SIM-0")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("worker-a/SIM-0 takes tasks again: it was drained since ")
-    assert (store.snapshot().bars, store.snapshot().workers) == ((), before.workers)
+    assert (store.snapshot().holds, store.snapshot().workers) == ((), before.workers)
     assert_fails(installation.run("hetero", "drain", "worker-b"), "found no such worker. Use worker-a.")
 
 

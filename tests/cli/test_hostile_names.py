@@ -56,7 +56,7 @@ def what_is_printed(name: str) -> tuple[list[object], list[object]]:
     reason = Reason(ReasonCode.BUSY, name, name)
     accounts = (AlternativeAccount(name, 1, ((1, reason),), (CandidateAccount(name, (name,), 1.0, {name: 1.0}),)),)
     account = Account(name, name, accounts)
-    place = Place(name, name, 0, (Claim(device_id=name, milli=500, memory_bytes=5),), account)
+    place = Place(name, name, 0, (Claim(device_id=name, share_milli=500, memory_bytes=5),), account)
     plan = Plan((place, Wait(f"{name}w", 1, reason, account)))
     assert store.commit(plan, EPOCH, NOW).leases
     snapshot = store.snapshot()

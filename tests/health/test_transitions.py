@@ -253,15 +253,15 @@ def test_tasks_on_a_device_that_shall_move_are_named_once_with_the_reason():
     on_it, beside = a_lease("r1", **{"GPU-0": 1000, "cpu": 1000}), a_lease("r2", **{"GPU-1": 1000})
     far, told = a_lease("r3", "worker-b", **{"GPU-0": 1000}), a_lease("r4", **{"GPU-0": 1000})
     told = told.model_copy(update={"state": LeaseState.PREEMPTED})
-    snapshot = Snapshot(1, (a_worker(), a_worker("worker-b")), leases=(on_it, beside, far, told), bars=(a_bar(),))
+    snapshot = Snapshot(1, (a_worker(), a_worker("worker-b")), leases=(on_it, beside, far, told), holds=(a_bar(),))
     assert leases_to_migrate(snapshot) == ((on_it, a_bar()),)
-    assert leases_to_migrate(replace(snapshot, bars=(a_bar(moves=False),))) == ()
+    assert leases_to_migrate(replace(snapshot, holds=(a_bar(moves=False),))) == ()
     whole = (a_bar(""), a_bar())
-    assert leases_to_migrate(replace(snapshot, bars=whole)) == ((on_it, whole[0]), (beside, whole[0]))
+    assert leases_to_migrate(replace(snapshot, holds=whole)) == ((on_it, whole[0]), (beside, whole[0]))
 
 
 def test_tasks_on_instances_of_a_gpu_move_with_it():
     parent, instance = a_device("GPU-0", leasable=False), a_device("MIG-0", parent="GPU-0")
     lease = a_lease("r1", **{"MIG-0": 1000})
-    snapshot = Snapshot(1, (a_worker(devices=(parent, instance)),), leases=(lease,), bars=(a_bar(),))
+    snapshot = Snapshot(1, (a_worker(devices=(parent, instance)),), leases=(lease,), holds=(a_bar(),))
     assert leases_to_migrate(snapshot) == ((lease, a_bar()),)

@@ -10,7 +10,7 @@ def a_shape(links: dict[int, tuple[int, ...]], nodes: dict[int, int], number: in
         a_device(f"GPU-{i}", index=i, peers=tuple(f"GPU-{j}" for j in links.get(i, ())), numa_node=nodes.get(i))
         for i in range(number)
     )
-    return Shapes().seat(a_worker(devices=devices)).shape
+    return Shapes().entry(a_worker(devices=devices)).shape
 
 
 PAIRS = {0: (3,), 3: (0,), 1: (2,), 2: (1,)}

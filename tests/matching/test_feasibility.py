@@ -176,7 +176,7 @@ def test_a_worker_has_enough_of_all_or_a_reason_says_of_what_not(
 
 
 def test_permanent_and_transient_reasons_are_told_apart() -> None:
-    shape = Shapes().seat(a_worker(devices=(PARENT, a_device("GPU-1", index=1)))).shape
+    shape = Shapes().entry(a_worker(devices=(PARENT, a_device("GPU-1", index=1)))).shape
     verdict = feasibility_of(an_alternative("gpu:2"), shape)
     assert (verdict.is_possible, verdict.is_servable) == (True, False)
     assert (verdict.suitable, verdict.usable) == ((0, 1), (1,))
@@ -185,7 +185,7 @@ def test_permanent_and_transient_reasons_are_told_apart() -> None:
 
 
 def test_a_verdict_names_positions_and_needs() -> None:
-    shape = Shapes().seat(a_worker(devices=(MI300, a_device("GPU-1", index=1)))).shape
+    shape = Shapes().entry(a_worker(devices=(MI300, a_device("GPU-1", index=1)))).shape
     need = ResourceNeed(250, 10 * GIB)
     assert feasibility_of(an_alternative("nvidia:0.25"), shape) == Feasibility(
         None, None, (1,), (1,), {1: need}, "0.25 of a nvidia/gpu"

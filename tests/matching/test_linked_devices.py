@@ -52,7 +52,7 @@ def hosts(draw: st.DrawFn) -> Worker:
 
 @given(hosts(), st.sampled_from([Level.NVLINK, Level.NUMA]), st.integers(1, 4))
 def test_the_sets_are_all_that_pairs_allow(worker: Worker, level: Level, count: int) -> None:
-    shape = Shapes().seat(worker).shape
+    shape = Shapes().entry(worker).shape
     positions = range(len(shape.devices))
     found = joined_sets(shape, positions, level, count)
 
@@ -66,7 +66,7 @@ def test_the_sets_are_all_that_pairs_allow(worker: Worker, level: Level, count: 
 
 def test_the_meshes_of_a_large_host_are_found_in_bounded_time() -> None:
     mesh = {i: tuple(j for j in range(1000) if j // 8 == i // 8 and j != i) for i in range(1000)}
-    shape = Shapes().seat(a_host(mesh, number=1000)).shape
+    shape = Shapes().entry(a_host(mesh, number=1000)).shape
     found = joined_sets(shape, range(1000), Level.NVLINK, 8)
     assert found == [tuple(range(first, first + 8)) for first in range(0, 1000, 8)]
 
@@ -104,7 +104,7 @@ def test_an_unwell_device_may_be_what_joins_the_others() -> None:
 
 def test_devices_are_chosen_among_the_joined_ones_alone() -> None:
     matcher = Matcher(TightFitScorer())
-    shape = matcher.seat(a_host(PAIRS)).shape
+    shape = matcher.entry(a_host(PAIRS)).shape
     alternative = an_alternative("gpu:2", "nvlink")
 
     def outcome(*taken: int) -> object:
@@ -126,7 +126,7 @@ def test_the_best_of_several_joined_sets_is_taken() -> None:
         a_device("GPU-3", index=3, numa_node=1),
     )
     matcher = Matcher(TightFitScorer())
-    shape = matcher.seat(a_worker(devices=(*devices, a_cpu(index=9)))).shape
+    shape = matcher.entry(a_worker(devices=(*devices, a_cpu(index=9)))).shape
     fit = matcher.outcome(an_alternative("gpu:2", "numa"), matcher.state(shape, False, (Allocation(),) * 5), None)
     assert isinstance(fit, Fit)
     assert fit.chosen == (2, 3)

@@ -22,7 +22,7 @@ def best(
     held = {key: DeviceUsage(milli, milli * GIB // 1000) for key, milli in (usage or {}).items()}
     fleet = WorkerIndex(Matcher(TightFitScorer()), Snapshot(1, workers, held))
     [(worker, fit)] = fleet.ranking(DeviceRequest.parse(device).alternatives[0]).best()
-    seat = fleet.seats[worker]
+    seat = fleet.entries[worker]
     return (seat.worker.id, *(seat.device_ids[position] for position in fit.chosen))
 
 

@@ -86,17 +86,17 @@ def test_claims_name_the_devices_of_the_worker_that_was_chosen() -> None:
     [(worker, fit)] = fleet.ranking(an_alternative("gpu:2")).best()
     assert isinstance(fit, Fit)
     assert fleet.claims(worker, fit) == (
-        Claim(device_id="GPU-x", milli=1000, memory_bytes=40 * GIB),
-        Claim(device_id="GPU-y", milli=1000, memory_bytes=40 * GIB),
+        Claim(device_id="GPU-x", share_milli=1000, memory_bytes=40 * GIB),
+        Claim(device_id="GPU-y", share_milli=1000, memory_bytes=40 * GIB),
     )
 
 
 def test_a_worker_that_changed_gets_another_shape() -> None:
     shapes = Shapes()
-    one = shapes.seat(a_worker("a"))
-    assert shapes.seat(a_worker("a", labels={"zone": "eu"})).shape is not one.shape
-    assert shapes.seat(a_worker("a")).shape is one.shape
-    swapped = shapes.seat(a_worker("b", (a_device("GPU-1", index=1), a_device("GPU-0"))))
+    one = shapes.entry(a_worker("a"))
+    assert shapes.entry(a_worker("a", labels={"zone": "eu"})).shape is not one.shape
+    assert shapes.entry(a_worker("a")).shape is one.shape
+    swapped = shapes.entry(a_worker("b", (a_device("GPU-1", index=1), a_device("GPU-0"))))
     assert swapped.device_ids == ("GPU-0", "GPU-1")
 
 
@@ -105,7 +105,7 @@ def test_links_are_part_of_the_shape_ids_are_not() -> None:
 
     def a_pair(first: str, second: str, *, linked: bool) -> object:
         peers = (second,) if linked else ()
-        return shapes.seat(a_worker(first, (a_device(first, peers=peers), a_device(second, index=1)))).shape
+        return shapes.entry(a_worker(first, (a_device(first, peers=peers), a_device(second, index=1)))).shape
 
     assert a_pair("x", "y", linked=True) is a_pair("u", "v", linked=True)
     assert a_pair("x", "y", linked=True) is not a_pair("u", "v", linked=False)

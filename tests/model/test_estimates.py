@@ -30,7 +30,7 @@ def test_a_class_on_which_a_task_can_not_run_has_the_speed_0():
     known = Estimates({TRAIN: {V100: 4.0, K80: 0.0}}, {TRAIN: Interval(1, 1, 1)})
     assert known.relative_speeds(TRAIN, frozenset({V100, K80})) == {K80: 0.0, V100: 1.0}
     assert known.duration_s(TRAIN, K80) is None
-    assert known.left_s(TRAIN, K80, 1.0, {}) is None
+    assert known.remaining_s(TRAIN, K80, 1.0, {}) is None
 
 
 @pytest.mark.parametrize("work", [0.0, 1e-300, 1e300, math.inf])
@@ -41,7 +41,7 @@ def test_durations_are_bounded(work):
 
 def test_what_was_served_on_other_classes_counts_by_their_speeds():
     known = Estimates({TRAIN: {V100: 2.0, K80: 1.0}}, {TRAIN: Interval(100, 100, 100)})
-    assert known.left_s(TRAIN, K80, 10.0, {V100: 20.0, "unknown": 5.0}) == pytest.approx((50, 50, 50))
+    assert known.remaining_s(TRAIN, K80, 10.0, {V100: 20.0, "unknown": 5.0}) == pytest.approx((50, 50, 50))
 
 
 def test_what_is_left_is_what_is_left_of_those_that_go_on_for_so_long():

@@ -101,7 +101,7 @@ def test_who_got_its_devices_lately_keeps_them_and_is_asked_again() -> None:
 
 def test_who_was_moved_is_protected_for_its_restart_too() -> None:
     served = {"nvidia/a100-sxm4-40gb": 600.0}
-    plan = decide((held("one", "a", 0, ago_s=MIN_HELD_S, served=served), held("two", "b", 0, 1)), LARGE)
+    plan = decide((held("one", "a", 0, ago_s=MIN_HELD_S, attained_service_s=served), held("two", "b", 0, 1)), LARGE)
     assert moved(plan) == {}
     plan = decide((held("one", "a", 0, ago_s=MIN_HELD_S), held("two", "b", 0, 1)), LARGE)
     assert moved(plan) == {"one": "large"}
@@ -156,7 +156,7 @@ def test_what_is_kept_for_a_higher_class_is_not_given_to_a_lower_one() -> None:
 
 def test_nothing_is_kept_from_who_was_moved() -> None:
     running = (held("pair", "b", 0, 1), held("three", "a", 0, 1, 2))
-    back = a_pending("back", "gpu", 5, served={"nvidia/a100-sxm4-40gb": 600.0})
+    back = a_pending("back", "gpu", 5, attained_service_s={"nvidia/a100-sxm4-40gb": 600.0})
     plan = decide(running, LARGE, back, a_pending("new", "gpu", 3))
     assert codes(plan) == {"large": ReasonCode.BUSY, "back": "place", "new": ReasonCode.RESERVED}
 

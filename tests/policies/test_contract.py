@@ -49,7 +49,7 @@ def make(name: str) -> Policy:
 def is_suitable(alternative: Alternative, device: Device) -> bool:
     if device.kind == "cpu" or alternative.kind == "cpu":
         return device.kind == alternative.kind == "cpu" and alternative.vendor in (None, device.vendor)
-    share = device.memory_bytes * alternative.milli // 1000
+    share = device.memory_bytes * alternative.share_milli // 1000
     return (
         alternative.vendor in (None, device.vendor)
         and alternative.kind in (None, device.kind)
@@ -82,7 +82,7 @@ def fits(alternative: Alternative, worker: Worker, used: Counter[tuple[str, str,
     suitable = [device for device in worker.devices if is_suitable(alternative, device)]
     if alternative.kind == "cpu":
         return any(has(device, 1000 * alternative.count, alternative.host_memory or 0) for device in suitable)
-    free = [d for d in suitable if has(d, alternative.milli, d.memory_bytes * alternative.milli // 1000)]
+    free = [d for d in suitable if has(d, alternative.share_milli, d.memory_bytes * alternative.share_milli // 1000)]
     if len(free) < alternative.count:
         return False
     if not (alternative.cpus or alternative.host_memory):
@@ -94,14 +94,14 @@ def fits(alternative: Alternative, worker: Worker, used: Counter[tuple[str, str,
 def usage_of(snapshot: Snapshot) -> Counter[tuple[str, str, str]]:
     used: Counter[tuple[str, str, str]] = Counter()
     for (worker_id, device_id), usage in snapshot.usage.items():
-        used[worker_id, device_id, "milli"] = usage.milli
+        used[worker_id, device_id, "milli"] = usage.share_milli
         used[worker_id, device_id, "memory"] = usage.memory_bytes
     return used
 
 
 def take(used: Counter[tuple[str, str, str]], place: Place) -> None:
     for claim in place.claims:
-        used[place.worker_id, claim.device_id, "milli"] += claim.milli
+        used[place.worker_id, claim.device_id, "milli"] += claim.share_milli
         used[place.worker_id, claim.device_id, "memory"] += claim.memory_bytes
 
 
@@ -144,16 +144,16 @@ def test_a_placement_gives_what_one_alternative_asks(name: str, snapshot: Snapsh
         own = [claim for claim in place.claims if is_suitable(alternative, devices[claim.device_id])]
         beside = [claim for claim in place.claims if claim not in own]
         if alternative.kind == "cpu":
-            assert [(c.milli, c.memory_bytes) for c in own] == [
+            assert [(c.share_milli, c.memory_bytes) for c in own] == [
                 (1000 * alternative.count, alternative.host_memory or 0)
             ]
             assert beside == []
         else:
             whole = [devices[claim.device_id].memory_bytes for claim in own]
-            assert [claim.milli for claim in own] == [alternative.milli] * alternative.count
-            assert [claim.memory_bytes for claim in own] == [size * alternative.milli // 1000 for size in whole]
+            assert [claim.share_milli for claim in own] == [alternative.share_milli] * alternative.count
+            assert [claim.memory_bytes for claim in own] == [size * alternative.share_milli // 1000 for size in whole]
             asked = (1000 * (alternative.cpus or 0), alternative.host_memory or 0)
-            assert [(claim.milli, claim.memory_bytes) for claim in beside] == ([asked] if any(asked) else [])
+            assert [(claim.share_milli, claim.memory_bytes) for claim in beside] == ([asked] if any(asked) else [])
         take(used, place)
 
 
@@ -220,11 +220,16 @@ def carried_out(snapshot: Snapshot, plan: Plan, now: datetime) -> Snapshot:
         holder = holders.pop(lease.request_id)
         name = next(device_class(d) for w in snapshot.workers for d in w.devices if d.id == lease.claims[0].device_id)
         stay_s = (now - lease.granted_at).total_seconds()
-        pending[holder.id] = replace(holder, served={**holder.served, name: holder.served.get(name, 0) + stay_s})
+        pending[holder.id] = replace(
+            holder,
+            attained_service_s={**holder.attained_service_s, name: holder.attained_service_s.get(name, 0) + stay_s},
+        )
         for claim in lease.claims:
             before = usage[lease.worker_id, claim.device_id]
             usage[lease.worker_id, claim.device_id] = replace(
-                before, milli=before.milli - claim.milli, memory_bytes=before.memory_bytes - claim.memory_bytes
+                before,
+                milli=before.share_milli - claim.share_milli,
+                memory_bytes=before.memory_bytes - claim.memory_bytes,
             )
     started = []
     for place in plan.places:
@@ -349,7 +354,7 @@ class World:
         self._snapshot = snapshot
         self._durations = durations
         self._running: list[tuple[int, str, str, int, int]] = [
-            (ends[key], *key, usage.milli, usage.memory_bytes) for key, usage in sorted(snapshot.usage.items())
+            (ends[key], *key, usage.share_milli, usage.memory_bytes) for key, usage in sorted(snapshot.usage.items())
         ]
         self._usage = dict(snapshot.usage)
         self._token = 10
@@ -380,14 +385,14 @@ class World:
             tokens[one.dag_id] = self._token
             for claim in place.claims:
                 end = now + self._durations[one.id]
-                self._running.append((end, place.worker_id, claim.device_id, claim.milli, claim.memory_bytes))
-                self._add(place.worker_id, claim.device_id, claim.milli, claim.memory_bytes, at)
+                self._running.append((end, place.worker_id, claim.device_id, claim.share_milli, claim.memory_bytes))
+                self._add(place.worker_id, claim.device_id, claim.share_milli, claim.memory_bytes, at)
         self._snapshot = replace(self._snapshot, pending=tuple(pending.values()), dag_tokens=tokens)
 
     def _add(self, worker_id: str, device_id: str, milli: int, memory: int, at: object = None) -> None:
         before = self._usage.get((worker_id, device_id), DeviceUsage())
         self._usage[worker_id, device_id] = DeviceUsage(
-            before.milli + milli,
+            before.share_milli + milli,
             before.memory_bytes + memory,
             at or before.last_granted_at,  # type: ignore[arg-type]
         )

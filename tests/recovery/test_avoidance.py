@@ -111,6 +111,6 @@ def test_workers_that_nobody_avoids_stay_the_same_and_of_one_shape():
     now = with_avoided_labels(WORKERS, [request])
     assert [one is before for one, before in zip(now, WORKERS, strict=True)] == [False, True, True]
     shapes = Shapes()
-    first, second, third = (shapes.seat(worker).shape for worker in now)
+    first, second, third = (shapes.entry(worker).shape for worker in now)
     assert first is not second is third
     assert with_avoided_labels(WORKERS, []) == tuple(WORKERS)

@@ -14,7 +14,7 @@ RULE = Rule(Action.REQUEUE, memory=2.0)
 
 def shapes_of(*workers):
     shapes = Shapes()
-    return [shapes.seat(worker).shape for worker in workers]
+    return [shapes.entry(worker).shape for worker in workers]
 
 
 def of_sizes(*gib, **fields):

@@ -16,9 +16,9 @@ def a_lease(*claims):
 def test_accelerators_come_in_the_order_of_the_vendors_own_numbers_with_the_cores_beside_them():
     worker = a_worker(devices=(a_cpu(), a_device("GPU-b", index=0), a_device("GPU-a", index=1)))
     claims = (
-        Claim(device_id="GPU-a", milli=1000, memory_bytes=40 * 2**30),
-        Claim(device_id="cpu", milli=2000, memory_bytes=0, cores=(3, 4)),
-        Claim(device_id="GPU-b", milli=1000, memory_bytes=40 * 2**30),
+        Claim(device_id="GPU-a", share_milli=1000, memory_bytes=40 * 2**30),
+        Claim(device_id="cpu", share_milli=2000, memory_bytes=0, cores=(3, 4)),
+        Claim(device_id="GPU-b", share_milli=1000, memory_bytes=40 * 2**30),
     )
     request = DeviceRequest.parse("a100:2", quota={"cpus": 2})
     assert task_lease(a_lease(*claims), worker, request.alternatives[0]) == TaskLease(
@@ -28,21 +28,21 @@ def test_accelerators_come_in_the_order_of_the_vendors_own_numbers_with_the_core
 
 
 def test_a_cpu_lease_tells_its_cores_and_host_memory():
-    claims = (Claim(device_id="cpu", milli=2000, memory_bytes=2**30, cores=(0, 1)),)
+    claims = (Claim(device_id="cpu", share_milli=2000, memory_bytes=2**30, cores=(0, 1)),)
     lease = task_lease(a_lease(*claims), a_worker(), DeviceRequest.parse("cpu:2").alternatives[0])
     assert (lease.kind, lease.count, lease.cores, lease.memory_bytes) == ("cpu", 2, (0, 1), 2**30)
 
 
 def test_one_simulated_device_makes_the_lease_simulated():
     worker = a_worker(devices=(a_device("GPU-0", simulated=True),))
-    claims = (Claim(device_id="GPU-0", milli=500, memory_bytes=20 * 2**30),)
+    claims = (Claim(device_id="GPU-0", share_milli=500, memory_bytes=20 * 2**30),)
     lease = task_lease(a_lease(*claims), worker, DeviceRequest.parse("gpu:0.5").alternatives[0])
     assert (lease.simulated, lease.share, lease.is_cooperative) == (True, 0.5, True)
 
 
 def test_the_ids_of_a_lease_on_a_kubernetes_node_are_slots():
     worker = a_worker(devices=(a_device("nvidia.com/gpu/0"),), engine="kubernetes")
-    claims = (Claim(device_id="nvidia.com/gpu/0", milli=1000),)
+    claims = (Claim(device_id="nvidia.com/gpu/0", share_milli=1000),)
     alternative = DeviceRequest.parse("gpu").alternatives[0]
     assert task_lease(a_lease(*claims), worker, alternative).is_slot
     assert not task_lease(a_lease(*claims), worker.model_copy(update={"engine": "celery"}), alternative).is_slot

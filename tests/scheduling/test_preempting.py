@@ -71,7 +71,7 @@ def test_a_preempted_lease_is_marked_and_its_holder_told_once(store):
     assert [lease.request_id for lease in result.preempted] == ["r1"]
     assert preemptor.told == [("r1", "for the test")]
     assert states(store) == {"r1": LeaseState.PREEMPTED, "r2": LeaseState.GRANTED}
-    assert store.snapshot().used("worker-a", "GPU-0").milli == 1000
+    assert store.snapshot().used("worker-a", "GPU-0").share_milli == 1000
     store.record([RequestSubmitted(a_pending("r4"))], EPOCH)
     cycle.run(EPOCH)
     assert preemptor.told == [("r1", "for the test")]

@@ -37,7 +37,7 @@ def test_an_expired_lease_keeps_its_devices_until_its_process_is_gone(liveness: 
     store, engine, lease = a_store_with_a_lease()
     engine.alive = {"r0": liveness}
     assert reap(store, engine, store.snapshot().leases, LATE) == (lease.model_copy(update={"state": state}),)
-    held = store.snapshot().used("worker-a", "GPU-0").milli
+    held = store.snapshot().used("worker-a", "GPU-0").share_milli
     assert held == (1000 if state is LeaseState.EXPIRED else 0)
 
 

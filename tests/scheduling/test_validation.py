@@ -45,7 +45,7 @@ def a_wait(request_id: str, position: int = 1) -> Wait:
         ),
         (
             (
-                a_place("r1", "a")._replace(claims=(Claim(device_id="GPU-0", milli=1, memory_bytes=2**40),)),
+                a_place("r1", "a")._replace(claims=(Claim(device_id="GPU-0", share_milli=1, memory_bytes=2**40),)),
                 a_wait("r2"),
             ),
             [f"a GPU-0: 0 + {2**40} memory of {40 * 2**30} are leased"],

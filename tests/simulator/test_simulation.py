@@ -234,7 +234,7 @@ def test_a_preempted_job_waits_with_what_it_was_served():
 
         def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
             for pending in snapshot.pending:
-                if pending.served:
+                if pending.attained_service_s:
                     self.served = dict(pending.served)
             return super().decide(snapshot, now)
 

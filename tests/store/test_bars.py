@@ -56,7 +56,7 @@ def fleet(store):
 
 def test_a_barred_device_is_not_leased_and_says_why_since_when_and_until_what(fleet):
     fleet.record([HoldPlaced(drained())], EPOCH)
-    assert fleet.snapshot().bars == (drained(),)
+    assert fleet.snapshot().holds == (drained(),)
     assert problems(fleet) == {"GPU-0": PROBLEM}
     plan = Plan((a_place("r1", **{"GPU-0": 1000}), a_place("r2", **{"GPU-1": 1000})))
     commit = fleet.commit(plan, EPOCH, LATER)
@@ -68,7 +68,7 @@ def test_a_bar_that_is_taken_off_leaves_no_trace(fleet):
     fleet.record([HoldPlaced(drained())], EPOCH)
     fleet.record([cleared(drained())], LATER)
     after = fleet.snapshot()
-    assert (after.workers, after.bars) == (before.workers, ())
+    assert (after.workers, after.holds) == (before.workers, ())
     assert fleet.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), LATER, LATER).refused == ()
 
 
@@ -80,7 +80,7 @@ def test_the_sequence_moves_only_when_a_bar_changes_something(fleet):
     assert fleet.snapshot() is before
     moving = drained(moves=True)
     fleet.record([HoldPlaced(moving)], LATER)
-    assert fleet.snapshot().bars == (moving,)
+    assert fleet.snapshot().holds == (moving,)
     assert fleet.snapshot().sequence == before.sequence + 1
 
 
@@ -107,7 +107,7 @@ def test_bars_outlive_new_inventories_and_lost_workers(fleet):
     fleet.record([WorkerSeen(a_worker(labels={"zone": "b"}))], LATER)
     assert problems(fleet) == {"GPU-0": PROBLEM}
     fleet.record([WorkerSeen(a_worker(devices=(a_cpu(), a_device("GPU-1"))))], LATER)
-    assert (problems(fleet), fleet.snapshot().bars) == ({}, (drained(),))
+    assert (problems(fleet), fleet.snapshot().holds) == ({}, (drained(),))
     fleet.record([WorkerLost("worker-a")], LATER)
     assert fleet.snapshot().workers[0].state is WorkerState.LOST
     fleet.record([WorkerSeen(a_worker())], LATER)
@@ -124,14 +124,14 @@ def test_what_the_probe_says_against_a_device_is_told_too_and_stays_when_the_bar
 
 def test_a_bar_on_a_worker_that_is_not_known_holds_once_it_is_seen(store):
     store.record([HoldPlaced(drained())], EPOCH)
-    assert (store.snapshot().sequence, store.snapshot().bars) == (0, ())
+    assert (store.snapshot().sequence, store.snapshot().holds) == (0, ())
     store.record([WorkerSeen(a_worker())], LATER)
-    assert (problems(store), store.snapshot().bars) == ({"GPU-0": PROBLEM}, (drained(),))
+    assert (problems(store), store.snapshot().holds) == ({"GPU-0": PROBLEM}, (drained(),))
 
 
 def test_each_kind_of_bar_stands_by_itself(fleet):
     fleet.record([HoldPlaced(quarantined()), HoldPlaced(drained())], EPOCH)
-    assert fleet.snapshot().bars == (drained(), quarantined())
+    assert fleet.snapshot().holds == (drained(), quarantined())
     assert problems(fleet) == {"GPU-0": f"{drained()}. {quarantined()}"}
     fleet.record([cleared(drained())], LATER)
     assert problems(fleet) == {"GPU-0": str(quarantined())}
@@ -145,7 +145,7 @@ def test_leases_go_on_and_what_they_free_is_not_leased_again(fleet):
     half = Plan((a_place("r2", **{"GPU-0": 500}),))
     assert fleet.commit(half, EPOCH, LATER).refused == ("r2",)
     move_lease(fleet, lease.id, lease.token, LeaseState.RELEASED, LATER)
-    assert fleet.snapshot().used("worker-a", "GPU-0").milli == 0
+    assert fleet.snapshot().used("worker-a", "GPU-0").share_milli == 0
     assert fleet.commit(half, EPOCH, LATER).refused == ("r2",)
 
 
@@ -153,13 +153,13 @@ def test_bars_of_several_workers_come_in_order(store):
     store.record([WorkerSeen(a_worker("b")), WorkerSeen(a_worker("a"))], EPOCH)
     bars = [drained("GPU-1", "b"), drained("", "b"), quarantined("GPU-1", "a"), drained("GPU-1", "a")]
     store.record([*map(HoldPlaced, bars)], EPOCH)
-    assert store.snapshot().bars == (bars[3], bars[2], bars[1], bars[0])
+    assert store.snapshot().holds == (bars[3], bars[2], bars[1], bars[0])
 
 
 def test_words_that_a_database_refuses_are_made_harmless(fleet):
     fleet.record([HoldPlaced(drained(cause="a\0b"))], EPOCH)
     fleet.record([HealthNoted("worker-a", "GPU-0", DeviceHealth(cause="a\0b", strikes=1))], EPOCH)
-    assert "\0" not in fleet.snapshot().bars[0].cause
+    assert "\0" not in fleet.snapshot().holds[0].cause
     assert fleet.health()["worker-a", "GPU-0"].strikes == 1
 
 
@@ -182,14 +182,14 @@ def test_a_change_of_a_devices_health_is_made_on_what_is_there_and_its_bar_follo
 
     noted = HealthChanged("worker-a", "GPU-0", strike)
     fleet.record([noted], EPOCH)
-    assert (fleet.health()["worker-a", "GPU-0"].strikes, fleet.snapshot().bars) == (1, ())
+    assert (fleet.health()["worker-a", "GPU-0"].strikes, fleet.snapshot().holds) == (1, ())
     fleet.record([noted], LATER)
-    assert (fleet.health()["worker-a", "GPU-0"].strikes, fleet.snapshot().bars) == (2, (quarantined(),))
+    assert (fleet.health()["worker-a", "GPU-0"].strikes, fleet.snapshot().holds) == (2, (quarantined(),))
     before = fleet.snapshot()
     fleet.record([HealthChanged("worker-a", "GPU-0", lambda health: (health, None))], LATER)
     assert fleet.snapshot() is before
     fleet.record([HealthChanged("worker-a", "GPU-0", lambda _: (NO_ERRORS, None))], LATER)
-    assert (fleet.health(), fleet.snapshot().bars, problems(fleet)) == ({}, (), {})
+    assert (fleet.health(), fleet.snapshot().holds, problems(fleet)) == ({}, (), {})
 
 
 def test_changes_that_many_make_at_the_same_moment_are_all_made(engine):
@@ -212,4 +212,4 @@ def test_another_process_sees_bars_as_they_come_and_go(engine):
     assert problems(other) == {"GPU-0": PROBLEM}
     assert problems(SqlStore(engine)) == {"GPU-0": PROBLEM}
     store.record([cleared(drained())], LATER)
-    assert (problems(other), other.snapshot().bars) == ({}, ())
+    assert (problems(other), other.snapshot().holds) == ({}, ())

@@ -33,7 +33,7 @@ def make_fleet(store):
 
 def used(store, worker_id: str, device_id: str) -> tuple[int, int]:
     usage = store.snapshot().used(worker_id, device_id)
-    return usage.milli, usage.memory_bytes
+    return usage.share_milli, usage.memory_bytes
 
 
 def test_parts_of_a_device_are_counted_together(fleet):
@@ -118,6 +118,7 @@ def test_a_plan_that_meets_a_writer_without_the_lock_is_refused_whole_and_its_wa
     assert (made[0].leases, made[0].refused) == ((), ("r1", "r2"))
     snapshot = second.snapshot()
     assert ([one.id for one in snapshot.pending], snapshot.sequence) == (["r1", "r2", "r3", "r4"], before + 2)
-    assert {key: usage.milli for key, usage in snapshot.usage.items() if usage.milli} == {("worker-a", "GPU-0"): 1000}
+    used = {key: usage.share_milli for key, usage in snapshot.usage.items() if usage.share_milli}
+    assert used == {("worker-a", "GPU-0"): 1000}
     assert [one["outcome"] for one in second.request_history("dag", "run", "r3").decisions] == ["wait"]
     assert not second.request_history("dag", "run", "r1").decisions

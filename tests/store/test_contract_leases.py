@@ -52,7 +52,7 @@ def reach(store, lease: Lease, state: LeaseState) -> None:
 
 
 def test_who_holds_a_lease_is_known_until_it_ends(store):
-    one = a_pending("r1", served={"nvidia/k80": 12.5}, gang="g", gang_size=1)
+    one = a_pending("r1", attained_service_s={"nvidia/k80": 12.5}, gang="g", gang_size=1)
     store.record([WorkerSeen(a_worker()), RequestSubmitted(one)], EPOCH)
     assert (store.snapshot().pending, store.snapshot().holders) == ((one,), {})
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
@@ -67,7 +67,7 @@ def test_a_preempted_lease_that_is_renewed_lasts_longer_and_stays_preempted(stor
     told = move_lease(store, lease.id, lease.token, LeaseState.PREEMPTED, EPOCH)
     assert store.renew([(lease.id, lease.token)], MUCH_LATER) == frozenset()
     assert store.snapshot().leases == (told.model_copy(update={"expires_at": MUCH_LATER}),)
-    assert store.snapshot().used("worker-a", "GPU-0").milli == 1000
+    assert store.snapshot().used("worker-a", "GPU-0").share_milli == 1000
 
 
 def test_a_lease_remembers_when_its_task_saved(store):
@@ -128,7 +128,7 @@ def test_an_expired_lease_still_holds_its_devices(store):
     prepare(store, "r1", "r2")
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
     move_lease(store, lease.id, lease.token, LeaseState.EXPIRED, LATER)
-    assert store.snapshot().used("worker-a", "GPU-0").milli == 1000
+    assert store.snapshot().used("worker-a", "GPU-0").share_milli == 1000
     assert store.commit(Plan((a_place("r2", **{"GPU-0": 1000}),)), LATER, LATER).refused == ("r2",)
 
 

@@ -14,11 +14,11 @@ from tests.store.contract import ACCOUNT, BUSY, GIB, LATER, MUCH_LATER, grant, p
 
 def test_a_placement_becomes_a_lease(store):
     prepare(store, "r1", "r2")
-    gpu = Claim(device_id="GPU-1", milli=1000, memory_bytes=40 * GIB)
+    gpu = Claim(device_id="GPU-1", share_milli=1000, memory_bytes=40 * GIB)
     made = store.commit(
-        Plan((place("r1", gpu, Claim(device_id="cpu", milli=2000, memory_bytes=8 * GIB)),)), EPOCH, LATER
+        Plan((place("r1", gpu, Claim(device_id="cpu", share_milli=2000, memory_bytes=8 * GIB)),)), EPOCH, LATER
     )
-    claims = (gpu, Claim(device_id="cpu", milli=2000, memory_bytes=8 * GIB, cores=(0, 1)))
+    claims = (gpu, Claim(device_id="cpu", share_milli=2000, memory_bytes=8 * GIB, cores=(0, 1)))
     lease = Lease(
         id="r1.1",
         request_id="r1",
@@ -113,22 +113,22 @@ def test_a_placement_is_granted_whole_or_not_at_all(store):
 
 
 BAD_PLACEMENTS = {
-    "worker unknown": place("r1", Claim(device_id="GPU-0", milli=1000), worker_id="nowhere"),
-    "device unknown": place("r1", Claim(device_id="GPU-9", milli=1000)),
-    "device not leasable": place("r1", Claim(device_id="GPU-sick", milli=1000)),
-    "worker lost": place("r1", Claim(device_id="GPU-0", milli=1000), worker_id="lost"),
-    "request unknown": place("unknown", Claim(device_id="GPU-0", milli=1000)),
-    "request ended": place("ended", Claim(device_id="GPU-0", milli=1000)),
-    "more than a device": place("r1", Claim(device_id="GPU-0", milli=1001)),
-    "nothing of a device": place("r1", Claim(device_id="GPU-0", milli=0, memory_bytes=1)),
-    "nothing of a cpu": place("r1", Claim(device_id="cpu", milli=0)),
-    "less than nothing": place("r1", Claim(device_id="GPU-0", milli=-1000)),
-    "memory below zero": place("r1", Claim(device_id="cpu", milli=1000, memory_bytes=-1)),
-    "half a core": place("r1", Claim(device_id="cpu", milli=1500)),
-    "more cores than there are": place("r1", Claim(device_id="cpu", milli=9000)),
-    "more host memory than there is": place("r1", Claim(device_id="cpu", milli=1000, memory_bytes=65 * GIB)),
+    "worker unknown": place("r1", Claim(device_id="GPU-0", share_milli=1000), worker_id="nowhere"),
+    "device unknown": place("r1", Claim(device_id="GPU-9", share_milli=1000)),
+    "device not leasable": place("r1", Claim(device_id="GPU-sick", share_milli=1000)),
+    "worker lost": place("r1", Claim(device_id="GPU-0", share_milli=1000), worker_id="lost"),
+    "request unknown": place("unknown", Claim(device_id="GPU-0", share_milli=1000)),
+    "request ended": place("ended", Claim(device_id="GPU-0", share_milli=1000)),
+    "more than a device": place("r1", Claim(device_id="GPU-0", share_milli=1001)),
+    "nothing of a device": place("r1", Claim(device_id="GPU-0", share_milli=0, memory_bytes=1)),
+    "nothing of a cpu": place("r1", Claim(device_id="cpu", share_milli=0)),
+    "less than nothing": place("r1", Claim(device_id="GPU-0", share_milli=-1000)),
+    "memory below zero": place("r1", Claim(device_id="cpu", share_milli=1000, memory_bytes=-1)),
+    "half a core": place("r1", Claim(device_id="cpu", share_milli=1500)),
+    "more cores than there are": place("r1", Claim(device_id="cpu", share_milli=9000)),
+    "more host memory than there is": place("r1", Claim(device_id="cpu", share_milli=1000, memory_bytes=65 * GIB)),
     "no claim": place("r1"),
-    "a device twice": place("r1", Claim(device_id="GPU-0", milli=500), Claim(device_id="GPU-0", milli=500)),
+    "a device twice": place("r1", Claim(device_id="GPU-0", share_milli=500), Claim(device_id="GPU-0", share_milli=500)),
 }
 
 
@@ -163,7 +163,7 @@ def test_shares_of_a_device_add_up_to_the_whole(store):
 
 def test_memory_of_an_accelerator_is_noted_and_limits_nothing(store):
     prepare(store, "r1", "r2")
-    halves = [place(r, Claim(device_id="GPU-0", milli=500, memory_bytes=30 * GIB)) for r in ("r1", "r2")]
+    halves = [place(r, Claim(device_id="GPU-0", share_milli=500, memory_bytes=30 * GIB)) for r in ("r1", "r2")]
     grant(store, *halves)
     assert store.snapshot().used("worker-a", "GPU-0") == DeviceUsage(1000, 60 * GIB, EPOCH)
 

@@ -120,7 +120,7 @@ def test_a_device_that_vanished_and_is_back_is_leasable_again(store):
     assert store.snapshot().workers == (a_worker(),)
     (second,) = grant(store, a_place("r2", **{"GPU-0": 500}))
     release(store, lease)
-    assert store.snapshot().used("worker-a", "GPU-0").milli == 500
+    assert store.snapshot().used("worker-a", "GPU-0").share_milli == 500
     release(store, second)
     assert store.snapshot().workers == (a_worker(),)
 
@@ -131,7 +131,7 @@ def test_a_cpu_that_shrinks_below_what_is_leased_gives_nothing_until_enough_is_f
     small = a_worker(devices=(a_cpu(cores=4),))
     store.record([WorkerSeen(small)], LATER)
     assert store.snapshot().workers == (small,)
-    assert store.snapshot().used("worker-a", "cpu").milli == 6000
+    assert store.snapshot().used("worker-a", "cpu").share_milli == 6000
     one_core = Plan((a_place("r3", cpu=1000),))
     assert store.commit(one_core, LATER, LATER).refused == ("r3",)
     release(store, first)
@@ -144,10 +144,10 @@ def test_a_cpu_that_shrinks_below_what_is_leased_gives_nothing_until_enough_is_f
 
 def test_host_memory_that_shrinks_below_what_is_leased_gives_nothing_until_enough_is_free(store):
     prepare(store, "r1", "r2", "r3", worker=a_worker(devices=(a_cpu(memory="64GiB"),)))
-    (lease,) = grant(store, place("r1", Claim(device_id="cpu", milli=0, memory_bytes=40 * GIB)))
+    (lease,) = grant(store, place("r1", Claim(device_id="cpu", share_milli=0, memory_bytes=40 * GIB)))
     store.record([WorkerSeen(a_worker(devices=(a_cpu(memory="32GiB"),)))], LATER)
-    one_gib = Plan((place("r2", Claim(device_id="cpu", milli=0, memory_bytes=GIB)),))
+    one_gib = Plan((place("r2", Claim(device_id="cpu", share_milli=0, memory_bytes=GIB)),))
     assert store.commit(one_gib, LATER, LATER).refused == ("r2",)
     release(store, lease)
-    grant(store, place("r2", Claim(device_id="cpu", milli=0, memory_bytes=32 * GIB)))
+    grant(store, place("r2", Claim(device_id="cpu", share_milli=0, memory_bytes=32 * GIB)))
     assert store.commit(Plan((place("r3", *one_gib.places[0].claims),)), LATER, LATER).refused == ("r3",)

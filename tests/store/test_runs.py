@@ -32,7 +32,7 @@ def seen(store):
 
 
 def test_a_run_says_what_was_held_for_how_long_and_how_it_ended(store):
-    asked = a_pending("r1", ["h100", "a100:2"], served={"nvidia/t4": 30.0})
+    asked = a_pending("r1", ["h100", "a100:2"], attained_service_s={"nvidia/t4": 30.0})
     leases = grant(seen(store), asked, **{"GPU-0": 1000, "GPU-1": 1000, "cpu": 3000})
     end(store, leases, EPOCH + 5 * MINUTE)
     run = Run(
@@ -83,14 +83,14 @@ def test_a_lease_whose_task_never_ran_is_no_run_and_an_evicted_one_is_lost(store
 def test_a_request_that_paused_and_finished_is_two_runs(store):
     asked = a_pending("r1")
     end(store, grant(seen(store), asked, **{"GPU-0": 1000}), EPOCH + MINUTE, RunEnd.PAUSED)
-    again = a_pending("r1", served={"nvidia/a100-sxm4-40gb": 60.0})
+    again = a_pending("r1", attained_service_s={"nvidia/a100-sxm4-40gb": 60.0})
     end(store, grant(store, again, now=EPOCH + 5 * MINUTE, **{"GPU-0": 1000}), EPOCH + 7 * MINUTE)
     runs = store.runs()
     assert [(run.request_id, run.end, run.held_s) for run in runs] == [
         ("r1", RunEnd.PAUSED, 60.0),
         ("r1", RunEnd.FINISHED, 120.0),
     ]
-    assert runs[1].served == {"nvidia/a100-sxm4-40gb": 60.0}
+    assert runs[1].attained_service_s == {"nvidia/a100-sxm4-40gb": 60.0}
 
 
 def test_runs_of_a_database_outlive_the_process_but_not_their_devices(engine):

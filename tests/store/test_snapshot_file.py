@@ -46,7 +46,9 @@ def test_what_was_saved_is_read_again(snapshot):
 
 def test_leases_their_holders_and_estimates_are_saved():
     store = MemoryStore()
-    store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("r1", served={"nvidia/k80": 2.0}))], EPOCH)
+    store.record(
+        [WorkerSeen(a_worker()), RequestSubmitted(a_pending("r1", attained_service_s={"nvidia/k80": 2.0}))], EPOCH
+    )
     store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), EPOCH, EPOCH)
     snapshot = replace(store.snapshot(), estimates=KNOWN)
     saved = read_snapshot(snapshot_text(snapshot, EPOCH)).snapshot

@@ -62,8 +62,8 @@ def random_places(rng: random.Random, snapshot: Snapshot) -> list[Place]:
 
 
 def random_claims(rng: random.Random) -> tuple[Claim, ...]:
-    gpu = Claim(device_id=f"GPU-{rng.randrange(2)}", milli=rng.choice((300, 1000)))
-    cpu = Claim(device_id="cpu", milli=1000 * rng.randrange(1, 5), memory_bytes=rng.choice((0, 2**34)))
+    gpu = Claim(device_id=f"GPU-{rng.randrange(2)}", share_milli=rng.choice((300, 1000)))
+    cpu = Claim(device_id="cpu", share_milli=1000 * rng.randrange(1, 5), memory_bytes=rng.choice((0, 2**34)))
     return rng.choice(((gpu,), (cpu,), (gpu, cpu), (cpu, gpu)))
 
 
@@ -96,10 +96,10 @@ def test_processes_at_once_never_lease_a_device_twice(engine):
     cores: list[tuple[str, int]] = []
     for lease in snapshot.leases:
         for claim in lease.claims:
-            used[lease.worker_id, claim.device_id] += claim.milli
+            used[lease.worker_id, claim.device_id] += claim.share_milli
             cores += [(lease.worker_id, core) for core in claim.cores]
     assert len(cores) == len(set(cores))
-    assert dict(used) == {key: usage.milli for key, usage in snapshot.usage.items() if usage.milli}
+    assert dict(used) == {key: usage.share_milli for key, usage in snapshot.usage.items() if usage.share_milli}
     assert all(milli <= (8000 if device_id == "cpu" else 1000) for (_, device_id), milli in used.items())
     with engine.connect() as connection:
         fence = connection.execute(select(tables.state.c.fence)).scalar_one()

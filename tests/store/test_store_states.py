@@ -54,13 +54,13 @@ def places(draw) -> Place:
     gpu = st.builds(
         Claim,
         device_id=st.sampled_from(["GPU-0", "GPU-1"]),
-        milli=st.sampled_from([-1, 0, 300, 500, 1000]),
+        share_milli=st.sampled_from([-1, 0, 300, 500, 1000]),
         memory_bytes=st.sampled_from([0, 2**30]),
     )
     cpu = st.builds(
         Claim,
         device_id=st.just("cpu"),
-        milli=st.sampled_from([0, 1000, 2000, 3000, 500]),
+        share_milli=st.sampled_from([0, 1000, 2000, 3000, 500]),
         memory_bytes=st.sampled_from([0, 2**30, 2**33]),
     )
     claims = draw(st.lists(gpu | cpu, max_size=3))
@@ -153,11 +153,11 @@ class Stores(RuleBasedStateMachine):
         cores: list[tuple[str, int]] = []
         for lease in snapshot.leases:
             for claim in lease.claims:
-                held[lease.worker_id, claim.device_id] += claim.milli
+                held[lease.worker_id, claim.device_id] += claim.share_milli
                 cores += [(lease.worker_id, core) for core in claim.cores]
-                assert len(claim.cores) == (claim.milli // 1000 if claim.device_id == "cpu" else 0)
+                assert len(claim.cores) == (claim.share_milli // 1000 if claim.device_id == "cpu" else 0)
         assert len(cores) == len(set(cores))
-        assert {key: usage.milli for key, usage in snapshot.usage.items() if usage.milli} == dict(+held)
+        assert {key: usage.share_milli for key, usage in snapshot.usage.items() if usage.share_milli} == dict(+held)
         assert all(milli <= 1000 for (_, device_id), milli in held.items() if device_id != "cpu")
 
     @invariant()

@@ -105,7 +105,7 @@ def test_three_schedulers_serve_all_once_though_one_is_killed(database):
             assert running[name].returncode == 0
 
     assert overlaps(database) == []
-    assert not any(usage.milli for usage in SqlStore(database).snapshot().usage.values())
+    assert not any(usage.share_milli for usage in SqlStore(database).snapshot().usage.values())
     with database.connect() as connection:
         served = {row.id: row.lease_id for row in connection.execute(text("SELECT id, lease_id FROM served"))}
         leases = {row.id: row for row in connection.execute(select(tables.lease))}

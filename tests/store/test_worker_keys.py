@@ -260,7 +260,7 @@ def test_a_worker_that_leaves_gets_no_task_and_is_lost_once_its_last_lease_has_e
     again = HoldPlaced(replace(LEAVING.bar, since=LATER))
     (answer,) = enrolled.take([alive(3, leaving=again)], LATER)
     assert answer.leases == 0
-    assert store.snapshot().bars == (LEAVING.bar,)
+    assert store.snapshot().holds == (LEAVING.bar,)
     assert store.snapshot().workers[0].state is WorkerState.LOST
 
 
@@ -269,9 +269,9 @@ def test_an_agent_that_starts_again_takes_off_its_own_bar_and_no_persons(enrolle
     enrolled.take([seen(1), alive(2, leaving=LEAVING)], SOON)
     store.record([HoldPlaced(drained)], SOON)
     enrolled.take([seen(3, "one", a_worker(labels={"a": "b"}))], SOON)
-    assert set(store.snapshot().bars) == {drained, LEAVING.bar}
+    assert set(store.snapshot().holds) == {drained, LEAVING.bar}
     enrolled.take([seen(4, "two")], SOON)
-    assert store.snapshot().bars == (drained,)
+    assert store.snapshot().holds == (drained,)
     assert store.snapshot().workers[0].state is WorkerState.ONLINE
 
 

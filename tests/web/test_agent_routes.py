@@ -148,7 +148,7 @@ def test_a_worker_speaks_for_itself_only(speaker, store):
     assert refusal(b.beat(worker="worker-a", is_leaving=True)) == (403, "foreign")
     token = b.token("POST", HEARTBEAT_PATH, BEAT, worker="worker-a")
     assert refusal(b.send("POST", HEARTBEAT_PATH, BEAT, token)) == (401, "unknown_key")
-    assert (store.snapshot().workers, store.snapshot().bars) == ((a.worker(),), ())
+    assert (store.snapshot().workers, store.snapshot().holds) == ((a.worker(),), ())
 
 
 def test_a_worker_that_lies_about_anothers_devices_gets_none_of_them(speaker, store):
@@ -262,11 +262,11 @@ def test_a_worker_that_leaves_is_told_what_is_left(speaker, store):
     agent.report()
     answer = agent.beat(is_leaving=True)
     assert answer.json()["leases"] == 0
-    assert [bar.kind for bar in store.snapshot().bars] == [HoldKind.LEAVING]
+    assert [bar.kind for bar in store.snapshot().holds] == [HoldKind.LEAVING]
     assert store.snapshot().workers[0].state is WorkerState.LOST
     agent.instance = "f" * 32
     agent.report()
-    assert store.snapshot().bars == ()
+    assert store.snapshot().holds == ()
     assert store.snapshot().workers[0].state is WorkerState.ONLINE
 
 

@@ -38,7 +38,7 @@ def agent(speaker):
 )
 def test_a_fatal_error_takes_the_device_out_at_once(agent, store, error, cause):
     assert agent.beat(errors=(error,)).status_code == 200
-    (bar,) = store.snapshot().bars
+    (bar,) = store.snapshot().holds
     assert (bar.worker_id, bar.device_id, bar.kind, bar.cause) == ("worker-a", "GPU-0", HoldKind.QUARANTINED, cause)
     assert [d.id for d in store.snapshot().workers[0].devices if d.leasable] == ["cpu", "GPU-1"]
 
@@ -56,7 +56,7 @@ def test_errors_that_count_by_rate_count_over_heartbeats_and_once_if_told_again(
     first, second, third = (xid(63, at=now - timedelta(minutes=n)) for n in (3, 2, 1))
     for errors in ((first,), (first, second), (first, second)):
         agent.beat(errors=errors)
-    assert (states(store), store.snapshot().bars) == ({("worker-a", "GPU-0"): HealthState.HEALTHY}, ())
+    assert (states(store), store.snapshot().holds) == ({("worker-a", "GPU-0"): HealthState.HEALTHY}, ())
     agent.beat(errors=(third,))
     assert states(store) == {("worker-a", "GPU-0"): HealthState.QUARANTINED}
 
@@ -65,7 +65,7 @@ def test_a_worker_speaks_for_its_own_devices_only(agent, speaker, store):
     other = speaker("worker-b")
     other.report(other.worker(devices=(a_cpu(), a_device("GPU-7"))))
     assert other.beat(errors=(xid(device_id="GPU-0"), xid(device_id="GPU-9"))).status_code == 200
-    assert (store.health(), store.snapshot().bars) == ({}, ())
+    assert (store.health(), store.snapshot().holds) == ({}, ())
     other.beat(errors=(xid(device_id="GPU-7"),))
     assert set(store.health()) == {("worker-b", "GPU-7")}
 

@@ -52,7 +52,7 @@ def find_target(text: str, snapshot: Snapshot) -> Target:
     :raises HeteroError: no such worker or device
     """
     devices = {worker.id: {device.id for device in worker.devices} for worker in snapshot.workers}
-    for bar in snapshot.bars:
+    for bar in snapshot.holds:
         devices[bar.worker_id] |= {bar.device_id} - {""}
     if text in devices:
         return Target(text, "")
@@ -75,7 +75,7 @@ def drain_hold(target: Target, snapshot: Snapshot, *, moves: bool, reason: str, 
     if len(reason) > MAX_REASON:
         found, remedy = f"{len(reason)} characters", f"Say it in {MAX_REASON}"
         raise HeteroError(f"--reason {shorten(reason)}", found=found, remedy=remedy)
-    before = next((bar for bar in _drained(snapshot.bars) if _target(bar) == target), None)
+    before = next((bar for bar in _drained(snapshot.holds) if _target(bar) == target), None)
     returns = f"a person runs `airflow hetero undrain {target}`"
     cause = clean_cause(reason) or (before.cause if before else "no reason given")
     since = before.since if before else now
@@ -125,7 +125,7 @@ def undrain_events(target: Target, snapshot: Snapshot) -> list[StoreEvent]:
 
 def undrain_report(target: Target, before: Snapshot, after: Snapshot) -> Iterator[RenderableType]:
     """What takes tasks again, and what there is still kept out, why."""
-    gone = [bar for bar in before.holds_of(target.worker_id) if bar not in after.bars]
+    gone = [bar for bar in before.holds_of(target.worker_id) if bar not in after.holds]
     if not gone and not _left(target, after):
         yield cell(f"{target} was not out.")
     for bar in gone:

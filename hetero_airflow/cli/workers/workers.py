@@ -39,7 +39,7 @@ def workers_at_site(snapshot: Snapshot, site: str) -> Snapshot:
             remedy=f"A worker says where it stands by its label {SITE_LABEL}",
         )
     ids = {worker.id for worker in here}
-    return replace(snapshot, workers=here, bars=tuple(bar for bar in snapshot.bars if bar.worker_id in ids))
+    return replace(snapshot, workers=here, holds=tuple(bar for bar in snapshot.holds if bar.worker_id in ids))
 
 
 def worker_report(
@@ -76,7 +76,7 @@ def worker_report(
         if worker.state is WorkerState.LOST and there:
             left = ", ".join(sorted(there))
             yield cell(f"Worker {worker.id} is back once no process of the leases {left} is there.", style="yellow")
-    for bar in snapshot.bars:
+    for bar in snapshot.holds:
         name = f"{bar.worker_id}/{bar.device_id}" if bar.device_id else bar.worker_id
         yield cell(f"{name} is {bar}.", style="yellow")
     for worker in snapshot.workers:
@@ -100,7 +100,7 @@ def workers_json(
                 {
                     **device.model_dump(mode="json"),
                     "telemetry": _reading(telemetry.get((worker.id, device.id))),
-                    "leased_milli": snapshot.used(worker.id, device.id).milli,
+                    "leased_milli": snapshot.used(worker.id, device.id).share_milli,
                     "leased_memory_bytes": snapshot.used(worker.id, device.id).memory_bytes,
                     "capacity_milli": device.capacity_milli,
                 }
@@ -134,12 +134,12 @@ def _lines(worker: Worker, snapshot: Snapshot) -> Iterator[str]:
     for device in worker.devices:
         if device.kind == "cpu":
             used = snapshot.used(worker.id, device.id)
-            yield f"{used.milli // MILLI_PER_DEVICE} / {len(device.cores)} cpu cores"
+            yield f"{used.share_milli // MILLI_PER_DEVICE} / {len(device.cores)} cpu cores"
             yield f"{format_bytes(used.memory_bytes)} / {format_bytes(device.memory_bytes)} of host memory"
         else:
             by_name.setdefault(str(device), []).append(device)
     for name, devices in by_name.items():
-        yield _model_line(name, devices, [snapshot.used(worker.id, device.id).milli for device in devices])
+        yield _model_line(name, devices, [snapshot.used(worker.id, device.id).share_milli for device in devices])
     labels = {name: value for name, value in worker.labels.items() if name not in (SITE_LABEL, RACK_LABEL)}
     if labels:
         yield f"labels {pairs_text(labels.items(), '=')}"

@@ -91,7 +91,7 @@ class HealthWatch:
     def _look(self) -> None:
         """Read what is remembered, if the devices that are out are others than before, or out for something else."""
         snapshot = self._store.snapshot()
-        bars = {(bar.worker_id, bar.device_id): bar for bar in snapshot.bars if bar.kind is HoldKind.QUARANTINED}
+        bars = {(bar.worker_id, bar.device_id): bar for bar in snapshot.holds if bar.kind is HoldKind.QUARANTINED}
         if bars == self._bars:
             return
         known = self._store.health()
@@ -134,7 +134,7 @@ def _untestable_devices(snapshot: Snapshot) -> set[tuple[str, str]]:
         (worker.id, device_id)
         for worker in snapshot.workers
         for device in worker.devices
-        if device.details.get(SICK_KEY) or snapshot.used(worker.id, device.id).milli
+        if device.details.get(SICK_KEY) or snapshot.used(worker.id, device.id).share_milli
         for device_id in (device.id, device.parent)
     }
     others = (worker for worker in snapshot.workers if not worker.is_scheduler_host)

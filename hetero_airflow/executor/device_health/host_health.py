@@ -118,4 +118,4 @@ class HostHealth:
 
 
 def _is_used(usage: DeviceUsage) -> bool:
-    return bool(usage.milli or usage.memory_bytes)
+    return bool(usage.share_milli or usage.memory_bytes)

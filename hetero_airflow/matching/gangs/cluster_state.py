@@ -14,7 +14,7 @@ from hetero_airflow.model.worker import WorkerState
 class ClusterState(Protocol):
     """The workers, each in a state, some of which may move to others; a `WorkerIndex` is one."""
 
-    seats: list[WorkerEntry]
+    entries: list[WorkerEntry]
     states: list[OccupancyState]
 
     @property
@@ -36,11 +36,11 @@ class IdleClusterState:
 
     version = 0
 
-    def __init__(self, seats: list[WorkerEntry], matcher: Matcher) -> None:
-        self.seats = seats
+    def __init__(self, entries: list[WorkerEntry], matcher: Matcher) -> None:
+        self.entries = entries
         self.states = [
-            matcher.state(seat.shape, seat.worker.state is WorkerState.LOST, (NO_ALLOCATION,) * len(seat.device_ids))
-            for seat in seats
+            matcher.state(entry.shape, entry.worker.state is WorkerState.LOST, (NO_ALLOCATION,) * len(entry.device_ids))
+            for entry in entries
         ]
 
     def changed_since(self, version: int) -> Sequence[int]:

@@ -21,20 +21,20 @@ _ANY_TIME = datetime.fromtimestamp(0, UTC)
 class IdleCluster:
     """The workers of a fleet as gangs see them; holds for every fleet of the same workers."""
 
-    def __init__(self, seats: list[WorkerEntry], matcher: Matcher) -> None:
-        self.seats = seats
+    def __init__(self, entries: list[WorkerEntry], matcher: Matcher) -> None:
+        self.entries = entries
         self._matcher = matcher
         self._fits: dict[tuple[str, ...], bool] = {}
 
     @cached_property
     def regions(self) -> Regions:
         """Where they stand."""
-        return Regions(self.seats)
+        return Regions(self.entries)
 
     @cached_property
     def _idle(self) -> GangPlacer:
         matcher = self._matcher
-        idle = IdleClusterState(self.seats, matcher)
+        idle = IdleClusterState(self.entries, matcher)
         return GangPlacer(idle, self.regions, matcher, lambda a, state: matcher.outcome(a, state, None), _ANY_TIME)
 
     def fits_when_idle(self, requests: Sequence[DeviceRequest]) -> bool:
@@ -53,19 +53,19 @@ class IdleCluster:
         bounds: dict[Shape, int] = {}
         regions = self.regions.at(gang_level([alternative]))
         return max(
-            (sum(self._bound(self.seats[n], alternative, bounds) for n in region) for region in regions), default=0
+            (sum(self._bound(self.entries[n], alternative, bounds) for n in region) for region in regions), default=0
         )
 
-    def _bound(self, seat: WorkerEntry, alternative: Alternative, bounds: dict[Shape, int]) -> int:
-        if seat.shape not in bounds:
-            verdict = self._matcher.verdict(alternative, seat.shape)
+    def _bound(self, entry: WorkerEntry, alternative: Alternative, bounds: dict[Shape, int]) -> int:
+        if entry.shape not in bounds:
+            feasibility = self._matcher.feasibility(alternative, entry.shape)
             if alternative.kind == "cpu":
                 parts = max(
-                    (len(seat.shape.devices[p].cores) // alternative.count for p in verdict.suitable), default=0
+                    (len(entry.shape.devices[p].cores) // alternative.count for p in feasibility.suitable), default=0
                 )
             elif alternative.share is not None:
-                parts = len(verdict.suitable) * (MILLI_PER_DEVICE // alternative.milli)
+                parts = len(feasibility.suitable) * (MILLI_PER_DEVICE // alternative.share_milli)
             else:
-                parts = len(verdict.suitable) // alternative.count
-            bounds[seat.shape] = parts
-        return bounds[seat.shape]
+                parts = len(feasibility.suitable) // alternative.count
+            bounds[entry.shape] = parts
+        return bounds[entry.shape]

@@ -101,7 +101,7 @@ class GangPlacer:
         now: datetime,
     ) -> None:
         self._standing = standing
-        self._seats = standing.seats
+        self._entries = standing.entries
         self._states = standing.states
         self._regions = regions
         self._matcher = matcher
@@ -268,9 +268,9 @@ class GangPlacer:
             positions[seating.worker] |= dict.fromkeys(seating.fit.chosen)
         parts = []
         for worker, chosen in sorted(positions.items()):
-            seat = self._seats[worker]
-            devices = {device.id: device for device in seat.worker.devices}
-            parts.append((seat.worker, [devices[seat.device_ids[position]] for position in chosen]))
+            entry = self._entries[worker]
+            devices = {device.id: device for device in entry.worker.devices}
+            parts.append((entry.worker, [devices[entry.device_ids[position]] for position in chosen]))
         return bottleneck(parts)
 
 
@@ -304,4 +304,4 @@ def _member_classes(requests: Sequence[DeviceRequest]) -> list[_MemberClass]:
 
 
 def _size(one: _MemberClass) -> int:
-    return max(device_count(alternative) * alternative.milli for _, alternative in one.ways)
+    return max(device_count(alternative) * alternative.share_milli for _, alternative in one.ways)

@@ -46,15 +46,15 @@ class Regions:
     A host of which the rack is not known is a rack of its own.
     """
 
-    def __init__(self, seats: Sequence[WorkerEntry]) -> None:
-        uplinks = [worker_uplink(seat.worker) for seat in seats]
-        self._spots = spots = [worker_location(seat.worker) for seat in seats]
-        everyone = range(len(seats))
+    def __init__(self, entries: Sequence[WorkerEntry]) -> None:
+        uplinks = [worker_uplink(entry.worker) for entry in entries]
+        self._spots = spots = [worker_location(entry.worker) for entry in entries]
+        everyone = range(len(entries))
         self._regions: dict[Level, list[tuple[int, ...]]] = {
             Level.HOST: _grouped((spots[number], number) for number in everyone),
             Level.RACK: _grouped((spots[n][:2] if spots[n].rack else spots[n], n) for n in everyone),
             Level.SITE: _grouped((spots[number].site, number) for number in everyone),
-            Level.ANYWHERE: [tuple(everyone)] if seats else [],
+            Level.ANYWHERE: [tuple(everyone)] if entries else [],
         }
         self._reach = {level: [one.reach(level) for one in uplinks] for level in WIDE_LEVELS}
         self._numbers = {

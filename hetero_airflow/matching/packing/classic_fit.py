@@ -58,8 +58,8 @@ class _BestFitOnShape:
         self._asks = asks
         self._per_core, self._per_part = (0.5 / max(amount, 1) for amount in largest)
         self._cores = asks.cores_milli * self._per_core
-        self._amount = np.array([ask.milli * ask.devices for ask in asks.all])
-        self._milli = np.array([ask.milli for ask in asks.all])
+        self._amount = np.array([ask.share_milli * ask.devices for ask in asks.all])
+        self._milli = np.array([ask.share_milli for ask in asks.all])
         self._devices = np.array([ask.devices for ask in asks.all])
 
     def scores(self, stock: FreeCapacity) -> Floats:

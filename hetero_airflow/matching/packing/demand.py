@@ -30,7 +30,7 @@ TOO_SMALL_REASONS = frozenset({ReasonCode.COUNT, ReasonCode.CPUS, ReasonCode.HOS
 class DeviceDemand(NamedTuple):
     """What an alternative takes of a worker: `milli` of each of so many accelerators, cores and host memory."""
 
-    milli: int
+    share_milli: int
     devices: int
     cores_milli: int
     memory_bytes: int
@@ -44,14 +44,14 @@ def device_demand(alternative: Alternative) -> DeviceDemand:
 
     >>> from hetero_airflow.model.request import DeviceRequest
     >>> device_demand(DeviceRequest.parse("gpu:0.5", quota={"cpus": 4}).alternatives[0])
-    DeviceDemand(milli=500, devices=1, cores_milli=4000, memory_bytes=0)
+    DeviceDemand(share_milli=500, devices=1, cores_milli=4000, memory_bytes=0)
     >>> device_demand(DeviceRequest.parse("cpu:2").alternatives[0])
-    DeviceDemand(milli=0, devices=0, cores_milli=2000, memory_bytes=0)
+    DeviceDemand(share_milli=0, devices=0, cores_milli=2000, memory_bytes=0)
     """
     if alternative.kind == "cpu":
         return DeviceDemand(0, 0, MILLI_PER_DEVICE * alternative.count, alternative.host_memory or 0)
     beside = host_need(alternative)
-    return DeviceDemand(alternative.milli, alternative.count, *(beside or (0, 0)))
+    return DeviceDemand(alternative.share_milli, alternative.count, *(beside or (0, 0)))
 
 
 def has_suitable_devices(shape: Shape, alternative: Alternative) -> bool:
@@ -73,7 +73,7 @@ def free_capacity(shape: Shape, held: Sequence[Allocation]) -> FreeCapacity:
     """What is left where so much is held; nothing, not less, where more is held than there is."""
     cores_milli = memory_bytes = 0
     if shape.cpu is not None:
-        cores_milli = shape.capacity[shape.cpu][0] - held[shape.cpu].milli
+        cores_milli = shape.capacity[shape.cpu][0] - held[shape.cpu].share_milli
         memory_bytes = shape.capacity[shape.cpu][1] - held[shape.cpu].memory_bytes
     parts = tuple(sorted(free_share_milli(held, p) for p in accelerator_positions(shape)))
     return FreeCapacity(max(cores_milli, 0), max(memory_bytes, 0), parts)
@@ -86,7 +86,7 @@ def accelerator_positions(shape: Shape) -> tuple[int, ...]:
 
 def free_share_milli(held: Sequence[Allocation], position: int) -> int:
     """Free thousandths of one accelerator."""
-    return max(MILLI_PER_DEVICE - held[position].milli, 0)
+    return max(MILLI_PER_DEVICE - held[position].share_milli, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,13 +103,13 @@ class DeviceDemands:
     @cached_property
     def variants(self) -> tuple[tuple[int, int], ...]:
         """The different (milli, devices), ascending: all that accelerators see of an ask."""
-        return tuple(sorted({(ask.milli, ask.devices) for ask in self.all}))
+        return tuple(sorted({(ask.share_milli, ask.devices) for ask in self.all}))
 
     @cached_property
     def variant(self) -> Numbers:
         """The number of each ask's variant."""
         number = {variant: index for index, variant in enumerate(self.variants)}
-        return np.array([number[ask.milli, ask.devices] for ask in self.all])
+        return np.array([number[ask.share_milli, ask.devices] for ask in self.all])
 
     @cached_property
     def cores_milli(self) -> Numbers:

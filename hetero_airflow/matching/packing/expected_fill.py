@@ -60,8 +60,10 @@ class ExpectedFillMeasure:
 
     def _make_tables(self, shape: Shape) -> FillTables:
         wanted = [(device_demand(alternative), part, alternative) for alternative, part in self._mix]
-        total = sum(part for ask, part, _ in wanted if ask.milli) or 1.0
-        here = [(ask, part / total) for ask, part, one in wanted if ask.milli and has_suitable_devices(shape, one)]
+        total = sum(part for ask, part, _ in wanted if ask.share_milli) or 1.0
+        here = [
+            (ask, part / total) for ask, part, one in wanted if ask.share_milli and has_suitable_devices(shape, one)
+        ]
         return fill_tables(here, len(accelerator_positions(shape)), *_capacity(shape))
 
 

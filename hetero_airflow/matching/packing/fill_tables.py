@@ -72,7 +72,7 @@ def hole_table(here: WeightedDemands) -> Floats:
     sizes: Counter[int] = Counter()
     for ask, part in here:
         if ask.devices == 1:
-            sizes[ask.milli] += part  # type: ignore[assignment]
+            sizes[ask.share_milli] += part  # type: ignore[assignment]
     sold = np.zeros(MILLI_PER_DEVICE + 1)
     for _ in range(HOLE_ARRIVALS):
         after = sold.copy()
@@ -89,8 +89,8 @@ def idle_table(here: WeightedDemands, hole: Floats, devices: int) -> Floats:
         after = sold.copy()
         for ask, part in here:
             if ask.devices <= devices:
-                left = 0.0 if ask.milli == MILLI_PER_DEVICE else hole[MILLI_PER_DEVICE - ask.milli]
-                value = ask.milli * ask.devices + left
+                left = 0.0 if ask.share_milli == MILLI_PER_DEVICE else hole[MILLI_PER_DEVICE - ask.share_milli]
+                value = ask.share_milli * ask.devices + left
                 after[ask.devices :] += part * (value + sold[: len(sold) - ask.devices] - sold[ask.devices :])
         sold = after
     return sold
@@ -100,7 +100,7 @@ def protection_table(here: WeightedDemands, devices: int) -> Floats:
     """[devices + 1] the worth of idle sets: for each size of set that is asked for, in the measure of `PROTECTION`."""
     demand: dict[int, float] = {}
     for ask, part in here:
-        demand[ask.devices] = demand.get(ask.devices, 0.0) + part * ask.milli * ask.devices
+        demand[ask.devices] = demand.get(ask.devices, 0.0) + part * ask.share_milli * ask.devices
     total = sum(demand.values())
     roots = np.zeros(devices + 1)
     for count, amount in demand.items():
@@ -118,12 +118,12 @@ def beside_table(here: Sequence[tuple[DeviceDemand, float, int]], devices: int, 
     grains = devices * MILLI_PER_DEVICE // GRAIN_MILLI
     groups: dict[tuple[int, int], list[float]] = {}
     for ask, part, amount in here:
-        wide = -(-ask.milli * ask.devices // GRAIN_MILLI)
+        wide = -(-ask.share_milli * ask.devices // GRAIN_MILLI)
         deep = -(-amount * BESIDE_STEPS // capacity) if amount else 0
         if wide <= grains and deep <= BESIDE_STEPS:
             group = groups.setdefault((wide, deep), [0.0, 0.0])
             group[0] += part
-            group[1] += part * ask.milli * ask.devices
+            group[1] += part * ask.share_milli * ask.devices
     limited = _sold(groups, grains, BESIDE_STEPS)
     endless = _sold(_without_depth(groups), grains, 0)
     return np.divide(limited, endless, out=np.ones_like(limited), where=endless > 0)

@@ -34,21 +34,21 @@ class Scoreboard:
         self, valuation: PackingMeasure, workers: Sequence[Worker], alternatives: Sequence[Alternative]
     ) -> None:
         shapes = Shapes()
-        seats = [shapes.seat(worker) for worker in sorted(workers, key=lambda worker: worker.id)]
-        self.worker_ids = [seat.worker.id for seat in seats]
+        entries = [shapes.entry(worker) for worker in sorted(workers, key=lambda worker: worker.id)]
+        self.worker_ids = [entry.worker.id for entry in entries]
         self._asks = DeviceDemands.of(device_demand(alternative) for alternative in alternatives)
         on: dict[object, tuple[ShapeMeasure, np.ndarray]] = {}
-        for seat in seats:
-            if seat.shape not in on:
-                barred = np.array([not feasibility_of(a, seat.shape).is_servable for a in alternatives], dtype=bool)
-                on[seat.shape] = valuation.on(seat.shape, self._asks), barred
-        self._on = [on[seat.shape] for seat in seats]
-        self.stocks = [free_capacity(seat.shape, [NO_ALLOCATION] * len(seat.shape.devices)) for seat in seats]
-        self.devices = sum(len(accelerator_positions(seat.shape)) for seat in seats)
-        self.scores = np.empty((len(alternatives), len(seats)))
+        for entry in entries:
+            if entry.shape not in on:
+                barred = np.array([not feasibility_of(a, entry.shape).is_servable for a in alternatives], dtype=bool)
+                on[entry.shape] = valuation.on(entry.shape, self._asks), barred
+        self._on = [on[entry.shape] for entry in entries]
+        self.stocks = [free_capacity(entry.shape, [NO_ALLOCATION] * len(entry.shape.devices)) for entry in entries]
+        self.devices = sum(len(accelerator_positions(entry.shape)) for entry in entries)
+        self.scores = np.empty((len(alternatives), len(entries)))
         """[alternative, worker]; −∞ where it does not fit."""
         self._columns: dict[tuple[int, FreeCapacity], Floats] = {}
-        for number in range(len(seats)):
+        for number in range(len(entries)):
             self.refresh(number)
 
     def best(self, alternative: int) -> int | None:
@@ -64,7 +64,7 @@ class Scoreboard:
 
     def milli(self, alternative: int) -> int:
         """Thousandths that it takes of each accelerator; 0 if it is about none."""
-        return self._asks.all[alternative].milli
+        return self._asks.all[alternative].share_milli
 
     def take(self, alternative: int, worker: int, part: int | None = None) -> None:
         """Note that it is placed on the worker.
@@ -73,13 +73,13 @@ class Scoreboard:
         """
         ask, stock = self._asks.all[alternative], self.stocks[worker]
         parts = list(stock.parts)
-        if ask.milli == MILLI_PER_DEVICE:
+        if ask.share_milli == MILLI_PER_DEVICE:
             del parts[len(parts) - ask.devices :]
             parts[:0] = [0] * ask.devices
-        elif ask.milli:
+        elif ask.share_milli:
             taken = self._on[worker][0].part(stock, alternative) if part is None else part
             parts.remove(taken)
-            parts.append(taken - ask.milli)
+            parts.append(taken - ask.share_milli)
             parts.sort()
         self.stocks[worker] = FreeCapacity(
             stock.cores_milli - ask.cores_milli, stock.memory_bytes - ask.memory_bytes, tuple(parts)

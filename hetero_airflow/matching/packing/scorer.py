@@ -83,7 +83,7 @@ class PackingScorer:
         alternative: Alternative,
         shape: Shape,
         held: Sequence[Allocation],
-        verdict: Feasibility,
+        feasibility: Feasibility,
         chosen: Sequence[int],
     ) -> Mapping[str, float]:
         """A million for real devices, and the valuation's score."""

@@ -113,7 +113,7 @@ class _ProblemBuilder:
         self._snapshot = snapshot
         self._fleet = fleet
         self._now = now
-        self._seats = {seat.worker.id: number for number, seat in enumerate(fleet.seats)}
+        self._seats = {seat.worker.id: number for number, seat in enumerate(fleet.entries)}
         self._classes = cache(_shape_classes)
         self._models: dict[str, Device] = {}
         for shape in dict.fromkeys(state.shape for state in fleet.states if not state.is_lost):
@@ -149,7 +149,7 @@ class _ProblemBuilder:
         if state.is_lost:
             return []
         names = zip(self._classes(state.shape), state.held, strict=True)
-        return list(Counter(name for name, held in names if name is not None and not held.milli).items())
+        return list(Counter(name for name, held in names if name is not None and not held.share_milli).items())
 
     def _holders(self, found: AssignmentProblem) -> Iterable[Candidate]:
         """The requests that run and can be moved; their devices are to be won, too."""
@@ -180,7 +180,7 @@ class _ProblemBuilder:
 
     def _leased_class(self, lease: Lease, number: int) -> str | None:
         """The class of a lease that holds whole devices of one class of a worker that is well."""
-        seat, state = self._fleet.seats[number], self._fleet.states[number]
+        seat, state = self._fleet.entries[number], self._fleet.states[number]
         if state.is_lost:
             return None
         classes = self._classes(state.shape)
@@ -190,7 +190,7 @@ class _ProblemBuilder:
             if position is None:
                 return None
             if state.shape.devices[position].kind != "cpu":
-                names.add(classes[position] if claim.milli == MILLI_PER_DEVICE else None)
+                names.add(classes[position] if claim.share_milli == MILLI_PER_DEVICE else None)
         return names.pop() if len(names) == 1 else None
 
     def _contender(
@@ -204,7 +204,7 @@ class _ProblemBuilder:
         if not ways or (on is not None and on not in ways):
             return None
         speeds, whole = self._policy_context(pending.task, usable)
-        held_s = pending.served
+        held_s = pending.attained_service_s
         has_run = lease is not None or bool(held_s)
         if lease is not None and on is not None:
             stay_s = max(0.0, (self._now - lease.granted_at).total_seconds())

@@ -45,7 +45,7 @@ class EarliestFinish(ListPolicy):
     def _choose(self, snapshot: Snapshot, fleet: WorkerIndex, now: datetime) -> Mapping[str, ClassChoice]:
         """Request id → where it goes, of those for which that makes a difference."""
         found = assignment_problem(replace(snapshot, can_preempt=True), fleet, now)
-        times = FinishTimes(found, {seat.worker.id: number for number, seat in enumerate(fleet.seats)})
+        times = FinishTimes(found, {seat.worker.id: number for number, seat in enumerate(fleet.entries)})
         waiting = {one.pending.id: one for one in found.contenders if one.lease is None}
         choices: dict[str, ClassChoice] = {}
         queue = (waiting[one.id] for one in self._order(snapshot.pending, snapshot) if one.id in waiting)

@@ -37,7 +37,7 @@ def plan_changes(
     Whoever is not to run where it does leaves. Where a request of several devices still finds no
     worker, the smaller ones on one worker of its class make room and go elsewhere in the class.
     """
-    seats = {seat.worker.id: number for number, seat in enumerate(fleet.seats)}
+    seats = {seat.worker.id: number for number, seat in enumerate(fleet.entries)}
     running = [one for one in found.contenders if one.lease is not None]
     leaving = [one for one in running if classes[one.pending.id] != one.current]
     packing = _FreeDevices(found, seats, leaving, (one for one in running if classes[one.pending.id] == one.current))

@@ -76,13 +76,13 @@ class TimedReservations:
 
     def _book(self, pending: PendingRequest, times: Timetable) -> bool:
         """Book the earliest time at which it fits; False if none is found."""
-        key = (pending.task, pending.request.fingerprint, tuple(sorted(pending.served.items())))
+        key = (pending.task, pending.request.fingerprint, tuple(sorted(pending.attained_service_s.items())))
         events = times.events()
         first = bisect_left(events, (self._found.get(key, 0.0), -1))
         for from_s, number in events[first : first + MAX_LOOKS]:
             for alternative in pending.request.alternatives:
-                shape = self._fleet.seats[number].shape
-                if not self._fleet.matcher.verdict(alternative, shape).is_servable:
+                shape = self._fleet.entries[number].shape
+                if not self._fleet.matcher.feasibility(alternative, shape).is_servable:
                     continue
                 until_s = from_s + times.lasts_s(pending, alternative, shape)
                 fit = times.fit(alternative, number, from_s, until_s)
@@ -106,10 +106,10 @@ class TimedReservations:
             by_worker = {}
             for number, until_s in lasts.items():
                 needs = self._times.kept(number, until_s)
-                also = base.get(self._fleet.seats[number].shape)
+                also = base.get(self._fleet.entries[number].shape)
                 if also is not None:
                     needs = tuple(
-                        ResourceNeed(max(a.milli, b.milli), max(a.memory_bytes, b.memory_bytes))
+                        ResourceNeed(max(a.share_milli, b.share_milli), max(a.memory_bytes, b.memory_bytes))
                         for a, b in zip(needs, also.needs, strict=True)
                     )
                 by_worker[number] = self._fleet.matcher.shape_reservation(needs)
@@ -119,7 +119,7 @@ class TimedReservations:
     def _lasts_s(self, pending: PendingRequest, number: int) -> float:
         """On that worker, by the slowest of its alternatives there; infinite if not known."""
         assert self._times is not None, "nothing is booked without it"
-        shape = self._fleet.seats[number].shape
-        verdict = self._fleet.matcher.verdict
+        shape = self._fleet.entries[number].shape
+        verdict = self._fleet.matcher.feasibility
         there = [one for one in pending.request.alternatives if verdict(one, shape).is_servable]
         return max((self._times.lasts_s(pending, one, shape) for one in there), default=math.inf)

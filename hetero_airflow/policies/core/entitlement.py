@@ -87,7 +87,7 @@ class Entitlement:
                 amounts[self._leaf(dag_id), kind].append(decayed(amount, known.used_at or now, now))
         for one in snapshot.pending:
             kind, devices = _asked(one)
-            amounts[self._leaf(one.dag_id), kind].append(sum(one.served.values()) * devices)
+            amounts[self._leaf(one.dag_id), kind].append(sum(one.attained_service_s.values()) * devices)
         self._held: list[tuple[Team, float, Lease]] = []
         for lease in snapshot.leases:
             holder = snapshot.holders.get(lease.request_id)
@@ -95,7 +95,7 @@ class Entitlement:
                 continue
             team = self._leaf(holder.dag_id)
             kind, devices = _asked(holder)
-            held_s = max(0.0, (now - lease.granted_at).total_seconds()) + sum(holder.served.values())
+            held_s = max(0.0, (now - lease.granted_at).total_seconds()) + sum(holder.attained_service_s.values())
             amounts[team, kind].append((held_s + CHARGED_S) * devices)
             if kind == "accelerator":
                 self._held.append((team, devices, lease))

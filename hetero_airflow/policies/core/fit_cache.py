@@ -47,7 +47,7 @@ class FitCache:
             (number, state)
             for number, state in self._all
             if any(
-                held.milli < capacity[0]
+                held.share_milli < capacity[0]
                 for position, (held, capacity) in enumerate(zip(state.held, state.shape.capacity, strict=True))
                 if position != state.shape.cpu
             )

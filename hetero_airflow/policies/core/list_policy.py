@@ -83,8 +83,8 @@ class ListPolicy:
         self, snapshot: Snapshot, fleet: WorkerIndex, order: QueueOrder, may_pass: MayOvertake, now: datetime
     ) -> Plan:
         """The walk over the queue of this order."""
-        if self._ground is None or self._ground.seats != fleet.seats:
-            self._ground = IdleCluster(fleet.seats, fleet.matcher)
+        if self._ground is None or self._ground.entries != fleet.entries:
+            self._ground = IdleCluster(fleet.entries, fleet.matcher)
         asked = apply_topology_wait_budgets(snapshot.pending, now, fleet.is_servable, self._ground.fits_when_idle)
         gangs = GangQueue(snapshot, asked.pending, fleet, self._ground, now)
         reservation, room = self._reserve(fleet, snapshot, now), self._make_room(fleet, snapshot, now)

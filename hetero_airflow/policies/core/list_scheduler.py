@@ -174,7 +174,7 @@ class ListScheduler:
             alternatives = request.alternatives[: number + 1]
             accounts = tuple(alternative_account(fleet, alternative, keep) for alternative in alternatives)
             asked.placed[keep, number] = accounts
-        words = f"placed on {fleet.seats[worker].worker.id} with score {fit.score:.4g}"
+        words = f"placed on {fleet.entries[worker].worker.id} with score {fit.score:.4g}"
         self._take(pending, worker, number, fit, words, accounts)
         return True
 
@@ -238,7 +238,7 @@ class ListScheduler:
     def _blocked(self, request: DeviceRequest, found: Reason, *, accounted: bool) -> WaitExplanation:
         reason, words = found, "waits until the workers are others than now"
         if not reason.is_transient:
-            blind = next((seat.worker for seat in self._fleet.seats if seat.worker.problems), None)
+            blind = next((seat.worker for seat in self._fleet.entries if seat.worker.problems), None)
             if blind is None:
                 words = "no known worker could ever run it"
             else:

@@ -57,7 +57,7 @@ def is_large(pending: PendingRequest) -> bool:
 
 def was_migrated(pending: PendingRequest) -> bool:
     """Whether it is a small request that has held devices before, and so can have been moved."""
-    return bool(pending.served) and not pending.gang and not is_large(pending)
+    return bool(pending.attained_service_s) and not pending.gang and not is_large(pending)
 
 
 def plan_migrations(policy: str) -> MakePreemptionPlan:
@@ -113,7 +113,7 @@ class MigrationPlan:
         self._fleet = fleet
         self._snapshot = snapshot
         self._now = now
-        numbers = {seat.worker.id: number for number, seat in enumerate(fleet.seats)}
+        numbers = {seat.worker.id: number for number, seat in enumerate(fleet.entries)}
         self._leaving: defaultdict[int, list[Lease]] = defaultdict(list)
         for lease in snapshot.leases:
             if lease.state is LeaseState.PREEMPTED and lease.worker_id in numbers:
@@ -207,7 +207,7 @@ class MigrationPlan:
         self, alternative: Alternative, number: int, small: Sequence[VictimUnit], keep: ReservedCapacity | None
     ) -> _MigrationOption | None:
         shape = self._fleet.states[number].shape
-        if not self._fleet.matcher.verdict(alternative, shape).is_servable:
+        if not self._fleet.matcher.feasibility(alternative, shape).is_servable:
             return None
         outlook = FutureCapacity(self._fleet, number)
         held = _without(outlook, [one.leases[0] for one in small])
@@ -288,7 +288,7 @@ class MigrationPlan:
             for victim in option.victims
             for lease in victim.leases
         )
-        where, moves = self._fleet.seats[option.number].worker.id, len(option.leases)
+        where, moves = self._fleet.entries[option.number].worker.id, len(option.leases)
         whose = "1 request moves" if moves == 1 else f"{moves} requests move"
         return Reason(ReasonCode.PREEMPTING, str(pending.request), f"devices of worker {where}, from which {whose}")
 

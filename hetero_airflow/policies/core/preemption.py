@@ -85,7 +85,7 @@ def victim_units(
     preemption: PreemptionRules, fleet: WorkerIndex, snapshot: Snapshot, now: datetime
 ) -> list[VictimUnit]:
     """What could be taken back at all, now or later, the least dispensable first."""
-    numbers = {seat.worker.id: number for number, seat in enumerate(fleet.seats)}
+    numbers = {seat.worker.id: number for number, seat in enumerate(fleet.entries)}
     together: defaultdict[str, list[Lease]] = defaultdict(list)
     for lease in snapshot.leases:
         holder = snapshot.holders.get(lease.request_id)
@@ -130,7 +130,7 @@ def _victim_unit(
     saved_at = max(lease.saved_at or lease.granted_at for lease in leases)
     loss = devices * (max(0.0, (now - saved_at).total_seconds()) + restart_s)
     min_run_s = snapshot.min_run_s if preemption.min_run_s is None else preemption.min_run_s
-    protected_s = min_run_s + (restart_s if min_run_s and any(holder.served for holder in holders) else 0.0)
+    protected_s = min_run_s + (restart_s if min_run_s and any(holder.attained_service_s for holder in holders) else 0.0)
     workers = tuple(sorted({numbers[lease.worker_id] for lease in leases}))
     protected_until = granted_at + timedelta(seconds=protected_s)
     return VictimUnit(id, tuple(leases), workers, min(known), devices, loss, protected_until)
@@ -138,10 +138,10 @@ def _victim_unit(
 
 def _devices(fleet: WorkerIndex, number: int, lease: Lease) -> tuple[str | None, float]:
     """Class of the devices of a lease, and how many: its accelerators, or the cores where it has none."""
-    seat = fleet.seats[number]
+    seat = fleet.entries[number]
     devices = [
         (seat.shape.devices[seat.position[c.device_id]], c) for c in lease.claims if c.device_id in seat.position
     ]
     claimed = [(device, claim) for device, claim in devices if device.kind != "cpu"] or devices
     name = device_class(claimed[0][0]) if claimed else None
-    return name, sum(claim.milli for _, claim in claimed) / MILLI_PER_DEVICE
+    return name, sum(claim.share_milli for _, claim in claimed) / MILLI_PER_DEVICE

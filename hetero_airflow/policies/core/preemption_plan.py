@@ -95,7 +95,7 @@ class LeastLossPreemption:
         self._highest: Rank | None = None
         self.until: datetime | None = None
         """When more room may be made though nothing but the time has changed."""
-        numbers = {seat.worker.id: number for number, seat in enumerate(fleet.seats)}
+        numbers = {seat.worker.id: number for number, seat in enumerate(fleet.entries)}
         for lease in snapshot.leases:
             if lease.state is LeaseState.PREEMPTED and lease.worker_id in numbers:
                 number = numbers[lease.worker_id]
@@ -211,7 +211,7 @@ class LeastLossPreemption:
 
         :param wanted: how many equal requests wait, this one counted in
         """
-        asked = alternative.count * alternative.milli / MILLI_PER_DEVICE
+        asked = alternative.count * alternative.share_milli / MILLI_PER_DEVICE
         takeable = sorted(takeable, key=lambda one: one.dispensable_for(asked * wanted))
         running = [one for one in takeable if one not in self._victims]
         if not running:
@@ -263,7 +263,7 @@ class LeastLossPreemption:
         self._outlook(option.number).claim(option.fit)
         self._ask_again(_until(option))
         whose = _named([victim.leases[0].request_id for victim in option.victims])
-        where = self._fleet.seats[option.number].worker.id
+        where = self._fleet.entries[option.number].worker.id
         found = f"devices of worker {where}, which {whose} keeps at least until {_until(option):%H:%M:%S} UTC"
         return Reason(ReasonCode.PREEMPTING, str(pending.request), found)
 
@@ -280,12 +280,12 @@ class LeastLossPreemption:
         return outlook
 
     def _taken(self, number: int, holding: VictimUnit) -> ClaimedAmounts:
-        worker_id = self._fleet.seats[number].worker.id
+        worker_id = self._fleet.entries[number].worker.id
         claims = [claim for lease in holding.leases if lease.worker_id == worker_id for claim in lease.claims]
         return self._outlook(number).taken(claims)
 
     def _freed_reason(self, pending: PendingRequest, number: int) -> Reason:
-        where = self._fleet.seats[number].worker.id
+        where = self._fleet.entries[number].worker.id
         found = f"devices of worker {where}, which are being freed by {_named(self._leaving[number])}"
         return Reason(ReasonCode.PREEMPTING, str(pending.request), found)
 

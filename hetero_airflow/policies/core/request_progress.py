@@ -40,7 +40,7 @@ class RequestProgress:
 
 def waiting_progress(pending: PendingRequest, now: datetime) -> RequestProgress:
     """The progress of a request that waits."""
-    return RequestProgress(pending, pending.served, (now - pending.submitted_at).total_seconds())
+    return RequestProgress(pending, pending.attained_service_s, (now - pending.submitted_at).total_seconds())
 
 
 def running_progress(
@@ -48,7 +48,7 @@ def running_progress(
 ) -> RequestProgress:
     """The progress of a request that has held devices of a class since then."""
     stay_s = max(0.0, (now - granted_at).total_seconds())
-    served = {**pending.served, device_class: pending.served.get(device_class, 0.0) + stay_s}
+    served = {**pending.attained_service_s, device_class: pending.attained_service_s.get(device_class, 0.0) + stay_s}
     return RequestProgress(pending, served, (now - pending.submitted_at).total_seconds())
 
 
@@ -59,7 +59,7 @@ def requested_devices(request: DeviceRequest) -> float:
     [4.0, 0.25, 8.0]
     """
     asked = request.alternatives[0]
-    return asked.count * asked.milli / MILLI_PER_DEVICE
+    return asked.count * asked.share_milli / MILLI_PER_DEVICE
 
 
 def length_s(progress: RequestProgress, estimates: Estimates) -> float | None:

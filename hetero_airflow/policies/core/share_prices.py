@@ -39,8 +39,8 @@ def share_prices(mix: RequestMix) -> tuple[float, ...]:
     asked: dict[int, float] = {}
     for alternative, part in mix:
         ask = device_demand(alternative)
-        if 0 < ask.milli < MILLI_PER_DEVICE:
-            asked[ask.milli] = asked.get(ask.milli, 0.0) + part
+        if 0 < ask.share_milli < MILLI_PER_DEVICE:
+            asked[ask.share_milli] = asked.get(ask.share_milli, 0.0) + part
     worth = np.zeros(_PARTS)
     if asked:
         chosen = dict(sorted(sorted(asked.items(), key=lambda item: (-item[1], item[0]))[:MAX_SIZES]))

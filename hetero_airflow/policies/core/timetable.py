@@ -40,15 +40,17 @@ class Timetable:
         self._booked: defaultdict[int, list[tuple[float, float, Taken]]] = defaultdict(list)
         """Worker → (from, until, what) of each booking, in that order."""
         self._lasts: dict[object, float] = {}
-        numbers = {seat.worker.id: number for number, seat in enumerate(fleet.seats)}
-        ends = _lease_ends(snapshot, fleet.seats, numbers, now)
+        numbers = {seat.worker.id: number for number, seat in enumerate(fleet.entries)}
+        ends = _lease_ends(snapshot, fleet.entries, numbers, now)
         for lease in snapshot.leases:
             end_s = ends.get(lease.id)
             if end_s is not None:
                 number = numbers[lease.worker_id]
-                position = fleet.seats[number].position
+                position = fleet.entries[number].position
                 claims = [
-                    (position[c.device_id], c.milli, c.memory_bytes) for c in lease.claims if c.device_id in position
+                    (position[c.device_id], c.share_milli, c.memory_bytes)
+                    for c in lease.claims
+                    if c.device_id in position
                 ]
                 insort(self._ends[number], (end_s, tuple(claims)))
 
@@ -60,10 +62,16 @@ class Timetable:
 
     def lasts_s(self, pending: PendingRequest, alternative: Alternative, shape: Shape) -> float:
         """How long the request would hold what it asks for on the slowest device there; infinite if not known."""
-        key = (pending.task, alternative.key, shape, tuple(sorted(pending.served.items())), pending.gang_size)
+        key = (
+            pending.task,
+            alternative.key,
+            shape,
+            tuple(sorted(pending.attained_service_s.items())),
+            pending.gang_size,
+        )
         lasts = self._lasts.get(key)
         if lasts is None:
-            usable = self._fleet.matcher.verdict(alternative, shape).usable
+            usable = self._fleet.matcher.feasibility(alternative, shape).usable
             names = {device_class(shape.devices[position]) for position in usable}
             lasts = max((_lasts_s(self._known, pending, name) for name in names), default=math.inf)
             self._lasts[key] = lasts
@@ -71,7 +79,7 @@ class Timetable:
 
     def place(self, pending: PendingRequest, number: int, alternative: Alternative, fit: Fit) -> None:
         """Take note of what is placed now."""
-        end_s = self.lasts_s(pending, alternative, self._fleet.seats[number].shape)
+        end_s = self.lasts_s(pending, alternative, self._fleet.entries[number].shape)
         insort(self._ends[number], (end_s, _taken(fit)))
 
     def book(self, number: int, from_s: float, until_s: float, fit: Fit) -> None:
@@ -101,7 +109,7 @@ class Timetable:
             if from_s < until_s:
                 then = self._held_at(number, from_s)
                 needs = [
-                    (max(n[0], t[0] - h.milli), max(n[1], t[1] - h.memory_bytes))
+                    (max(n[0], t[0] - h.share_milli), max(n[1], t[1] - h.memory_bytes))
                     for n, t, h in zip(needs, then, now, strict=True)
                 ]
         return tuple(ResourceNeed(milli, memory) for milli, memory in needs)
@@ -113,7 +121,7 @@ class Timetable:
         return [(max(h[p][0] for h in at), max(h[p][1] for h in at)) for p in range(len(at[0]))]
 
     def _held_at(self, number: int, time_s: float) -> list[tuple[int, int]]:
-        held = [[one.milli, one.memory_bytes] for one in self._fleet.states[number].held]
+        held = [[one.share_milli, one.memory_bytes] for one in self._fleet.states[number].held]
         for end_s, taken in self._ends.get(number, ()):
             if end_s > time_s:
                 break
@@ -131,7 +139,7 @@ def _add(held: list[list[int]], taken: Taken, sign: int) -> None:
 
 
 def _taken(fit: Fit) -> Taken:
-    return tuple((position, need.milli, need.memory_bytes) for position, need in fit.takes)
+    return tuple((position, need.share_milli, need.memory_bytes) for position, need in fit.takes)
 
 
 def _lasts_s(known: Estimates, pending: PendingRequest, device_class: str) -> float:
@@ -141,8 +149,14 @@ def _lasts_s(known: Estimates, pending: PendingRequest, device_class: str) -> fl
         return math.inf
     if pending.gang:
         speed *= known.spread.get(pending.task, 1.0)
-    done = math.fsum(seconds * (known.speed(pending.task, name) or 0.0) for name, seconds in pending.served.items())
-    restart_s = usual_restart_s(pending.gang_size * pending.request.alternatives[0].count) if pending.served else 0.0
+    done = math.fsum(
+        seconds * (known.speed(pending.task, name) or 0.0) for name, seconds in pending.attained_service_s.items()
+    )
+    restart_s = (
+        usual_restart_s(pending.gang_size * pending.request.alternatives[0].count)
+        if pending.attained_service_s
+        else 0.0
+    )
     return max(work.high - done, 0.0) / speed + restart_s
 
 
@@ -160,7 +174,7 @@ def _lease_ends(
         held_s = max((now - lease.granted_at).total_seconds(), 0.0)
         left_s = math.inf if name is None else _lasts_s(snapshot.estimates, holder, name) - held_s
         if name is not None and left_s <= 0:
-            more = snapshot.estimates.left_s(holder.task, name, held_s, holder.served)
+            more = snapshot.estimates.remaining_s(holder.task, name, held_s, holder.attained_service_s)
             left_s = math.inf if more is None else more.high
         ends[lease.id] = left_s
         if holder.gang:

@@ -58,7 +58,7 @@ def possible_changes(snapshot: Snapshot, pending: PendingRequest) -> list[Change
     """The changes that some worker could serve if it were idle, the cheapest first."""
     online = [worker for worker in snapshot.workers if worker.state is WorkerState.ONLINE]
     shapes = Shapes()
-    offered = {shapes.seat(worker).shape: worker for worker in online}
+    offered = {shapes.entry(worker).shape: worker for worker in online}
     present = [device for worker in offered.values() for device in worker.devices if device.kind != "cpu"]
     devices = {device_class(device): device for device in present}
     speeds = snapshot.estimates.relative_speeds(pending.task, frozenset(devices))
@@ -143,7 +143,9 @@ def _with_less_memory(alternative: Alternative, devices: Iterable[Device]) -> It
     if asked.minimum is None:
         return
     sizes = {
-        device.memory_bytes * alternative.milli // 1000 // _GIB * _GIB for device in devices if device.kind != "cpu"
+        device.memory_bytes * alternative.share_milli // 1000 // _GIB * _GIB
+        for device in devices
+        if device.kind != "cpu"
     }
     for size in sorted(size for size in sizes if 0 < size < asked.minimum):
         cost = 0.1 + 0.2 * math.log2(asked.minimum / size)
@@ -193,7 +195,7 @@ def _names_device(base: Alternative, device: Device) -> bool:
     """Whether the device is one of those that the alternative names."""
     named = Alternative(vendor=base.vendor, kind=base.kind, model=base.model, partition=base.partition)
     alone = Worker(id=device.id, host=device.id, devices=(device,))
-    return feasibility_of(named, Shapes().seat(alone).shape).never is None
+    return feasibility_of(named, Shapes().entry(alone).shape).never is None
 
 
 def _with_fewer_devices(base: Alternative, slowness: float, surcharge: float) -> Iterator[AddedAlternative]:

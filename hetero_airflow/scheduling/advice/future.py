@@ -87,8 +87,8 @@ class SimulatedFuture:
             self._end(preempt.lease_id)
             if lease is not None and holder is not None:
                 name, held_s = self._class(lease), self._held_s(lease)
-                served = {**holder.served, name: holder.served.get(name, 0.0) + held_s}
-                again = [*self._pending.values(), replace(holder, served=served)]
+                served = {**holder.attained_service_s, name: holder.attained_service_s.get(name, 0.0) + held_s}
+                again = [*self._pending.values(), replace(holder, attained_service_s=served)]
                 self._pending = {one.id: one for one in sorted(again, key=lambda one: (one.submitted_at, one.id))}
         for decision in plan.decisions:
             if isinstance(decision, Place):
@@ -102,7 +102,9 @@ class SimulatedFuture:
         for claim in place.claims:
             key = (place.worker_id, claim.device_id)
             used = self._usage.get(key, NO_USAGE)
-            self._usage[key] = DeviceUsage(used.milli + claim.milli, used.memory_bytes + claim.memory_bytes, at)
+            self._usage[key] = DeviceUsage(
+                used.share_milli + claim.share_milli, used.memory_bytes + claim.memory_bytes, at
+            )
         self._token += 1
         self._dag_tokens[pending.dag_id] = self._token
         lease = Lease(
@@ -127,7 +129,7 @@ class SimulatedFuture:
         for claim in lease.claims:
             key = (lease.worker_id, claim.device_id)
             used = self._usage.get(key, NO_USAGE)
-            milli, memory_bytes = used.milli - claim.milli, used.memory_bytes - claim.memory_bytes
+            milli, memory_bytes = used.share_milli - claim.share_milli, used.memory_bytes - claim.memory_bytes
             self._usage[key] = DeviceUsage(max(milli, 0), max(memory_bytes, 0), used.last_granted_at)
 
     def _foresee(self, lease: Lease) -> None:
@@ -145,7 +147,7 @@ class SimulatedFuture:
         if holder is None or lease.state is LeaseState.EXPIRED:
             return None
         name = self._class(lease)
-        left = self._first.estimates.left_s(holder.task, name, self._held_s(lease), holder.served)
+        left = self._first.estimates.remaining_s(holder.task, name, self._held_s(lease), holder.attained_service_s)
         return None if left is None else left[self._part]
 
     def _held_s(self, lease: Lease) -> float:
@@ -164,5 +166,5 @@ def _useful_workers(snapshot: Snapshot, pending: PendingRequest) -> frozenset[st
         worker.id
         for worker in snapshot.workers
         if worker.state is WorkerState.ONLINE
-        and any(feasibility_of(one, shapes.seat(worker).shape).is_servable for one in pending.request.alternatives)
+        and any(feasibility_of(one, shapes.entry(worker).shape).is_servable for one in pending.request.alternatives)
     )

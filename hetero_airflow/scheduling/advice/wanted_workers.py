@@ -106,12 +106,12 @@ class _WorkerPacking:
         used = UsageByWorker.of(snapshot.usage).by_worker
         for worker in snapshot.workers:
             if worker.state is WorkerState.ONLINE:
-                self._put("", self._matcher.present(self._matcher.seat(worker), used.get(worker.id, {})))
+                self._put("", self._matcher.present(self._matcher.entry(worker), used.get(worker.id, {})))
         self.types = tuple(self._type(name, worker) for name, worker in _templates(snapshot.workers).items())
 
     def _type(self, name: str, worker: Worker) -> _WorkerType:
         new = worker.model_copy(update={"id": f"new {name}", "state": WorkerState.ONLINE})
-        state = self._matcher.present(self._matcher.seat(new), {})
+        state = self._matcher.present(self._matcher.entry(new), {})
         cores = 0 if worker.cpu is None else len(worker.cpu.cores)
         return _WorkerType(name, state, (state.shape.accelerators, cores))
 
@@ -195,4 +195,4 @@ def _units(pending: Iterable[PendingRequest]) -> Iterable[list[PendingRequest]]:
 
 
 def _requested_milli(unit: Sequence[PendingRequest]) -> int:
-    return max(device_count(way) * way.milli for one in unit for way in one.request.alternatives[:1])
+    return max(device_count(way) * way.share_milli for one in unit for way in one.request.alternatives[:1])

@@ -90,7 +90,7 @@ class Learner:
         for run in runs:
             _put_last(self._asked, run.request_id, run.asked)
             paused = self._paused.pop(run.request_id, {})
-            served = dict(run.served or paused)
+            served = dict(run.attained_service_s or paused)
             wrong = next((s for s in (run.held_s, *served.values()) if not (math.isfinite(s) and s >= 0)), None)
             if wrong is not None:
                 words.append(

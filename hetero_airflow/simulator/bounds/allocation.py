@@ -120,7 +120,7 @@ def _arcs(sizes: set[int]) -> list[tuple[int, int]]:
 def _job_shape(request: DeviceRequest) -> _JobShape:
     first = request.alternatives[0]
     models = frozenset(alternative.model for alternative in request.alternatives if alternative.model)
-    milli = 0 if first.kind == "cpu" else first.count * first.milli
+    milli = 0 if first.kind == "cpu" else first.count * first.share_milli
     return _JobShape(milli, first.cpus or 0, first.host_memory or 0, models)
 
 

@@ -55,4 +55,4 @@ def asked_devices(request: DeviceRequest | None) -> float:
     (0.5, 0.0)
     """
     first = request.alternatives[0] if request else None
-    return 0.0 if first is None or first.kind == "cpu" else first.count * first.milli / 1000
+    return 0.0 if first is None or first.kind == "cpu" else first.count * first.share_milli / 1000

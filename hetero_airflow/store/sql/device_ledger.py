@@ -78,7 +78,7 @@ class DeviceLedger:
                 return None
             fits.append((account, own))
         for account, own in fits:
-            account.milli -= own.milli
+            account.milli -= own.share_milli
             account.taken.update(own.cores)
             if account.memory_bytes is not None:
                 account.memory_bytes -= own.memory_bytes
@@ -87,13 +87,13 @@ class DeviceLedger:
 
 def _claim_on(account: _FreeDevice, claim: Claim) -> Claim | None:
     """The claim with its cores, or None where the device can't give it."""
-    if not account.is_open or not suits_device_kind(account.kind, claim) or claim.milli > account.milli:
+    if not account.is_open or not suits_device_kind(account.kind, claim) or claim.share_milli > account.milli:
         return None
     if account.memory_bytes is not None and claim.memory_bytes > account.memory_bytes:
         return None
     if account.kind != "cpu":
         return claim
-    cores = choose_cores(account.cores, account.taken, claim.milli // MILLI_PER_DEVICE)
+    cores = choose_cores(account.cores, account.taken, claim.share_milli // MILLI_PER_DEVICE)
     return None if cores is None else replace(claim, cores=cores)
 
 

@@ -281,7 +281,7 @@ def _request_columns(pending: PendingRequest) -> dict[str, Any]:
         "request": pending.request.model_dump_json(exclude_defaults=True),
         "weight": pending.weight,
         "submitted_at": pending.submitted_at,
-        "served": SERVED.dump_json(dict(pending.served)).decode(),
+        "served": SERVED.dump_json(dict(pending.attained_service_s)).decode(),
         "gang": pending.gang or None,
         "gang_size": pending.gang_size,
         "state": "waiting",

@@ -75,7 +75,7 @@ def claimed_rows(claims: Iterable[tuple[str, Sequence[Claim]]]) -> list[dict[str
     milli, memory = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for worker_id, own in claims:
         for claim in own:
-            milli[worker_id, claim.device_id] += claim.milli
+            milli[worker_id, claim.device_id] += claim.share_milli
             memory[worker_id, claim.device_id] += claim.memory_bytes
     return [{"worker_key": k[0], "key": k[1], "milli": milli[k], "memory": memory[k]} for k in sorted(milli)]
 

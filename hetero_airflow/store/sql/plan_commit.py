@@ -173,7 +173,7 @@ class PlanCommit:
                     "position": position,
                     "worker_id": lease.worker_id,
                     "device_id": claim.device_id,
-                    "milli": claim.milli,
+                    "milli": claim.share_milli,
                     "memory_bytes": claim.memory_bytes,
                     "cores": CORES.dump_json(claim.cores).decode(),
                     "is_held": True,

@@ -57,7 +57,7 @@ def _read_claims(connection: Connection, lease_ids: Iterable[str]) -> Mapping[st
     claims: defaultdict[str, list[Claim]] = defaultdict(list)
     for chunk in chunks(lease_ids):
         for row in connection.execute(query.where(_HELD.lease_id.in_(chunk))):
-            claims[row.lease_id].append(Claim(device_id=row.device_id, milli=row.milli))
+            claims[row.lease_id].append(Claim(device_id=row.device_id, share_milli=row.milli))
     return claims
 
 

@@ -54,7 +54,7 @@ def wait(request_id: str, position: int) -> Wait:
 
 
 def place(request_id: str, *candidates: CandidateAccount, alternative: int = 0) -> Place:
-    claims = (Claim(device_id="GPU-0", milli=500, memory_bytes=2**34), Claim(device_id="cpu", milli=2000))
+    claims = (Claim(device_id="GPU-0", share_milli=500, memory_bytes=2**34), Claim(device_id="cpu", share_milli=2000))
     accounts = (AlternativeAccount("1 × nvidia/h100", 1, ()),) * alternative
     account = Account("fifo", "placed", (*accounts, AlternativeAccount("0.5 of a gpu", 3, (), candidates)))
     return Place(request_id, "worker-a", alternative, claims, account)

@@ -43,12 +43,12 @@ SNAPSHOT = Snapshot(
     leases=(
         a_lease(
             "r1",
-            Claim(device_id="GPU-0", milli=1000, memory_bytes=2**35),
-            Claim(device_id="GPU-1", milli=250, memory_bytes=2**33),
-            Claim(device_id="cpu", milli=2000, memory_bytes=2**30, cores=(0, 1)),
+            Claim(device_id="GPU-0", share_milli=1000, memory_bytes=2**35),
+            Claim(device_id="GPU-1", share_milli=250, memory_bytes=2**33),
+            Claim(device_id="cpu", share_milli=2000, memory_bytes=2**30, cores=(0, 1)),
         ),
-        a_lease("r2", Claim(device_id="SIM-0", milli=1000), state=LeaseState.EXPIRED, worker_id="worker-b"),
-        a_lease("r3", Claim(device_id="GPU-9", milli=1000), state=LeaseState.GRANTED, worker_id="worker-gone"),
+        a_lease("r2", Claim(device_id="SIM-0", share_milli=1000), state=LeaseState.EXPIRED, worker_id="worker-b"),
+        a_lease("r3", Claim(device_id="GPU-9", share_milli=1000), state=LeaseState.GRANTED, worker_id="worker-gone"),
     ),
 )
 PLAN = Plan(

@@ -97,7 +97,7 @@ def test_a_device_that_is_gone_can_be_undrained_for_as_long_as_it_is_barred(stor
     gone = Hold("worker-b", "GPU-9", HoldKind.DRAINED, "new fan", EPOCH, "undrained")
     store.record([HoldPlaced(gone)], LATER)
     undrain(store, "worker-b/GPU-9")
-    assert gone not in store.snapshot().bars
+    assert gone not in store.snapshot().holds
 
 
 # -- drain -------------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_draining_again_keeps_when_and_why_and_may_add_the_move(store):
     first = drain(store, "worker-a", EPOCH, reason="new fan")
     second = drain(store, "worker-a", LATER, moves=True)
     assert (second.since, second.cause, second.moves) == (EPOCH, "new fan", True)
-    assert [bar for bar in store.snapshot().bars if bar.kind is HoldKind.DRAINED] == [second]
+    assert [bar for bar in store.snapshot().holds if bar.kind is HoldKind.DRAINED] == [second]
     assert first != second
 
 
@@ -160,12 +160,12 @@ worker-a takes tasks again: it was drained since 2026-01-01 01:00:00 UTC: new fa
 worker-a/GPU-0 takes tasks again: it was drained since 2026-01-01 01:00:00 UTC: new fan; {returns}/GPU-0`.
 worker-a/GPU-1 stays out: quarantined since 2026-01-01 00:00:00 UTC: XID 79; back when a burn-in passes."""
     )
-    assert store.snapshot().bars == (SICK,)
+    assert store.snapshot().holds == (SICK,)
 
 
 def test_undraining_a_quarantined_device_forgets_its_errors(store, render):
     assert "takes tasks again: it was quarantined" in render(undrain(store, "worker-a/GPU-1"))
-    assert (store.snapshot().bars, store.health()) == ((), {})
+    assert (store.snapshot().holds, store.health()) == ((), {})
 
 
 def test_a_device_of_a_drained_worker_stays_out(store, render):

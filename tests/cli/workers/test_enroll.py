@@ -103,7 +103,7 @@ def test_an_agent_from_enrolment_to_revocation(airflow):
 
     agent = start_agent(airflow, "node-7")
     airflow.wait_until(lambda: store.snapshot().workers[0].state is WorkerState.ONLINE, "the worker to be back", 60)
-    assert store.snapshot().bars == ()
+    assert store.snapshot().holds == ()
     airflow.run("hetero", "revoke", "node-7")
     begin = time.monotonic()
     words, _ = agent.communicate(timeout=60)

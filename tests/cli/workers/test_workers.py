@@ -115,7 +115,7 @@ def a_snapshot_of_sites() -> Snapshot:
     where = {"a": {"hetero/site": "berlin", "hetero/rack": "r7"}, "b": {"hetero/site": "oslo"}, "c": {}}
     workers = tuple(a_worker(name, (a_cpu(),), runtime={}, labels=labels) for name, labels in where.items())
     bars = tuple(Hold(name, "", HoldKind.DRAINED, "moved", EPOCH, "undrained") for name in "ab")
-    return Snapshot(1, workers, bars=bars)
+    return Snapshot(1, workers, holds=bars)
 
 
 def test_all_sites_are_in_one_list(render):
@@ -128,7 +128,7 @@ def test_all_sites_are_in_one_list(render):
 def test_one_site_can_be_looked_at_alone():
     snapshot = a_snapshot_of_sites()
     found = workers_at_site(snapshot, "berlin")
-    assert ([worker.id for worker in found.workers], [bar.worker_id for bar in found.bars]) == (["a"], ["a"])
+    assert ([worker.id for worker in found.workers], [bar.worker_id for bar in found.holds]) == (["a"], ["a"])
     with pytest.raises(SettingsError, match=r"--site 'paris'; found workers of 'berlin', 'oslo'\. A worker says"):
         workers_at_site(snapshot, "paris")
     with pytest.raises(SettingsError, match="found workers of no site"):

@@ -100,7 +100,7 @@ class Host:
 
     @property
     def barred(self):
-        return [bar.device_id for bar in self.store.snapshot().bars]
+        return [bar.device_id for bar in self.store.snapshot().holds]
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def a_failure(evidence="Xid 79 on GPU-0", devices=("GPU-0",), at=EPOCH, **fields
 
 def test_one_xid_79_takes_the_device_out_and_nothing_else(host):
     host.hear(79)
-    (bar,) = host.store.snapshot().bars
+    (bar,) = host.store.snapshot().holds
     assert (bar.device_id, bar.kind, bar.cause) == ("GPU-0", HoldKind.QUARANTINED, "XID 79, GPU has fallen off the bus")
     assert bar.until == EPOCH + timedelta(minutes=1)
     assert host.states == {"GPU-0": HealthState.QUARANTINED}
@@ -165,7 +165,7 @@ def test_an_ecc_counter_that_grows_takes_the_device_out_and_one_that_is_high_or_
         host.see(Telemetry(device_id="GPU-1", ecc_errors=errors), Telemetry(device_id="GPU-0"))
         host.step()
         assert host.states == states
-    assert host.store.snapshot().bars[0].cause == "1 uncorrected ECC error"
+    assert host.store.snapshot().holds[0].cause == "1 uncorrected ECC error"
 
 
 def test_a_driver_that_asks_for_a_reset_is_one_error_and_the_burn_in_waits_until_it_was_done(host, burn_in):
@@ -210,7 +210,7 @@ def test_two_tasks_that_blame_their_devices_take_out_those_that_both_had(host):
     host.watch.report(a_failure("Xid 63 on GPU-0"), "dag.b")
     host.step()
     assert host.barred == ["GPU-0"]
-    assert host.store.snapshot().bars[0].cause == "tasks failed on it: Xid 63 on GPU-0"
+    assert host.store.snapshot().holds[0].cause == "tasks failed on it: Xid 63 on GPU-0"
 
 
 @pytest.mark.parametrize("fields", [{"failure_class": "user_error"}, {"worker": None}])
@@ -230,7 +230,7 @@ def test_a_failed_task_takes_out_the_device_that_it_had_on_another_host_which_is
     host.store.record([WorkerSeen(a_worker("worker-b", engine=engine))], EPOCH)
     host.watch.report(a_failure(worker="worker-b"), "dag.a")
     host.step()
-    (bar,) = host.store.snapshot().bars
+    (bar,) = host.store.snapshot().holds
     assert (bar.worker_id, bar.device_id, bar.kind) == ("worker-b", "GPU-0", HoldKind.QUARANTINED)
     host.step(59)
     assert host.states == {"GPU-0": HealthState.QUARANTINED}

@@ -57,7 +57,7 @@ def test_the_holder_gets_a_notice_and_the_queue_goes_on_when_it_has_ended(bench,
     bench.beat(1)
     again = next(one for one in bench.store.snapshot().pending if one.task_id == "low")
     assert again.submitted_at < since
-    assert again.served == {"nvidia/a100-sxm4-40gb": pytest.approx(402, abs=1)}
+    assert again.attained_service_s == {"nvidia/a100-sxm4-40gb": pytest.approx(402, abs=1)}
     assert bench.reports == []
 
 

@@ -209,7 +209,7 @@ def test_a_hardware_failure_of_a_task_takes_its_device_out_on_any_host(bench, st
     states[key] = [failure(failure_class="hardware", token=lease.token, **told)]
     bench.dispatcher.freed(key, lease, None)
     bench.beat()
-    assert [(bar.device_id, bar.kind) for bar in bench.store.snapshot().bars] == [(device_id, HoldKind.QUARANTINED)]
+    assert [(bar.device_id, bar.kind) for bar in bench.store.snapshot().holds] == [(device_id, HoldKind.QUARANTINED)]
 
 
 def hear_xid(bench, xid, device_id="GPU-0"):
@@ -238,7 +238,7 @@ def test_a_task_that_is_lost_with_its_device_failed_by_the_hardware(listening, s
     (record,) = states["a"]
     assert (listening.tasks.sent_back, record["failure_class"]) == ([id_], failure_class)
     assert ("met a hardware error" in listening.notes[-1][1]) == (failure_class == "hardware"), "when it was decided"
-    assert [bar.device_id for bar in listening.store.snapshot().bars] == (["GPU-0"] if xid == 79 else [])
+    assert [bar.device_id for bar in listening.store.snapshot().holds] == (["GPU-0"] if xid == 79 else [])
 
 
 @pytest.mark.parametrize(

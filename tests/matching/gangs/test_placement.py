@@ -38,7 +38,7 @@ def a_host(id: str, number: int = 2, **labels: str) -> Worker:
 def a_board(workers: list[Worker], usage: dict[tuple[str, str], DeviceUsage] | None = None) -> GangPlacer:
     matcher = Matcher(TightFitScorer())
     fleet = WorkerIndex(matcher, Snapshot(1, tuple(workers), usage or {}))
-    return GangPlacer(fleet, Regions(fleet.seats), matcher, fleet.outcome, EPOCH)
+    return GangPlacer(fleet, Regions(fleet.entries), matcher, fleet.outcome, EPOCH)
 
 
 def ask(device: object, members: int, **fields: object) -> list[DeviceRequest]:
@@ -158,7 +158,7 @@ def test_idle_workers_hold_nothing() -> None:
         (a_host("a"), a_host("b"), a_host("c").model_copy(update={"state": WorkerState.LOST})),
     )
     fleet = WorkerIndex(matcher, Snapshot(1, hosts, {("a", "GPU-0"): FULL}))
-    idle = IdleClusterState(fleet.seats, matcher)
+    idle = IdleClusterState(fleet.entries, matcher)
     assert idle.states == [fleet.states[1], fleet.states[1], fleet.states[2]]
     assert (sorted(idle.first_workers()), sorted(fleet.first_workers())) == ([0, 2], [0, 1, 2])
 
@@ -167,7 +167,7 @@ def test_what_is_taken_between_is_seen() -> None:
     hosts = [a_host("a"), a_host("b")]
     matcher = Matcher(TightFitScorer())
     fleet = WorkerIndex(matcher, Snapshot(1, tuple(hosts)))
-    board = GangPlacer(fleet, Regions(fleet.seats), matcher, fleet.outcome, EPOCH)
+    board = GangPlacer(fleet, Regions(fleet.entries), matcher, fleet.outcome, EPOCH)
     seen = []
     for _ in range(3):
         fit = board.place(ask("gpu", 2))

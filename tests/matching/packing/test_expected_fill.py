@@ -35,8 +35,8 @@ def test_a_hole_sells_what_a_stream_of_requests_takes() -> None:
         later = sold(part, arrivals - 1)
         mean = 0.0
         for ask, chance in HERE:
-            fits = ask.devices == 1 and ask.milli <= part
-            mean += chance * (ask.milli + sold(part - ask.milli, arrivals - 1) if fits else later)
+            fits = ask.devices == 1 and ask.share_milli <= part
+            mean += chance * (ask.share_milli + sold(part - ask.share_milli, arrivals - 1) if fits else later)
         return mean
 
     few = 3

@@ -28,7 +28,7 @@ GIB = 2**30
 
 def a_shape(gpus: int = 4, cores: int = 16) -> Shape:
     devices = (a_cpu(cores), *(a_device(f"GPU-{n}", index=n) for n in range(gpus)))
-    return Shapes().seat(a_worker("w", devices)).shape
+    return Shapes().entry(a_worker("w", devices)).shape
 
 
 def a_mix(*words: tuple[str, int, float]) -> RequestMix:
@@ -47,16 +47,16 @@ def remaining_after(stock: FreeCapacity, ask: DeviceDemand) -> list[FreeCapacity
     cores, memory = stock.cores_milli - ask.cores_milli, stock.memory_bytes - ask.memory_bytes
     if cores < 0 or memory < 0:
         return []
-    if not ask.milli:
+    if not ask.share_milli:
         return [FreeCapacity(cores, memory, stock.parts)]
-    if ask.milli == 1000:
+    if ask.share_milli == 1000:
         if stock.parts.count(1000) < ask.devices:
             return []
         return [FreeCapacity(cores, memory, (0,) * ask.devices + stock.parts[: len(stock.parts) - ask.devices])]
     ways = []
     for place, part in enumerate(stock.parts):
-        if part >= ask.milli:
-            parts = (*stock.parts[:place], part - ask.milli, *stock.parts[place + 1 :])
+        if part >= ask.share_milli:
+            parts = (*stock.parts[:place], part - ask.share_milli, *stock.parts[place + 1 :])
             ways.append(FreeCapacity(cores, memory, tuple(sorted(parts))))
     return ways
 
@@ -66,8 +66,8 @@ def fragments(stock: FreeCapacity, mix: RequestMix) -> float:
     total = 0.0
     for alternative, part in mix:
         ask = device_demand(alternative)
-        enough = [p for p in stock.parts if ask.milli and p >= ask.milli]
-        runs = ask.milli and len(enough) >= ask.devices and stock.cores_milli >= ask.cores_milli
+        enough = [p for p in stock.parts if ask.share_milli and p >= ask.share_milli]
+        runs = ask.share_milli and len(enough) >= ask.devices and stock.cores_milli >= ask.cores_milli
         total += part * (sum(stock.parts) - (sum(enough) if runs else 0))
     return total
 
@@ -95,9 +95,9 @@ def test_fragmentation_is_the_papers(stock: FreeCapacity) -> None:
         falls = [fragments(stock, cut) - fragments(way, cut) for way in ways]
         exact = 100 / (1 + math.exp(-max(falls) / 1000))
         assert score in (math.floor(exact + 1e-9), math.floor(exact - 1e-9))
-        if 0 < ask.milli < 1000:
+        if 0 < ask.share_milli < 1000:
             place = stock.parts.index(on.part(stock, number))
-            parts = (*stock.parts[:place], stock.parts[place] - ask.milli, *stock.parts[place + 1 :])
+            parts = (*stock.parts[:place], stock.parts[place] - ask.share_milli, *stock.parts[place + 1 :])
             cores, memory = stock.cores_milli - ask.cores_milli, stock.memory_bytes - ask.memory_bytes
             chosen = FreeCapacity(cores, memory, tuple(sorted(parts)))
             fall = fragments(stock, cut) - fragments(chosen, cut)
@@ -133,7 +133,7 @@ def test_classic_fits_are_what_they_say(stock: FreeCapacity) -> None:
         if not remaining_after(stock, ask):
             assert by_rest == by_product == -math.inf
             continue
-        cores, parts, amount = stock.cores_milli, sum(stock.parts), ask.milli * ask.devices
+        cores, parts, amount = stock.cores_milli, sum(stock.parts), ask.share_milli * ask.devices
         rest = (cores - ask.cores_milli) / 32_000 + (parts - amount) / 8000
         product = (cores * ask.cores_milli / 16_000**2 + parts * amount / 4000**2) / 2
         for score, cost in ((by_rest, rest), (by_product, product)):

@@ -52,7 +52,7 @@ def held(snapshot: Snapshot, plan: Plan, now: datetime = EPOCH) -> Snapshot:
                   granted_at=now, expires_at=now + timedelta(days=1))
         )  # fmt: skip
         for claim in place.claims:
-            usage[place.worker_id, claim.device_id] = DeviceUsage(claim.milli, claim.memory_bytes, now)
+            usage[place.worker_id, claim.device_id] = DeviceUsage(claim.share_milli, claim.memory_bytes, now)
     placed = {place.request_id for place in plan.places}
     holders = dict(snapshot.holders) | {i: pending[i] for i in placed}
     left = tuple(one for one in snapshot.pending if one.id not in placed)
@@ -67,7 +67,9 @@ def freed(snapshot: Snapshot, plan: Plan, now: datetime) -> Snapshot:
         if lease.id in gone:
             holder = snapshot.holders[lease.request_id]
             model = lease.worker_id.split("-")[0]
-            back.append(replace(holder, served={f"nvidia/{model}": (now - lease.granted_at).total_seconds()}))
+            back.append(
+                replace(holder, attained_service_s={f"nvidia/{model}": (now - lease.granted_at).total_seconds()})
+            )
             for claim in lease.claims:
                 del usage[lease.worker_id, claim.device_id]
     names = {one.id for one in back}
@@ -148,7 +150,7 @@ def test_devices_that_are_about_to_be_free_are_not_promised_twice() -> None:
 def test_small_requests_go_together_so_that_a_large_one_finds_a_worker() -> None:
     workers = (a_host("v100-0", v100=2), a_host("v100-1", v100=2))
     snapshot = Snapshot(1, workers, {}, (a_pending("a", "v100"), a_pending("b", "v100")), can_preempt=True)
-    claim = {on: Claim(device_id=f"{on}-0", milli=1000, memory_bytes=16 * 2**30) for on in ("v100-0", "v100-1")}
+    claim = {on: Claim(device_id=f"{on}-0", share_milli=1000, memory_bytes=16 * 2**30) for on in ("v100-0", "v100-1")}
     account = Assignment().decide(snapshot, EPOCH).places[0].account
     apart = Plan(tuple(Place(r, w, 0, (claim[w],), account) for r, w in (("a", "v100-0"), ("b", "v100-1"))))
     snapshot = replace(held(snapshot, apart), pending=(a_pending("large", "v100:2", 60),))
@@ -255,6 +257,6 @@ def test_load_balance_lets_the_shortest_job_pass() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_ran_longer_than_foreseen_still_has_something_left(policy: type[WeightedAssignment]) -> None:
     estimates = Estimates({("dag", "task"): {V100: 1.0}}, {("dag", "task"): Interval(10, 20, 30)})
-    pending = (a_pending("task", "v100", served={V100: 1000.0}),)
+    pending = (a_pending("task", "v100", attained_service_s={V100: 1000.0}),)
     snapshot = Snapshot(1, (a_host("v100-0", v100=1),), {}, pending, estimates=estimates, can_preempt=True)
     assert where(policy().decide(snapshot, EPOCH + timedelta(seconds=2000))) == {"task": "v100-0"}

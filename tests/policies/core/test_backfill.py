@@ -96,7 +96,7 @@ def test_what_is_placed_before_the_head_counts_with_its_own_end(policy):
 @both
 def test_what_short_work_holds_now_is_not_kept_twice(policy):
     lease, holder = busy("runs", "a", 0)
-    half = replace(lease.claims[0], milli=500, memory_bytes=20 * 2**30)
+    half = replace(lease.claims[0], share_milli=500, memory_bytes=20 * 2**30)
     texts = {"head": "gpu:0.75", "large": "gpu:0.5", "short": "gpu:0.25", "long": "gpu:0.25"}
     pending = tuple(a_pending(name, text, at_s) for at_s, (name, text) in enumerate(texts.items()))
     found = started(

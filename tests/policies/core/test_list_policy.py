@@ -65,7 +65,10 @@ def test_each_decision_carries_its_account() -> None:
                 "placed",
                 "a",
                 0,
-                (Claim(device_id="GPU-0", milli=1000, memory_bytes=40 * GIB), Claim(device_id="cpu", milli=2000)),
+                (
+                    Claim(device_id="GPU-0", share_milli=1000, memory_bytes=40 * GIB),
+                    Claim(device_id="cpu", share_milli=2000),
+                ),
                 Account(
                     "fifo", "placed on a with score 27.72", (AlternativeAccount(asked, 1, (), (candidate,)),), candidate
                 ),
@@ -104,7 +107,10 @@ def test_the_second_alternative_is_taken_while_the_first_is_busy() -> None:
         1, (worker,), {("a", "GPU-1"): DeviceUsage(1000, 80 * GIB)}, (a_pending(device=["h100", "a100"]),)
     )
     [place] = Fifo().decide(snapshot, EPOCH).places
-    assert (place.alternative, place.claims) == (1, (Claim(device_id="GPU-0", milli=1000, memory_bytes=40 * GIB),))
+    assert (place.alternative, place.claims) == (
+        1,
+        (Claim(device_id="GPU-0", share_milli=1000, memory_bytes=40 * GIB),),
+    )
 
 
 def test_what_only_a_lost_or_unwell_worker_could_run_waits_behind_the_queue_and_keeps_nothing() -> None:
@@ -155,5 +161,5 @@ def test_a_placement_moves_nothing_that_the_snapshot_holds() -> None:
     snapshot = Snapshot(1, (a_worker(),), usage, (a_pending(device="gpu:0.5"),))
     before: tuple[PendingRequest, ...] = snapshot.pending
     [place] = Fifo().decide(snapshot, EPOCH).places
-    assert place.claims == (Claim(device_id="GPU-0", milli=500, memory_bytes=20 * GIB),)
+    assert place.claims == (Claim(device_id="GPU-0", share_milli=500, memory_bytes=20 * GIB),)
     assert (snapshot.usage, snapshot.pending) == ({("worker-a", "GPU-0"): DeviceUsage(500, 20 * GIB)}, before)

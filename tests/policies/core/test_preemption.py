@@ -135,7 +135,7 @@ def test_who_has_just_got_its_devices_keeps_them_for_the_minimum_time_and_no_oth
 
 
 def test_who_was_interrupted_before_is_protected_for_its_restart_too():
-    running = held("a", 0, 1, 2, 3, ago_s=MIN_RUN_S, served={"nvidia/a100-sxm4-40gb": 50.0})
+    running = held("a", 0, 1, 2, 3, ago_s=MIN_RUN_S, attained_service_s={"nvidia/a100-sxm4-40gb": 50.0})
     plan = PriorityPolicy().decide(snapshot(running, pending=(urgent(),)), EPOCH)
     assert (victims(plan), plan.until) == ({}, EPOCH + timedelta(seconds=30))
 

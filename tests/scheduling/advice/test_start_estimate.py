@@ -116,7 +116,7 @@ def test_an_unknown_run_on_what_the_request_can_not_use_is_not_named():
 
 
 def test_what_a_task_was_served_before_counts():
-    store = a_world(a_pending("a", served={A100: 50.0}), a_pending("b", at_s=1))
+    store = a_world(a_pending("a", attained_service_s={A100: 50.0}), a_pending("b", at_s=1))
     assert look(store, "b", estimates(a=100)).start_s == exactly(10)
 
 
@@ -165,8 +165,13 @@ def test_what_a_policy_takes_back_is_free_and_its_holder_waits_again():
     told = []
     estimate_start(snapshot, "c", lambda now_is, now: told.append(now_is) or preempting(now_is, now), NOW, None)
     after = next(one for one in told if not one.leases)
-    assert [(one.id, dict(one.served)) for one in after.pending] == [("a", {A100: 40.0}), ("b", {}), ("c", {})]
-    assert after.used("worker-a", "GPU-0").milli == 0
+    attained = [(request.id, dict(request.attained_service_s)) for request in after.pending]
+    assert attained == [
+        ("a", {A100: 40.0}),
+        ("b", {}),
+        ("c", {}),
+    ]
+    assert after.used("worker-a", "GPU-0").share_milli == 0
 
 
 def test_a_policy_that_decides_by_time_is_asked_in_time():

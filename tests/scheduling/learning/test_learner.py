@@ -129,7 +129,7 @@ def test_few_runs_leave_a_wide_interval():
 
 def test_the_parts_of_a_preempted_run_are_one_run():
     part = a_run(task=TRAIN, device_class=V100, held_s=60.0, end=RunEnd.PAUSED)
-    rest = a_run(task=TRAIN, device_class=V100, held_s=40.0, served={V100: 60.0})
+    rest = a_run(task=TRAIN, device_class=V100, held_s=40.0, attained_service_s={V100: 60.0})
     assert middle(learned(part, rest)) == pytest.approx(100)
 
 
@@ -142,7 +142,7 @@ def test_parts_of_which_the_request_tells_nothing_are_joined_by_its_id():
 
 def test_parts_on_several_classes_are_added_by_their_speeds():
     steady = took(*[100.0] * 20) + took(*[400.0] * 20, on=T4)
-    moved = a_run(task=("dag", "moved"), device_class=T4, held_s=200.0, served={V100: 50.0})
+    moved = a_run(task=("dag", "moved"), device_class=T4, held_s=200.0, attained_service_s={V100: 50.0})
     estimates = learned(*steady, *[moved] * 20)
     assert factor(middle(estimates, V100, ("dag", "moved")), 100) < 1.2
     assert estimates.finished_s[-1] == pytest.approx(100, rel=0.2)
@@ -176,7 +176,7 @@ def test_a_length_that_can_not_be_is_passed_over_with_a_word(seconds):
     (word,) = learner.learn([a_run(task=TRAIN, held_s=seconds)])
     assert word.startswith("The run r1 of dag.train on nvidia/a100-sxm4-40gb teaches nothing")
     assert f"{seconds:g} s. Set the clocks" in word
-    (word,) = learner.learn([a_run(task=TRAIN, served={V100: seconds})])
+    (word,) = learner.learn([a_run(task=TRAIN, attained_service_s={V100: seconds})])
     assert "teaches nothing" in word
     assert learner.estimates(frozenset()).speeds == {}
 
@@ -203,7 +203,12 @@ CLASSES = st.sampled_from([V100, T4, A100, X1, CPU])
 RUNS = st.lists(
     st.builds(
         lambda held_s, task, on, end, served: a_run(
-            held_s=held_s, task=("dag", task), device_class=on, end=end, served=served, request_id=f"{task}{held_s:g}"
+            held_s=held_s,
+            task=("dag", task),
+            device_class=on,
+            end=end,
+            attained_service_s=served,
+            request_id=f"{task}{held_s:g}",
         ),
         st.floats(),
         st.sampled_from("abc"),

@@ -132,7 +132,7 @@ def test_nothing_is_leased_twice_even_without_the_writers_lock(postgres_engine, 
     other.join()
     assert len(granted.leases) == 1
     assert made[0].refused == (rival.request_id,)
-    assert {key: usage.milli for key, usage in first.snapshot().usage.items()} == {("worker-a", "GPU-0"): 1000}
+    assert {key: usage.share_milli for key, usage in first.snapshot().usage.items()} == {("worker-a", "GPU-0"): 1000}
 
 
 def test_the_table_refuses_what_no_condition_caught(engine):

@@ -36,7 +36,7 @@ def lease_parts(lease: Lease, worker: Worker, priority_class: str | None = None)
     vendors: dict[str, None] = {}
     for claim in lease.claims:
         if devices[claim.device_id].kind == "cpu":
-            cores = {"cpu": str(claim.milli // MILLI_PER_DEVICE)} if claim.milli >= MILLI_PER_DEVICE else {}
+            cores = {"cpu": str(claim.share_milli // MILLI_PER_DEVICE)} if claim.share_milli >= MILLI_PER_DEVICE else {}
             memory = {"memory": byte_quantity(claim.memory_bytes)} if claim.memory_bytes else {}
             amounts |= cores | memory
         else:

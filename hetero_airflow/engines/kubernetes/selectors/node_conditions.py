@@ -120,7 +120,7 @@ def _nvidia(alternative: Alternative, is_model_specific: bool) -> Terms:
     if alternative.share is None:
         kind = one(Requirement(INSTANCES, "DoesNotExist"), without(SHARING, _SHARED))
     else:
-        divisor = 1000 // alternative.milli
+        divisor = 1000 // alternative.share_milli
         if divisor < 2:
             raise RequestError(
                 "share",
