@@ -50,7 +50,7 @@ from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.runtime.task_lease import TaskLease, task_lease
-from hetero_airflow.scheduling.cycle import Cycle
+from hetero_airflow.scheduling.cycle import Cycle, CycleInterrupted, CycleResult
 from hetero_airflow.scheduling.pending_events import RequestEvent, with_pending_events
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import LeaseMove, RequestSubmitted, RequestWithdrawn, WorkerSeen
@@ -119,7 +119,7 @@ class Dispatcher:
         self._placed: list[tuple[PendingTask, TaskLease, datetime]] = []
         self._requests: dict[str, Any] = {}
         self._news: list[RequestEvent] = []
-        """What the store is to be told with the next plan."""
+        """What the store records together with the next plan."""
         self._token_age = timedelta(seconds=queued_timeout_s / 4)
         self._now = datetime.min.replace(tzinfo=UTC)
         self._workers: tuple[Sequence[Worker], Mapping[str, Worker]] = ((), {})
@@ -414,7 +414,7 @@ class Dispatcher:
     def _place(self, now: datetime) -> None:
         self._withdraw_forgotten(now)
         self._requests = {held.request_id: key for key, held in self.held.items() if held.request}
-        for decision in self._cycle.run(now, self._news).plan.decisions:
+        for decision in self._run_cycle(now).plan.decisions:
             key = self._requests.get(decision.request_id)
             if key not in self.held:
                 continue
@@ -424,6 +424,19 @@ class Dispatcher:
                 self._fail(key, f"No known worker can ever run this: {decision.reason}. {decision.nearest}", now)
             elif isinstance(decision, Wait):
                 log_wait(self.held[key], decision, self._store.snapshot(), now)
+
+    def _run_cycle(self, now: datetime) -> CycleResult:
+        """One cycle. Events that the store has recorded are no longer pending, also if a later step fails."""
+        recorded = 0
+        try:
+            result = self._cycle.run(now, self._news)
+            recorded = result.recorded
+        except CycleInterrupted as error:
+            recorded = error.recorded
+            raise
+        finally:
+            del self._news[:recorded]
+        return result
 
     def _withdraw_forgotten(self, now: datetime) -> None:
         """Take requests out of the queue whose tasks Airflow has given up while no scheduler looked."""

@@ -1,4 +1,4 @@
-"""Requests that come and go, seen by a cycle before the store is told of them together with the cycle's plan."""
+"""Submitted and withdrawn requests that a cycle decides on before the store has recorded them with the plan."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from hetero_airflow.store.store import RequestSubmitted, RequestWithdrawn
 RequestEvent = RequestSubmitted | RequestWithdrawn
 
 
-def with_pending_events(snapshot: Snapshot, news: Sequence[RequestEvent]) -> Snapshot:
-    """The snapshot as it is once the store has taken note of them, in order."""
-    if not news:
+def with_pending_events(snapshot: Snapshot, events: Sequence[RequestEvent]) -> Snapshot:
+    """The snapshot as it will be once the store has recorded the events, in their order."""
+    if not events:
         return snapshot
-    known, gone = {pending.id for pending in snapshot.pending}, set()
-    fresh: dict[str, PendingRequest] = {}
-    for event in news:
+    known, withdrawn = {pending.id for pending in snapshot.pending}, set()
+    submitted: dict[str, PendingRequest] = {}
+    for event in events:
+        id_ = event.request_id
         if isinstance(event, RequestWithdrawn):
-            gone.add(event.request_id)
-            fresh.pop(event.request_id, None)
-        elif event.request_id not in snapshot.holders and (event.request_id not in known or event.request_id in gone):
-            fresh.setdefault(event.request_id, event.pending)
-    queue = [pending for pending in snapshot.pending if pending.id not in gone]
-    late = sorted(fresh.values(), key=PendingRequest.order)
-    is_last = not queue or not late or queue[-1].order() <= late[0].order()
-    queue += late
-    return replace(snapshot, pending=tuple(queue if is_last else sorted(queue, key=PendingRequest.order)))
+            withdrawn.add(id_)
+            submitted.pop(id_, None)
+        elif id_ not in snapshot.holders and (id_ not in known or id_ in withdrawn):
+            submitted.setdefault(id_, event.pending)
+    queue = [pending for pending in snapshot.pending if pending.id not in withdrawn]
+    added = sorted(submitted.values(), key=PendingRequest.order)
+    is_sorted = not queue or not added or queue[-1].order() <= added[0].order()
+    queue += added
+    return replace(snapshot, pending=tuple(queue if is_sorted else sorted(queue, key=PendingRequest.order)))

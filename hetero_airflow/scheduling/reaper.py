@@ -1,4 +1,4 @@
-"""Leases that were not renewed, and what becomes of them; workers that were not seen."""
+"""Expires leases that were not renewed, evicts those whose process is gone, and finds workers without heartbeats."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 
 
 def reap(store: Store, engine: Engine, leases: Iterable[Lease], now: datetime) -> tuple[Lease, ...]:
-    """Expire the leases that are due, take back those whose process is gone; the leases that moved, as they are now.
+    """Expire the leases that are due and evict those whose process is gone; the changed leases, in their new state.
 
-    An expired lease keeps its devices for as long as its process is there or nothing is known of
-    it: rather a device idle than one given to two.
+    An expired lease keeps its devices while its process runs, or while the engine does not know. An idle device is
+    better than one that two tasks use.
     """
     moved = []
     for lease in leases:
@@ -44,21 +44,20 @@ def lost_workers(
     now: datetime,
     worker_timeout_s: float,
 ) -> tuple[WorkerLost, ...]:
-    """An event for each online worker that has not been seen in time; the caller records them.
+    """An event for each online worker whose heartbeat is overdue; the caller records them.
 
-    An agent's silence counts only while an API server was there to hear it: one that is away, or has just come back,
-    takes no worker with it. The timeout has to be more than two heartbeats.
+    The time without a heartbeat of an agent counts only while an API server could receive one. A server that is down,
+    or has just come back, loses no worker. The timeout has to be longer than two heartbeats.
 
-    The cycle does not ask by itself: when a worker was last seen is the store's `Presence`, a query
-    that is worth its cost a few times a minute, not at every pass.
+    The cycle does not call this. The times come from the store's `Presence`, a query that is worth its cost a few
+    times a minute, not in every cycle.
 
-    :param agents: ids of the workers for which an agent speaks, as in `Presence.sights`; the others are told of by a
-        scheduler
+    :param agents: ids of the workers that have an agent, as in `Presence.heartbeats`; a scheduler reports the others
     :param server: as in `Presence.server_heartbeat`
     """
-    limit = timedelta(seconds=worker_timeout_s)
+    timeout = timedelta(seconds=worker_timeout_s)
 
-    def silence(worker_id: str, seen_at: datetime) -> timedelta:
+    def without_heartbeat(worker_id: str, seen_at: datetime) -> timedelta:
         if worker_id not in agents:
             return now - seen_at
         return timedelta(0) if server is None else time_without_heartbeat(seen_at, server, now)
@@ -66,21 +65,23 @@ def lost_workers(
     return tuple(
         WorkerLost(worker.id)
         for worker in workers
-        if worker.state is WorkerState.ONLINE and silence(worker.id, last_seen.get(worker.id, now)) >= limit
+        if worker.state is WorkerState.ONLINE and without_heartbeat(worker.id, last_seen.get(worker.id, now)) >= timeout
     )
 
 
 def _is_gone(engine: Engine, lease: Lease) -> bool:
-    """Whether an expired lease may be taken back."""
+    """Whether an expired lease may be evicted."""
     try:
         return engine.liveness(lease) is Liveness.GONE
     except Exception as error:  # noqa: BLE001  whatever an engine raises means that it can't tell
-        log.warning("Lease %s keeps its devices: the engine can't tell of its process: %s", lease.id, error)
+        log.warning(
+            "Lease %s keeps its devices, since the engine can't tell whether its process runs: %s", lease.id, error
+        )
         return False
 
 
 def _move(store: Store, lease: Lease, to: LeaseState, now: datetime, cause: str) -> Lease | None:
-    """The moved lease, or None where another scheduler or the lease's holder was faster."""
+    """The lease in its new state; None if another scheduler or the lease's holder was faster."""
     outcome = store.move([LeaseMove(lease.id, lease.token, to, cause)], now)[0]
     if isinstance(outcome, Lease):
         return outcome

@@ -33,8 +33,7 @@ from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.policies.round_robin import RoundRobin
-from hetero_airflow.scheduling.cycle import Cycle
-from hetero_airflow.scheduling.garbage_collection import deferred_garbage_collection
+from hetero_airflow.scheduling.cycle import Cycle, deferred_garbage_collection
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import LeaseMove, RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_pending, a_worker

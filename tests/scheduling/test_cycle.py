@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -15,7 +16,14 @@ from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.policies.priority import PriorityPolicy
-from hetero_airflow.scheduling.cycle import MAX_ROUNDS, Cycle, CycleResult, run_cycle
+from hetero_airflow.scheduling.cycle import (
+    MAX_ROUNDS,
+    Cycle,
+    CycleInterrupted,
+    CycleResult,
+    deferred_garbage_collection,
+    run_cycle,
+)
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import (
     CommitResult,
@@ -99,12 +107,12 @@ def test_nothing_is_decided_again_while_nothing_changes() -> None:
     assert [lease.request_id for lease in cycle.run(clock.advance(1)).dispatched] == ["new"]
 
 
-def test_what_is_news_is_placed_in_the_same_cycle_and_is_news_once() -> None:
+def test_pending_events_are_decided_in_the_same_cycle_and_recorded_once() -> None:
     store, engine, policy = a_store(), FakeEngine(), CountingPolicy()
     cycle = Cycle(store, policy, engine, 60)
     cycle.run(EPOCH)
-    news = [RequestSubmitted(a_pending(name, "gpu:2", at_s=at)) for at, name in enumerate(("r0", "r1"))]
-    cycle.run(EPOCH, news)
+    events = [RequestSubmitted(a_pending(name, "gpu:2", at_s=at)) for at, name in enumerate(("r0", "r1"))]
+    assert cycle.run(EPOCH, events).recorded == 2
     assert [lease.request_id for lease in engine.dispatched] == ["r0"]
     assert [pending.id for pending in store.snapshot().pending] == ["r1"]
     cycle.run(EPOCH)
@@ -114,7 +122,7 @@ def test_what_is_news_is_placed_in_the_same_cycle_and_is_news_once() -> None:
     assert store.snapshot().pending == ()
 
 
-def test_news_that_leave_the_plan_waiting_are_decided_once() -> None:
+def test_events_that_wait_are_decided_once() -> None:
     store, policy = a_store("gpu:2"), CountingPolicy()
     cycle = Cycle(store, policy, FakeEngine(), 60)
     cycle.run(EPOCH)
@@ -204,11 +212,12 @@ def test_a_database_that_fails_after_a_failed_dispatch_loses_no_request() -> Non
             return super().move(moves, now)
 
     store, engine = FailingStore(), FakeEngine()
-    store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("r0", "gpu:2"))], EPOCH)
+    store.record([WorkerSeen(a_worker())], EPOCH)
     cycle = Cycle(store, Fifo(), engine, 60)
     engine.failing, store.is_down = {"r0"}, True
-    with pytest.raises(StoreUnavailable):
-        cycle.run(EPOCH)
+    with pytest.raises(CycleInterrupted, match="no database") as interrupted:
+        cycle.run(EPOCH, [RequestSubmitted(a_pending("r0", "gpu:2"))])
+    assert interrupted.value.recorded == 1, "it was recorded before"
     engine.failing, store.is_down = set(), False
     assert [lease.request_id for lease in cycle.run(EPOCH).dispatched] == ["r0"]
 
@@ -285,3 +294,25 @@ def test_a_plan_that_says_when_time_may_change_it_stands_until_then() -> None:
     untils = [cycle.run(EPOCH + timedelta(seconds=second)).plan.until for second in (1, 19, 20)]
     assert untils == [EPOCH + timedelta(seconds=20)] * 3
     assert policy.decided == 2
+
+
+def test_nothing_is_collected_meanwhile_and_as_before_afterwards() -> None:
+    assert gc.isenabled()
+
+    @deferred_garbage_collection()
+    def fail() -> None:
+        raise KeyError(gc.isenabled())
+
+    with pytest.raises(KeyError, match="False"):
+        fail()
+    assert gc.isenabled()
+
+
+def test_whoever_collects_by_hand_goes_on_to() -> None:
+    gc.disable()
+    try:
+        with deferred_garbage_collection():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

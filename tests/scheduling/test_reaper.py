@@ -72,7 +72,7 @@ def test_an_engine_that_can_not_answer_keeps_the_devices(caplog: pytest.LogCaptu
     moved = reap(store, DeafEngine(), store.snapshot().leases, LATE)
     assert [one.state for one in moved] == [LeaseState.EXPIRED]
     assert [record.getMessage() for record in caplog.records] == [
-        f"Lease {lease.id} keeps its devices: the engine can't tell of its process: no answer"
+        f"Lease {lease.id} keeps its devices, since the engine can't tell whether its process runs: no answer"
     ]
 
 

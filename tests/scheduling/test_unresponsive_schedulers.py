@@ -64,32 +64,36 @@ def test_what_its_scheduler_starts_in_time_is_never_left_out() -> None:
 
 
 def test_a_gang_is_left_out_as_a_whole_and_what_is_gone_is_forgotten() -> None:
-    stalled, store = UnresponsiveSchedulers(), MemoryStore()
+    unresponsive, store = UnresponsiveSchedulers(), MemoryStore()
     members = [a_pending(f"g{n}", gang="g", gang_size=2) for n in range(2)]
     store.record([RequestSubmitted(one) for one in (*members, a_pending("single"))], EPOCH)
     snapshot = store.snapshot()
-    assert stalled.without(snapshot, frozenset(), NOW + START_TIMEOUT) is snapshot
-    stalled.note(Plan((a_place("g0"),)), frozenset(), NOW)
-    plan = stalled.note(Plan((a_place("g0"),)), frozenset(), NOW + START_TIMEOUT)
+    assert unresponsive.without_suspended(snapshot, frozenset(), NOW + START_TIMEOUT) is snapshot
+    unresponsive.observe(Plan((a_place("g0"),)), frozenset(), NOW)
+    plan = unresponsive.observe(Plan((a_place("g0"),)), frozenset(), NOW + START_TIMEOUT)
     assert plan.until == NOW + START_TIMEOUT
-    seen = stalled.without(snapshot, frozenset(), NOW + START_TIMEOUT)
+    seen = unresponsive.without_suspended(snapshot, frozenset(), NOW + START_TIMEOUT)
     assert [one.id for one in seen.pending] == ["single"]
-    assert stalled.without(snapshot, frozenset(), NOW + START_TIMEOUT).pending is seen.pending, "policies rely on it"
+    assert unresponsive.without_suspended(snapshot, frozenset(), NOW + START_TIMEOUT).pending is seen.pending, (
+        "policies rely on it"
+    )
     store.record([RequestWithdrawn("g0", "cleared")], EPOCH)
-    assert [one.id for one in stalled.without(store.snapshot(), frozenset(), NOW + START_TIMEOUT).pending] == [
+    assert [
+        one.id for one in unresponsive.without_suspended(store.snapshot(), frozenset(), NOW + START_TIMEOUT).pending
+    ] == [
         "g1",
         "single",
     ]
 
 
 def test_the_plan_is_made_anew_when_the_first_of_the_others_has_had_its_time() -> None:
-    stalled = UnresponsiveSchedulers()
-    assert stalled.note(Plan(), frozenset(), NOW).until is None
+    unresponsive = UnresponsiveSchedulers()
+    assert unresponsive.observe(Plan(), frozenset(), NOW).until is None
     both = Plan((a_place("x"), a_place("y")))
-    assert stalled.note(Plan((a_place("x"),)), frozenset(), NOW).until == NOW + START_TIMEOUT
-    assert stalled.note(both, frozenset("y"), NOW + timedelta(seconds=5)).until == NOW + START_TIMEOUT
+    assert unresponsive.observe(Plan((a_place("x"),)), frozenset(), NOW).until == NOW + START_TIMEOUT
+    assert unresponsive.observe(both, frozenset("y"), NOW + timedelta(seconds=5)).until == NOW + START_TIMEOUT
     earlier = Plan(both.places, until=NOW + timedelta(seconds=7))
-    assert stalled.note(earlier, frozenset(), NOW + timedelta(seconds=6)).until == NOW + timedelta(seconds=7)
+    assert unresponsive.observe(earlier, frozenset(), NOW + timedelta(seconds=6)).until == NOW + timedelta(seconds=7)
 
 
 def test_what_was_left_out_gets_another_chance_in_time() -> None:
@@ -125,7 +129,7 @@ def test_a_gang_of_two_schedulers_is_begun_though_both_have_left_it_out() -> Non
 
 
 def test_a_plan_is_made_anew_when_one_that_was_left_out_comes_back() -> None:
-    stalled = UnresponsiveSchedulers()
-    stalled.note(Plan((a_place("x"),)), frozenset(), NOW)
-    stalled.note(Plan((a_place("x"),)), frozenset(), NOW + START_TIMEOUT)
-    assert stalled.note(Plan(), frozenset(), NOW + START_TIMEOUT).until == NOW + START_TIMEOUT + SUSPENSION
+    unresponsive = UnresponsiveSchedulers()
+    unresponsive.observe(Plan((a_place("x"),)), frozenset(), NOW)
+    unresponsive.observe(Plan((a_place("x"),)), frozenset(), NOW + START_TIMEOUT)
+    assert unresponsive.observe(Plan(), frozenset(), NOW + START_TIMEOUT).until == NOW + START_TIMEOUT + SUSPENSION
