@@ -1,15 +1,14 @@
-"""What an XID, the number of an error that NVIDIA's driver reports, says of the GPU.
+"""Classes of device errors, and the class of each XID (the number of an error that NVIDIA's driver reports). Pure.
 
 Source: NVIDIA, "Xid Errors", the Xid Catalog (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html), column
 "Resolution Bucket (Immediate Action)". RESET_GPU, RESTART_BM, RESTART_VM, CHECK_MECHANICALS and the workflows of 48
-and 74 take a GPU out at once; RESTART_APP with CHECK_APP, RESTART_APP of decoders, and mere news never count; what is
-left (IGNORE or RESTART_APP, but CONTACT_SUPPORT if it goes on) counts by rate.
+and 74 are fatal. RESTART_APP with CHECK_APP, RESTART_APP of decoders, and pure notifications never count. The rest
+(IGNORE or RESTART_APP, but CONTACT_SUPPORT if it continues) counts by rate.
 
-Deviations: 94 (RESTART_APP) takes a GPU out at once, since a burn-in over the rest of its memory costs a minute and a
-second loss costs a task; 109 (RESET_GPU) counts by rate, since NVIDIA's own device plugin for Kubernetes
-(internal/rm/health.go) takes it, like 13, 31, 43, 45 and 68, for an application's error; 144 to 150, whose
-workflow reads bits that NVML does not tell, count by rate; 167, 171 and 172, for which the catalogue has no action
-yet, are as bad as 79 and 48.
+Deviations: 94 (RESTART_APP) is fatal, because a burn-in over the rest of the memory costs a minute and a second loss
+costs a task. 109 (RESET_GPU) counts by rate, because NVIDIA's own device plugin for Kubernetes (internal/rm/health.go)
+treats it, like 13, 31, 43, 45 and 68, as an application's error. 144 to 150 count by rate, because their workflow reads
+bits that NVML does not report. 167, 171 and 172, for which the catalogue has no action yet, are as bad as 79 and 48.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from enum import StrEnum
 
 
 class ErrorClass(StrEnum):
-    """How much an error says of the device."""
+    """How much an error says about the device."""
 
     FATAL = "fatal"
-    """It can't be used as it is: out at once."""
+    """The device is unusable: one error takes it out."""
     COUNTED = "counted"
-    """Hardware may be behind it: out when there are several in a while."""
+    """The hardware may be the cause: several errors within the window take the device out."""
     TASK = "task"
-    """A task took the hardware for the cause of its failure: out when another says the same in a while."""
+    """A task failed with a hardware error: a second task with one within the window takes the device out."""
     APPLICATION = "application"
-    """The application's own, or mere news: never counts, however many there are."""
+    """An application's error or a pure notification: never counts."""
 
 
 _FATAL = {
@@ -100,11 +99,11 @@ XIDS: dict[int, tuple[ErrorClass, str]] = {
     )
     for xid, text in texts.items()
 }
-"""XID → its class and what it is, in a few words."""
+"""XID → its class and a short description."""
 
 
 def classify_xid(xid: int) -> tuple[ErrorClass, str]:
-    """The class of an XID, and a text for people; one that the table does not have counts by rate.
+    """The class of an XID, and a text for people. An XID that is not in the table counts by rate.
 
     >>> classify_xid(79)
     (<ErrorClass.FATAL: 'fatal'>, 'XID 79, GPU has fallen off the bus')

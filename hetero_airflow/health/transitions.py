@@ -1,17 +1,18 @@
-"""When a device is taken out after errors, and when it comes back. Pure.
+"""Rules for taking a device out of scheduling after errors, and for letting it back in. Pure.
 
-healthy → (errors of a class at its rate) → quarantined → (time) → probation → (a burn-in passes) → healthy; a burn-in
-that fails, or another error, quarantines again for longer; where none can be run, probation ends without one. That
-quarantines grow and end by themselves is the circuit breaker's way (M. Nygard, Release It!, 2nd ed., section 5.2: open,
-half-open, closed); that a device is out for good in the end is ours, since a device that is sick every other day costs
-more than it gives.
+healthy → (errors reach their class's rate) → quarantined → (time passes) → probation → (a burn-in passes) → healthy.
+A burn-in that fails, or another error, starts a longer quarantine. Where no burn-in can run, probation ends without
+one. Quarantines that grow and end by themselves follow the circuit breaker pattern (M. Nygard, Release It!, 2nd ed.,
+section 5.2: open, half-open, closed). Deviation: a device that fails again and again is retired for good, because it
+costs more than it gives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 
 from hetero_airflow.health.error_classes import ErrorClass
 from hetero_airflow.model.device_health import NO_ERRORS, CountedError, DeviceHealth, HealthState
@@ -20,21 +21,21 @@ from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.snapshot import Snapshot
 
 TRANSITIONS: dict[tuple[HealthState, HealthState], str] = {
-    (HealthState.HEALTHY, HealthState.QUARANTINED): "errors of a class at its rate",
-    (HealthState.HEALTHY, HealthState.RETIRED): "errors again, for the last time",
-    (HealthState.QUARANTINED, HealthState.PROBATION): "its time is over",
-    (HealthState.PROBATION, HealthState.HEALTHY): "a burn-in passed, or can't be run, or a person undrained it",
-    (HealthState.PROBATION, HealthState.QUARANTINED): "a burn-in failed, or another error",
-    (HealthState.PROBATION, HealthState.RETIRED): "a burn-in failed, for the last time",
-    (HealthState.QUARANTINED, HealthState.HEALTHY): "a person undrained it",
-    (HealthState.RETIRED, HealthState.HEALTHY): "a person undrained it",
+    (HealthState.HEALTHY, HealthState.QUARANTINED): "errors reached the rate of their class",
+    (HealthState.HEALTHY, HealthState.RETIRED): "errors reached the rate of their class for the last time",
+    (HealthState.QUARANTINED, HealthState.PROBATION): "the quarantine's time is over",
+    (HealthState.PROBATION, HealthState.HEALTHY): "a burn-in passed or can't run, or a person undrained the device",
+    (HealthState.PROBATION, HealthState.QUARANTINED): "a burn-in failed, or another error came",
+    (HealthState.PROBATION, HealthState.RETIRED): "a burn-in failed for the last time",
+    (HealthState.QUARANTINED, HealthState.HEALTHY): "a person undrained the device",
+    (HealthState.RETIRED, HealthState.HEALTHY): "a person undrained the device",
 }
-"""Every change of state that there is, and its cause."""
+"""Every possible change of state, and its cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorRate:
-    """How many errors of a class, within how long, take a device out."""
+    """A device is taken out after `count` errors of a class within `window`."""
 
     count: int
     window: timedelta
@@ -45,34 +46,36 @@ ERROR_RATES: Mapping[ErrorClass, ErrorRate] = {
     ErrorClass.COUNTED: ErrorRate(3, timedelta(hours=1)),
     ErrorClass.TASK: ErrorRate(2, timedelta(hours=1)),
 }
-"""A class that is not here never counts."""
+"""Error class → rate. A class without a row never counts."""
+
+_LONGEST_WINDOW = max(rate.window for rate in ERROR_RATES.values())
 
 QUARANTINE_TIMES = (timedelta(minutes=1), timedelta(minutes=5), timedelta(minutes=30), timedelta(hours=2))
-"""The first, second, … quarantine; later ones are as long as the last."""
+"""Length of the first, second, … quarantine; later ones are as long as the last."""
 
 MAX_STRIKES = 6
-"""The sixth time that a device would be quarantined, it is retired."""
+"""At this number of strikes a device is retired instead of quarantined."""
 
 FORGIVEN_AFTER = timedelta(days=7)
-"""A device that was healthy for so long starts anew with the shortest quarantine."""
+"""After this time without errors a device starts again with the shortest quarantine."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedError:
-    """An error that says something of a device."""
+    """An error that a driver or a task reports of a device."""
 
     device_id: str
     error_class: ErrorClass
     text: str
     at: datetime
     source: str = ""
-    """Who says so, where several words of one count once: a task."""
+    """Who reports it, if several reports of one source count once: a task. Empty: each error counts."""
 
 
 def after_error(health: DeviceHealth, error: ObservedError) -> DeviceHealth:
-    """The health after an error; the same object where the error changes nothing.
+    """The health after an error; the same object if the error changes nothing.
 
-    An error during a quarantine is no further strike, but the quarantine's time begins again.
+    An error during a quarantine is not another strike, but it restarts the quarantine's time.
 
     >>> from hetero_airflow.testing import EPOCH
     >>> xid = ObservedError("GPU-0", ErrorClass.FATAL, "XID 79, GPU has fallen off the bus", EPOCH)
@@ -85,7 +88,7 @@ def after_error(health: DeviceHealth, error: ObservedError) -> DeviceHealth:
         return health
     errors = _with_error(health.errors, error)
     begin = error.at - rate.window
-    if sum(one.error_class == error.error_class and one.at >= begin for one in errors) < rate.count:
+    if sum(e.error_class == error.error_class and e.at >= begin for e in errors) < rate.count:
         return replace(health, errors=errors)
     if health.state is HealthState.QUARANTINED:
         end = error.at + _quarantine_time(health.strikes)
@@ -94,12 +97,11 @@ def after_error(health: DeviceHealth, error: ObservedError) -> DeviceHealth:
 
 
 def after_time(health: DeviceHealth, now: datetime) -> DeviceHealth:
-    """The health as time alone changes it; the same object where it does not."""
+    """The health after time has passed; the same object if nothing changes."""
     if health.state is HealthState.QUARANTINED and health.until is not None and health.until <= now:
         return replace(health, state=HealthState.PROBATION, since=now, until=None)
     if health.state is HealthState.HEALTHY and health != NO_ERRORS:
-        longest = max(rate.window for rate in ERROR_RATES.values())
-        errors = tuple(error for error in health.errors if now - error.at <= longest)
+        errors = tuple(error for error in health.errors if now - error.at <= _LONGEST_WINDOW)
         is_forgiven = health.since is None or now - health.since >= FORGIVEN_AFTER
         if is_forgiven and not errors:
             return NO_ERRORS
@@ -109,7 +111,7 @@ def after_time(health: DeviceHealth, now: datetime) -> DeviceHealth:
 
 
 def after_burn_in(health: DeviceHealth, failure: str, now: datetime) -> DeviceHealth:
-    """The health after a burn-in, which passed if `failure` is empty; only a device on probation changes by it."""
+    """The health after a burn-in; an empty `failure` means that it passed. Only a device on probation changes."""
     if health.state is not HealthState.PROBATION:
         return health
     if failure:
@@ -118,7 +120,7 @@ def after_burn_in(health: DeviceHealth, failure: str, now: datetime) -> DeviceHe
 
 
 def hold_of(worker_id: str, device_id: str, health: DeviceHealth) -> Hold | None:
-    """What the store is told, so that nobody leases the device; None for a healthy one."""
+    """The hold that keeps a device from being leased; None for a healthy device."""
     if health.state is HealthState.HEALTHY or health.since is None:
         return None
     if health.state is HealthState.RETIRED:
@@ -131,33 +133,88 @@ def hold_of(worker_id: str, device_id: str, health: DeviceHealth) -> Hold | None
 
 
 def leases_to_migrate(snapshot: Snapshot) -> tuple[tuple[Lease, Hold], ...]:
-    """The leases whose tasks shall save and go on elsewhere, and the bar that says so; those told already are left out.
+    """The leases whose tasks must save and continue elsewhere, each with the hold that says so, in token order.
 
-    The executor preempts them as it does for another task. By the order of their tokens.
+    A lease that is preempted already is left out. The executor preempts these as it does for another task.
     """
-    moving: dict[str, list[Hold]] = {}
-    for bar in snapshot.holds:
-        if bar.moves:
-            moving.setdefault(bar.worker_id, []).append(bar)
-    if not moving:
+    holds: dict[str, list[Hold]] = {}
+    for hold in snapshot.holds:
+        if hold.moves:
+            holds.setdefault(hold.worker_id, []).append(hold)
+    if not holds:
         return ()
-    devices = {(w.id, device.id): device for w in snapshot.workers if w.id in moving for device in w.devices}
-    found = []
+    devices = {(w.id, device.id): device for w in snapshot.workers if w.id in holds for device in w.devices}
+    migrations = []
     for lease in snapshot.leases:
         if lease.state not in (LeaseState.GRANTED, LeaseState.ACTIVE):
             continue
-        held = [devices[key] for claim in lease.claims if (key := (lease.worker_id, claim.device_id)) in devices]
-        bars = [bar for device in held for bar in holds_on(device, moving[lease.worker_id])]
-        if bars:
-            found.append((lease, bars[0]))
-    return tuple(found)
+        leased = [devices[key] for claim in lease.claims if (key := (lease.worker_id, claim.device_id)) in devices]
+        causes = [hold for device in leased for hold in holds_on(device, holds[lease.worker_id])]
+        if causes:
+            migrations.append((lease, causes[0]))
+    return tuple(migrations)
+
+
+@dataclass(frozen=True, slots=True)
+class HealthChanged:
+    """An event for the store: change what it remembers of a device's errors, based on what it holds at that moment.
+
+    No other writer comes in between, so errors that several schedulers and API servers report at once all count.
+    """
+
+    worker_id: str
+    device_id: str
+    change: Callable[[DeviceHealth], tuple[DeviceHealth, Hold | None]]
+    """Health before → health after, and the hold that it causes; pure. The same health means the same hold."""
+
+
+def error_changes(worker_id: str, errors: Iterable[ObservedError]) -> list[HealthChanged]:
+    """One event for each device of the worker that had an error which counts.
+
+    >>> from hetero_airflow.testing import EPOCH
+    >>> (event,) = error_changes("worker-a", [ObservedError("GPU-0", ErrorClass.FATAL, "XID 79", EPOCH)])
+    >>> health, hold = event.change(NO_ERRORS)
+    >>> health.state, hold.cause
+    (<HealthState.QUARANTINED: 'quarantined'>, 'XID 79')
+    """
+    by_device: dict[str, list[ObservedError]] = {}
+    for error in errors:
+        if error.error_class in ERROR_RATES:
+            by_device.setdefault(error.device_id, []).append(error)
+    return [
+        _health_changed(worker_id, device_id, partial(_after_errors, errors=device_errors))
+        for device_id, device_errors in by_device.items()
+    ]
+
+
+def burn_in_change(worker_id: str, device_id: str, failure: str, now: datetime) -> HealthChanged:
+    """The event that ends a device's probation. An empty `failure`: a burn-in passed, or none can run."""
+    return _health_changed(worker_id, device_id, lambda health: after_burn_in(health, failure, now))
+
+
+def time_change(worker_id: str, device_id: str, now: datetime) -> HealthChanged:
+    """The event for what ends with time: a quarantine, or the window in which old errors count."""
+    return _health_changed(worker_id, device_id, lambda health: after_time(health, now))
+
+
+def _after_errors(health: DeviceHealth, errors: Iterable[ObservedError]) -> DeviceHealth:
+    for error in errors:
+        health = after_error(after_time(health, error.at), error)
+    return health
+
+
+def _health_changed(worker_id: str, device_id: str, after: Callable[[DeviceHealth], DeviceHealth]) -> HealthChanged:
+    def change(before: DeviceHealth) -> tuple[DeviceHealth, Hold | None]:
+        health = after(before)
+        return health, hold_of(worker_id, device_id, health)
+
+    return HealthChanged(worker_id, device_id, change)
 
 
 def _with_error(errors: tuple[CountedError, ...], error: ObservedError) -> tuple[CountedError, ...]:
     new = CountedError(error.error_class, error.at, error.source)
     kept = (e for e in errors if not (new.source and (e.error_class, e.source) == (new.error_class, new.source)))
-    oldest = error.at - max(rate.window for rate in ERROR_RATES.values())
-    return (*(one for one in kept if one.at >= oldest), new)
+    return (*(e for e in kept if e.at >= error.at - _LONGEST_WINDOW), new)
 
 
 def _taken_out(health: DeviceHealth, cause: str, at: datetime) -> DeviceHealth:

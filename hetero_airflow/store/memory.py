@@ -9,6 +9,7 @@ from datetime import datetime
 from itertools import takewhile
 
 from hetero_airflow.errors import StoreError
+from hetero_airflow.health.transitions import HealthChanged
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.device_health import NO_ERRORS, DeviceHealth
 from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat, next_server_heartbeat
@@ -27,7 +28,6 @@ from hetero_airflow.store.store import (
     MAX_RUNS,
     CheckpointSaved,
     CommitResult,
-    HealthChanged,
     HealthNoted,
     HoldLifted,
     HoldPlaced,

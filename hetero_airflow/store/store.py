@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
 from hetero_airflow.errors import StoreError
+from hetero_airflow.health.transitions import HealthChanged
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.device_health import DeviceHealth
 from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat
@@ -131,19 +132,6 @@ class HealthNoted:
     worker_id: str
     device_id: str
     health: DeviceHealth
-
-
-@dataclass(frozen=True, slots=True)
-class HealthChanged:
-    """A change of what is remembered of a device's errors, and of the bar that they put up, made on what is there.
-
-    Nobody else writes in between, so errors that several schedulers and API servers tell at one moment all count.
-    """
-
-    worker_id: str
-    device_id: str
-    change: Callable[[DeviceHealth], tuple[DeviceHealth, Hold | None]]
-    """The health as it is then, and the bar that stands for it; pure. Where the health stays, the bar stays too."""
 
 
 StoreEvent = (

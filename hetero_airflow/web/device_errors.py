@@ -8,9 +8,7 @@ from datetime import datetime, timedelta
 from hetero_airflow.agent.protocol import DeviceError
 from hetero_airflow.discovery.health.ecc_counters import ecc_text
 from hetero_airflow.health.error_classes import ErrorClass, classify_xid
-from hetero_airflow.health.transitions import ObservedError
-from hetero_airflow.recovery.health_changes import error_changes
-from hetero_airflow.store.store import HealthChanged
+from hetero_airflow.health.transitions import HealthChanged, ObservedError, error_changes
 
 MAX_ERROR_AGE = timedelta(days=1)
 """An error of before that counts as of then, and one of the future as of now: so no clock bars a device for ever.

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 
+from hetero_airflow.health.transitions import HealthChanged
 from hetero_airflow.model.device_health import NO_ERRORS, CountedError, DeviceHealth, HealthState
 from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import LeaseState
@@ -15,7 +16,6 @@ from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import (
-    HealthChanged,
     HealthNoted,
     HoldLifted,
     HoldPlaced,

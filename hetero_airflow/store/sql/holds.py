@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from sqlalchemy import Connection, Select, delete, insert, select, update
 
+from hetero_airflow.health.transitions import HealthChanged
 from hetero_airflow.model.device import Device
 from hetero_airflow.model.device_health import NO_ERRORS, DeviceHealth
 from hetero_airflow.model.hold import Hold, HoldKind, holds_on
@@ -21,7 +22,7 @@ from hetero_airflow.store import tables
 from hetero_airflow.store.codec import clean_cause
 from hetero_airflow.store.sql.json_rows import json_table, key_rows, read_by_rows
 from hetero_airflow.store.sql.transaction import WriteTransaction, chunks
-from hetero_airflow.store.store import HealthChanged, HealthNoted, HoldLifted, HoldPlaced
+from hetero_airflow.store.store import HealthNoted, HoldLifted, HoldPlaced
 
 _BAR, _HEALTH, _DEVICE = tables.bar.c, tables.health.c, tables.device.c
 _RECORD: TypeAdapter[DeviceHealth] = TypeAdapter(DeviceHealth)

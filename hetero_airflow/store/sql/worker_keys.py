@@ -18,6 +18,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, bindparam, func, insert, select, update
 
 from hetero_airflow.errors import IdentityError, shorten
+from hetero_airflow.health.transitions import HealthChanged
 from hetero_airflow.model.hold import HoldKind
 from hetero_airflow.model.lease import TERMINAL
 from hetero_airflow.model.worker import WorkerState
@@ -25,7 +26,7 @@ from hetero_airflow.store import tables
 from hetero_airflow.store.sql.contested_devices import without_contested
 from hetero_airflow.store.sql.events import record_events
 from hetero_airflow.store.sql.transaction import WriteTransaction, chunks, reading, writing
-from hetero_airflow.store.store import HealthChanged, HoldLifted, StoreEvent, WorkerAlive, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import HoldLifted, StoreEvent, WorkerAlive, WorkerLost, WorkerSeen
 
 _KEY, _LEASE, _HELD = tables.worker_key.c, tables.lease.c, tables.lease_device.c
 _UPDATE_NONCE = update(tables.worker_key).where(_KEY.worker_id == bindparam("key"))
