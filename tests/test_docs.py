@@ -21,6 +21,13 @@ def test_the_table_of_the_package_says_when_to_choose_each_policy():
     assert sorted(names) == sorted(POLICIES)
 
 
+def test_its_table_says_of_each_policy_when_to_choose_it_as_the_package_does():
+    in_page = dict(re.findall(r"^\| `([a-z_]+)`.*\| ([^|]+) \|$", PAGE, re.M))
+    in_package = dict(re.findall(r"^([a-z_]+) {2,}(\S.*)\.$", policies.__doc__, re.M))
+    assert set(in_package) == set(POLICIES)
+    assert {name: in_page[name] for name in POLICIES} == in_package
+
+
 def test_the_number_of_policies_in_the_readme_is_right():
     (number,) = re.findall(r"; (\d+) come with the package", (ROOT / "README.md").read_text())
     assert int(number) == len(POLICIES)

@@ -10,8 +10,8 @@ from hetero_airflow.contract.selection import COORDINATOR_CLASSPATH, COORDINATOR
 
 
 def __getattr__(name: str) -> Any:
-    """The attribute of the module that replaces this one, with a warning."""
-    if name.startswith("__"):
+    """The class from its new place, with a warning."""
+    if name != "DeviceCoordinator":
         raise AttributeError(name)
     warnings.warn(
         f"{__name__} is deprecated. Set the classpath in [sdk] coordinators to {COORDINATOR_CLASSPATH}.",
