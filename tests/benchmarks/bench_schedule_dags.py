@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 from bench_table import HOUR_S, ON_60_S, Row, Table
+from bounds.relaxed_bounds import makespan_bounds
 
 from hetero_airflow.policies import load_policy
-from hetero_airflow.simulator.bounds.relaxed_bounds import makespan_bounds
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Knowledge
 from hetero_airflow.simulator.simulation import Simulation

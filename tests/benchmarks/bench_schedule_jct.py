@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench_table import Row, Table, hours, percent, simulate
+from bounds.relaxed_bounds import mean_jct_bounds
 
-from hetero_airflow.simulator.bounds.relaxed_bounds import mean_jct_bounds
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Knowledge
 from hetero_airflow.simulator.traces import load_trace

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from bench_schedule_jct import CLUSTER, TRACES
 from bench_table import Row, Table, hours, simulate
+from bounds.relaxed_bounds import makespan_bounds
 
-from hetero_airflow.simulator.bounds.relaxed_bounds import makespan_bounds
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Knowledge
 from hetero_airflow.simulator.traces import load_trace

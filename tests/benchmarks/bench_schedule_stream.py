@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bench_table import Row, Table, hours, simulate
+from bounds.relaxed_bounds import mean_jct_bounds
 
-from hetero_airflow.simulator.bounds.relaxed_bounds import mean_jct_bounds
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.reports.figures import MeasuredWindow
 from hetero_airflow.simulator.traces import load_trace

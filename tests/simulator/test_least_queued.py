@@ -8,10 +8,10 @@ from hetero_airflow.errors import ClusterError
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.load_balance import LoadBalance
 from hetero_airflow.simulator.cluster import parse_cluster
-from hetero_airflow.simulator.least_queued import least_queued
 from hetero_airflow.simulator.options import Knowledge, Options
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.workload import Job, Workload
+from tests.benchmarks.least_queued import least_queued
 
 CLUSTER = parse_cluster("v100=1,k80=1")
 SPEEDS = {"nvidia/v100": 2.0, "nvidia/k80": 1.0}
@@ -26,6 +26,16 @@ def test_a_job_joins_the_shortest_queue_and_stays_there() -> None:
         ("b", "k80-0", 0.0, 100.0),
         ("c", "v100-0", 50.0, 100.0),
         ("d", "v100-0", 100.0, 150.0),
+    ]
+
+
+def test_a_tie_goes_to_the_worker_that_stands_first() -> None:
+    jobs = tuple(Job(str(number), 0.0, DeviceRequest.parse("gpu"), 60.0) for number in range(3))
+    record = least_queued(Workload("three", jobs), CLUSTER)
+    assert [(job.intervals[0].worker_id, job.finished_s) for job in record.jobs] == [
+        ("v100-0", 60.0),
+        ("k80-0", 60.0),
+        ("v100-0", 120.0),
     ]
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hetero_airflow.errors import TraceError, shorten
 from hetero_airflow.model.request import MAX_COUNT, DeviceRequest
-from hetero_airflow.simulator.traces.folder import find_file, trace_folder
+from hetero_airflow.simulator.traces.folder import trace_folder
 from hetero_airflow.simulator.traces.rows import Row, csv_rows
 from hetero_airflow.simulator.workload import Job, Workload
 
@@ -48,12 +48,6 @@ def load(name: str, traces: Path | None) -> Workload:
             remedy="Name a month of the files, or fetch the data set (the loader's docstring says where)",
         )
     return Workload(name=f"philly/{name}", jobs=tuple(_jobs(rows)))
-
-
-def read_nodes(folder: Path) -> dict[str, int]:
-    """Virtual cluster → the nodes that it had, of ``philly_vc.csv``."""
-    rows = csv_rows(find_file(folder, "philly_vc", (".csv", ".csv.gz")), ("vc", "node num"))
-    return {row.text("vc"): row.integer("node num", 1, 100_000) for row in rows}
 
 
 def _submitted(row: Row) -> datetime:

@@ -8,7 +8,8 @@ import pytest
 from hetero_airflow.errors import TraceError
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.simulator.traces import load_trace
-from hetero_airflow.simulator.traces.philly import read_nodes
+from hetero_airflow.simulator.traces.folder import find_file
+from hetero_airflow.simulator.traces.rows import csv_rows
 from hetero_airflow.simulator.workload import Job
 
 HEADER = "timestamp,duration,num_gpus,gpu_time,cluster\n"
@@ -76,6 +77,7 @@ def test_the_published_months_are_read(public_traces: Path) -> None:
     october, september = (load_trace(f"philly/2017-{month}", public_traces).jobs for month in ("10", "09"))
 
     assert len(october) > len(september) > 1000
-    assert {job.group for job in october} >= set(read_nodes(public_traces / "philly"))
+    clusters = csv_rows(find_file(public_traces / "philly", "philly_vc", (".csv", ".csv.gz")), ("vc", "node num"))
+    assert {job.group for job in october} >= {row.text("vc") for row in clusters}
     assert all(first.arrival_s <= second.arrival_s for first, second in pairwise(october))
     assert october[-1].arrival_s < 31 * 86400

@@ -104,11 +104,7 @@ def allocation_bound(workload: Workload, workers: Sequence[Worker] = ()) -> floa
 
 
 def _arcs(sizes: set[int]) -> list[tuple[int, int]]:
-    """(sum before, size) of each step that fills a device, larger sizes first, so that each content has one way.
-
-    >>> _arcs({600, 300})
-    [(0, 300), (0, 600), (300, 300), (600, 300)]
-    """
+    """(sum before, size) of each step that fills a device, larger sizes first, so that each content has one way."""
     sums, arcs = {0}, set[tuple[int, int]]()
     for size in sorted(sizes, reverse=True):
         steps = {(before, size) for start in sums for before in range(start, MILLI_PER_DEVICE - size + 1, size)}

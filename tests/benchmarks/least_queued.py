@@ -52,14 +52,6 @@ class _DeviceQueue:
 def least_queued(workload: Workload, workers: Iterable[Worker]) -> SimulationRecord:
     """What becomes of jobs of one device each; ties go to the worker, then the device, that stands first.
 
-    >>> from hetero_airflow.model.request import DeviceRequest
-    >>> from hetero_airflow.simulator.cluster import parse_cluster
-    >>> gpu = DeviceRequest.parse("gpu")
-    >>> jobs = tuple(Job(str(n), 0.0, gpu, 60.0) for n in range(3))
-    >>> record = least_queued(Workload("three", jobs), parse_cluster("v100=1,k80=1"))
-    >>> [(job.intervals[0].worker_id, job.finished_s) for job in record.jobs]
-    [('v100-0', 60.0), ('k80-0', 60.0), ('v100-0', 120.0)]
-
     :raises ClusterError: a job of several devices or in a DAG, or one that no device can run
     """
     devices = [(worker.id, device_class(one)) for worker in workers for one in worker.devices if one.kind != "cpu"]

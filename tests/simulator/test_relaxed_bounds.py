@@ -12,13 +12,13 @@ from hetero_airflow.errors import ClusterError
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.fifo import Fifo
-from hetero_airflow.simulator.bounds import relaxed_bounds
-from hetero_airflow.simulator.bounds.relaxed_bounds import JctBounds, makespan_bounds, mean_jct_bounds
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.reports.figures import measure
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.traces import load_trace
 from hetero_airflow.simulator.workload import Job, Workload
+from tests.benchmarks.bounds import relaxed_bounds
+from tests.benchmarks.bounds.relaxed_bounds import JctBounds, makespan_bounds, mean_jct_bounds
 
 GPU = DeviceRequest.parse("gpu")
 V100, K80 = "nvidia/v100", "nvidia/k80"

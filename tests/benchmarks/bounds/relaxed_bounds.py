@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetero_airflow.model.worker import Worker
-from hetero_airflow.simulator.bounds.job_demand import JobDemand, accelerators, alone_s, demand_of
-from hetero_airflow.simulator.bounds.linear_programs import least_makespan_s, least_total_jct_s
 from hetero_airflow.simulator.workload import Job, Workload
+
+from .job_demand import JobDemand, accelerators, alone_s, demand_of
+from .linear_programs import least_makespan_s, least_total_jct_s
 
 MAX_LP_JOBS = 2000
 """Above it the linear programs take minutes; the other bounds stay."""

@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 
 from hetero_airflow.policies.core.linear_program import Floats, Numbers, minimise
-from hetero_airflow.simulator.bounds.job_demand import JobDemand
+
+from .job_demand import JobDemand
 
 _VARIABLES = 60_000
 """About as many as HiGHS needs some seconds for."""

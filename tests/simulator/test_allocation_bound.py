@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.worker import Worker
-from hetero_airflow.simulator.bounds.allocation import allocation_bound
 from hetero_airflow.simulator.cluster import simulated_worker
 from hetero_airflow.simulator.workload import Job, Workload
+from tests.benchmarks.bounds import allocation
+from tests.benchmarks.bounds.allocation import allocation_bound
 
 
 def workload(*requests: DeviceRequest) -> Workload:
@@ -78,3 +79,7 @@ def test_first_fit_never_fills_more_than_the_bound(shares: list[tuple[int, int]]
                 break
 
     assert filled / 40 <= allocation_bound(workload(*requests), workers) + 1e-9
+
+
+def test_a_device_is_filled_with_larger_shares_first() -> None:
+    assert allocation._arcs({600, 300}) == [(0, 300), (0, 600), (300, 300), (600, 300)]
