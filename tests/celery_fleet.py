@@ -8,7 +8,7 @@ from pathlib import Path
 
 from local_airflow import LocalAirflow
 
-from hetero_airflow.engines.queues import worker_queue
+from hetero_airflow.engines.remote import worker_queue
 from tests.redis_server import RedisServer, running_redis
 from tests.worker_fleet import Fleet
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from local_airflow import LocalAirflow
 
-from hetero_airflow.engines.queues import worker_queue
+from hetero_airflow.engines.remote import worker_queue
 from tests.worker_fleet import Fleet
 
 PROCESSES = "4"

@@ -1,6 +1,6 @@
-"""The engine for Celery workers: Airflow's CeleryExecutor, wrapped, with one queue for each worker.
+"""The engine for Celery workers: Airflow's CeleryExecutor, with one queue for each worker.
 
-All knowledge of CeleryExecutor's queues and keys sits here, since Airflow 3.4 changes them.
+Only this module knows CeleryExecutor's queues and keys, because Airflow 3.4 changes them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from airflow.utils.state import TaskInstanceState
 from celery import states
 
 from hetero_airflow.engines.engine import EngineTraits
-from hetero_airflow.engines.queues import worker_queue
-from hetero_airflow.engines.remote import START_TIMEOUT_S, RemoteEngine
+from hetero_airflow.engines.remote import START_TIMEOUT_S, RemoteEngine, worker_queue
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker
 
@@ -27,10 +26,12 @@ log = logging.getLogger(__name__)
 
 
 class CeleryEngine(RemoteEngine):
-    """Sends what it is given to the Celery worker that was decided."""
+    """Sends each device task to the Celery worker that the policy chose."""
 
     name = "celery"
-    traits = EngineTraits(supports_callbacks=True, pre_assigns_external_executor_id=True, start_s=START_TIMEOUT_S)
+    traits = EngineTraits(
+        supports_callbacks=True, pre_assigns_external_executor_id=True, start_timeout_s=START_TIMEOUT_S
+    )
 
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
         super().__init__(RoutingCeleryExecutor(parallelism, team_name))
@@ -38,86 +39,86 @@ class CeleryEngine(RemoteEngine):
 
     def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
         """Take a device task that was placed on a worker; it is sent at the next `heartbeat`."""
-        if workload.key in self.leases:  # sent before, and void: Celery's answer to that is not this one's
+        if workload.key in self.leases:  # an earlier message of it has expired: Celery's result for that id is not ours
             workload.ti.external_executor_id = str(uuid4())
         self.leases.hand_over(workload.key, lease)
-        self.executor.places[workload.key] = worker_queue(worker.id)
+        self.executor.queues[workload.key] = worker_queue(worker.id)
         self.hand_over_unplaced(workload)
 
     def hand_over_unplaced(self, workload: ExecuteTask) -> None:
-        """Take a task that was held; it is sent to the queue that it names at the next `heartbeat`."""
+        """Take a task that waited; it is sent to the queue that it names at the next `heartbeat`."""
         self.executor.queued_tasks[workload.key] = workload
 
     def withdraw(self, key: Any) -> bool:
-        """Take back a task that was not yet sent; whether it was still there.
+        """Take back a task that was not sent yet. Returns whether it was still here.
 
-        Of one that was sent, the workers are told to pass it over; `collect` and `look` find out what came of it.
+        If it was sent, the workers are asked to skip it; `collect` and `liveness_of` show the result.
         """
         was_there = self.executor.queued_tasks.pop(key, None) is not None
         if was_there:
-            self.executor.places.pop(key, None)
+            self.executor.queues.pop(key, None)
             self.leases.withdraw(key)
         else:
             self._tolerate_outage(lambda: self.executor.revoke(key))
         return was_there
 
     def collect(self) -> dict[Any, tuple[Any, Any]]:
-        """What ended since the last call, as Celery's result backend says."""
+        """The tasks that ended since the last call, from Celery's result backend."""
         self._tolerate_outage(self.executor.sync)
-        return self.ended()
+        return self.take_events()
 
     def heartbeat(self) -> None:
-        """Send what was taken."""
+        """Send the tasks that were handed over."""
         self._tolerate_outage(
             lambda: self.executor.trigger_tasks(self.executor.parallelism - len(self.executor.running))
         )
 
     def end(self) -> dict[Any, tuple[Any, Any]]:
-        """Leave what runs to the next scheduler, as CeleryExecutor does; what had ended."""
+        """Leave running tasks to the next scheduler, as CeleryExecutor does. Returns the tasks that had ended."""
         self._tolerate_outage(self.executor.end)
-        return self.ended()
+        return self.take_events()
 
-    def ended(self) -> dict[Any, tuple[Any, Any]]:
-        """The executor's events since the last call. After an end in order, no process of the task is left."""
-        for key in self.executor.void:
+    def take_events(self) -> dict[Any, tuple[Any, Any]]:
+        """The executor's events since the last call. After a normal end no process of the task is left."""
+        for key in self.executor.undelivered:
             self.leases.note_finished(key)
-        self.executor.void.clear()
+        self.executor.undelivered.clear()
         for key, (state, _) in self.executor.event_buffer.items():
-            if state == TaskInstanceState.SUCCESS:  # its supervisor has come to its end, whatever became of the task
+            if state == TaskInstanceState.SUCCESS:  # its supervisor has ended, whatever the task's own result is
                 self.leases.note_finished(key)
-        return super().ended()
+        return super().take_events()
 
     def _tolerate_outage(self, step: Callable[[], object]) -> None:
-        """A broker or a result backend that does not answer costs one warning, not the scheduler's loop."""
+        """Run a step. If a broker or backend does not answer, log one warning and keep the scheduler's loop."""
         try:
             step()
         except (Exception, AirflowTaskTimeout) as error:  # noqa: BLE001  transports and backends raise their libraries'
             text = f"{type(error).__name__}: {error}"
             if text != self._outage:
-                log.warning("Celery's broker or result backend does not answer: %s. What runs runs on.", text)
+                log.warning("Celery's broker or result backend does not answer: %s. Running tasks go on.", text)
             self._outage = text
         else:
             self._outage = ""
 
 
 class RoutingCeleryExecutor(CeleryExecutor):
-    """CeleryExecutor that sends each placed task to its worker's own queue, to start within seconds or never."""
+    """CeleryExecutor that sends each placed task to its worker's queue, with a message that expires soon."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
-        self.places: dict[Any, str] = {}
-        """Key → Celery queue, of what was placed and not yet sent."""
-        self.void: set[Any] = set()
-        """Placed tasks that did not reach a worker's process and never will."""
+        self.queues: dict[Any, str] = {}
+        """Key → Celery queue, of placed tasks that were not sent yet."""
+        self.undelivered: set[Any] = set()
+        """Placed tasks that never reached a worker process, and never will."""
         self._placed: set[Any] = set()
 
     def _send_workloads_to_celery(self, workload_tuples_to_send: Sequence[Any]) -> list[Any]:
-        plain = [one for one in workload_tuples_to_send if one[0] not in self.places]
-        placed = [one for one in workload_tuples_to_send if one[0] in self.places]
+        plain = [item for item in workload_tuples_to_send if item[0] not in self.queues]
+        placed = [item for item in workload_tuples_to_send if item[0] in self.queues]
         sent = list(super()._send_workloads_to_celery(plain)) if plain else []
         error: BaseException | None = None
         for key, workload, _, _ in placed:
-            queue = self.places.pop(key)
+            queue = self.queues.pop(key)
             if error is None:
                 try:
                     sent.append((key, workload, self._send(workload, queue)))
@@ -126,13 +127,13 @@ class RoutingCeleryExecutor(CeleryExecutor):
                 except (Exception, AirflowTaskTimeout) as caught:  # noqa: BLE001  the transport's own
                     error = caught
             del self.queued_tasks[key]
-            self.void.add(key)
+            self.undelivered.add(key)
         if error is not None:
-            log.warning("Placed tasks were not sent and are held again: %s: %s", type(error).__name__, error)
+            log.warning("Placed tasks could not be sent and wait again: %s: %s", type(error).__name__, error)
         return sent
 
     def _send(self, workload: ExecuteTask, queue: str) -> Any:
-        """Send a task, for a start within `START_S`; a worker that comes back later would find it void."""
+        """Send a task that must start within `START_TIMEOUT_S`. A worker that comes back later finds it expired."""
         with timeout(seconds=OPERATION_TIMEOUT):
             return self.celery_app.tasks["execute_workload"].apply_async(
                 args=(workload.model_dump_json(),),
@@ -142,9 +143,9 @@ class RoutingCeleryExecutor(CeleryExecutor):
             )
 
     def revoke(self, key: Any) -> None:
-        """Tell the workers to pass over what was sent and has not begun; one that does not hear it finds it void later.
+        """Ask the workers to skip a task that was sent and has not started. A worker that misses it finds it expired.
 
-        A plain task is forgotten, as CeleryExecutor does; a placed one is followed, since its lease has to be freed.
+        A plain task is forgotten, as CeleryExecutor does. A placed one is followed, because its lease must be freed.
         """
         sent = self.workloads.get(key)
         if key not in self._placed:
@@ -155,11 +156,11 @@ class RoutingCeleryExecutor(CeleryExecutor):
                 self.celery_app.control.revoke(sent.task_id)
 
     def update_task_state(self, key: Any, state: str, info: Any) -> None:
-        """Take note of Celery's state; a placed task that expired in its queue has not failed."""
+        """Note Celery's state. A placed task that expired in its queue has not failed."""
         if state == states.REVOKED and key in self._placed:
             self.workloads.pop(key, None)
             self.running.discard(key)
-            self.void.add(key)
+            self.undelivered.add(key)
         else:
             super().update_task_state(key, state, info)
         if key not in self.workloads:

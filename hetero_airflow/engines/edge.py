@@ -1,6 +1,6 @@
-"""The engine for edge workers, which ask Airflow's API server for work: EdgeExecutor, wrapped, one queue a worker.
+"""The engine for edge workers, which fetch work from Airflow's API server: EdgeExecutor, with one queue per worker.
 
-All knowledge of EdgeExecutor's tables and keys sits here, since Airflow 3.4 changes them.
+Only this module knows EdgeExecutor's tables and keys, because Airflow 3.4 changes them.
 """
 
 from __future__ import annotations
@@ -15,30 +15,29 @@ from airflow.utils.state import TaskInstanceState
 from sqlalchemy import ColumnElement, delete, update
 
 from hetero_airflow.engines.engine import EngineTraits
-from hetero_airflow.engines.queues import worker_queue
-from hetero_airflow.engines.remote import START_TIMEOUT_S, RemoteEngine
+from hetero_airflow.engines.remote import START_TIMEOUT_S, RemoteEngine, worker_queue
 from hetero_airflow.errors import EngineError
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker
 
 _MAX_COMMAND_LENGTH: int = EdgeJobModel.__table__.c.command.type.length
-"""Characters of a workload that EdgeExecutor's table takes."""
+"""Length limit of a workload in EdgeExecutor's table, in characters."""
 
 
 class EdgeEngine(RemoteEngine):
-    """Puts what it is given into the table from which the edge worker that was decided takes its jobs.
+    """Puts each device task into the table from which the chosen edge worker takes its jobs.
 
-    That a job ended is not taken for the end of its processes: a worker that was cut off may speak of the run before.
+    The end of a job is no proof that its processes ended: a worker that was cut off may report an earlier run.
     """
 
     name = "edge"
-    traits = EngineTraits(supports_callbacks=True, start_s=START_TIMEOUT_S)
+    traits = EngineTraits(supports_callbacks=True, start_timeout_s=START_TIMEOUT_S)
 
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
         super().__init__(EdgeExecutor(parallelism, team_name))
 
     def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
-        """Make a job for the worker's own queue.
+        """Make a job in the worker's queue.
 
         :raises EngineError: the job does not fit into EdgeExecutor's table
         """
@@ -56,33 +55,33 @@ class EdgeEngine(RemoteEngine):
             session.execute(update(EdgeJobModel).where(*_job(workload.key)).values(queue=worker_queue(worker.id)))
 
     def hand_over_unplaced(self, workload: ExecuteTask) -> None:
-        """Make a job for the queue that the task names."""
+        """Make a job in the queue that the task names."""
         with create_session(scoped=False) as session:
             self.executor.queue_workload(workload, session)
 
     def withdraw(self, key: Any) -> bool:
-        """Take back a job that no worker has taken yet; whether none had."""
+        """Take back a job that no worker has taken. Returns whether none had."""
         is_waiting = EdgeJobModel.state == TaskInstanceState.QUEUED
         with create_session(scoped=False) as session:
-            gone = session.execute(delete(EdgeJobModel).where(*_job(key), is_waiting).returning(EdgeJobModel.task_id))
-            was_there = bool(gone.all())
+            delete_job = delete(EdgeJobModel).where(*_job(key), is_waiting).returning(EdgeJobModel.task_id)
+            was_there = bool(session.execute(delete_job).all())
         if was_there:
             self.executor.running.discard(key)
             self.leases.withdraw(key)
         return was_there
 
     def collect(self) -> dict[Any, tuple[Any, Any]]:
-        """What ended since the last call, as EdgeExecutor's table says."""
+        """The tasks that ended since the last call, from EdgeExecutor's table."""
         self.executor.sync()
-        return self.ended()
+        return self.take_events()
 
     def heartbeat(self) -> None:
-        """Nothing: workers fetch their jobs."""
+        """Do nothing: workers fetch their jobs."""
 
     def end(self) -> dict[Any, tuple[Any, Any]]:
-        """Leave what runs to the next scheduler, as EdgeExecutor does; what had ended."""
+        """Leave running tasks to the next scheduler, as EdgeExecutor does. Returns the tasks that had ended."""
         self.executor.end()
-        return self.ended()
+        return self.take_events()
 
 
 def _job(key: Any) -> tuple[ColumnElement[bool], ...]:

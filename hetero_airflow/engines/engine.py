@@ -1,4 +1,8 @@
-"""The ports of an engine: what the cycle asks of whoever drives it, and what drivers ask of an Airflow executor."""
+"""The ports of an engine: what the cycle asks of the executor, and what the executor asks of an Airflow executor.
+
+An engine class implements `EngineLifecycle`, `PlainWorkloads`, `DeviceTasks` and `LeaseProcesses`, and has a `Cluster`
+if its workers have no agents. Code takes the port that it uses; only `HeteroExecutor` needs all of them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hetero_airflow.model.heartbeat import WorkerHeartbeat
 from hetero_airflow.model.lease import Lease
@@ -19,33 +23,33 @@ if TYPE_CHECKING:
 
 
 class Liveness(StrEnum):
-    """Whether the process that uses a lease is there."""
+    """Whether the process that uses a lease runs."""
 
     ALIVE = "alive"
     """A process of the lease was seen just now."""
     GONE = "gone"
-    """It is known that no process of the lease runs, or that its worker gets nothing new before none does."""
+    """No process of the lease runs. On a lost worker one may still run; that worker gets no task until it has ended."""
     UNKNOWN = "unknown"
     """The engine can't tell, or the worker does not answer."""
 
 
 class Engine(Protocol):
-    """Takes placements. What it reports of their end, the driver reads; the cycle does not."""
+    """What the cycle asks: takes placements. The executor reads how they end; the cycle does not."""
 
     def dispatch(self, lease: Lease) -> None:
-        """Hand over the work of a lease that was just granted. Does not wait for it to start."""
+        """Hand over the work of a new lease. Does not wait for it to start."""
         ...
 
     def is_ours(self, request_id: str) -> bool:
-        """Whether this engine has the work of a request; another scheduler's requests are decided, but left to it."""
+        """Whether this engine has the work of a request. Requests of other schedulers are decided, not dispatched."""
         ...
 
     def reaches(self, worker_id: str) -> bool:
-        """Whether what is dispatched here can run on that worker."""
+        """Whether work that is dispatched here can run on that worker."""
         ...
 
     def open_slots(self) -> int | None:
-        """How many more placements could start at once; None for any number. More would hold their devices idle."""
+        """How many more placements can start at once; None for any number. Any beyond it would hold idle devices."""
         ...
 
     def liveness(self, lease: Lease) -> Liveness:
@@ -53,114 +57,131 @@ class Engine(Protocol):
         ...
 
 
+class Preemptor(Protocol):
+    """Carries out preemptions. An engine that can't preempt has none."""
+
+    def preempt(self, lease: Lease, cause: str) -> None:
+        """Tell the holder of a lease to save and end. Called once for a lease; does not wait.
+
+        When the task has ended, the executor releases the lease and submits the request again, with its attained
+        service.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class EngineTraits:
-    """What Airflow wants to know of an executor's class before it makes one."""
+    """What Airflow reads from an executor's class before it makes an instance."""
 
     is_local: bool = False
-    """Tasks run on the scheduler's host; `airflow standalone` insists on it."""
+    """Tasks run on the scheduler's host; `airflow standalone` requires it."""
     serve_logs: bool = False
     """The scheduler serves the logs of its host's tasks."""
     supports_callbacks: bool = False
     supports_connection_test: bool = False
     pre_assigns_external_executor_id: bool = False
     """Airflow gives each task instance an id for the executor when it queues it."""
-    is_cluster: bool = False
-    """It knows of its workers and of what it handed over by itself: a `ClusterEngine`."""
-    start_s: float | None = None
-    """A device task that has not begun so long after it was handed over can't begin any more; None for no limit."""
+    start_timeout_s: float | None = None
+    """A device task must start this long after it was handed over, or it never starts; None for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedProcess:
-    """A lease, and what Airflow knows of the process that uses it."""
+    """A lease, and what Airflow knows about the process that uses it."""
 
     lease: Lease
     state: str | None = None
-    """Of the task instance; None once its try is history."""
+    """State of the task instance; None if its try is over."""
     pid: int | None = None
     hostname: str = ""
     seen_at: datetime | None = None
-    """When Airflow last heard of the process."""
+    """Time of the last heartbeat that Airflow got from the process."""
     is_ours: bool = False
-    """This scheduler's executor has it, or had it; else one that died may have handed it over."""
+    """This scheduler's executor started it. If False, a scheduler that died may have handed it over."""
 
 
 @dataclass(frozen=True, slots=True)
 class TerminationCause:
-    """An end of the work of a lease that only its cluster can tell, since whoever supervised it ended with it."""
+    """Why the work of a lease ended, if only its cluster can tell: the supervisor ended together with the task."""
 
     is_out_of_memory: bool = False
-    """Its process ran, and was killed for want of host memory; else it was ended from outside: evicted, deleted."""
+    """Its process was killed because host memory ran out. If False, it was evicted or deleted from outside."""
     host_memory_bytes: int | None = None
-    """What it might use; None for no limit, and where memory was not the cause."""
+    """Its memory limit; None for no limit, and if memory was not the cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseStatus:
+    """What a cluster reports about the work of a lease."""
+
+    message: str | None = None
+    """The current or last state, in the cluster's own words; None if the cluster knows nothing."""
+    wait_reason: Reason | None = None
+    """Why the work does not run yet; None once it runs."""
+    termination_cause: TerminationCause | None = None
+    """What ended the work, if nobody else will report it; None for any other end, and before the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerChanges:
-    """What an engine that knows of workers without agents says of them."""
+    """Changes to the workers of a cluster, which have no agents."""
 
     seen: tuple[Worker, ...] = ()
-    """With a new inventory, or new."""
+    """Workers that are new or have a new inventory."""
     alive: tuple[str, ...] = ()
-    """Ids of those that are as they were seen last."""
+    """Ids of workers that have not changed."""
     lost: tuple[str, ...] = ()
-    """Ids of those that don't answer, or are gone; the inventory of some is known, so that they are `seen` too."""
+    """Ids of workers that do not answer or are gone. If the inventory is known, they are in `seen` too."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineContext:
-    """What an engine is given when it starts."""
+    """What an engine gets when it starts."""
 
     job_id: Any
-    """Of the scheduler's job, as text."""
+    """Id of the scheduler's job, as text."""
     callback_sink: Any
     name: Any
     """Airflow's name of the executor, or None."""
     heartbeats: Callable[[], Mapping[str, WorkerHeartbeat]]
-    """Worker id → what its agent said last; a query."""
+    """Worker id → last heartbeat of its agent. Each call is a query."""
     workers: Callable[[], Mapping[str, Worker]]
     """Worker id → worker, as in the last snapshot."""
 
     def apply_to(self, executor: Any) -> None:
-        """Tell one of Airflow's executors what Airflow tells those that it starts itself."""
+        """Set what Airflow sets on the executors that it starts itself."""
         executor.job_id, executor.callback_sink, executor.name = self.job_id, self.callback_sink, self.name
 
 
-class AirflowEngine(Protocol):
-    """One of Airflow's executors behind one face. All that is known of its queues and keys stays behind it.
+class EngineLifecycle(Protocol):
+    """Runs one of Airflow's executors inside the scheduler's loop."""
 
-    Made as ``(parallelism, team_name)``, in every component that asks for executors: making one has no side effects.
-    """
-
-    traits: EngineTraits
-
-    def start(self, surroundings: EngineContext) -> None:
+    def start(self, context: EngineContext) -> None:
         """Start the executor."""
         ...
 
-    def accept(self, workload: Any, session: Session) -> None:
-        """Take a workload that asks for no device, exactly as the executor alone would."""
-        ...
-
-    def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
-        """Take a device task that was placed on a worker; it starts at the next `heartbeat`."""
-        ...
-
-    def hand_over_unplaced(self, workload: ExecuteTask) -> None:
-        """Take a task that was held and needs no device any more; it runs where it would have without us."""
-        ...
-
-    def withdraw(self, key: Any) -> bool:
-        """Take back a task that was handed over and has not left this process; whether it was still here."""
+    def heartbeat(self) -> None:
+        """Start the tasks that were handed over."""
         ...
 
     def collect(self) -> dict[Any, tuple[Any, Any]]:
-        """What ended since the last call, as Airflow's event buffer has it."""
+        """The tasks that ended since the last call, in the form of Airflow's event buffer."""
         ...
 
-    def heartbeat(self) -> None:
-        """Start what was taken."""
+    def end(self) -> dict[Any, tuple[Any, Any]]:
+        """Wait for the running tasks, then stop. Returns the tasks that ended meanwhile."""
+        ...
+
+    def terminate(self) -> None:
+        """Stop without waiting."""
+        ...
+
+
+class PlainWorkloads(Protocol):
+    """Workloads that ask for no device. The executor treats them as if it ran alone."""
+
+    def accept(self, workload: Any, session: Session) -> None:
+        """Take a workload that asks for no device."""
         ...
 
     def has_task(self, task_instance: Any) -> bool:
@@ -168,7 +189,7 @@ class AirflowEngine(Protocol):
         ...
 
     def try_adopt(self, task_instances: Sequence[Any]) -> Sequence[Any]:
-        """Take over another scheduler's tasks; those that can't be are returned."""
+        """Take over the tasks of another scheduler. Returns those that it can't take over."""
         ...
 
     def fail_connection_test(self, key: Any) -> None:
@@ -177,62 +198,80 @@ class AirflowEngine(Protocol):
 
     @property
     def occupied_slots(self) -> int:
-        """Workloads that the executor counts as its own."""
+        """How many workloads the executor counts as its own, without device tasks that the engine follows itself."""
+        ...
+
+
+class DeviceTasks(Protocol):
+    """Device tasks that the cycle has placed."""
+
+    def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
+        """Take a device task that was placed on a worker; it starts at the next `heartbeat`."""
+        ...
+
+    def hand_over_unplaced(self, workload: ExecuteTask) -> None:
+        """Take a task that waited and needs no device now; it runs where it would run without this plugin."""
+        ...
+
+    def withdraw(self, key: Any) -> bool:
+        """Take back a task that has not left this process. Returns whether it was still here."""
         ...
 
     def reaches(self, worker: Worker) -> bool:
-        """Whether what is handed over here can run on that worker."""
+        """Whether a task that is handed over here can run on that worker."""
         ...
 
     def open_slots(self) -> int | None:
         """How many more tasks would start at once; None for any number."""
         ...
 
-    def look(self, uses: Sequence[LeasedProcess]) -> Mapping[str, Liveness]:
-        """Lease id → whether a process of it runs, for all of these at once."""
+
+class LeaseProcesses(Protocol):
+    """The processes that use leases."""
+
+    def liveness_of(self, processes: Sequence[LeasedProcess]) -> Mapping[str, Liveness]:
+        """Lease id → whether a process of it runs. One call looks at all of them."""
         ...
 
-    def signal(self, use: LeasedProcess, number: int) -> None:
-        """Send a signal to the processes of a lease, where that is in this engine's hand."""
-        ...
-
-    def end(self) -> dict[Any, tuple[Any, Any]]:
-        """Wait for the running tasks, then stop; what ended meanwhile."""
-        ...
-
-    def terminate(self) -> None:
-        """Stop without waiting."""
+    def signal(self, process: LeasedProcess, number: int) -> None:
+        """Send a signal to the processes of a lease, if this engine can."""
         ...
 
 
-class ClusterEngine(AirflowEngine, Protocol):
-    """An engine whose workers have no agents: a cluster with a scheduler and a control plane of its own."""
+class Cluster(Protocol):
+    """A cluster with a scheduler and a control plane of its own, whose workers have no agents."""
 
     def poll(self) -> WorkerChanges:
-        """What is new of its workers, such as nodes. Never blocks."""
+        """The changes to its workers, such as nodes. Never blocks."""
         ...
 
     def follow(self, key: Any, lease: Lease) -> None:
-        """From now on answer for the work of a lease that another scheduler, which died, had handed over."""
+        """Report on a lease from now on that a scheduler which died had handed over."""
         ...
 
-    def wait_reason(self, lease_id: str) -> Reason | None:
-        """Why the work of a lease does not run yet though it was handed over; None once it does."""
+    def status(self, lease_id: str) -> LeaseStatus:
+        """What the cluster reports about the work of a lease. Never blocks."""
         ...
 
     def task_log(self, task_instance: Any, try_number: int) -> tuple[list[str], list[str]]:
-        """Messages, and what a task that runs has written so far; asked in the API server, without a `start`."""
-        ...
-
-    def loss(self, lease_id: str) -> TerminationCause | None:
-        """What ended the work of a lease so that nobody else will say so; None for any other end, and before one."""
-        ...
-
-    def words(self, lease_id: str) -> str | None:
-        """How the work of a lease stands, or stood last, in the cluster's own words; None for nothing known."""
+        """Messages, and the log of a running task so far. The API server calls it, without a `start`."""
         ...
 
 
-def termination_cause_of(engine: AirflowEngine, lease: Lease) -> TerminationCause | None:
-    """What an engine's cluster says of how the work of a lease was lost; None where it says nothing, or has none."""
-    return cast(ClusterEngine, engine).loss(lease.id) if engine.traits.is_cluster else None
+class AirflowEngine(EngineLifecycle, PlainWorkloads, DeviceTasks, LeaseProcesses, Protocol):
+    """One of Airflow's executors behind all ports. No other code knows its queues and keys.
+
+    Made as ``(parallelism, team_name)``, in every component that asks for executors, so making one has no side effects.
+    """
+
+    traits: EngineTraits
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The cluster that runs the tasks; None if agents report the workers, or the tasks run on this host."""
+        ...
+
+
+def termination_cause_of(cluster: Cluster | None, lease: Lease) -> TerminationCause | None:
+    """What the cluster reports about the end of a lease's work; None without a cluster, or if it reports nothing."""
+    return None if cluster is None else cluster.status(lease.id).termination_cause

@@ -1,4 +1,4 @@
-"""What is known of a task's process on another host: from Airflow, from the worker's agent, and from what was sent."""
+"""Engines whose tasks run on other hosts: what Airflow, the worker's agent and the engine know about a process."""
 
 from __future__ import annotations
 
@@ -15,119 +15,132 @@ from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker, WorkerState
 
 HEARTBEAT_MAX_AGE = timedelta(seconds=12)
-"""What an agent said is taken for true for so long: two of its heartbeats and a bit."""
+"""How long an agent's heartbeat counts as current: two heartbeats and some slack."""
 
 HEARTBEAT_MARGIN = timedelta(seconds=3)
-"""An agent has to look so much later than Airflow last heard of a task to say that its process is gone."""
+"""An agent's heartbeat shows that a process is gone only if it is this much later than Airflow's last one from it."""
 
 START_TIMEOUT_S = 60.0
-"""A task that has not begun so long after it was sent can't begin any more: its token is not good for longer."""
+"""A task must start this long after it was sent, or it never starts: its token is valid for no longer."""
 
 _START_WINDOW = timedelta(seconds=START_TIMEOUT_S + 15)
-"""With what Airflow's API server allows for clocks that differ: 10 s, [api_auth] jwt_leeway."""
+"""The start timeout, with slack for clocks that differ: Airflow's API server allows 10 s, [api_auth] jwt_leeway."""
 
 _MAX_FINISHED = 10_000
-"""Leases of which it is remembered that they are over."""
+"""Number of finished leases that are remembered."""
+
+
+def worker_queue(worker_id: str) -> str:
+    """The queue of one worker, for ``airflow celery worker --queues``. No other worker may listen to it.
+
+    >>> worker_queue("gpu-7")
+    'hetero.gpu-7'
+    """
+    return f"hetero.{worker_id}"
 
 
 class RemoteLeases:
-    """The leases of what was handed over to workers that agents speak for."""
+    """The leases of tasks that were handed over to workers with agents."""
 
     def __init__(self) -> None:
         self._leases: dict[Any, str] = {}
-        """Key → lease, of what was handed over and has not ended."""
-        self._sent: dict[str, datetime] = {}
-        """Lease → when it was handed over."""
-        self._over: dict[str, None] = {}
+        """Key → lease id, of tasks that were handed over and have not ended."""
+        self._sent_at: dict[str, datetime] = {}
+        """Lease id → time of the hand-over."""
+        self._finished: dict[str, None] = {}
 
     def __contains__(self, key: object) -> bool:
-        """Whether the task was handed over and has not ended, as far as was reported."""
+        """Whether the task was handed over and no end was reported."""
         return key in self._leases
 
     def __iter__(self) -> Iterator[Any]:
-        """The keys of what was handed over and has not ended."""
+        """The keys of tasks that were handed over and have not ended."""
         return iter(self._leases)
 
     def hand_over(self, key: Any, lease: Lease) -> None:
-        """Take note of a task that is sent now."""
+        """Note that a task is sent now."""
         self.end(key)
-        self._leases[key], self._sent[lease.id] = lease.id, datetime.now(UTC)
+        self._leases[key], self._sent_at[lease.id] = lease.id, datetime.now(UTC)
 
     def end(self, key: Any) -> None:
-        """Take note of a task that ended, whatever may be left of it on its worker."""
-        self._sent.pop(self._leases.pop(key, ""), None)
+        """Note that a task ended. A process of it may still run on its worker."""
+        self._sent_at.pop(self._leases.pop(key, ""), None)
 
     def withdraw(self, key: Any) -> None:
-        """Take note of a task that was taken back before it left."""
+        """Note that a task was taken back before it was sent."""
         self.note_finished(key)
         self.end(key)
 
     def note_finished(self, key: Any) -> None:
-        """Take note that no process of a task is left: its supervisor ended in order, or it was never sent."""
+        """Note that no process of a task is left: its supervisor ended normally, or the task was never sent."""
         if key in self._leases:
-            self._over[self._leases[key]] = None
-            if len(self._over) > _MAX_FINISHED:
-                del self._over[next(iter(self._over))]
+            self._finished[self._leases[key]] = None
+            if len(self._finished) > _MAX_FINISHED:
+                del self._finished[next(iter(self._finished))]
 
-    def look(self, uses: Sequence[LeasedProcess], surroundings: EngineContext) -> dict[str, Liveness]:
-        """Lease id → whether a process of it runs, as agents and the executor say."""
-        now, workers, heartbeats = datetime.now(UTC), surroundings.workers(), surroundings.heartbeats()
-        found = {}
-        for use in uses:
-            lease = use.lease
-            worker, sight = workers.get(lease.worker_id), heartbeats.get(lease.worker_id)
-            sent_at = self._sent.get(lease.id, lease.granted_at)
-            found[lease.id] = (
-                Liveness.GONE if lease.id in self._over else remote_liveness(use, worker, sight, sent_at, now)
-            )
-        return found
+    def liveness_of(self, processes: Sequence[LeasedProcess], context: EngineContext) -> dict[str, Liveness]:
+        """Lease id → whether a process of it runs, from the agents' heartbeats and the executor's events."""
+        now, workers, heartbeats = datetime.now(UTC), context.workers(), context.heartbeats()
+        liveness = {}
+        for process in processes:
+            lease = process.lease
+            if lease.id in self._finished:
+                liveness[lease.id] = Liveness.GONE
+                continue
+            worker, heartbeat = workers.get(lease.worker_id), heartbeats.get(lease.worker_id)
+            sent_at = self._sent_at.get(lease.id, lease.granted_at)
+            liveness[lease.id] = remote_liveness(process, worker, heartbeat, sent_at, now)
+        return liveness
 
 
 def remote_liveness(
-    use: LeasedProcess, worker: Worker | None, sight: WorkerHeartbeat | None, sent_at: datetime, now: datetime
-) -> Liveness:  # fmt: skip
-    """Whether a process of a lease runs on a worker that its agent speaks for.
+    process: LeasedProcess, worker: Worker | None, heartbeat: WorkerHeartbeat | None, sent_at: datetime, now: datetime
+) -> Liveness:
+    """Whether a process of a lease runs on a worker with an agent.
 
-    A worker that is lost gets nothing new until its agent says that no process of a lease that is over lives there, so
-    of a lease on it nothing has to be waited for; but a message may lie there, and be found when it comes back. What
-    an agent saw counts for there until it says otherwise, however long it is silent.
+    A lost worker gets no task until its agent reports that no process of a finished lease runs there. So a lease on a
+    lost worker counts as gone, unless its message may still lie in the worker's queue. The last heartbeat counts until
+    the next one, however old it is.
 
-    :param sight: what the agent said last; None for nothing yet
+    :param heartbeat: the agent's last one; None if there is none
     :param sent_at: when the task was handed over
     """
     is_lost = worker is None or worker.state is WorkerState.LOST
-    if sight is not None and use.lease.id in sight.leases:
-        return Liveness.ALIVE if now - sight.at < HEARTBEAT_MAX_AGE else Liveness.GONE if is_lost else Liveness.UNKNOWN
-    may_begin = use.state == "queued" or use.seen_at is None  # Airflow knows of no process of it
-    if may_begin and now - sent_at < _START_WINDOW:
+    if heartbeat is not None and process.lease.id in heartbeat.leases:
+        if now - heartbeat.at < HEARTBEAT_MAX_AGE:
+            return Liveness.ALIVE
+        return Liveness.GONE if is_lost else Liveness.UNKNOWN
+    may_start = process.state == "queued" or process.seen_at is None  # Airflow knows no process of it
+    if may_start and now - sent_at < _START_WINDOW:
         return Liveness.UNKNOWN
-    if is_lost or use.state == "queued":
+    if is_lost or process.state == "queued":
         return Liveness.GONE
-    since = sent_at + _START_WINDOW if use.seen_at is None else use.seen_at
-    return Liveness.GONE if sight is not None and sight.at > since + HEARTBEAT_MARGIN else Liveness.UNKNOWN
+    since = sent_at + _START_WINDOW if process.seen_at is None else process.seen_at
+    is_gone = heartbeat is not None and heartbeat.at > since + HEARTBEAT_MARGIN
+    return Liveness.GONE if is_gone else Liveness.UNKNOWN
 
 
 class RemoteEngine(WrappedExecutor):
-    """An executor whose tasks run on workers that agents speak for."""
+    """An executor whose tasks run on workers with agents."""
 
     name: str
-    """Of the engine, as agents say it."""
+    """The engine's name, as agents report it."""
 
     def __init__(self, executor: Any) -> None:
         super().__init__(executor)
         self.leases = RemoteLeases()
 
-    def start(self, surroundings: EngineContext) -> None:
+    def start(self, context: EngineContext) -> None:
         """Start the executor."""
-        self._surroundings = surroundings
-        super().start(surroundings)
+        self._context = context
+        super().start(context)
 
     def reaches(self, worker: Worker) -> bool:
-        """Whether the worker's agent says that this engine's tasks run there."""
+        """Whether the worker's agent reports that this engine's tasks run there."""
         return worker.engine == self.name
 
     def open_slots(self) -> int:
-        """As many as Airflow's ``parallelism`` leaves, which the executor keeps to."""
+        """The slots that Airflow's ``parallelism`` leaves; the executor starts no more."""
         return max(0, int(self.executor.slots_available))
 
     @property
@@ -136,14 +149,14 @@ class RemoteEngine(WrappedExecutor):
         ours = sum(key in self.executor.running or key in self.executor.queued_tasks for key in self.leases)
         return int(self.executor.slots_occupied) - ours
 
-    def look(self, uses: Sequence[LeasedProcess]) -> dict[str, Liveness]:
-        """Lease id → whether a process of it runs, as agents and the executor say."""
-        return self.leases.look(uses, self._surroundings)
+    def liveness_of(self, processes: Sequence[LeasedProcess]) -> dict[str, Liveness]:
+        """Lease id → whether a process of it runs, from the agents' heartbeats and the executor's events."""
+        return self.leases.liveness_of(processes, self._context)
 
-    def signal(self, use: LeasedProcess, number: int) -> None:
-        """Nothing: the supervisor and the agent on the worker end what outlives its task or its lease."""
+    def signal(self, process: LeasedProcess, number: int) -> None:
+        """Do nothing: the supervisor and the agent on the worker end processes that outlive their task or lease."""
 
-    def ended(self) -> dict[Any, tuple[Any, Any]]:
+    def take_events(self) -> dict[Any, tuple[Any, Any]]:
         """The executor's events since the last call."""
         events = dict(self.executor.get_event_buffer())
         for key, (state, _) in events.items():

@@ -1,4 +1,4 @@
-"""What all engines that wrap one executor of Airflow pass on to it."""
+"""The calls that every engine passes on to the Airflow executor that it wraps."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from hetero_airflow.engines.engine import EngineContext
+from hetero_airflow.engines.engine import Cluster, EngineContext
 
 
 class WrappedExecutor:
-    """One of Airflow's executors; engines add where device tasks go, and what is known of them."""
+    """One of Airflow's executors. Engines add where device tasks run and what is known about their processes."""
+
+    cluster: Cluster | None = None
 
     def __init__(self, executor: Any) -> None:
         self.executor = executor
 
-    def start(self, surroundings: EngineContext) -> None:
+    def start(self, context: EngineContext) -> None:
         """Start the executor."""
-        surroundings.apply_to(self.executor)
+        context.apply_to(self.executor)
         self.executor.start()
 
     def accept(self, workload: Any, session: Session) -> None:
-        """Take a workload that asks for no device, exactly as the executor alone would."""
+        """Take a workload that asks for no device."""
         self.executor.queue_workload(workload, session)
 
     def has_task(self, task_instance: Any) -> bool:
@@ -30,7 +32,7 @@ class WrappedExecutor:
         return bool(self.executor.has_task(task_instance))
 
     def try_adopt(self, task_instances: Sequence[Any]) -> Sequence[Any]:
-        """Follow tasks that another scheduler handed over; those that the executor can't follow are returned."""
+        """Follow the tasks of another scheduler. Returns those that the executor can't follow."""
         return self.executor.try_adopt_task_instances(task_instances)  # type: ignore[no-any-return]
 
     def fail_connection_test(self, key: Any) -> None:

@@ -104,7 +104,7 @@ class Dispatcher:
             estimates=lambda: self._beliefs.estimates,
             renew_token=renew_token,
         )
-        self._cluster = ClusterEvents(store, engine, note)
+        self._cluster = ClusterEvents(store, engine.cluster, note)
         self._recoveries = TaskRecovery(tasks, configuration.rules, note)
         self._preemptions = PreemptionNotices(keeper, tasks, configuration.grace_s, note)
         self._gangs = GangRoster(store, keeper, tasks, self._preemptions)
@@ -240,8 +240,8 @@ class Dispatcher:
         workload = held.workload
         workload.ti.queue = self._configuration.queue
         workload.ti.context_carrier = add_lease(workload.ti.context_carrier, told)
-        if self._engine.traits.start_s is not None or self._now - held.since > self._token_age:
-            self._renew_token(workload, self._engine.traits.start_s)
+        if self._engine.traits.start_timeout_s is not None or self._now - held.since > self._token_age:
+            self._renew_token(workload, self._engine.traits.start_timeout_s)
         try:
             self._engine.hand_over(workload, lease, worker)
         except EngineError as error:
@@ -293,7 +293,7 @@ class Dispatcher:
                 return False
             holder = request_history.pending
         told = task_lease(lease, self._worker(lease.worker_id), holder.request.alternatives[lease.alternative])
-        loss, xids = termination_cause_of(self._engine, lease), self._host.fatal_xids(lease)
+        loss, xids = termination_cause_of(self._engine.cluster, lease), self._host.fatal_xids(lease)
         return self._recoveries.lost(key, lease.request_id, told, evidence_of_loss(loss, xids), self._now)
 
     def last_lease(self, key: Any, request_id: str) -> Lease | None:

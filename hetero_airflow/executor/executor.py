@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 from airflow.configuration import conf
 from airflow.executors.base_executor import BaseExecutor
@@ -22,7 +22,7 @@ from hetero_airflow.clock import Clock, SystemClock
 from hetero_airflow.contract.envelope import ENVELOPE_KEY, unpack_request
 from hetero_airflow.contract.placement_check import is_placement_check
 from hetero_airflow.contract.selection import COORDINATOR_MODULE
-from hetero_airflow.engines.engine import AirflowEngine, ClusterEngine, EngineContext
+from hetero_airflow.engines.engine import AirflowEngine, EngineContext
 from hetero_airflow.errors import RequestError, StoreUnavailable
 from hetero_airflow.executor.airflow_db.forked_connections import close_in_children
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
@@ -129,8 +129,8 @@ class HeteroExecutor(BaseExecutor):
 
     def get_task_log(self, ti: Any, try_number: int) -> tuple[list[str], list[str]]:
         """What a running task has written so far, where nobody but the cluster has it."""
-        if self._engine.traits.is_cluster:
-            return cast(ClusterEngine, self._engine).task_log(ti, try_number)
+        if self._engine.cluster is not None:
+            return self._engine.cluster.task_log(ti, try_number)
         return super().get_task_log(ti, try_number)
 
     def has_task(self, task_instance: Any) -> bool:
@@ -162,8 +162,8 @@ class HeteroExecutor(BaseExecutor):
                 self._take(ExecuteTask.make(ti, generator=self.jwt_generator))
             elif lease is not None:
                 self._keeper.begin(ti.key, lease)
-                if self._engine.traits.is_cluster:
-                    cast(ClusterEngine, self._engine).follow(ti.key, lease)
+                if self._engine.cluster is not None:
+                    self._engine.cluster.follow(ti.key, lease)
                 running.append(ti)
             elif ENVELOPE_KEY in (ti.executor_config or {}) and (
                 last := self._dispatcher.last_lease(ti.key, str(ti.id))

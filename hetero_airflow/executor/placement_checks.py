@@ -11,7 +11,7 @@ from airflow.executors.workloads import ExecuteTask
 
 from hetero_airflow.contract.envelope import RequestOrTemplate
 from hetero_airflow.contract.placement_check import PlacementAnswer, add_answer
-from hetero_airflow.engines.engine import AirflowEngine
+from hetero_airflow.engines.engine import DeviceTasks
 from hetero_airflow.errors import RequestError
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.pending_task import SETTLING_TIME, PendingTask, log_wait
@@ -35,7 +35,7 @@ class PlacementChecks:
     def __init__(
         self,
         policy: Policy,
-        engine: AirflowEngine,
+        engine: DeviceTasks,
         tasks: TaskInstances,
         *,
         reaches: Callable[[str], bool],

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from hetero_airflow.engines.engine import Engine
-from hetero_airflow.engines.preemptor import Preemptor
+from hetero_airflow.engines.engine import Engine, Preemptor
 from hetero_airflow.errors import StoreUnavailable
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Decision, Plan, Refuse, Wait

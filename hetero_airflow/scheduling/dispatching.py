@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from datetime import datetime
 
-from hetero_airflow.engines.engine import Engine
-from hetero_airflow.engines.preemptor import Preemptor
+from hetero_airflow.engines.engine import Engine, Preemptor
 from hetero_airflow.errors import StoreError
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Preempt

@@ -19,7 +19,7 @@ from celery.contrib.testing.worker import start_worker
 
 from hetero_airflow.engines.celery import CeleryEngine
 from hetero_airflow.engines.engine import EngineContext, LeasedProcess, Liveness
-from hetero_airflow.engines.queues import worker_queue
+from hetero_airflow.engines.remote import worker_queue
 from hetero_airflow.model.heartbeat import WorkerHeartbeat
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.testing import EPOCH, a_worker
@@ -116,7 +116,7 @@ def celery_worker(engine):
 
 
 def liveness(engine, lease, state="running", seen_at=None):
-    return engine.look([LeasedProcess(lease, state, 100, "w1", seen_at, True)])[lease.id]
+    return engine.liveness_of([LeasedProcess(lease, state, 100, "w1", seen_at, True)])[lease.id]
 
 
 def test_each_placed_task_goes_to_the_queue_of_its_worker_and_is_void_later(engine, broker):

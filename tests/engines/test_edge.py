@@ -84,7 +84,7 @@ def report(session, state):
 
 
 def liveness(engine, lease, state="running", seen_at=None):
-    return engine.look([LeasedProcess(lease, state, 100, "w1", seen_at, True)])[lease.id]
+    return engine.liveness_of([LeasedProcess(lease, state, 100, "w1", seen_at, True)])[lease.id]
 
 
 def test_a_placed_task_is_a_job_for_its_worker_and_a_plain_one_for_its_queue(engine, session):

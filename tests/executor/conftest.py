@@ -6,7 +6,7 @@ from uuid import UUID, uuid5
 
 import pytest
 
-from hetero_airflow.engines.engine import EngineTraits, Liveness, WorkerChanges
+from hetero_airflow.engines.engine import EngineTraits, LeaseStatus, Liveness, WorkerChanges
 from hetero_airflow.engines.local import LocalEngine
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.configuration import Configuration
@@ -26,7 +26,7 @@ class StandInEngine:
         self.started, self.alive, self.signals = [], {}, []
         self.slots, self.in_hand = None, set()
 
-    traits = LocalEngine.traits
+    traits, cluster = LocalEngine.traits, None
 
     def hand_over(self, workload, lease, worker):
         self.started.append(workload)
@@ -37,7 +37,7 @@ class StandInEngine:
     def reaches(self, worker):
         return worker.id == "worker-a"
 
-    def look(self, uses):
+    def liveness_of(self, uses):
         return {use.lease.id: self.liveness(use) for use in uses}
 
     def liveness(self, use):
@@ -156,9 +156,11 @@ class Bench:
 
     def on_a_cluster(self, losses, words=None):
         """The engine's workers are a cluster, in which nothing runs any more: lease id → what it says of that."""
-        self.engine.traits = EngineTraits(is_cluster=True)
-        self.engine.loss, self.engine.words = losses.get, (words or {}).get
-        self.engine.wait_reason, self.engine.poll = lambda lease_id: None, WorkerChanges
+        words = words or {}
+        self.engine.traits = EngineTraits()
+        self.engine.cluster = SimpleNamespace(
+            poll=WorkerChanges, status=lambda id_: LeaseStatus(words.get(id_), None, losses.get(id_))
+        )
         self.engine.alive.clear()
 
     def lease(self, request_id):

@@ -4,7 +4,7 @@ import pytest
 from airflow.executors.workloads import ExecuteTask
 from airflow.utils.state import TaskInstanceState
 
-from hetero_airflow.engines.engine import EngineTraits, TerminationCause
+from hetero_airflow.engines.engine import TerminationCause
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.executor import HeteroExecutor
 from hetero_airflow.model.lease import LeaseState
@@ -205,8 +205,7 @@ def test_a_cluster_is_told_under_which_lease_a_task_runs_that_is_adopted(bench, 
     heir = make_bench(bench.store)
     executor._keeper, executor._dispatcher = heir.keeper, heir.dispatcher
     followed = []
-    executor._engine.traits = EngineTraits(is_cluster=True)
-    executor._engine.follow = lambda key, lease: followed.append((key, lease.request_id))
+    executor._engine.cluster = SimpleNamespace(follow=lambda key, lease: followed.append((key, lease.request_id)))
     executor.try_adopt_task_instances([a_task_instance(Key("a"), id_, "running")])
     assert followed == [("a", id_)]
 

@@ -23,7 +23,7 @@ from hetero_airflow.agent.startup import StopSignals, key_path, open_connection
 from hetero_airflow.agent.tokens import hash_secret
 from hetero_airflow.cli.output import age, cell
 from hetero_airflow.discovery.inventory_watch import InventoryWatch
-from hetero_airflow.engines.queues import worker_queue
+from hetero_airflow.engines.remote import worker_queue
 from hetero_airflow.errors import HeteroError, shorten
 from hetero_airflow.executor.configuration import Configuration, parse_labels
 from hetero_airflow.store.sql.worker_keys import WorkerKeys

@@ -1,4 +1,4 @@
-"""One cluster with the KubernetesExecutor that makes pods there, and what is known of the leases on its nodes."""
+"""One cluster, the KubernetesExecutor that makes pods in it, and what is known about the leases on its nodes."""
 
 from __future__ import annotations
 
@@ -8,144 +8,134 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hetero_airflow.engines.engine import LeasedProcess, Liveness, TerminationCause
+from hetero_airflow.engines.engine import LeasedProcess, LeaseStatus, Liveness
 from hetero_airflow.engines.kubernetes.leasing_executor import LeasingKubernetesExecutor
 from hetero_airflow.engines.kubernetes.pods.pod_deleter import PodDeleter
 from hetero_airflow.engines.kubernetes.states.pod_state import PodCause
 from hetero_airflow.engines.kubernetes.watch.cluster_view import ClusterView
 from hetero_airflow.engines.kubernetes.watch.leased_pods import LeasedPod
-from hetero_airflow.model.run import RunEnd
 
 UNSCHEDULABLE_TIMEOUT_S = 60.0
-"""A pod that finds no room on its node for so long is taken back, and its task is placed anew."""
+"""A pod that stays unschedulable on its node for this long is deleted, and its task is placed again."""
 
 POD_VISIBLE_TIMEOUT_S = 30.0
-"""A pod that was made is seen by then."""
+"""A new pod is visible in the watch after this time at most."""
 
 _START_FRACTION = 0.7
-"""Of the life of a token, a quarter of which may be over at the hand-over: a task that begins later is refused."""
+"""Part of a token's life after which a task can't start. Up to a quarter of it is over at the hand-over."""
 
 _MAX_FINISHED = 10_000
-"""Leases of which it is remembered that they are over."""
-
-_LOST_ENDS = (RunEnd.LOST, RunEnd.PAUSED)
+"""Number of finished leases that are remembered."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class HandedOverTask:
-    """What was handed over and has not ended."""
+    """A task that was handed over and has not ended."""
 
     lease_id: str
     at: float
 
 
 class ClusterAdapter:
-    """All that is known and done of the leases in one cluster. For the scheduler's loop alone.
+    """Everything that is known and done about the leases in one cluster. Only the scheduler's loop may use it.
 
-    :param token_s: for how long a task may begin once it was queued
+    :param token_s: how long after it was queued a task may start
     """
 
     def __init__(
         self,
-        cluster: ClusterView,
+        view: ClusterView,
         deleter: PodDeleter,
         executor: LeasingKubernetesExecutor,
         token_s: float = float("inf"),
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.cluster = cluster
+        self.view = view
         self.executor = executor
         executor.is_current = self._is_current
         executor.is_of_earlier_lease = self._is_of_earlier_lease
-        self.handed: dict[Any, HandedOverTask] = {}
+        self.handed_over: dict[Any, HandedOverTask] = {}
         self._deleter = deleter
-        self._start_s = _START_FRACTION * token_s
+        self._start_timeout_s = _START_FRACTION * token_s
         self._now = now
-        self._over: dict[str, None] = {}
-        """Leases of which nothing runs, and for which no pod is made any more."""
+        self._finished: dict[str, None] = {}
+        """Leases of which nothing runs, and for which no pod is made."""
         self._marked_for_deletion: dict[str, None] = {}
-        """Leases whose pods are to end."""
-        self._stuck: dict[str, float] = {}
-        """Lease → since when its pod finds no room."""
+        """Leases whose pods must end."""
+        self._unschedulable_since: dict[str, float] = {}
+        """Lease → since when its pod is unschedulable."""
 
-    def has(self, worker_id: str) -> bool:
+    def has_worker(self, worker_id: str) -> bool:
         """Whether a worker is a node of this cluster."""
-        return self.cluster.site is None or worker_id.startswith(f"{self.cluster.site}/")
+        return self.view.site is None or worker_id.startswith(f"{self.view.site}/")
 
     def start(self) -> None:
-        """Begin to watch. KubernetesExecutor has to be started before, since its processes are forks of this one."""
-        self.cluster.start()
+        """Begin to watch. Start KubernetesExecutor first, because its processes are forks of this one."""
+        self.view.start()
         self._deleter.start()
 
     def stop(self) -> None:
-        """Stop watching; pods that run run on."""
-        self.cluster.stop()
+        """Stop watching. Running pods go on."""
+        self.view.stop()
         self._deleter.stop()
 
     def note_handed_over(self, key: Any, lease_id: str) -> None:
-        """From now on a pod may be made for the lease."""
-        self._over.pop(lease_id, None)
-        self.handed[key] = HandedOverTask(lease_id, self._now())
+        """Allow a pod for the lease from now on."""
+        self._finished.pop(lease_id, None)
+        self.handed_over[key] = HandedOverTask(lease_id, self._now())
 
     def pod(self, lease_id: str) -> LeasedPod | None:
-        """The pod of a lease, as it is, or as it was last."""
-        return self.cluster.pods().get(lease_id) or self.cluster.gone.get(lease_id)
+        """The pod of a lease as it is, or as it was last."""
+        return self.view.pods().get(lease_id) or self.view.deleted.get(lease_id)
 
-    def words(self, lease_id: str) -> str | None:
-        """How the pod of a lease stands, or stood last, in the words of the cluster."""
+    def status(self, lease_id: str) -> LeaseStatus | None:
+        """What the cluster reports about the pod of a lease; None if it knows no pod."""
         pod = self.pod(lease_id)
-        if pod is None or pod.is_over or pod.node is None:
-            return None if pod is None else str(pod)
-        worker_id = pod.node if self.cluster.site is None else f"{self.cluster.site}/{pod.node}"
-        return f"node {pod.node} was lost, and with it {pod}" if self.cluster.is_lost(worker_id) else str(pod)
+        if pod is None:
+            return None
+        message = str(pod)
+        if not pod.is_over and pod.node is not None and self.view.is_lost(self.view.worker_id(pod.node)):
+            message = f"node {pod.node} was lost, and with it {pod}"
+        reason = None if pod.is_over else pod.state.reason(f"a container in {pod.namespace}/{pod.name}")
+        return LeaseStatus(message, reason, pod.termination_cause)
 
-    def liveness(self, use: LeasedProcess) -> Liveness:
-        """Whether a process of a lease runs, or may still.
+    def liveness(self, process: LeasedProcess) -> Liveness:
+        """Whether a process of a lease runs, or may still run.
 
-        Of a lease on a node that is lost nothing has to be waited for: its pod is told to end, the cluster counts its
-        devices until it has, and the node offers them to no one before.
+        A lease on a lost node is over at once: its pod is told to end, the cluster counts its devices until it has
+        ended, and the node offers them to no other task before that.
         """
-        lease_id = use.lease.id
-        if lease_id in self._over:
+        lease_id = process.lease.id
+        if lease_id in self._finished:
             return Liveness.GONE
-        if not self.cluster.is_synced:
+        if not self.view.is_synced:
             return Liveness.UNKNOWN
-        pod = self.cluster.pods().get(lease_id)
+        pod = self.view.pods().get(lease_id)
         if pod is not None and not pod.is_over:
-            if not self.cluster.is_lost(use.lease.worker_id):
+            if not self.view.is_lost(process.lease.worker_id):
                 self._check_start(pod)
                 return Liveness.ALIVE
             self.mark_for_deletion(lease_id)
-        elif pod is None and self.cluster.gone.get(lease_id) is None and self._may_still_be_made(use):
+        elif pod is None and self.view.deleted.get(lease_id) is None and self._may_still_be_made(process):
             return Liveness.UNKNOWN
         self.end_lease(lease_id)
         return Liveness.GONE
 
-    def _is_of_earlier_lease(self, key: Any, namespace: str, name: str) -> bool:
-        handed = self.handed.get(key)
-        if handed is None:
-            return False
-        known = (*self.cluster.pods().values(), *self.cluster.gone.values())
-        leases = {pod.lease_id for pod in known if (pod.namespace, pod.name) == (namespace, name)}
-        if leases:
-            return handed.lease_id not in leases
-        return self.pod(handed.lease_id) is not None  # it has another name
-
     def end_lease(self, lease_id: str) -> None:
-        """From now on no pod is made for the lease."""
-        self._over[lease_id] = None
-        if len(self._over) > _MAX_FINISHED:
-            del self._over[next(iter(self._over))]
-        self._stuck.pop(lease_id, None)
-        for key in [key for key, handed in self.handed.items() if handed.lease_id == lease_id]:
-            del self.handed[key]
+        """Allow no pod for the lease from now on."""
+        self._finished[lease_id] = None
+        if len(self._finished) > _MAX_FINISHED:
+            del self._finished[next(iter(self._finished))]
+        self._unschedulable_since.pop(lease_id, None)
+        for key in [key for key, task in self.handed_over.items() if task.lease_id == lease_id]:
+            del self.handed_over[key]
             self.executor.running.discard(key)
 
     def withdraw(self, key: Any, lease_id: str) -> bool:
-        """Let go of what does not run yet; whether it did not. Its pod, where there is one, is told to end."""
-        pod = self.cluster.pods().get(lease_id)
+        """Take back a task that does not run yet, and end its pod if it has one. Returns whether it did not run."""
+        pod = self.view.pods().get(lease_id)
         if pod is not None and not pod.is_waiting:
             return False
         self.executor.queued_tasks.pop(key, None)
@@ -158,73 +148,72 @@ class ClusterAdapter:
 
     @property
     def occupied_slots(self) -> int:
-        """Slots of the executor that device tasks have."""
-        return sum(key in self.executor.running or key in self.executor.queued_tasks for key in self.handed)
+        """Slots of the executor that device tasks occupy."""
+        return sum(key in self.executor.running or key in self.executor.queued_tasks for key in self.handed_over)
 
     def mark_for_deletion(self, lease_id: str) -> None:
-        """Let the pod of a lease end, now or as soon as the cluster answers."""
+        """Delete the pod of a lease at the next `delete_marked_pods` that the cluster answers."""
         self._marked_for_deletion[lease_id] = None
 
     def delete(self, lease_id: str, grace_s: int | None) -> None:
-        """Tell the pod of a lease to end; where it was not made yet, it is not made."""
-        pod = self.cluster.pods().get(lease_id)
+        """Delete the pod of a lease now. A pod that does not exist yet is not made."""
+        pod = self.view.pods().get(lease_id)
         if pod is not None and not pod.is_over:
             self._deleter.delete(pod, grace_s)
-        elif pod is None and self.cluster.is_synced:
+        elif pod is None and self.view.is_synced:
             self.end_lease(lease_id)
 
-    def sweep(self) -> None:
-        """End the pods that are to end."""
-        pods = self.cluster.pods()
+    def delete_marked_pods(self) -> None:
+        """Delete the pods that are marked for it."""
+        pods = self.view.pods()
         for lease_id in list(self._marked_for_deletion):
             pod = pods.get(lease_id)
             if pod is not None and not pod.is_over:
                 self._deleter.delete(pod)
-            elif self.cluster.is_synced:
+            elif self.view.is_synced:
                 del self._marked_for_deletion[lease_id]
 
-    def loss(self, lease_id: str) -> TerminationCause | None:
-        """What ended a pod, if that was done to it from outside, or the kernel killed all that ran in it for memory.
-
-        Where the kernel killed the task alone, its supervisor has told of it before the pod ended.
-        """
-        pod = self.pod(lease_id)
-        if pod is None:
-            return None
-        if pod.state.end in _LOST_ENDS:
-            return TerminationCause()
-        # without an exit code it was a container that prepares the pod, whose memory is not the task's
-        is_killed = pod.state.cause is PodCause.OOM_KILLED and pod.state.exit_code not in (None, 0)
-        return TerminationCause(is_out_of_memory=True, host_memory_bytes=pod.memory_bytes) if is_killed else None
-
     def _is_current(self, lease_id: str) -> bool:
-        if lease_id in self._over or not any(handed.lease_id == lease_id for handed in self.handed.values()):
+        if lease_id in self._finished or self._task_of(lease_id) is None:
             return False
-        pod = self.cluster.pods().get(lease_id)
+        pod = self.view.pods().get(lease_id)
         return pod is None or pod.is_over
 
-    def _may_still_be_made(self, use: LeasedProcess) -> bool:
-        """Whether a pod that was never seen may still be made."""
-        if use.state != "queued":
+    def _is_of_earlier_lease(self, key: Any, namespace: str, name: str) -> bool:
+        task = self.handed_over.get(key)
+        if task is None:
             return False
-        handed = next((one for one in self.handed.values() if one.lease_id == use.lease.id), None)
-        if handed is None:
-            return not use.is_ours
-        return self._now() - handed.at < POD_VISIBLE_TIMEOUT_S or self.executor.is_publishing()
+        pods = (*self.view.pods().values(), *self.view.deleted.values())
+        leases = {pod.lease_id for pod in pods if (pod.namespace, pod.name) == (namespace, name)}
+        if leases:
+            return task.lease_id not in leases
+        return self.pod(task.lease_id) is not None  # the current pod has another name
+
+    def _may_still_be_made(self, process: LeasedProcess) -> bool:
+        """Whether a pod that was never seen may still appear."""
+        if process.state != "queued":
+            return False
+        task = self._task_of(process.lease.id)
+        if task is None:
+            return not process.is_ours
+        return self._now() - task.at < POD_VISIBLE_TIMEOUT_S or self.executor.is_publishing()
 
     def _check_start(self, pod: LeasedPod) -> None:
-        """Take a pod back that finds no room, or comes too late for its token."""
+        """Take a pod back that stays unschedulable, or that is too late for its token."""
         if not pod.is_waiting or pod.lease_id in self._marked_for_deletion:
             return
-        now, words = self._now(), ""
+        now, problem = self._now(), ""
         if pod.state.cause is PodCause.UNSCHEDULABLE:
-            if now - self._stuck.setdefault(pod.lease_id, now) >= UNSCHEDULABLE_TIMEOUT_S:
-                words = f"finds no room on its node for {UNSCHEDULABLE_TIMEOUT_S:g} s"
+            if now - self._unschedulable_since.setdefault(pod.lease_id, now) >= UNSCHEDULABLE_TIMEOUT_S:
+                problem = f"has been unschedulable on its node for {UNSCHEDULABLE_TIMEOUT_S:g} s"
         else:
-            self._stuck.pop(pod.lease_id, None)
-        handed = next((one for one in self.handed.values() if one.lease_id == pod.lease_id), None)
-        if handed is not None and now - handed.at >= self._start_s:
-            words = f"has not begun within {self._start_s:g} s, and its token is soon no longer good"
-        if words:
-            log.warning("%s %s: its task is placed anew.", str(pod), words)
+            self._unschedulable_since.pop(pod.lease_id, None)
+        task = self._task_of(pod.lease_id)
+        if task is not None and now - task.at >= self._start_timeout_s:
+            problem = f"has not started within {self._start_timeout_s:g} s, and its token expires soon"
+        if problem:
+            log.warning("%s %s: its task is placed again.", str(pod), problem)
             self.mark_for_deletion(pod.lease_id)
+
+    def _task_of(self, lease_id: str) -> HandedOverTask | None:
+        return next((task for task in self.handed_over.values() if task.lease_id == lease_id), None)

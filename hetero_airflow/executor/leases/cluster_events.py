@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
-from hetero_airflow.engines.engine import AirflowEngine, ClusterEngine
+from hetero_airflow.engines.engine import Cluster
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Reason
 from hetero_airflow.store.store import StartDelayed, Store, StoreEvent, WorkerAlive, WorkerLost, WorkerSeen
@@ -21,17 +21,17 @@ class ClusterEvents:
     :param note: (key, text): tells those who look at the task in Airflow
     """
 
-    def __init__(self, store: Store, engine: AirflowEngine | ClusterEngine, note: Callable[[Any, str], None]) -> None:
+    def __init__(self, store: Store, cluster: Cluster | None, note: Callable[[Any, str], None]) -> None:
         self._store = store
-        self._engine: ClusterEngine | None = engine if engine.traits.is_cluster else None  # type: ignore[assignment]
+        self._cluster = cluster
         self._note = note
         self._told: dict[str, Reason] = {}
 
     def record_workers(self, now: datetime) -> None:
         """Record what is new of workers."""
-        if self._engine is None:
+        if self._cluster is None:
             return
-        news = self._engine.poll()
+        news = self._cluster.poll()
         events: list[StoreEvent] = [
             *map(WorkerSeen, news.seen),
             *map(WorkerAlive, news.alive),
@@ -42,12 +42,12 @@ class ClusterEvents:
 
     def record_wait_reasons(self, running: Iterable[tuple[Any, Lease]], now: datetime) -> None:
         """Record why work that was handed over does not run yet, where that is news."""
-        if self._engine is None:
+        if self._cluster is None:
             return
         told: dict[str, Reason] = {}
         events: list[StoreEvent] = []
         for key, lease in running:
-            reason = self._engine.wait_reason(lease.id) if now - lease.granted_at >= STARTING_TIME else None
+            reason = self._cluster.status(lease.id).wait_reason if now - lease.granted_at >= STARTING_TIME else None
             before = self._told.get(lease.id)
             if reason is not None:
                 told[lease.id] = reason

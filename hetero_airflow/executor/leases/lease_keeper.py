@@ -7,12 +7,12 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import Any
 
 from airflow.utils.state import TaskInstanceState
 from sqlalchemy.exc import SQLAlchemyError
 
-from hetero_airflow.engines.engine import AirflowEngine, ClusterEngine, LeasedProcess, Liveness, termination_cause_of
+from hetero_airflow.engines.engine import AirflowEngine, LeasedProcess, Liveness, termination_cause_of
 from hetero_airflow.errors import StoreError
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances, TaskProcess
 from hetero_airflow.executor.periods import Periods
@@ -145,7 +145,7 @@ class LeaseKeeper:
 
     def is_lost(self, key: Any) -> bool:
         """Whether a cluster says that a task was lost: then `watch` concludes what follows, and no report of an end."""
-        return termination_cause_of(self._engine, self.running[key].lease) is not None
+        return termination_cause_of(self._engine.cluster, self.running[key].lease) is not None
 
     def is_scheduled_again(self, key: Any) -> bool:
         """Whether Airflow is about to queue the task anew, so that it would take any end for that of the coming run."""
@@ -179,7 +179,7 @@ class LeaseKeeper:
 
     def _look(self, tasks: Sequence[tuple[Lease, TaskProcess]]) -> Mapping[str, Liveness]:
         """Lease id → whether a process of it runs."""
-        return self._engine.look([self._use(lease, process) for lease, process in tasks])
+        return self._engine.liveness_of([self._use(lease, process) for lease, process in tasks])
 
     def _use(self, lease: Lease, process: TaskProcess) -> LeasedProcess:
         ending = self._ending.get(lease.id)
@@ -242,7 +242,7 @@ class LeaseKeeper:
             process = processes[key]
             is_gone = liveness[task.lease.id] is Liveness.GONE
             if task.is_heartbeat_lost or (
-                is_gone and (task.lease.worker_id in lost or termination_cause_of(self._engine, task.lease))
+                is_gone and (task.lease.worker_id in lost or termination_cause_of(self._engine.cluster, task.lease))
             ):
                 self._handle_lost_run(key, task, process)
                 continue
@@ -271,13 +271,14 @@ class LeaseKeeper:
 
     def _has_run(self, lease: Lease) -> bool:
         """Whether a process of the lease has run for certain, though Airflow may not have heard of it."""
-        loss = termination_cause_of(self._engine, lease)
+        loss = termination_cause_of(self._engine.cluster, lease)
         return loss is not None and loss.is_out_of_memory
 
     def _loss(self, lease: Lease, process: TaskProcess) -> str:
         """What became of the process of a lease, as far as is known."""
-        told = cast(ClusterEngine, self._engine).words(lease.id) if self._engine.traits.is_cluster else None
-        return told or f"its process {process.pid} on {process.hostname or lease.worker_id} is gone"
+        cluster = self._engine.cluster
+        message = None if cluster is None else cluster.status(lease.id).message
+        return message or f"its process {process.pid} on {process.hostname or lease.worker_id} is gone"
 
     def _lose(self, key: Any, cause: str) -> None:
         if not self._lost(key, self.running[key].lease):

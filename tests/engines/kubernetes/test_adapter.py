@@ -13,10 +13,13 @@ class StandInCluster:
     site = None
 
     def __init__(self):
-        self.is_synced, self.there, self.gone, self.lost = True, {}, DeletedPods(), set()
+        self.is_synced, self.there, self.deleted, self.lost = True, {}, DeletedPods(), set()
 
     def is_lost(self, worker_id):
         return worker_id in self.lost
+
+    def worker_id(self, node):
+        return node
 
     def pods(self):
         return self.there
@@ -41,10 +44,10 @@ class StandInDeleter:
 class Bench:
     def __init__(self):
         self.cluster, self.executor, self.deleter, self.now = StandInCluster(), StandInExecutor(), StandInDeleter(), 0.0
-        self.site = ClusterAdapter(self.cluster, self.deleter, self.executor, 600, lambda: self.now)
+        self.adapter = ClusterAdapter(self.cluster, self.deleter, self.executor, 600, lambda: self.now)
 
     def hand_over(self, key="k"):
-        self.site.note_handed_over(key, LEASE.id)
+        self.adapter.note_handed_over(key, LEASE.id)
         self.executor.running.add(key)
 
     def put(self, cause=PodCause.RUNNING, exit_code=None, **fields):
@@ -52,10 +55,13 @@ class Bench:
         self.cluster.there[LEASE.id] = LeasedPod(LEASE.id, "p", "ns", "u", "gpu-1", state, **fields)
 
     def drop(self):
-        self.cluster.gone.add(self.cluster.there.pop(LEASE.id))
+        self.cluster.deleted.add(self.cluster.there.pop(LEASE.id))
+
+    def termination_cause(self):
+        return self.adapter.status(LEASE.id).termination_cause
 
     def look(self, state="running", is_ours=True):
-        return self.site.liveness(LeasedProcess(LEASE, state, is_ours=is_ours))
+        return self.adapter.liveness(LeasedProcess(LEASE, state, is_ours=is_ours))
 
 
 @pytest.fixture
@@ -70,7 +76,7 @@ def test_a_pod_that_is_there_lives_and_one_that_has_ended_is_gone(bench):
         assert bench.look() is Liveness.ALIVE
     bench.put(PodCause.SUCCEEDED, is_over=True)
     assert bench.look() is Liveness.GONE
-    assert (bench.site.handed, bench.executor.running) == ({}, set())
+    assert (bench.adapter.handed_over, bench.executor.running) == ({}, set())
 
 
 def test_a_pod_that_is_told_to_end_lives_until_it_has(bench):
@@ -113,10 +119,10 @@ def test_on_a_node_that_is_lost_nothing_is_waited_for_and_its_pod_ends_when_it_c
     bench.cluster.lost.add("gpu-1")
     assert bench.look() is Liveness.GONE
     for _ in range(2):
-        bench.site.sweep()
+        bench.adapter.delete_marked_pods()
     assert bench.deleter.told == [("p", None)] * 2
     bench.drop()
-    bench.site.sweep()
+    bench.adapter.delete_marked_pods()
     assert len(bench.deleter.told) == 2
 
 
@@ -128,7 +134,7 @@ def test_a_pod_is_made_once(bench):
     assert not bench.executor.is_current(LEASE.id)
     bench.put(PodCause.FAILED, is_over=True)
     assert bench.executor.is_current(LEASE.id)
-    bench.site.end_lease(LEASE.id)
+    bench.adapter.end_lease(LEASE.id)
     assert not bench.executor.is_current(LEASE.id)
     bench.hand_over()
     assert bench.executor.is_current(LEASE.id), "handed over anew, as after an adoption"
@@ -137,10 +143,10 @@ def test_a_pod_is_made_once(bench):
 def test_what_waits_can_be_withdrawn_and_what_runs_can_not(bench):
     bench.hand_over()
     bench.put(PodCause.RUNNING)
-    assert not bench.site.withdraw("k", LEASE.id)
+    assert not bench.adapter.withdraw("k", LEASE.id)
     bench.put(PodCause.IMAGE)
-    assert bench.site.withdraw("k", LEASE.id)
-    bench.site.sweep()
+    assert bench.adapter.withdraw("k", LEASE.id)
+    bench.adapter.delete_marked_pods()
     assert bench.deleter.told == [("p", None)]
     assert bench.look("scheduled") is Liveness.ALIVE, "until it is gone"
     bench.drop()
@@ -149,7 +155,7 @@ def test_what_waits_can_be_withdrawn_and_what_runs_can_not(bench):
 
 def test_what_was_not_made_yet_is_withdrawn_at_once(bench):
     bench.hand_over()
-    assert bench.site.withdraw("k", LEASE.id)
+    assert bench.adapter.withdraw("k", LEASE.id)
     assert not bench.executor.is_current(LEASE.id)
     assert bench.look("queued") is Liveness.GONE
 
@@ -162,13 +168,13 @@ def test_a_pod_that_finds_no_room_is_taken_back_after_a_while(bench, caplog):
         assert bench.look("queued") is Liveness.ALIVE
     bench.now = 55 + UNSCHEDULABLE_TIMEOUT_S - 1
     bench.look("queued")
-    bench.site.sweep()
+    bench.adapter.delete_marked_pods()
     assert bench.deleter.told == []
     bench.now += 1
     bench.look("queued")
-    bench.site.sweep()
+    bench.adapter.delete_marked_pods()
     assert bench.deleter.told == [("p", None)]
-    assert "finds no room" in caplog.text
+    assert "has been unschedulable" in caplog.text
 
 
 def test_a_pod_that_comes_too_late_for_its_token_is_made_anew(bench, caplog):
@@ -179,23 +185,23 @@ def test_a_pod_that_comes_too_late_for_its_token_is_made_anew(bench, caplog):
     bench.put(PodCause.RUNNING)
     bench.now = 10_000
     bench.look()
-    bench.site.sweep()
+    bench.adapter.delete_marked_pods()
     assert bench.deleter.told == []
     bench.put(PodCause.STARTING)
     assert bench.look("queued") is Liveness.ALIVE
-    bench.site.sweep()
+    bench.adapter.delete_marked_pods()
     assert bench.deleter.told == [("p", None)]
-    assert "has not begun within 420 s" in caplog.text
+    assert "has not started within 420 s" in caplog.text
 
 
 def test_a_deletion_spares_what_has_ended_and_stops_what_is_to_be_made(bench):
     bench.hand_over()
-    bench.site.delete(LEASE.id, 1)
+    bench.adapter.delete(LEASE.id, 1)
     assert bench.look("queued") is Liveness.GONE
     bench.put()
-    bench.site.delete(LEASE.id, 1)
+    bench.adapter.delete(LEASE.id, 1)
     bench.put(is_over=True)
-    bench.site.delete(LEASE.id, 1)
+    bench.adapter.delete(LEASE.id, 1)
     assert bench.deleter.told == [("p", 1)]
 
 
@@ -203,17 +209,17 @@ def test_a_deletion_spares_what_has_ended_and_stops_what_is_to_be_made(bench):
 def test_what_was_done_to_a_pod_is_not_its_fault(bench, cause):
     bench.put(cause, is_over=True)
     lost = {PodCause.EVICTED, PodCause.PREEMPTED, PodCause.NODE_LOST, PodCause.REFUSED, PodCause.DELETED}
-    assert bench.site.loss(LEASE.id) == (TerminationCause() if cause in lost else None)
+    assert bench.termination_cause() == (TerminationCause() if cause in lost else None)
 
 
 def test_a_pod_that_the_kernel_killed_for_memory_tells_how_much_it_might_use_also_once_it_is_gone(bench):
     bench.put(PodCause.OOM_KILLED, 137, is_over=True, memory_bytes=2**30)
-    assert bench.site.loss(LEASE.id) == TerminationCause(is_out_of_memory=True, host_memory_bytes=2**30)
+    assert bench.termination_cause() == TerminationCause(is_out_of_memory=True, host_memory_bytes=2**30)
     bench.drop()
-    assert bench.site.loss(LEASE.id) == TerminationCause(is_out_of_memory=True, host_memory_bytes=2**30)
+    assert bench.termination_cause() == TerminationCause(is_out_of_memory=True, host_memory_bytes=2**30)
 
 
 @pytest.mark.parametrize("exit_code", [None, 0])
 def test_the_memory_of_a_container_beside_the_tasks_own_is_not_the_tasks_matter(bench, exit_code):
     bench.put(PodCause.OOM_KILLED, exit_code, is_over=True, memory_bytes=2**30)
-    assert bench.site.loss(LEASE.id) is None
+    assert bench.termination_cause() is None

@@ -50,7 +50,7 @@ class Cluster:
         self.learn(engine)
 
     def learn(self, engine=None):
-        news = (engine or self.engine).poll()
+        news = (engine or self.engine).cluster.poll()
         for worker in news.seen:
             self.workers[worker.id] = worker.model_copy(update={"state": WorkerState.ONLINE})
         for id_ in news.lost:
@@ -93,11 +93,14 @@ class Cluster:
         name = pod["metadata"]["name"]
         self.api.bind(name, "gpu-1")
         self.api.set_status(name, {"phase": "Running"})
-        eventually(lambda: self.engine.words(lease.id) == f"pod default/{name} (running)")
+        eventually(lambda: self.status(lease).message == f"pod default/{name} (running)")
         return key, lease, name
 
     def look(self, lease, state="running"):
-        return self.engine.look([LeasedProcess(lease, state, is_ours=True)])[lease.id]
+        return self.engine.liveness_of([LeasedProcess(lease, state, is_ours=True)])[lease.id]
+
+    def status(self, lease):
+        return self.engine.cluster.status(lease.id)
 
     def ends(self, key):
         """What is reported of a task, in the end."""
@@ -135,7 +138,7 @@ def cluster(running):
     for pod in running.api.pods():
         running.api.drop("pods", pod["metadata"]["name"], pod["metadata"]["namespace"])
     running.api.deletions.clear()
-    eventually(lambda: running.engine.open_slots() and not running.engine._adapters[0].cluster.pods())
+    eventually(lambda: running.engine.open_slots() and not running.engine.cluster.adapters[0].view.pods())
     running.engine.collect()
 
 
@@ -179,14 +182,14 @@ def test_a_workload_that_is_placed_anew_is_bound_to_its_new_node_alone(cluster):
 def test_the_end_of_an_earlier_pod_is_not_that_of_the_task(cluster):
     """It went on for a while on a node that had fallen silent."""
     key, earlier, first = cluster.started()
-    cluster.engine._adapters[0].end_lease(earlier.id)
+    cluster.engine.cluster.adapters[0].end_lease(earlier.id)
     second = earlier.model_copy(update={"id": f"{earlier.request_id}.later", "token": earlier.token + 1})
     assert cluster.hand_over(lease=second, name=key.task_id)[0] == key
     cluster.engine.heartbeat()
     name = cluster.pod(second)["metadata"]["name"]
     cluster.api.bind(name, "gpu-1")
     cluster.api.set_status(name, {"phase": "Running"})
-    eventually(lambda: cluster.engine.words(second.id) == f"pod default/{name} (running)")
+    eventually(lambda: cluster.status(second).message == f"pod default/{name} (running)")
     cluster.states[key] = TaskInstanceState.RUNNING
     cluster.api.set_status(first, DONE)
     eventually(lambda: (cluster.engine.heartbeat(), cluster.engine.collect(), cluster.pod(earlier) is None)[2])
@@ -200,7 +203,7 @@ def test_the_end_of_an_earlier_pod_is_not_that_of_the_task(cluster):
 def test_an_earlier_pod_that_is_gone_is_not_taken_for_one_that_is_still_to_be_made(cluster, monkeypatch):
     """Pods are made one by one, or later where the cluster has too much to do."""
     key, earlier, first = cluster.started()
-    site, asked = cluster.engine._adapters[0], []
+    site, asked = cluster.engine.cluster.adapters[0], []
     is_of_earlier_lease = site.executor.is_of_earlier_lease
     monkeypatch.setattr(
         site.executor, "is_of_earlier_lease", lambda *told: asked.append(is_of_earlier_lease(*told)) or asked[-1]
@@ -213,7 +216,7 @@ def test_an_earlier_pod_that_is_gone_is_not_taken_for_one_that_is_still_to_be_ma
     cluster.states[key] = TaskInstanceState.QUEUED
     cluster.api.set_status(first, {"phase": "Running"}, deletionTimestamp="2026-01-01T00:00:00Z")
     cluster.api.drop("pods", first, "default")
-    eventually(lambda: site.cluster.gone.get(earlier.id))
+    eventually(lambda: site.view.deleted.get(earlier.id))
     eventually(lambda: cluster.engine.heartbeat() or asked)
     assert set(asked) == {True}
     assert {state for state, _ in cluster.engine.collect().values()} <= {TaskInstanceState.QUEUED}
@@ -227,9 +230,9 @@ def test_an_earlier_pod_that_is_gone_is_not_taken_for_one_that_is_still_to_be_ma
 
 def test_what_a_scheduler_that_died_had_handed_over_ends_as_what_we_have(cluster):
     key, lease, name = cluster.started()
-    site = cluster.engine._adapters[0]
-    site.handed.clear()  # as in a scheduler that has just begun
-    cluster.engine.follow(key, lease)
+    site = cluster.engine.cluster.adapters[0]
+    site.handed_over.clear()  # as in a scheduler that has just begun
+    cluster.engine.cluster.follow(key, lease)
     cluster.api.bind(name, "gpu-1")
     cluster.api.set_status(name, DONE)
     cluster.states[key] = TaskInstanceState.QUEUED
@@ -270,25 +273,25 @@ def test_what_is_done_to_a_pod_is_no_failure_of_its_task(cluster, how):
     eventually(lambda: (cluster.engine.collect(), key not in executor.running)[1])
     assert key not in cluster.engine.collect()
     eventually(lambda: cluster.look(lease) is Liveness.GONE)
-    assert "evicted" in cluster.engine.words(lease.id) or "deleted" in cluster.engine.words(lease.id)
+    assert "evicted" in cluster.status(lease).message or "deleted" in cluster.status(lease).message
 
 
 def test_a_pod_that_is_killed_for_its_memory_is_not_reported_and_tells_its_limit(cluster):
     limited = V1Container(name="base", resources=V1ResourceRequirements(limits={"memory": "1Gi"}))
     key, lease, name = cluster.started(config={"pod_override": V1Pod(spec=V1PodSpec(containers=[limited]))})
-    assert cluster.engine.loss(lease.id) is None
+    assert cluster.status(lease).termination_cause is None
     cluster.api.set_status(name, OOM_KILLED)
     executor = cluster.engine.executor
     eventually(lambda: (cluster.engine.collect(), key not in executor.running)[1])
     assert key not in cluster.engine.collect()
     eventually(lambda: cluster.look(lease) is Liveness.GONE)
-    assert cluster.engine.loss(lease.id) == TerminationCause(is_out_of_memory=True, host_memory_bytes=2**30)
-    assert cluster.engine.words(lease.id) == f"pod default/{name} (oom killed)"
+    assert cluster.status(lease).termination_cause == TerminationCause(is_out_of_memory=True, host_memory_bytes=2**30)
+    assert cluster.status(lease).message == f"pod default/{name} (oom killed)"
 
 
 def test_a_pod_of_an_earlier_lease_that_is_killed_for_its_memory_says_nothing_of_the_present_one(cluster, monkeypatch):
     key, earlier, first = cluster.started()
-    site = cluster.engine._adapters[0]
+    site = cluster.engine.cluster.adapters[0]
     monkeypatch.setattr(site.executor.kube_config, "delete_worker_pods_on_failure", True)
     site.end_lease(earlier.id)
     second = earlier.model_copy(update={"id": f"{earlier.request_id}.later", "token": earlier.token + 1})
@@ -298,10 +301,10 @@ def test_a_pod_of_an_earlier_lease_that_is_killed_for_its_memory_says_nothing_of
     cluster.api.bind(name, "gpu-1")
     cluster.api.set_status(name, {"phase": "Running"})
     cluster.api.set_status(first, OOM_KILLED)
-    eventually(lambda: cluster.engine.loss(earlier.id) is not None)
+    eventually(lambda: cluster.status(earlier).termination_cause is not None)
     eventually(lambda: (cluster.engine.heartbeat(), cluster.engine.collect(), cluster.pod(earlier) is None)[2])
     assert cluster.engine.collect() == {}
-    assert (cluster.engine.loss(second.id), cluster.look(second)) == (None, Liveness.ALIVE)
+    assert (cluster.status(second).termination_cause, cluster.look(second)) == (None, Liveness.ALIVE)
     cluster.states[key] = TaskInstanceState.SUCCESS
     cluster.api.set_status(name, DONE)
     assert cluster.ends(key) == (TaskInstanceState.SUCCESS, None)
@@ -431,7 +434,7 @@ def test_a_pod_that_waits_says_why(cluster):
     why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes are available"}
     cluster.api.set_status(name, {"phase": "Pending", "conditions": [why]})
     expected = f"pod default/{name} (unschedulable): 0/1 nodes are available"
-    eventually(lambda: cluster.engine.words(lease.id) == expected)
+    eventually(lambda: cluster.status(lease).message == expected)
 
 
 def test_what_asks_for_no_device_goes_to_kubernetes_executor_as_it_is(cluster):
@@ -443,11 +446,12 @@ def test_what_asks_for_no_device_goes_to_kubernetes_executor_as_it_is(cluster):
 
 
 def test_a_lease_in_a_cluster_that_is_not_configured_any_more_fails_its_task(cluster):
-    sites, cluster.engine._adapters = cluster.engine._adapters, []
+    clusters = cluster.engine.cluster
+    adapters, clusters.adapters = clusters.adapters, []
     try:
         key, _ = cluster.hand_over()
     finally:
-        cluster.engine._adapters = sites
+        clusters.adapters = adapters
     assert cluster.engine.collect()[key][0] == TaskInstanceState.FAILED
 
 

@@ -128,7 +128,8 @@ def test_a_node_that_is_lost_frees_what_it_had(way):
     way.api.set_status(name, {"phase": "Running"})
     way.tasks.rows[request_id] = TaskProcess("running", 7, name, datetime.now(UTC))
     (lease,) = way.store.snapshot().leases
-    way.until(lambda: "(running)" in (way.engine.words(lease.id) or ""))  # nodes and pods come by different watches
+    # nodes and pods come by different watches
+    way.until(lambda: "(running)" in (way.engine.cluster.status(lease.id).message or ""))
     way.api.put("nodes", a_node("gpu-1", gpus=1, ready="Unknown"))
     way.until(lambda: not way.store.snapshot().leases)
     assert (

@@ -3,7 +3,7 @@ from datetime import timedelta
 
 import pytest
 
-from hetero_airflow.engines.engine import EngineTraits, WorkerChanges
+from hetero_airflow.engines.engine import LeaseStatus, WorkerChanges
 from hetero_airflow.executor.leases.cluster_events import STARTING_TIME, ClusterEvents
 from hetero_airflow.model.plan import Place, Plan, Reason, ReasonCode
 from hetero_airflow.model.worker import WorkerState
@@ -15,21 +15,21 @@ LATER = EPOCH + STARTING_TIME
 FULL = Reason(ReasonCode.BUSY, "a container", "0/1 nodes are available")
 
 
-class StandInEngine:
+class StandInCluster:
     def __init__(self):
-        self.traits, self.news, self.reasons = EngineTraits(is_cluster=True), WorkerChanges(), {}
+        self.news, self.reasons = WorkerChanges(), {}
 
     def poll(self):
         news, self.news = self.news, WorkerChanges()
         return news
 
-    def wait_reason(self, lease_id):
-        return self.reasons.get(lease_id)
+    def status(self, lease_id):
+        return LeaseStatus(wait_reason=self.reasons.get(lease_id))
 
 
 class Bench:
     def __init__(self):
-        self.store, self.engine, self.notes = MemoryStore(), StandInEngine(), []
+        self.store, self.engine, self.notes = MemoryStore(), StandInCluster(), []
         self.news = ClusterEvents(self.store, self.engine, lambda key, text: self.notes.append((key, text)))
 
     def reason(self):
@@ -76,8 +76,6 @@ def test_why_a_pod_waits_is_explained_and_noted_once_until_it_runs(bench, lease)
 
 
 def test_an_engine_without_a_cluster_is_not_asked(bench):
-    bench.engine.traits = EngineTraits()
-    bench.engine.poll = bench.engine.wait_reason = None
-    news = ClusterEvents(bench.store, bench.engine, lambda key, text: None)
+    news = ClusterEvents(bench.store, None, lambda key, text: None)
     news.record_workers(EPOCH)
     news.record_wait_reasons([("k", None)], EPOCH)

@@ -159,7 +159,7 @@ def test_one_look_at_the_processes_serves_all_running_tasks(bench):
     for name in "ab":
         start(bench, name, "gpu:0.5")
     looks = []
-    bench.engine.look = lambda uses: looks.append(len(uses)) or {use.lease.id: Liveness.ALIVE for use in uses}
+    bench.engine.liveness_of = lambda uses: looks.append(len(uses)) or {use.lease.id: Liveness.ALIVE for use in uses}
     bench.beat(5)
     assert looks == [2]
 
@@ -187,7 +187,7 @@ def test_a_task_whose_worker_is_lost_is_lost_at_once(bench):
 def test_a_lease_whose_task_waits_again_is_not_taken_for_one_that_may_start(bench):
     """The task instance is QUEUED for its next run, under the same id."""
     id_, _ = start(bench)
-    bench.engine.look = lambda uses: {
+    bench.engine.liveness_of = lambda uses: {
         use.lease.id: Liveness.UNKNOWN if use.state == "queued" else Liveness.GONE for use in uses
     }
     bench.keeper.end("a", "its worker is lost", LeaseState.EVICTED)

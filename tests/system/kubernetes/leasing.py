@@ -17,7 +17,7 @@ from airflow.utils.state import TaskInstanceState
 from kubernetes import client
 
 from hetero_airflow.contract.envelope import pack_request
-from hetero_airflow.engines.engine import EngineContext, LeasedProcess, Liveness
+from hetero_airflow.engines.engine import EngineContext, LeasedProcess, LeaseStatus, Liveness
 from hetero_airflow.engines.kubernetes.engine import KubernetesEngine
 from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
 from hetero_airflow.model.lease import Claim, Lease
@@ -90,7 +90,7 @@ class Leasing:
 
     def learn(self) -> dict[str, Worker]:
         """What the engine says of the nodes, once the store has heard it."""
-        news = self.engine.poll()
+        news = self.engine.cluster.poll()
         for worker in news.seen:
             self.workers[worker.id] = worker.model_copy(update={"state": WorkerState.ONLINE})
         for id_ in news.lost:
@@ -141,9 +141,12 @@ class Leasing:
 
         return eventually(placed, timeout_s=90)
 
+    def status(self, lease: Lease) -> LeaseStatus:
+        return self.engine.cluster.status(lease.id)
+
     def look(self, lease: Lease, state: str = "running") -> Liveness:
         """Whether a process of the lease runs, as the engine sees it."""
-        return self.engine.look([LeasedProcess(lease, state, is_ours=True)])[lease.id]
+        return self.engine.liveness_of([LeasedProcess(lease, state, is_ours=True)])[lease.id]
 
     def end(self, key: Any) -> Any:
         """What is reported of a task, in the end."""

@@ -38,7 +38,7 @@ def started(cluster: Leasing, nodes, **arguments):
     key, lease = cluster.hand_over(**arguments)
     name = cluster.bound(lease)
     nodes.put(name, "airflow", "Running", RUNS)
-    eventually(lambda: cluster.engine.words(lease.id) == f"pod airflow/{name} (running)")
+    eventually(lambda: cluster.status(lease).message == f"pod airflow/{name} (running)")
     return key, lease, name
 
 
@@ -75,7 +75,7 @@ def test_the_end_of_a_pod_is_that_of_its_task(cluster, nodes, phase):
     nodes.put(name, "airflow", phase, {"terminated": {"exitCode": code, "reason": word}})
     assert cluster.end(key)[0] == state
     assert cluster.look(lease) is Liveness.GONE
-    assert cluster.engine.loss(lease.id) is None
+    assert cluster.status(lease).termination_cause is None
 
 
 def test_a_pod_that_finds_no_room_says_so_in_the_schedulers_words(cluster, nodes):
@@ -128,7 +128,7 @@ def test_a_pod_that_is_killed_for_its_memory_says_so_and_has_no_end_of_its_own(c
     key, lease, name = started(cluster, nodes)
     nodes.put(name, "airflow", "Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled"}})
     eventually(is_gone(cluster, lease))
-    assert cluster.engine.loss(lease.id) == TerminationCause(is_out_of_memory=True)
+    assert cluster.status(lease).termination_cause == TerminationCause(is_out_of_memory=True)
     assert key not in _ended(cluster)
 
 
@@ -150,11 +150,11 @@ def test_what_is_done_to_a_pod_is_no_failure_of_its_task(cluster, nodes, how):
         assert cluster.look(lease) is Liveness.ALIVE, "its devices are its own until its kubelet says that it ended"
         nodes.kill(name, "airflow")
     eventually(is_gone(cluster, lease))
-    assert cluster.engine.loss(lease.id) == TerminationCause()
+    assert cluster.status(lease).termination_cause == TerminationCause()
     # before 1.26 the API says of a pod that was evicted or preempted only that it was deleted
     words = {"evicted by its kubelet": ("evicted",), "evicted by the API": ("evicted", "deleted")}
     expected = words.get(how, ("deleted", "preempted"))
-    assert any(f"pod airflow/{name} ({word})" in cluster.engine.words(lease.id) for word in expected)
+    assert any(f"pod airflow/{name} ({word})" in cluster.status(lease).message for word in expected)
     assert key not in _ended(cluster)
 
 
@@ -163,7 +163,7 @@ def test_a_node_that_falls_silent_is_lost_and_its_pod_told_to_end(cluster, nodes
     nodes.silence("gpu-1")
     eventually(lambda: cluster.learn()["gpu-1"].state is WorkerState.LOST, timeout_s=40)
     eventually(is_gone(cluster, lease))
-    assert cluster.engine.words(lease.id).startswith(f"node gpu-1 was lost, and with it pod airflow/{name}")
+    assert cluster.status(lease).message.startswith(f"node gpu-1 was lost, and with it pod airflow/{name}")
     eventually(lambda: _made(cluster) and _is_told_to_end(cluster.pod(lease)))
     nodes.hear("gpu-1")
     worker = eventually(lambda: _as_online(cluster, "gpu-1"), timeout_s=40)
@@ -178,7 +178,7 @@ def test_a_node_that_is_deleted_is_lost_and_its_pod_with_it(cluster, nodes):
     cluster.api.delete_node("gpu-1")
     eventually(lambda: cluster.learn()["gpu-1"].state is WorkerState.LOST)
     eventually(is_gone(cluster, lease))
-    assert cluster.engine.words(lease.id).startswith(f"node gpu-1 was lost, and with it pod airflow/{name}")
+    assert cluster.status(lease).message.startswith(f"node gpu-1 was lost, and with it pod airflow/{name}")
     eventually(
         lambda: _made(cluster) and (cluster.pod(lease) is None or cluster.pod(lease).metadata.deletion_timestamp)
     )
@@ -211,7 +211,7 @@ def test_credentials_that_are_no_longer_good_start_nothing_and_fail_nothing(clus
     cluster.api.delete_namespaced_service_account(ACCOUNT, "airflow")
     plane.kill_api_server()  # one that runs goes on with a watch whose token has ended
     plane.start_api_server()
-    eventually(lambda: "credentials are refused" in (cluster.engine._adapters[0].cluster.problem or ""))
+    eventually(lambda: "credentials are refused" in (cluster.engine.cluster.adapters[0].view.problem or ""))
     _, waiting = cluster.hand_over_as(cluster.workers["gpu-1"])
     for _ in range(3):
         cluster.engine.heartbeat()
@@ -242,7 +242,7 @@ def _ended(cluster: Leasing):
 
 
 def _told(cluster: Leasing, lease, code: ReasonCode):
-    reason = cluster.engine.wait_reason(lease.id)
+    reason = cluster.status(lease).wait_reason
     return reason if reason is not None and reason.code is code else None
 
 

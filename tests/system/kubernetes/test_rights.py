@@ -50,7 +50,7 @@ def test_the_scheduler_is_refused_nothing_and_uses_what_it_is_given(plane, nodes
     with leasing(plane, tmp_path) as one:
         key, lease = one.hand_over()
         name = one.bound(lease)
-        eventually(lambda: one.engine.words(lease.id))
+        eventually(lambda: one.engine.cluster.status(lease.id).message)
         one.engine.executor.adopt(key, "airflow", name)
         one.engine.signal(LeasedProcess(lease, "success", is_ours=True), signal.SIGTERM)
         eventually(lambda: one.pod(lease).metadata.deletion_timestamp)

@@ -78,19 +78,19 @@ class CauseMeaning:
 
     end: RunEnd | None = None
     """None while it has not ended."""
-    waits: ReasonCode | None = None
+    wait_code: ReasonCode | None = None
     """Why it does not run yet."""
 
 
 MEANINGS: Mapping[PodCause, CauseMeaning] = MappingProxyType(
     {
-        PodCause.GATED: CauseMeaning(waits=ReasonCode.RESERVED),
-        PodCause.UNSCHEDULABLE: CauseMeaning(waits=ReasonCode.BUSY),
-        PodCause.PREEMPTING: CauseMeaning(waits=ReasonCode.PREEMPTING),
-        PodCause.UNASSIGNED: CauseMeaning(waits=ReasonCode.SLOTS),
-        PodCause.STARTING: CauseMeaning(waits=ReasonCode.SLOTS),
-        PodCause.IMAGE: CauseMeaning(waits=ReasonCode.RUNTIME),
-        PodCause.SETTINGS: CauseMeaning(waits=ReasonCode.RUNTIME),
+        PodCause.GATED: CauseMeaning(wait_code=ReasonCode.RESERVED),
+        PodCause.UNSCHEDULABLE: CauseMeaning(wait_code=ReasonCode.BUSY),
+        PodCause.PREEMPTING: CauseMeaning(wait_code=ReasonCode.PREEMPTING),
+        PodCause.UNASSIGNED: CauseMeaning(wait_code=ReasonCode.SLOTS),
+        PodCause.STARTING: CauseMeaning(wait_code=ReasonCode.SLOTS),
+        PodCause.IMAGE: CauseMeaning(wait_code=ReasonCode.RUNTIME),
+        PodCause.SETTINGS: CauseMeaning(wait_code=ReasonCode.RUNTIME),
         PodCause.RUNNING: CauseMeaning(),
         PodCause.CRASH_LOOP: CauseMeaning(end=RunEnd.FAILED),
         PodCause.SUCCEEDED: CauseMeaning(end=RunEnd.FINISHED),
@@ -202,7 +202,7 @@ class PodState:
 
     def reason(self, asked: str) -> Reason | None:
         """Why it does not run yet; None once it does."""
-        code = MEANINGS[self.cause].waits
+        code = MEANINGS[self.cause].wait_code
         if code is None:
             return None
         if self.cause is PodCause.UNSCHEDULABLE and self.message and "Insufficient" not in self.message:

@@ -1,4 +1,4 @@
-"""A cluster as its API shows it: its nodes as workers, the pods of our leases, and what else runs there."""
+"""A cluster as its API shows it: nodes as workers, the pods of our leases, and the pods of others."""
 
 from __future__ import annotations
 
@@ -29,19 +29,22 @@ from hetero_airflow.model.worker import Worker, WorkerState
 log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 5.0
-"""How often a node that is as it was is said to be there."""
+"""How often an unchanged node is reported as alive."""
 
 _MIN_READ_INTERVAL_S = 1.0
-"""Nodes are read at most so often, however much happens in the cluster."""
+"""The nodes are read at most this often, however much changes in the cluster."""
+
+_ReadNode = tuple[Mapping[str, Any], NodeUsage, Worker | None]
+"""What a worker was last made from, and the worker; None if the node can't be read."""
 
 
 class ClusterView:
-    """One cluster. Its threads only watch; `poll` and all others are for the scheduler's loop, and ask nothing.
+    """One cluster. Its threads only watch; the scheduler's loop calls the methods, which never send a request.
 
-    :param site: the name of the cluster among several; None for the only one
+    :param site: name of the cluster among several; None for the only one
     :param connect: makes a client
     :param namespace: of the pods that KubernetesExecutor makes; None for any
-    :param resources: what a request says of its device → extended resource, beside those that are known
+    :param resources: device part of a request → extended resource, in addition to the built-in rows
     """
 
     def __init__(
@@ -52,19 +55,19 @@ class ClusterView:
         resources: Mapping[str, str],
     ) -> None:
         self.site = site
+        self.deleted = DeletedPods()
         self._resources = resources
         where = f"of the cluster {site}" if site else "of the cluster"
-        self.gone = DeletedPods()
         self._nodes: Informer[Mapping[str, Any]] = Informer(
             f"nodes {where}", connect, lambda api: api.list_node, _read_node
         )
         self._pods = Informer[LeasedPod](
             f"pods of leases {where}",
             connect,
-            _pods_of(namespace),
+            lambda api: api.list_namespaced_pod if namespace else api.list_pod_for_all_namespaces,
             read_pod,
             query={"label_selector": LEASE_LABEL} | ({"namespace": namespace} if namespace else {}),
-            gone=self.gone.add,
+            on_delete=self.deleted.add,
         )
         self._foreign_pods = Informer[ForeignPod](
             f"other pods {where}",
@@ -73,60 +76,64 @@ class ClusterView:
             lambda item, before: None if _is_leased(item, namespace) else read_foreign_pod(item, before),
             query={"field_selector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"},
         )
-        self._read: dict[str, tuple[Mapping[str, Any], NodeUsage, Worker | None]] = {}
-        """Node → what its worker was last made of, and the worker; None where it can't be read."""
-        self._told: dict[str, Worker] = {}
-        """Worker id → worker, as the store was last told."""
+        self._informers = (self._nodes, self._pods, self._foreign_pods)
+        self._read: dict[str, _ReadNode] = {}
+        self._reported: dict[str, Worker] = {}
+        """Worker id → worker, as last reported to the store."""
         self._by_lease: tuple[int, dict[str, LeasedPod]] = (-1, {})
         self._seen_changes, self._read_at, self._alive_at = (-1, -1, -1), float("-inf"), float("-inf")
 
     def start(self) -> None:
         """Begin to watch; returns at once."""
-        for mirror in (self._nodes, self._pods, self._foreign_pods):
-            mirror.start()
+        for informer in self._informers:
+            informer.start()
 
     def stop(self) -> None:
         """Stop watching."""
-        for mirror in (self._nodes, self._pods, self._foreign_pods):
-            mirror.stop()
+        for informer in self._informers:
+            informer.stop()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until all has been read once; whether it was in time."""
+        """Wait until everything was read once. Returns whether that was in time."""
         end = time.monotonic() + timeout_s
-        return all(one.wait(max(0.0, end - time.monotonic())) for one in (self._nodes, self._pods, self._foreign_pods))
+        return all(informer.wait(max(0.0, end - time.monotonic())) for informer in self._informers)
 
     @property
     def is_synced(self) -> bool:
-        """Whether what is known of pods is up to date."""
+        """Whether the known pods are up to date."""
         return self._pods.is_listed and self._pods.problem is None
 
     @property
     def problem(self) -> str | None:
-        """Why nothing can be started there at the moment; None where it can."""
-        for mirror in (self._pods, self._nodes):
-            if mirror.problem is not None:
-                return f"the {mirror.name} can't be watched: {mirror.problem}"
+        """Why nothing can start in the cluster now; None if tasks can start."""
+        for informer in (self._pods, self._nodes):
+            if informer.problem is not None:
+                return f"the {informer.name} can't be watched: {informer.problem}"
         return None if self._pods.is_listed and self._nodes.is_listed else "it was not read yet"
 
+    def worker_id(self, node: str) -> str:
+        """The id of the worker that a node is."""
+        return node if self.site is None else f"{self.site}/{node}"
+
     def is_lost(self, worker_id: str) -> bool:
-        """Whether the cluster says that a node is gone or does not answer; not while the cluster itself does not."""
-        worker = self._told.get(worker_id)
+        """Whether the cluster reports that a node is gone or does not answer. False if the cluster does not answer."""
+        worker = self._reported.get(worker_id)
         is_known = self.problem is None and self._read_at > float("-inf")
         return is_known and (worker is None or worker.state is WorkerState.LOST)
 
     def pods(self) -> Mapping[str, LeasedPod]:
-        """Lease id → its pod, of those that are there; one that is not over, where there are several."""
+        """Lease id → its pod. If a lease has several, the one that is not over."""
         changes = self._pods.changes
         if changes != self._by_lease[0]:
-            found = sorted(self._pods.values(), key=lambda pod: not pod.is_over)
-            self._by_lease = (changes, {pod.lease_id: pod for pod in found})
+            pods = sorted(self._pods.values(), key=lambda pod: not pod.is_over)
+            self._by_lease = (changes, {pod.lease_id: pod for pod in pods})
         return self._by_lease[1]
 
     def poll(self, known: Mapping[str, Worker], now_s: float) -> WorkerChanges:
-        """What is new of the nodes. A cluster that does not answer keeps those that it had.
+        """The changes to the nodes. A cluster that does not answer keeps the nodes that it had.
 
         :param known: worker id → worker, as the store has them
-        :param now_s: of a clock that never goes back
+        :param now_s: time of a clock that never goes back
         """
         if not (self._nodes.is_listed and self._pods.is_listed):
             return WorkerChanges()
@@ -139,37 +146,37 @@ class ClusterView:
         alive: list[str] = []
         if now_s - self._alive_at >= HEARTBEAT_INTERVAL_S:
             self._alive_at = now_s
-            for id_, worker in self._told.items():
+            for id_, worker in self._reported.items():
                 state = known[id_].state if id_ in known else None
                 if worker.state is WorkerState.ONLINE and state is WorkerState.ONLINE:
                     alive.append(id_)
                 elif state is not worker.state and self.problem is None and worker not in changed:
-                    changed.append(worker)  # the store was told otherwise, or its answer was lost
+                    changed.append(worker)  # the store has another state, or its answer was lost
         lost = [worker.id for worker in changed if worker.state is WorkerState.LOST]
         return WorkerChanges(tuple(changed), tuple(alive), (*lost, *deleted))
 
     def _read_nodes(self) -> tuple[list[Worker], list[str]]:
-        """The workers that are new or have changed, and the ids of those that are gone."""
-        uses = node_usages(self._foreign_pods.values(), self._pods.values())
-        read: dict[str, tuple[Mapping[str, Any], NodeUsage, Worker | None]] = {}
-        told: dict[str, Worker] = {}
+        """The workers that are new or changed, and the ids of deleted ones."""
+        usages = node_usages(self._foreign_pods.values(), self._pods.values())
+        read: dict[str, _ReadNode] = {}
+        workers: dict[str, Worker] = {}
         for node in self._nodes.values():
-            name, use = node["metadata"]["name"], uses.get(node["metadata"]["name"], NodeUsage())
+            name, usage = node["metadata"]["name"], usages.get(node["metadata"]["name"], NodeUsage())
             known = self._read.get(name)
-            if known is None or known[0] is not node or known[1] != use:
-                known = (node, use, self._worker(node, use))
+            if known is None or known[0] is not node or known[1] != usage:
+                known = (node, usage, self._worker(node, usage))
             read[name] = known
             if known[2] is not None:
-                told[known[2].id] = known[2]
-        changed = [worker for id_, worker in told.items() if worker != self._told.get(id_)]
-        deleted = [id_ for id_ in self._told if id_ not in told]
-        self._read, self._told = read, told
+                workers[known[2].id] = known[2]
+        changed = [worker for id_, worker in workers.items() if worker != self._reported.get(id_)]
+        deleted = [id_ for id_ in self._reported if id_ not in workers]
+        self._read, self._reported = read, workers
         return changed, deleted
 
-    def _worker(self, node: Mapping[str, Any], use: NodeUsage) -> Worker | None:
+    def _worker(self, node: Mapping[str, Any], usage: NodeUsage) -> Worker | None:
         try:
             model = _API.deserialize(SimpleNamespace(data=json.dumps(node)), "V1Node")
-            return without_usage(worker_of(model, self.site, self._resources), use)
+            return without_usage(worker_of(model, self.site, self._resources), usage)
         except Exception as error:  # noqa: BLE001  one odd node must not stop the scheduler's loop
             log.warning("Node %s can't be read: %s", shorten(node["metadata"]["name"]), shorten(str(error), 300))
             return None
@@ -178,25 +185,21 @@ class ClusterView:
 _API = ApiClient()
 
 
-def _pods_of(namespace: str | None) -> Callable[[CoreV1Api], Callable[..., Any]]:
-    return lambda api: api.list_namespaced_pod if namespace else api.list_pod_for_all_namespaces
-
-
 def _is_leased(item: Mapping[str, Any], namespace: str | None) -> bool:
     metadata = item["metadata"]
     return LEASE_LABEL in (metadata.get("labels") or {}) and namespace in (None, metadata["namespace"])
 
 
 def _read_node(item: Mapping[str, Any], before: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """What of a node makes its worker; the same object again where nothing of that has changed."""
+    """The parts of a node that make its worker. Returns the same object again if they have not changed."""
     metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
-    told = ("type", "status", "reason", "message")
+    names = ("type", "status", "reason", "message")
     node = {
         "metadata": {"name": metadata["name"], "labels": metadata.get("labels") or {}},
         "spec": {name: spec[name] for name in ("taints", "unschedulable") if name in spec},
         "status": {
             **{name: status[name] for name in ("allocatable", "capacity") if name in status},
-            "conditions": [{key: one[key] for key in told if key in one} for one in status.get("conditions") or ()],
+            "conditions": [{name: c[name] for name in names if name in c} for c in status.get("conditions") or ()],
         },
     }
     return before if before == node else node

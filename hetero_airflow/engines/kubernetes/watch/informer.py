@@ -57,7 +57,7 @@ class Informer(Generic[T]):
         read: Callable[[Mapping[str, Any], T | None], T | None],
         *,
         query: Mapping[str, Any] | None = None,
-        gone: Callable[[T], None] | None = None,
+        on_delete: Callable[[T], None] | None = None,
         delay_s: float = 1.0,
     ) -> None:
         self.name = name
@@ -68,7 +68,7 @@ class Informer(Generic[T]):
         self.status: int | None = None
         """The API's answer that made the problem, if it gave one."""
         self._connect, self._endpoint, self._read = connect, endpoint, read
-        self._query, self._gone, self._delay_s = dict(query or {}), gone, delay_s
+        self._query, self._on_delete, self._delay_s = dict(query or {}), on_delete, delay_s
         self._items: dict[str, T] = {}
         self._lock = threading.Lock()
         self._is_listed, self._stopped, self._watch = threading.Event(), threading.Event(), Watch()
@@ -196,8 +196,8 @@ class Informer(Generic[T]):
         with self._lock:
             value = self._items.pop(key, None)
             self.changes += value is not None
-        if value is not None and self._gone is not None:
-            self._gone(value)
+        if value is not None and self._on_delete is not None:
+            self._on_delete(value)
 
     def _note(self, error: Exception) -> None:
         text = _error_text(error)

@@ -1,4 +1,4 @@
-"""The pods of leases: which there are, how they stand, and how those that are gone stood last."""
+"""The pods of leases: their states, and the last states of deleted ones."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ from typing import Any
 from kubernetes.client import ApiClient  # type: ignore[import-untyped]
 from kubernetes.utils.quantity import parse_quantity  # type: ignore[import-untyped]
 
+from hetero_airflow.engines.engine import TerminationCause
 from hetero_airflow.engines.kubernetes.pods.pod_merge import leased_container
 from hetero_airflow.engines.kubernetes.pods.pod_override import DEVICES_ANNOTATION, LEASE_LABEL
 from hetero_airflow.engines.kubernetes.states.pod_state import MEANINGS, PodCause, PodState, pod_state
+from hetero_airflow.model.run import RunEnd
 
 MAX_DELETED_PODS = 10_000
-"""Pods that are gone, of which it is remembered how they stood."""
+"""Number of deleted pods whose last state is remembered."""
 
-_ENDED = ("Succeeded", "Failed")
+_ENDED_PHASES = ("Succeeded", "Failed")
+
+_LOST_ENDS = (RunEnd.LOST, RunEnd.PAUSED)
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedPod:
-    """One pod, as last seen."""
+    """The last known state of a pod."""
 
     lease_id: str
     name: str
@@ -33,26 +37,38 @@ class LeasedPod:
     node: str | None
     state: PodState
     devices: frozenset[str] = frozenset()
-    """Ids of the slots that its lease holds."""
+    """Ids of the device slots that its lease holds."""
     is_over: bool = False
-    """No process of it runs any more, or ever will."""
+    """None of its processes runs, or will ever run."""
     is_ending: bool = False
-    """It was told to end."""
+    """It was deleted and still runs."""
     memory_bytes: int | None = None
-    """Limit of the container that has the devices; None for no limit."""
+    """Memory limit of the container that has the devices; None for no limit."""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether none of its processes has begun."""
-        return not self.is_over and MEANINGS[self.state.cause].waits is not None
+        """Whether none of its processes has started."""
+        return not self.is_over and MEANINGS[self.state.cause].wait_code is not None
+
+    @property
+    def termination_cause(self) -> TerminationCause | None:
+        """Why the pod ended, if it was evicted, preempted, refused, deleted, or killed because memory ran out.
+
+        If the kernel killed only the task's process, its supervisor reports that before the pod ends.
+        """
+        if self.state.end in _LOST_ENDS:
+            return TerminationCause()
+        # without an exit code it was a container that prepares the pod, and its memory is not the task's
+        is_killed = self.state.cause is PodCause.OOM_KILLED and self.state.exit_code not in (None, 0)
+        return TerminationCause(is_out_of_memory=True, host_memory_bytes=self.memory_bytes) if is_killed else None
 
     def __str__(self) -> str:
-        told = f": {self.state.message}" if self.state.message else ""
-        return f"pod {self.namespace}/{self.name} ({self.state.cause.value.replace('_', ' ')}){told}"
+        message = f": {self.state.message}" if self.state.message else ""
+        return f"pod {self.namespace}/{self.name} ({self.state.cause.value.replace('_', ' ')}){message}"
 
 
 def read_pod(item: Mapping[str, Any], before: LeasedPod | None) -> LeasedPod | None:
-    """The pod of a JSON value; None for one that is no lease's."""
+    """The pod in a JSON value; None if it belongs to no lease."""
     metadata = item["metadata"]
     lease_id = (metadata.get("labels") or {}).get(LEASE_LABEL)
     if lease_id is None:
@@ -68,21 +84,21 @@ def read_pod(item: Mapping[str, Any], before: LeasedPod | None) -> LeasedPod | N
         node=item["spec"].get("nodeName"),
         state=pod_state(pod),
         devices=frozenset(filter(None, devices.split(","))),
-        is_over=(item.get("status") or {}).get("phase") in _ENDED,
+        is_over=(item.get("status") or {}).get("phase") in _ENDED_PHASES,
         is_ending=metadata.get("deletionTimestamp") is not None,
         memory_bytes=int(parse_quantity(limits["memory"])) if "memory" in limits else None,
     )
 
 
 class DeletedPods:
-    """Pods that were deleted, by lease. Threads may share it."""
+    """Deleted pods by lease. Safe for several threads."""
 
     def __init__(self) -> None:
         self._pods: dict[str, LeasedPod] = {}
         self._lock = threading.Lock()
 
     def add(self, pod: LeasedPod) -> None:
-        """Remember a pod; one that had not ended by itself was ended by its deletion."""
+        """Remember a pod. If it had not ended, its deletion ended it."""
         if not pod.is_over and pod.state.end is None:
             state = PodState(PodCause.DELETED, pod.state.message, node=pod.node)
             pod = replace(pod, state=state)
@@ -92,12 +108,12 @@ class DeletedPods:
                 del self._pods[next(iter(self._pods))]
 
     def get(self, lease_id: str) -> LeasedPod | None:
-        """The pod of a lease, if it was there and is gone."""
+        """The deleted pod of a lease; None if there is none."""
         with self._lock:
             return self._pods.get(lease_id)
 
     def values(self) -> list[LeasedPod]:
-        """All that are remembered."""
+        """All remembered pods."""
         with self._lock:
             return list(self._pods.values())
 
@@ -106,11 +122,11 @@ _API = ApiClient()
 
 
 def _without_bulk(item: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells how a pod stands, without its volumes and environment: models of these are slow to make."""
+    """The parts that show a pod's state. Models of its volumes and environment are slow to make."""
     metadata, spec = item["metadata"], item["spec"]
-    told = ("name", "namespace", "deletionTimestamp", "deletionGracePeriodSeconds")
+    names = ("name", "namespace", "deletionTimestamp", "deletionGracePeriodSeconds")
     return {
-        "metadata": {name: metadata[name] for name in told if name in metadata},
-        "spec": {"nodeName": spec.get("nodeName"), "containers": [{"name": one["name"]} for one in spec["containers"]]},
+        "metadata": {name: metadata[name] for name in names if name in metadata},
+        "spec": {"nodeName": spec.get("nodeName"), "containers": [{"name": c["name"]} for c in spec["containers"]]},
         "status": item.get("status") or {},
     }

@@ -131,7 +131,7 @@ def test_every_cause_has_a_meaning_and_every_row_a_cause():
     rows = {cause for table in (WAITING, TERMINATED, ENDED, DISRUPTED, SCHEDULED) for cause in table.values()}
     assert rows <= set(PodCause)
     assert PodCause.UNKNOWN not in rows
-    assert all(meaning.end is None or meaning.waits is None for meaning in MEANINGS.values())
+    assert all(meaning.end is None or meaning.wait_code is None for meaning in MEANINGS.values())
 
 
 def test_why_a_pod_waits_is_told_in_the_schedulers_words():

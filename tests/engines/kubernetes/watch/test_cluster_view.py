@@ -198,7 +198,7 @@ def test_the_pods_of_leases_are_known_and_how_they_ended(api, watched):
     api.set_status("o", {"phase": "Running"})
     eventually(lambda: not one.cluster.pods()["l1"].is_waiting)
     api.drop("pods", "o", "default")
-    gone = eventually(lambda: one.cluster.gone.get("l1"))
+    gone = eventually(lambda: one.cluster.deleted.get("l1"))
     assert (gone.state.cause, gone.is_over, one.cluster.pods()) == ("deleted", True, {})
 
 
@@ -208,7 +208,7 @@ def test_a_pod_that_failed_before_it_was_deleted_has_failed(api, watched):
     api.put("pods", ours("o", "l1", [0]), evicted)
     eventually(lambda: one.cluster.pods().get("l1"))
     api.drop("pods", "o", "default")
-    gone = eventually(lambda: one.cluster.gone.get("l1"))
+    gone = eventually(lambda: one.cluster.deleted.get("l1"))
     assert str(gone) == "pod default/o (evicted): The node was low on resource: memory."
 
 

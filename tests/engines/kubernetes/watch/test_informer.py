@@ -80,7 +80,7 @@ def test_a_version_that_is_too_old_is_listed_again_and_what_is_gone_is_gone(api,
     gone = []
     for name in "ab":
         api.put("nodes", a_node(name))
-    mirror = watch(gone=gone.append)
+    mirror = watch(on_delete=gone.append)
     names(mirror, "a", "b")
     api.objects["nodes"].pop(("", "a"))  # unheard of: its deletion was compacted away
     api.compact()

@@ -1,0 +1,63 @@
+"""The clusters that are configured for one engine, and what they report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hetero_airflow.engines.engine import LeaseStatus, WorkerChanges
+from hetero_airflow.engines.kubernetes.adapter import ClusterAdapter
+from hetero_airflow.engines.kubernetes.leasing_executor import LeasingKubernetesExecutor
+from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.worker import Worker
+
+
+class Clusters:
+    """All clusters of an engine; the port `hetero_airflow.engines.engine.Cluster`.
+
+    :param executor: for the cluster of ``[kubernetes_executor]``
+    """
+
+    def __init__(self, executor: LeasingKubernetesExecutor) -> None:
+        self.adapters: Sequence[ClusterAdapter] = ()
+        self._executor = executor
+        self._workers: Callable[[], Mapping[str, Worker]] = dict
+
+    def open(self, adapters: Sequence[ClusterAdapter], workers: Callable[[], Mapping[str, Worker]]) -> None:
+        """Report on these clusters from now on.
+
+        :param workers: worker id → worker, as in the last snapshot
+        """
+        self.adapters, self._workers = adapters, workers
+
+    def adapter_at(self, worker_id: str) -> ClusterAdapter | None:
+        """The cluster of a node; None if no configured cluster has it."""
+        return next((adapter for adapter in self.adapters if adapter.has_worker(worker_id)), None)
+
+    def poll(self) -> WorkerChanges:
+        """The changes to the nodes."""
+        known, now = self._workers(), time.monotonic()
+        changes = [adapter.view.poll(known, now) for adapter in self.adapters]
+        return WorkerChanges(
+            tuple(worker for change in changes for worker in change.seen),
+            tuple(id_ for change in changes for id_ in change.alive),
+            tuple(id_ for change in changes for id_ in change.lost),
+        )
+
+    def follow(self, key: Any, lease: Lease) -> None:
+        """Follow the pod of a lease that another scheduler made, and no earlier or later pod of the same task."""
+        adapter = self.adapter_at(lease.worker_id)
+        if adapter is not None:
+            adapter.note_handed_over(key, lease.id)
+
+    def status(self, lease_id: str) -> LeaseStatus:
+        """What the cluster of a lease reports about its pod."""
+        for adapter in self.adapters:
+            if (status := adapter.status(lease_id)) is not None:
+                return status
+        return LeaseStatus()
+
+    def task_log(self, task_instance: Any, try_number: int) -> tuple[list[str], list[str]]:
+        """The log of a task's pod so far, from the cluster of ``[kubernetes_executor]``."""
+        return self._executor.get_task_log(task_instance, try_number)
