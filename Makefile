@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up test fleets chaos lint bench-overhead bench-celery bench-agents bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-decide bench-schedule install lock clean moved
+.PHONY: help demo up test test-busy fleets chaos lint bench-overhead bench-celery bench-agents bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-decide bench-schedule install lock clean moved
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -31,10 +31,11 @@ up: $(VENV)/.installed  ## leave an Airflow with the example DAGs running until 
 	@$(RUN) tools/up.py
 
 test: lint  ## lint, then all tests: unit, system (a real Airflow), PostgreSQL
-	@echo '== pytest, all but a booted Airflow, on every core'
-	@AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -n auto -m '$(TESTS) and not system'
-	@echo '== pytest, a booted Airflow'
-	@AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -m '$(TESTS) and system'
+	@echo '== pytest'
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -n auto --dist loadgroup -m '$(TESTS)'
+
+test-busy: $(VENV)/.installed  ## the same tests with a busy process on each core
+	@$(RUN) tools/busy.py $(MAKE) --no-print-directory test
 
 # Tests that need an accelerator run where the kernel shows one.
 TESTS := not bench and not chaos and not fleet$(if $(wildcard /dev/nvidia0 /dev/kfd /dev/davinci0),, and not gpu)

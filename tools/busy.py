@@ -1,0 +1,24 @@
+"""Runs a command while a busy process computes on each core: ``busy.py COMMAND [ARGUMENT …]``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+BUSY = "while True: pass"
+
+
+def main(command: list[str]) -> int:
+    """Run the command to its end; its exit code."""
+    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(os.cpu_count() or 1)]
+    try:
+        return subprocess.run(command, check=False).returncode
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
