@@ -32,7 +32,7 @@ class RanksFailed(HeteroError, RuntimeError):
         finding = classify(evidence)
         super().__init__(
             asked,
-            found=f"that {who} failed: it {finding.failure_class.words} ({finding.evidence})",
+            found=f"that {who} failed: it {finding.failure_class.description} ({finding.evidence})",
             remedy="The task's log has the output of each rank",
         )
         self.args = (f"{self.args[0]} Its last lines:\n{tail}",)

@@ -57,7 +57,7 @@ def requeued_by_rules(context: Context, log: Any) -> Iterator[None]:
         if has_preemption_notice():
             raise
         decision = _recovery_decision(error, context)
-        log.warning("%s", decision.words)
+        log.warning("%s", decision.message)
         if not isinstance(decision, Requeue):
             raise
         log.exception("The task is requeued after this", exc_info=error)

@@ -58,10 +58,10 @@ class DeviceRetryPolicy(RetryPolicy):
         )  # fmt: skip
         decision = decide(failure, history, rules)
         if isinstance(decision, Fail):
-            return RetryDecision.fail(decision.words[:MAX_REASON])
-        words = decision.words
+            return RetryDecision.fail(decision.message[:MAX_REASON])
+        words = decision.message
         if isinstance(decision, Requeue):  # nobody has rescheduled it: it costs a retry here
-            words = f"It {failure.failure_class.words} ({failure.evidence}): left to the task's retries."
+            words = f"It {failure.failure_class.description} ({failure.evidence}): left to the task's retries."
         return RetryDecision.retry(
             timedelta(seconds=decision.delay_s) if decision.delay_s else None, words[:MAX_REASON]
         )

@@ -1,4 +1,4 @@
-"""What a request asks for, after what happened to it: more memory, another worker, its next alternative. Pure."""
+"""Requests after failures: more memory, another worker, or the next alternative. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from hetero_airflow.matching.shapes import Shape, Shapes
 from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.worker import Worker
-from hetero_airflow.recovery.avoidance import avoid_failed_workers
+from hetero_airflow.recovery.avoidance import avoid_failed_workers, unique_shapes
 from hetero_airflow.recovery.failure import Failure, FailureClass, failures_of_epoch
 from hetero_airflow.recovery.memory_growth import MemoryGrowth, with_device_memory, with_host_memory
 from hetero_airflow.recovery.rules import Rule, Rules
@@ -24,15 +24,15 @@ def adjusted_request(
     epoch: int,
     shapes: Shapes | None = None,
 ) -> tuple[DeviceRequest, list[str]]:
-    """What the request asks for now, and a sentence for each change, for the task's log.
+    """The request after its failures, and a sentence for each change, for the task's log.
 
-    It is made anew from what the user wrote each time; nothing adds up by being asked again.
+    Each call starts from what the user wrote, so a repeated call changes nothing more.
 
     :param request: as the user wrote it
-    :param failures: what the state store holds, oldest first
-    :param workers: all that are known, devices in quarantine not leasable
-    :param epoch: of the present; failures before the last clear don't count
-    :param shapes: what a caller that asks often keeps: it makes the same answer cheap for the same workers
+    :param failures: from the state store, oldest first
+    :param workers: all known workers; devices in quarantine are not leasable
+    :param epoch: the current one; failures before the last clear don't count
+    :param shapes: a cache that a frequent caller keeps, so that equal workers are evaluated once
 
     >>> from hetero_airflow.recovery.rules import DEFAULTS
     >>> from hetero_airflow.testing import EPOCH, a_device, a_worker
@@ -40,8 +40,8 @@ def adjusted_request(
     >>> oom = Failure(failure_class="device_memory", evidence="CUDA out of memory", worker="a", device_ids=("GPU-1",),
     ...               at=EPOCH, epoch=0, memory_bytes=small.memory_bytes)
     >>> workers = [a_worker("a", (small,)), a_worker("b", (large,))]
-    >>> now, words = adjusted_request(DeviceRequest.parse("gpu"), [oom], DEFAULTS, workers, epoch=0)
-    >>> print(now, *words, sep=chr(10))
+    >>> adjusted, messages = adjusted_request(DeviceRequest.parse("gpu"), [oom], DEFAULTS, workers, epoch=0)
+    >>> print(adjusted, *messages, sep=chr(10))
     1 × gpu (memory=48GiB..)
     Asks for 1 × gpu (memory=48GiB..) instead of 1 × gpu, after it ran out of device memory on GPU-1 of a.
     """
@@ -49,26 +49,28 @@ def adjusted_request(
     if not recent:
         return request, []
     shapes = shapes or Shapes()
-    kinds = tuple({id(shape): shape for worker in workers for shape in [shapes.entry(worker).shape]}.values())
-    words: list[str] = []
+    worker_shapes = unique_shapes(workers, shapes)
+    messages: list[str] = []
     alternatives = request.alternatives
     for failure_class, grow in _GROWTHS.items():
-        those = [one for one in recent if one.failure_class is failure_class]
-        if those and rules[failure_class].memory is not None:
-            alternatives = _with_more_memory(alternatives, those, rules[failure_class], kinds, grow, words)
-    alternatives = _without_failed_workers(alternatives, recent, rules, workers, shapes, words)
-    return _with(request, alternatives), words
+        of_class = [failure for failure in recent if failure.failure_class is failure_class]
+        if of_class and rules[failure_class].memory is not None:
+            alternatives = _with_more_memory(
+                alternatives, of_class, rules[failure_class], worker_shapes, grow, messages
+            )
+    alternatives = _without_failed_workers(alternatives, recent, rules, workers, shapes, messages)
+    return _with_alternatives(request, alternatives), messages
 
 
 def request_after_waiting(request: DeviceRequest, waited_s: float, rules: Rules) -> tuple[DeviceRequest, list[str]]:
-    """The request after it has waited: its next alternative is tried first, one more each ``waiting.after``.
+    """The request after it has waited: its next alternative comes first, one more after each ``waiting.after``.
 
-    Nothing is lost by it: what was first is tried last. A request that leaves the choice to the policy, or has no
-    alternative, stays as it is.
+    The alternatives before it move to the end. A request without alternatives, or one that leaves the choice to the
+    policy, stays the same.
 
     >>> from hetero_airflow.recovery.rules import DEFAULTS
-    >>> request, words = request_after_waiting(DeviceRequest.parse(["gpu:4", "gpu:2"]), 1800, DEFAULTS)
-    >>> str(request), words
+    >>> request, messages = request_after_waiting(DeviceRequest.parse(["gpu:4", "gpu:2"]), 1800, DEFAULTS)
+    >>> str(request), messages
     ('2 × gpu or 4 × gpu', ['Asks for 2 × gpu first, after it has waited for 4 × gpu for 30 min.'])
     """
     if rules.waiting_s is None or not request.is_ordered:
@@ -77,8 +79,8 @@ def request_after_waiting(request: DeviceRequest, waited_s: float, rules: Rules)
     if passed <= 0:
         return request, []
     before, after = request.alternatives[:passed], request.alternatives[passed:]
-    words = f"Asks for {after[0]} first, after it has waited for {before[-1]} for {rules.waiting_s / 60:g} min."
-    return _with(request, (*after, *before)), [words]
+    message = f"Asks for {after[0]} first, after it has waited for {before[-1]} for {rules.waiting_s / 60:g} min."
+    return _with_alternatives(request, (*after, *before)), [message]
 
 
 _GROWTHS: dict[FailureClass, _Grow] = {
@@ -93,19 +95,19 @@ def _with_more_memory(
     rule: Rule,
     shapes: Sequence[Shape],
     grow: _Grow,
-    words: list[str],
+    messages: list[str],
 ) -> tuple[Alternative, ...]:
-    """All alternatives with more memory; those that can't have more are left out while another can."""
+    """The alternatives with more memory. One that can't have more is left out if another one can."""
     is_device = failures[0].failure_class is FailureClass.DEVICE_MEMORY
-    failed = [one.memory_bytes if is_device else one.host_memory_bytes for one in failures]
-    growths = [grow(one, failed, rule, shapes) for one in alternatives]
+    failed = [failure.memory_bytes if is_device else failure.host_memory_bytes for failure in failures]
+    growths = [grow(alternative, failed, rule, shapes) for alternative in alternatives]
     kept = [growth for growth in growths if growth.is_larger] or growths
     after = tuple(growth.alternative for growth in kept)
-    why = f"after it {failures[-1].failure_class.words}{_place(failures[-1])}"
+    why = f"after it {failures[-1].failure_class.description}{_place(failures[-1])}"
     if not kept[0].is_larger:
-        words.append(f"Asks for {_text(after)} again {why}: no known worker can give it more.")
+        messages.append(f"Asks for {_text(after)} again {why}: no known worker can give it more.")
     elif after != alternatives:
-        words.append(f"Asks for {_text(after)} instead of {_text(alternatives)}, {why}.")
+        messages.append(f"Asks for {_text(after)} instead of {_text(alternatives)}, {why}.")
     return after
 
 
@@ -115,15 +117,15 @@ def _without_failed_workers(
     rules: Rules,
     workers: Sequence[Worker],
     shapes: Shapes,
-    words: list[str],
+    messages: list[str],
 ) -> tuple[Alternative, ...]:
     outcome = avoid_failed_workers(alternatives, failures, rules, workers, shapes)
-    last = {one.worker: one for one in failures if rules[one.failure_class].avoid is not None}
+    last = {failure.worker: failure for failure in failures if rules[failure.failure_class].avoid is not None}
     for worker in outcome.avoided:
-        words.append(f"Asks for another worker than {worker}, where it {last[worker].failure_class.words}.")
-    for worker in outcome.wanted:
-        why = f"though it {last[worker].failure_class.words} there: no other known worker could serve it"
-        words.append(f"May run on {worker} again, {why}.")
+        messages.append(f"Asks for another worker than {worker}, where it {last[worker].failure_class.description}.")
+    for worker in outcome.not_avoidable:
+        why = f"though it {last[worker].failure_class.description} there: no other known worker can serve it"
+        messages.append(f"May run on {worker} again, {why}.")
     return outcome.alternatives
 
 
@@ -136,6 +138,6 @@ def _text(alternatives: Sequence[Alternative]) -> str:
     return " or ".join(map(str, alternatives))
 
 
-def _with(request: DeviceRequest, alternatives: tuple[Alternative, ...]) -> DeviceRequest:
-    kept = {name: getattr(request, name) for name in DeviceRequest.model_fields}
-    return DeviceRequest(**(kept | {"alternatives": alternatives}))
+def _with_alternatives(request: DeviceRequest, alternatives: tuple[Alternative, ...]) -> DeviceRequest:
+    fields = {name: getattr(request, name) for name in DeviceRequest.model_fields}
+    return DeviceRequest(**(fields | {"alternatives": alternatives}))

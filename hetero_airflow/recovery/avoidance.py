@@ -1,8 +1,8 @@
-"""Another worker after a failure that may be the worker's: a wish by a negative label, dropped where nobody else could.
+"""Avoids a worker after a failure that it may have caused, unless no other worker can serve the request.
 
-A request that avoids workers asks for ``hetero/failed=!host-a,host-b``. Those workers carry ``hetero/failed`` with
-their own id only while a request names them (`marked`): so equal workers stay one class for the matcher, and nothing
-needs to be forgotten afterwards.
+A request that avoids workers asks for the label ``hetero/failed=!host-a,host-b``. These workers carry ``hetero/failed``
+with their own id only while a request names them (`with_avoided_labels`). So equal workers stay one class for the
+matcher, and no state has to be cleaned up.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hetero_airflow.matching.feasibility import feasibility_of
-from hetero_airflow.matching.shapes import Shapes
+from hetero_airflow.matching.shapes import Shape, Shapes
 from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.request_fields import MAX_REQUIREMENTS
 from hetero_airflow.model.worker import Worker, WorkerState
@@ -20,7 +20,7 @@ from hetero_airflow.recovery.memory_growth import with_fields
 from hetero_airflow.recovery.rules import Avoid, Rules
 
 AVOIDED_LABEL = "hetero/failed"
-"""Label of a worker that some request avoids; its value is the worker's id."""
+"""Label of a worker that a request avoids; its value is the worker's id."""
 
 MAX_VALUE = 256
 """Characters of a label's value."""
@@ -32,9 +32,9 @@ class Avoidance:
 
     alternatives: tuple[Alternative, ...]
     avoided: tuple[str, ...] = ()
-    """Worker ids, that of the last failure first."""
-    wanted: tuple[str, ...] = ()
-    """Those that should have been avoided too, but that nobody else could take the place of."""
+    """Worker ids, the last failure's first."""
+    not_avoidable: tuple[str, ...] = ()
+    """Workers that should be avoided too, but no other worker can replace them."""
 
 
 def avoid_failed_workers(
@@ -44,33 +44,39 @@ def avoid_failed_workers(
     workers: Sequence[Worker],
     shapes: Shapes,
 ) -> Avoidance:
-    """The alternatives, with the wish not to run where they failed.
+    """The alternatives, with labels that keep them away from the workers where they failed.
 
-    An alternative that only an avoided worker could serve is left out while another one could run elsewhere. If
-    none could, the failure that is longest ago is forgiven first.
+    An alternative that only avoided workers can serve is left out if another alternative can run elsewhere. If none
+    can, the oldest failure is ignored first.
 
     :param failures: those that count, oldest first
-    :param workers: all that are known, devices in quarantine not leasable
+    :param workers: all known workers; devices in quarantine are not leasable
     """
-    wanted = _wanted(failures, rules, workers)
-    for number in range(len(wanted), 0, -1):
-        value = f"!{','.join(wanted[:number])}"
+    suspects = _suspects(failures, rules, workers)
+    for number in range(len(suspects), 0, -1):
+        value = f"!{','.join(suspects[:number])}"
         if len(value) > MAX_VALUE:
             continue
-        others = [one for one in workers if one.id not in wanted[:number] and one.state is WorkerState.ONLINE]
-        kinds = {id(shape): shape for other in others for shape in [shapes.entry(other).shape]}.values()
+        rest = [w for w in workers if w.id not in suspects[:number] and w.state is WorkerState.ONLINE]
+        rest_shapes = unique_shapes(rest, shapes)
         kept = tuple(
-            with_fields(one, labels={**one.labels, AVOIDED_LABEL: value})
-            for one in alternatives
-            if len(one.labels) < MAX_REQUIREMENTS and any(feasibility_of(one, kind).is_servable for kind in kinds)
+            with_fields(alternative, labels={**alternative.labels, AVOIDED_LABEL: value})
+            for alternative in alternatives
+            if len(alternative.labels) < MAX_REQUIREMENTS
+            and any(feasibility_of(alternative, shape).is_servable for shape in rest_shapes)
         )
         if kept:
-            return Avoidance(kept, wanted[:number], wanted[number:])
-    return Avoidance(alternatives, (), wanted)
+            return Avoidance(kept, suspects[:number], suspects[number:])
+    return Avoidance(alternatives, (), suspects)
+
+
+def unique_shapes(workers: Iterable[Worker], shapes: Shapes) -> tuple[Shape, ...]:
+    """The shapes of the workers, each once."""
+    return tuple({id(shape): shape for worker in workers for shape in [shapes.entry(worker).shape]}.values())
 
 
 def with_avoided_labels(workers: Iterable[Worker], requests: Iterable[DeviceRequest]) -> tuple[Worker, ...]:
-    """The workers, those that one of the requests avoids with the label that says so; the others as they are.
+    """The workers; those that one of the requests avoids get the label for it.
 
     >>> from hetero_airflow.testing import a_worker
     >>> workers = (a_worker("host-a"), a_worker("host-b"))
@@ -78,7 +84,7 @@ def with_avoided_labels(workers: Iterable[Worker], requests: Iterable[DeviceRequ
     >>> [worker.labels for worker in with_avoided_labels(workers, [request])]
     [{'hetero/failed': 'host-a'}, {}]
     """
-    values = {one.labels.get(AVOIDED_LABEL, "") for request in requests for one in request.alternatives}
+    values = {a.labels.get(AVOIDED_LABEL, "") for request in requests for a in request.alternatives}
     named = {name for value in values if value.startswith("!") for name in value[1:].split(",")}
     return tuple(_with_mark(worker) if worker.id in named else worker for worker in workers)
 
@@ -87,20 +93,20 @@ def _with_mark(worker: Worker) -> Worker:
     return worker.model_copy(update={"labels": {**worker.labels, AVOIDED_LABEL: worker.id}})
 
 
-def _wanted(failures: Sequence[Failure], rules: Rules, workers: Sequence[Worker]) -> tuple[str, ...]:
-    """Ids of the workers to avoid, the last first; those that are not there any more are no danger."""
-    there = {worker.id: worker for worker in workers}
-    wanted = {
+def _suspects(failures: Sequence[Failure], rules: Rules, workers: Sequence[Worker]) -> tuple[str, ...]:
+    """Ids of the known workers that may have caused a failure, the last failure's first."""
+    known = {worker.id: worker for worker in workers}
+    suspects = {
         failure.worker: None
         for failure in reversed(failures)
-        if failure.worker in there
+        if failure.worker in known
         and "," not in failure.worker
-        and _is_dangerous(failure, rules[failure.failure_class].avoid, there[failure.worker])
+        and _is_suspect(failure, rules[failure.failure_class].avoid, known[failure.worker])
     }
-    return tuple(wanted)
+    return tuple(suspects)
 
 
-def _is_dangerous(failure: Failure, avoid: Avoid | None, worker: Worker) -> bool:
+def _is_suspect(failure: Failure, avoid: Avoid | None, worker: Worker) -> bool:
     if avoid is Avoid.DEVICE:
         return any(device.leasable for device in worker.devices if device.id in failure.device_ids)
     return avoid is Avoid.WORKER

@@ -1,4 +1,4 @@
-"""Why did the run end? Pure: the same evidence gives the same class, in the task and in the scheduler."""
+"""Why a run ended. Pure: the same evidence gives the same class in the task and in the scheduler."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from hetero_airflow.recovery.failure_signs import FAILURE_SIGNS
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """The class of a failure, and the text or fact that says so."""
+    """The class of a failure, and the text or fact that proves it."""
 
     failure_class: FailureClass
     evidence: str
 
 
 def classify(evidence: Evidence) -> Classification:
-    """The class of the first row of `FAILURE_SIGNS` that finds something; UNKNOWN where none does.
+    """The class of the first row of `FAILURE_SIGNS` that matches; UNKNOWN if none does.
 
     >>> from hetero_airflow.recovery.evidence import RaisedException
-    >>> found = classify(Evidence(raised=(RaisedException("RuntimeError", "CUDA error: uncorrectable ECC error"),)))
-    >>> found.failure_class, found.evidence
+    >>> hardware = classify(Evidence(raised=(RaisedException("RuntimeError", "CUDA error: uncorrectable ECC error"),)))
+    >>> hardware.failure_class, hardware.evidence
     (<FailureClass.HARDWARE: 'hardware'>, '"uncorrectable ECC error" in the exception')
     >>> classify(Evidence(raised=(RaisedException("ValueError", "no such learning rate"),))).failure_class
     <FailureClass.UNKNOWN: 'unknown'>
     """
     for sign in FAILURE_SIGNS:
-        found = sign.find(evidence)
-        if found is not None:
-            return Classification(sign.failure_class, _short(found))
-    return Classification(FailureClass.UNKNOWN, _short(_what_ended_it(evidence)))
+        match = sign.find(evidence)
+        if match is not None:
+            return Classification(sign.failure_class, _shortened(match))
+    return Classification(FailureClass.UNKNOWN, _shortened(_end_text(evidence)))
 
 
-def _what_ended_it(evidence: Evidence) -> str:
+def _end_text(evidence: Evidence) -> str:
     if evidence.raised:
         return f"{evidence.raised[0].type} ended the task"
     if evidence.kill_signal is not None:
@@ -42,5 +42,5 @@ def _what_ended_it(evidence: Evidence) -> str:
     return "no evidence" if evidence.exit_code is None else f"exit code {evidence.exit_code}"
 
 
-def _short(text: str) -> str:
+def _shortened(text: str) -> str:
     return text if len(text) <= MAX_EVIDENCE else f"{text[: MAX_EVIDENCE - 3]}..."

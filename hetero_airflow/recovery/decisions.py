@@ -1,4 +1,4 @@
-"""What now? A run failed: again without using a retry, one of Airflow's retries, or the end. Pure."""
+"""What happens after a failure: a requeue that uses no retry, one of Airflow's retries, or the end. Pure."""
 
 from __future__ import annotations
 
@@ -14,69 +14,69 @@ class Requeue:
     """The task waits for devices again after `delay_s`, with the same try."""
 
     delay_s: float
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Airflow's own retries decide; `delay_s` None leaves the task's own ``retry_delay``."""
+    """Airflow's own retries decide. `delay_s` is None: the task's own ``retry_delay`` applies."""
 
     delay_s: float | None
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
     """The task fails at once."""
 
-    words: str
+    message: str
 
 
 RecoveryDecision = Requeue | Retry | Fail
 
 
 def decide(failure: Failure, history: Sequence[Failure], rules: Rules) -> RecoveryDecision:
-    """What is done about a failure, after those that came before it.
+    """What happens after a failure and those before it.
 
-    :param history: what the state store holds; whether this failure is in there already makes no difference. The
-        budget of a class counts its failures since the last clear, each run once.
+    :param history: from the state store, with or without this failure. The budget of a class counts its failures since
+        the last clear, each run once.
 
     >>> from datetime import UTC, datetime
     >>> from hetero_airflow.recovery.rules import DEFAULTS
     >>> at = datetime(2026, 1, 1, tzinfo=UTC)
     >>> hung = Failure(failure_class="hung", evidence="no progress for 900 s", at=at, epoch=0, token=1)
-    >>> print(decide(hung, (), DEFAULTS).words)
+    >>> print(decide(hung, (), DEFAULTS).message)
     It hung (no progress for 900 s): requeued at once, for the 1st time of 2, without using a retry.
     """
     rule = rules[failure.failure_class]
     earlier = [
-        one
-        for one in failures_of_epoch(history, failure.epoch)
-        if one.failure_class == failure.failure_class and not one.is_same_run(failure)
+        record
+        for record in failures_of_epoch(history, failure.epoch)
+        if record.failure_class == failure.failure_class and not record.is_same_run(failure)
     ]
-    what = f"It {failure.failure_class.words} ({failure.evidence})"
+    what = f"It {failure.failure_class.description} ({failure.evidence})"
     if rule.action is Action.FAIL:
         return Fail(f"{what}: fails at once, by the rule for {failure.failure_class}.")
     if rule.action is Action.RETRY:
         return Retry(rule.delay_after_s(len(earlier)), f"{what}: left to the task's retries.")
-    why_not = _requeue_obstacle(failure, earlier, rule)
-    if why_not is None:
+    obstacle = _requeue_obstacle(failure, earlier, rule)
+    if obstacle is None:
         delay_s = rule.delay_after_s(len(earlier)) or 0.0
         when = f"in {delay_s:g} s" if delay_s else "at once"
         return Requeue(delay_s, f"{what}: requeued {when}{_count(len(earlier), rule)}, without using a retry.")
     if rule.then is Action.FAIL:
-        return Fail(f"{what}: fails, since {why_not}.")
-    return Retry(None, f"{what}: left to the task's retries, since {why_not}.")
+        return Fail(f"{what}: fails, since {obstacle}.")
+    return Retry(None, f"{what}: left to the task's retries, since {obstacle}.")
 
 
 def _requeue_obstacle(failure: Failure, earlier: Sequence[Failure], rule: Rule) -> str | None:
-    """Why it is not requeued again; None if it is."""
+    """Why the task is not requeued again; None if it is."""
     if rule.times is not None and len(earlier) >= rule.times:
         return f"it was requeued for this {len(earlier)} times already" if earlier else "it is never requeued for this"
     if rule.memory is not None:
-        had = _memory(failure)
-        most = max((_memory(one) or 0 for one in earlier), default=0)
-        if had is not None and most >= had:
+        memory = _memory(failure)
+        most = max((_memory(record) or 0 for record in earlier), default=0)
+        if memory is not None and most >= memory:
             return "it had no more memory than the last time"
     return None
 

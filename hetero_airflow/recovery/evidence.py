@@ -1,4 +1,4 @@
-"""What is known of how a run ended, gathered by whoever saw it: the task, its supervisor, or the scheduler."""
+"""What is known about the end of a run. The task, its supervisor or the scheduler gathers it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from hetero_airflow.errors import shorten
 
 MAX_CHAIN = 32
-"""Exceptions of a chain that are looked at."""
+"""Limit of exceptions that are read from a chain."""
 
 MAX_TEXT = 16_384
-"""Characters of an exception's message that are looked at: half from its beginning, half from its end."""
+"""Characters of an exception's message that are read: half from its beginning, half from its end."""
 
 MAX_LOG = 65_536
-"""Characters from the end of a log that are looked at."""
+"""Characters from the end of a log that are read."""
 
 _WRAPPERS = re.compile(r"(?:^|\.)(?:CalledProcessError|ChildFailedError|ProcessExitedException|BrokenProcessPool)$")
 _WRAPPED = re.compile(r"(?i)non-?zero (?:exit|return) (?:code|status)|exited with (?:code|status) ")
@@ -27,43 +27,43 @@ _RAISED_LINE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RaisedException:
-    """One exception: its type as ``module.Name``, of built-in ones the name alone, and its text."""
+    """One exception: its type as ``module.Name`` (for a built-in type only the name), and its text."""
 
     type: str
     text: str = ""
 
     @property
     def reports_other_process(self) -> bool:
-        """Whether it only says that some other process ended, so that its log says more."""
+        """Whether it only reports the end of another process, so that the log says more."""
         return _WRAPPERS.search(self.type) is not None or _WRAPPED.search(self.text) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of how a run ended; what is not known is left out.
+    """What is known about the end of a run; unknown facts are left out.
 
     >>> Evidence(exit_code=-9).kill_signal, Evidence(exit_code=137).kill_signal, Evidence(exit_code=1).kill_signal
     (9, 9, None)
     """
 
     raised: tuple[RaisedException, ...] = ()
-    """The exception that ended the task, then what it was raised from, and what was being handled."""
+    """The exception that ended the task, then its causes and contexts."""
     log: str = ""
-    """The end of what it wrote."""
+    """The end of the task's log."""
     exit_code: int | None = None
-    """Of its process: negative, or 128 and more, for a signal."""
+    """Of the process: negative, or 128 and more, for a signal."""
     oom_kills: int | None = None
-    """By how much the counter ``oom_kill`` of its cgroup grew while it ran."""
+    """Growth of the counter ``oom_kill`` of its cgroup during the run."""
     host_memory_bytes: int | None = None
-    """What it might use of the host's memory, where that is known beside its lease."""
+    """Its limit of host memory, if it is known from another source than the lease."""
     xids: tuple[tuple[str, int], ...] = ()
-    """(device id, XID) that the driver reported of its own devices while it ran."""
+    """(device id, XID) that the driver reported for the task's devices during the run."""
     is_gone: bool = False
-    """Its worker or its process went away without a word."""
+    """Its worker or its process disappeared without a message."""
     notice: str | None = None
-    """Why it had been asked to stop, if it had."""
+    """Why the task was asked to stop, if it was."""
     hung_s: float | None = None
-    """For how long it had made no progress when it was stopped for that."""
+    """Seconds without progress, if the task was stopped for that."""
 
     @property
     def kill_signal(self) -> int | None:
@@ -75,38 +75,34 @@ class Evidence:
 
     @property
     def is_log_relevant(self) -> bool:
-        """Whether the log counts.
-
-        A task may write of errors that it has dealt with. So its log is asked only where no exception says
-        what happened.
-        """
+        """Whether the log counts: only if no exception says what happened, since a log may hold handled errors."""
         return not self.raised or self.raised[0].reports_other_process
 
     @property
     def final_exception_type(self) -> str | None:
-        """The type of the exception that ended the task itself, from its log where only that tells it."""
+        """The type of the exception that ended the task; from the log if only the log has it."""
         if not self.is_log_relevant:
             return self.raised[0].type
         names = [name for name in _RAISED_LINE.findall(self.log[-MAX_LOG:]) if _WRAPPERS.search(name) is None]
         return str(names[-1]) if names else None
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """(where, text) of all that counts, the task's own exception first."""
+        """(place, text) of everything that counts, the task's own exception first."""
         for number, raised in enumerate(self.raised[:MAX_CHAIN]):
-            where = "the exception" if number == 0 else "what the exception came from"
+            where = "the exception" if number == 0 else "a cause of the exception"
             yield where, _both_ends(f"{raised.type}: {raised.text}")
         if self.is_log_relevant and self.log:
             yield "the log", self.log[-MAX_LOG:]
 
 
 def evidence_of(error: BaseException) -> Evidence:
-    """What an exception tells of how the run ended: its own `evidence` if it brings one, else its chain."""
-    own = getattr(error, "evidence", None)
-    return own if isinstance(own, Evidence) else Evidence(raised=chain_of(error))
+    """The evidence in an exception: its attribute `evidence` if it has one, else its chain."""
+    evidence = getattr(error, "evidence", None)
+    return evidence if isinstance(evidence, Evidence) else Evidence(raised=chain_of(error))
 
 
 def chain_of(error: BaseException) -> tuple[RaisedException, ...]:
-    """The exception, its causes, what was being handled, and the members of groups, in that order, each once.
+    """The exception, its causes, its contexts, and the members of groups, in that order, each once.
 
     >>> try:
     ...     try:
@@ -117,17 +113,17 @@ def chain_of(error: BaseException) -> tuple[RaisedException, ...]:
     ...     chain_of(error)
     (RaisedException(type='ValueError', text='no batch'), RaisedException(type='MemoryError', text=''))
     """
-    found: list[BaseException] = []
-    waiting: list[BaseException | None] = [error]
-    while waiting and len(found) < MAX_CHAIN:
-        one = waiting.pop(0)
-        if one is None or any(one is known for known in found):
+    chain: list[BaseException] = []
+    queue: list[BaseException | None] = [error]
+    while queue and len(chain) < MAX_CHAIN:
+        current = queue.pop(0)
+        if current is None or any(current is known for known in chain):
             continue
-        found.append(one)
-        if isinstance(one, BaseExceptionGroup):
-            waiting += one.exceptions[:MAX_CHAIN]
-        waiting += [one.__cause__, None if one.__suppress_context__ else one.__context__]
-    return tuple(RaisedException(_type_name(type(one)), _text(one)) for one in found)
+        chain.append(current)
+        if isinstance(current, BaseExceptionGroup):
+            queue += current.exceptions[:MAX_CHAIN]
+        queue += [current.__cause__, None if current.__suppress_context__ else current.__context__]
+    return tuple(RaisedException(_type_name(type(current)), _text(current)) for current in chain)
 
 
 def _type_name(kind: type) -> str:

@@ -1,4 +1,4 @@
-"""What ended a run before its work was done, as it is kept in the task state store."""
+"""Failures: the record of a run that ended before its work was done, as the task state store keeps it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 MAX_FAILURES = 50
-"""Failures of one class that are remembered; no rule counts further."""
+"""Number of failures of one class that are kept; no rule counts further."""
 
 MAX_EVIDENCE = 300
 """Characters."""
@@ -19,29 +19,29 @@ class FailureClass(StrEnum):
     """Why a run ended before its work was done."""
 
     DEVICE_MEMORY = "device_memory"
-    """The device's memory did not suffice."""
+    """The device had too little memory."""
     HOST_MEMORY = "host_memory"
-    """The host's memory, or its shared memory, did not suffice."""
+    """The host had too little memory or shared memory."""
     HARDWARE = "hardware"
-    """A device is broken, or can't be used until it is reset."""
+    """A device is broken, or unusable until it is reset."""
     NETWORK = "network"
-    """Processes of the task lost each other, or it could not reach its checkpoint store."""
+    """The task's processes lost each other, or the task could not reach its checkpoint store."""
     LOST_WORKER = "lost_worker"
-    """The worker or the process went away, or was killed from outside."""
+    """The worker or the process disappeared, or was killed from outside."""
     PREEMPTED = "preempted"
-    """It was asked to stop, for another task or to move."""
+    """The task was asked to stop, for another task or to migrate."""
     HUNG = "hung"
-    """It made no progress for longer than it may."""
+    """The task made no progress for too long."""
     USER_ERROR = "user_error"
-    """The task's own code is wrong in a way that running it again can't cure."""
+    """The task's own code has an error that a new run can't fix."""
     UNKNOWN = "unknown"
-    """Nothing in the evidence says why."""
+    """The evidence gives no reason."""
 
     @property
-    def words(self) -> str:
-        """What happened, for people, as a part of a sentence.
+    def description(self) -> str:
+        """What happened, as a part of a sentence.
 
-        >>> FailureClass.DEVICE_MEMORY.words
+        >>> FailureClass.DEVICE_MEMORY.description
         'ran out of device memory'
         """
         return _DESCRIPTIONS[self]
@@ -50,18 +50,18 @@ class FailureClass(StrEnum):
 _DESCRIPTIONS = {
     FailureClass.DEVICE_MEMORY: "ran out of device memory",
     FailureClass.HOST_MEMORY: "ran out of host memory",
-    FailureClass.HARDWARE: "met a hardware error",
-    FailureClass.NETWORK: "met a network failure",
+    FailureClass.HARDWARE: "had a hardware error",
+    FailureClass.NETWORK: "had a network failure",
     FailureClass.LOST_WORKER: "lost its worker or was killed",
     FailureClass.PREEMPTED: "was preempted",
     FailureClass.HUNG: "hung",
-    FailureClass.USER_ERROR: "met an error of its own that running again can't cure",
+    FailureClass.USER_ERROR: "had an error in its own code that a new run can't fix",
     FailureClass.UNKNOWN: "failed for an unknown reason",
 }
 
 
 class Failure(BaseModel):
-    """One run that failed: the class, what says so, and where it ran.
+    """One failed run: the class, the evidence for it, and where it ran.
 
     >>> from datetime import UTC, datetime
     >>> failure = Failure(failure_class="hardware", evidence="Xid 79 on GPU-1", worker="host-a",
@@ -74,7 +74,7 @@ class Failure(BaseModel):
 
     failure_class: FailureClass
     evidence: str = Field(max_length=MAX_EVIDENCE)
-    """The text that was matched and where it was found; never a whole message, which may hold secrets."""
+    """The matched text and its place; never a whole message, since it may hold secrets."""
     worker: str | None = None
     device_ids: tuple[str, ...] = ()
     """Of the lease."""
@@ -82,21 +82,21 @@ class Failure(BaseModel):
     epoch: int = Field(ge=0)
     """The task instance's `max_tries`: a clear raises it, a retry does not."""
     token: int | None = None
-    """Fencing token of the lease: one run has one, so that a failure told twice counts once."""
+    """Fencing token of the lease: each run has its own, so a failure that is reported twice counts once."""
     memory_bytes: int | None = Field(default=None, gt=0)
-    """Of each device it had; of a share, what the share came to. None: not known, or a CPU."""
+    """Of each leased device, or of the leased share. None: not known, or a CPU."""
     host_memory_bytes: int | None = Field(default=None, gt=0)
-    """Host memory that it might use, or had come to use."""
+    """Limit of host memory, or the memory in use."""
     step: int | None = Field(default=None, ge=0)
-    """The last step that was done."""
+    """The last completed step."""
 
     def is_same_run(self, other: Failure) -> bool:
-        """Whether both tell of one run."""
+        """Whether both are about the same run."""
         return self == other or (self.token is not None and self.token == other.token)
 
 
 def load_failures(kept: object) -> tuple[Failure, ...]:
-    """The failures that a state store holds, oldest first; what can't be read is left out.
+    """The failures in a state store's value, oldest first; unreadable records are left out.
 
     >>> load_failures(None), load_failures([{"failure_class": "meteor"}])
     ((), ())
@@ -106,34 +106,35 @@ def load_failures(kept: object) -> tuple[Failure, ...]:
 
 
 def keep_failure(kept: object, failure: Failure) -> list[dict[str, Any]]:
-    """What to put into the state store in place of `kept`, with this failure at its end.
+    """The new value for the state store: `kept` with this failure at its end, unless its run is in there already.
 
-    Failures before the last clear are forgotten, as are all but the last `MAX_KEPT` of each class. A run that
-    is in there already is not told again.
+    Failures before the last clear are dropped, and all but the last `MAX_FAILURES` of each class.
     """
     known = load_failures(kept)
-    if not any(failure.is_same_run(one) for one in known):
+    if not any(map(failure.is_same_run, known)):
         known = (*known, failure)
-    epoch = max(one.epoch for one in known)
-    return [one.model_dump(mode="json", exclude_defaults=True) for one in _last_of_each(known, epoch)]
+    return _as_json(_last_of_each_class(known, max(earlier.epoch for earlier in known)))
 
 
 def replace_failure(kept: object, failure: Failure) -> list[dict[str, Any]]:
-    """What to put into the state store in place of `kept`, where more is known of a run that is in there."""
-    known = (failure if one.is_same_run(failure) else one for one in load_failures(kept))
-    return [one.model_dump(mode="json", exclude_defaults=True) for one in known]
+    """The new value for the state store: `kept` with this failure in place of the earlier record of its run."""
+    return _as_json(failure if known.is_same_run(failure) else known for known in load_failures(kept))
 
 
 def failures_of_epoch(failures: Iterable[Failure], epoch: int) -> tuple[Failure, ...]:
-    """Those since the last clear, each run once, in their order."""
-    told: list[Failure] = []
+    """The failures since the last clear, each run once, in their order."""
+    recent: list[Failure] = []
     for failure in failures:
-        if failure.epoch == epoch and not any(failure.is_same_run(one) for one in told):
-            told.append(failure)
-    return tuple(told)
+        if failure.epoch == epoch and not any(map(failure.is_same_run, recent)):
+            recent.append(failure)
+    return tuple(recent)
 
 
-def _last_of_each(failures: tuple[Failure, ...], epoch: int) -> list[Failure]:
+def _as_json(failures: Iterable[Failure]) -> list[dict[str, Any]]:
+    return [failure.model_dump(mode="json", exclude_defaults=True) for failure in failures]
+
+
+def _last_of_each_class(failures: tuple[Failure, ...], epoch: int) -> list[Failure]:
     left = dict.fromkeys(FailureClass, MAX_FAILURES)
     chosen = []
     for failure in reversed(failures):

@@ -1,8 +1,8 @@
-"""The table by which a failure is told: which text, exception type or fact means what, the first that is found.
+"""The table that classifies failures: which text, exception type or fact means which class. The first match counts.
 
-The order is that of causes: what asked for the end, then broken hardware, then memory, then the task's own code,
-then what other processes notice as lost connections when one of them died of any of these, then the bare end of
-the process. Each row says where its text comes from; the tests hold a real message for each.
+The order is that of causes: a request to stop, broken hardware, memory, the task's own code, lost connections (which
+other processes notice when one of them died of a cause above), and last the bare end of the process. Each row names
+the source of its text. The tests have a real message for each row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.recovery.failure import FailureClass
 
 EXIT_STOPPED = 85
-"""Exit code of a process that saved after a notice and ended: `hetero_airflow.runtime.notice.EXIT_STOPPED`."""
+"""Exit code of a process that saved and ended after a notice: `hetero_airflow.runtime.notice.EXIT_STOPPED`."""
 
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM})
 _FATAL_XIDS = "|".join(str(xid) for xid, (error_class, _) in sorted(XIDS.items()) if error_class is ErrorClass.FATAL)
@@ -25,10 +25,11 @@ _FATAL_XIDS = "|".join(str(xid) for xid, (error_class, _) in sorted(XIDS.items()
 
 @dataclass(frozen=True, slots=True)
 class FailureSign:
-    """One row of the table; `find` gives what was found and where, in words, or None."""
+    """One row of the table."""
 
     failure_class: FailureClass
     find: Callable[[Evidence], str | None]
+    """Describes the match and its place; None if there is none."""
     source: str
     """Where the text or the fact is documented, or was seen."""
 
@@ -38,21 +39,21 @@ def _fact(failure_class: FailureClass, source: str, find: Callable[[Evidence], s
 
 
 def _text(failure_class: FailureClass, source: str, pattern: str) -> FailureSign:
-    """A text in the exception, in what it came from, or in the log where that counts."""
+    """A text in the exception, in its causes, or in the log if the log counts."""
     compiled = re.compile(pattern)
 
     def find(evidence: Evidence) -> str | None:
         for where, text in evidence.texts():
-            found = compiled.search(text)
-            if found is not None:
-                return f'"{" ".join(found[0].split())}" in {where}'
+            match = compiled.search(text)
+            if match is not None:
+                return f'"{" ".join(match[0].split())}" in {where}'
         return None
 
     return FailureSign(failure_class, find, source)
 
 
 def _last(failure_class: FailureClass, source: str, *names: str) -> FailureSign:
-    """The type of the exception that ended the task, not of one that it came from."""
+    """The type of the exception that ended the task; the types of its causes don't count."""
 
     def find(evidence: Evidence) -> str | None:
         name = evidence.final_exception_type
@@ -63,7 +64,7 @@ def _last(failure_class: FailureClass, source: str, *names: str) -> FailureSign:
 
 def _asked_to_stop(evidence: Evidence) -> str | None:
     if evidence.notice is not None:
-        return f"it had been asked to stop: {evidence.notice}"
+        return f"the task was asked to stop: {evidence.notice}"
     return f"exit code {EXIT_STOPPED}" if evidence.exit_code == EXIT_STOPPED else None
 
 
@@ -72,8 +73,8 @@ def _hung(evidence: Evidence) -> str | None:
 
 
 def _hardware_xid(evidence: Evidence) -> str | None:
-    told = ((device, *classify_xid(xid)) for device, xid in evidence.xids)
-    return "; ".join(f"{text} on {device}" for device, kind, text in told if kind is ErrorClass.FATAL) or None
+    xids = ((device_id, *classify_xid(xid)) for device_id, xid in evidence.xids)
+    return "; ".join(f"{text} on {device_id}" for device_id, kind, text in xids if kind is ErrorClass.FATAL) or None
 
 
 def _oom_killed(evidence: Evidence) -> str | None:
@@ -86,7 +87,7 @@ def _killed(evidence: Evidence) -> str | None:
 
 
 def _gone(evidence: Evidence) -> str | None:
-    return "its process went away without a word" if evidence.is_gone else None
+    return "its worker or process disappeared" if evidence.is_gone else None
 
 
 _F = FailureClass
@@ -94,7 +95,7 @@ _F = FailureClass
 FAILURE_SIGNS: tuple[FailureSign, ...] = (
     _fact(_F.PREEMPTED, "the notice of hetero_airflow itself", _asked_to_stop),
     _last(_F.PREEMPTED, "hetero_airflow.runtime.notice", "hetero_airflow.runtime.notice.Stopped"),
-    _fact(_F.HUNG, "the watch of hetero_airflow itself", _hung),
+    _fact(_F.HUNG, "the hang watch of hetero_airflow itself", _hung),
     _last(_F.LOST_WORKER, "hetero_airflow.errors: another run has the task's lease",
           "hetero_airflow.errors.FencedOut", "hetero_airflow.errors.LeaseLost"),
     _last(_F.USER_ERROR, "airflow/sdk/exceptions.py: fail without retrying",
@@ -108,7 +109,7 @@ FAILURE_SIGNS: tuple[FailureSign, ...] = (
     _text(_F.HARDWARE, "docs.nvidia.com/deploy/xid-errors",
           rf"NVRM: Xid \([^)\n]{{1,40}}\): (?:{_FATAL_XIDS}),"),
     _text(_F.HARDWARE, "ROCm/legacy-rocm-build#4021", r"HW Exception by GPU node|amdgpu: GPU reset begin"),
-    _text(_F.HARDWARE, "pytorch/pytorch#100691; the lease is exclusive, so nobody else is busy with it",
+    _text(_F.HARDWARE, "pytorch/pytorch#100691; the lease is exclusive, so no other task uses the device",
           r"CUDA-capable device(?:\(s\)|s) (?:is/)?are busy or unavailable"),
     _text(_F.DEVICE_MEMORY, "pytorch/pytorch#16417, huggingface/autotrain-advanced#737, vllm-project/vllm-ascend#19",
           r"torch\.(?:cuda\.)?OutOfMemoryError|\b(?:CUDA|HIP|NPU|XPU|MPS backend) out of memory"),
@@ -122,7 +123,7 @@ FAILURE_SIGNS: tuple[FailureSign, ...] = (
           r"alloc device memory failed|EL0004: .{0,80}Failed to allocate memory"),
     # Not "device-side assert" alone: torch ends every CUDA error with a hint at "device-side assertions".
     _text(_F.USER_ERROR, "pytorch/pytorch#61329: a label or an index out of range", r"device-side assert triggered"),
-    # Ambiguous: a kernel's mistake unless the driver reported a hardware XID, which stands above.
+    # Ambiguous: an error in a kernel, unless the driver reported a hardware XID (see above).
     _text(_F.UNKNOWN, "hpcaitech/Open-Sora#694, pytorch/pytorch#49832, ROCm/legacy-rocm-build#4554",
           r"an illegal memory access was encountered|unspecified launch failure|Memory access fault by GPU node"
           r"|HSA_STATUS_ERROR_MEMORY_FAULT"),
@@ -135,13 +136,13 @@ FAILURE_SIGNS: tuple[FailureSign, ...] = (
           r"|DataLoader worker \([^)]{1,60}\) is killed by signal: (?:Bus error|Killed)"),
     _text(_F.HOST_MEMORY, "the kernel, and Kubernetes' reason for a container's end",
           r"OOMKilled|(?:Memory cgroup out|Out) of memory: Killed process"),
-    _last(_F.USER_ERROR, "the Python language reference: the same code and files give the same again",
+    _last(_F.USER_ERROR, "the Python language reference: the same code and files fail again in the same way",
           "ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError", "NameError",
           "UnboundLocalError", "TypeError", "KeyError", "FileNotFoundError", "NotImplementedError"),
-    # After the task's own code: workers that run side by side may share a cgroup.
+    # After the rows for the task's own code: several workers on one host may share a cgroup.
     _fact(_F.HOST_MEMORY, "docs.kernel.org/admin-guide/cgroup-v2: memory.events, oom_kill", _oom_killed),
-    _last(_F.NETWORK, "hetero_airflow: the checkpoint store did not answer, for all retries of its client; the leader "
-          "of a gang did not say where to meet it",
+    _last(_F.NETWORK, "hetero_airflow: the checkpoint store did not answer any retry of its client; the leader of a "
+          "gang did not say where to meet it",
           "hetero_airflow.errors.CheckpointStoreUnavailable", "hetero_airflow.operators.gang_rendezvous.LeaderTimeout"),
     _text(_F.NETWORK, "torch ProcessGroupNCCL; hiyouga/LlamaFactory#7396, vllm-project/vllm-ascend#4972",
           r"Watchdog caught collective operation timeout|\b[NH]CCL (?:operation )?time(?:d )?out"),
@@ -157,7 +158,7 @@ FAILURE_SIGNS: tuple[FailureSign, ...] = (
     _text(_F.LOST_WORKER, "subprocess, torchrun and shells of a process that SIGKILL ended",
           r"died with <Signals\.SIG(?:KILL|TERM)|(?:exit (?:code|status)|exitcode)\s*:? (?:137|143|-9|-15)\b"
           r"|terminated with signal SIG(?:KILL|TERM)"),
-    _fact(_F.LOST_WORKER, "wait(2): ended by a signal that comes from outside", _killed),
+    _fact(_F.LOST_WORKER, "wait(2): ended by a signal from outside", _killed),
     _fact(_F.LOST_WORKER, "the liveness of hetero_airflow itself", _gone),
 )  # fmt: skip
-"""The first row that finds something decides."""
+"""The first row that matches decides."""

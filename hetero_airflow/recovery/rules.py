@@ -1,41 +1,49 @@
-"""What to do about each class of failure: one row a class, each of which users can change.
+"""The recovery rules: what happens after each class of failure. One row a class; users can change each row.
 
-The option ``[hetero] recovery_rules`` is a JSON object that is merged into `DEFAULTS`, row by row and field by field::
+The option ``[hetero] recovery_rules`` is a JSON object. Its rows and fields replace those of `DEFAULTS`::
 
     {"network": {"times": 2, "delay": "1m"}, "hung": {"action": "fail"}, "waiting": {"after": "2h"}}
 
 ==============  ====================================================================================================
-field           what it says
+field           meaning
 ==============  ====================================================================================================
-action          ``requeue``: again with the same try, no retry used up; ``retry``: Airflow's own; ``fail``: at once
-times           how often it is requeued between two clears; null for any number
-delay           before the first requeue or retry; null leaves a retry to the task's own ``retry_delay``
-backoff         by how much each further delay is longer than the one before: 1 to 10
-max_delay       no delay is longer
-then            ``retry`` or ``fail``, once it was requeued as often as it may be
-memory          of device_memory and host_memory: ``x2`` asks for twice what did not suffice; null for the same
-memory_limit    never ask for more than this of one device, or of the host; null for the largest that there is
-avoid           ``device`` or ``worker``: where it is not run again while another could; null for anywhere
+action          ``requeue``: run again with the same try; ``retry``: use Airflow's retries; ``fail``: fail at once
+times           how often a task is requeued between two clears; null for no limit
+delay           time before the first requeue or retry; null leaves a retry to the task's own ``retry_delay``
+backoff         factor by which each further delay grows: 1 to 10
+max_delay       upper limit of the delay
+then            ``retry`` or ``fail``: what happens when `times` is used up
+memory          only device_memory and host_memory: ``x2`` asks for twice the memory that failed; null for the same
+memory_limit    upper limit of the memory of one device, or of the host; null for the largest that exists
+avoid           ``device`` or ``worker``: where the task does not run again while another can run it; null for no limit
 ==============  ====================================================================================================
 
-The row ``waiting`` is no failure: ``{"after": "30m", "action": "next_alternative"}`` lets a request that has waited
-for so long try its next alternative first; ``{"action": "keep"}`` leaves the order as it is written.
+The row ``waiting`` is not a failure: ``{"after": "30m", "action": "next_alternative"}`` lets a request that has waited
+for 30 minutes try its next alternative first. ``{"action": "keep"}`` keeps the order as it is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn
 
-from hetero_airflow.recovery.failure import FailureClass
-from hetero_airflow.recovery.rules_text import read_row, read_rows, unknown_row
+from pydantic import Field, PlainValidator, TypeAdapter, ValidationError
+
+from hetero_airflow.errors import RequestError, SettingsError, shorten
+from hetero_airflow.recovery.failure import MAX_FAILURES, FailureClass
+from hetero_airflow.units import parse_bytes, parse_duration_s
+
+MAX_TEXT = 20_000
+"""Characters; the whole default table, written out, has a tenth of it."""
 
 
 class Action(StrEnum):
-    """What is done about a failure."""
+    """What happens after a failure."""
 
     REQUEUE = "requeue"
     """The task waits for devices again, with the same try."""
@@ -46,27 +54,27 @@ class Action(StrEnum):
 
 
 class Avoid(StrEnum):
-    """Where a task is not run again while another could run it."""
+    """Where a task does not run again while another place can run it."""
 
     DEVICE = "device"
-    """The devices it had: they are in quarantine, or else their worker is avoided."""
+    """The devices that it had. If they are not in quarantine, their worker is avoided."""
     WORKER = "worker"
-    """The worker it was on."""
+    """The worker that it ran on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row: what is done about failures of a class."""
+    """One row: what happens after failures of a class."""
 
     action: Action
     times: int | None = 3
-    """None for any number."""
+    """None for no limit."""
     delay_s: float | None = None
-    """Before the first requeue or retry; None: at once, or what the task's own ``retry_delay`` says."""
+    """Before the first requeue or retry. None: a requeue comes at once, a retry after the task's ``retry_delay``."""
     backoff: float = 2.0
     max_delay_s: float = 600.0
     then: Action = Action.RETRY
-    """Once `times` is used up."""
+    """When `times` is used up."""
     memory: float | None = None
     """Factor."""
     memory_limit: int | None = None
@@ -74,7 +82,7 @@ class Rule:
     avoid: Avoid | None = None
 
     def delay_after_s(self, earlier: int) -> float | None:
-        """Seconds to wait after so many earlier failures of the class; without chance, so that it can be foretold.
+        """Seconds to wait after this number of earlier failures of the class. Not random, so it can be predicted.
 
         >>> rule = Rule(Action.REQUEUE, delay_s=10, backoff=2, max_delay_s=60)
         >>> [rule.delay_after_s(earlier) for earlier in range(4)]
@@ -91,7 +99,7 @@ class Rules:
 
     rows: Mapping[FailureClass, Rule]
     waiting_s: float | None = 1800.0
-    """A request that has waited for so long tries its next alternative first; None never."""
+    """After this time a waiting request tries its next alternative first; None: never."""
 
     def __getitem__(self, failure_class: FailureClass) -> Rule:
         return self.rows[failure_class]
@@ -112,51 +120,148 @@ DEFAULTS = Rules(
         }
     )
 )
-"""The table as it is without any option."""
+"""The table without any option."""
 
 
 def parse_rules(text: str, where: str = "[hetero] recovery_rules") -> Rules:
-    """The table that the option's text makes of `DEFAULTS`; an empty text changes nothing.
+    """`DEFAULTS`, changed by the option's text. An empty text changes nothing.
 
-    :param where: what errors call the text
-    :raises SettingsError: no JSON object, or a row, field or value that is unknown or makes no sense
+    :param where: the name of the text in errors
+    :raises SettingsError: no JSON object, or an unknown row, an unknown field, or a value out of range
 
     >>> rules = parse_rules('{"network": {"times": 2}, "waiting": {"action": "keep"}}')
     >>> rules[FailureClass.NETWORK].times, rules[FailureClass.NETWORK].delay_s, rules.waiting_s
     (2, 10.0, None)
     """
-    rows, waiting_s = dict(DEFAULTS.rows), DEFAULTS.waiting_s
-    for name, fields in read_rows(text, where).items():
+    rules, waiting_s = dict(DEFAULTS.rows), DEFAULTS.waiting_s
+    for name, row in _read_rows(text, where).items():
         if name == "waiting":
-            waiting_s = _waiting(read_row(name, fields, _WAITING_FIELDS, where), waiting_s)
+            waiting = _read_row(name, row, _WAITING_FIELDS, where)
+            waiting_s = None if waiting.get("action") == "keep" else waiting.get("after_s", waiting_s)
         elif name in tuple(FailureClass):
             failure_class = FailureClass(name)
-            given = read_row(name, fields, _fields_of(failure_class), where)
-            rows[failure_class] = replace(rows[failure_class], **_as_members(given))
+            fields = _MEMORY_FIELDS if rules[failure_class].memory is not None else _FIELDS
+            rules[failure_class] = replace(rules[failure_class], **_read_row(name, row, fields, where))
         else:
-            raise unknown_row(name, [*FailureClass, "waiting"], where)
-    return Rules(MappingProxyType(rows), waiting_s)
+            remedy = f"Use {', '.join([*FailureClass, 'waiting'])}"
+            raise SettingsError(f"{where}: {shorten(name)}", found="no such class of failure", remedy=remedy)
+    return Rules(MappingProxyType(rules), waiting_s)
 
 
-_FIELDS = {
-    "action": "action", "times": "times", "delay": "delay_s", "backoff": "backoff", "max_delay": "max_delay_s",
-    "then": "then", "avoid": "avoid",
+class _Field(NamedTuple):
+    """One field of a row in the text."""
+
+    attribute: str
+    """Of `Rule`."""
+    adapter: TypeAdapter[Any]
+    remedy: str
+    """For a wrong value."""
+
+
+def _delay(value: object) -> float:
+    is_zero = value in ("0s", "0") or (value == 0 and not isinstance(value, bool))
+    return 0.0 if is_zero else parse_duration_s(value)
+
+
+def _factor(value: object) -> float:
+    match = re.fullmatch(r"x([0-9]{1,2}(?:\.[0-9]{1,3})?)", value) if isinstance(value, str) else None
+    if match is None or not 1 < float(match[1]) <= 16:
+        raise ValueError
+    return float(match[1])
+
+
+def _parsed_by(parse: Callable[[object], object], *, or_none: bool = False) -> TypeAdapter[Any]:
+    def parse_or_none(value: object) -> object:
+        return None if value is None and or_none else parse(value)
+
+    return TypeAdapter(Annotated[Any, PlainValidator(parse_or_none)])
+
+
+_DURATION = 'Write a duration such as "30s" or "10m", of at most 366d'
+_TIMES = Annotated[int, Field(strict=True, ge=0, le=MAX_FAILURES)]
+_BACKOFF = Annotated[float, Field(strict=True, ge=1, le=10)]
+_THEN = Literal[Action.RETRY, Action.FAIL]
+
+_FIELDS: Mapping[str, _Field] = {
+    "action": _Field("action", TypeAdapter(Action), "Use requeue or retry or fail"),
+    "times": _Field("times", TypeAdapter(_TIMES | None),
+                    f"Give a whole number from 0 to {MAX_FAILURES}, or null for any number of times"),
+    "delay": _Field("delay_s", _parsed_by(_delay, or_none=True), f"{_DURATION}, 0 for at once, or null"),
+    "backoff": _Field("backoff", TypeAdapter(_BACKOFF), "Give a number from 1 to 10"),
+    "max_delay": _Field("max_delay_s", _parsed_by(parse_duration_s), _DURATION),
+    "then": _Field("then", TypeAdapter(_THEN), "Use retry or fail"),
+    "avoid": _Field("avoid", TypeAdapter(Avoid | None), "Use device or worker, or null"),
 }  # fmt: skip
-_MEMORY_FIELDS = {"memory": "memory", "memory_limit": "memory_limit"}
-_WAITING_FIELDS = {"after": "after", "action": "waiting_action"}
+_MEMORY_FIELDS: Mapping[str, _Field] = {
+    **_FIELDS,
+    "memory": _Field("memory", _parsed_by(_factor, or_none=True),
+                     'Write a factor above 1 and up to 16, such as "x2", or null'),
+    "memory_limit": _Field("memory_limit", _parsed_by(parse_bytes, or_none=True),
+                           'Write a size such as "80GiB", or null'),
+}  # fmt: skip
+_WAITING_FIELDS: Mapping[str, _Field] = {
+    "after": _Field("after_s", _parsed_by(parse_duration_s), _DURATION),
+    "action": _Field("action", TypeAdapter(Literal["next_alternative", "keep"]), "Use next_alternative or keep"),
+}
+
+_OBJECT = 'Write it as {"network": {"action": "requeue", "times": 2}}'
 
 
-def _fields_of(failure_class: FailureClass) -> Mapping[str, str]:
-    is_memory = failure_class in (FailureClass.DEVICE_MEMORY, FailureClass.HOST_MEMORY)
-    return {**_FIELDS, **_MEMORY_FIELDS} if is_memory else _FIELDS
+def _read_rows(text: str, where: str) -> dict[str, object]:
+    """Row name → its value in the text, not validated yet."""
+    if not text.strip():
+        return {}
+    if len(text) > MAX_TEXT:
+        raise SettingsError(
+            f"{where} of {len(text)} characters", found=f"more than {MAX_TEXT}", remedy="Name only the rows that change"
+        )
+    try:
+        rows = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        found = str(error) if isinstance(error, _JsonRefused) else "no JSON"
+        raise SettingsError(f"{where} = {shorten(text)}", found=found, remedy=_OBJECT) from None
+    if not isinstance(rows, dict):
+        raise SettingsError(f"{where} = {shorten(text)}", found=type(rows).__name__, remedy=_OBJECT)
+    return rows
 
 
-def _as_members(given: Mapping[str, Any]) -> dict[str, Any]:
-    members = {"action": Action, "then": Action, "avoid": Avoid}
-    return {
-        name: value if value is None or name not in members else members[name](value) for name, value in given.items()
-    }
+def _read_row(name: str, row: object, fields: Mapping[str, _Field], where: str) -> dict[str, Any]:
+    """Attribute → value, of one row."""
+    if not isinstance(row, dict):
+        raise SettingsError(f"{where}: {name} = {shorten(row)}", found=type(row).__name__, remedy=_OBJECT)
+    values: dict[str, Any] = {}
+    for key, value in row.items():
+        asked = f"{where}: {name}.{shorten(key)[1:-1]} = {shorten(value)}"
+        if key not in fields:
+            raise SettingsError(asked, found="an unknown field", remedy=f"Use {', '.join(fields)}")
+        try:
+            values[fields[key].attribute] = fields[key].adapter.validate_python(value)
+        except ValidationError as error:
+            cause = error.errors(include_url=False)[0].get("ctx", {}).get("error")
+            found = cause.found if isinstance(cause, RequestError) else _kind(value)
+            raise SettingsError(asked, found=found, remedy=fields[key].remedy) from None
+    return values
 
 
-def _waiting(given: Mapping[str, Any], default_s: float | None) -> float | None:
-    return None if given.get("waiting_action") == "keep" else given.get("after", default_s)
+def _kind(value: object) -> str:
+    if isinstance(value, str):
+        return "another text"
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return "a number out of range"
+    return "null" if value is None else type(value).__name__
+
+
+class _JsonRefused(ValueError):
+    """Valid for Python's JSON parser, but not for us."""
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _JsonRefused(f"{shorten(next(name for name in names if names.count(name) > 1), 40)} twice")
+    return unique
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _JsonRefused(f"{name}, which is no number")

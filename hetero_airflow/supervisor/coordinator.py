@@ -220,7 +220,7 @@ class DeviceSupervisor(ActivitySubprocess):
             self.process_log.warning("How the task ended can't be put on record; left to its retries", error=str(error))
             self._leave_to_retries(now)
             return
-        self.process_log.warning(decision.words)
+        self.process_log.warning(decision.message)
         if isinstance(decision, Requeue):
             self._send_terminal_state_msg(
                 RescheduleTask(reschedule_date=now + timedelta(seconds=decision.delay_s), end_date=now)

@@ -46,7 +46,7 @@ def test_an_unknown_error_has_the_tasks_own_retries_and_delay():
 def test_a_delay_of_the_rules_becomes_the_retrys():
     decision = evaluated(RuntimeError("NCCL timeout"))
     assert decision.retry_delay == timedelta(seconds=10)
-    assert decision.reason == 'It met a network failure ("NCCL timeout" in the exception): left to the task\'s retries.'
+    assert decision.reason == 'It had a network failure ("NCCL timeout" in the exception): left to the task\'s retries.'
     rules = parse_rules('{"unknown": {"delay": "1m"}}')
     context = context_with(a_failure("unknown", 1))
     assert evaluated(ValueError(""), context, rules).retry_delay == timedelta(minutes=2)

@@ -22,8 +22,8 @@ def a_failure(failure_class="device_memory", token=1, epoch=0, worker="small", *
 
 
 def now_asks(request, failures, workers=FLEET, epoch=0, rules=DEFAULTS):
-    request, words = adjusted_request(request, failures, rules, workers, epoch=epoch)
-    return str(request), words
+    request, messages = adjusted_request(request, failures, rules, workers, epoch=epoch)
+    return str(request), messages
 
 
 def test_without_a_failure_since_the_last_clear_a_request_is_as_it_was_written():
@@ -43,15 +43,15 @@ def test_a_request_asks_for_more_memory_and_says_why():
 
 
 def test_an_alternative_that_can_not_have_more_is_left_out_while_another_can():
-    text, words = now_asks(DeviceRequest.parse(["rtx-4090", "a100"]), [a_failure(memory_bytes=24 * GIB)])
+    text, messages = now_asks(DeviceRequest.parse(["rtx-4090", "a100"]), [a_failure(memory_bytes=24 * GIB)])
     assert text == "1 × nvidia/a100 (memory=48GiB..)"
-    assert words[0].startswith("Asks for 1 × nvidia/a100 (memory=48GiB..) instead of 1 × nvidia/rtx-4090 or")
+    assert messages[0].startswith("Asks for 1 × nvidia/a100 (memory=48GiB..) instead of 1 × nvidia/rtx-4090 or")
 
 
 def test_where_there_is_no_more_it_says_so():
-    text, words = now_asks(DeviceRequest.parse("rtx-4090"), [a_failure(memory_bytes=24 * GIB)])
+    text, messages = now_asks(DeviceRequest.parse("rtx-4090"), [a_failure(memory_bytes=24 * GIB)])
     assert text == "1 × nvidia/rtx-4090 (memory=24GiB..)"
-    assert words[0].endswith("no known worker can give it more.")
+    assert messages[0].endswith("no known worker can give it more.")
 
 
 def test_several_causes_add_up():
@@ -61,20 +61,20 @@ def test_several_causes_add_up():
         a_failure("network", 3, worker="large"),
     ]
     fleet = [*FLEET, a_worker("other", (a_cpu(), a_device("GPU-3", "h100", "80GiB")))]
-    text, words = now_asks(DeviceRequest.parse("gpu"), failures, fleet)
+    text, messages = now_asks(DeviceRequest.parse("gpu"), failures, fleet)
     assert text == "1 × gpu (memory=48GiB.., host_memory=16GiB, hetero/failed=!large)"
-    assert [sentence.split(",")[-1] for sentence in words] == [
+    assert [sentence.split(",")[-1] for sentence in messages] == [
         " after it ran out of device memory on GPU-1 of small.",
         " after it ran out of host memory on GPU-1 of large.",
-        " where it met a network failure.",
+        " where it had a network failure.",
     ]
 
 
-def test_a_wish_that_nobody_could_serve_is_dropped_with_words():
-    text, words = now_asks(DeviceRequest.parse("a100"), [a_failure("network", worker="large")])
+def test_an_avoidance_that_no_worker_could_serve_is_dropped_with_a_message():
+    text, messages = now_asks(DeviceRequest.parse("a100"), [a_failure("network", worker="large")])
     assert text == "1 × nvidia/a100"
-    assert words == [
-        "May run on large again, though it met a network failure there: no other known worker could serve it."
+    assert messages == [
+        "May run on large again, though it had a network failure there: no other known worker can serve it."
     ]
 
 
@@ -126,7 +126,7 @@ def test_what_has_no_order_or_shall_keep_it_waits_as_written():
 )
 def test_whatever_happened_the_request_stays_whole_and_the_same_comes_of_the_same(failures, device):
     request = DeviceRequest.parse(device)
-    now, words = adjusted_request(request, failures, DEFAULTS, FLEET, epoch=0)
-    assert adjusted_request(request, failures, DEFAULTS, FLEET, epoch=0) == (now, words)
+    now, messages = adjusted_request(request, failures, DEFAULTS, FLEET, epoch=0)
+    assert adjusted_request(request, failures, DEFAULTS, FLEET, epoch=0) == (now, messages)
     assert DeviceRequest.model_validate_json(now.model_dump_json()) == now
-    assert (now == request) or words
+    assert (now == request) or messages

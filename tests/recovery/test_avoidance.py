@@ -32,7 +32,7 @@ def labels(outcome):
 
 def test_after_a_network_failure_another_worker_is_asked_for():
     outcome = avoid([a_failure()], WORKERS)
-    assert (labels(outcome), outcome.avoided, outcome.wanted) == (["!host-a"], ("host-a",), ())
+    assert (labels(outcome), outcome.avoided, outcome.not_avoidable) == (["!host-a"], ("host-a",), ())
 
 
 def test_several_workers_are_avoided_the_last_first():
@@ -43,7 +43,7 @@ def test_several_workers_are_avoided_the_last_first():
 def test_the_oldest_failure_is_forgiven_where_nobody_else_is_left():
     failures = [a_failure(name, token=n) for n, name in enumerate(("host-c", "host-a", "host-b"))]
     outcome = avoid(failures, WORKERS)
-    assert (labels(outcome), outcome.wanted) == (["!host-b,host-a"], ("host-c",))
+    assert (labels(outcome), outcome.not_avoidable) == (["!host-b,host-a"], ("host-c",))
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_the_oldest_failure_is_forgiven_where_nobody_else_is_left():
 )
 def test_the_wish_is_dropped_where_nobody_else_could_serve_it(others):
     outcome = avoid([a_failure()], [WORKERS[0], *others])
-    assert (labels(outcome), outcome.avoided, outcome.wanted) == ([None], (), ("host-a",))
+    assert (labels(outcome), outcome.avoided, outcome.not_avoidable) == ([None], (), ("host-a",))
 
 
 def test_a_worker_that_is_no_longer_there_is_not_avoided():
     outcome = avoid([a_failure("host-z")], WORKERS)
-    assert (labels(outcome), outcome.wanted) == ([None], ())
+    assert (labels(outcome), outcome.not_avoidable) == ([None], ())
 
 
 def test_an_alternative_that_only_the_avoided_worker_has_is_left_out():

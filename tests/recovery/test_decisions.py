@@ -47,7 +47,7 @@ def test_a_budget_is_used_up_and_then_the_tasks_retries_decide(failure_class):
     assert isinstance(decide(a_failure(failure_class, 99), history[:-1], DEFAULTS), Requeue)
     last = decide(a_failure(failure_class, 99), history, DEFAULTS)
     assert isinstance(last, Retry)
-    assert f"requeued for this {rule.times} times already" in last.words
+    assert f"requeued for this {rule.times} times already" in last.message
 
 
 def test_preemption_has_no_end():
@@ -82,7 +82,7 @@ def test_memory_that_did_not_grow_is_not_tried_again():
     assert isinstance(decide(ran_out(2, 48), [ran_out(1, 24)], DEFAULTS), Requeue)
     again = decide(ran_out(3, 48), [ran_out(1, 24), ran_out(2, 48)], DEFAULTS)
     assert isinstance(again, Retry)
-    assert "no more memory than the last time" in again.words
+    assert "no more memory than the last time" in again.message
 
 
 def test_a_row_can_say_fail_in_the_end_or_at_once():

@@ -67,5 +67,5 @@ def test_what_can_not_be_read_is_left_out(kept):
     assert load_failures(keep_failure(kept, a_failure())) == (a_failure(),)
 
 
-def test_every_class_has_words():
-    assert len({failure_class.words for failure_class in FailureClass}) == len(FailureClass)
+def test_every_class_has_a_description():
+    assert len({failure_class.description for failure_class in FailureClass}) == len(FailureClass)

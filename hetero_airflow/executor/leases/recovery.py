@@ -68,7 +68,7 @@ class TaskRecovery:
         except Exception as error:  # noqa: BLE001  the backend may be anybody's; without a record its budget is not counted
             log.warning("The loss of %s can't be put on record, so it is left to its retries: %s", key, error)
             return False
-        self._note(key, decision.words)
+        self._note(key, decision.message)
         if not isinstance(decision, Requeue):
             return False
         at, has_run = now + timedelta(seconds=decision.delay_s), bool(evidence.oom_kills)

@@ -237,7 +237,7 @@ def test_a_task_that_is_lost_with_its_device_failed_by_the_hardware(listening, s
         listening.beat(5)
     (record,) = states["a"]
     assert (listening.tasks.sent_back, record["failure_class"]) == ([id_], failure_class)
-    assert ("met a hardware error" in listening.notes[-1][1]) == (failure_class == "hardware"), "when it was decided"
+    assert ("had a hardware error" in listening.notes[-1][1]) == (failure_class == "hardware"), "when it was decided"
     assert [bar.device_id for bar in listening.store.snapshot().holds] == (["GPU-0"] if xid == 79 else [])
 
 
