@@ -1,19 +1,19 @@
-"""The store: workers, requests, leases and decisions; exclusivity is a fact of the database.
+"""The store: workers, requests, leases and decisions. The database itself prevents that a device is leased twice.
 
-====================== =============================================================================
-``store.py``           the ports `Store`, `History` and `Presence`, and the events
-``memory.py``          all as plain Python values: simulator and tests
-``sql.py``             all in Airflow's database; ``sql_transaction.py`` (lock, errors), ``sql_events.py``,
-                       ``sql_grants.py``, ``sql_leases.py``, ``sql_presence.py`` and ``sql_reading.py`` are its parts
-``sql_given.py``       one statement for many rows; ``sql_books.py``: what of a plan still fits
-``sql_keys.py``        who may speak for a worker, and what agents tell
-``tables.py``          the tables; ``migrations/`` makes them
-``view.py``            the live part of the world, from which both make their snapshots
-``inventory.py``, ``leases.py``, ``cores.py``, ``codec.py``  what both decide in the same way; pure
-====================== =============================================================================
+======================= ============================================================================
+``store.py``            the ports `Store`, `History` and `Presence`, and the events
+``memory.py``           the store in memory, for the simulator and tests; ``memory_workers.py`` is a part of it
+``sql/``                the store in Airflow's database
+``tables.py``           the tables; ``migrations/`` creates and changes them
+``snapshot_builder.py`` keeps the live state, from which both stores make their snapshots
+``snapshot_file.py``    a snapshot as a JSON file
+``lease_rules.py``, ``inventory.py``, ``codec.py``  rules and formats that both stores share; pure
+======================= ============================================================================
 
-Writers queue up on one row (``hetero_state``) instead of each locking what it touches. Rejected: row
-locks in a fixed order (a plan touches workers, requests and devices; one statement out of order is a
-deadlock), serialisable transactions (the retries fall on the caller, and SQLite has none), and a lock
-in a process (there may be several schedulers). ``tests/benchmarks/bench_store.py`` prints what it costs.
+Only the executor, the API server and the CLI open the store in the database; task code never does.
+
+Writers wait for one row (``hetero_state``) instead of locking each row that they change. Rejected: row locks in a fixed
+order (a plan changes workers, requests and devices; one statement out of order is a deadlock), serialisable
+transactions (the caller has to retry, and SQLite has none), and a lock in a process (there may be several schedulers).
+``tests/benchmarks/bench_store.py`` prints the cost.
 """

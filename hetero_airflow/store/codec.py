@@ -1,4 +1,4 @@
-"""Decisions and requests as the JSON values that the tables hold, and back. Pure; no pickle anywhere."""
+"""Converts decisions and other values to the JSON of the tables, and back. Pure; no pickle anywhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OUTCOMES: dict[type[Decision], str] = {Place: "place", Wait: "wait", Refuse: "r
 
 
 def decision_columns(decision: Decision) -> dict[str, Any]:
-    """The decision's columns, where ``reason`` and ``account`` are JSON texts."""
+    """The decision's columns; ``reason`` and ``account`` are JSON texts."""
     reason = None if isinstance(decision, Place) else REASON.dump_json(decision.reason, exclude_none=True).decode()
     return {
         "request_id": decision.request_id,
@@ -37,7 +37,7 @@ def decision_columns(decision: Decision) -> dict[str, Any]:
 
 
 def decision_json(columns: Mapping[str, Any], decided_at: datetime) -> dict[str, Any]:
-    """The decision as a `RequestHistory` tells it: JSON values all through."""
+    """The decision in a `RequestHistory`: JSON values only."""
     return {
         "decided_at": decided_at.isoformat(),
         "outcome": columns["outcome"],
@@ -49,12 +49,12 @@ def decision_json(columns: Mapping[str, Any], decided_at: datetime) -> dict[str,
 
 
 def digest(*texts: object) -> str:
-    """64 hexadecimal digits that are the same for the same texts."""
+    """SHA-256 of the texts, 64 hexadecimal digits."""
     return hashlib.sha256("\0".join(map(str, texts)).encode(errors="replace")).hexdigest()
 
 
 def clean_cause(cause: str) -> str:
-    """The cause as every database takes it: no NUL, no half characters, at most 2,000 characters.
+    """The cause as every database accepts it: no NUL, no half characters, at most 2,000 characters.
 
     >>> clean_cause("killed\\x00")
     'killed\\ufffd'

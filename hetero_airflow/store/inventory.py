@@ -1,4 +1,4 @@
-"""What the store keeps of a device, and what a new inventory does to it. Pure; shared by all stores."""
+"""The record of a device in a store, and how a new inventory changes it. Pure; shared by all stores."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hetero_airflow.store.lease_rules import suits_device_kind
 
 @dataclass(frozen=True, slots=True)
 class DeviceRecord:
-    """A device with what is leased of it.
+    """A device and how much of it is leased.
 
-    `capacity_milli` is what the device offers, or what is used where that is more: a CPU that lost
-    cores while they were leased. It gives nothing more until enough leases have ended.
+    The capacity is what the device offers, or what is used if that is more: a CPU can lose cores while they are
+    leased. Then it accepts no new lease until enough leases have ended.
     """
 
     device: Device
@@ -26,11 +26,11 @@ class DeviceRecord:
     used_memory_bytes: int = 0
     last_granted_at: datetime | None = None
     is_vanished: bool = False
-    """Missing from the last inventory; kept because it is leased."""
+    """Missing from the last inventory; kept while it is leased."""
 
     @property
     def offered_memory_bytes(self) -> int | None:
-        """Memory that leases share out: a host's; None for an accelerator, where only thousandths count."""
+        """Host memory that leases divide; None for an accelerator, where only the share counts."""
         return self.device.memory_bytes if self.device.kind == "cpu" else None
 
     @property
@@ -40,7 +40,7 @@ class DeviceRecord:
 
     @property
     def capacity_memory_bytes(self) -> int | None:
-        """Never below `used_memory_bytes`; None where memory is not shared out."""
+        """Never below `used_memory_bytes`; None for an accelerator."""
         offered = self.offered_memory_bytes
         return None if offered is None else max(offered, self.used_memory_bytes)
 
@@ -51,11 +51,11 @@ class DeviceRecord:
 
     @property
     def usage(self) -> DeviceUsage:
-        """As a snapshot shows it."""
+        """The usage in a snapshot."""
         return DeviceUsage(self.used_milli, self.used_memory_bytes, self.last_granted_at)
 
     def grant(self, claim: Claim, now: datetime) -> DeviceRecord | None:
-        """With the claim added, or None where it does not fit."""
+        """The record with the claim added, or None if the claim does not fit."""
         milli, memory = self.used_milli + claim.share_milli, self.used_memory_bytes + claim.memory_bytes
         limit = self.capacity_memory_bytes
         if (
@@ -68,7 +68,7 @@ class DeviceRecord:
         return replace(self, used_milli=milli, used_memory_bytes=memory, last_granted_at=now)
 
     def free(self, claim: Claim) -> DeviceRecord | None:
-        """With the claim taken off, or None for a vanished device that nothing holds any more."""
+        """The record without the claim, or None for a vanished device that has no lease left."""
         milli, memory = self.used_milli - claim.share_milli, self.used_memory_bytes - claim.memory_bytes
         freed = replace(self, used_milli=milli, used_memory_bytes=memory)
         return None if freed.is_vanished and freed.is_idle else freed
@@ -77,24 +77,24 @@ class DeviceRecord:
 def merge_inventory(
     known: Mapping[str, DeviceRecord], worker: Worker, last_seen_at: datetime
 ) -> dict[str, DeviceRecord]:
-    """The worker's devices after an inventory, in its order, then those that are gone but leased.
+    """The worker's devices after an inventory, in its order, then the missing devices that are leased.
 
-    :param last_seen_at: when the worker was seen before this inventory
+    :param last_seen_at: time of the worker's heartbeat before this inventory
     """
-    taken = {
+    merged = {
         device.id: replace(known[device.id], device=device, is_vanished=False)
         if device.id in known
         else DeviceRecord(device)
         for device in worker.devices
     }
     for device_id, record in known.items():
-        if device_id not in taken and not record.is_idle:
+        if device_id not in merged and not record.is_idle:
             problem = f"not seen since {last_seen_at:%Y-%m-%d %H:%M:%S} UTC; leased until its task has ended"
-            gone = record.device.model_copy(update={"leasable": False, "problem": problem})
-            taken[device_id] = record if record.is_vanished else replace(record, device=gone, is_vanished=True)
-    return taken
+            missing = record.device.model_copy(update={"leasable": False, "problem": problem})
+            merged[device_id] = record if record.is_vanished else replace(record, device=missing, is_vanished=True)
+    return merged
 
 
 def worker_with_devices(worker: Worker, devices: Iterable[Device], state: WorkerState) -> Worker:
-    """The worker as a snapshot shows it: with those devices, and in that state."""
+    """The worker as a snapshot shows it: with these devices and in this state."""
     return worker.model_copy(update={"devices": tuple(devices), "state": state})

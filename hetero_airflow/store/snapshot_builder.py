@@ -1,4 +1,4 @@
-"""The live part of the world, kept ready so that a snapshot costs what changed since the last one."""
+"""Builds snapshots. It keeps the live state, so that a snapshot costs only what changed since the last one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from hetero_airflow.model.worker import Worker
 
 
 class SnapshotBuilder:
-    """Workers by id, usage, pending by time of submission, live leases by token, their holders; makes a `Snapshot`.
+    """Holds what a `Snapshot` shows: workers by id, usage, pending requests by time of submission, leases by token.
 
-    A part that did not change is the same object in the next snapshot, which policies may rely on
-    for what they cache.
+    A part that does not change is the same object in the next snapshot. Policies may rely on this for their caches.
     """
 
     def __init__(self) -> None:
@@ -24,26 +23,26 @@ class SnapshotBuilder:
         self._usage: dict[str, Mapping[str, DeviceUsage]] = {}
         self._pending: dict[str, PendingRequest] = {}
         self._latest: tuple[datetime, str] | None = None
-        """Where the last of them stands in the queue; None if they are not in its order."""
+        """Place of the last pending request in the queue; None if they are not sorted."""
         self._leases: dict[str, Lease] = {}
         self._holders: dict[str, PendingRequest] = {}
-        self._bars: dict[str, tuple[Hold, ...]] = {}
+        self._holds: dict[str, tuple[Hold, ...]] = {}
         self._dag_tokens: dict[str, int] = {}
         self._last = Snapshot(sequence=-1, usage=UsageByWorker({}))
         self._changed = {"workers", "usage", "pending", "leases", "dag_tokens", "holders"}
 
-    def put_worker(self, worker: Worker, bars: Iterable[Hold] = ()) -> None:
-        """Take in a worker with all bars on it and its devices, or replace them."""
+    def put_worker(self, worker: Worker, holds: Iterable[Hold] = ()) -> None:
+        """Add or replace a worker, with all holds on it and on its devices."""
         self._is_sorted &= worker.id in self._workers
-        own = tuple(sorted(bars, key=lambda bar: (bar.device_id, bar.kind)))
-        self._workers[worker.id] = with_holds(worker, own)
+        ordered = tuple(sorted(holds, key=lambda hold: (hold.device_id, hold.kind)))
+        self._workers[worker.id] = with_holds(worker, ordered)
         self._changed.add("workers")
-        if own != self._bars.get(worker.id, ()):
-            self._bars[worker.id] = own
+        if ordered != self._holds.get(worker.id, ()):
+            self._holds[worker.id] = ordered
             self._changed.add("bars")
 
     def put_usage(self, worker_id: str, usage: Mapping[str, DeviceUsage], *, replace: bool = False) -> None:
-        """Take in the usage of some of a worker's devices, or with `replace` of all of them."""
+        """Set the usage of some of a worker's devices, or with `replace` of all of them."""
         merged = {} if replace else dict(self._usage.get(worker_id, {}))
         for device_id, value in usage.items():
             if value == NO_USAGE:
@@ -57,7 +56,7 @@ class SnapshotBuilder:
         self._changed.add("usage")
 
     def put_pending(self, pending: PendingRequest) -> None:
-        """Take in a request that waits, or replace it."""
+        """Add or replace a waiting request."""
         is_last = not self._pending or (self._latest is not None and self._latest <= pending.order())
         self._pending.pop(pending.id, None)
         self._pending[pending.id] = pending
@@ -65,49 +64,49 @@ class SnapshotBuilder:
         self._changed.add("pending")
 
     def drop_pending(self, request_id: str) -> None:
-        """Let go of a request that does not wait any longer; unknown ids are passed over."""
+        """Remove a request that no longer waits; unknown ids are ignored."""
         if self._pending.pop(request_id, None) is not None:
             self._changed.add("pending")
 
     def put_holder(self, pending: PendingRequest) -> None:
-        """Take in a request that got a lease; it does not wait any longer."""
+        """Add a request that has a lease; it no longer waits."""
         self.drop_pending(pending.id)
         self._holders[pending.id] = pending
         self._changed.add("holders")
 
     def drop_holder(self, request_id: str) -> None:
-        """Let go of a request that holds no lease any longer; unknown ids are passed over."""
+        """Remove a request that has no lease any more; unknown ids are ignored."""
         if self._holders.pop(request_id, None) is not None:
             self._changed.add("holders")
 
     def put_lease(self, lease: Lease) -> None:
-        """Take in a live lease, or replace it. New ones come in the order of their tokens."""
+        """Add or replace a live lease. The caller adds new leases in the order of their tokens."""
         self._leases[lease.id] = lease
         self._changed.add("leases")
 
     def drop_lease(self, lease_id: str) -> None:
-        """Let go of a lease that has ended; unknown ids are passed over."""
+        """Remove an ended lease; unknown ids are ignored."""
         if self._leases.pop(lease_id, None) is not None:
             self._changed.add("leases")
 
     def put_dag_token(self, dag_id: str, token: int) -> None:
-        """Take in the token of the newest lease of a DAG's requests."""
+        """Set the token of the newest lease of a DAG's requests."""
         self._dag_tokens[dag_id] = token
         self._changed.add("dag_tokens")
 
     def lease(self, lease_id: str) -> Lease | None:
-        """The live lease of that id."""
+        """The live lease with this id."""
         return self._leases.get(lease_id)
 
     def snapshot(self, sequence: int) -> Snapshot:
-        """The present state under that sequence."""
+        """The current state, as the snapshot of this sequence."""
         last, changed = self._last, self._changed
         if sequence != last.sequence or changed:
             if not self._is_sorted:
                 self._workers, self._is_sorted = dict(sorted(self._workers.items())), True
             if self._pending and self._latest is None:
                 queue = sorted(self._pending.values(), key=PendingRequest.order)
-                self._pending, self._latest = {one.id: one for one in queue}, queue[-1].order()
+                self._pending, self._latest = {request.id: request for request in queue}, queue[-1].order()
             self._last = Snapshot(
                 sequence,
                 tuple(self._workers.values()) if "workers" in changed else last.workers,
@@ -116,7 +115,7 @@ class SnapshotBuilder:
                 tuple(self._leases.values()) if "leases" in changed else last.leases,
                 self._dag_tokens.copy() if "dag_tokens" in changed else last.dag_tokens,
                 self._holders.copy() if "holders" in changed else last.holders,
-                holds=tuple(bar for _, own in sorted(self._bars.items()) for bar in own)
+                holds=tuple(hold for _, holds in sorted(self._holds.items()) for hold in holds)
                 if "bars" in changed
                 else last.holds,
             )

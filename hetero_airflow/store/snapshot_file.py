@@ -1,13 +1,14 @@
-"""A snapshot as a JSON file: to rehearse against later, elsewhere, or as a bug report. Pure."""
+"""A snapshot as a JSON file, for a rehearsal on another host or for a bug report. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from datetime import datetime
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.model.estimates import Estimates, Interval, TaskName
@@ -17,14 +18,38 @@ from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.model.team_shares import NO_TEAM_SHARES, TeamShares
 from hetero_airflow.model.worker import Worker
 
-SCHEMA = 1
+T = TypeVar("T", PendingRequest, Lease)
+
+
+class _HasId(Protocol):
+    @property
+    def id(self) -> str: ...
 
 
 class SavedSnapshot(NamedTuple):
-    """A snapshot and when it was taken."""
+    """A snapshot and its time."""
 
     snapshot: Snapshot
     taken_at: datetime
+
+
+def _check_times(value: T) -> T:
+    times = (getattr(value, name, None) for name in ("submitted_at", "granted_at", "expires_at"))
+    if any(time is not None and time.tzinfo is None for time in times):
+        raise ValueError(f"a time of {shorten(value.id)} has no zone")
+    return value
+
+
+def _check_work(work: Interval) -> Interval:
+    if not 0 < work.low <= work.middle <= work.high < math.inf:
+        raise ValueError(f"{tuple(work)} are not three finite numbers above 0 in order")
+    return work
+
+
+def _check_ids(values: Iterable[_HasId]) -> None:
+    twice = next((key for key, times in Counter(value.id for value in values).items() if times > 1), None)
+    if twice is not None:
+        raise ValueError(f"{shorten(twice)} occurs twice")
 
 
 class _UsageRow(BaseModel):
@@ -36,24 +61,24 @@ class _UsageRow(BaseModel):
 class _TaskRow(BaseModel):
     dag_id: str
     task_id: str
-    speeds: dict[str, float] = {}
-    work: Interval | None = None
+    speeds: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
+    work: Annotated[Interval, AfterValidator(_check_work)] | None = None
     spread: float | None = None
     before: tuple[TaskName, ...] = ()
-    """Those that come right after it."""
+    """The tasks directly after this one."""
 
 
 class _SnapshotFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: int
-    taken_at: datetime
+    schema_version: Literal[1]
+    taken_at: AwareDatetime
     sequence: int
     workers: tuple[Worker, ...]
     usage: tuple[_UsageRow, ...]
-    pending: tuple[PendingRequest, ...]
-    leases: tuple[Lease, ...]
-    holders: tuple[PendingRequest, ...]
+    pending: tuple[Annotated[PendingRequest, AfterValidator(_check_times)], ...]
+    leases: tuple[Annotated[Lease, AfterValidator(_check_times)], ...]
+    holders: tuple[Annotated[PendingRequest, AfterValidator(_check_times)], ...]
     dag_tokens: dict[str, int]
     tasks: tuple[_TaskRow, ...]
     finished_s: tuple[float, ...]
@@ -62,6 +87,12 @@ class _SnapshotFile(BaseModel):
     used_device_s: dict[str, dict[str, float]] = {}
     used_at: datetime | None = None
     shares: TeamShares = NO_TEAM_SHARES
+
+    @model_validator(mode="after")
+    def _check_unique_ids(self) -> _SnapshotFile:
+        _check_ids(self.workers)
+        _check_ids((*self.pending, *self.holders))
+        return self
 
 
 def snapshot_text(snapshot: Snapshot, taken_at: datetime) -> str:
@@ -85,7 +116,7 @@ def snapshot_text(snapshot: Snapshot, taken_at: datetime) -> str:
         for name in sorted({*known.speeds, *known.works, *known.spread, *known.edges})
     )
     file = _SnapshotFile(
-        schema_version=SCHEMA,
+        schema_version=1,
         taken_at=taken_at,
         sequence=snapshot.sequence,
         workers=snapshot.workers,
@@ -105,40 +136,19 @@ def snapshot_text(snapshot: Snapshot, taken_at: datetime) -> str:
     return file.model_dump_json(indent=1) + "\n"
 
 
-def _find_fault(file: _SnapshotFile) -> str:
-    """What no snapshot can say, in words; empty where there is nothing of the kind."""
-    if file.schema_version != SCHEMA:
-        return f"version {file.schema_version} of its form"
-    requests = [*file.pending, *file.holders]
-    for what, ids in (("worker", [one.id for one in file.workers]), ("request", [one.id for one in requests])):
-        twice = next((id_ for id_, times in Counter(ids).items() if times > 1), None)
-        if twice is not None:
-            return f"the {what} {shorten(twice)} twice"
-    times = [file.taken_at, *(one.submitted_at for one in requests)]
-    times += [time for lease in file.leases for time in (lease.granted_at, lease.expires_at)]
-    if not all(time.tzinfo is not None for time in times):
-        return "a time without its zone"
-    for row in file.tasks:
-        speeds, work = row.speeds.values(), row.work or Interval(1.0, 1.0, 1.0)
-        is_work = 0 < work.low <= work.middle <= work.high < math.inf
-        if not (is_work and all(0 <= speed < math.inf for speed in speeds)):
-            return f"an estimate of {shorten('.'.join((row.dag_id, row.task_id)))} that can't be"
-    return ""
-
-
 def read_snapshot(text: str) -> SavedSnapshot:
-    """The snapshot that a text made by `snapshot_text` holds.
+    """The snapshot in a text that `snapshot_text` made.
 
-    :raises SettingsError: another text, or one that another version made
+    :raises SettingsError: any other text, or the text of another version
     """
     try:
         file = _SnapshotFile.model_validate_json(text)
-        found = _find_fault(file)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        found = f"at {'.'.join(map(str, first['loc'])) or 'the top'}: {shorten(first['msg'])}"
-    if found:
-        raise SettingsError("a saved snapshot", found=found, remedy="Save one: airflow hetero snapshot > snapshot.json")
+        value = f", not {shorten(first['input'])}" if isinstance(first["input"], int | float) else ""
+        found = f"at {'.'.join(map(str, first['loc'])) or 'the top'}: {shorten(first['msg'], 200)}{value}"
+        remedy = "Save one: airflow hetero snapshot > snapshot.json"
+        raise SettingsError("a saved snapshot", found=found, remedy=remedy) from error
     names = {(row.dag_id, row.task_id): row for row in file.tasks}
     estimates = Estimates(
         {name: row.speeds for name, row in names.items() if row.speeds},

@@ -1,4 +1,4 @@
-"""The ports of the store: the truth about workers, requests and leases, and the history of decisions."""
+"""The ports of the store (`Store`, `History`, `Presence`), and the events that it records."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ from hetero_airflow.model.worker import Worker
 
 @dataclass(frozen=True, slots=True)
 class WorkerSeen:
-    """A worker's inventory, as just discovered; also its heartbeat.
+    """A worker's new inventory. It also counts as a heartbeat.
 
-    A device that is leased and missing from the new inventory stays known, not leasable and with
-    a `problem`, until its lease has ended.
+    A device that is leased and missing from the new inventory stays known until its lease ends. It is not leasable
+    until then and has a `problem`.
 
-    A worker that is not online yet, or lost, stays so while its agent tells of leases that are over or unknown: their
-    processes may still use its devices. Of leases that it holds it has to tell twice, since a scheduler that took the
-    worker for lost may be taking them back just now.
+    A worker that is lost or not yet online does not come online while its agent reports leases that are over or
+    unknown: their processes may still use its devices. If the agent reports leases that the worker holds, it has to
+    report them twice, since a scheduler may be ending them at this moment because it considers the worker lost.
     """
 
     worker: Worker
     telemetry: tuple[Telemetry, ...] = ()
     leases: frozenset[str] | None = None
-    """Ids of the leases whose processes are on the host; None from whoever does not speak for a worker as its agent."""
+    """Ids of the leases with processes on the host; None if the inventory does not come from the worker's agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAlive:
-    """A heartbeat of a worker that is online and as it was seen last.
+    """A heartbeat of an online worker whose inventory has not changed.
 
-    Passed over if it is unknown, or lost: another worker may offer its devices by now, so it has to be seen anew.
+    The store ignores it if the worker is unknown or lost: another worker may offer its devices by now, so it has to
+    send its inventory again.
     """
 
     worker_id: str
@@ -53,34 +54,34 @@ class WorkerAlive:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """A worker that has not been seen in time. Its leases stay; what its agent said last counts no more."""
+    """A worker missed its liveness timeout. Its leases stay; the last report of its agent no longer counts."""
 
     worker_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAlive:
-    """A process of the API server, through which agents are heard, is there."""
+    """A heartbeat of a process of the API server, which receives the agents' heartbeats."""
 
     is_new: bool = False
-    """It has just started."""
+    """The process has just started."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSubmitted:
-    """A request that waits from now on; the same id again, while it waits or holds a lease, changes nothing."""
+    """A request that waits from now on. Nothing changes if a request with this id waits or holds a lease already."""
 
     pending: PendingRequest
 
     @property
     def request_id(self) -> str:
-        """Its id."""
+        """The request's id."""
         return self.pending.id
 
 
 @dataclass(frozen=True, slots=True)
 class RequestWithdrawn:
-    """A request that does not wait any longer, with what became of it; unknown ids are passed over."""
+    """A request that no longer waits, and the cause. The store ignores unknown ids."""
 
     request_id: str
     cause: str
@@ -88,7 +89,7 @@ class RequestWithdrawn:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaved:
-    """A lease whose task has published a checkpoint just now; passed over if it is not held with that token."""
+    """The task of a lease has just published a checkpoint. Ignored if the lease is not held with this token."""
 
     lease_id: str
     token: int
@@ -96,9 +97,9 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True)
 class StartDelayed:
-    """Why a request that was placed does not run yet, in the newest decision on it; None once it does.
+    """Why a placed request does not run yet; None once it runs. The reason is written into its newest decision.
 
-    Passed over where it is not placed.
+    Ignored if the request is not placed.
     """
 
     request_id: str
@@ -107,27 +108,27 @@ class StartDelayed:
 
 @dataclass(frozen=True, slots=True)
 class HoldPlaced:
-    """A device, or a whole worker, that gets no new task from now on; replaces a bar of the same kind on it.
+    """A device or a whole worker gets no new task from now on. Replaces a hold of the same kind on it.
 
-    Bars outlive inventories and restarts; one on a worker that is not known yet holds once it is seen.
+    Holds outlive inventories and restarts. A hold on an unknown worker applies once the worker is seen.
     """
 
-    bar: Hold
+    hold: Hold
 
 
 @dataclass(frozen=True, slots=True)
 class HoldLifted:
-    """A bar that is taken off; passed over where there is none of that kind."""
+    """A hold is removed. Ignored if there is no hold of this kind."""
 
     worker_id: str
     device_id: str
-    """As in the bar: empty for the whole worker, whose devices' own bars stay."""
+    """Empty for the hold on the whole worker; the holds on its devices stay."""
     kind: HoldKind
 
 
 @dataclass(frozen=True, slots=True)
 class HealthNoted:
-    """What is remembered of a device's errors from now on; `WELL` forgets all."""
+    """The new record of a device's errors; `NO_ERRORS` deletes the record."""
 
     worker_id: str
     device_id: str
@@ -152,91 +153,93 @@ StoreEvent = (
 
 @dataclass(frozen=True, slots=True)
 class LeaseMove:
-    """A lease's change to another state; without a cause, the transition table's words stand for it."""
+    """A lease's change to another state. An empty cause stands for the text in the transition table."""
 
     lease_id: str
     token: int
     to: LeaseState
     cause: str = ""
     end: RunEnd | None = None
-    """Of a move to a terminal state: how the task stood. None: it never ran, or nobody knows; a lease that is evicted
-    is lost all the same."""
+    """For a terminal state: how the task ended; None if it never ran or this is unknown. An evicted lease without
+    it counts as lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """What became of a plan: leases granted, and ids of requests whose devices someone else took meanwhile."""
+    """The leases that a plan got, and the ids of requests whose devices were taken since the plan's snapshot."""
 
     leases: tuple[Lease, ...] = ()
     refused: tuple[str, ...] = ()
 
 
 class Store(Protocol):
-    """Holds the state of the world. Every method is one transaction and may block on the database.
+    """Holds workers, requests and leases. Every method is one transaction and may block on the database.
 
     :raises StoreUnavailable: (every method) the database is down, locked, or not migrated
     """
 
     def record(self, events: Sequence[StoreEvent], now: datetime) -> None:
-        """Take note of what happened, in order."""
+        """Record the events in order."""
         ...
 
     def snapshot(self) -> Snapshot:
-        """The present state; cheap when nothing has changed since the last call."""
+        """The current state; cheap if nothing has changed since the last call."""
         ...
 
-    def commit(self, plan: Plan, now: datetime, expires_at: datetime, news: Sequence[StoreEvent] = ()) -> CommitResult:
-        """Grant the placements of a plan and keep every decision's account, in one transaction.
+    def commit(
+        self, plan: Plan, now: datetime, expires_at: datetime, events: Sequence[StoreEvent] = ()
+    ) -> CommitResult:
+        """Grant the placements of a plan and store every decision with its explanation, in one transaction.
 
-        The news come before it, as `record` would take note of them: the plan may place what they submit.
-        Each placement is granted whole or refused whole: refused when a device is gone, not
-        leasable or leased meanwhile, when the cores or memory are taken, or when the request no
-        longer waits. A refusal stops no other placement of the plan.
+        The events are recorded first, so the plan may place requests that they submit.
+
+        Each placement is granted whole or refused whole. It is refused if a device is gone, not leasable or leased
+        by now, if cores or memory are taken, or if the request no longer waits. A refusal stops no other placement.
         """
         ...
 
     def renew(self, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
-        """Extend the leases given as (lease id, token); the ids that are not held with that token any more.
+        """Extend leases, given as (lease id, token); returns the ids that are no longer held with that token.
 
-        A granted or expired lease that is renewed becomes active; a preempted one stays so.
+        A granted or expired lease becomes active; a preempted one stays preempted.
         """
         ...
 
     def move(self, moves: Sequence[LeaseMove], now: datetime) -> tuple[Lease | StoreError, ...]:
         """Change the states of leases; a terminal state frees the devices and ends the request, in one transaction.
 
-        The outcome of each move, in order: the lease as it is now, or why it stayed as it was (LeaseNotFound,
-        LeaseLost for another token, InvalidTransition). A move that fails stops no other.
+        The result of each move, in order: the changed lease, or why it did not change (LeaseNotFound, LeaseLost for
+        another token, InvalidTransition). A failed move stops no other.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHistory:
-    """All that the store knows of one request: for explain."""
+    """All that the store knows about one request, for `explain`."""
 
     pending: PendingRequest
     state: str
     """waiting, placed, or ended"""
     ended_at: datetime | None
     cause: str
-    """Why it ended, where it did."""
+    """Why it ended; empty before that."""
     leases: tuple[Lease, ...]
     decisions: tuple[dict[str, Any], ...]
-    """Newest first, each with ``decided_at`` (ISO 8601), ``outcome`` (place, wait, refuse), ``position``, ``reason``,
-    ``nearest`` and ``account`` as JSON values, None where the outcome has none. The reason of one that was placed is
-    why it does not run yet."""
+    """Newest first. Each has ``decided_at`` (ISO 8601), ``outcome`` (place, wait, refuse), ``position``, ``reason``,
+    ``nearest`` and ``account`` as JSON values, None where the outcome has none. The reason of a placement says why
+    the task does not run yet."""
 
 
 MAX_RUNS = 10_000
-"""Runs that a history gives at once, and that a store in memory remembers. From SQLite they take 1 s."""
+"""Runs that a history returns at once, and that a store in memory keeps. Reading them from SQLite takes 1 s."""
 
 
 class History(Protocol):
-    """Reads what happened, and forgets what is old."""
+    """Reads what happened, and deletes what is old."""
 
     def request_history(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> RequestHistory | None:
-        """The newest request of a task instance, or None if it never asked."""
+        """The newest request of a task instance, or None if it never had one."""
         ...
 
     def telemetry(self) -> dict[tuple[str, str], Telemetry]:
@@ -244,36 +247,36 @@ class History(Protocol):
         ...
 
     def health(self) -> dict[tuple[str, str], DeviceHealth]:
-        """(worker id, device id) → what is remembered of its errors; without those that are `WELL`."""
+        """(worker id, device id) → record of its errors; without devices that have none."""
         ...
 
     def runs(self, since: int = 0) -> tuple[Run, ...]:
-        """The leases that ended after that sequence and of which it is known how, in the order of their ends.
+        """The leases that ended after this sequence in a known way, ordered by their ends.
 
-        Only the newest `MAX_RUNS`, and without those whose device is not known any more. Costs what is
-        newer than `since`; the sequence of the last one is the next call's `since`.
+        Only the newest `MAX_RUNS`, without those of devices that are no longer known. The cost depends on what is
+        newer than `since`; the next call's `since` is the sequence of the last run.
         """
         ...
 
     def prune(self, before: datetime) -> int:
-        """Delete ended requests, their leases and decisions from before that time; how many requests went.
+        """Delete requests that ended before this time, with their leases and decisions; returns how many requests.
 
-        Of a waiting request, all decisions but the newest go too.
+        Waiting requests lose all decisions except the newest.
         """
         ...
 
 
 class Presence(Protocol):
-    """Who is there: the last word of workers, of their agents, and of the API server that hears these."""
+    """The last heartbeats of workers, of their agents, and of the API server that receives these."""
 
     def last_seen(self) -> dict[str, datetime]:
-        """Worker id → when it was last seen."""
+        """Worker id → time of its last heartbeat."""
         ...
 
     def heartbeats(self) -> Mapping[str, WorkerHeartbeat]:
-        """Worker id → what its agent said last; without workers for which none speaks, or that are lost since."""
+        """Worker id → last heartbeat of its agent; without workers that have no agent or are lost."""
         ...
 
     def server_heartbeat(self) -> ServerHeartbeat | None:
-        """When the API server was there; None if it never was."""
+        """The last heartbeat of the API server; None if there was none."""
         ...

@@ -1,8 +1,7 @@
 """The store's tables in Airflow's metadata database, all named ``hetero_…``.
 
-What a snapshot shows carries `changed`: the sequence at which the row last changed, so that a
-snapshot reads only the rows that are newer than the one before. JSON is kept as text and read by
-pydantic straight from it; nothing is pickled.
+The rows that a snapshot shows have a column `changed`: the sequence of their last change, so that a snapshot reads only
+the rows that changed since the snapshot before. JSON is stored as text, which pydantic reads; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ metadata = MetaData(
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware time; UTC in the database, which for SQLite means a text without a zone."""
+    """An aware time, stored in UTC; in SQLite as a text without a zone."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Refuse a time without a zone: nobody could say later which one it had."""
+        """Refuse a time without a zone, since its zone would be unknown later."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -60,7 +59,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Aware again."""
+        """The aware time in UTC."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
@@ -145,7 +144,7 @@ server = Table(
     comment="One row, once an API server has said that it is there",
 )
 
-bar = Table(
+hold = Table(
     "hetero_bar",
     metadata,
     Column("worker_id", ID),
@@ -291,5 +290,5 @@ decision = Table(
 
 @event.listens_for(state, "after_create")
 def insert_state(target: Table, connection: Connection, **_: object) -> None:
-    """Insert the one row, wherever the table is created from the metadata; the first migration does the same."""
+    """Insert the one row when the table is created from the metadata; the first migration does the same."""
     connection.execute(text("INSERT INTO hetero_state (id, sequence, fence, pruned) VALUES (1, 0, 0, 0)"))

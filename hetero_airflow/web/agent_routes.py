@@ -29,7 +29,8 @@ from hetero_airflow.agent.protocol import (
 )
 from hetero_airflow.agent.tokens import TokenClaims, TokenRefused, hash_secret, read_public_key, request_digest
 from hetero_airflow.model.hold import Hold, HoldKind
-from hetero_airflow.store.sql.worker_keys import Admission, AgentMessage, AgentReply, WorkerKeys
+from hetero_airflow.store.sql.agent_messages import Admission, AgentMessage, AgentReply
+from hetero_airflow.store.sql.worker_keys import WorkerKeys
 from hetero_airflow.store.store import HoldPlaced, WorkerAlive, WorkerSeen
 from hetero_airflow.web.device_errors import health_changes
 from hetero_airflow.web.key_ring import KeyRing

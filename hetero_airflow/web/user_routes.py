@@ -24,7 +24,7 @@ from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.scheduling.advice.wanted_workers import WantedType, WantedWorkers, wanted_workers
 from hetero_airflow.store.sql.queue import LiveLease, WaitingRequest, read_live_leases, read_waiting_requests
 from hetero_airflow.store.sql.store import SqlStore
-from hetero_airflow.store.sql.transaction import reading
+from hetero_airflow.store.sql.transaction import read_transaction
 
 MAX_PAGE = 1000
 
@@ -146,7 +146,7 @@ class UserRoutes:
     def queue(self, user: GetUserDep, offset: Offset = 0, limit: Limit = 100) -> QueuePage:
         """What waits in the order of the last cycle, with its reasons, and what holds devices."""
         readable: set[str] = get_auth_manager().get_authorized_dag_ids(user=user)
-        with reading(self._engine()) as connection:
+        with read_transaction(self._engine()) as connection:
             return QueuePage(
                 waiting=read_waiting_requests(connection, readable, offset, limit),
                 leases=read_live_leases(connection, readable, offset, limit),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from hetero_airflow.errors import StoreUnavailable
-from hetero_airflow.store.sql.worker_keys import AgentMessage, AgentReply
+from hetero_airflow.store.sql.agent_messages import AgentMessage, AgentReply
 from hetero_airflow.store.store import WorkerSeen
 
 GATHER_S = 0.03

@@ -109,7 +109,7 @@ def test_a_plan_that_meets_a_writer_without_the_lock_is_refused_whole_and_its_wa
     waits = Wait("r3", 1, Reason(ReasonCode.BUSY, "1", "0"), ACCOUNT)
     plan = Plan((a_place("r1", **{"GPU-1": 1000}), a_place("r2", **{"GPU-0": 1000}), waits))
     news, made = [RequestSubmitted(a_pending("r4"))], []
-    with sql_transaction.writing(postgres_engine, 10) as transaction:
+    with sql_transaction.write_transaction(postgres_engine, 10) as transaction:
         PlanCommit(transaction, EPOCH, LATER, {}).commit(Plan((a_place("r0", **{"GPU-0": 1000}),)))
         other = threading.Thread(target=lambda: made.append(second.commit(plan, EPOCH, LATER, news)))
         other.start()

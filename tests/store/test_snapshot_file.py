@@ -31,17 +31,17 @@ KNOWN = Estimates(
 )
 
 
-def told(estimates: Estimates) -> tuple[object, ...]:
+def values(estimates: Estimates) -> tuple[object, ...]:
     return tuple(getattr(estimates, name) for name in Estimates.__dataclass_fields__)
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=30)
 @given(snapshots())
-def test_what_was_saved_is_read_again(snapshot):
+def test_a_saved_snapshot_reads_back_the_same(snapshot):
     saved = read_snapshot(snapshot_text(snapshot, EPOCH))
     assert saved.taken_at == EPOCH
     assert replace(saved.snapshot, estimates=snapshot.estimates) == snapshot
-    assert told(saved.snapshot.estimates) == told(snapshot.estimates)
+    assert values(saved.snapshot.estimates) == values(snapshot.estimates)
 
 
 def test_leases_their_holders_and_estimates_are_saved():
@@ -57,7 +57,7 @@ def test_leases_their_holders_and_estimates_are_saved():
         snapshot.holders,
         dict(snapshot.usage),
     )
-    assert told(saved.estimates) == told(KNOWN)
+    assert values(saved.estimates) == values(KNOWN)
 
 
 TRAIN = {"dag_id": "dag", "task_id": "train"}
@@ -68,17 +68,29 @@ NAIVE = {**SAVED["pending"][0], "submitted_at": "2026-01-01T00:00:00"}
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"pending": SAVED["pending"] * 2}, "the request 'r1' twice"),
-        ({"workers": SAVED["workers"] * 2}, "the worker 'worker-a' twice"),
-        ({"taken_at": "2026-01-01T00:00:00"}, "a time without its zone"),
-        ({"pending": [NAIVE]}, "a time without its zone"),
-        ({"tasks": [TRAIN | {"speeds": {"nvidia/a100": math.nan}}]}, "an estimate of 'dag.train' that can't be"),
-        ({"tasks": [TRAIN | {"speeds": {"nvidia/a100": -1}}]}, "an estimate of 'dag.train' that can't be"),
-        ({"tasks": [TRAIN | {"work": [0, 0, 0]}]}, "an estimate of 'dag.train' that can't be"),
-        ({"tasks": [TRAIN | {"work": [3, 2, 1]}]}, "an estimate of 'dag.train' that can't be"),
+        ({"pending": SAVED["pending"] * 2}, "at the top: \"Value error, 'r1' occurs twice\""),
+        ({"workers": SAVED["workers"] * 2}, "at the top: \"Value error, 'worker-a' occurs twice\""),
+        ({"taken_at": "2026-01-01T00:00:00"}, "at taken_at: 'Input should have timezone info'"),
+        ({"pending": [NAIVE]}, "at pending.0: \"Value error, a time of 'r1' has no zone\""),
+        (
+            {"tasks": [TRAIN | {"speeds": {"nvidia/a100": math.nan}}]},
+            "at tasks.0.speeds.nvidia/a100: 'Input should be a finite number', not nan",
+        ),
+        (
+            {"tasks": [TRAIN | {"speeds": {"nvidia/a100": -1}}]},
+            "at tasks.0.speeds.nvidia/a100: 'Input should be greater than or equal to 0', not -1",
+        ),
+        (
+            {"tasks": [TRAIN | {"work": [0, 0, 0]}]},
+            "at tasks.0.work: 'Value error, (0.0, 0.0, 0.0) are not three finite numbers above 0 in order'",
+        ),
+        (
+            {"tasks": [TRAIN | {"work": [3, 2, 1]}]},
+            "at tasks.0.work: 'Value error, (3.0, 2.0, 1.0) are not three finite numbers above 0 in order'",
+        ),
     ],
 )
-def test_what_no_snapshot_can_say_is_told(changes, found):
+def test_what_no_snapshot_can_say_is_values(changes, found):
     with pytest.raises(SettingsError) as caught:
         read_snapshot(json.dumps(SAVED | changes))
     assert caught.value.found == found
@@ -91,7 +103,7 @@ def test_what_no_snapshot_can_say_is_told(changes, found):
         ("{}", "at schema_version: 'Field required'"),
         (
             json.dumps({**json.loads(snapshot_text(MemoryStore().snapshot(), EPOCH)), "schema_version": 9}),
-            "version 9 of its form",
+            "at schema_version: 'Input should be 1', not 9",
         ),
     ],
 )

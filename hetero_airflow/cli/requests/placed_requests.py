@@ -10,7 +10,7 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.reads import read_pending
-from hetero_airflow.store.sql.transaction import chunks, reading
+from hetero_airflow.store.sql.transaction import chunks, read_transaction
 
 
 def placed_requests(engine: Engine, ids: Iterable[str]) -> dict[str, PendingRequest]:
@@ -18,7 +18,7 @@ def placed_requests(engine: Engine, ids: Iterable[str]) -> dict[str, PendingRequ
 
     :raises StoreUnavailable: the database is down, locked or not migrated
     """
-    with reading(engine) as connection:
+    with read_transaction(engine) as connection:
         rows = [
             row
             for chunk in chunks(ids)

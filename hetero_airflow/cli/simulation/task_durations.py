@@ -9,7 +9,7 @@ from airflow.models.taskinstance import TaskInstance
 from sqlalchemy import Engine, select
 
 from hetero_airflow.model.estimates import Interval, TaskName
-from hetero_airflow.store.sql.transaction import reading
+from hetero_airflow.store.sql.transaction import read_transaction
 
 _NEWEST = 2000
 """Ended task instances of the DAG that are looked at."""
@@ -26,7 +26,7 @@ def plain_durations(engine: Engine, dag_id: str) -> dict[TaskName, Interval]:
         .limit(_NEWEST)
     )
     took: defaultdict[TaskName, list[float]] = defaultdict(list)
-    with reading(engine) as connection:
+    with read_transaction(engine) as connection:
         for row in connection.execute(query):
             took[dag_id, row.task_id].append(max((row.end_date - row.start_date).total_seconds(), 1e-3))
     return {task: _interval(values) for task, values in took.items()}

@@ -16,7 +16,7 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import Run
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.simulator.workload import ANY_DEVICE, Job, Workload
-from hetero_airflow.store.sql.transaction import reading
+from hetero_airflow.store.sql.transaction import read_transaction
 from hetero_airflow.store.store import History
 
 MAX_INSTANCES = 100_000
@@ -46,7 +46,7 @@ def history_workload(
         .order_by(table.c.end_date.desc())
         .limit(MAX_INSTANCES)
     )
-    with reading(engine) as connection:
+    with read_transaction(engine) as connection:
         rows = list(connection.execute(query))
     if not rows:
         raise TraceError(

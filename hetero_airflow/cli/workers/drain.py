@@ -22,7 +22,7 @@ from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.store.codec import clean_cause
 from hetero_airflow.store.sql.holds import read_holds
-from hetero_airflow.store.sql.transaction import reading
+from hetero_airflow.store.sql.transaction import read_transaction
 from hetero_airflow.store.store import HealthNoted, HoldLifted, StoreEvent
 
 MAX_REASON = 200
@@ -137,7 +137,7 @@ def undrain_report(target: Target, before: Snapshot, after: Snapshot) -> Iterato
 def holds_here(database: Engine, worker_id: str) -> tuple[Hold, ...]:
     """The bars on a worker and its devices; none where there is no database to ask."""
     try:
-        with reading(database) as connection:
+        with read_transaction(database) as connection:
             return tuple(read_holds(connection, [worker_id]).get(worker_id, ()))
     except HeteroError:
         return ()

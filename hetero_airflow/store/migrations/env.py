@@ -1,4 +1,4 @@
-"""Runs the migrations on the engine that `HeteroDBManager` gives, or on ``-x url=…`` from the command line."""
+"""Runs the migrations on the engine of `HeteroDBManager`, or on ``-x url=…`` from the command line."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hetero_airflow.store import tables
 
 
 def _is_ours(_object: object, name: str | None, type_: str, *_: object) -> bool:
-    """Airflow's own tables in the same database are none of ours."""
+    """Whether a table is one of this project; Airflow's tables are in the same database."""
     return type_ != "table" or name in tables.metadata.tables
 
 
 def _run() -> None:
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "target_metadata": tables.metadata,
         "version_table": tables.VERSION_TABLE,
         "include_object": _is_ours,
@@ -25,13 +25,13 @@ def _run() -> None:
     }
     url = context.get_x_argument(as_dictionary=True).get("url") or context.config.get_main_option("sqlalchemy.url", "")
     if context.is_offline_mode():
-        context.configure(url=url, literal_binds=True, **given)
+        context.configure(url=url, literal_binds=True, **options)
         with context.begin_transaction():
             context.run_migrations()
         return
     engine = context.config.attributes.get("engine") or create_engine(url, poolclass=NullPool)
     with engine.connect() as connection:
-        context.configure(connection=connection, transaction_per_migration=True, **given)
+        context.configure(connection=connection, transaction_per_migration=True, **options)
         with context.begin_transaction():
             context.run_migrations()
 

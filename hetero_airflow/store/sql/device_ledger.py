@@ -1,4 +1,4 @@
-"""The devices that a plan wants, as the tables have them, and what is left of them while it is granted."""
+"""What is free on the devices that a plan places on, while the plan is granted."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from hetero_airflow.model.plan import Place
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import CORES
-from hetero_airflow.store.cores import choose_cores
-from hetero_airflow.store.lease_rules import are_grantable, suits_device_kind
+from hetero_airflow.store.lease_rules import are_grantable, choose_cores, suits_device_kind
 from hetero_airflow.store.sql.holds import read_devices_on_hold
 from hetero_airflow.store.sql.json_rows import json_table
 from hetero_airflow.store.sql.transaction import WriteTransaction
@@ -27,74 +26,72 @@ _WORKER, _DEVICE, _HELD = tables.worker.c, tables.device.c, tables.lease_device.
 
 @dataclass(slots=True)
 class _FreeDevice:
-    """One device."""
+    """What is free on one device."""
 
     kind: str
     is_open: bool
     """Whether it may be leased at all."""
     milli: int
-    """What is left of it."""
     memory_bytes: int | None
-    """What is left of its memory; None where nobody counts it."""
+    """None for an accelerator, whose memory is not counted."""
     cores: tuple[int, ...]
-    """Of a CPU."""
+    """All cores of a CPU."""
     taken: set[int] = field(default_factory=set)
-    """Cores that leases hold."""
+    """Leased cores."""
+
+    def fit(self, claim: Claim) -> Claim | None:
+        """The claim with its cores, or None if it does not fit."""
+        if not self.is_open or not suits_device_kind(self.kind, claim) or claim.share_milli > self.milli:
+            return None
+        if self.memory_bytes is not None and claim.memory_bytes > self.memory_bytes:
+            return None
+        if self.kind != "cpu":
+            return claim
+        cores = choose_cores(self.cores, self.taken, claim.share_milli // MILLI_PER_DEVICE)
+        return None if cores is None else replace(claim, cores=cores)
 
 
 class DeviceLedger:
-    """Read once under the writers' lock; then every placement of the plan is tried in memory."""
+    """Reads the devices once under the writers' lock; then every placement of the plan is tried in memory."""
 
-    def __init__(self, writing: WriteTransaction, places: Sequence[Place]) -> None:
-        self._accounts: dict[tuple[str, str], _FreeDevice] = {}
+    def __init__(self, transaction: WriteTransaction, places: Sequence[Place]) -> None:
+        self._devices: dict[tuple[str, str], _FreeDevice] = {}
         if not places:
             return
         pairs = {(place.worker_id, claim.device_id) for place in places for claim in place.claims}
         wanted = [{"worker_key": worker_id, "key": key} for worker_id, key in sorted(pairs)]
-        rows = writing.read_by_rows(_read_devices(writing.dialect), wanted, online=WorkerState.ONLINE)
-        barred = read_devices_on_hold(writing.connection, {row.worker_id for row in rows if row.has_bars})
+        rows = transaction.read_by_rows(_read_devices(transaction.dialect), wanted, online=WorkerState.ONLINE)
+        on_hold = read_devices_on_hold(transaction.connection, {row.worker_id for row in rows if row.has_holds})
         for row in rows:
             memory = None if row.capacity_memory_bytes is None else row.capacity_memory_bytes - row.used_memory_bytes
-            self._accounts[row.worker_id, row.id] = _FreeDevice(
+            self._devices[row.worker_id, row.id] = _FreeDevice(
                 row.kind,
-                row.leasable and row.is_online and (row.worker_id, row.id) not in barred,
+                row.leasable and row.is_online and (row.worker_id, row.id) not in on_hold,
                 row.capacity_milli - row.used_milli,
                 memory,
                 () if row.inventory is None else _cores(row.inventory),
             )
-        cpus = [{"worker_key": key[0], "key": key[1]} for key, one in self._accounts.items() if one.kind == "cpu"]
-        for row in writing.read_by_rows(_read_cores(writing.dialect), cpus):
-            self._accounts[row.worker_id, row.device_id].taken.update(CORES.validate_json(row.cores))
+        cpus = [{"worker_key": key[0], "key": key[1]} for key, free in self._devices.items() if free.kind == "cpu"]
+        for row in transaction.read_by_rows(_read_cores(transaction.dialect), cpus):
+            self._devices[row.worker_id, row.device_id].taken.update(CORES.validate_json(row.cores))
 
     def take(self, place: Place) -> tuple[Claim, ...] | None:
-        """The claims with their cores, taken off what is left; None, and nothing taken, where they do not fit."""
+        """Take the devices of a placement: its claims with their cores, or None if one of them does not fit."""
         if not are_grantable(place.claims):
             return None
-        fits: list[tuple[_FreeDevice, Claim]] = []
-        for claim in place.claims:
-            account = self._accounts.get((place.worker_id, claim.device_id))
-            own = None if account is None else _claim_on(account, claim)
-            if account is None or own is None:
+        taken: list[tuple[_FreeDevice, Claim]] = []
+        for wanted in place.claims:
+            free = self._devices.get((place.worker_id, wanted.device_id))
+            claim = None if free is None else free.fit(wanted)
+            if free is None or claim is None:
                 return None
-            fits.append((account, own))
-        for account, own in fits:
-            account.milli -= own.share_milli
-            account.taken.update(own.cores)
-            if account.memory_bytes is not None:
-                account.memory_bytes -= own.memory_bytes
-        return tuple(own for _, own in fits)
-
-
-def _claim_on(account: _FreeDevice, claim: Claim) -> Claim | None:
-    """The claim with its cores, or None where the device can't give it."""
-    if not account.is_open or not suits_device_kind(account.kind, claim) or claim.share_milli > account.milli:
-        return None
-    if account.memory_bytes is not None and claim.memory_bytes > account.memory_bytes:
-        return None
-    if account.kind != "cpu":
-        return claim
-    cores = choose_cores(account.cores, account.taken, claim.share_milli // MILLI_PER_DEVICE)
-    return None if cores is None else replace(claim, cores=cores)
+            taken.append((free, claim))
+        for free, claim in taken:
+            free.milli -= claim.share_milli
+            free.taken.update(claim.cores)
+            if free.memory_bytes is not None:
+                free.memory_bytes -= claim.memory_bytes
+        return tuple(claim for _, claim in taken)
 
 
 @lru_cache(maxsize=1024)
@@ -116,7 +113,7 @@ def _read_devices(dialect: str) -> Select[Any]:
             _DEVICE.capacity_memory_bytes,
             _DEVICE.used_memory_bytes,
             (_WORKER.state == bindparam("online")).label("is_online"),
-            exists().where(tables.bar.c.worker_id == _DEVICE.worker_id).label("has_bars"),
+            exists().where(tables.hold.c.worker_id == _DEVICE.worker_id).label("has_holds"),
             case((_DEVICE.kind == "cpu", _DEVICE.inventory)).label("inventory"),
         )
         .join_from(wanted, tables.device, (_DEVICE.worker_id == wanted.c.worker_key) & (_DEVICE.id == wanted.c.key))

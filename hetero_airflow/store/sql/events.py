@@ -1,14 +1,14 @@
-"""What happened to workers and requests, written to the tables."""
+"""Writes events to the tables."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Row, Select, bindparam, delete, func, insert, select, update
+from sqlalchemy import Select, bindparam, delete, func, insert, select, update
 
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.lease import TERMINAL
@@ -56,53 +56,50 @@ _DELAY = (
         .scalar_subquery(),
         tables.decision.c.outcome == "place",
     )
-    .values(reason=bindparam("told"))
+    .values(reason=bindparam("reason_json"))
 )
 _UPDATE_TELEMETRY = update(tables.telemetry).where(tables.telemetry.c.worker_id == bindparam("key"))
 
 
-def record_events(writing: WriteTransaction, events: Sequence[StoreEvent], now: datetime) -> None:
-    """Write the events, in order; those of one table at once."""
+def record_events(transaction: WriteTransaction, events: Sequence[StoreEvent], now: datetime) -> None:
+    """Write the events in order; those of one table at once."""
     workers = [event for event in events if isinstance(event, WorkerSeen | WorkerAlive | WorkerLost)]
     requests = [event for event in events if isinstance(event, RequestSubmitted | RequestWithdrawn)]
     for saved in (event for event in events if isinstance(event, CheckpointSaved)):
         key = {"key": saved.lease_id, "held": saved.token}
-        values = {"saved_at": now, "changed": writing.stamp}
-        writing.is_visible |= writing.connection.execute(_SAVE.values(values), key).rowcount == 1
+        values = {"saved_at": now, "changed": transaction.stamp}
+        transaction.is_visible |= transaction.connection.execute(_SAVE.values(values), key).rowcount == 1
     for alive in (event for event in events if isinstance(event, ServerAlive)):
-        record_server_heartbeat(writing, now, is_new=alive.is_new)
+        record_server_heartbeat(transaction, now, is_new=alive.is_new)
     for delayed in (event for event in events if isinstance(event, StartDelayed)):
         reason = None if delayed.reason is None else REASON.dump_json(delayed.reason, exclude_none=True).decode()
-        writing.connection.execute(_DELAY, {"key": delayed.request_id, "told": reason})
+        transaction.connection.execute(_DELAY, {"key": delayed.request_id, "reason_json": reason})
     if workers:
-        _WorkerBatch(writing, workers, now).write()
+        _WorkerBatch(transaction, workers, now).write()
     if requests:
-        _write_requests(writing, requests, now)
-    write_holds(writing, [event for event in events if isinstance(event, HoldEvent)])
+        _write_requests(transaction, requests, now)
+    write_holds(transaction, [event for event in events if isinstance(event, HoldEvent)])
 
 
 class _WorkerBatch:
-    """One batch of workers that were seen, heard of or lost.
-
-    A worker that reports the same inventory as before costs one row of `hetero_telemetry`.
-    """
+    """Writes the events of workers. An inventory that has not changed costs one row of `hetero_telemetry`."""
 
     def __init__(
-        self, writing: WriteTransaction, events: Sequence[WorkerSeen | WorkerAlive | WorkerLost], now: datetime
+        self, transaction: WriteTransaction, events: Sequence[WorkerSeen | WorkerAlive | WorkerLost], now: datetime
     ) -> None:
-        self._writing, self._events, self._now = writing, events, now
+        self._transaction, self._events, self._now = transaction, events, now
         ids = {event.worker.id if isinstance(event, WorkerSeen) else event.worker_id for event in events}
         query = select(_WORKER.id, _WORKER.state, _WORKER.digest, _WORKER.inventory)
         self._known: dict[str, tuple[str, str, str]] = {
             row.id: (row.state, row.digest, row.inventory)
             for chunk in chunks(sorted(ids))
-            for row in writing.connection.execute(query.where(_WORKER.id.in_(chunk)))
+            for row in transaction.connection.execute(query.where(_WORKER.id.in_(chunk)))
         }
         self._seen: dict[str, dict[str, Any]] = {}
-        """Worker id → columns of `hetero_telemetry` and what they become."""
+        """Worker id → new values of columns of `hetero_telemetry`."""
 
     def write(self) -> None:
-        """All of them, in order."""
+        """Write all events in order."""
         for event in self._events:
             if isinstance(event, WorkerSeen):
                 self._see(event)
@@ -110,29 +107,30 @@ class _WorkerBatch:
                 self._hear(event)
             else:
                 self._lose(event.worker_id)
-        alike: defaultdict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+        by_columns: defaultdict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
         for key, columns in self._seen.items():
-            alike[tuple(sorted(columns))].append({"key": key} | columns)
-        for rows in alike.values():
-            self._writing.execute_many(_UPDATE_TELEMETRY, rows)
+            by_columns[tuple(sorted(columns))].append({"key": key} | columns)
+        for rows in by_columns.values():
+            self._transaction.execute_many(_UPDATE_TELEMETRY, rows)
 
     def _see(self, event: WorkerSeen) -> None:
         worker = event.worker
         reported = digest(worker.model_dump_json(exclude={"state"}))
         is_online = self._known.get(worker.id, ())[:1] == (WorkerState.ONLINE,)
-        may_be = is_online or not event.leases or self._may_come(worker.id, event.leases)
-        if may_be and not (is_online and self._known[worker.id][1] == reported):
-            self._take(worker, reported)
+        may_be_online = is_online or not event.leases or self._may_come_online(worker.id, event.leases)
+        if may_be_online and not (is_online and self._known[worker.id][1] == reported):
+            self._write_worker(worker, reported)
         if worker.id in self._known:
             self._note_seen(worker.id, event.telemetry, event.leases)
 
-    def _may_come(self, worker_id: str, leases: frozenset[str]) -> bool:
-        """Whether a worker that is not online may be, whose agent tells of these leases; see `WorkerSeen`."""
-        if not holds_all_leases(self._writing, worker_id, leases):
+    def _may_come_online(self, worker_id: str, leases: frozenset[str]) -> bool:
+        """Whether a worker may come online whose agent reports these leases; see `WorkerSeen`."""
+        if not holds_all_leases(self._transaction, worker_id, leases):
             return False
-        told = self._seen.get(worker_id, {}).get("leases", ...)
-        before = read_reported_leases(self._writing, worker_id) if told is ... else LEASES.validate_json(told or "[]")
-        return leases <= before
+        columns = self._seen.get(worker_id, {})
+        if "leases" in columns:
+            return leases <= LEASES.validate_json(columns["leases"] or "[]")
+        return leases <= read_reported_leases(self._transaction, worker_id)
 
     def _hear(self, event: WorkerAlive) -> None:
         if self._known.get(event.worker_id, ())[:1] == (WorkerState.ONLINE,):
@@ -146,12 +144,12 @@ class _WorkerBatch:
         if leases is not None:
             columns["leases"] = LEASES.dump_json(leases).decode()
 
-    def _take(self, worker: Worker, reported: str) -> None:
-        connection, stamp = self._writing.connection, self._writing.stamp
-        head = worker.model_copy(update={"devices": (), "state": WorkerState.ONLINE}).model_dump_json()
+    def _write_worker(self, worker: Worker, reported: str) -> None:
+        connection, stamp = self._transaction.connection, self._transaction.stamp
+        inventory = worker.model_copy(update={"devices": (), "state": WorkerState.ONLINE}).model_dump_json()
         known = self._known.get(worker.id)
         if known is None:
-            row = {"id": worker.id, "state": WorkerState.ONLINE, "inventory": head, "digest": reported}
+            row = {"id": worker.id, "state": WorkerState.ONLINE, "inventory": inventory, "digest": reported}
             connection.execute(insert(tables.worker), row | {"changed": stamp})
             connection.execute(
                 insert(tables.telemetry), {"worker_id": worker.id, "seen_at": self._now, "readings": "[]"}
@@ -159,19 +157,28 @@ class _WorkerBatch:
         has_changed = self._write_devices(worker)
         if known is not None:
             values: dict[str, Any] = {"key": worker.id, "digest": reported}
-            has_changed |= (known[0], known[2]) != (WorkerState.ONLINE, head)
+            has_changed |= (known[0], known[2]) != (WorkerState.ONLINE, inventory)
             if has_changed:
-                values |= {"state": WorkerState.ONLINE, "inventory": head, "changed": stamp}
+                values |= {"state": WorkerState.ONLINE, "inventory": inventory, "changed": stamp}
             connection.execute(_UPDATE_WORKER, values)
-        self._writing.is_visible |= has_changed or known is None
-        self._known[worker.id] = (WorkerState.ONLINE, reported, head)
+        self._transaction.is_visible |= has_changed or known is None
+        self._known[worker.id] = (WorkerState.ONLINE, reported, inventory)
 
     def _write_devices(self, worker: Worker) -> bool:
-        connection, stamp = self._writing.connection, self._writing.stamp
+        connection, stamp = self._transaction.connection, self._transaction.stamp
         rows = connection.execute(
             select(tables.device).where(_DEVICE.worker_id == worker.id).order_by(_DEVICE.position)
         ).all()
-        before = {row.id: device_record(row) for row in rows}
+        before = {
+            row.id: DeviceRecord(
+                Device.model_validate_json(row.inventory),
+                row.used_milli,
+                row.used_memory_bytes,
+                row.last_granted_at,
+                row.is_vanished,
+            )
+            for row in rows
+        }
         after = merge_inventory(before, worker, self._last_seen(worker.id))
         known = {row.id: _device_columns(before[row.id], row.position) for row in rows}
         wanted = {key: _device_columns(record, position) for position, (key, record) in enumerate(after.items())}
@@ -186,36 +193,25 @@ class _WorkerBatch:
             if key in known and known[key] != columns
         ]
         gone = [{"worker_key": worker.id, "key": key} for key in known if key not in wanted]
-        self._writing.execute_many(_DELETE_DEVICE, gone)
-        self._writing.execute_many(_UPDATE_DEVICE, changed)
-        self._writing.execute_many(insert(tables.device), new)
+        self._transaction.execute_many(_DELETE_DEVICE, gone)
+        self._transaction.execute_many(_UPDATE_DEVICE, changed)
+        self._transaction.execute_many(insert(tables.device), new)
         return bool(new or changed or gone)
 
     def _last_seen(self, worker_id: str) -> datetime:
         column = tables.telemetry.c.seen_at
         query = select(column).where(tables.telemetry.c.worker_id == worker_id)
-        seen_at: datetime = self._writing.connection.execute(query).scalar_one()
+        seen_at: datetime = self._transaction.connection.execute(query).scalar_one()
         return seen_at
 
     def _lose(self, worker_id: str) -> None:
         known = self._known.get(worker_id)
         if known is not None and known[0] != WorkerState.LOST:
-            values = {"key": worker_id, "state": WorkerState.LOST, "changed": self._writing.stamp}
-            self._writing.connection.execute(_UPDATE_WORKER, values)
+            values = {"key": worker_id, "state": WorkerState.LOST, "changed": self._transaction.stamp}
+            self._transaction.connection.execute(_UPDATE_WORKER, values)
             self._known[worker_id] = (WorkerState.LOST, known[1], known[2])
             self._seen.setdefault(worker_id, {})["leases"] = None
-            self._writing.is_visible = True
-
-
-def device_record(row: Row[*tuple[Any, ...]]) -> DeviceRecord:
-    """The record that a whole row of `hetero_device` holds."""
-    return DeviceRecord(
-        Device.model_validate_json(row.inventory),
-        row.used_milli,
-        row.used_memory_bytes,
-        row.last_granted_at,
-        row.is_vanished,
-    )
+            self._transaction.is_visible = True
 
 
 def _device_columns(record: DeviceRecord, position: int) -> dict[str, Any]:
@@ -235,10 +231,10 @@ def _device_columns(record: DeviceRecord, position: int) -> dict[str, Any]:
 
 
 def _write_requests(
-    writing: WriteTransaction, events: Sequence[RequestSubmitted | RequestWithdrawn], now: datetime
+    transaction: WriteTransaction, events: Sequence[RequestSubmitted | RequestWithdrawn], now: datetime
 ) -> None:
     ids = {event.request_id for event in events}
-    known = writing.read_by_rows(_states(writing.dialect), key_rows(ids))
+    known = transaction.read_by_rows(_states(transaction.dialect), key_rows(ids))
     states: dict[str, str] = {row.id: row.state for row in known}
     stored = frozenset(states)
     rows: dict[str, dict[str, Any]] = {}
@@ -247,28 +243,24 @@ def _write_requests(
         if isinstance(event, RequestSubmitted):
             pending = event.pending
             if states.get(pending.id, "ended") == "ended":
-                rows[pending.id] = _request_columns(pending) | {"changed": writing.stamp}
+                rows[pending.id] = _request_columns(pending) | {"changed": transaction.stamp}
                 states[pending.id] = "waiting"
         elif states.get(event.request_id) == "waiting":
-            ending = request_ending(event.cause, now, writing.stamp)
+            cause = clean_cause(event.cause)
+            ending = {"state": "ended", "ended_at": now, "cause": cause, "changed": transaction.stamp}
             rows.get(event.request_id, endings.setdefault(event.request_id, {})).update(ending)
             states[event.request_id] = "ended"
-    writing.insert_rows(tables.request, [{"id": key} | row for key, row in rows.items() if key not in stored])
-    writing.execute_many(_UPDATE_REQUEST, [{"key": key} | row for key, row in rows.items() if key in stored])
+    transaction.insert_rows(tables.request, [{"id": key} | row for key, row in rows.items() if key not in stored])
+    transaction.execute_many(_UPDATE_REQUEST, [{"key": key} | row for key, row in rows.items() if key in stored])
     endings = {key: row for key, row in endings.items() if key not in rows}
-    writing.execute_many(_UPDATE_REQUEST, [{"key": key} | row for key, row in endings.items()])
-    writing.is_visible |= bool(rows or endings)
+    transaction.execute_many(_UPDATE_REQUEST, [{"key": key} | row for key, row in endings.items()])
+    transaction.is_visible |= bool(rows or endings)
 
 
 @lru_cache(maxsize=2)
 def _states(dialect: str) -> Select[Any]:
-    asked = json_table(dialect, key="text")
-    return select(_REQUEST.id, _REQUEST.state).join_from(asked, tables.request, _REQUEST.id == asked.c.key)
-
-
-def request_ending(cause: str, now: datetime, stamp: int) -> Mapping[str, Any]:
-    """The columns of a request that ends."""
-    return {"state": "ended", "ended_at": now, "cause": clean_cause(cause), "changed": stamp}
+    keys = json_table(dialect, key="text")
+    return select(_REQUEST.id, _REQUEST.state).join_from(keys, tables.request, _REQUEST.id == keys.c.key)
 
 
 def _request_columns(pending: PendingRequest) -> dict[str, Any]:

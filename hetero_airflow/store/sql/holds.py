@@ -1,13 +1,14 @@
-"""Bars on devices and workers in the tables, and what is remembered of devices' errors.
+"""Reads and writes holds on devices and workers, and the records of devices' errors.
 
-A bar has no `changed` of its own: whoever writes one changes the worker's row, with which its bars are read. They are
-few, so each is written by itself.
+A hold has no column `changed`. Its writer changes the worker's row, with which the holds are read. Holds are rare, so
+each is written on its own.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
@@ -24,99 +25,91 @@ from hetero_airflow.store.sql.json_rows import json_table, key_rows, read_by_row
 from hetero_airflow.store.sql.transaction import WriteTransaction, chunks
 from hetero_airflow.store.store import HealthNoted, HoldLifted, HoldPlaced
 
-_BAR, _HEALTH, _DEVICE = tables.bar.c, tables.health.c, tables.device.c
+_HOLD, _HEALTH, _DEVICE = tables.hold.c, tables.health.c, tables.device.c
 _RECORD: TypeAdapter[DeviceHealth] = TypeAdapter(DeviceHealth)
 
 HoldEvent = HoldPlaced | HoldLifted | HealthNoted | HealthChanged
-"""What is written here."""
 
 
-def write_holds(writing: WriteTransaction, events: Sequence[HoldEvent]) -> None:
-    """Write the events, in order; one that says what is known already changes nothing."""
+def write_holds(transaction: WriteTransaction, events: Sequence[HoldEvent]) -> None:
+    """Write the events in order. An event that changes nothing writes nothing."""
     for event in events:
         if isinstance(event, HealthNoted):
-            _write_health(writing, event.worker_id, event.device_id, event.health)
+            _write_health(transaction, event.worker_id, event.device_id, event.health)
         elif isinstance(event, HealthChanged):
-            _change_health(writing, event)
+            _change_health(transaction, event)
         elif isinstance(event, HoldPlaced):
-            _write_hold(writing, event.bar.worker_id, event.bar.device_id, event.bar.kind, event.bar)
+            _write_hold(transaction, event.hold.worker_id, event.hold.device_id, event.hold.kind, event.hold)
         else:
-            _write_hold(writing, event.worker_id, event.device_id, event.kind, None)
+            _write_hold(transaction, event.worker_id, event.device_id, event.kind, None)
 
 
-def _write_hold(writing: WriteTransaction, worker_id: str, device_id: str, kind: HoldKind, bar: Hold | None) -> None:
-    own = (_BAR.worker_id == worker_id, _BAR.device_id == device_id, _BAR.kind == kind)
-    known = writing.connection.execute(select(tables.bar).where(*own)).one_or_none()
-    wanted = None if bar is None else _columns(bar)
+def _write_hold(
+    transaction: WriteTransaction, worker_id: str, device_id: str, kind: HoldKind, hold: Hold | None
+) -> None:
+    is_key = (_HOLD.worker_id == worker_id, _HOLD.device_id == device_id, _HOLD.kind == kind)
+    known = transaction.connection.execute(select(tables.hold).where(*is_key)).one_or_none()
+    wanted = None if hold is None else _columns(hold)
     if (None if known is None else known._asdict()) == wanted:
         return
     if known is not None:
-        writing.connection.execute(delete(tables.bar).where(*own))
+        transaction.connection.execute(delete(tables.hold).where(*is_key))
     if wanted is not None:
-        writing.connection.execute(insert(tables.bar), wanted)
-    worker = update(tables.worker).where(tables.worker.c.id == worker_id).values(changed=writing.stamp)
-    writing.is_visible |= writing.connection.execute(worker).rowcount == 1
+        transaction.connection.execute(insert(tables.hold), wanted)
+    worker = update(tables.worker).where(tables.worker.c.id == worker_id).values(changed=transaction.stamp)
+    transaction.is_visible |= transaction.connection.execute(worker).rowcount == 1
 
 
-def _columns(bar: Hold) -> dict[str, Any]:
-    return {
-        "worker_id": bar.worker_id,
-        "device_id": bar.device_id,
-        "kind": bar.kind,
-        "cause": clean_cause(bar.cause),
-        "since": bar.since,
-        "returns": bar.returns,
-        "until": bar.until,
-        "moves": bar.moves,
-    }
+def _columns(hold: Hold) -> dict[str, Any]:
+    return asdict(hold) | {"cause": clean_cause(hold.cause)}
 
 
-def _write_health(writing: WriteTransaction, worker_id: str, device_id: str, health: DeviceHealth) -> None:
-    own = (_HEALTH.worker_id == worker_id, _HEALTH.device_id == device_id)
-    writing.connection.execute(delete(tables.health).where(*own))
+def _write_health(transaction: WriteTransaction, worker_id: str, device_id: str, health: DeviceHealth) -> None:
+    is_device = (_HEALTH.worker_id == worker_id, _HEALTH.device_id == device_id)
+    transaction.connection.execute(delete(tables.health).where(*is_device))
     if health != NO_ERRORS:
         row = {"worker_id": worker_id, "device_id": device_id}
-        writing.connection.execute(insert(tables.health), row | {"record": _RECORD.dump_json(health).decode()})
+        transaction.connection.execute(insert(tables.health), row | {"record": _RECORD.dump_json(health).decode()})
 
 
-def _change_health(writing: WriteTransaction, event: HealthChanged) -> None:
-    own = (_HEALTH.worker_id == event.worker_id, _HEALTH.device_id == event.device_id)
-    record = writing.connection.execute(select(_HEALTH.record).where(*own)).scalar_one_or_none()
+def _change_health(transaction: WriteTransaction, event: HealthChanged) -> None:
+    is_device = (_HEALTH.worker_id == event.worker_id, _HEALTH.device_id == event.device_id)
+    record = transaction.connection.execute(select(_HEALTH.record).where(*is_device)).scalar_one_or_none()
     before = NO_ERRORS if record is None else _RECORD.validate_json(record)
-    health, bar = event.change(before)
+    health, hold = event.change(before)
     if health != before:
-        _write_health(writing, event.worker_id, event.device_id, health)
-        _write_hold(writing, event.worker_id, event.device_id, HoldKind.QUARANTINED, bar)
+        _write_health(transaction, event.worker_id, event.device_id, health)
+        _write_hold(transaction, event.worker_id, event.device_id, HoldKind.QUARANTINED, hold)
 
 
 def read_holds(connection: Connection, worker_ids: Iterable[str]) -> dict[str, list[Hold]]:
-    """Worker id → the bars on it and its devices; without those workers that have none."""
-    found: defaultdict[str, list[Hold]] = defaultdict(list)
+    """Worker id → the holds on it and its devices; without workers that have none."""
+    holds: defaultdict[str, list[Hold]] = defaultdict(list)
     for row in read_by_rows(connection, _holds_of(connection.dialect.name), key_rows(worker_ids)):
         values = row._asdict() | {"kind": HoldKind(row.kind)}
-        found[row.worker_id].append(Hold(**values))
-    return dict(found)
+        holds[row.worker_id].append(Hold(**values))
+    return dict(holds)
 
 
 @lru_cache(maxsize=2)
 def _holds_of(dialect: str) -> Select[Any]:
     workers = json_table(dialect, key="text")
-    return select(tables.bar).join_from(workers, tables.bar, _BAR.worker_id == workers.c.key)
+    return select(tables.hold).join_from(workers, tables.hold, _HOLD.worker_id == workers.c.key)
 
 
 def read_devices_on_hold(connection: Connection, worker_ids: Iterable[str]) -> frozenset[tuple[str, str]]:
-    """(worker id, device id) of the devices of those workers that must not be leased because of a bar."""
-    bars = read_holds(connection, worker_ids)
+    """(worker id, device id) of those devices of the workers that must not be leased because of a hold."""
+    holds = read_holds(connection, worker_ids)
     query = select(_DEVICE.worker_id, _DEVICE.inventory)
     return frozenset(
         (row.worker_id, device.id)
-        for chunk in chunks(bars)
+        for chunk in chunks(holds)
         for row in connection.execute(query.where(_DEVICE.worker_id.in_(chunk)))
-        if holds_on(device := Device.model_validate_json(row.inventory), bars[row.worker_id])
+        if holds_on(device := Device.model_validate_json(row.inventory), holds[row.worker_id])
     )
 
 
 def read_health(connection: Connection) -> dict[tuple[str, str], DeviceHealth]:
-    """(worker id, device id) → what is remembered of its errors."""
+    """(worker id, device id) → record of its errors."""
     rows = connection.execute(select(tables.health))
     return {(row.worker_id, row.device_id): _RECORD.validate_json(row.record) for row in rows}

@@ -1,8 +1,8 @@
-"""Rows that a statement is given as one JSON text: it works on all of them in one round trip.
+"""Passes many rows to one statement as one JSON parameter, so that a statement needs one round trip for all rows.
 
-A statement for each row costs a round trip, a parse and a plan each: granting and releasing a lease took 13 of
-them. A statement whose text grows with its rows is compiled anew for each number of them, and PostgreSQL parses each
-value: 100 leases inserted so took 8 ms, and take 2 ms like this (PostgreSQL 18, one loaded core).
+One statement per row costs a round trip, a parse and a plan each: granting and releasing a lease took 13 of them. A
+statement whose text grows with its rows is compiled again for each number of rows, and PostgreSQL parses each value:
+inserting 100 leases took 8 ms, and takes 2 ms like this (PostgreSQL 18, one loaded core).
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _TYPES: dict[str, TypeEngine[Any]] = {
 }
 
 _TIME_LENGTH = len("2026-01-01 00:00:00.000000")
-"""Of a time as SQLAlchemy keeps it in SQLite."""
+"""Length of a time as SQLAlchemy stores it in SQLite."""
 
 ROWS = "rows"
-"""The parameter that `rows_json` goes to."""
+"""The parameter that takes the text of `rows_json`."""
 
 
 def rows_json(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -63,7 +63,9 @@ def rows_json(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _time_text(value: object) -> str:
     if not isinstance(value, datetime) or value.tzinfo is None:
-        raise TypeError(f"{value!r} has no zone, or is no value of a row; give an aware time, such as Clock.now()")
+        raise TypeError(
+            f"{value!r} is no value of a row, or a time without a zone; give an aware time such as Clock.now()"
+        )
     return value.astimezone(UTC).isoformat(" ", "microseconds")
 
 
@@ -75,7 +77,7 @@ def read_by_rows(
 
 
 def key_rows(keys: Iterable[str]) -> list[dict[str, str]]:
-    """Rows with the keys in their column `key`, in order."""
+    """One row per key, sorted, with the key in the column `key`."""
     return [{"key": key} for key in sorted(keys)]
 
 
@@ -106,14 +108,15 @@ def json_table(dialect: str, **columns: str) -> FromClause:
 
 @lru_cache(maxsize=64)
 def insert_rows(dialect: str, table: Table, *names: str) -> Insert:
-    """Inserts the rows of the parameter `rows`, with these columns."""
+    """A statement that inserts the rows of the parameter `rows`, with these columns."""
     rows = json_table(dialect, **{name: _kind(table.c[name].type) for name in names})
     return insert(table).from_select(list(names), select(*(rows.c[name] for name in names)))
 
 
 def without_index(column: ColumnElement[str]) -> ColumnElement[str]:
-    """A text column for a condition beside a key: SQLite would take its index for the key, and look at all rows that
-    wait for each that is asked for.
+    """The text column without its index, for a condition beside a key.
+
+    SQLite would use this column's index instead of the key, and read all waiting requests for each key.
     """
     return column.concat("")
 

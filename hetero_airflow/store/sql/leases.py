@@ -1,4 +1,4 @@
-"""Leases renewed and ended in the tables; what is granted is in `sql_grants.py`."""
+"""Renews and ends leases in the tables; `plan_commit.py` grants them."""
 
 from __future__ import annotations
 
@@ -24,28 +24,32 @@ _WORKER, _DEVICE, _REQUEST = tables.worker.c, tables.device.c, tables.request.c
 _LEASE, _HELD = tables.lease.c, tables.lease_device.c
 
 
-def renew_leases(writing: WriteTransaction, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
-    """Extend the leases that are live and have that token; the ids of the others."""
+def renew_leases(
+    transaction: WriteTransaction, holds: Sequence[tuple[str, int]], expires_at: datetime
+) -> frozenset[str]:
+    """Extend the live leases with these tokens; returns the ids of the others."""
     query = select(_LEASE.id, _LEASE.token, _LEASE.state, _LEASE.expires_at).where(_LEASE.state.not_in(TERMINAL))
-    ids = sorted({held_id for held_id, _ in holds})
-    rows = [row for chunk in chunks(ids) for row in writing.connection.execute(query.where(_LEASE.id.in_(chunk)))]
+    ids = sorted({lease_id for lease_id, _ in holds})
+    rows = [row for chunk in chunks(ids) for row in transaction.connection.execute(query.where(_LEASE.id.in_(chunk)))]
     tokens = {row.id: row.token for row in rows}
     settled = (LeaseState.ACTIVE, LeaseState.PREEMPTED)
     due = {row.id for row in rows if row.state not in settled or row.expires_at != expires_at}
-    own = sorted(due & {held_id for held_id, token in holds if tokens.get(held_id) == token})
-    for chunk in chunks(own):
+    renewed = sorted(due & {lease_id for lease_id, token in holds if tokens.get(lease_id) == token})
+    for chunk in chunks(renewed):
         state = case((_LEASE.state == LeaseState.PREEMPTED, LeaseState.PREEMPTED), else_=LeaseState.ACTIVE)
-        values = {"state": state, "expires_at": expires_at, "changed": writing.stamp}
-        writing.connection.execute(update(tables.lease).where(_LEASE.id.in_(chunk)).values(values))
-    writing.is_visible = bool(own)
-    return frozenset(held_id for held_id, token in holds if tokens.get(held_id) != token)
+        values = {"state": state, "expires_at": expires_at, "changed": transaction.stamp}
+        transaction.connection.execute(update(tables.lease).where(_LEASE.id.in_(chunk)).values(values))
+    transaction.is_visible = bool(renewed)
+    return frozenset(lease_id for lease_id, token in holds if tokens.get(lease_id) != token)
 
 
-def move_leases(writing: WriteTransaction, moves: Sequence[LeaseMove], now: datetime) -> tuple[Lease | StoreError, ...]:
-    """Change the leases' states; where one is terminal, free its devices and end its request."""
-    moved = _LEASE.id.in_(select(json_table(writing.dialect, key="text").c.key))
+def move_leases(
+    transaction: WriteTransaction, moves: Sequence[LeaseMove], now: datetime
+) -> tuple[Lease | StoreError, ...]:
+    """Change the leases' states; a terminal state frees the devices and ends the request."""
+    moved = _LEASE.id.in_(select(json_table(transaction.dialect, key="text").c.key))
     ids = rows_json(key_rows({move.lease_id for move in moves}))
-    leases = {lease.id: lease for lease in read_leases(writing.connection, moved, {ROWS: ids})}
+    leases = {lease.id: lease for lease in read_leases(transaction.connection, moved, {ROWS: ids})}
     outcomes: list[Lease | StoreError] = []
     live: dict[str, dict[str, Any]] = {}
     ended: dict[str, dict[str, Any]] = {}
@@ -61,53 +65,53 @@ def move_leases(writing: WriteTransaction, moves: Sequence[LeaseMove], now: date
                 live[move.lease_id] = row
             outcome = leases[outcome.id] = outcome.model_copy(update={"state": move.to})
         outcomes.append(outcome)
-    writing.execute_rows(_move_live(writing.dialect), [*live.values()], stamp=writing.stamp)
-    writing.execute_rows(_move_ended(writing.dialect), [*ended.values()], moment=now, stamp=writing.stamp)
+    transaction.execute_rows(_move_live(transaction.dialect), [*live.values()], stamp=transaction.stamp)
+    transaction.execute_rows(_move_ended(transaction.dialect), [*ended.values()], moment=now, stamp=transaction.stamp)
     if ended:
-        _free_leases(writing, [leases[key] for key in ended])
-        end_requests(writing, {leases[key].request_id: row["cause"] for key, row in ended.items()}, "placed", now)
-    writing.is_visible |= bool(live or ended)
+        _free_leases(transaction, [leases[key] for key in ended])
+        end_requests(transaction, {leases[key].request_id: row["cause"] for key, row in ended.items()}, "placed", now)
+    transaction.is_visible |= bool(live or ended)
     return tuple(outcomes)
 
 
 def claimed_rows(claims: Iterable[tuple[str, Sequence[Claim]]]) -> list[dict[str, Any]]:
-    """A row for each device of what is claimed, given as (worker id, claims), with all that is claimed of it."""
+    """One row per device with the sums of its claims, which are given as (worker id, claims)."""
     milli, memory = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    for worker_id, own in claims:
-        for claim in own:
+    for worker_id, worker_claims in claims:
+        for claim in worker_claims:
             milli[worker_id, claim.device_id] += claim.share_milli
             memory[worker_id, claim.device_id] += claim.memory_bytes
     return [{"worker_key": k[0], "key": k[1], "milli": milli[k], "memory": memory[k]} for k in sorted(milli)]
 
 
-def _free_leases(writing: WriteTransaction, leases: Sequence[Lease]) -> None:
+def _free_leases(transaction: WriteTransaction, leases: Sequence[Lease]) -> None:
     rows = claimed_rows((lease.worker_id, lease.claims) for lease in leases)
-    writing.execute_rows(_free_devices(writing.dialect), rows, stamp=writing.stamp)
-    writing.execute_rows(_release_devices(writing.dialect), [{"key": lease.id} for lease in leases])
+    transaction.execute_rows(_free_devices(transaction.dialect), rows, stamp=transaction.stamp)
+    transaction.execute_rows(_release_devices(transaction.dialect), [{"key": lease.id} for lease in leases])
     workers = key_rows({lease.worker_id for lease in leases})
-    vanished = writing.read_by_rows(_unused_vanished_devices(writing.dialect), workers)
+    vanished = transaction.read_by_rows(_unused_vanished_devices(transaction.dialect), workers)
     if vanished:
-        writing.execute_rows(
-            _touch_workers(writing.dialect), [{"key": row.worker_id} for row in vanished], stamp=writing.stamp
+        transaction.execute_rows(
+            _touch_workers(transaction.dialect), [{"key": row.worker_id} for row in vanished], stamp=transaction.stamp
         )
-        writing.execute_rows(
-            _drop_devices(writing.dialect), [{"worker_key": r.worker_id, "key": r.id} for r in vanished]
+        transaction.execute_rows(
+            _drop_devices(transaction.dialect), [{"worker_key": r.worker_id, "key": r.id} for r in vanished]
         )
 
 
-def end_requests(writing: WriteTransaction, causes: Mapping[str, str], was: str, now: datetime) -> None:
-    """End the requests that are in the state `was`, given with their causes."""
+def end_requests(transaction: WriteTransaction, causes: Mapping[str, str], was: str, now: datetime) -> None:
+    """End those of the requests, given with their causes, that are in the state `was`."""
     rows = [{"key": key, "cause": clean_cause(cause)} for key, cause in causes.items()]
-    writing.execute_rows(_end_requests(writing.dialect), rows, was=was, moment=now, stamp=writing.stamp)
-    writing.is_visible |= bool(rows)
+    transaction.execute_rows(_end_requests(transaction.dialect), rows, was=was, moment=now, stamp=transaction.stamp)
+    transaction.is_visible |= bool(rows)
 
 
 @lru_cache(maxsize=2)
 def _end_requests(dialect: str) -> Update:
     ended = json_table(dialect, key="text", cause="text")
-    mine = (_REQUEST.id == ended.c.key) & (without_index(_REQUEST.state) == bindparam("was"))
+    is_in_state = (_REQUEST.id == ended.c.key) & (without_index(_REQUEST.state) == bindparam("was"))
     values = {"state": "ended", "ended_at": bindparam("moment"), "cause": ended.c.cause, "changed": bindparam("stamp")}
-    return update(tables.request).where(mine).values(values)
+    return update(tables.request).where(is_in_state).values(values)
 
 
 @lru_cache(maxsize=2)
@@ -152,11 +156,11 @@ def _release_devices(dialect: str) -> Update:
 
 @lru_cache(maxsize=2)
 def _unused_vanished_devices(dialect: str) -> Select[Any]:
-    """Devices that no inventory has any more and no lease holds."""
+    """Devices that are missing from the last inventory and have no lease."""
     workers = json_table(dialect, key="text")
     unused = (_DEVICE.used_milli == 0) & (_DEVICE.used_memory_bytes == 0)
-    own = (_DEVICE.worker_id == workers.c.key) & _DEVICE.is_vanished & unused
-    return select(_DEVICE.worker_id, _DEVICE.id).join_from(workers, tables.device, own)
+    is_gone = (_DEVICE.worker_id == workers.c.key) & _DEVICE.is_vanished & unused
+    return select(_DEVICE.worker_id, _DEVICE.id).join_from(workers, tables.device, is_gone)
 
 
 @lru_cache(maxsize=2)

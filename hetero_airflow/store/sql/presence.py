@@ -17,13 +17,13 @@ _SEEN, _LEASE = tables.telemetry.c, tables.lease.c
 
 
 def read_last_seen(connection: Connection) -> dict[str, datetime]:
-    """Worker id → when it was last seen."""
+    """Worker id → time of its last heartbeat."""
     rows = connection.execute(select(_SEEN.worker_id, _SEEN.seen_at))
     return {row.worker_id: row.seen_at for row in rows}
 
 
 def read_heartbeats(connection: Connection) -> dict[str, WorkerHeartbeat]:
-    """Worker id → what its agent said last."""
+    """Worker id → last heartbeat of its agent."""
     query = select(_SEEN.worker_id, _SEEN.seen_at, _SEEN.leases).where(_SEEN.leases.is_not(None))
     return {
         row.worker_id: WorkerHeartbeat(row.seen_at, LEASES.validate_json(row.leases))
@@ -32,39 +32,39 @@ def read_heartbeats(connection: Connection) -> dict[str, WorkerHeartbeat]:
 
 
 def read_server_heartbeat(connection: Connection) -> ServerHeartbeat | None:
-    """When the API server was there."""
+    """The last heartbeat of the API server."""
     row = _server(connection)
     return None if row is None else ServerHeartbeat(row.since, row.seen_at)
 
 
-def record_server_heartbeat(writing: WriteTransaction, now: datetime, *, is_new: bool) -> None:
-    """A process of the API server is there."""
-    before = read_server_heartbeat(writing.connection)
+def record_server_heartbeat(transaction: WriteTransaction, now: datetime, *, is_new: bool) -> None:
+    """Record a heartbeat of a process of the API server."""
+    before = read_server_heartbeat(transaction.connection)
     sight = next_server_heartbeat(before, now, is_new=is_new)
     values = {"id": 1, "since": sight.since, "seen_at": sight.at}
-    writing.connection.execute(insert(tables.server) if before is None else update(tables.server), values)
+    transaction.connection.execute(insert(tables.server) if before is None else update(tables.server), values)
 
 
-def holds_all_leases(writing: WriteTransaction, worker_id: str, leases: frozenset[str]) -> bool:
+def holds_all_leases(transaction: WriteTransaction, worker_id: str, leases: frozenset[str]) -> bool:
     """Whether the worker holds each of these leases."""
-    states = read_lease_states(writing, worker_id, leases)
+    states = read_lease_states(transaction, worker_id, leases)
     return len(states) == len(leases) and TERMINAL.isdisjoint(states.values())
 
 
-def read_reported_leases(writing: WriteTransaction, worker_id: str) -> frozenset[str]:
-    """The leases that the worker's agent told of last."""
+def read_reported_leases(transaction: WriteTransaction, worker_id: str) -> frozenset[str]:
+    """The leases that the worker's agent reported last."""
     query = select(_SEEN.leases).where(_SEEN.worker_id == worker_id, _SEEN.leases.is_not(None))
-    told = writing.connection.execute(query).scalar_one_or_none()
-    return frozenset() if told is None else LEASES.validate_json(told)
+    reported = transaction.connection.execute(query).scalar_one_or_none()
+    return frozenset() if reported is None else LEASES.validate_json(reported)
 
 
-def read_lease_states(writing: WriteTransaction, worker_id: str, leases: Iterable[str]) -> dict[str, str]:
-    """Lease id → its state, of those that the worker ever held."""
+def read_lease_states(transaction: WriteTransaction, worker_id: str, leases: Iterable[str]) -> dict[str, str]:
+    """Lease id → state, for those of the leases that the worker holds or held."""
     query = select(_LEASE.id, _LEASE.state).where(_LEASE.worker_id == worker_id)
     return {
         row.id: row.state
         for chunk in chunks(sorted(leases))
-        for row in writing.connection.execute(query.where(_LEASE.id.in_(chunk)))
+        for row in transaction.connection.execute(query.where(_LEASE.id.in_(chunk)))
     }
 
 

@@ -1,4 +1,4 @@
-"""The queue as the last cycle left it, a page at a time: for pages and programs that look on."""
+"""Reads pages of the queue as the last cycle left it, for the web routes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TASK_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequest:
-    """A request that waits, with the newest decision about it."""
+    """A waiting request, with the newest decision on it."""
 
     id: str
     dag_id: str
@@ -35,14 +35,14 @@ class WaitingRequest:
     try_number: int
     submitted_at: datetime
     position: int | None
-    """In the queue, from 1; None before the first cycle."""
+    """Place in the queue, from 1; None before the first cycle."""
     reason: str
     """Why it waits; empty before the first cycle."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveLease:
-    """A live lease, and whose it is."""
+    """A live lease and its task."""
 
     id: str
     dag_id: str
@@ -59,7 +59,7 @@ class LiveLease:
 def read_waiting_requests(
     connection: Connection, dag_ids: Collection[str], offset: int, limit: int
 ) -> list[WaitingRequest]:
-    """Those of these DAGs, in the order of the queue; new ones last."""
+    """The waiting requests of these DAGs, in the order of the queue; new requests last."""
     newest = select(func.max(_DECISION.id)).where(_DECISION.request_id == _REQUEST.id).correlate(tables.request)
     query = (
         select(*_TASK_COLUMNS, _REQUEST.submitted_at, _DECISION.position, _DECISION.reason)
@@ -74,7 +74,7 @@ def read_waiting_requests(
 
 
 def read_live_leases(connection: Connection, dag_ids: Collection[str], offset: int, limit: int) -> list[LiveLease]:
-    """Those of these DAGs, the oldest first."""
+    """The live leases of these DAGs, the oldest first."""
     query = (
         select(_LEASE.id, *_TASK_COLUMNS[1:], _LEASE.worker_id, _LEASE.state, _LEASE.granted_at)
         .join_from(tables.lease, tables.request, _REQUEST.id == _LEASE.request_id)

@@ -1,4 +1,4 @@
-"""What the tables say: the changes since the last snapshot, and the history."""
+"""Reads the changes since the last snapshot, and the history of requests."""
 
 from __future__ import annotations
 
@@ -32,72 +32,76 @@ _WORKER, _DEVICE, _REQUEST = tables.worker.c, tables.device.c, tables.request.c
 _LEASE, _HELD, _DECISION = tables.lease.c, tables.lease_device.c, tables.decision.c
 
 ReadRequest = Callable[[str], DeviceRequest]
-"""From JSON; equal texts may give the same object."""
+"""Reads a request from JSON; equal texts may give the same object."""
 
 
-def apply_changes(connection: Connection, view: SnapshotBuilder, since: int, read_request: ReadRequest) -> None:
-    """Take into the view what changed after that sequence; from 0, everything that lives.
+def apply_changes(connection: Connection, builder: SnapshotBuilder, since: int, read_request: ReadRequest) -> None:
+    """Write into the builder what changed after this sequence; from 0, everything live.
 
-    May be called again with the same sequence, so an exception half way does no harm.
+    May be called again with the same sequence, so an exception halfway does no harm.
     """
-    _update_workers(connection, view, since)
+    _apply_workers(connection, builder, since)
+    if since:
+        _apply_usage(connection, builder, since)
+    _apply_requests(connection, builder, since, read_request)
+    for row in connection.execute(select(tables.dag).where(tables.dag.c.changed > since)):
+        builder.put_dag_token(row.dag_id, row.token)
+    has_changed = _LEASE.changed > since if since else _LEASE.state.not_in(TERMINAL)
+    for lease in read_leases(connection, has_changed):
+        if lease.state in TERMINAL:
+            builder.drop_lease(lease.id)
+        else:
+            builder.put_lease(lease)
+
+
+def _apply_usage(connection: Connection, builder: SnapshotBuilder, since: int) -> None:
     usage: defaultdict[str, dict[str, DeviceUsage]] = defaultdict(dict)
     columns = (_DEVICE.worker_id, _DEVICE.id, _DEVICE.used_milli, _DEVICE.used_memory_bytes, _DEVICE.last_granted_at)
-    if since:
-        for row in connection.execute(select(*columns).where(_DEVICE.changed > since)):
-            usage[row.worker_id][row.id] = DeviceUsage(row.used_milli, row.used_memory_bytes, row.last_granted_at)
+    for row in connection.execute(select(*columns).where(_DEVICE.changed > since)):
+        usage[row.worker_id][row.id] = DeviceUsage(row.used_milli, row.used_memory_bytes, row.last_granted_at)
     for worker_id, changed in usage.items():
-        view.put_usage(worker_id, changed)
+        builder.put_usage(worker_id, changed)
 
-    requests = select(tables.request)
-    lives = _REQUEST.changed > since if since else _REQUEST.state != "ended"
-    for row in connection.execute(requests.where(lives)):
+
+def _apply_requests(connection: Connection, builder: SnapshotBuilder, since: int, read_request: ReadRequest) -> None:
+    has_changed = _REQUEST.changed > since if since else _REQUEST.state != "ended"
+    for row in connection.execute(select(tables.request).where(has_changed)):
         pending = read_pending(row, read_request) if row.state != "ended" else None
         if pending is not None and row.state == "waiting":
-            view.drop_holder(row.id)
-            view.put_pending(pending)
+            builder.drop_holder(row.id)
+            builder.put_pending(pending)
         elif pending is not None:
-            view.put_holder(pending)
+            builder.put_holder(pending)
         else:
-            view.drop_pending(row.id)
-            view.drop_holder(row.id)
-
-    for row in connection.execute(select(tables.dag).where(tables.dag.c.changed > since)):
-        view.put_dag_token(row.dag_id, row.token)
-
-    held = _LEASE.changed > since if since else _LEASE.state.not_in(TERMINAL)
-    for lease in read_leases(connection, held):
-        if lease.state in TERMINAL:
-            view.drop_lease(lease.id)
-        else:
-            view.put_lease(lease)
+            builder.drop_pending(row.id)
+            builder.drop_holder(row.id)
 
 
-def _update_workers(connection: Connection, view: SnapshotBuilder, since: int) -> None:
+def _apply_workers(connection: Connection, builder: SnapshotBuilder, since: int) -> None:
     workers = {row.id: row for row in connection.execute(select(tables.worker).where(_WORKER.changed > since))}
     query = select(tables.device).order_by(_DEVICE.worker_id, _DEVICE.position)
     devices: defaultdict[str, list[Row[*tuple[Any, ...]]]] = defaultdict(list)
     for chunk in chunks(workers):
         for row in connection.execute(query.where(_DEVICE.worker_id.in_(chunk))):
             devices[row.worker_id].append(row)
-    bars = read_holds(connection, workers)
+    holds = read_holds(connection, workers)
     for worker_id, row in workers.items():
         try:
-            head = Worker.model_validate_json(row.inventory)
-            parts = tuple(Device.model_validate_json(part.inventory) for part in devices[worker_id])
+            worker = Worker.model_validate_json(row.inventory)
+            inventories = tuple(Device.model_validate_json(part.inventory) for part in devices[worker_id])
         except ValidationError as error:
             log_unreadable("worker", worker_id, error)
             continue
-        view.put_worker(worker_with_devices(head, parts, WorkerState(row.state)), bars.get(worker_id, ()))
+        builder.put_worker(worker_with_devices(worker, inventories, WorkerState(row.state)), holds.get(worker_id, ()))
         usage = {
             part.id: DeviceUsage(part.used_milli, part.used_memory_bytes, part.last_granted_at)
             for part in devices[worker_id]
         }
-        view.put_usage(worker_id, usage, replace=True)
+        builder.put_usage(worker_id, usage, replace=True)
 
 
 def read_pending(row: Row[*tuple[Any, ...]], read_request: ReadRequest) -> PendingRequest | None:
-    """The request of a whole row of `hetero_request`; None where its JSON can't be read, which is logged."""
+    """The request of a whole row of `hetero_request`; None if its JSON can't be read, which is logged."""
     try:
         request, served = read_request(row.request), SERVED.validate_json(row.served)
     except ValidationError as error:
@@ -120,10 +124,10 @@ def read_pending(row: Row[*tuple[Any, ...]], read_request: ReadRequest) -> Pendi
 
 
 def log_unreadable(what: str, key: str, error: ValidationError) -> None:
-    """Log it: one unreadable row must not stop the scheduling of all others, so it is left out."""
+    """Log that a row is left out. One unreadable row must not stop the scheduling of all others."""
     _log.error(
-        "The JSON of %s %s is left out of what can be scheduled; found %s. "
-        "Run one version of hetero-airflow everywhere, and end or report the %s anew.",
+        "The JSON of %s %s can't be read, so it is left out of scheduling; found %s. "
+        "Run one version of hetero-airflow everywhere, and end or report the %s again.",
         what,
         shorten(key),
         shorten(error.errors(include_url=False)[0]["msg"]),
@@ -134,7 +138,7 @@ def log_unreadable(what: str, key: str, error: ValidationError) -> None:
 def read_leases(
     connection: Connection, condition: ColumnElement[bool], parameters: Mapping[str, Any] | None = None
 ) -> list[Lease]:
-    """The leases that the condition holds for, by token."""
+    """The leases that meet the condition, ordered by token."""
     rows = connection.execute(select(tables.lease).where(condition).order_by(_LEASE.token), parameters).all()
     claims: defaultdict[str, list[Claim]] = defaultdict(list)
     for part in read_by_rows(connection, _claims(connection.dialect.name), key_rows(row.id for row in rows)):
@@ -169,9 +173,9 @@ def read_request_history(
 ) -> RequestHistory | None:
     """The newest request of a task instance, given as (dag, run, task, map index)."""
     columns = (_REQUEST.dag_id, _REQUEST.run_id, _REQUEST.task_id, _REQUEST.map_index)
-    own = [column == value for column, value in zip(columns, instance, strict=True)]
+    is_instance = [column == value for column, value in zip(columns, instance, strict=True)]
     order = (_REQUEST.submitted_at.desc(), _REQUEST.try_number.desc(), _REQUEST.id.desc())
-    row = connection.execute(select(tables.request).where(*own).order_by(*order).limit(1)).one_or_none()
+    row = connection.execute(select(tables.request).where(*is_instance).order_by(*order).limit(1)).one_or_none()
     pending = None if row is None else read_pending(row, read_request)
     if row is None or pending is None:
         return None

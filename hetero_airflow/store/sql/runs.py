@@ -1,4 +1,4 @@
-"""Ended leases in the tables, as what estimates are learned from."""
+"""Reads ended leases, from which estimates are learned."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEASE, _HELD, _REQUEST, _DEVICE = tables.lease.c, tables.lease_device.c, tables
 
 
 def read_runs(connection: Connection, since: int, read_request: ReadRequest) -> tuple[Run, ...]:
-    """The newest `MAX_RUNS` leases that ended after that sequence and of which it is known how."""
+    """The newest `MAX_RUNS` leases that ended after this sequence in a known way."""
     rows = connection.execute(
         select(
             *(_LEASE.id, _LEASE.worker_id, _LEASE.changed, _LEASE.granted_at, _LEASE.ended_at, _LEASE.outcome),

@@ -1,4 +1,4 @@
-"""The store in a SQL database: Airflow's own, SQLite or PostgreSQL."""
+"""`SqlStore`, the store in Airflow's metadata database: SQLite or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -27,19 +27,18 @@ from hetero_airflow.store.sql.plan_commit import PlacementConflict, PlanCommit, 
 from hetero_airflow.store.sql.presence import read_heartbeats, read_last_seen, read_server_heartbeat
 from hetero_airflow.store.sql.reads import apply_changes, read_request_history, read_telemetry
 from hetero_airflow.store.sql.runs import read_runs
-from hetero_airflow.store.sql.transaction import chunks, read_state, reading, writing
+from hetero_airflow.store.sql.transaction import chunks, read_state, read_transaction, write_transaction
 from hetero_airflow.store.store import CommitResult, LeaseMove, RequestHistory, StoreEvent
 
 
 class SqlStore:
-    """A `Store` with its `History` and `Presence` in a SQL database; several processes may work on one.
+    """A `Store` with its `History` and `Presence` in a SQL database. Several processes and threads may use one.
 
-    It opens and closes connections of its own, so the caller's sessions are left alone. On SQLite,
-    the caller must not hold a transaction that has written while it calls: there is one writer a
-    file. May be used by several threads.
+    It opens its own connections, so it does not touch the caller's sessions. On SQLite the caller must not have an
+    open transaction that has written, since a file has one writer.
 
     :param engine: of a database that `airflow db migrate` has prepared; in Airflow, `airflow.settings.engine`
-    :param lock_timeout_s: how long to wait for another writer; on SQLite the engine's own busy timeout counts
+    :param lock_timeout_s: how long to wait for another writer; on SQLite the engine's busy timeout counts instead
     """
 
     def __init__(self, engine: Engine, *, lock_timeout_s: float = 10.0) -> None:
@@ -47,41 +46,43 @@ class SqlStore:
         self._lock_timeout_s = lock_timeout_s
         self._read_request = lru_cache(maxsize=4096)(DeviceRequest.model_validate_json)
         self._digests = WaitDigests()
-        self._view: SnapshotBuilder | None = None
+        self._builder: SnapshotBuilder | None = None
         self._sequence = 0
         self._lock = Lock()
 
     # -- Store ---------------------------------------------------------------------------------------------------------
 
     def record(self, events: Sequence[StoreEvent], now: datetime) -> None:
-        """Take note of what happened, in order."""
+        """Record the events in order."""
         if events:
-            with writing(self._engine, self._lock_timeout_s) as transaction:
+            with write_transaction(self._engine, self._lock_timeout_s) as transaction:
                 record_events(transaction, events, now)
 
     def snapshot(self) -> Snapshot:
-        """The present state; one small query when nothing has changed since the last call, else what changed."""
-        with self._lock, reading(self._engine) as connection:
+        """The current state. Reads only what changed since the last call: one small query if nothing did."""
+        with self._lock, read_transaction(self._engine) as connection:
             sequence, pruned = read_state(self._engine, connection)
-            if self._view is None or not pruned <= self._sequence <= sequence:
-                self._view, self._sequence = SnapshotBuilder(), 0
+            if self._builder is None or not pruned <= self._sequence <= sequence:
+                self._builder, self._sequence = SnapshotBuilder(), 0
             if sequence != self._sequence:
-                apply_changes(connection, self._view, self._sequence, self._read_request)
+                apply_changes(connection, self._builder, self._sequence, self._read_request)
                 self._sequence = sequence
-            return self._view.snapshot(sequence)
+            return self._builder.snapshot(sequence)
 
-    def commit(self, plan: Plan, now: datetime, expires_at: datetime, news: Sequence[StoreEvent] = ()) -> CommitResult:
-        """Grant the placements of a plan and keep every decision's account; writes nothing where nothing is new."""
+    def commit(
+        self, plan: Plan, now: datetime, expires_at: datetime, events: Sequence[StoreEvent] = ()
+    ) -> CommitResult:
+        """Grant the placements of a plan and store every decision; writes nothing if nothing is new. See the port."""
         digests = self._digests.of(plan)
-        if not news and all(isinstance(decision, Wait) for decision in plan.decisions):
-            with reading(self._engine) as connection:
+        if not events and all(isinstance(decision, Wait) for decision in plan.decisions):
+            with read_transaction(self._engine) as connection:
                 newest = read_newest_decisions(connection, plan.decisions)
-            if all(own == digests[request_id] for request_id, (own, _) in newest.items()):
+            if all(stored == digests[request_id] for request_id, (stored, _) in newest.items()):
                 return CommitResult()
 
         def write(*, can_grant: bool) -> CommitResult:
-            with writing(self._engine, self._lock_timeout_s) as transaction:
-                record_events(transaction, news, now)
+            with write_transaction(self._engine, self._lock_timeout_s) as transaction:
+                record_events(transaction, events, now)
                 return PlanCommit(transaction, now, expires_at, digests, can_grant=can_grant).commit(plan)
 
         try:
@@ -90,45 +91,45 @@ class SqlStore:
             return write(can_grant=False)
 
     def renew(self, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
-        """Extend the leases given as (lease id, token); the ids that are not held with that token any more."""
+        """Extend leases, given as (lease id, token); returns the ids that are no longer held with that token."""
         if not holds:
             return frozenset()
-        with writing(self._engine, self._lock_timeout_s) as transaction:
+        with write_transaction(self._engine, self._lock_timeout_s) as transaction:
             return renew_leases(transaction, holds, expires_at)
 
     def move(self, moves: Sequence[LeaseMove], now: datetime) -> tuple[Lease | StoreError, ...]:
-        """Change the states of leases, in one transaction; the outcome of each move, in order; see the port."""
+        """Change the states of leases; returns the result of each move, in order; see the port."""
         if not moves:
             return ()
-        with writing(self._engine, self._lock_timeout_s) as transaction:
+        with write_transaction(self._engine, self._lock_timeout_s) as transaction:
             return move_leases(transaction, moves, now)
 
     # -- History -------------------------------------------------------------------------------------------------------
 
     def request_history(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> RequestHistory | None:
-        """The newest request of a task instance, or None if it never asked."""
-        with reading(self._engine) as connection:
+        """The newest request of a task instance, or None if it never had one."""
+        with read_transaction(self._engine) as connection:
             return read_request_history(connection, (dag_id, run_id, task_id, map_index), self._read_request)
 
     def telemetry(self) -> dict[tuple[str, str], Telemetry]:
         """(worker id, device id) → last reading."""
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             return read_telemetry(connection)
 
     def health(self) -> dict[tuple[str, str], DeviceHealth]:
         """(worker id, device id) → what is remembered of its errors; without those that are `WELL`."""
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             return read_health(connection)
 
     def runs(self, since: int = 0) -> tuple[Run, ...]:
-        """The leases that ended after that sequence and of which it is known how, in the order of their ends."""
-        with reading(self._engine) as connection:
+        """The leases that ended after this sequence in a known way, ordered by their ends."""
+        with read_transaction(self._engine) as connection:
             return read_runs(connection, since, self._read_request)
 
     def prune(self, before: datetime) -> int:
-        """Delete ended requests, their leases and decisions from before that time; how many requests went."""
+        """Delete requests that ended before this time, with their leases and decisions; returns how many requests."""
         request, lease, decision = tables.request, tables.lease, tables.decision
-        with writing(self._engine, self._lock_timeout_s) as transaction:
+        with write_transaction(self._engine, self._lock_timeout_s) as transaction:
             connection = transaction.connection
             newest = (
                 select(func.max(decision.c.id))
@@ -153,16 +154,16 @@ class SqlStore:
     # -- Presence ------------------------------------------------------------------------------------------------------
 
     def last_seen(self) -> dict[str, datetime]:
-        """Worker id → when it was last seen."""
-        with reading(self._engine) as connection:
+        """Worker id → time of its last heartbeat."""
+        with read_transaction(self._engine) as connection:
             return read_last_seen(connection)
 
     def heartbeats(self) -> Mapping[str, WorkerHeartbeat]:
-        """Worker id → what its agent said last; without workers for which none speaks, or that are lost since."""
-        with reading(self._engine) as connection:
+        """Worker id → last heartbeat of its agent; without workers that have no agent or are lost."""
+        with read_transaction(self._engine) as connection:
             return read_heartbeats(connection)
 
     def server_heartbeat(self) -> ServerHeartbeat | None:
-        """When the API server was there; None if it never was."""
-        with reading(self._engine) as connection:
+        """The last heartbeat of the API server; None if there was none."""
+        with read_transaction(self._engine) as connection:
             return read_server_heartbeat(connection)

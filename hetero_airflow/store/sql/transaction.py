@@ -1,16 +1,16 @@
-"""Transactions of the SQL store: one writer at a time, readers that see one moment, errors in the project's words.
+"""Transactions of the SQL store: one writer at a time, consistent reads, and this project's errors.
 
-Writers first update the one row of ``hetero_state``. On PostgreSQL this row lock makes them queue
-up, so that they can neither deadlock nor see half of each other's work, and the rows' `changed`
-grow in the order of their commits. On SQLite there is one writer a file anyway. That the first
-statement writes is what matters there: it asks for the right to write at once, as ``BEGIN
-IMMEDIATE`` would, and waits for it as long as the busy timeout of the connection says (5 s unless
-its maker gave another). A transaction that reads first and writes later can be refused without any
-wait ("database is locked"), since what it has read is out of date by then.
+A writer first updates the one row of ``hetero_state``. On PostgreSQL this row lock makes writers wait for each other.
+So they can't deadlock or see half of each other's work, and the `changed` of the rows grows in the order of the
+commits.
 
-A writer that hangs must not stop all others for ever: on PostgreSQL, waiting for the row ends after
-`lock_timeout_s` (waiting for the whole table, which a migration may hold, does not), and the server
-ends the session of a writer that does nothing for three times as long, which gives the lock back.
+SQLite has one writer per file anyway. There the first statement has to be a write: like ``BEGIN IMMEDIATE`` it requests
+the write lock at once, and waits as long as the connection's busy timeout (5 s by default). A transaction that reads
+first and writes later can fail without waiting ("database is locked"), since what it has read may be out of date.
+
+A writer that hangs must not stop the others forever. On PostgreSQL, the wait for the row ends after `lock_timeout_s`
+(the wait for the whole table, which a migration may lock, does not). The server ends the session of a writer that is
+idle for three times as long, which releases the lock.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LIMITS = select(
     func.set_config("idle_in_transaction_session_timeout", bindparam("idle_ms", type_=Text), True).label("idle"),
 ).cte("limits")
 _LIMIT_AND_TAKE_LOCK = _TAKE_LOCK.where(tables.state.c.id == _LIMITS.c.row)
-"""PostgreSQL sets the limits before it locks what is joined with them: one round trip less in each transaction."""
+"""PostgreSQL sets the limits before it locks the joined row: one round trip less per transaction."""
 
 
 @dataclass(slots=True)
@@ -50,39 +50,39 @@ class WriteTransaction:
 
     connection: Connection
     stamp: int
-    """The sequence that what it writes will carry."""
+    """The sequence for the `changed` of the rows that it writes."""
     fence: int
     """The token of the newest lease."""
     is_visible: bool = False
-    """Whether it changed what a snapshot shows: then the sequence grows."""
+    """Whether it changed something that a snapshot shows; then the sequence grows."""
 
     @property
     def dialect(self) -> str:
-        """The database's name."""
+        """SQLAlchemy's name of the database: sqlite or postgresql."""
         return self.connection.dialect.name
 
     def execute_rows(self, statement: Any, rows: Sequence[dict[str, Any]], **values: Any) -> int:
-        """Execute once, for all rows, a statement on `given` rows; how many rows it changed. Not at all for none."""
+        """Execute a statement on a `json_table` once for all rows; returns the number of changed rows. No rows: 0."""
         return int(self.connection.execute(statement, {ROWS: rows_json(rows), **values}).rowcount) if rows else 0
 
     def insert_rows(self, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-        """Insert the rows, which have the columns of the first, at once."""
+        """Insert all rows in one statement; they have the columns of the first row."""
         if rows:
             self.connection.execute(insert_rows(self.dialect, table, *rows[0]), {ROWS: rows_json(rows)})
 
     def read_by_rows(self, query: Any, rows: Sequence[dict[str, Any]], **values: Any) -> Sequence[Row[Any]]:
-        """What a query on `given` rows finds; nothing for none."""
+        """The result of a query on a `json_table` with these rows."""
         return read_by_rows(self.connection, query, rows, **values)
 
     def execute_many(self, statement: Any, rows: Sequence[dict[str, Any]]) -> None:
-        """Execute the statement once a row; not at all where there is none."""
+        """Execute the statement once per row."""
         if rows:
             self.connection.execute(statement, rows)
 
 
 @contextmanager
-def writing(engine: Engine, lock_timeout_s: float) -> Iterator[WriteTransaction]:
-    """A transaction that holds the writers' lock until it is committed, or rolled back by an exception.
+def write_transaction(engine: Engine, lock_timeout_s: float) -> Iterator[WriteTransaction]:
+    """Holds the writers' lock until the transaction is committed, or rolled back by an exception.
 
     :raises StoreUnavailable: the database is down, locked for too long, or not migrated
     """
@@ -102,8 +102,8 @@ def writing(engine: Engine, lock_timeout_s: float) -> Iterator[WriteTransaction]
 
 
 @contextmanager
-def reading(engine: Engine) -> Iterator[Connection]:
-    """A transaction whose statements all see the same moment; it blocks nobody.
+def read_transaction(engine: Engine) -> Iterator[Connection]:
+    """A transaction whose statements all see the same state. It blocks no other.
 
     :raises StoreUnavailable: the database is down, locked for too long, or not migrated
     """
@@ -116,7 +116,7 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 
 def read_state(engine: Engine, connection: Connection) -> tuple[int, int]:
-    """The sequence, and the sequence at which ended rows were last deleted."""
+    """The sequence, and the sequence of the last deletion of ended rows."""
     state = connection.execute(_READ_STATE).one_or_none()
     if state is None:
         raise _not_migrated(engine, "no row in hetero_state")
@@ -124,14 +124,14 @@ def read_state(engine: Engine, connection: Connection) -> tuple[int, int]:
 
 
 def chunks(values: Iterable[T], size: int = 500) -> Iterator[list[T]]:
-    """The values in lists that every database takes in one statement (SQLite once took 999 values)."""
+    """The values in lists that every database accepts in one statement (older SQLite accepts 999 values)."""
     rest = iter(values)
     while chunk := list(islice(rest, size)):
         yield chunk
 
 
 def _begin(connection: Connection) -> None:
-    """Python's sqlite3 opens a transaction at the first write only; without one, each read sees its own moment."""
+    """Begin a transaction: sqlite3 does so only at the first write, and without one each read sees another state."""
     if not connection.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]
         connection.exec_driver_sql("BEGIN")
 
@@ -146,7 +146,7 @@ def _translated(engine: Engine) -> Iterator[None]:
         raise StoreError(
             "a row of the store as JSON",
             found=f"{error.error_count()} errors in a {error.title}, first: {error.errors()[0]['msg']}",
-            remedy="Another version of hetero-airflow or a hand wrote it: run one version, and `airflow db migrate`",
+            remedy="Another version of hetero-airflow or a person wrote it: run one version, and `airflow db migrate`",
         ) from error
 
 
@@ -167,7 +167,7 @@ def _unavailable(engine: Engine, error: Exception) -> StoreUnavailable:
     return StoreUnavailable(
         f"the store in {_name(engine.url)}",
         found=text,
-        remedy="Check that the database of [database] sql_alchemy_conn runs and can be reached from here",
+        remedy="Check that the database of [database] sql_alchemy_conn runs and is reachable from this host",
     )
 
 
@@ -178,7 +178,7 @@ def _not_migrated(engine: Engine, found: str) -> StoreUnavailable:
 
 
 def _name(url: URL) -> str:
-    """The database without user, password and options.
+    """Name of the database without user, password and options.
 
     >>> from sqlalchemy import make_url
     >>> _name(make_url("postgresql+psycopg2://u:secret@db:5432/airflow")), _name(make_url("sqlite:////a.db"))
@@ -188,8 +188,8 @@ def _name(url: URL) -> str:
 
 
 def _secrets(url: URL) -> list[str]:
-    given = [url.password, *(value for key, value in url.query.items() if "pass" in key.lower())]
-    return [str(secret) for secret in given if secret]
+    secrets = [url.password, *(value for key, value in url.query.items() if "pass" in key.lower())]
+    return [str(secret) for secret in secrets if secret]
 
 
 def _holds_secret(url: URL, error: Exception) -> bool:

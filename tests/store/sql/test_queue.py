@@ -9,7 +9,7 @@ import pytest
 from hetero_airflow.model.plan import Account, Plan, Reason, ReasonCode, Wait
 from hetero_airflow.store.sql.queue import LiveLease, WaitingRequest, read_live_leases, read_waiting_requests
 from hetero_airflow.store.sql.store import SqlStore
-from hetero_airflow.store.sql.transaction import reading
+from hetero_airflow.store.sql.transaction import read_transaction
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
 
@@ -35,7 +35,7 @@ def store(engine) -> SqlStore:
 
 
 def waits(engine, *dag_ids: str, offset: int = 0, limit: int = 10) -> list[WaitingRequest]:
-    with reading(engine) as connection:
+    with read_transaction(engine) as connection:
         return read_waiting_requests(connection, dag_ids, offset, limit)
 
 
@@ -58,7 +58,7 @@ def test_only_the_dags_that_are_asked_for_are_told_a_page_at_a_time(store, engin
 
 def test_what_runs_is_told_with_its_devices(store, engine):
     (lease,) = store.snapshot().leases
-    with reading(engine) as connection:
+    with read_transaction(engine) as connection:
         found = read_live_leases(connection, ALL, 0, 10)
         assert read_live_leases(connection, ["dag-second"], 0, 10) == []
     assert found == [

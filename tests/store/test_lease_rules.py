@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero_airflow.store.cores import choose_cores
+from hetero_airflow.store.lease_rules import choose_cores
 
 CORES = st.lists(st.integers(0, 40), unique=True, max_size=24)
 

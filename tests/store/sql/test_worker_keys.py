@@ -13,8 +13,9 @@ from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.store.sql.agent_messages import Admission, AgentMessage, AgentReply
 from hetero_airflow.store.sql.store import SqlStore
-from hetero_airflow.store.sql.worker_keys import Admission, AgentMessage, AgentReply, KeyChange, WorkerKeys
+from hetero_airflow.store.sql.worker_keys import KeyChange, WorkerKeys
 from hetero_airflow.store.store import HoldPlaced, RequestSubmitted, WorkerAlive, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
 
@@ -57,7 +58,7 @@ def outcomes(answers: list[AgentReply]) -> list[Admission]:
 def test_a_key_is_enrolled_once_with_the_secret(keys):
     keys.open_enrolment("worker-a", "hash", UNTIL, EPOCH)
     assert [change.public_key for change in keys.changes(0)] == [None]
-    with pytest.raises(IdentityError, match="a secret that is not its own"):
+    with pytest.raises(IdentityError, match="a secret that was not made for it"):
         keys.enrol("worker-a", "another", KEY, SOON)
     keys.enrol("worker-a", "hash", KEY, SOON)
     with pytest.raises(IdentityError, match="a secret that another agent has used"):
@@ -74,7 +75,7 @@ def test_an_agent_that_missed_the_answer_enrols_the_same_key_again(enrolled):
 @pytest.mark.parametrize(("worker_id", "now"), [("worker-a", LATER), ("worker-b", SOON)])
 def test_an_old_secret_and_one_of_another_worker_enrol_nothing(keys, worker_id, now):
     keys.open_enrolment("worker-a", "hash", UNTIL, EPOCH)
-    with pytest.raises(IdentityError, match="too old" if now is LATER else "not its own"):
+    with pytest.raises(IdentityError, match="too old" if now is LATER else "not made for it"):
         keys.enrol(worker_id, "hash", KEY, now)
     assert [change.public_key for change in keys.changes(0)] == [None]
 
@@ -82,14 +83,14 @@ def test_an_old_secret_and_one_of_another_worker_enrol_nothing(keys, worker_id, 
 def test_a_new_secret_voids_the_one_before(keys):
     keys.open_enrolment("worker-a", "hash", UNTIL, EPOCH)
     keys.open_enrolment("worker-a", "newer", UNTIL, EPOCH)
-    with pytest.raises(IdentityError, match="not its own"):
+    with pytest.raises(IdentityError, match="not made for it"):
         keys.enrol("worker-a", "hash", KEY, SOON)
     keys.enrol("worker-a", "newer", KEY, SOON)
 
 
 def test_a_second_enrolment_is_refused_until_the_first_is_revoked(enrolled):
     with pytest.raises(
-        IdentityError, match=r"a key that was enrolled at 2026-01-01 00:01:00 UTC\. `airflow hetero revoke`"
+        IdentityError, match=r"a key that was enrolled at 2026-01-01 00:01:00 UTC\. Run `airflow hetero revoke`"
     ):
         enrolled.open_enrolment("worker-a", "newer", UNTIL, SOON)
     assert enrolled.revoke("worker-a", SOON) is True
@@ -100,13 +101,13 @@ def test_a_second_enrolment_is_refused_until_the_first_is_revoked(enrolled):
 
 def test_no_agent_gets_the_name_of_a_host_that_a_scheduler_reports(keys, store):
     store.record([WorkerSeen(a_worker())], EPOCH)
-    with pytest.raises(IdentityError, match="a worker of that name that a scheduler reports"):
+    with pytest.raises(IdentityError, match="a worker of this name that a scheduler reports"):
         keys.open_enrolment("worker-a", "hash", UNTIL, EPOCH)
     assert keys.changes(0) == []
 
 
 def test_revoking_who_was_never_enrolled_or_twice_is_an_error(enrolled):
-    with pytest.raises(IdentityError, match="no worker of that name that was enrolled"):
+    with pytest.raises(IdentityError, match="no enrolled worker of this name"):
         enrolled.revoke("worker-b", SOON)
     enrolled.revoke("worker-a", SOON)
     with pytest.raises(IdentityError, match="revoked already"):
@@ -116,7 +117,7 @@ def test_revoking_who_was_never_enrolled_or_twice_is_an_error(enrolled):
 def test_a_secret_that_was_not_used_can_be_revoked(keys):
     keys.open_enrolment("worker-a", "hash", UNTIL, EPOCH)
     assert keys.revoke("worker-a", EPOCH) is False
-    with pytest.raises(IdentityError, match="not its own"):
+    with pytest.raises(IdentityError, match="not made for it"):
         keys.enrol("worker-a", "hash", KEY, SOON)
 
 
@@ -257,10 +258,10 @@ def test_a_worker_that_leaves_gets_no_task_and_is_lost_once_its_last_lease_has_e
     assert store.commit(Plan((a_place("r2", **{"GPU-1": 1000}),)), SOON, LATER).refused == ("r2",)
     assert store.snapshot().workers[0].state is WorkerState.ONLINE
     move_lease(store, lease.id, lease.token, LeaseState.RELEASED, LATER)
-    again = HoldPlaced(replace(LEAVING.bar, since=LATER))
+    again = HoldPlaced(replace(LEAVING.hold, since=LATER))
     (answer,) = enrolled.take([alive(3, leaving=again)], LATER)
     assert answer.leases == 0
-    assert store.snapshot().holds == (LEAVING.bar,)
+    assert store.snapshot().holds == (LEAVING.hold,)
     assert store.snapshot().workers[0].state is WorkerState.LOST
 
 
@@ -269,7 +270,7 @@ def test_an_agent_that_starts_again_takes_off_its_own_bar_and_no_persons(enrolle
     enrolled.take([seen(1), alive(2, leaving=LEAVING)], SOON)
     store.record([HoldPlaced(drained)], SOON)
     enrolled.take([seen(3, "one", a_worker(labels={"a": "b"}))], SOON)
-    assert set(store.snapshot().holds) == {drained, LEAVING.bar}
+    assert set(store.snapshot().holds) == {drained, LEAVING.hold}
     enrolled.take([seen(4, "two")], SOON)
     assert store.snapshot().holds == (drained,)
     assert store.snapshot().workers[0].state is WorkerState.ONLINE

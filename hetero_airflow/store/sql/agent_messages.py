@@ -1,0 +1,199 @@
+"""Records the messages of workers' agents, after checking each against its worker's key.
+
+One transaction checks the key and records the message, so a revocation takes effect at once in every API server. Each
+message carries a nonce that must be greater than the last one, so a message is accepted only once. Rejected:
+remembering the ids of tokens until they expire. Each API server would do so on its own, so another server, or the same
+one after a restart, would accept the message again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, func, select, update
+
+from hetero_airflow.health.transitions import HealthChanged
+from hetero_airflow.model.hold import HoldKind
+from hetero_airflow.model.lease import TERMINAL
+from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.store import tables
+from hetero_airflow.store.sql.contested_devices import without_contested
+from hetero_airflow.store.sql.events import record_events
+from hetero_airflow.store.sql.transaction import WriteTransaction, chunks
+from hetero_airflow.store.store import HoldLifted, StoreEvent, WorkerAlive, WorkerLost, WorkerSeen
+
+_KEY, _LEASE, _HELD, _HOLD = tables.worker_key.c, tables.lease.c, tables.lease_device.c, tables.hold.c
+_UPDATE_NONCE = update(tables.worker_key).where(_KEY.worker_id == bindparam("key"))
+
+
+@dataclass(frozen=True, slots=True)
+class AgentMessage:
+    """One request of an agent, with a valid signature."""
+
+    worker_id: str
+    public_key: str
+    """The key that verified the signature."""
+    nonce: int
+    instance: str
+    """The agent's process. The process that sent the last inventory is the valid one."""
+    event: WorkerSeen | WorkerAlive
+    leaving: StoreEvent | None = None
+    """The hold to place, if the agent was told to stop."""
+    errors: tuple[HealthChanged, ...] = ()
+    """Changes in the health of the worker's devices; those of other devices are ignored."""
+
+
+class Admission(StrEnum):
+    """Whether a message was accepted."""
+
+    TAKEN = "taken"
+    """The message is in the database."""
+    REPLAYED = "replayed"
+    """This message or a later one was accepted before."""
+    REVOKED = "revoked"
+    """The worker has no key, or another key."""
+    SUPERSEDED = "superseded"
+    """Another process with the same key has sent the worker's inventory since."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentReply:
+    """The reply to a message."""
+
+    outcome: Admission
+    digest: str = ""
+    """Of the stored inventory; empty if the agent has to send it, since there is none or the worker is lost."""
+    end: tuple[str, ...] = ()
+    """Ids of the reported leases that are over."""
+    leases: int | None = None
+    """How many leases a leaving worker still has; at 0 it counts as lost."""
+    contested: tuple[str, ...] = ()
+    """Ids of devices in the inventory that another worker offers."""
+
+
+def record_messages(transaction: WriteTransaction, messages: Sequence[AgentMessage], now: datetime) -> list[AgentReply]:
+    """Record the messages; returns the reply to each, in order. A message that is not accepted stops no other."""
+    batch = _MessageBatch(transaction, {message.worker_id for message in messages})
+    outcomes = [batch.admit(message) for message in messages]
+    taken = [message for message, outcome in zip(messages, outcomes, strict=True) if outcome is Admission.TAKEN]
+    for message in taken:  # one inventory after the other, since each is compared with what the others offer
+        if isinstance(message.event, WorkerSeen):
+            record_events(transaction, list(batch.events(message)), now)
+    heartbeats = [message for message in taken if isinstance(message.event, WorkerAlive)]
+    record_events(transaction, [event for message in heartbeats for event in batch.events(message)], now)
+    transaction.execute_many(_UPDATE_NONCE, batch.nonces())
+    digests = _read_digests(transaction, {message.worker_id for message in taken})
+    ended = _read_ended_leases(transaction, taken)
+    left = _count_leases(transaction, {message.worker_id for message in taken if message.leaving is not None})
+    record_events(transaction, [WorkerLost(worker_id) for worker_id, leases in left.items() if not leases], now)
+    return [
+        AgentReply(
+            outcome,
+            digests.get(message.worker_id, ""),
+            ended.get(message.worker_id, ()),
+            left.get(message.worker_id) if message.leaving is not None else None,
+            batch.contested.get(message.worker_id, ()) if isinstance(message.event, WorkerSeen) else (),
+        )
+        if outcome is Admission.TAKEN
+        else AgentReply(outcome)
+        for message, outcome in zip(messages, outcomes, strict=True)
+    ]
+
+
+def read_keys(connection: Connection, worker_ids: Iterable[str]) -> dict[str, Row[*tuple[Any, ...]]]:
+    """Worker id → row of its key."""
+    query = select(tables.worker_key)
+    return {
+        row.worker_id: row
+        for chunk in chunks(sorted(worker_ids))
+        for row in connection.execute(query.where(_KEY.worker_id.in_(chunk)))
+    }
+
+
+class _MessageBatch:
+    """Checks messages against the keys, and remembers the nonces of the accepted ones."""
+
+    def __init__(self, transaction: WriteTransaction, worker_ids: Iterable[str]) -> None:
+        self._transaction, self._keys = transaction, read_keys(transaction.connection, worker_ids)
+        self._latest = {worker_id: (row.nonce, row.instance) for worker_id, row in self._keys.items()}
+        self.contested: dict[str, tuple[str, ...]] = {}
+        """Worker id → ids of its devices that another worker offers."""
+
+    def admit(self, message: AgentMessage) -> Admission:
+        key = self._keys.get(message.worker_id)
+        if key is None or key.revoked_at is not None or key.public_key != message.public_key:
+            return Admission.REVOKED
+        nonce, instance = self._latest[message.worker_id]
+        if message.nonce <= nonce:
+            return Admission.REPLAYED
+        if isinstance(message.event, WorkerAlive) and message.instance != instance and instance:
+            return Admission.SUPERSEDED
+        is_inventory = isinstance(message.event, WorkerSeen)
+        self._latest[message.worker_id] = (message.nonce, message.instance if is_inventory else instance)
+        return Admission.TAKEN
+
+    def events(self, message: AgentMessage) -> Iterator[StoreEvent]:
+        worker_id = message.worker_id
+        if isinstance(message.event, WorkerSeen):
+            worker, self.contested[worker_id] = without_contested(self._transaction, message.event.worker)
+            yield replace(message.event, worker=worker)
+        else:
+            yield message.event
+        if message.leaving is not None:
+            if not self._is_leaving(worker_id):  # the first hold stays, with its time
+                yield message.leaving
+        elif isinstance(message.event, WorkerSeen) and message.instance != self._keys[worker_id].instance:
+            yield HoldLifted(worker_id, "", HoldKind.LEAVING)
+        if message.errors:
+            query = select(tables.device.c.id).where(tables.device.c.worker_id == worker_id)
+            device_ids = set(self._transaction.connection.execute(query).scalars())
+            yield from (changed for changed in message.errors if changed.device_id in device_ids)
+
+    def _is_leaving(self, worker_id: str) -> bool:
+        is_leaving = (_HOLD.worker_id == worker_id, _HOLD.device_id == "", _HOLD.kind == HoldKind.LEAVING)
+        return self._transaction.connection.execute(select(_HOLD.worker_id).where(*is_leaving)).first() is not None
+
+    def nonces(self) -> list[dict[str, Any]]:
+        return [
+            {"key": worker_id, "nonce": nonce, "instance": instance}
+            for worker_id, (nonce, instance) in self._latest.items()
+            if (nonce, instance) != (self._keys[worker_id].nonce, self._keys[worker_id].instance)
+        ]
+
+
+def _read_digests(transaction: WriteTransaction, worker_ids: Iterable[str]) -> dict[str, str]:
+    worker = tables.worker.c
+    query = select(worker.id, worker.digest).where(worker.state == WorkerState.ONLINE)
+    return {
+        row.id: row.digest
+        for chunk in chunks(sorted(worker_ids))
+        for row in transaction.connection.execute(query.where(worker.id.in_(chunk)))
+    }
+
+
+def _read_ended_leases(transaction: WriteTransaction, messages: Iterable[AgentMessage]) -> dict[str, tuple[str, ...]]:
+    """Worker id → ids of the leases that its agent reports and that are over.
+
+    An unknown lease is not over: it may be a lease of another Airflow, whose supervisor watches it.
+    """
+    query = select(_LEASE.worker_id, _LEASE.id).where(_LEASE.state.in_(TERMINAL)).order_by(_LEASE.id)
+    reported = {(message.worker_id, lease_id) for message in messages for lease_id in message.event.leases or ()}
+    ended: dict[str, tuple[str, ...]] = {}
+    for chunk in chunks(sorted({lease_id for _, lease_id in reported})):
+        for row in transaction.connection.execute(query.where(_LEASE.id.in_(chunk))):
+            if (row.worker_id, row.id) in reported:
+                ended[row.worker_id] = (*ended.get(row.worker_id, ()), row.id)
+    return ended
+
+
+def _count_leases(transaction: WriteTransaction, worker_ids: Iterable[str]) -> dict[str, int]:
+    query = select(_HELD.worker_id, func.count(_HELD.lease_id.distinct()).label("leases")).group_by(_HELD.worker_id)
+    counts = dict.fromkeys(worker_ids, 0)
+    for chunk in chunks(sorted(counts)):
+        for row in transaction.connection.execute(query.where(_HELD.worker_id.in_(chunk), _HELD.is_held)):
+            counts[row.worker_id] = row.leases
+    return counts
