@@ -187,7 +187,7 @@ def plan(args: Namespace) -> None:
         show_json(plan_json(rehearsal, asked.dag_id, asked.policy))
     else:
         show(*plan_report(rehearsal, asked.dag_id, asked.policy, asked.source))
-    sys.exit(1 if rehearsal.misses else 0)
+    sys.exit(1 if rehearsal.problems else 0)
 
 
 @_action

@@ -1,4 +1,4 @@
-"""What is there already when a simulation begins: the requests and leases of a snapshot, as jobs."""
+"""The requests and leases of a snapshot as jobs: what waits or runs when a simulation begins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hetero_airflow.simulator.workload import ANY_DEVICE, Job
 
 @dataclass(frozen=True, slots=True)
 class InitialJob:
-    """A request that waits or runs when the simulation begins, at second 0."""
+    """A job that waits or runs when the simulation begins, at second 0."""
 
     job: Job
     submitted_s: float
@@ -26,11 +26,11 @@ class InitialJob:
     place: Place | None = None
     """Where it runs; None if it waits."""
     since_s: float = 0.0
-    """Since when; at most 0."""
+    """When it started; at most 0."""
 
 
 class EstimateCase(IntEnum):
-    """Which part of an estimate a simulation takes for the truth."""
+    """Which value of an estimated interval a simulation takes as true."""
 
     LOW = 0
     MIDDLE = 1
@@ -38,51 +38,53 @@ class EstimateCase(IntEnum):
 
 
 def initial_jobs(snapshot: Snapshot, now: datetime, case: EstimateCase, assumed_s: float) -> tuple[InitialJob, ...]:
-    """What holds leases, then what waits, each with the work that is left by that case of the estimates.
+    """The jobs that hold leases, then those that wait, each with the work that is left in that case.
 
-    :param assumed_s: how long a run takes of which nothing is known
+    :param assumed_s: duration of a run without estimates
     """
     workers = {worker.id: worker for worker in snapshot.workers}
-    made = []
+    jobs = []
     for lease in snapshot.leases:
-        pending = snapshot.holders.get(lease.request_id)
-        if pending is None or lease.worker_id not in workers:
+        holder = snapshot.holders.get(lease.request_id)
+        if holder is None or lease.worker_id not in workers:
             continue
         since_s = (lease.granted_at - now).total_seconds()
-        on = lease_class(lease, workers[lease.worker_id])
-        job = expected_job(pending, snapshot.estimates, case, assumed_s, {on: -since_s})
+        held_s = {lease_class(lease, workers[lease.worker_id]): -since_s}
+        job = expected_job(holder, snapshot.estimates, case, assumed_s, held_s)
         claims = tuple(replace(claim, cores=()) for claim in lease.claims)
-        place = Place(pending.id, lease.worker_id, lease.alternative, claims, Account("", "runs already"))
-        made.append(InitialJob(job, (pending.submitted_at - now).total_seconds(), place, min(since_s, 0.0)))
+        place = Place(holder.id, lease.worker_id, lease.alternative, claims, Account("", "runs already"))
+        jobs.append(InitialJob(job, (holder.submitted_at - now).total_seconds(), place, min(since_s, 0.0)))
     for pending in snapshot.pending:
         job = expected_job(pending, snapshot.estimates, case, assumed_s, {})
-        made.append(InitialJob(job, min((pending.submitted_at - now).total_seconds(), 0.0)))
-    return tuple(made)
+        jobs.append(InitialJob(job, min((pending.submitted_at - now).total_seconds(), 0.0)))
+    return tuple(jobs)
 
 
 def expected_job(
     pending: PendingRequest, estimates: Estimates, case: EstimateCase, assumed_s: float, held_s: Mapping[str, float]
 ) -> Job:
-    """The job that a request is taken to be; what it was served, and holds at present, counts as done.
+    """The job of a request, with the work that is left after the service that it has attained and holds at present.
 
-    Without an estimate of its work a run takes `assumed_s` on every device, from now on; so does one that has
-    gone on for longer than its estimate can explain.
+    Without an estimate of its work, a run takes `assumed_s` from now on, on every device. So does a run that has
+    already taken longer than its estimate allows.
+
+    :param held_s: device class → seconds under the present lease
     """
     speeds: dict[str, float] = dict(estimates.speeds.get(pending.task, {}))
     work = estimates.works.get(pending.task)
-    left = assumed_s
+    remaining_work = assumed_s
     if work is None or not any(speeds.values()):
         speeds = {ANY_DEVICE: 1.0}
     else:
         usual = speeds.setdefault(ANY_DEVICE, sorted(speeds.values())[len(speeds) // 2])
-        served = [*pending.attained_service_s.items(), *held_s.items()]
-        remaining = work.remaining_after(sum(seconds * speeds.get(name, usual) for name, seconds in served))
-        left = assumed_s * usual if remaining is None else remaining[case]
+        service = [*pending.attained_service_s.items(), *held_s.items()]
+        remaining = work.remaining_after(sum(seconds * speeds.get(name, usual) for name, seconds in service))
+        remaining_work = assumed_s * usual if remaining is None else remaining[case]
     return Job(
         pending.id,
         0.0,
         pending.request,
-        max(left, 1e-6),
+        max(remaining_work, 1e-6),
         speeds,
         task=pending.task_id,
         group=pending.dag_id,
@@ -94,8 +96,8 @@ def expected_job(
 
 
 def lease_class(lease: Lease, worker: Worker) -> str:
-    """The class of the accelerators that a lease holds, or of the CPU where it holds none."""
-    held = {claim.device_id for claim in lease.claims}
-    devices = [device for device in worker.devices if device.id in held]
+    """The class of the accelerators that a lease holds, or of the CPU if it holds none."""
+    claimed = {claim.device_id for claim in lease.claims}
+    devices = [device for device in worker.devices if device.id in claimed]
     chosen = next((device for device in devices if device.kind != "cpu"), devices[0] if devices else None)
     return ANY_DEVICE if chosen is None else device_class(chosen)

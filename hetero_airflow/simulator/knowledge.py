@@ -1,11 +1,10 @@
-"""What the policy of a simulation is told of speeds and works; the truth itself stays with the jobs."""
+"""What the policy of a simulation knows of speeds and amounts of work; the true values stay with the jobs."""
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
 from dataclasses import replace
-from datetime import timedelta
 
 from hetero_airflow.model.estimates import Estimates, Interval, TaskName
 from hetero_airflow.model.run import Run, RunEnd
@@ -13,12 +12,12 @@ from hetero_airflow.model.team_shares import NO_TEAM_SHARES, TeamShares
 from hetero_airflow.scheduling.learning.learner import Learner
 from hetero_airflow.scheduling.learning.past_use import PastUse
 from hetero_airflow.simulator.job_run import JobRun
-from hetero_airflow.simulator.options import START, Knowledge
+from hetero_airflow.simulator.options import Knowledge, simulated_time
 from hetero_airflow.simulator.workload import ANY_DEVICE, Job, Workload
 
 
 class KnowledgeSource:
-    """Tells the estimates of the moment; the same object while nothing new is known."""
+    """Gives the estimates of the moment; the same object while nothing new is known."""
 
     def __init__(
         self,
@@ -31,15 +30,15 @@ class KnowledgeSource:
         self._classes = device_classes
         self._finished_s: list[float] = []
         self._learner, self._past = Learner(), PastUse()
-        is_told = knowledge in (Knowledge.SPEEDS, Knowledge.ORACLE)
-        speeds = {self._name(job): self._speeds(job) for job in workload.jobs} if is_told else {}
+        knows_speeds = knowledge in (Knowledge.SPEEDS, Knowledge.ORACLE)
+        jobs = workload.jobs if knows_speeds else ()
+        speeds = {self._name(job): self._speeds(job) for job in jobs}
         works = {}
         if knowledge is Knowledge.ORACLE:
-            works = {self._name(job): Interval(job.work, job.work, job.work) for job in workload.jobs}
-        asked = Counter(job.request.alternatives[0] for job in workload.jobs if job.ranks)
-        total = sum(asked.values())
-        mix = tuple((one, n / total) for one, n in asked.most_common()) if is_told else ()
-        spread = {self._name(job): job.spread for job in workload.jobs if job.spread < 1} if speeds else {}
+            works = {self._name(job): Interval(job.work, job.work, job.work) for job in jobs}
+        requested = Counter(job.request.alternatives[0] for job in jobs if job.ranks)
+        mix = tuple((alternative, count / requested.total()) for alternative, count in requested.most_common())
+        spread = {self._name(job): job.spread for job in jobs if job.spread < 1}
         self._edges = self._edges_of(workload)
         self._known = Estimates(speeds, works, mix=mix, spread=spread, edges=self._edges, shares=shares)
         self._is_stale = knowledge is Knowledge.LEARNED
@@ -57,42 +56,52 @@ class KnowledgeSource:
         return self._known
 
     def learn(self, run: JobRun) -> None:
-        """Take in that a job has finished."""
+        """Learn from a job that has finished."""
         self._is_stale = True
-        if self._knowledge is not Knowledge.LEARNED:
-            for stay in run.intervals:
-                held = {stay.device_class: (stay.end_s - stay.start_s) * stay.devices}
-                self._past.add(run.job.group, held, START + timedelta(seconds=stay.end_s))
-            if self._knowledge is not Knowledge.NONE:
-                insort(self._finished_s, run.best_s)
-        elif run.intervals:
-            last = run.intervals[-1]
-            held_s, asked = last.end_s - last.start_s, run.job.request.alternatives[0]
-            before = dict(run.served)
-            before[last.device_class] -= held_s
-            served = {name: seconds for name, seconds in before.items() if seconds > 0}
-            devices, end = max(1, round(run.devices)), RunEnd.FINISHED
-            ended_at = START + timedelta(seconds=last.end_s)
-            one = Run(
-                0, run.job.id, self._name(run.job), asked, last.device_class, devices, held_s, end, ended_at, served
-            )
-            self._learner.learn([one])
+        if self._knowledge is Knowledge.LEARNED:
+            if run.intervals:
+                self._learner.learn([self._finished_run(run)])
+            return
+        for interval in run.intervals:
+            held = {interval.device_class: (interval.end_s - interval.start_s) * interval.devices}
+            self._past.add(run.job.group, held, simulated_time(interval.end_s))
+        if self._knowledge is not Knowledge.NONE:
+            insort(self._finished_s, run.best_s)
+
+    def _finished_run(self, run: JobRun) -> Run:
+        """The run as the store's history has it."""
+        last = run.intervals[-1]
+        held_s = last.end_s - last.start_s
+        earlier = dict(run.attained_service_s)
+        earlier[last.device_class] -= held_s
+        return Run(
+            0,
+            run.job.id,
+            self._name(run.job),
+            run.job.request.alternatives[0],
+            last.device_class,
+            max(1, round(run.devices)),
+            held_s,
+            RunEnd.FINISHED,
+            simulated_time(last.end_s),
+            {name: seconds for name, seconds in earlier.items() if seconds > 0},
+        )
 
     def task_id(self, job: Job) -> str:
-        """By what name the policy knows the job: an oracle knows each job by its own."""
+        """The task that the policy takes the job for; an oracle knows each job as a task of its own."""
         return job.id if self._knowledge is Knowledge.ORACLE else job.task
 
     def _name(self, job: Job) -> TaskName:
         return job.group, self.task_id(job)
 
     def _edges_of(self, workload: Workload) -> dict[TaskName, tuple[TaskName, ...]]:
-        """What an author has written is known to everybody: which task comes after which."""
+        """Task → the tasks that come after it. The author of a DAG writes this, so every policy knows it."""
         names = {job.id: self._name(job) for job in workload.jobs}
         after: dict[TaskName, dict[TaskName, None]] = {}
         for job in workload.jobs:
             for before in job.after:
                 after.setdefault(names[before], {})[names[job.id]] = None
-        return {name: tuple(found) for name, found in after.items()}
+        return {name: tuple(successors) for name, successors in after.items()}
 
     def _speeds(self, job: Job) -> dict[str, float]:
         named = {name: speed for name, speed in job.speeds.items() if name != ANY_DEVICE}

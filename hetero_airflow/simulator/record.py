@@ -1,4 +1,4 @@
-"""What became of each job, and of the whole simulation: what figures, reports and charts are made from.
+"""How each job of a simulation went: the source of figures, reports and charts.
 
 Times are seconds since the start of the workload.
 """
@@ -12,54 +12,54 @@ from typing import NamedTuple
 
 
 class JobOutcome(StrEnum):
-    """How a job stood when the simulation ended."""
+    """The state of a job when the simulation ended."""
 
     FINISHED = "finished"
     """All its work was done."""
     RUNNING = "running"
-    """It held devices when the simulation ended."""
+    """It held devices."""
     WAITING = "waiting"
-    """It held none when the simulation ended, whether it had run before or not."""
+    """It held no devices, whether it had run before or not."""
     LEFT = "left"
     """Its patience ended before it started."""
 
 
 class RunInterval(NamedTuple):
-    """One stay of a job on devices of one worker; a gang has one for each rank."""
+    """A time during which a job held devices of one worker; a gang has one for each rank."""
 
     start_s: float
     end_s: float
-    """Where the devices were given back, or where the simulation ended."""
+    """When the job gave the devices back, or when the simulation ended."""
     worker_id: str
     device_class: str
     devices: float
-    """Held at the same time; a share counts as its fraction."""
+    """Devices held at the same time; a share counts as its fraction."""
     overhead_s: float = 0.0
-    """Of the stay: starting, restoring, and work that a failure or a preemption undid."""
+    """Time without progress: starting, restoring, and work that a failure or a preemption undid."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """What became of one job."""
+    """How one job went."""
 
     id: str
     group: str
     task: str
     submitted_s: float
-    """When it could start: its arrival, or the end of the last job that it comes after."""
+    """When it could start: at its arrival, or at the end of the last job that it comes after."""
     started_s: float | None
     """None if it never held devices."""
     finished_s: float | None
     outcome: JobOutcome
     devices: float
-    """That it holds while it runs, over all ranks; a share counts as its fraction."""
+    """Devices that it holds while it runs, over all ranks; a share counts as its fraction."""
     intervals: tuple[RunInterval, ...] = ()
     best_device_s: float = 0.0
-    """Device-seconds that all its work takes on the fastest device class of the cluster, without overhead."""
+    """Device-seconds of all its work on the fastest device class of the cluster, without overhead."""
     preemptions: int = 0
-    """Times that it lost its devices before its work was done, whatever it got next."""
+    """How often it lost its devices before its work was done."""
     migrations: int = 0
-    """Preemptions after which it went on with other devices."""
+    """How often it went on with other devices after a preemption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,12 @@ class SimulationRecord:
     workload: str
     policy: str
     devices: Mapping[str, int]
-    """Device class → how many there are; CPUs are not counted."""
+    """Device class → how many there are, without CPUs."""
     jobs: tuple[JobRecord, ...]
     """In the order of the workload."""
     options: Mapping[str, str | int | float] = field(default_factory=dict)
-    """What else the outcome depends on: restart cost, seed, round."""
+    """What else the outcome depends on: restart time, seed, cycle."""
     decision_s: tuple[float, ...] = ()
-    """Wall-clock seconds of each cycle's decision; differs from run to run."""
+    """Wall-clock seconds of the decision of each cycle; these differ from run to run."""
     placements: int = 0
-    """Of all cycles."""
+    """How many placements all cycles made."""

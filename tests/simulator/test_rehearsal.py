@@ -11,7 +11,8 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.policies.heft import Heft
-from hetero_airflow.simulator.rehearsal import PlannedTask, RehearsalNote, RehearsalProblem, rehearse
+from hetero_airflow.simulator.planned_tasks import PlannedTask, RehearsalNote, RehearsalProblem
+from hetero_airflow.simulator.rehearsal import rehearse
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
@@ -53,7 +54,7 @@ def test_tasks_run_in_their_order_and_what_stands_is_in_their_way():
     assert (train.worker_id, train.device_class, train.is_assumed) == ("worker-a", A100, False)
     assert train.wait_s == pytest.approx(90)
     assert tell.end_s == rehearsal.end_s == pytest.approx((131, 161, 291))
-    assert (rehearsal.misses, rehearsal.standing) == ((), 1)
+    assert (rehearsal.problems, rehearsal.other_tasks) == ((), 1)
 
 
 def test_a_policy_knows_what_comes_after_what():
@@ -95,13 +96,13 @@ def test_what_would_go_wrong_is_told():
         PlannedTask("short", ("dag", "train"), GPU, limit_s=30),
     ]
     rehearsal = rehearse(a_snapshot(), tasks, Fifo(), NOW, deadline_s=120)
-    assert {miss.id for miss in rehearsal.misses} == {"huge", "after", "hasty", "short"}
+    assert {problem.id for problem in rehearsal.problems} == {"huge", "after", "hasty", "short"}
     impossible = "no known worker could ever run 8 × nvidia/h100: model: asked nvidia/h100, found nvidia/a100-sxm4-40gb"
-    assert RehearsalProblem("huge", impossible) in rehearsal.misses
-    assert RehearsalProblem("after", "comes after huge, which would not end well") in rehearsal.misses
-    assert RehearsalProblem("hasty", "waits 100 s for 2 × gpu, longer than its 60 s") in rehearsal.misses
-    assert RehearsalProblem("short", "ends the run after 220 s, later than 120 s") in rehearsal.misses
-    assert RehearsalProblem("short", "runs 60 s, longer than its execution_timeout of 30 s") in rehearsal.misses
+    assert RehearsalProblem("huge", impossible) in rehearsal.problems
+    assert RehearsalProblem("after", "comes after huge, which would not end well") in rehearsal.problems
+    assert RehearsalProblem("hasty", "waits 100 s for 2 × gpu, longer than its 60 s") in rehearsal.problems
+    assert RehearsalProblem("short", "ends the run after 220 s, later than 120 s") in rehearsal.problems
+    assert RehearsalProblem("short", "runs 60 s, longer than its execution_timeout of 30 s") in rehearsal.problems
     assert [task.id for task in rehearsal.tasks] == ["hasty", "short"]
 
 
@@ -143,7 +144,7 @@ def test_the_ranks_of_a_gang_start_together_though_there_is_room_for_some_at_onc
 def test_each_rank_is_told_of_with_its_worker():
     rehearsal = rehearse(on_workers(3), a_gang(2), Fifo(), NOW)
     assert [(rank.id, rank.worker_id) for rank in rehearsal.tasks] == [("fit[0]", "worker-0"), ("fit[1]", "worker-1")]
-    assert (rehearsal.misses, rehearsal.notes) == ((), ())
+    assert (rehearsal.problems, rehearsal.notes) == ((), ())
 
 
 def test_the_ranks_of_a_gang_keep_their_devices_until_the_slowest_is_done():
@@ -160,7 +161,7 @@ def test_the_ranks_of_a_gang_keep_their_devices_until_the_slowest_is_done():
 @pytest.mark.parametrize("policy", EVERY_POLICY)
 def test_every_policy_places_a_gang_that_there_is_room_for(policy):
     rehearsal = rehearse(on_workers(3), a_gang(3), EVERY_POLICY[policy](), NOW)
-    assert (len(rehearsal.tasks), rehearsal.end_s.middle, rehearsal.misses) == (3, 600, ())
+    assert (len(rehearsal.tasks), rehearsal.end_s.middle, rehearsal.problems) == (3, 600, ())
 
 
 def test_gangs_that_can_never_be_whole_are_told_of_with_the_reason():
@@ -170,13 +171,13 @@ def test_gangs_that_can_never_be_whole_are_told_of_with_the_reason():
         "its gang of 3 can't be placed: count: asked all 3 of gang g, 2 × gpu each, "
         "found room for 2 at the same time, even when all workers are idle"
     )
-    assert rehearsal.misses == (
+    assert rehearsal.problems == (
         *(RehearsalProblem(f"fit[{n}]", text) for n in range(3)),
         RehearsalProblem("after", "comes after fit[0], which would not end well"),
     )
     assert rehearsal.tasks == ()
-    (miss, _) = rehearse(on_workers(2), a_gang(2, "h100"), Fifo(), NOW).misses
-    assert miss.text == (
+    (problem, _) = rehearse(on_workers(2), a_gang(2, "h100"), Fifo(), NOW).problems
+    assert problem.text == (
         "its gang of 2 can't be placed: model: asked nvidia/h100, found nvidia/a100-sxm4-40gb (worker worker-0)"
     )
 
@@ -190,14 +191,14 @@ def test_a_gang_that_may_be_smaller_is_rehearsed_with_the_most_ranks_that_there_
         "its gang is planned with 3 of 4 ranks: count: asked all 4 of gang g, 2 × gpu each, "
         "found room for 3 at the same time, even when all workers are idle"
     )
-    assert (rehearsal.notes, rehearsal.misses) == ((RehearsalNote("fit[0]", text),), ())
-    (miss, *_) = rehearse(on_workers(1), tasks, Fifo(), NOW).misses
-    assert miss.text.startswith("its gang of 2 to 4 can't be placed: count: asked all 4 of gang g, 2 × gpu each")
+    assert (rehearsal.notes, rehearsal.problems) == ((RehearsalNote("fit[0]", text),), ())
+    (problem, *_) = rehearse(on_workers(1), tasks, Fifo(), NOW).problems
+    assert problem.text.startswith("its gang of 2 to 4 can't be placed: count: asked all 4 of gang g, 2 × gpu each")
 
 
 def test_a_gang_that_lacks_an_instance_is_never_whole_even_if_it_may_be_smaller():
     rehearsal = rehearse(on_workers(3), a_gang(3, least=2, instances=2), Fifo(), NOW)
-    assert [miss.text for miss in rehearsal.misses] == [
+    assert [problem.text for problem in rehearsal.problems] == [
         "its gang of 2 to 3 can't be placed: gang: asked all 3 members of gang g, found 2 of 3 queued"
     ] * 2
 

@@ -235,12 +235,12 @@ def test_a_preempted_job_waits_with_what_it_was_served():
         def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
             for pending in snapshot.pending:
                 if pending.attained_service_s:
-                    self.served = dict(pending.served)
+                    self.attained_service_s = dict(pending.served)
             return super().decide(snapshot, now)
 
     policy = Watch("a", from_s=30)
     simulate(Job("a", 0.0, GPU, 100.0), cluster="v100=1", policy=policy)
-    assert policy.served == {V100: 30.0}
+    assert policy.attained_service_s == {V100: 30.0}
 
 
 def test_the_same_seed_gives_the_same_record():

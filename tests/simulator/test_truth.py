@@ -47,17 +47,17 @@ class MuriWorld(Simulation):
     def _decide(self) -> None:
         if self.is_event:
             for run in [run for run in self._runs.values() if run.is_running]:
-                self._interrupt(run, min(restart_s(run.job), self._now_s - max(self.last_s, run.since_s)))
+                self._lose_progress(run, min(restart_s(run.job), self._now_s - max(self.last_s, run.since_s)))
             self.is_event, self.last_s = False, self._now_s
         super()._decide()
 
-    def _interrupt(self, run: JobRun, lost_s: float) -> None:
+    def _lose_progress(self, run: JobRun, lost_s: float) -> None:
         if lost_s > 0:
             run.remaining += lost_s
             self.works["muri", run.job.id] = Interval(*(work + lost_s for work in self.works["muri", run.job.id]))
-            run.stay += 1
-            stay = run.stay
-            self._at(run.since_s + run.remaining, lambda: self._finish(run, run.stay == stay))
+            run.interval_number += 1
+            number = run.interval_number
+            self._events.at(run.since_s + run.remaining, lambda: self._finish(run, run.interval_number == number))
 
 
 def recorded_mean_jct_s(public_traces: Path, policy: str, trace: str) -> float:

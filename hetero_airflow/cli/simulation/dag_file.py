@@ -21,7 +21,7 @@ from hetero_airflow.executor.airflow_db.templates import render_arguments, run_c
 from hetero_airflow.model.estimates import Interval, TaskName
 from hetero_airflow.model.gang import GangSize, gang_member
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.simulator.rehearsal import PlannedTask
+from hetero_airflow.simulator.planned_tasks import PlannedTask
 
 _RUN = "planned"
 """Id of the run that is rehearsed."""

@@ -20,7 +20,7 @@ def plan_report(rehearsal: Rehearsal, dag_id: str, policy: str, source: str) -> 
     yield cell(f"{dag_id}, rehearsed with the policy {policy} on {source}", style="bold")
     end = rehearsal.end_s
     yield cell(
-        f"{len(rehearsal.tasks)} tasks; {rehearsal.standing} tasks of other runs wait or run already; "
+        f"{len(rehearsal.tasks)} tasks; {rehearsal.other_tasks} tasks of other runs wait or run already; "
         f"ends after {_span(end)}"
     )
     rows = (
@@ -40,9 +40,9 @@ def plan_report(rehearsal: Rehearsal, dag_id: str, policy: str, source: str) -> 
         yield cell("* nothing is known of how long it takes; its duration is assumed (--assume)")
     for note in rehearsal.notes:
         yield cell(f"NOTE {note.id}: {note.text}")
-    for miss in rehearsal.misses:
-        yield cell(f"MISS {miss.id}: {miss.text}", style="red")
-    if not rehearsal.misses:
+    for problem in rehearsal.problems:
+        yield cell(f"MISS {problem.id}: {problem.text}", style="red")
+    if not rehearsal.problems:
         yield cell("Nothing would go wrong")
 
 
@@ -51,7 +51,7 @@ def plan_json(rehearsal: Rehearsal, dag_id: str, policy: str) -> dict[str, Any]:
     return {
         "dag_id": dag_id,
         "policy": policy,
-        "standing": rehearsal.standing,
+        "standing": rehearsal.other_tasks,
         "end_s": list(rehearsal.end_s),
         "tasks": [
             {
@@ -67,7 +67,7 @@ def plan_json(rehearsal: Rehearsal, dag_id: str, policy: str) -> dict[str, Any]:
             for task in rehearsal.tasks
         ],
         "notes": [{"id": note.id, "text": note.text} for note in rehearsal.notes],
-        "misses": [{"id": miss.id, "text": miss.text} for miss in rehearsal.misses],
+        "misses": [{"id": problem.id, "text": problem.text} for problem in rehearsal.problems],
     }
 
 

@@ -17,7 +17,8 @@ from hetero_airflow.cli.simulation.task_durations import plain_durations
 from hetero_airflow.errors import SettingsError, StoreError, shorten
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies import load_policy
-from hetero_airflow.simulator.rehearsal import PlannedTask, Rehearsal, rehearse
+from hetero_airflow.simulator.planned_tasks import PlannedTask
+from hetero_airflow.simulator.rehearsal import Rehearsal, rehearse
 from hetero_airflow.store.snapshot_file import read_snapshot
 from hetero_airflow.units import parse_duration_s
 

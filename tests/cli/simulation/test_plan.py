@@ -4,7 +4,8 @@ from hetero_airflow.cli.simulation.plan import plan_json, plan_report
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.fifo import Fifo
-from hetero_airflow.simulator.rehearsal import PlannedTask, Rehearsal, rehearse
+from hetero_airflow.simulator.planned_tasks import PlannedTask
+from hetero_airflow.simulator.rehearsal import Rehearsal, rehearse
 from hetero_airflow.testing import EPOCH, a_worker
 
 GANG = "far.train[0-3] (planned)"

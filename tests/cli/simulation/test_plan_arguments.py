@@ -10,7 +10,7 @@ from hetero_airflow.errors import HeteroError, StoreUnavailable
 from hetero_airflow.model.estimates import Interval
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
-from hetero_airflow.simulator.rehearsal import PlannedTask
+from hetero_airflow.simulator.planned_tasks import PlannedTask
 from hetero_airflow.store.snapshot_file import snapshot_text
 from hetero_airflow.testing import EPOCH, a_worker
 
