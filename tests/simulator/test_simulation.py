@@ -228,14 +228,14 @@ def test_what_finished_is_learned():
     assert told == [(), (75.0,), (50.0, 75.0), (25.0, 50.0, 75.0)]
 
 
-def test_a_preempted_job_waits_with_what_it_was_served():
+def test_a_preempted_job_waits_with_its_attained_service():
     class Watch(Swap):
-        served: dict[str, float]
+        attained_service_s: dict[str, float]
 
         def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
             for pending in snapshot.pending:
                 if pending.attained_service_s:
-                    self.attained_service_s = dict(pending.served)
+                    self.attained_service_s = dict(pending.attained_service_s)
             return super().decide(snapshot, now)
 
     policy = Watch("a", from_s=30)
