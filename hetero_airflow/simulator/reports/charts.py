@@ -1,7 +1,7 @@
-"""Charts of simulations as SVG: utilisation over time, the JCT's distribution, and a Gantt chart.
+"""Charts of simulations as SVG: utilisation over time, the distribution of JCTs, and a Gantt chart.
 
-Drawn by matplotlib, an optional dependency (extra ``report``). The same records give the same bytes: no date, and
-ids that come from the content. What is drawn is bounded, whatever the size of the trace.
+Matplotlib draws them, an optional dependency (extra ``report``). The same records give the same bytes: there is no
+date, and ids come from the content. The size of a chart is bounded for any trace.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MAX_POINTS = 400
-"""Of a line."""
+"""Points of a line."""
 MAX_ROWS = 60
 MAX_BARS = 1000
-"""Of a Gantt chart."""
+"""Bars of a Gantt chart."""
 _WIDTH = 9.0
 _WAITING = "#d0d0d0"
 _HOUR_S = 3600.0
@@ -43,7 +43,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def utilisation_chart(records: Sequence[SimulationRecord]) -> str:
-    """Share of the accelerators that jobs hold, over time, a line for each policy; a step is a mean over its span."""
+    """Share of the accelerators that jobs hold over time, a line for each policy. Each step is a mean."""
     figure = _Figure(3.0)
     for record in records:
         hours, shares = utilisation(record)
@@ -53,7 +53,7 @@ def utilisation_chart(records: Sequence[SimulationRecord]) -> str:
 
 
 def jct_chart(records: Sequence[SimulationRecord]) -> str:
-    """Share of the finished jobs that took at most so long, a line for each policy."""
+    """Share of the finished jobs whose JCT is at most so long, a line for each policy."""
     figure = _Figure(3.0)
     for record in records:
         hours = [(job.finished_s - job.submitted_s) / _HOUR_S for job in record.jobs if job.finished_s is not None]
@@ -66,7 +66,7 @@ def jct_chart(records: Sequence[SimulationRecord]) -> str:
 
 
 def gantt_chart(record: SimulationRecord) -> tuple[str, int]:
-    """When jobs waited and where they ran, and how many jobs are shown: at most 60, evenly from all."""
+    """When jobs waited and where they ran, and how many jobs the chart shows: at most 60, evenly from all."""
     end_s = max((i.end_s for job in record.jobs for i in job.intervals), default=0.0)
     shown = gantt_jobs(record.jobs)
     figure = _Figure(0.9 + 0.17 * max(3, len(shown)))
@@ -86,7 +86,7 @@ def gantt_chart(record: SimulationRecord) -> tuple[str, int]:
 
 
 def _bars(job: JobRecord, end_s: float) -> Iterator[tuple[str, float, float]]:
-    """(device class or "waiting", start, end): a bar for each stay, of a gang one for all ranks of a class."""
+    """(device class or "waiting", start, end): a bar for each interval; all ranks of a class share one."""
     until_s = job.submitted_s
     for start_s, stop_s, name in sorted({(i.start_s, i.end_s, i.device_class) for i in job.intervals}):
         if start_s > until_s:
@@ -98,7 +98,7 @@ def _bars(job: JobRecord, end_s: float) -> Iterator[tuple[str, float, float]]:
 
 
 def gantt_jobs(jobs: Sequence[JobRecord]) -> list[JobRecord]:
-    """At most 60 jobs, evenly from all in their order, and no more than have 1000 bars."""
+    """At most 60 jobs with at most 1000 bars, evenly from all jobs in their order."""
     count = min(len(jobs), MAX_ROWS)
     bars, chosen = 0, []
     for number in range(count):
@@ -112,13 +112,13 @@ def gantt_jobs(jobs: Sequence[JobRecord]) -> list[JobRecord]:
 
 def utilisation(record: SimulationRecord, points: int = MAX_POINTS) -> tuple[Floats, Floats]:
     """[points + 1] edges in hours and [points] mean shares, 0 to 1, of the accelerators held between them."""
-    stays = [i for job in record.jobs for i in job.intervals if i.device_class in record.devices]
-    end_s = max((i.end_s for i in stays), default=1.0)
+    intervals = [i for job in record.jobs for i in job.intervals if i.device_class in record.devices]
+    end_s = max((i.end_s for i in intervals), default=1.0)
     edges = np.linspace(0.0, end_s, points + 1)
-    times = np.array([time for i in stays for time in (i.start_s, i.end_s)])
-    changes = np.array([change for i in stays for change in (i.devices, -i.devices)])
+    times = np.array([time for i in intervals for time in (i.start_s, i.end_s)])
+    changes = np.array([change for i in intervals for change in (i.devices, -i.devices)])
     order = np.argsort(times, kind="stable")
-    # The integral of what is held is linear between changes, so it is exact at the edges by interpolation.
+    # The integral of the devices held is linear between changes, so interpolation is exact at the edges.
     at = np.concatenate([[0.0], times[order], [end_s]])
     held = np.concatenate([[0.0], np.cumsum(changes[order])])
     integral = np.concatenate([[0.0], np.cumsum(held * np.diff(at))])
@@ -127,7 +127,7 @@ def utilisation(record: SimulationRecord, points: int = MAX_POINTS) -> tuple[Flo
 
 
 class _Figure:
-    """One pair of axes that ends as SVG."""
+    """One pair of axes, drawn as SVG."""
 
     def __init__(self, height: float) -> None:
         try:
@@ -155,7 +155,7 @@ class _Figure:
 
 
 def _label(text: str) -> str:
-    """ASCII, short, and never a name that matplotlib hides."""
+    """The text as short ASCII, never one that matplotlib hides."""
     plain = text.encode("ascii", "backslashreplace").decode()
     plain = "".join(char if char.isprintable() else "?" for char in plain).lstrip("_") or "?"
     return plain if len(plain) <= _MAX_LABEL else f"{plain[: _MAX_LABEL - 1]}~"

@@ -1,7 +1,7 @@
-"""The figures that a simulation is judged by: completion times, waits, makespan, utilisation.
+"""The figures of a simulation: completion times, waits, makespan, utilisation.
 
-Busy utilisation falls as scheduling improves on a finite trace, since the same work is done in less
-device-time; goodput utilisation does not. Both come from one run with the completion times, or they say nothing.
+On a finite trace, better scheduling lowers the busy utilisation, since the same work takes less device-time. It does
+not lower the goodput utilisation. Compare both with the completion times of the same run.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from hetero_airflow.simulator.record import JobOutcome, JobRecord, SimulationRec
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWindow:
-    """What is measured of a simulation: jobs by their number, and a span of time in seconds.
+    """The part of a simulation that is measured: jobs by their number, and a span of time in seconds.
 
-    A job counts if its number is in the range and it was submitted within the span. Utilisation and throughput
-    are of the span, or of the counted jobs' first submission to their last finish where it has no bound, and are of all
-    jobs' devices: those before and after the measured ones hold devices too.
+    A job counts if its number is in the range and it was submitted within the span. Utilisation and throughput are
+    measured over the span; if it has no bound, from the first submission of the counted jobs to their last finish.
+    They include the devices of all jobs, since jobs before and after the measured ones hold devices too.
     """
 
     first_job: int = 0
@@ -40,13 +40,13 @@ class MeasuredWindow:
             )
 
     def has(self, time_s: float | None) -> bool:
-        """Whether it was within the span of time; what never happened was not."""
+        """Whether the time is within the span; None, for what never happened, is not."""
         return time_s is not None and self.start_s <= time_s and (self.end_s is None or time_s <= self.end_s)
 
 
 @dataclass(frozen=True, slots=True)
 class DurationSpread:
-    """How a duration in seconds is distributed; percentiles are interpolated linearly between values."""
+    """The distribution of durations in seconds; percentiles are interpolated linearly between values."""
 
     mean: float
     p50: float
@@ -69,22 +69,22 @@ class DurationSpread:
 
 @dataclass(frozen=True, slots=True)
 class GroupFigures:
-    """Of the counted jobs of one group, or of all."""
+    """Figures of the counted jobs of one group, or of all groups."""
 
     jobs: int
     finished: int
-    """Of them, at any time."""
+    """At any time."""
     never_started: int
-    """Of them; they have no wait that could be counted."""
+    """These have no wait that could be counted."""
     jct_s: DurationSpread | None
-    """Of the finished ones."""
+    """Of the finished jobs."""
     wait_s: DurationSpread | None
-    """Queueing delay, start − submit, of the started ones."""
+    """Queueing delay, start − submit, of the started jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one simulation within one window."""
+    """Figures of one simulation within one window."""
 
     workload: str
     policy: str
@@ -94,19 +94,19 @@ class Figures:
     all: GroupFigures
     groups: Mapping[str, GroupFigures]
     makespan_s: float | None
-    """Last finish − first submission of the counted jobs; None where one has not finished or left."""
+    """Last finish − first submission of the counted jobs; None if one has not finished or left."""
     busy_utilisation: float | None
     """Device-time held / (devices × time)."""
     goodput_utilisation: float | None
-    """Device-time that the work done takes on each job's fastest class / (devices × time).
+    """Device-time that the finished jobs' work takes on each job's fastest class / (devices × time).
 
-    A job's work counts where its devices make progress; all of it only once the job has finished."""
+    The work counts at the times when the job made progress."""
     overhead: float | None
-    """Share of the device-time held in which nothing was achieved."""
+    """Share of the device-time held without progress."""
     finished_in_window: int
     """Jobs in the range that finished within the span, whenever they were submitted."""
     jobs_per_hour: float | None
-    """The same, a counted hour."""
+    """`finished_in_window` per hour."""
     preemptions: int
     """Of the counted jobs."""
     migrations: int
@@ -114,7 +114,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class DecisionTiming:
-    """How long deciding took, of the wall clock: differs from run to run, and so is kept apart from `Figures`."""
+    """Wall-clock time of the decisions. It differs from run to run, so it is not part of `Figures`."""
 
     cycles: int
     cycle_s: DurationSpread | None
@@ -123,7 +123,7 @@ class DecisionTiming:
 
 
 def measure(record: SimulationRecord, window: MeasuredWindow | None = None) -> Figures:
-    """The figures of the jobs and of the time that the window names; without one, of all."""
+    """The figures of the jobs and the time in the window; without a window, of all."""
     window = window or MeasuredWindow()
     ranged = record.jobs[window.first_job : window.last_job]
     counted = [job for job in ranged if window.has(job.submitted_s)]
@@ -157,7 +157,7 @@ def measure(record: SimulationRecord, window: MeasuredWindow | None = None) -> F
 
 
 def measure_timing(record: SimulationRecord) -> DecisionTiming:
-    """How long the decisions of that run took."""
+    """The time that the decisions took."""
     total_s = math.fsum(record.decision_s)
     return DecisionTiming(
         len(record.decision_s),
@@ -185,16 +185,16 @@ def _measured_span(counted: list[JobRecord], window: MeasuredWindow) -> tuple[fl
 
 
 def _device_seconds(record: SimulationRecord, start_s: float, end_s: float) -> tuple[float, float, float]:
-    """Device-seconds of accelerators within the span: held, of these without progress, and on the fastest class."""
+    """Device-seconds of accelerators within the span: held, held without progress, and as on the fastest class."""
     held, lost, good = [], [], []
     for job in record.jobs:
-        stays = [interval for interval in job.intervals if interval.device_class in record.devices]
-        productive = math.fsum((i.end_s - i.start_s - i.overhead_s) * i.devices for i in stays)
-        worth = job.best_device_s / productive if job.outcome is JobOutcome.FINISHED and productive else 0.0
-        for i in stays:
+        intervals = [interval for interval in job.intervals if interval.device_class in record.devices]
+        productive = math.fsum((i.end_s - i.start_s - i.overhead_s) * i.devices for i in intervals)
+        weight = job.best_device_s / productive if job.outcome is JobOutcome.FINISHED and productive else 0.0
+        for i in intervals:
             inside = max(0.0, min(i.end_s, end_s) - max(i.start_s, start_s))
             idle = max(0.0, min(i.start_s + i.overhead_s, end_s) - max(i.start_s, start_s))
             held.append(inside * i.devices)
             lost.append(idle * i.devices)
-            good.append((inside - idle) * i.devices * worth)
+            good.append((inside - idle) * i.devices * weight)
     return math.fsum(held), math.fsum(lost), math.fsum(good)

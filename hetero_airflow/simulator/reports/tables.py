@@ -1,6 +1,6 @@
-"""Figures as people and programs read them: rows of a table that compares policies, and JSON.
+"""Figures as rows of a table that compares policies, and as JSON.
 
-The same seed gives the same bytes: what the wall clock says is in the JSON only where it is asked for.
+The same seed gives the same bytes, unless the caller adds wall-clock timings to the JSON.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _COUNTS: tuple[tuple[str, Callable[[Figures], int]], ...] = (
 def comparison(figures: Sequence[Figures]) -> tuple[list[str], list[list[str]]]:
     """Headers and rows of a table with a column for each policy; times have their ratio to the first policy's.
 
-    A dash is a figure that does not exist, such as the makespan of jobs that have not all ended. The texts are
-    as foreign as the policies' names: escape them for where they are shown.
+    A dash stands for a figure that does not exist, such as the makespan of jobs that have not all ended. The texts
+    contain the policies' names: escape them before you show them.
     """
-    rows = [[name, *_with_ratio([value(one) for one in figures])] for name, value in _TIMES]
-    rows += [[name, *(_percent(value(one)) for one in figures)] for name, value in _SHARES]
-    rows.append(["finished an hour", *_with_ratio([one.jobs_per_hour for one in figures])])
-    rows += [[name, *(str(value(one)) for one in figures)] for name, value in _COUNTS]
-    return ["figure", *(one.policy for one in figures)], rows
+    rows = [[name, *_with_ratio([value(column) for column in figures])] for name, value in _TIMES]
+    rows += [[name, *(_percent(value(column)) for column in figures)] for name, value in _SHARES]
+    rows.append(["finished an hour", *_with_ratio([column.jobs_per_hour for column in figures])])
+    rows += [[name, *(str(value(column)) for column in figures)] for name, value in _COUNTS]
+    return ["figure", *(column.policy for column in figures)], rows
 
 
 def group_rows(figures: Figures) -> tuple[list[str], list[list[str]]]:
@@ -78,7 +78,7 @@ def group_rows(figures: Figures) -> tuple[list[str], list[list[str]]]:
 
 
 def timing_rows(timings: Sequence[DecisionTiming]) -> list[list[str]]:
-    """Rows for the same table that say how long deciding took; none where nothing was timed."""
+    """Rows for the same table with the time of the decisions; none if nothing was timed."""
     if not timings:
         return []
     spreads = [timing.cycle_s for timing in timings]
@@ -91,11 +91,11 @@ def timing_rows(timings: Sequence[DecisionTiming]) -> list[list[str]]:
 
 
 def as_json(figures: Sequence[Figures], timings: Sequence[DecisionTiming] = ()) -> str:
-    """One object with the figures of each policy; `timings`, one a policy, are added to them.
+    """A JSON object with the figures of each policy, and if given, its timing.
 
-    Seconds, shares from 0 to 1, six digits after the point; null is a figure that does not exist.
+    Seconds, and shares from 0 to 1, with six digits after the point; null stands for a figure that does not exist.
     """
-    policies = [_rounded(asdict(one)) for one in figures]
+    policies = [_rounded(asdict(policy_figures)) for policy_figures in figures]
     for timing, policy in zip(timings, policies, strict=bool(timings)):
         policy["timing"] = _rounded(asdict(timing))
     return json.dumps({"schema": SCHEMA, "simulated": True, "policies": policies}, indent=1, sort_keys=True) + "\n"
