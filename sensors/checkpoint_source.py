@@ -168,7 +168,7 @@ class _BucketStores:
             return open_store(place)
         # the credentials are no other trigger's business; one request for each read: the poller asks again, at its rate
         store: CheckpointStore = load(GROUP, CHECKPOINT_STORES, "s3")(
-            place, self._credentials, attempts=1, beside=self._first
+            place, self._credentials, attempts=1, share_client_of=self._first
         )
         self._first = store
         return store

@@ -1,4 +1,4 @@
-"""The port of a checkpoint store: objects under keys, one of which can be replaced only by who has read it last."""
+"""The port of a checkpoint store: objects under keys. Small objects are replaced by compare-and-swap."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from hetero_airflow.errors import InvalidCheckpoint, shorten
+
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
@@ -14,46 +16,69 @@ class StoredObject:
 
     content: bytes
     version: str
-    """Another one for each content that was ever written there: what `CheckpointStore.replace` compares."""
+    """Differs for each content that was ever written there; `CheckpointStore.replace` compares it."""
 
 
 class CheckpointStore(Protocol):
-    """Keeps objects under keys such as ``dag/task/run/-1/index.json``; a key is checked by `names.check_key`.
+    """Keeps objects under keys such as ``dag/task/run/-1/index.json``; a key is checked by `keys.check_key`.
 
-    :raises CheckpointStoreUnavailable: (every method) the store does not answer, is full, or refuses us, after retries
-    :raises InvalidCheckpoint: (every method) a key that leaves the store, or that is no plain object
+    :raises CheckpointStoreUnavailable: (every method) the store does not answer, is full, or refuses access
+    :raises InvalidCheckpoint: (every method) a key outside the store, or that is no plain object
     """
 
     def read(self, key: str, *, at_most: int) -> StoredObject | None:
-        """A small object whole; None if there is none.
+        """A whole small object; None if there is none.
 
         :raises InvalidCheckpoint: it has more than `at_most` bytes
         """
         ...
 
     def replace(self, key: str, content: bytes, version: str | None) -> str | None:
-        """Write a small object if it is still the version that was read (None: if there is none yet); all or nothing.
+        """Write a small object if it still has the version that was read (None: if it does not exist); all or nothing.
 
-        Returns its new version, or None if somebody else wrote there meanwhile, whose content then stays.
+        Returns the new version. None: another writer was first, and its content stays.
         """
         ...
 
     def put(self, key: str, source: Path) -> None:
-        """Keep a file, durably and whole, under a key that is written once."""
+        """Store a file, durably and whole, under a key that is written once."""
         ...
 
     def fetch(self, key: str, target: Path, *, at_most: int) -> None:
-        """Bring an object into a new file.
+        """Copy an object into a new file.
 
-        :raises InvalidCheckpoint: there is none, it has more than `at_most` bytes, or the file is there already, which
-            stays as it is; otherwise nothing of it is left
+        :raises InvalidCheckpoint: there is none, it has more than `at_most` bytes, or the file exists already (which
+            stays as it is). A new file is removed again on any error.
         """
         ...
 
     def sweep(self, prefix: str, is_garbage: Callable[[str, float], bool]) -> Iterator[str]:
-        """Delete the folders right under a prefix that are garbage; the names of those that are gone, as it goes on.
+        """Delete the garbage folders directly under a prefix, and yield the name of each one after its deletion.
 
-        `is_garbage` is asked with the folder's name and the seconds since something was last written in it. Lists
-        that prefix only. Nothing happens until the iterator is used.
+        `is_garbage` gets the folder's name and the seconds since the last write in it. Only this prefix is listed.
+        Nothing happens until the iterator is used.
         """
         ...
+
+
+def check_size(key: str, size_bytes: int, at_most: int) -> None:
+    """See that an object is not larger than expected.
+
+    :raises InvalidCheckpoint: it is; `size_bytes` may be just `at_most` + 1 if no more was read
+    """
+    if size_bytes > at_most:
+        raise InvalidCheckpoint(
+            f"at most {at_most} bytes under {shorten(key)}",
+            found="more" if size_bytes == at_most + 1 else f"{size_bytes} bytes",
+            remedy="Another program wrote there, or the manifest is wrong: remove the object",
+        )
+
+
+def missing_object(asked: str) -> InvalidCheckpoint:
+    """The error for an object that does not exist."""
+    return InvalidCheckpoint(asked, found="nothing there", remedy="Look for the checkpoint that is named")
+
+
+def existing_file(asked: str) -> InvalidCheckpoint:
+    """The error for a target file that exists already."""
+    return InvalidCheckpoint(asked, found="a file in its place", remedy="Nothing was overwritten: use a new folder")

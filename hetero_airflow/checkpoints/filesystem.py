@@ -1,8 +1,7 @@
-"""Checkpoints in a folder, of this host or shared (NFS, Lustre): every write is whole or not there.
+"""Checkpoints in a folder, local or shared (NFS, Lustre). Every write is all or nothing.
 
-The jail: each part of a key is opened from its parent's descriptor and no link is followed on the way, so that
-nobody who can put a link below the root can have us read or write outside it, not even by a change in between. The
-root itself may be a link.
+No access leaves the root: each part of a key is opened from its parent's descriptor, and no link is followed. So a link
+below the root never leads outside, even if it is put there during the access. The root itself may be a link.
 
 Rejected: ``link()`` as compare-and-swap, since FUSE and SMB mounts often have no hard links; a lock on the folder
 itself, since NFS refuses it.
@@ -24,14 +23,14 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
-from hetero_airflow.checkpoints.checkpoint_store import StoredObject
+from hetero_airflow.checkpoints.checkpoint_store import StoredObject, check_size, existing_file, missing_object
 from hetero_airflow.checkpoints.keys import OWN_SUFFIX, check_key
 from hetero_airflow.checkpoints.opening import REMEDY, split_url
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.errors import CheckpointStoreUnavailable, InvalidCheckpoint, SettingsError, shorten
 
 LOCK_TIMEOUT_S = 30.0
-"""A lock is held for milliseconds, unless its holder is stopped (SIGSTOP) or its disk hangs."""
+"""A lock is held for milliseconds, unless its process is stopped (SIGSTOP) or its disk hangs."""
 
 LOCK = f"lock{OWN_SUFFIX}"
 NEXT = f"next{OWN_SUFFIX}"
@@ -42,7 +41,7 @@ NO_PLAIN_OBJECT = {errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
 
 def open_filesystem(place: CheckpointPlace) -> FilesystemStore:
-    """The store of a place whose URL is ``file:///folder``; the folder is made when something is written.
+    """The store of a place whose URL is ``file:///folder``. The first write creates the folder.
 
     :raises SettingsError: a URL that names a host, no folder, or the root of the file system
     """
@@ -74,7 +73,7 @@ class FilesystemStore:
         ):
             with _open(folder, name) as file:
                 content = file.read(at_most + 1)
-            _refuse_more(key, len(content), at_most)
+            check_size(key, len(content), at_most)
             return StoredObject(content, hashlib.sha256(content).hexdigest())
         return None
 
@@ -100,7 +99,7 @@ class FilesystemStore:
     def fetch(self, key: str, target: Path, *, at_most: int) -> None:
         """See `CheckpointStore.fetch`."""
         with _translated_errors("fetch", key), self._folder(key) as (folder, name), _open(folder, name) as file:
-            _refuse_more(key, os.fstat(file.fileno()).st_size, at_most)
+            check_size(key, os.fstat(file.fileno()).st_size, at_most)
             with target.open("xb") as copy:
                 try:
                     shutil.copyfileobj(file, copy, CHUNK_BYTES)
@@ -110,37 +109,37 @@ class FilesystemStore:
 
     def sweep(self, prefix: str, is_garbage: Callable[[str, float], bool]) -> Iterator[str]:
         """See `CheckpointStore.sweep`. Links are left alone."""
-        any_in_it = f"{prefix}/x"
+        any_key = f"{prefix}/x"
         with (
             _translated_errors("sweep", prefix),
             contextlib.suppress(FileNotFoundError),
-            self._folder(any_in_it) as (folder, _),
+            self._folder(any_key) as (folder, _),
         ):
             with os.scandir(folder) as entries:
                 names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
             for name in names:
-                with contextlib.suppress(FileNotFoundError):  # somebody else sweeps too
+                with contextlib.suppress(FileNotFoundError):  # another process sweeps too
                     if is_garbage(name, time.time() - _last_written(folder, name)):
                         shutil.rmtree(name, dir_fd=folder)
                         yield name
 
     @contextlib.contextmanager
     def _folder(self, key: str, *, create: bool = False) -> Iterator[tuple[int, str]]:
-        """Descriptor of the folder of a key, and the name in it."""
+        """Descriptor of a key's folder, and the name in it."""
         *parts, name = check_key(key).split("/")
         if create:
             self.root.mkdir(parents=True, exist_ok=True)
         folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for part in parts:
-                parent, folder = folder, _enter(folder, part, create=create)
+                parent, folder = folder, _open_folder(folder, part, create=create)
                 os.close(parent)
             yield folder, name
         finally:
             os.close(folder)
 
 
-def _enter(parent: int, name: str, *, create: bool) -> int:
+def _open_folder(parent: int, name: str, *, create: bool) -> int:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(name, flags, dir_fd=parent)
@@ -154,8 +153,8 @@ def _enter(parent: int, name: str, *, create: bool) -> int:
 
 
 def _open(folder: int, name: str) -> BufferedReader:
-    """A plain file for reading; a pipe in its place is not waited for."""
-    file = open(  # noqa: SIM115  who calls closes it
+    """A plain file for reading. A pipe in its place does not block."""
+    file = open(  # noqa: SIM115  the caller closes it
         os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder), "rb"
     )
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -166,7 +165,7 @@ def _open(folder: int, name: str) -> BufferedReader:
 
 @contextlib.contextmanager
 def _written(folder: int, name: str, draft: str, flag: int) -> Iterator[IO[bytes]]:
-    """A file to be written that takes its name when it is whole and on the disk; without one if that fails."""
+    """A new file that gets its name when it is whole and on the disk; on an error it is removed."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flag
     try:
         with os.fdopen(os.open(draft, flags, 0o666, dir_fd=folder), "wb") as file:
@@ -207,7 +206,7 @@ def _locked(folder: int, key: str) -> Iterator[None]:
                 raise CheckpointStoreUnavailable(
                     f"write of {shorten(key)}",
                     found=f"another process that holds its lock for {LOCK_TIMEOUT_S:.0f} s",
-                    remedy="See who is stopped or hangs there: lsof shows who has lock~ open",
+                    remedy="Look for a stopped or hanging process: lsof shows which one has lock~ open",
                 )
             time.sleep(0.01)
         yield
@@ -225,44 +224,32 @@ def _lock(lock: int) -> bool:
 
 
 def _last_written(folder: int, name: str) -> float:
-    """POSIX time; of an empty folder, when it was made."""
+    """POSIX time of the last write; for an empty folder, of its creation."""
     times = [os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime]
     for _, _, files, descriptor in os.fwalk(name, dir_fd=folder):
         times += [os.stat(file, dir_fd=descriptor, follow_symlinks=False).st_mtime for file in files]
     return max(times)
 
 
-def _refuse_more(key: str, size_bytes: int, at_most: int) -> None:
-    if size_bytes > at_most:
-        raise InvalidCheckpoint(
-            f"at most {at_most} bytes under {shorten(key)}",
-            found="more" if size_bytes == at_most + 1 else f"{size_bytes} bytes",
-            remedy="Another program wrote there, or the manifest lies: remove it",
-        )
-
-
 @contextlib.contextmanager
 def _translated_errors(what: str, key: str) -> Iterator[None]:
     """Turns the system's errors into ours."""
+    asked = f"{what} of {shorten(key)}"
     try:
         yield
     except FileNotFoundError as error:
-        raise InvalidCheckpoint(
-            f"{what} of {shorten(key)}", found="nothing there", remedy="Look for the checkpoint that is named"
-        ) from error
+        raise missing_object(asked) from error
     except FileExistsError as error:
-        raise InvalidCheckpoint(
-            f"{what} of {shorten(key)}", found="a file in its place", remedy="Nothing was overwritten: use a new folder"
-        ) from error
+        raise existing_file(asked) from error
     except OSError as error:
         if error.errno in NO_PLAIN_OBJECT:
             raise InvalidCheckpoint(
-                f"{what} of {shorten(key)}",
-                found="a link, or something that is no plain file or folder, on its way",
+                asked,
+                found="a link, or something that is no plain file or folder, in its path",
                 remedy="Remove what another program put there",
             ) from error
         raise CheckpointStoreUnavailable(
-            f"{what} of {shorten(key)}",
+            asked,
             found=os.strerror(error.errno) if error.errno else type(error).__name__,
             remedy=(
                 "Free space there, keep fewer checkpoints, or set checkpoint_url to a larger disk"

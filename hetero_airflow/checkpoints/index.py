@@ -1,4 +1,4 @@
-"""The index of a place: which checkpoints are whole. What it does not name does not exist for a reader."""
+"""The index of a place: which checkpoints are whole. For a reader, only what it names exists."""
 
 from __future__ import annotations
 
@@ -19,45 +19,45 @@ class CheckpointEntry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: int = Field(ge=0)
-    """The last step that is done in it, counted from 0."""
+    """The last completed step, counted from 0."""
     key: str
-    """Its folder within the place; the manifest lies there as ``manifest.json``."""
+    """Its folder within the place; the manifest is in it as ``manifest.json``."""
     digest: str
     """SHA-256 of the manifest, in hexadecimal digits."""
     size_bytes: int = Field(ge=0)
     """Of all its files."""
     metrics: dict[str, FiniteFloat] = Field(default_factory=dict)
     published_at: AwareDatetime
-    """Never before that of the entry before it, even if a clock was set back."""
+    """Never earlier than the entry before it, even if a clock was set back."""
     token: int
     epoch: int
     is_final: bool = False
-    """Nothing comes after it: the task's work was done."""
+    """The task's work was done: no entry follows."""
 
 
 class Index(BaseModel):
-    """Replaced whole, by compare-and-swap: this is where the fencing token is checked.
+    """All checkpoints of a place. It is replaced by compare-and-swap, and that write checks the fencing token.
 
-    A run that begins puts its token in; whoever comes with a smaller one is refused from then on.
+    A run puts its token in when it begins. From then on, writers with a smaller token are refused.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     token: int
-    """The greatest that has begun here."""
+    """Of the newest run here."""
     epoch: int
-    """The greatest that has begun here."""
+    """Of the newest run here."""
     entries: tuple[CheckpointEntry, ...] = ()
-    """In the order of their publishing. Of an earlier epoch they stay until the new one has published."""
+    """In the order of publication. Those of an earlier epoch stay until the new epoch publishes."""
 
     @property
     def current(self) -> tuple[CheckpointEntry, ...]:
-        """The checkpoints of the present epoch."""
+        """The checkpoints of the current epoch."""
         return tuple(entry for entry in self.entries if entry.epoch == self.epoch)
 
 
 class Newest(BaseModel):
-    """What `place.newest_key` holds: the checkpoint of a task that was published last."""
+    """The object at `place.newest_key`: the checkpoint that a task published last."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""Which keys and file names a store takes: none that could leave its folder, hide, or break a line of a log."""
+"""Keys and file names that a store accepts: none that leaves its folder, hides, or breaks a line of a log."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import re
 from hetero_airflow.errors import InvalidCheckpoint, shorten
 
 MAX_KEY_BYTES = 1024
-"""S3's own limit, for the prefix of the store and the key together."""
+"""S3's limit for the store's prefix and the key together."""
 
 MAX_PART_BYTES = 255
-"""What the usual file systems take for one name."""
+"""Limit of common file systems for one name."""
 
 MAX_FILE_BYTES = 384
 """Leaves room for the longest place before it."""
 
 MANIFEST = "manifest.json"
-"""Name of the manifest within a checkpoint's folder: no file of the checkpoint itself is called so."""
+"""Name of the manifest in a checkpoint's folder; no file of a checkpoint may have it."""
 
 OWN_SUFFIX = "~"
-"""What the names of a store's own files (locks, half-written ones) end with."""
+"""Suffix of a store's own files: locks and incomplete files."""
 
 _FOLDER = re.compile(r"[0-9]{12,}-([0-9]+)-[0-9a-f]{8}", re.ASCII)
 
 
 def folder_name(step: int, token: int, nonce: str) -> str:
-    """The folder of one checkpoint within its place; `nonce`, 8 hexadecimal digits, tells apart two of one step.
+    """The folder of a checkpoint within its place; `nonce`, 8 hexadecimal digits, separates two of one step.
 
     >>> folder_name(41, 7, "0badcafe")
     '000000000041-7-0badcafe'
@@ -34,7 +34,7 @@ def folder_name(step: int, token: int, nonce: str) -> str:
 
 
 def token_of(folder: str) -> int | None:
-    """The fencing token of who wrote a folder; None if no checkpoint is called so.
+    """The fencing token of a folder's writer; None if it is no name of a checkpoint.
 
     >>> token_of("000000000041-7-0badcafe"), token_of("notes")
     (7, None)
@@ -44,19 +44,19 @@ def token_of(folder: str) -> int | None:
 
 
 def check_key(key: str) -> str:
-    """The key itself, if it names an object below the root of a store.
+    """The key, if it names an object below the root of a store.
 
     >>> check_key("train/fit/manual__1/-1/index.json")
     'train/fit/manual__1/-1/index.json'
 
-    :raises InvalidCheckpoint: empty, absolute, or longer than 1024 bytes; a part that is empty, ``.``, ``..``, longer
-        than 255 bytes or ends with ``~``; a backslash, NUL or another character that can't be printed
+    :raises InvalidCheckpoint: empty, absolute, or over 1024 bytes; a part that is empty, ``.``, ``..``, over 255 bytes
+        or ends with ``~``; a backslash, NUL or another unprintable character
     """
     return _check("checkpoint key", key, MAX_KEY_BYTES)
 
 
 def check_file(name: str) -> str:
-    """The name itself, if a file of a checkpoint may be called so; it may lie in folders: ``files/vocabulary.txt``.
+    """The name, if a file of a checkpoint may have it; it may include folders: ``files/vocabulary.txt``.
 
     >>> check_file("files/../../.bashrc")
     Traceback (most recent call last):
@@ -72,32 +72,28 @@ relative name of printable characters without '..'.
 
 
 def _check(what: str, name: str, limit: int) -> str:
-    problem = _problem(name, limit)
+    problem = _problem(name, limit) or next(filter(None, map(_part_problem, name.split("/"))), None)
     if problem:
-        raise InvalidCheckpoint(
-            f"{what} {shorten(name)}",
-            found=problem,
-            remedy="Use a relative name of printable characters without '..'",
-        )
+        remedy = "Use a relative name of printable characters without '..'"
+        raise InvalidCheckpoint(f"{what} {shorten(name)}", found=problem, remedy=remedy)
     return name
 
 
 def _problem(name: str, limit: int) -> str | None:
     if not name:
         return "an empty name"
-    if not name.isprintable():  # before anything is encoded: that refuses lone surrogates too
+    if not name.isprintable():  # before anything is encoded: this refuses lone surrogates too
         return "a character that can't be printed"
     if "\\" in name:
         return "a backslash"
     if len(name.encode()) > limit:
         return f"{len(name.encode())} bytes, over the limit of {limit}"
-    if name.startswith("/"):
-        return "an absolute path"
-    for part in name.split("/"):
-        if part in ("", ".", ".."):
-            return f"the part {part!r}"
-        if len(part.encode()) > MAX_PART_BYTES:
-            return f"a part of {len(part.encode())} bytes, over the limit of {MAX_PART_BYTES}"
-        if part.endswith(OWN_SUFFIX):
-            return f"a part that ends with {OWN_SUFFIX!r}, as the store's own files do"
-    return None
+    return "an absolute path" if name.startswith("/") else None
+
+
+def _part_problem(part: str) -> str | None:
+    if part in ("", ".", ".."):
+        return f"the part {part!r}"
+    if len(part.encode()) > MAX_PART_BYTES:
+        return f"a part of {len(part.encode())} bytes, over the limit of {MAX_PART_BYTES}"
+    return f"a part that ends with {OWN_SUFFIX!r}, as the store's own files do" if part.endswith(OWN_SUFFIX) else None

@@ -1,4 +1,4 @@
-"""From a store to local files: nothing is believed before its digest was compared, and nothing is unpickled."""
+"""Loads checkpoints into local files. Every digest is compared before use, and nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_index(store: CheckpointStore, path: str) -> Index | None:
-    """The index of a place; None if nobody has begun there. One request.
+    """The index of a place; None if no run has begun there. One request.
 
-    :raises InvalidCheckpoint: what lies there is no index
+    :raises InvalidCheckpoint: the object there is no index
     """
     return read_versioned(store, path)[0]
 
 
 def read_versioned(store: CheckpointStore, path: str) -> tuple[Index | None, str | None]:
-    """The index of a place with the version that `CheckpointStore.replace` wants."""
+    """The index of a place, and its version for `CheckpointStore.replace`."""
     key = f"{path}/{INDEX}"
-    found = store.read(key, at_most=MAX_INDEX_BYTES)
-    return (parse_object(Index, key, found.content), found.version) if found else (None, None)
+    stored = store.read(key, at_most=MAX_INDEX_BYTES)
+    return (parse_object(Index, key, stored.content), stored.version) if stored else (None, None)
 
 
 def read_newest_checkpoint(store: CheckpointStore, dag_id: str, task_id: str) -> Newest | None:
-    """The checkpoint of a task that was published last, in whatever run; None before the first. One request.
+    """The checkpoint that a task published last, in any run; None before the first. One request.
 
-    :raises InvalidCheckpoint: what lies there says something else
+    :raises InvalidCheckpoint: the object there is something else
     """
     key = newest_key(dag_id, task_id)
-    found = store.read(key, at_most=MAX_NEWEST_BYTES)
-    return parse_object(Newest, key, found.content) if found else None
+    stored = store.read(key, at_most=MAX_NEWEST_BYTES)
+    return parse_object(Newest, key, stored.content) if stored else None
 
 
 def load_latest(store: CheckpointStore, place: CheckpointPlace, into: Path) -> CheckpointEntry | None:
-    """Bring the newest checkpoint that is whole into a new folder; None, and no folder, if there is none.
+    """Copy the newest undamaged checkpoint into a new folder; None, and no folder, if there is none.
 
-    A damaged one is warned of, and the one before is tried. Only what the place's own epoch has published counts: see
+    A damaged checkpoint is logged, and the one before it is tried. Only checkpoints of the place's epoch count: see
     `CheckpointPlace.epoch`.
 
     :raises InvalidCheckpoint: the index itself can't be read
-    :raises CheckpointStoreUnavailable: the store does not answer; a checkpoint is not taken for damaged then
-    :raises FileExistsError: the folder is there already
+    :raises CheckpointStoreUnavailable: the store does not answer; then no checkpoint counts as damaged
+    :raises FileExistsError: the folder exists already
     """
     damaged: set[str] = set()
     index = read_index(store, place.path)
@@ -64,7 +64,7 @@ def load_latest(store: CheckpointStore, place: CheckpointPlace, into: Path) -> C
         except InvalidCheckpoint as error:
             damaged.add(entry.key)
             index = read_index(store, place.path)
-            if entry in _of_epoch(index, place):  # else it was retired while we read it
+            if entry in _of_epoch(index, place):  # else another process retired it meanwhile
                 log.warning("Checkpoint %s is damaged, trying the one before: %s", entry.key, error)
         else:
             return entry
@@ -79,19 +79,19 @@ def _of_epoch(index: Index | None, place: CheckpointPlace) -> tuple[CheckpointEn
 
 
 def load_checkpoint(store: CheckpointStore, place: CheckpointPlace, entry: CheckpointEntry, into: Path) -> Manifest:
-    """Bring one checkpoint into a new folder and compare size and digest of every file; its manifest.
+    """Copy one checkpoint into a new folder and compare size and digest of every file. Returns its manifest.
 
-    :raises InvalidCheckpoint: something is missing, is not what the manifest says, or would leave the folder; then
-        the folder is gone again
-    :raises FileExistsError: the folder is there already
+    :raises InvalidCheckpoint: something is missing, differs from the manifest, or would leave the folder; the new
+        folder is removed
+    :raises FileExistsError: the folder exists already
     """
     folder = f"{place.path}/{entry.key}"
-    found = store.read(f"{folder}/{MANIFEST}", at_most=MAX_MANIFEST_BYTES)
-    if found is None:
+    stored = store.read(f"{folder}/{MANIFEST}", at_most=MAX_MANIFEST_BYTES)
+    if stored is None:
         raise InvalidCheckpoint(
             f"checkpoint {shorten(entry.key)}", found="no manifest", remedy="Use an earlier checkpoint"
         )
-    manifest = decode_manifest(found.content, entry)
+    manifest = decode_manifest(stored.content, entry)
     into.mkdir(parents=True)
     try:
         for name in manifest.files:
@@ -103,28 +103,28 @@ def load_checkpoint(store: CheckpointStore, place: CheckpointPlace, entry: Check
 
 
 def _fetch_whole(store: CheckpointStore, key: str, manifest: Manifest, name: str, target: Path) -> None:
-    said = manifest.files[name]
+    expected = manifest.files[name]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise InvalidCheckpoint(
             f"{shorten(name)} of a checkpoint", found="a file where its folder should be", remedy="Use an earlier one"
         ) from error
-    for _ in range(2):  # once more: what was hurt on its way is whole in the store
-        store.fetch(key, target, at_most=said.size_bytes)
+    for _ in range(2):  # once more: bytes that were damaged on their way may be whole in the store
+        store.fetch(key, target, at_most=expected.size_bytes)
         arrived = measure_file(target)
-        if arrived == said:
+        if arrived == expected:
             return
         target.unlink()
     raise InvalidCheckpoint(
-        f"{shorten(name)} of {said.size_bytes} bytes",
-        found=f"{arrived.size_bytes} bytes" if arrived.size_bytes != said.size_bytes else "another digest",
+        f"{shorten(name)} of {expected.size_bytes} bytes",
+        found=f"{arrived.size_bytes} bytes" if arrived.size_bytes != expected.size_bytes else "another digest",
         remedy="Use an earlier checkpoint",
     )
 
 
 def parse_object(model: type[Model], key: str, content: bytes) -> Model:
-    """A small object as its model.
+    """Parse a small object.
 
     :raises InvalidCheckpoint: it is something else
     """

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: each file with its size and digest. Written after the files, before the index."""
+"""The manifest of a checkpoint: size and digest of each file. It is written after the files and before the index."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ManifestFile(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a checkpoint is made of."""
+    """The content of a checkpoint."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,29 +46,29 @@ class Manifest(BaseModel):
 
 
 def describe_files(folder: Path) -> dict[str, ManifestFile]:
-    """The files of a folder, by their names in it. Reads them all.
+    """The files of a folder, by their names in it. Reads all of them.
 
-    :raises InvalidCheckpoint: a link or device among them, a name that `check_file` refuses, none, or too many
+    :raises InvalidCheckpoint: a link or device, a name that `check_file` refuses, no file, or too many
     """
-    found: dict[str, ManifestFile] = {}
+    files: dict[str, ManifestFile] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_dir() and not path.is_symlink():
             continue
         name = check_file(path.relative_to(folder).as_posix())
         if path.is_symlink() or not path.is_file():
             raise InvalidCheckpoint(
-                f"checkpoint file {shorten(name)}", found="a link or a device", remedy="Copy what it stands for"
+                f"checkpoint file {shorten(name)}", found="a link or a device", remedy="Copy the file itself"
             )
-        found[name] = measure_file(path)
-    if not 0 < len(found) <= MAX_FILES:
+        files[name] = measure_file(path)
+    if not 0 < len(files) <= MAX_FILES:
         raise InvalidCheckpoint(
-            "a checkpoint", found=f"{len(found)} files", remedy=f"Keep 1 to {MAX_FILES}; an archive counts as one"
+            "a checkpoint", found=f"{len(files)} files", remedy=f"Keep 1 to {MAX_FILES}; an archive counts as one"
         )
-    return found
+    return files
 
 
 def measure_file(path: Path) -> ManifestFile:
-    """Size and digest of a file, as they are now."""
+    """The current size and digest of a file."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return ManifestFile(size_bytes=file.tell(), sha256=digest)
@@ -82,10 +82,10 @@ def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     >>> check_metrics({"loss": float("nan")})
     Traceback (most recent call last):
     ...
-    hetero_airflow.errors.InvalidCheckpoint: metric loss=nan; found no finite number. Leave it out, or look why the \
-training diverged; nothing was saved.
+    hetero_airflow.errors.InvalidCheckpoint: metric loss=nan; found no finite number. Leave it out, or find out why \
+the training diverged; nothing was saved.
 
-    :raises InvalidCheckpoint: one that is no finite number, a name that can't be printed, or too many
+    :raises InvalidCheckpoint: a value that is no finite number, a name that can't be printed, or too many
     """
     if len(metrics) > MAX_METRICS:
         raise InvalidCheckpoint("metrics", found=f"{len(metrics)} of them", remedy=f"Give at most {MAX_METRICS}")
@@ -97,7 +97,7 @@ def _checked_name(name: str) -> str:
         raise InvalidCheckpoint(
             f"metric {shorten(name)}",
             found="no printable text of at most 128 characters",
-            remedy="Call it by a short name, as in val/loss",
+            remedy="Use a short name such as val/loss",
         )
     return name
 
@@ -111,13 +111,13 @@ def _finite(name: str, value: float) -> float:
         raise InvalidCheckpoint(
             f"metric {name}={shorten(value)}",
             found="no finite number",
-            remedy="Leave it out, or look why the training diverged; nothing was saved",
+            remedy="Leave it out, or find out why the training diverged; nothing was saved",
         )
     return number
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest as it is kept.
+    """The manifest as JSON.
 
     :raises InvalidCheckpoint: over 8 MiB
     """
@@ -130,9 +130,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(content: bytes, entry: CheckpointEntry) -> Manifest:
-    """The manifest of an entry, from what was found in its place.
+    """The manifest of an entry, from its stored JSON.
 
-    :raises InvalidCheckpoint: it is not the one that the index names, or can't be read
+    :raises InvalidCheckpoint: it is not the one that the index names, or it can't be read
     """
     asked = f"manifest of checkpoint {entry.key}"
     if hashlib.sha256(content).hexdigest() != entry.digest:

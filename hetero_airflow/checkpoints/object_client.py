@@ -1,7 +1,7 @@
-"""The S3 client behind the object store: which endpoints it may talk to, how it tries again, how it says what failed.
+"""The S3 client of the object store: allowed endpoints, credentials, retries, and errors in our terms.
 
-Credentials come from boto3's own chain (environment, files, the role of the host), or from who opens the store in a
-process that serves many: a place holds none.
+Credentials come from boto3's own chain (environment, files, the role of the host). A process that serves many tasks
+passes them in when it opens a store. A place holds none. botocore's retry configuration makes all retries of requests.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from s3transfer.exceptions import RetriesExceededError  # type: ignore[import-un
 from hetero_airflow.errors import CheckpointStoreUnavailable, SettingsError, shorten
 
 TOTAL_ATTEMPTS = 6
-"""Each waits up to twice as long as the one before, by a random share of it; about 15 s together. After the standard
-mode of the AWS SDKs: https://docs.aws.amazon.com/sdkref/latest/guide/feature-retry-behavior.html"""
+"""With exponential, random waits of about 15 s in total: botocore's standard mode, see
+https://docs.aws.amazon.com/sdkref/latest/guide/feature-retry-behavior.html"""
 
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
@@ -45,14 +45,9 @@ CREDENTIALS = {
 }
 NO_CREDENTIALS = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, TokenRetrievalError)
 REFUSED = {
-    "AccessDenied",
-    "403",
-    "InvalidAccessKeyId",
-    "SignatureDoesNotMatch",
-    "ExpiredToken",
-    "InvalidToken",
+    "AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken",
     "AllAccessDisabled",
-}
+}  # fmt: skip
 
 
 def make_client(
@@ -63,7 +58,7 @@ def make_client(
 ) -> Any:
     """A client for S3 itself or for an S3-compatible endpoint.
 
-    :param credentials: as boto3's environment variables would say them
+    :param credentials: by the names of boto3's environment variables
     :raises SettingsError: an endpoint, given or configured for boto3, that is neither AWS's own nor allowed
     """
     if endpoint is not None:
@@ -73,30 +68,31 @@ def make_client(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
         tcp_keepalive=True,
-        # A bucket as the name of a host needs DNS that most stores of one's own do not have.
+        # A bucket in the host name needs DNS entries that most self-hosted stores don't have.
         s3={"addressing_style": "auto" if endpoint is None else "path"},
     )
     with translated_errors(f"client for {endpoint or 'S3'}"):
-        session = boto3.session.Session(**{name: (credentials or {}).get(said) for name, said in CREDENTIALS.items()})
+        names = CREDENTIALS.items()
+        session = boto3.session.Session(**{name: (credentials or {}).get(variable) for name, variable in names})
         client = session.client("s3", endpoint_url=endpoint, config=config)
-    check_endpoint(client.meta.endpoint_url, allowed)  # AWS_ENDPOINT_URL or a profile may have named another
+    check_endpoint(client.meta.endpoint_url, allowed)  # AWS_ENDPOINT_URL or a profile may name another endpoint
     return client
 
 
 def check_endpoint(endpoint: str, allowed: Collection[str]) -> None:
-    """See that an endpoint is AWS's own or one of the allowed: same scheme, host and port.
+    """Check that an endpoint is AWS's own or an allowed one: same scheme, host and port.
 
     >>> check_endpoint("https://minio.example:443/", ["https://MINIO.example"])
 
     :raises SettingsError: it is not, or has a user or password
     """
     origin = _origin(endpoint)
-    if origin in [_origin(one) for one in allowed] or (origin[0] == "https" and origin[1].endswith(AWS)):
+    if origin in map(_origin, allowed) or (origin[0] == "https" and origin[1].endswith(AWS)):
         return
     raise SettingsError(
         f"endpoint {origin[0]}://{shorten(origin[1])[1:-1]}:{origin[2]}",
         found="neither AWS's own nor an allowed one",
-        remedy="Use that of the connection in checkpoint_conn_id, or add it to checkpoint_endpoints",
+        remedy="Use the endpoint of the connection in checkpoint_conn_id, or add it to checkpoint_endpoints",
     )
 
 
@@ -108,14 +104,14 @@ def _origin(endpoint: str) -> tuple[str, str, int]:
     except ValueError:
         pass
     raise SettingsError(
-        "endpoint of a checkpoint store",  # not shown: it may have a password
+        "endpoint of a checkpoint store",  # not shown: it may hold a password
         found="no http:// or https:// address, or one with a user",
         remedy="Write https://host:port",
     )
 
 
 def status_of(error: ClientError) -> tuple[int, str]:
-    """HTTP status and S3's code of an answer."""
+    """The HTTP status and the S3 code of an error."""
     return (
         error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0),
         error.response.get("Error", {}).get("Code", ""),
@@ -124,7 +120,7 @@ def status_of(error: ClientError) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def translated_errors(asked: str) -> Iterator[None]:
-    """Turns boto3's errors, and the system's, into ours; shows codes only, since texts may quote what was signed."""
+    """Turns the errors of boto3 and the system into ours. Shows only codes, since texts may quote signed values."""
     try:
         yield
     except ClientError as error:
@@ -137,17 +133,12 @@ def translated_errors(asked: str) -> Iterator[None]:
             remedy="Set checkpoint_conn_id, or give the task AWS credentials in one of boto3's usual ways",
         ) from error
     except (BotoCoreError, Boto3Error, RetriesExceededError) as error:
-        raise CheckpointStoreUnavailable(
-            asked,
-            found=type(error).__name__,
-            remedy="See that the endpoint answers and try again",
-        ) from error
+        remedy = "See that the endpoint answers and try again"
+        raise CheckpointStoreUnavailable(asked, found=type(error).__name__, remedy=remedy) from error
     except OSError as error:
-        raise CheckpointStoreUnavailable(
-            asked,
-            found=f"{os.strerror(error.errno) if error.errno else type(error).__name__} on this host",
-            remedy="See that the local disk has room",
-        ) from error
+        found = f"{os.strerror(error.errno) if error.errno else type(error).__name__} on this host"
+        remedy = "See that the local disk has room"
+        raise CheckpointStoreUnavailable(asked, found=found, remedy=remedy) from error
 
 
 def _remedy(code: str) -> str:

@@ -1,8 +1,8 @@
-"""Checkpoints in S3 or a store that speaks its language, with boto3 (extra ``s3``).
+"""Checkpoints in S3 or an S3-compatible store, with boto3 (extra ``s3``).
 
-Compare-and-swap is S3's conditional write: ``If-None-Match: *`` to create, ``If-Match: <ETag>`` to replace. Of the
-compatible stores some take these headers and ignore them; then two runs could mix their checkpoints, so each endpoint
-is tried before the first swap. See https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
+Compare-and-swap is S3's conditional write: ``If-None-Match: *`` to create, ``If-Match: <ETag>`` to replace. Some
+compatible stores accept these headers and ignore them. Two runs could then mix their checkpoints, so each endpoint is
+checked before the first swap. See https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 )
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 
-from hetero_airflow.checkpoints.checkpoint_store import StoredObject
+from hetero_airflow.checkpoints.checkpoint_store import StoredObject, check_size, existing_file, missing_object
 from hetero_airflow.checkpoints.keys import OWN_SUFFIX, check_key
 from hetero_airflow.checkpoints.object_client import TOTAL_ATTEMPTS, make_client, status_of, translated_errors
 from hetero_airflow.checkpoints.opening import REMEDY, split_url
 from hetero_airflow.checkpoints.place import CheckpointPlace
-from hetero_airflow.errors import CheckpointStoreUnavailable, InvalidCheckpoint, SettingsError, shorten
+from hetero_airflow.errors import CheckpointStoreUnavailable, SettingsError, shorten
 
 TRANSFER = TransferConfig(multipart_threshold=8 << 20, multipart_chunksize=8 << 20, max_concurrency=8)
 CHECKSUM = "CRC32"
-"""On the way only, where S3 compares it for each part; at rest the manifest's SHA-256 counts."""
+"""For the transfer, where S3 compares it for each part. For stored data the manifest's SHA-256 counts."""
 
 ATTEMPTS = 4
-"""botocore tries a request again until its head has arrived; a body that is cut off is ours to ask for again."""
+"""botocore retries a request only until the head of its answer has arrived. A cut-off body is requested again here."""
 
 CUT_OFF = (FlexibleChecksumError, IncompleteReadError, ReadTimeoutError, ResponseStreamingError)
 
-REMEMBERED = 2048
-REMEMBERED_BYTES = 64 << 10
+MAX_CACHED = 2048
+MAX_CACHED_BYTES = 64 << 10
 
 BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
 DELETE_AT_ONCE = 1000
@@ -53,26 +53,30 @@ def open_object_store(
     place: CheckpointPlace,
     credentials: Mapping[str, str] | None = None,
     attempts: int = TOTAL_ATTEMPTS,
-    beside: ObjectStore | None = None,
+    share_client_of: ObjectStore | None = None,
 ) -> ObjectStore:
     """The store of a place whose URL is ``s3://bucket/prefix``.
 
-    :param credentials: as boto3's environment variables would say them; None: what boto3 finds by itself
-    :param attempts: of each request; who asks again later anyway makes one
-    :param beside: a store of the same endpoint, credentials and attempts: its client is used, which takes megabytes
+    :param credentials: by the names of boto3's environment variables; None: what boto3 finds by itself
+    :param attempts: of each request; a caller that asks again later anyway makes only one
+    :param share_client_of: a store with the same endpoint, credentials and attempts; a client takes megabytes
     :raises SettingsError: no name of a bucket, or an endpoint that is not allowed
     """
     parts = split_url(place.url)
     if not BUCKET.fullmatch(parts.netloc):
         raise SettingsError(f"checkpoint_url={shorten(place.url)}", found="no name of a bucket", remedy=REMEDY)
-    client = beside._client if beside else make_client(place.endpoint, place.endpoints, credentials, attempts)
+    client = (
+        share_client_of._client
+        if share_client_of
+        else make_client(place.endpoint, place.endpoints, credentials, attempts)
+    )
     return ObjectStore(client, parts.netloc, parts.path.strip("/"), min(attempts, ATTEMPTS))
 
 
 class ObjectStore:
     """A `CheckpointStore` in one bucket below a prefix; for any number of threads.
 
-    What was read is remembered with its ETag, so that reading it again moves nothing but a 304 while it is the same.
+    It caches small objects with their ETags, so reading an unchanged object again transfers only a 304.
     """
 
     def __init__(self, client: Any, bucket: str, prefix: str, read_attempts: int = ATTEMPTS) -> None:
@@ -80,27 +84,27 @@ class ObjectStore:
         self._bucket = bucket
         self._prefix = prefix
         self._read_attempts = read_attempts
-        self._is_tried = False
-        self._remembered: OrderedDict[str, StoredObject] = OrderedDict()
+        self._conditions_work = False
+        self._cache: OrderedDict[str, StoredObject] = OrderedDict()
         self._lock = threading.Lock()
 
     def read(self, key: str, *, at_most: int) -> StoredObject | None:
         """See `CheckpointStore.read`. One request, unless its answer is cut off."""
         at = self._at(key)
         with self._lock:
-            known = self._remembered.get(at["Key"])
+            cached = self._cache.get(at["Key"])
         with translated_errors(f"read of {shorten(key)}"):
-            found = self._get(key, at, known, at_most)
-        self._remember(at["Key"], found)
-        if found is not None:
-            _refuse_more(key, len(found.content), at_most)
-        return found
+            stored = self._get(key, at, cached, at_most)
+        self._put_in_cache(at["Key"], stored)
+        if stored is not None:
+            check_size(key, len(stored.content), at_most)
+        return stored
 
     def replace(self, key: str, content: bytes, version: str | None) -> str | None:
         """See `CheckpointStore.replace`."""
         at = self._at(key)
         with translated_errors(f"write of {shorten(key)}"):
-            self._try_conditions(f"{at['Key'].rpartition('/')[0]}/probe{OWN_SUFFIX}".lstrip("/"))
+            self._check_conditions(f"{at['Key'].rpartition('/')[0]}/probe{OWN_SUFFIX}".lstrip("/"))
             return self._put_if(at, content, version)
 
     def put(self, key: str, source: Path) -> None:
@@ -114,7 +118,7 @@ class ObjectStore:
                         file, at["Bucket"], at["Key"], ExtraArgs={"ChecksumAlgorithm": CHECKSUM}, Config=TRANSFER
                     )
                 except (ClientError, ResponseParserError) as error:
-                    # The answer to its last request may have been lost; asked again, there is no upload any more.
+                    # The answer to its last request may be lost; the retry then finds no upload any more.
                     if isinstance(error, ClientError) and status_of(error)[0] != 404:
                         raise
                     if self._size(at) == source.stat().st_size:
@@ -130,18 +134,12 @@ class ObjectStore:
         with translated_errors(f"fetch of {shorten(key)}"):
             size_bytes = self._size(at)
             if size_bytes is None:
-                raise InvalidCheckpoint(
-                    f"fetch of {shorten(key)}", found="nothing there", remedy="Look for the checkpoint that is named"
-                )
-            _refuse_more(key, size_bytes, at_most)
+                raise missing_object(f"fetch of {shorten(key)}")
+            check_size(key, size_bytes, at_most)
             try:
                 file = target.open("xb")
             except FileExistsError as error:
-                raise InvalidCheckpoint(
-                    f"fetch of {shorten(key)}",
-                    found="a file in its place",
-                    remedy="Nothing was overwritten: use a new folder",
-                ) from error
+                raise existing_file(f"fetch of {shorten(key)}") from error
             try:
                 with file:
                     self._client.download_fileobj(at["Bucket"], at["Key"], file, Config=TRANSFER)
@@ -150,22 +148,18 @@ class ObjectStore:
                 raise
 
     def sweep(self, prefix: str, is_garbage: Callable[[str, float], bool]) -> Iterator[str]:
-        """See `CheckpointStore.sweep`. Ends uploads that were begun in garbage, too: they cost as objects do."""
+        """See `CheckpointStore.sweep`. Also ends unfinished uploads in garbage: they cost as much as objects."""
         below = f"{self._at(prefix)['Key']}/"
         with translated_errors(f"sweep of {shorten(prefix)}"):
             objects: dict[str, list[str]] = defaultdict(list)
             uploads: dict[str, list[dict[str, str]]] = defaultdict(list)
             written: dict[str, datetime] = defaultdict(lambda: datetime.min.replace(tzinfo=UTC))
-            for one in self._pages("list_objects_v2", "Contents", below):
-                folder, slash, _ = one["Key"].removeprefix(below).partition("/")
-                if slash:
-                    objects[folder].append(one["Key"])
-                    written[folder] = max(written[folder], one["LastModified"])
-            for one in self._pages("list_multipart_uploads", "Uploads", below):
-                folder, slash, _ = one["Key"].removeprefix(below).partition("/")
-                if slash:
-                    uploads[folder].append({"Key": one["Key"], "UploadId": one["UploadId"]})
-                    written[folder] = max(written[folder], one["Initiated"])
+            for folder, item in self._listed("list_objects_v2", "Contents", below):
+                objects[folder].append(item["Key"])
+                written[folder] = max(written[folder], item["LastModified"])
+            for folder, item in self._listed("list_multipart_uploads", "Uploads", below):
+                uploads[folder].append({"Key": item["Key"], "UploadId": item["UploadId"]})
+                written[folder] = max(written[folder], item["Initiated"])
             now = datetime.now(UTC)
             for folder in sorted(written):
                 if is_garbage(folder, (now - written[folder]).total_seconds()):
@@ -178,34 +172,34 @@ class ObjectStore:
         check_key(key)
         return {"Bucket": self._bucket, "Key": check_key(f"{self._prefix}/{key}") if self._prefix else key}
 
-    def _get(self, key: str, at: dict[str, str], known: StoredObject | None, at_most: int) -> StoredObject | None:
-        condition = {"IfNoneMatch": known.version} if known else {}
+    def _get(self, key: str, at: dict[str, str], cached: StoredObject | None, at_most: int) -> StoredObject | None:
+        condition = {"IfNoneMatch": cached.version} if cached else {}
         for attempt in range(1, self._read_attempts + 1):
             try:
                 answer = self._client.get_object(**at, **condition)
-                with contextlib.closing(answer["Body"]) as body:  # entering the body itself would skip its checks
-                    _refuse_more(key, answer["ContentLength"], at_most)
+                with contextlib.closing(answer["Body"]) as body:  # "with body" would skip its checks
+                    check_size(key, answer["ContentLength"], at_most)
                     return StoredObject(body.read(), answer["ETag"])
             except ClientError as error:
                 status, code = status_of(error)
                 if status == 304:
-                    return known
+                    return cached
                 if code == "NoSuchKey":
                     return None
-                if code != "404" or attempt == self._read_attempts:  # what is missing is in the body, which was cut
+                if code != "404" or attempt == self._read_attempts:  # 404 alone: the body with the code was cut off
                     raise
             except CUT_OFF:
                 if attempt == self._read_attempts:
                     raise
         raise AssertionError  # pragma: no cover  the last attempt returned or raised
 
-    def _remember(self, key: str, found: StoredObject | None) -> None:
+    def _put_in_cache(self, key: str, stored: StoredObject | None) -> None:
         with self._lock:
-            self._remembered.pop(key, None)
-            if found is not None and len(found.content) <= REMEMBERED_BYTES:
-                self._remembered[key] = found
-                if len(self._remembered) > REMEMBERED:
-                    self._remembered.popitem(last=False)
+            self._cache.pop(key, None)
+            if stored is not None and len(stored.content) <= MAX_CACHED_BYTES:
+                self._cache[key] = stored
+                if len(self._cache) > MAX_CACHED:
+                    self._cache.popitem(last=False)
 
     def _put_if(self, at: dict[str, str], content: bytes, version: str | None) -> str | None:
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
@@ -218,9 +212,9 @@ class ObjectStore:
             raise
         return str(answer["ETag"])
 
-    def _try_conditions(self, key: str) -> None:
-        """See, once, that the endpoint refuses a second create, and a replacement of another version."""
-        if self._is_tried:
+    def _check_conditions(self, key: str) -> None:
+        """Check once that the endpoint refuses a second create, and a replacement of another version."""
+        if self._conditions_work:
             return
         at = {"Bucket": self._bucket, "Key": key}
         try:
@@ -233,9 +227,9 @@ class ObjectStore:
             raise CheckpointStoreUnavailable(
                 f"conditional writes at {self._client.meta.endpoint_url}",
                 found="a store that does not honour If-None-Match and If-Match",
-                remedy="Use a store that does, as S3 itself, or a shared folder: else two runs could mix checkpoints",
+                remedy="Use S3, another store that does, or a shared folder; otherwise two runs could mix checkpoints",
             )
-        self._is_tried = True
+        self._conditions_work = True
 
     def _size(self, at: dict[str, str]) -> int | None:
         try:
@@ -245,9 +239,13 @@ class ObjectStore:
                 return None
             raise
 
-    def _pages(self, operation: str, field: str, prefix: str) -> Iterator[dict[str, Any]]:
+    def _listed(self, operation: str, field: str, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(folder directly below the prefix, item) of each listed item in such a folder."""
         for page in self._client.get_paginator(operation).paginate(Bucket=self._bucket, Prefix=prefix):
-            yield from page.get(field, ())
+            for item in page.get(field, ()):
+                folder, slash, _ = item["Key"].removeprefix(prefix).partition("/")
+                if slash:
+                    yield folder, item
 
     def _delete(self, prefix: str, keys: list[str]) -> None:
         for first in range(0, len(keys), DELETE_AT_ONCE):
@@ -259,12 +257,3 @@ class ObjectStore:
                     found=f"{error.get('Code')} for {shorten(error.get('Key'))}",
                     remedy="Allow s3:DeleteObject there",
                 )
-
-
-def _refuse_more(key: str, size_bytes: int, at_most: int) -> None:
-    if size_bytes > at_most:
-        raise InvalidCheckpoint(
-            f"at most {at_most} bytes under {shorten(key)}",
-            found=f"{size_bytes} bytes",
-            remedy="Another program wrote there, or the manifest lies: remove it",
-        )

@@ -1,4 +1,4 @@
-"""From a place to its store: the scheme of the URL decides."""
+"""Opens the store of a place. The scheme of its URL selects the store."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ REMEDY = f"Set {NAME} to file:///shared/folder or s3://bucket/prefix"
 
 
 def open_store(place: CheckpointPlace) -> CheckpointStore:
-    """The store of a place, whose keys begin below its URL. Opens no connection yet.
+    """The store of a place. Its keys are below the place's URL. Opens no connection yet.
 
     :raises SettingsError: a URL that can't be read, a scheme without a store, or an endpoint that is not allowed
-    :raises RegistryError: a store whose library is missing: boto3 comes with the extra ``s3``
+    :raises RegistryError: the store's library is missing: boto3 comes with the extra ``s3``
     """
     store: CheckpointStore = load(GROUP, CHECKPOINT_STORES, check_url(place.url).scheme)(place)
     return store
@@ -41,9 +41,9 @@ def check_url(url: str, name: str = NAME) -> SplitResult:
 
 
 def split_url(url: str, name: str = NAME) -> SplitResult:
-    """The parts of a store's URL, its path unquoted. A URL with a password is never shown.
+    """The parts of a store's URL, with the path unquoted. A URL with a password never gets into an error.
 
-    :param name: of what holds the URL, for errors
+    :param name: of the option that has the URL, for errors
 
     >>> split_url("s3://models/team%20a").path
     '/team a'

@@ -1,4 +1,4 @@
-"""Where the checkpoints of one task instance are, and who may publish there."""
+"""The place of one task instance's checkpoints, and who may publish there."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict, Field
 
 MAX_PART = 160
-"""Characters of one part of a path; three of them, a file's name and the store's prefix fit into an S3 key."""
+"""Characters of one part of a path: three parts, a file's name and the store's prefix fit into an S3 key."""
 
 
 class CheckpointPlace(BaseModel):
-    """What a task is told of its checkpoints; travels as JSON in the environment. Holds no secret.
+    """The checkpoint settings of a task. They travel as JSON in its environment and hold no secret.
 
     >>> place = CheckpointPlace(url="s3://models/a", path=checkpoint_path("train", "fit", "manual__2026-11-20", -1))
     >>> place.path
@@ -24,36 +24,36 @@ class CheckpointPlace(BaseModel):
     url: str
     """``file:///folder`` or ``s3://bucket/prefix``."""
     path: str
-    """Of the task instance within it: see `checkpoint_path`."""
+    """Of the task instance within the URL: see `checkpoint_path`."""
     epoch: int | None = 0
-    """Grows when the task is cleared: checkpoints of an earlier epoch are not resumed from. None: the index's own
-    epoch, whichever that is, so that a task goes on from what it had before it was cleared."""
+    """Grows when the task is cleared; a run does not resume from an earlier epoch. None: the index's epoch, so that a
+    cleared task continues from what it had."""
     token: int | None = None
-    """Fencing token of the lease; None without one: then whoever begins last may publish."""
+    """Fencing token of the lease. None: there is no lease, and the run that begins last may publish."""
     endpoint: str | None = None
     """Of an S3-compatible store; None for AWS."""
     endpoints: tuple[str, ...] = ()
-    """Endpoints that may be used beside AWS's own."""
+    """Endpoints that are allowed in addition to AWS's own."""
     keep_last: int = Field(default=3, ge=1)
     keep_best: str | None = None
-    """``min:loss`` or ``max:accuracy``: the best checkpoint by a metric is kept too."""
+    """``min:loss`` or ``max:accuracy``: also keep the best checkpoint by a metric."""
     keep_every: int | None = Field(default=None, ge=1)
-    """The first checkpoint at or after each multiple of so many steps done is kept too."""
+    """Also keep the first checkpoint at or after each multiple of this number of completed steps."""
     is_host_bound: bool = False
-    """Only this host is known to see the place, and the next run may be on another: what is kept here may be lost to
-    it, so that the task does not count as one that has saved."""
+    """Perhaps only this host sees the place, and the next run may be on another host. A save here may be lost, so the
+    task does not count as saved."""
 
     @property
-    def feed(self) -> str | None:
-        """See `newest_key`; None if the path is not of a task instance."""
+    def newest_key(self) -> str | None:
+        """See the function `newest_key`; None if the path is not of a task instance."""
         parts = self.path.split("/")
         return f"{parts[0]}/{parts[1]}/newest.json" if len(parts) == 4 else None
 
 
 def checkpoint_path(dag_id: str, task_id: str, run_id: str, map_index: int) -> str:
-    """The path of a task instance's checkpoints: each part quoted, so that none can leave its folder.
+    """The path of a task instance's checkpoints. Each part is quoted, so that none can leave its folder.
 
-    A part over 160 characters is cut and ends with ``~`` and a digest of the whole, so that no two are mixed up.
+    A part over 160 characters is cut and ends with ``~`` and a digest of the whole, so that two never collide.
 
     >>> checkpoint_path("etl", "a/../b", "scheduled__2026-01-01T00:00:00+00:00", 3)
     'etl/a%2F%2E%2E%2Fb/scheduled__2026-01-01T00%3A00%3A00%2B00%3A00/3'
@@ -62,7 +62,7 @@ def checkpoint_path(dag_id: str, task_id: str, run_id: str, map_index: int) -> s
 
 
 def newest_key(dag_id: str, task_id: str) -> str:
-    """The key of the small object that says which checkpoint of a task was published last, in whatever run."""
+    """The key of the small object that names the checkpoint that a task published last, in any of its runs."""
     return f"{_part(dag_id)}/{_part(task_id)}/newest.json"
 
 

@@ -1,9 +1,8 @@
-"""How a checkpoint comes to be: its files, the manifest, and last the index, by compare-and-swap.
+"""Publishes checkpoints: the files, then the manifest, and last the index by compare-and-swap.
 
-The swap is the publication and the fence in one: a run that begins puts its greater token into the index, and from
-then on no swap of an earlier one is made, however late its process comes back. A lease checked beforehand would leave
-a gap between check and write. After Kleppmann, "How to do distributed locking" (2016), with the store of the data as
-the one that compares the tokens.
+The swap publishes and fences in one step. A run puts its greater token into the index when it begins. From then on
+every swap of an earlier run fails, however late its process comes back. A lease check before the write would leave a
+gap. After Kleppmann, "How to do distributed locking" (2016); here the data's store compares the tokens.
 """
 
 from __future__ import annotations
@@ -29,24 +28,24 @@ from hetero_airflow.errors import CheckpointError, CheckpointStoreUnavailable, F
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 20
-"""Each one that fails is another's that went through; a place has one or two writers."""
+"""An attempt fails only if another writer succeeded, and a place has one or two writers."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteClaim:
-    """The right to publish in a place, until a run with a greater token begins there."""
+    """The right to publish in a place until a run with a greater token begins there."""
 
     place: CheckpointPlace
     token: int
-    """The place's, or a fresh one if it has none."""
+    """The place's, or a new one if it has none."""
     epoch: int
     """The place's, or the index's if it has none."""
     index: Index
-    """As it was when the claim was made."""
+    """As it was at the claim."""
 
 
 def claim_place(store: CheckpointStore, place: CheckpointPlace) -> WriteClaim:
-    """Begin to publish in a place: from now on no run with a smaller token can. May be called again by the same run.
+    """Begin to publish in a place. Runs with a smaller token can't from now on. The same run may call it again.
 
     :raises FencedOut: a run with a greater token or of a later epoch has begun there already
     :raises SettingsError: a `keep_best` that can't be read
@@ -64,7 +63,7 @@ def claim_place(store: CheckpointStore, place: CheckpointPlace) -> WriteClaim:
 
     index = _swap_index(store, place, begin)
     if index.current:
-        _announce_newest(store, place, index.current[-1])  # who published it may have been killed before
+        _announce_newest(store, place, index.current[-1])  # its writer may have been killed before it did
     return WriteClaim(place, index.token, index.epoch, index)
 
 
@@ -78,22 +77,21 @@ def publish(
     now: datetime,
     is_final: bool = False,
 ) -> CheckpointEntry:
-    """Keep the files of a local folder as the checkpoint of a step; its entry in the index. Blocks until it is kept.
+    """Store the files of a local folder as the checkpoint of a step. Blocks. Returns the entry in the index.
 
-    If it fails, or the process dies in it, the checkpoints that were there are as they were, and what is left of this
-    one is removed by a later call. What the place's retention does not keep is deleted after the publication; that
-    this fails is only logged.
+    If it fails, or the process dies, earlier checkpoints stay untouched and a later call removes the remains. After the
+    publication, checkpoints that the place's retention does not keep are deleted; a failure of that is only logged.
 
-    :raises FencedOut: another run has begun: nothing was published
-    :raises InvalidCheckpoint: a file or metric that can't be kept
-    :raises CheckpointStoreUnavailable: the store can't keep it now
+    :raises FencedOut: another run has begun, and nothing was published
+    :raises InvalidCheckpoint: a file or metric that can't be stored
+    :raises CheckpointStoreUnavailable: the store can't take it now
     """
     place = claim.place
     manifest = Manifest(step=step, metrics=check_metrics(metrics), files=describe_files(folder))
     content = encode_manifest(manifest)
     index = read_index(store, place.path)
     if index is not None:
-        _check_fence(index, place, claim.token, claim.epoch)  # before much is sent for nothing; the swap is what counts
+        _check_fence(index, place, claim.token, claim.epoch)  # early, before the upload; the swap is what counts
     key = folder_name(step, claim.token, secrets.token_hex(4))
     for name in manifest.files:
         store.put(f"{place.path}/{key}/{name}", folder / name)
@@ -122,7 +120,7 @@ def _add_entry(store: CheckpointStore, claim: WriteClaim, entry: CheckpointEntry
     def add(index: Index | None) -> Index:
         index = index or Index(token=claim.token, epoch=claim.epoch)
         _check_fence(index, place, claim.token, claim.epoch)
-        if any(known.key == entry.key for known in index.entries):  # a swap that was made though its answer was lost
+        if any(known.key == entry.key for known in index.entries):  # an earlier swap succeeded, but its answer was lost
             return index
         last = max((known.published_at for known in index.current), default=entry.published_at)
         dated = entry.model_copy(update={"published_at": max(last, entry.published_at)})
@@ -145,7 +143,7 @@ def _add_entry(store: CheckpointStore, claim: WriteClaim, entry: CheckpointEntry
 
 
 def _swap_index(store: CheckpointStore, place: CheckpointPlace, change: Callable[[Index | None], Index]) -> Index:
-    """Change the index, on the newest there is each time; what it is then."""
+    """Change the newest index, again and again until no other writer interferes. Returns the new index."""
     for _ in range(ATTEMPTS):
         index, version = read_versioned(store, place.path)
         changed = change(index)
@@ -162,8 +160,8 @@ def _swap_index(store: CheckpointStore, place: CheckpointPlace, change: Callable
             return changed
     raise CheckpointStoreUnavailable(
         f"write of the index of {place.path}",
-        found=f"{ATTEMPTS} times another writer first",
-        remedy="See how many processes save there; one task instance has one writer",
+        found=f"another writer first, {ATTEMPTS} times",
+        remedy="Check how many processes save there; one task instance has one writer",
     )
 
 
@@ -171,26 +169,27 @@ def _check_fence(index: Index, place: CheckpointPlace, token: int, epoch: int) -
     if token < index.token or epoch < index.epoch:
         raise FencedOut(
             f"checkpoint of {place.path} with token {token} in epoch {epoch}",
-            found=f"a run that began since, with token {index.token} in epoch {index.epoch}",
-            remedy="End this process: it lost its lease or its task was cleared, and the other one goes on",
+            found=f"a newer run, with token {index.token} in epoch {index.epoch}",
+            remedy="End this process: it lost its lease or its task was cleared, and the newer run continues",
         )
 
 
 def _announce_newest(store: CheckpointStore, place: CheckpointPlace, entry: CheckpointEntry) -> None:
-    """Say that an entry is the task's newest, unless a later one has been said; a failure is only logged."""
-    if place.feed is None:
+    """Record an entry as the task's newest, unless a later one is recorded; a failure is only logged."""
+    key = place.newest_key
+    if key is None:
         return
     content = Newest(path=place.path, entry=entry).model_dump_json().encode()
     try:
         for _ in range(ATTEMPTS):
-            found = store.read(place.feed, at_most=MAX_NEWEST_BYTES)
-            if found and not _is_later(place, entry, parse_object(Newest, place.feed, found.content)):
+            stored = store.read(key, at_most=MAX_NEWEST_BYTES)
+            if stored and not _is_later(place, entry, parse_object(Newest, key, stored.content)):
                 return
-            if store.replace(place.feed, content, found.version if found else None) is not None:
+            if store.replace(key, content, stored.version if stored else None) is not None:
                 return
-        log.warning("%s does not tell of checkpoint %s: others always write there first", place.feed, entry.key)
+        log.warning("%s does not name checkpoint %s: other writers were always first", key, entry.key)
     except CheckpointError as error:
-        log.warning("%s does not tell of checkpoint %s: %s", place.feed, entry.key, error)
+        log.warning("%s does not name checkpoint %s: %s", key, entry.key, error)
 
 
 def _is_later(place: CheckpointPlace, entry: CheckpointEntry, newest: Newest) -> bool:

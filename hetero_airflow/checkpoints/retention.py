@@ -1,4 +1,4 @@
-"""Which checkpoints stay. Pure."""
+"""Retention: which checkpoints of a place stay. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.errors import SettingsError, shorten
 
 ABANDONED_AFTER_S = 3600.0
-"""A folder that no index names and that bears our own token may be in the making, by a twin with the same lease."""
+"""A folder of our own token that no index names may still be in work, by a second process with the same lease."""
 
 
 def retained_entries(entries: Sequence[CheckpointEntry], place: CheckpointPlace) -> tuple[CheckpointEntry, ...]:
-    """The entries of one epoch that stay, in their order: the last ones, the best one, the first in each block.
+    """The entries of one epoch that stay, in their order: the last ones, the best one, the first of each block.
 
-    Of equally good ones the last stays. Blocks are of `place.keep_every` steps done, and the first, incomplete one
-    has nothing that stays: with 1000, of the steps 499, 999, 1499, 1999, 2499 it is 999 and 1999.
+    Of equally good entries the last one stays. A block has `place.keep_every` completed steps. The first, incomplete
+    block keeps none: with 1000, of the steps 499, 999, 1499, 1999, 2499 it keeps 999 and 1999.
     """
     keep = {entry.key for entry in entries[-place.keep_last :]}
     if place.keep_best is not None:
@@ -37,7 +37,7 @@ def retained_entries(entries: Sequence[CheckpointEntry], place: CheckpointPlace)
 
 
 def parse_keep_best(text: str) -> tuple[int, str]:
-    """Sign and metric of ``min:loss`` or ``max:accuracy``; the greatest value times the sign is the best.
+    """Sign and metric of ``min:loss`` or ``max:accuracy``; the best entry has the greatest sign × value.
 
     >>> parse_keep_best("min:loss")
     (-1, 'loss')
@@ -54,11 +54,11 @@ def parse_keep_best(text: str) -> tuple[int, str]:
 
 
 def is_garbage(folder: str, age_s: float, *, index: Index, token: int, retired: Collection[str]) -> bool:
-    """Whether who has just published with a token may delete a folder in whose files nothing was written for so long.
+    """Whether the writer that has just published with `token` may delete a folder last written `age_s` seconds ago.
 
-    Never what the index names, what a later run may be writing, or what is no checkpoint's folder. Of an earlier
-    token: at once, since it can't be published any more. Of our own: what we have just retired, and what is torn for
-    an hour.
+    Never a folder that the index names, that a later run may be writing, or that is no checkpoint's. A folder of an
+    earlier token: at once, since it can't be published any more. Of our own token: if we have just retired it, or if
+    it is incomplete for an hour.
     """
     owner = token_of(folder)
     if owner is None or owner > token or any(entry.key == folder for entry in index.entries):

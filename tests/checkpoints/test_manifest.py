@@ -80,7 +80,7 @@ def test_a_metric_that_is_no_finite_number_is_refused(value: object) -> None:
 
 @pytest.mark.parametrize("name", ["", "a\nb", "a" * 129, 5])
 def test_a_metric_without_a_short_printable_name_is_refused(name: object) -> None:
-    with pytest.raises(InvalidCheckpoint, match="Call it by a short name"):
+    with pytest.raises(InvalidCheckpoint, match="Use a short name such as val/loss"):
         check_metrics({name: 1.0})  # type: ignore[dict-item]
 
 
