@@ -1,27 +1,29 @@
-"""The agent: beside each worker, it tells Airflow's API server what devices its host has, and that it is alive.
+"""The agent. It runs beside each worker and reports the host's devices and its heartbeats to Airflow's API server.
 
 =================== ===============================================================================
-``agent.py``        the loop: discover, tell what is new, say every few seconds that the worker is there
-``lease_watch.py``  which leases have processes on the host; ends those that should have none
-``link.py``         one HTTP connection to the API server, each request with a token of its own
-``key_file.py``     the key that the agent made and enrolled; never leaves the host
-``tokens.py``       what a request is signed with, and how the server reads it
-``protocol.py``     the bodies of requests and answers, with their limits; the server reads by the same file
+``agent.py``        the loop: send new inventories, send heartbeats, leave
+``startup.py``      before the loop: key, enrolment, signals
+``lease_watch.py``  finds the processes of leases on the host; ends those of ended leases
+``error_watch.py``  collects the errors of devices until the server confirms them
+``connection.py``   the HTTP connection to the API server; each request has its own token
+``key_file.py``     the agent's private key; it never leaves the host
+``tokens.py``       signs and reads the token of a request
+``protocol.py``     the bodies of requests and replies, with their limits; the server uses the same file
 =================== ===============================================================================
 
-An agent asks, the server answers: nothing on the worker's host listens. Each request carries a token of its own, which
-is good for that request alone, once, for half a minute. Rejected: a shared secret, such as Airflow's ``jwt_secret``,
-with which any worker could speak for any other and for every user; and a token for all requests of an hour, which
-whoever reads it could use for anything meanwhile.
+The agent asks and the server answers: nothing on the worker's host listens. Each request carries its own token, which
+is valid for this request only, once, and for half a minute. Rejected: a shared secret, such as Airflow's
+``jwt_secret``, with which any worker could speak for any other worker and for every user; and one token for all
+requests of an hour, which anyone who reads it could use for anything in that hour.
 
-An agent that is silent for [hetero] worker_timeout_s while an API server was there to hear it is taken for dead with
-its host: what ran there runs elsewhere from its last checkpoint, at once. In exchange the worker gets no task again
-before its agent says that no process of those leases is there; the server's answers name them, and the agent ends them.
-So nothing is leased twice, and nobody waits for a host that may never come back. An API server that is away costs new
-placements, nothing else: all agents are silent then, and nobody is lost.
+If an agent sends nothing for [hetero] worker_timeout_s while an API server was there to receive it, its host counts as
+dead: the tasks run elsewhere at once, from their last checkpoints. In exchange, the worker gets no task again until its
+agent reports that no process of these leases is left. The server's replies name these leases, and the agent ends their
+processes. So no device is leased twice, and no task waits for a host that may never return. If the API server is away,
+all agents are silent and no worker is lost; only new placements have to wait.
 
-The agent sees processes by their lease files (``engines/lease_files.py``) and by the lease in their environment. So it
-runs as the user of the worker, with the same folder for temporary files, in the same container, or with a process
-namespace that they share. Burn-ins and the watch for NVIDIA's XIDs are the executor's,
-for its own host; an agent tells ECC errors and what its probes see, as telemetry and as a device's `problem`.
+The agent finds processes by their lease files (``engines/lease_files.py``) and by the lease in their environment. So it
+runs as the worker's user, with the same folder for temporary files, in the same container or in a shared process
+namespace. Burn-ins are the scheduler's task, on its own host. The agent reports ECC errors and what the probes find, as
+telemetry and as a device's `problem`.
 """

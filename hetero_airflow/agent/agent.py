@@ -1,95 +1,47 @@
-"""The agent's loop: discover, tell what is new, say every few seconds that the worker is there, leave when told to."""
+"""The agent's loop: send new inventories, send a heartbeat every few seconds, and leave when told to stop."""
 
 from __future__ import annotations
 
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable
 
-from hetero_airflow.agent.connection import RefusedByServer, ServerUnreachable
+from hetero_airflow.agent.connection import RefusedByServer, ServerConnection, ServerUnreachable
+from hetero_airflow.agent.error_watch import ErrorWatch
+from hetero_airflow.agent.lease_watch import LeaseWatch
 from hetero_airflow.agent.protocol import (
     HEARTBEAT_S,
-    DeviceError,
     Heartbeat,
     InventoryReport,
     RefusalCode,
     ServerReply,
     valid_readings,
 )
-from hetero_airflow.discovery.inventory_watch import with_missing_devices
+from hetero_airflow.discovery.inventory_watch import InventoryWatch, with_missing_devices
 from hetero_airflow.model.device import Telemetry
-from hetero_airflow.model.worker import Inventory, Worker
+from hetero_airflow.model.worker import Worker
 
 log = logging.getLogger(__name__)
 
 FATAL_CODES = frozenset({RefusalCode.UNKNOWN_KEY, RefusalCode.SUPERSEDED, RefusalCode.ENROLMENT})
-"""Refusals that no waiting cures: a person has to do something."""
+"""Refusals that waiting does not cure: a person has to act."""
 
 MAX_RETRY_WAIT_S = HEARTBEAT_S
-"""Between two tries while the server does not answer: when it is back, each worker is heard well before it is lost."""
+"""Longest wait between two tries, so that the heartbeats of all workers arrive soon after the server is back."""
 
 LEAVE_TIMEOUT_S = 20.0
-"""So long an agent that was told to stop tries to tell a server that does not answer."""
+"""How long a leaving agent tries to reach a server that does not answer."""
 
 REPORT_AGAIN_S = 60.0
-"""An inventory that the server did not take whole is told again after this."""
-
-
-class InventorySource(Protocol):
-    """What finds the host's devices: `hetero_airflow.discovery.inventory_watch.InventoryWatch`."""
-
-    def poll(self) -> Inventory | None:
-        """The newest inventory if one has just come in; never blocks."""
-        ...
-
-
-class LeaseProcesses(Protocol):
-    """What finds the processes of leases: `hetero_airflow.agent.lease_watch.LeaseWatch`."""
-
-    def look(self) -> frozenset[str]:
-        """Ids of the leases that have processes here; never blocks."""
-        ...
-
-    def end(self, leases: Iterable[str]) -> None:
-        """End their processes."""
-        ...
-
-
-class ErrorSource(Protocol):
-    """What hears of devices' errors: `hetero_airflow.agent.error_watch.ErrorWatch`."""
-
-    def take_inventory(self, inventory: Inventory) -> None:
-        """Take note of what a discovery found."""
-        ...
-
-    def look(self) -> tuple[DeviceError, ...]:
-        """What the server does not know yet; never blocks."""
-        ...
-
-    def forget(self, errors: Iterable[DeviceError]) -> None:
-        """The server knows them."""
-        ...
-
-
-class AgentServer(Protocol):
-    """What is told: `hetero_airflow.agent.connection.ServerConnection`."""
-
-    def report(self, report: InventoryReport) -> ServerReply:
-        """Tell the inventory."""
-        ...
-
-    def beat(self, heartbeat: Heartbeat) -> ServerReply:
-        """Tell that the worker is there."""
-        ...
+"""When to send an inventory again that the server did not accept in full."""
 
 
 def retry_wait_s(failures: int, rng: random.Random) -> float:
-    """Seconds to wait after so many failures in a row: twice as long each time, and at random within that.
+    """Seconds to wait after this number of failures in a row: a random part of a limit that doubles each time.
 
-    Of a thousand agents that lost one server, some come back at once and none waits longer than `MAX_RETRY_WAIT_S`
-    ("full jitter": M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015; the least wait is ours).
+    If a thousand agents lose one server, some return at once and none waits longer than `MAX_RETRY_WAIT_S`
+    ("full jitter": M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015; the minimum is ours).
 
     >>> [retry_wait_s(n, random.Random(1)) <= MAX_RETRY_WAIT_S for n in (1, 2, 10, 10_000)]
     [True, True, True, True]
@@ -100,7 +52,7 @@ def retry_wait_s(failures: int, rng: random.Random) -> float:
 class Agent:
     """Speaks for one worker until it is told to stop.
 
-    :param pause: waits so many seconds, or less where there is something to do at once; whether it was told to stop
+    :param pause: waits up to this many seconds; returns whether the agent was told to stop
     :param clock: seconds that only grow
     """
 
@@ -108,10 +60,10 @@ class Agent:
         self,
         worker_id: str,
         engine: str,
-        watch: InventorySource,
-        leases: LeaseProcesses,
-        errors: ErrorSource,
-        server: AgentServer,
+        watch: InventoryWatch,
+        leases: LeaseWatch,
+        errors: ErrorWatch,
+        server: ServerConnection,
         *,
         pause: Callable[[float], bool],
         rng: random.Random,
@@ -122,96 +74,103 @@ class Agent:
         self._pause, self._rng, self._clock = pause, rng, clock
         self._worker: Worker | None = None
         self._telemetry: tuple[Telemetry, ...] = ()
-        self._known = ""
-        """Which inventory the server has, if it is ours; empty where ours is to be told."""
+        self._server_inventory = ""
+        """Name of the inventory that the server has, if it is the newest; empty if the newest has to be sent."""
         self._is_refused = False
-        """The server would not take the inventory."""
+        """The server did not accept the inventory."""
         self._is_kept_out = False
-        """The server took the inventory, and gives the worker no task as long as processes of its leases are here."""
-        self._again_at: float | None = None
-        """When to tell the inventory once more although nothing has changed here."""
+        """The server has the inventory, but gives the worker no task while processes of its ended leases run here."""
+        self._send_again_at: float | None = None
+        """When to send the inventory again although it has not changed."""
         self._failures = 0
 
     def run(self) -> None:
-        """Until it is told to stop and has left.
+        """Run until the agent is told to stop and has left.
 
-        :raises RefusedByServer: the server will not hear this agent, and waiting does not help
+        :raises RefusedByServer: the server refuses this agent, and waiting does not help
         """
         while not self._pause(self._step()):
             pass
         self._leave()
 
     def _step(self) -> float:
-        """Discover, tell; how long to wait before the next."""
-        self._take_inventory()
+        """Send what is due; returns how long to wait before the next step."""
+        self._read_inventory()
         worker = self._worker
         if worker is None:
             return 0.2  # the first discovery takes half a second
-        is_due = self._again_at is not None and self._clock() >= self._again_at
-        if is_due or not (self._known or self._is_refused):
-            heard = self._try(lambda: self._report(worker))
+        is_due = self._send_again_at is not None and self._clock() >= self._send_again_at
+        if is_due or not (self._server_inventory or self._is_refused):
+            reply = self._try(lambda: self._send_inventory(worker))
         else:
-            heard = self._try(self._beat)
-            if heard is not None and not self._known and not self._is_refused:
+            reply = self._try(self._send_heartbeat)
+            if reply is not None and not self._server_inventory and not self._is_refused:
                 return 0.0
-        return retry_wait_s(self._failures, self._rng) if heard is None else HEARTBEAT_S
+        return retry_wait_s(self._failures, self._rng) if reply is None else HEARTBEAT_S
 
-    def _take_inventory(self) -> None:
+    def _read_inventory(self) -> None:
         inventory = self._watch.poll()
         if inventory is None:
             return
-        found = inventory.worker.model_copy(update={"engine": self._engine})
-        worker = with_missing_devices(found, self._worker) if self._worker is not None else found
+        worker = inventory.worker.model_copy(update={"engine": self._engine})
+        if self._worker is not None:
+            worker = with_missing_devices(worker, self._worker)
         self._telemetry = valid_readings(inventory.telemetry)
         self._errors.take_inventory(inventory)
         if worker != self._worker:
-            self._worker, self._known, self._is_refused, self._again_at = worker, "", False, None
+            self._worker, self._server_inventory, self._is_refused, self._send_again_at = worker, "", False, None
 
-    def _beat(self) -> ServerReply:
-        errors = self._errors.look()
-        beat = Heartbeat(worker=self._worker_id, inventory=self._known, telemetry=self._telemetry, errors=errors)
-        heard = self._say(beat)
+    def _send_heartbeat(self) -> ServerReply:
+        errors = self._errors.unconfirmed()
+        inventory = self._server_inventory
+        reply = self._exchange(
+            Heartbeat(worker=self._worker_id, inventory=inventory, telemetry=self._telemetry, errors=errors)
+        )
         self._telemetry = ()
-        if heard.inventory and heard.inventory == self._known:
-            self._errors.forget(errors)
+        if reply.inventory and reply.inventory == inventory:
+            self._errors.confirm(errors)
         else:
-            self._known = ""
-        return heard
+            self._server_inventory = ""
+        return reply
 
-    def _report(self, worker: Worker) -> ServerReply:
+    def _send_inventory(self, worker: Worker) -> ServerReply:
         try:
-            told = self._leases.look()
-            heard = self._server.report(InventoryReport(worker=worker, telemetry=self._telemetry, leases=told))
+            leases = self._leases.live_leases()
+            report = InventoryReport(worker=worker, telemetry=self._telemetry, leases=leases)
+            reply = self._server.send_inventory(report)
         except RefusedByServer as error:
             if error.code not in (RefusalCode.INVALID, RefusalCode.TOO_LARGE):
                 raise
-            log.error("The server does not take this worker's inventory: %s", error)  # noqa: TRY400  no bug of ours
-            self._is_refused, self._again_at = True, self._clock() + REPORT_AGAIN_S
+            log.error("The server does not accept this worker's inventory: %s", error)  # noqa: TRY400  no bug of ours
+            self._is_refused, self._send_again_at = True, self._clock() + REPORT_AGAIN_S
             return ServerReply()
-        self._known, self._telemetry, self._is_refused, self._again_at = heard.inventory, (), False, None
-        self._leases.end(heard.end)
-        if told and not heard.inventory and not self._is_kept_out:
+        self._server_inventory, self._telemetry = reply.inventory, ()
+        self._is_refused, self._send_again_at = False, None
+        self._leases.end(reply.end)
+        if leases and not reply.inventory and not self._is_kept_out:
             log.warning(
-                "The worker gets no task yet, since processes of these leases are here: %s.", ", ".join(sorted(told))
+                "The worker gets no task yet, since processes of these leases still run here: %s.",
+                ", ".join(sorted(leases)),
             )
-        self._is_kept_out = not heard.inventory
-        if heard.contested:
-            log.warning("Devices %s get no task here: another worker offers them.", ", ".join(heard.contested))
-            self._again_at = self._clock() + REPORT_AGAIN_S
-        return heard
+        self._is_kept_out = not reply.inventory
+        if reply.contested:
+            log.warning("Devices %s get no task here: another worker offers them.", ", ".join(reply.contested))
+            self._send_again_at = self._clock() + REPORT_AGAIN_S
+        return reply
 
-    def _say(self, beat: Heartbeat) -> ServerReply:
-        heard = self._server.beat(beat.model_copy(update={"leases": self._leases.look()}))
-        self._leases.end(heard.end)
-        return heard
+    def _exchange(self, heartbeat: Heartbeat) -> ServerReply:
+        leases = self._leases.live_leases()
+        reply = self._server.send_heartbeat(heartbeat.model_copy(update={"leases": leases}))
+        self._leases.end(reply.end)
+        return reply
 
-    def _try(self, ask: Callable[[], ServerReply]) -> ServerReply | None:
-        """The answer; None where it is worth trying again, which is logged once.
+    def _try(self, send: Callable[[], ServerReply]) -> ServerReply | None:
+        """The reply; None if it failed and another try may succeed, which is logged once.
 
-        :raises RefusedByServer: it is not
+        :raises RefusedByServer: another try can't succeed
         """
         try:
-            heard = ask()
+            reply = send()
         except (ServerUnreachable, RefusedByServer) as error:
             if isinstance(error, RefusedByServer) and error.code in FATAL_CODES:
                 raise
@@ -222,25 +181,27 @@ class Agent:
         if self._failures:
             log.info("The API server answers again, after %s tries.", self._failures)
         self._failures = 0
-        return heard
+        return reply
 
     def _leave(self) -> None:
-        """Take no new task, wait for those that are left, be gone. A second call to stop ends the waiting."""
+        """Take no new task, wait until the running tasks end, leave. A second signal to stop ends the wait."""
         log.info("Told to stop: worker %s takes no new task.", self._worker_id)
-        beat = Heartbeat(worker=self._worker_id, is_leaving=True)
-        answered_at, left = self._clock(), -1
+        heartbeat = Heartbeat(worker=self._worker_id, is_leaving=True)
+        answered_at, leases_left = self._clock(), -1
         while self._clock() - answered_at < LEAVE_TIMEOUT_S:
-            heard = self._try(lambda: self._say(beat))
-            if heard is not None:
+            reply = self._try(lambda: self._exchange(heartbeat))
+            if reply is not None:
                 answered_at = self._clock()
-                if not heard.leases:
+                if not reply.leases:
                     log.info("Worker %s has left.", self._worker_id)
                     return
-                if heard.leases != left:
-                    left = heard.leases
-                    log.info("%s leases are left on worker %s.", left, self._worker_id)
-            wait_s = HEARTBEAT_S if heard is not None else retry_wait_s(self._failures, self._rng)
+                if reply.leases != leases_left:
+                    leases_left = reply.leases
+                    log.info("Worker %s waits for %s leases to end.", self._worker_id, leases_left)
+            wait_s = HEARTBEAT_S if reply is not None else retry_wait_s(self._failures, self._rng)
             if self._pause(wait_s):
-                log.warning("Told to stop again: worker %s leaves; what runs here will run elsewhere.", self._worker_id)
+                log.warning(
+                    "Told to stop again: worker %s leaves now; its tasks will run on other workers.", self._worker_id
+                )
                 return
-        log.warning("The API server does not answer: worker %s leaves without a word.", self._worker_id)
+        log.warning("The API server does not answer: worker %s leaves without telling it.", self._worker_id)

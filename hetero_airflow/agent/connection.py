@@ -1,4 +1,4 @@
-"""The agent's connection to the API server: one request at a time, each with a token of its own. Blocks."""
+"""The agent's connection to the API server: one request at a time, each with its own token. Blocks."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from hetero_airflow.agent.tokens import public_key_hex, request_digest, sign_tok
 from hetero_airflow.errors import HeteroError, IdentityError, shorten
 
 TIMEOUT_S = 5.0
-"""Well below [hetero] worker_timeout_s, so that one request that hangs costs no worker."""
+"""Well below [hetero] worker_timeout_s, so that no worker is lost because one request hangs."""
 
 
 class ServerUnreachable(HeteroError):
-    """The API server can't be reached, or can't answer now: worth trying again."""
+    """The API server can't be reached, or can't answer now. Another try may succeed."""
 
 
 class RefusedByServer(IdentityError):
-    """The API server answered, and refuses; `code` says why, where it is one of ours."""
+    """The API server refused a request; `code` says why, None if the answer is not from hetero_airflow."""
 
     def __init__(self, code: RefusalCode | None, asked: str, *, found: str, remedy: str) -> None:
         self.code = code
@@ -56,7 +56,7 @@ class ServerConnection:
         self._http = httpx.Client(base_url=f"{self._url}{PREFIX}", timeout=TIMEOUT_S)
 
     def enrol(self, secret: str) -> None:
-        """Give the server the public half of the key; may be done again.
+        """Send the public key to the server. May be repeated.
 
         :raises ServerUnreachable: no answer
         :raises RefusedByServer: the secret does not enrol this worker
@@ -64,32 +64,32 @@ class ServerConnection:
         body = Enrolment(worker=self._worker_id, public_key=public_key_hex(self._key))
         self._send("POST", ENROLMENT_PATH, body, secret)
 
-    def report(self, report: InventoryReport) -> ServerReply:
-        """Tell the inventory.
+    def send_inventory(self, report: InventoryReport) -> ServerReply:
+        """Send the inventory.
 
         :raises ServerUnreachable: no answer
-        :raises RefusedByServer: the server does not take it
+        :raises RefusedByServer: the server does not accept it
         """
-        return self._tell("PUT", INVENTORY_PATH, report)
+        return self._exchange("PUT", INVENTORY_PATH, report)
 
-    def beat(self, heartbeat: Heartbeat) -> ServerReply:
-        """Tell that the worker is there.
+    def send_heartbeat(self, heartbeat: Heartbeat) -> ServerReply:
+        """Send a heartbeat.
 
         :raises ServerUnreachable: no answer
-        :raises RefusedByServer: the server does not take it
+        :raises RefusedByServer: the server does not accept it
         """
-        return self._tell("POST", HEARTBEAT_PATH, heartbeat)
+        return self._exchange("POST", HEARTBEAT_PATH, heartbeat)
 
     def close(self) -> None:
         """Close the connection."""
         self._http.close()
 
-    def _tell(self, method: str, path: str, body: BaseModel) -> ServerReply:
+    def _exchange(self, method: str, path: str, body: BaseModel) -> ServerReply:
         answer = self._send(method, path, body)
         try:
             return ServerReply.model_validate_json(answer.content)
         except ValidationError as error:
-            raise self._down(f"an answer that is none of hetero_airflow: {shorten(answer.text)}") from error
+            raise self._down(f"an answer that is not from hetero_airflow: {shorten(answer.text)}") from error
 
     def _send(self, method: str, path: str, body: BaseModel, bearer: str = "") -> httpx.Response:
         content = body.model_dump_json(exclude_defaults=True).encode()
@@ -111,10 +111,10 @@ class ServerConnection:
         )
 
     def _refusal(self, answer: httpx.Response) -> ServerUnreachable | RefusedByServer:
-        told: dict[str, Any] = {}
+        body: dict[str, Any] = {}
         with suppress(ValueError):
-            told = answer.json()
-        code = told.get("code") if isinstance(told, dict) else None
+            body = answer.json()
+        code = body.get("code") if isinstance(body, dict) else None
         if answer.status_code >= 500 or code == RefusalCode.FLOODING:
             return self._down(f"HTTP {answer.status_code}: {shorten(answer.text)}")
         if code not in set(RefusalCode):
@@ -122,12 +122,12 @@ class ServerConnection:
                 None,
                 f"{answer.request.method} {self._url}{PREFIX}",
                 found=f"HTTP {answer.status_code}: {shorten(answer.text)}",
-                remedy="Give the address of Airflow's API server, where hetero-airflow is installed too",
+                remedy="Give the address of Airflow's API server, with hetero-airflow installed there",
             )
         return RefusedByServer(
-            RefusalCode(code), f"worker {self._worker_id}", found=str(told.get("found")), remedy=str(told.get("remedy"))
+            RefusalCode(code), f"worker {self._worker_id}", found=str(body.get("found")), remedy=str(body.get("remedy"))
         )
 
     def _down(self, found: str) -> ServerUnreachable:
-        remedy = "The agent tries again; look whether the API server runs and can be reached from here"
+        remedy = "The agent tries again; check that the API server runs and is reachable from this host"
         return ServerUnreachable(f"Airflow's API server at {self._url}", found=found, remedy=remedy)

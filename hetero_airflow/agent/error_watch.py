@@ -1,4 +1,4 @@
-"""What the host's drivers say against its devices, until the server knows it."""
+"""Collects the errors that the host's drivers report, until the server confirms them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hetero_airflow.health.transitions import ERROR_RATES
 from hetero_airflow.model.worker import Inventory
 
 MAX_KEPT = max(rate.count for rate in ERROR_RATES.values())
-"""Errors of one kind on one device that are kept, the newest: so a storm of one pushes no other out."""
+"""Newest errors to keep of one kind on one device, so that a storm of one kind removes no other."""
 
 
 def _now() -> datetime:
@@ -24,9 +24,9 @@ def _now() -> datetime:
 
 
 class ErrorWatch:
-    """One host's devices; nothing here blocks.
+    """Watches one host's devices; no method blocks.
 
-    :param now: when ECC errors are noticed; each XID brings its own time
+    :param now: time for ECC errors; each XID has its own time
     """
 
     def __init__(self, xids: XidWatch | None = None, now: Callable[[], datetime] = _now) -> None:
@@ -37,31 +37,31 @@ class ErrorWatch:
         """(device id, XID, or None for ECC) → its errors."""
 
     def take_inventory(self, inventory: Inventory) -> None:
-        """Take note of what a discovery found."""
+        """Find new ECC errors in an inventory."""
         self._has_xids = can_have_xids(inventory.worker.devices)
         for device_id, more in self._ecc.take(valid_readings(inventory.telemetry)):
             self._keep(DeviceError(device_id=device_id, at=self._now(), ecc_errors=more))
 
-    def look(self) -> tuple[DeviceError, ...]:
-        """What the server does not know yet, oldest first, as much as one heartbeat takes."""
+    def unconfirmed(self) -> tuple[DeviceError, ...]:
+        """The errors that the server has not confirmed, oldest first, as many as one heartbeat may carry."""
         for seen in self._xids.poll() if self._has_xids else ():
-            with suppress(ValidationError):  # a number of a driver that is none
+            with suppress(ValidationError):  # the driver reports an impossible number
                 self._keep(DeviceError(device_id=seen.uuid, at=seen.at, xid=seen.xid))
         kept = [error for errors in self._kept.values() for error in errors]
         return tuple(sorted(kept, key=lambda error: error.at)[:MAX_ERRORS])
 
-    def forget(self, errors: Iterable[DeviceError]) -> None:
-        """The server knows these."""
+    def confirm(self, errors: Iterable[DeviceError]) -> None:
+        """Drop errors that the server has recorded."""
         for error in errors:
             kept = self._kept.get((error.device_id, error.xid), ())
-            left = deque((one for one in kept if one != error), MAX_KEPT)
+            left = deque((other for other in kept if other != error), MAX_KEPT)
             if left:
                 self._kept[error.device_id, error.xid] = left
             else:
                 self._kept.pop((error.device_id, error.xid), None)
 
     def close(self) -> None:
-        """End what runs beside."""
+        """Stop watching."""
         self._xids.close()
 
     def _keep(self, error: DeviceError) -> None:

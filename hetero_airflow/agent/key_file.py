@@ -1,4 +1,4 @@
-"""The agent's private key on its host: made once, readable by its owner alone, never sent anywhere."""
+"""The agent's private key on its host: made once, readable only by its owner, never sent."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from cryptography.hazmat.primitives.serialization import (
 from hetero_airflow.errors import IdentityError
 
 _MODE = stat.S_IRUSR | stat.S_IWUSR
-_OF_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_OTHERS_MODE = stat.S_IRWXG | stat.S_IRWXO
 
 
 def load_key(path: Path) -> Ed25519PrivateKey | None:
-    """The key in that file; None where there is no file.
+    """The key in this file; None if there is no file.
 
-    :raises IdentityError: others may read it, or it holds no Ed25519 key
+    :raises IdentityError: other users may read the file, or it holds no Ed25519 key
     """
     try:
         mode = path.stat().st_mode
@@ -33,38 +33,40 @@ def load_key(path: Path) -> Ed25519PrivateKey | None:
         return None
     except OSError as error:
         raise _unusable(path, error.strerror or type(error).__name__, "Give the agent a folder of its own") from error
-    if mode & _OF_OTHERS:
-        raise _unusable(path, f"mode {stat.S_IMODE(mode):03o}, so others may have read it", "Revoke and enrol anew")
+    if mode & _OTHERS_MODE:
+        raise _unusable(
+            path, f"mode {stat.S_IMODE(mode):03o}, so others may have read it", "Revoke the key and enrol a new one"
+        )
     try:
         key = load_pem_private_key(text, password=None)
     except (ValueError, TypeError) as error:
-        raise _unusable(path, "no private key", "Delete it, revoke the worker and enrol it anew") from error
+        raise _unusable(path, "no private key", "Delete it, revoke the worker and enrol it again") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise _unusable(path, "a key of another kind", "Delete it, revoke the worker and enrol it anew")
+        raise _unusable(path, "a key of another kind", "Delete it, revoke the worker and enrol it again")
     return key
 
 
 def make_key(path: Path) -> Ed25519PrivateKey:
-    """A new key, in that file before it is used anywhere, so that no crash can lose a key that was enrolled.
+    """A new key. It is written to the file before its first use, so that no crash can lose an enrolled key.
 
-    :raises IdentityError: the file can't be written, or is there already
+    :raises IdentityError: the file can't be written, or exists already
     """
     key = Ed25519PrivateKey.generate()
     text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    half = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        half.unlink(missing_ok=True)
-        with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _MODE), "wb") as file:
+        temporary.unlink(missing_ok=True)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _MODE), "wb") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.link(half, path)  # fails where another agent was faster; a rename would replace its key
+        os.link(temporary, path)  # fails if another agent was faster; a rename would replace its key
     except OSError as error:
         raise _unusable(path, error.strerror or type(error).__name__, "Give the agent a folder of its own") from error
     finally:
         with suppress(OSError):
-            half.unlink()
+            temporary.unlink()
     return key
 
 

@@ -1,4 +1,4 @@
-"""What agents and the API server say to each other: paths, bodies, limits. Pure; both sides read by it."""
+"""The protocol between agents and the API server: paths, bodies, limits. Pure; both sides use this file."""
 
 from __future__ import annotations
 
@@ -24,39 +24,38 @@ from hetero_airflow.model.worker import MAX_DEVICES, Worker
 from hetero_airflow.units import MAX_BYTES
 
 PREFIX = "/hetero"
-"""Where Airflow's API server has our routes."""
+"""Prefix of this project's routes in Airflow's API server."""
 
 ENROLMENT_PATH = "/agent/enrolment"
 INVENTORY_PATH = "/agent/inventory"
 HEARTBEAT_PATH = "/agent/heartbeat"
 
 HEARTBEAT_S = 5.0
-"""Two may get lost before the default of [hetero] worker_timeout_s is over."""
+"""Two heartbeats may get lost within the default of [hetero] worker_timeout_s."""
 
 ENROLMENT_VARIABLE = "HETERO_AIRFLOW_ENROLMENT"
-"""Environment variable that gives an agent the one-time secret to enrol with."""
+"""Environment variable with the one-time secret for the agent's enrolment."""
 
 ENROLMENT_S = 3600.0
-"""How long that secret is good for."""
+"""How long that secret is valid."""
 
 MAX_SMALL_BYTES = 4096
-"""Of an enrolment."""
 MAX_HEARTBEAT_BYTES = 2 << 20
-"""4096 readings with all fields are 1.0 MB."""
+"""4096 readings with all fields need 1.0 MB."""
 MAX_INVENTORY_BYTES = 4 << 20
-"""4096 devices with all that probes tell are 3.3 MB."""
+"""4096 devices with all fields need 3.3 MB."""
 
 MAX_LEASES = 4096
-"""Whose processes are on one host."""
+"""Leases with processes on one host."""
 MAX_LEASE_CHARACTERS = 320
 MAX_ERRORS = 256
-"""Of devices, in a heartbeat; the next one has the rest."""
+"""Device errors in one heartbeat; the next heartbeat carries the rest."""
 
 SCHEDULER_ENGINE = "local"
-"""The engine of the worker that a scheduler reports for its own host; no agent speaks for that."""
+"""The engine of the worker that a scheduler reports for its own host; no agent may speak for it."""
 
 MAX_FIELDS = 256
-"""Of an object in a body."""
+"""Fields of one object in a body."""
 
 _MARKUP = frozenset("<>")
 
@@ -64,34 +63,34 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class RefusalCode(StrEnum):
-    """Why the server refused a request; what an agent does about it depends on nothing else."""
+    """Why the server refused a request. The agent's reaction depends only on this code."""
 
     UNAUTHENTICATED = "unauthenticated"
-    """No token, or one that can't be read."""
+    """There is no token, or it can't be read."""
     EXPIRED = "expired"
-    """A token that is too old, not valid yet, or valid for too long: the clocks differ."""
+    """The token is too old, not valid yet, or valid for too long: the clocks differ."""
     UNKNOWN_KEY = "unknown_key"
-    """The worker has no key, its key was revoked, or another one has signed."""
+    """The worker has no key, its key was revoked, or another key signed the token."""
     FOREIGN = "foreign"
-    """The token is of another worker, or of another request."""
+    """The token belongs to another worker or another request."""
     REPLAYED = "replayed"
-    """The same request, or a later one, was taken before."""
+    """This request or a later one was accepted before."""
     SUPERSEDED = "superseded"
-    """Another agent with the same key has begun since."""
+    """Another agent with the same key has started since."""
     INVALID = "invalid"
-    """A body that can't be read, or that says what can't be."""
+    """The body can't be read, or contains an impossible value."""
     TOO_LARGE = "too_large"
-    """A body above its limit."""
+    """The body is larger than its limit."""
     FLOODING = "flooding"
-    """Too many bodies that can't be read."""
+    """The worker sent too many invalid bodies."""
     ENROLMENT = "enrolment"
     """The secret does not enrol this worker."""
     UNAVAILABLE = "unavailable"
-    """The database does not answer now."""
+    """The database does not answer at present."""
 
 
 def _check_printable(name: str) -> str:
-    """A name that no terminal, log or page can take for anything but a name."""
+    """Refuse names that a terminal, a log or a page could read as markup or control characters."""
     if not name.isprintable():
         raise ValueError("has characters that can't be printed")
     if not _MARKUP.isdisjoint(name):
@@ -147,7 +146,7 @@ LeaseIds = Annotated[frozenset[str], Field(max_length=MAX_LEASES), AfterValidato
 
 
 def _names(worker: Worker) -> Iterator[str]:
-    """Every text of a worker that is shown as a name, or compared as one."""
+    """All texts of a worker that are shown or compared as names."""
     yield worker.host
     for pairs in (worker.labels, worker.runtime):
         yield from pairs
@@ -161,7 +160,7 @@ def _names(worker: Worker) -> Iterator[str]:
 
 def _check_worker(worker: Worker) -> Worker:
     if worker.engine == SCHEDULER_ENGINE:
-        raise ValueError(f"the engine {SCHEDULER_ENGINE} is the scheduler's own, on its own host")
+        raise ValueError(f"the engine {SCHEDULER_ENGINE} is only for the scheduler's own host")
     for name in _names(worker):
         if len(name) > 256:
             raise ValueError("a name, a label or a version has more than 256 characters")
@@ -171,90 +170,86 @@ def _check_worker(worker: Worker) -> Worker:
     return worker
 
 
-class Enrolment(BaseModel):
-    """The key that shall speak for a worker from now on; the secret is the request's bearer token."""
-
+class _Body(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Enrolment(_Body):
+    """The public key for a worker's agent; the secret is the request's bearer token."""
 
     worker: Name
     public_key: str = Field(pattern=r"^[0-9a-f]{64}$")
-    """Ed25519, as hexadecimal digits."""
+    """Ed25519, in hexadecimal digits."""
 
 
-class InventoryReport(BaseModel):
-    """What discovery found; sent when it is another than before."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class InventoryReport(_Body):
+    """The worker's inventory; sent when it has changed."""
 
     worker: Annotated[Worker, AfterValidator(_check_worker)]
     telemetry: Readings = ()
     leases: LeaseIds = frozenset()
 
 
-class DeviceError(BaseModel):
-    """What a driver said against a device of the worker; the server judges what it means."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class DeviceError(_Body):
+    """An error of a device that its driver reported. The server decides what it means."""
 
     device_id: Name
-    """A GPU in MIG mode stands for its instances."""
+    """A GPU in MIG mode stands for its instances too."""
     at: AwareDatetime
     xid: int | None = Field(default=None, ge=0, le=10_000)
     ecc_errors: int | None = Field(default=None, gt=0, le=2**53)
-    """Uncorrected ones that are new."""
+    """Number of new uncorrected errors."""
 
     @model_validator(mode="after")
-    def _says_one_thing(self) -> DeviceError:
+    def _has_one_kind(self) -> DeviceError:
         if (self.xid is None) == (self.ecc_errors is None):
             raise ValueError("an error of a device has either an xid or ecc_errors")
         return self
 
 
-class Heartbeat(BaseModel):
-    """That the worker is there."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Heartbeat(_Body):
+    """A sign of life of the worker."""
 
     worker: Name
     inventory: str = Field(default="", max_length=64)
-    """The answer to the last `Report`: which inventory the server should have."""
+    """Name of the inventory that the server should have, from its reply to the last `InventoryReport`."""
     telemetry: Readings = ()
     leases: LeaseIds = frozenset()
-    """Ids of the leases whose processes are on the host."""
+    """Ids of the leases with processes on the host."""
     errors: Annotated[tuple[DeviceError, ...], FailFast(), Field(max_length=MAX_ERRORS)] = ()
-    """Since the last heartbeat that was answered. Told again, they count once."""
+    """Errors since the last answered heartbeat. Repeated errors count once."""
     is_leaving: bool = False
-    """The agent was told to stop: no new task for the worker."""
+    """The agent was told to stop: the worker gets no new task."""
 
 
 class ServerReply(BaseModel):
-    """The server's answer to a `Report` and to a `Heartbeat`."""
+    """The server's reply to an `InventoryReport` or a `Heartbeat`."""
 
     model_config = ConfigDict(frozen=True)
 
     inventory: str = ""
-    """Names the inventory that the server has; empty for none."""
+    """Name of the inventory that the server has; empty for none."""
     leases: int | None = None
-    """Of a worker that leaves: how many tasks it still has. At 0 it has left."""
+    """How many leases a leaving worker still has. At 0 it has left."""
     end: tuple[str, ...] = ()
-    """Ids of leases that the agent told of and that are over: it ends their processes. For as long as some are there, a
-    worker that was lost gets no task."""
+    """Ids of reported leases that are over: the agent ends their processes. While such processes run, a worker that was
+    lost gets no task."""
     contested: tuple[str, ...] = ()
-    """Ids of devices that another worker offers, so that they get no task here; worth telling again later."""
+    """Ids of devices that another worker offers: they get no task here. The agent reports them again later."""
 
 
 def valid_readings(readings: Iterable[Telemetry]) -> tuple[Telemetry, ...]:
-    """The readings that a server takes."""
+    """The readings that a server accepts."""
     return tuple(reading for reading in readings if is_sane(reading))
 
 
 def read_body(model: type[M], body: bytes) -> M:
-    """The body as that model.
+    """The body as a value of the model.
 
-    What is too long is refused before it is looked into: of a million broken devices, pydantic would count every error,
-    which takes 3 MB of body to 6 GB of memory.
+    Lists that are too long are refused before validation: pydantic collects every error, so a body of 3 MB with a
+    million invalid devices needs 6 GB of memory.
 
-    :raises ValueError: it is none; the text says in one line where and why
+    :raises ValueError: the body is invalid; the text says where and why in one line
     """
     try:
         value = from_json(body)

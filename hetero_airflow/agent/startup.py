@@ -1,4 +1,4 @@
-"""What comes before the agent's loop: its key, and its enrolment where it has a secret for that."""
+"""What the agent needs before its loop: its key, its enrolment, its signals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def key_path(home: Path, worker_id: str) -> Path:
-    """Where the key of a worker's agent is, below AIRFLOW_HOME; agents of several workers may share a home.
+    """Path of the key of a worker's agent, below AIRFLOW_HOME. Agents of several workers may share a home.
 
     >>> key_path(Path("/opt/airflow"), "node-7/gpu")
     PosixPath('/opt/airflow/hetero/agent-node-7%2Fgpu.pem')
@@ -32,11 +32,11 @@ def key_path(home: Path, worker_id: str) -> Path:
 def open_connection(
     url: str, worker_id: str, path: Path, secret: str, *, pause: Callable[[float], bool], rng: random.Random
 ) -> ServerConnection | None:
-    """The connection of an agent that has a key which is enrolled, as far as it can tell; None if told to stop before.
+    """The connection of an agent with an enrolled key; None if the agent was told to stop before.
 
-    The secret may stay in a container's environment: once it is used, it enrols nothing else, and is passed over.
+    The secret may stay in a container's environment: a used secret enrols nothing else, and is ignored.
 
-    :raises IdentityError: no key and no secret, or a secret that the server refuses
+    :raises IdentityError: there is no key and no secret, or the server refuses the secret
     """
     key = load_key(path)
     had_key = key is not None
@@ -44,46 +44,46 @@ def open_connection(
         raise IdentityError(
             f"to speak for worker {worker_id}",
             found=f"no key in {path}, and no secret in {ENROLMENT_VARIABLE}",
-            remedy=f"Run `airflow hetero enroll {worker_id}` where Airflow's database is, and give its secret here",
+            remedy=f"Run `airflow hetero enroll {worker_id}` on a host with Airflow's database; set its secret here",
         )
-    link = ServerConnection(url, worker_id, key or make_key(path))
+    connection = ServerConnection(url, worker_id, key or make_key(path))
     failures = 0
     while secret:
         try:
-            link.enrol(secret)
+            connection.enrol(secret)
         except ServerUnreachable as error:
             failures += 1
             if failures == 1:
                 log.warning("%s", error)
             if pause(retry_wait_s(failures, rng)):
-                link.close()
+                connection.close()
                 return None
             continue
         except RefusedByServer as error:
             if not had_key:
-                link.close()
+                connection.close()
                 raise
-            log.warning("Going on with the key in %s; the secret was not taken: %s", path, error)
-        return link
-    return link
+            log.warning("The agent continues with the key in %s; the server refused the secret: %s", path, error)
+        return connection
+    return connection
 
 
 class StopSignals:
-    """SIGTERM and SIGINT as something to wait for."""
+    """Waits for SIGTERM and SIGINT."""
 
     def __init__(self) -> None:
-        self._told = threading.Event()
+        self._received = threading.Event()
 
     def listen(self) -> None:
-        """Take the signals; only in the main thread."""
+        """Install the signal handlers; only in the main thread."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._take)
+            signal.signal(number, self._receive)
 
     def pause(self, seconds: float) -> bool:
-        """Wait so long, or until a signal comes; whether one came since the last call."""
-        told = self._told.wait(seconds)
-        self._told.clear()
-        return told
+        """Wait this long, or until a signal arrives; returns whether one arrived since the last call."""
+        is_received = self._received.wait(seconds)
+        self._received.clear()
+        return is_received
 
-    def _take(self, _number: int, _frame: FrameType | None) -> None:
-        self._told.set()
+    def _receive(self, _number: int, _frame: FrameType | None) -> None:
+        self._received.set()

@@ -49,19 +49,19 @@ class World:
     def poll(self) -> Inventory | None:
         return self.inventories.pop(0) if self.inventories else None
 
-    def look(self) -> frozenset[str]:
+    def live_leases(self) -> frozenset[str]:
         return self.here
 
     def end(self, leases) -> None:
         self.ended += [(round(self.now, 1), lease_id) for lease_id in leases]
 
-    def report(self, report: InventoryReport) -> ServerReply:
+    def send_inventory(self, report: InventoryReport) -> ServerReply:
         self.told.append((round(self.now, 1), f"inventory of {len(report.worker.devices)}"))
         answer = self.answer(report)
         self.known = str(len(self.told))
         return answer or ServerReply(inventory=self.known)
 
-    def beat(self, beat: Heartbeat) -> ServerReply:
+    def send_heartbeat(self, beat: Heartbeat) -> ServerReply:
         words = ["leaving" if beat.is_leaving else "beat", *(f"{one.power_w:g} W" for one in beat.telemetry)]
         words += sorted(beat.leases)
         words += [f"{one.device_id}:{one.xid or f'{one.ecc_errors} ECC'}" for one in beat.errors]
@@ -186,7 +186,7 @@ def test_an_inventory_that_is_not_taken_is_not_told_with_each_heartbeat(caplog):
     told = world.run()
     assert [at for at, what in told if what.startswith("inventory")] == [0, REPORT_AGAIN_S, 2 * REPORT_AGAIN_S]
     assert len(told) > 20
-    assert "does not take this worker's inventory" in caplog.text
+    assert "does not accept this worker's inventory" in caplog.text
 
 
 def test_devices_that_another_worker_offers_are_asked_for_again(caplog):
@@ -226,7 +226,7 @@ def test_a_server_that_does_not_answer_does_not_keep_a_leaving_agent(caplog):
     world.answer = answer
     world.run()
     assert 6 + LEAVE_TIMEOUT_S <= world.now < 6 + LEAVE_TIMEOUT_S + MAX_RETRY_WAIT_S + 1
-    assert "leaves without a word" in caplog.text
+    assert "leaves without telling it" in caplog.text
 
 
 def test_each_heartbeat_tells_the_leases_whose_processes_are_here():
@@ -257,7 +257,7 @@ def test_a_worker_that_is_kept_out_tells_its_inventory_with_each_heartbeat_until
     world.answer = answer
     assert [what for _, what in world.run()] == ["inventory of 2"] * 3 + ["beat", "leaving"]
     assert reports == [frozenset({"l1"})] * 2
-    assert caplog.text.count("processes of these leases are here: l1") == 1
+    assert caplog.text.count("processes of these leases still run here: l1") == 1
 
 
 def test_errors_of_devices_are_told_with_the_next_heartbeat_until_one_is_answered():

@@ -63,7 +63,7 @@ def until(condition: Callable[[], object], seconds: float = 20) -> None:
 class NoLeases:
     """Stands in for a host without tasks."""
 
-    def look(self) -> frozenset[str]:
+    def live_leases(self) -> frozenset[str]:
         return frozenset()
 
     def end(self, leases) -> None:
@@ -95,7 +95,7 @@ def running(server, enrolment, tmp_path, monkeypatch):
     thread.start()
     yield found, signals, thread
     for _ in range(100):
-        signals._take(15, None)
+        signals._receive(15, None)
         thread.join(0.1)
         if not thread.is_alive():
             break
@@ -104,10 +104,10 @@ def running(server, enrolment, tmp_path, monkeypatch):
 
 def test_an_agent_enrols_once_and_goes_on_with_its_key(server, enrolment, tmp_path):
     first = link_to(server.url, tmp_path)
-    assert first.report(InventoryReport(worker=WORKER)).inventory
+    assert first.send_inventory(InventoryReport(worker=WORKER)).inventory
     for secret in (SECRET, "", "another".ljust(43, "-")):
         again = link_to(server.url, tmp_path, secret)
-        assert again.report(InventoryReport(worker=WORKER)).inventory
+        assert again.send_inventory(InventoryReport(worker=WORKER)).inventory
         again.close()
     first.close()
 
@@ -147,13 +147,13 @@ def test_what_is_no_api_server_of_ours_is_told(server, tmp_path, enrolment):
     link.close()
     wrong = link_to(f"{server.url}/elsewhere", tmp_path, "")
     with pytest.raises(RefusedByServer, match=r"HTTP 404.* Give the address of Airflow's API server") as caught:
-        wrong.beat(Heartbeat(worker="worker-a"))
+        wrong.send_heartbeat(Heartbeat(worker="worker-a"))
     assert caught.value.code is None
     wrong.close()
     for url in ("http://127.0.0.1:1", "http://name.invalid", "ftp://x", "rubbish"):
         wrong = link_to(url, tmp_path, "")
         with pytest.raises(ServerUnreachable):
-            wrong.beat(Heartbeat(worker="worker-a"))
+            wrong.send_heartbeat(Heartbeat(worker="worker-a"))
         wrong.close()
 
 
@@ -161,7 +161,7 @@ def test_a_revoked_agent_is_told_so(server, enrolment, tmp_path):
     link = link_to(server.url, tmp_path)
     enrolment.revoke("worker-a", datetime.now(UTC))
     with pytest.raises(RefusedByServer) as caught:
-        link.beat(Heartbeat(worker="worker-a"))
+        link.send_heartbeat(Heartbeat(worker="worker-a"))
     assert caught.value.code is RefusalCode.UNKNOWN_KEY
     link.close()
 
@@ -212,7 +212,7 @@ def test_sigterm_takes_no_new_task_waits_for_the_last_one_and_leaves(running, st
     now = datetime.now(UTC)
     store.record([RequestSubmitted(a_pending("r1")), RequestSubmitted(a_pending("r2"))], now)
     (lease,) = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), now, now + HOUR).leases
-    signals._take(15, None)
+    signals._receive(15, None)
     until(lambda: store.snapshot().holds)
     assert store.commit(Plan((a_place("r2", **{"GPU-1": 1000}),)), now, now + HOUR).refused == ("r2",)
     at = datetime.now(UTC)

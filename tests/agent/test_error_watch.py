@@ -47,8 +47,8 @@ class Host:
 
     def told(self):
         """(device, XID or number of ECC errors) of what is told, which the server takes."""
-        told = self.watch.look()
-        self.watch.forget(told)
+        told = self.watch.unconfirmed()
+        self.watch.confirm(told)
         return [(one.device_id, one.xid or f"{one.ecc_errors} ECC") for one in told]
 
 
@@ -57,7 +57,7 @@ def test_xids_and_new_ecc_errors_are_told_until_they_are_known():
     host.see(GPU_0=3)
     host.see(GPU_0=5)
     host.hear(79)
-    assert host.watch.look() == host.watch.look()
+    assert host.watch.unconfirmed() == host.watch.unconfirmed()
     assert host.told() == [("GPU-0", "2 ECC"), ("GPU-0", 79)]
     host.see(GPU_0=5)
     assert host.told() == []
@@ -66,10 +66,10 @@ def test_xids_and_new_ecc_errors_are_told_until_they_are_known():
 def test_what_comes_while_the_server_is_told_is_told_next():
     host = Host()
     host.hear(63)
-    told = host.watch.look()
+    told = host.watch.unconfirmed()
     host.hear(63, 48)
-    host.watch.look()
-    host.watch.forget(told)
+    host.watch.unconfirmed()
+    host.watch.confirm(told)
     assert host.told() == [("GPU-0", 63), ("GPU-0", 48)]
 
 
@@ -95,7 +95,7 @@ def test_a_number_that_is_no_xid_is_passed_over(xid):
 @pytest.mark.parametrize("device", [a_cpu(), a_device(simulated=True), a_device(vendor="amd")])
 def test_xids_are_listened_for_only_where_there_are_nvidia_gpus(device):
     host = Host(device)
-    host.watch.look()
+    host.watch.unconfirmed()
     assert host.xids.polls == 0
     host.watch.close()
     assert host.xids.is_closed
@@ -106,4 +106,4 @@ def test_each_error_has_the_time_at_which_it_was_noticed():
     host.see(GPU_0=0)
     host.clock.advance(30)
     host.see(GPU_0=1)
-    assert [one.at for one in host.watch.look()] == [EPOCH + timedelta(seconds=30)]
+    assert [one.at for one in host.watch.unconfirmed()] == [EPOCH + timedelta(seconds=30)]

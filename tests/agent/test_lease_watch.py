@@ -91,29 +91,29 @@ class Watch(LeaseWatch):
 
 
 def test_a_host_without_tasks_has_no_leases():
-    assert Watch().look() == frozenset()
+    assert Watch().live_leases() == frozenset()
 
 
 def test_a_lease_is_there_for_as_long_as_its_task(supervise):
     process, pid = supervise()
     watch = Watch()
-    assert watch.look() == {"l1"}
+    assert watch.live_leases() == {"l1"}
     kill(pid)
     process.wait()
-    assert (watch.look(), read_lease_files(lease_folder())) == (frozenset(), {})
+    assert (watch.live_leases(), read_lease_files(lease_folder())) == (frozenset(), {})
 
 
 def test_a_lease_is_there_before_its_process_is():
     with recorded_lease("l1", "worker-a"):
-        assert Watch().look() == {"l1"}
+        assert Watch().live_leases() == {"l1"}
 
 
 def test_a_supervisor_that_only_has_its_end_to_report_holds_nothing(supervise):
     _, pid = supervise(manner="slow")
     watch = Watch()
-    assert watch.look() == {"l1"}
+    assert watch.live_leases() == {"l1"}
     kill(pid)
-    until(lambda: watch.look() == frozenset())
+    until(lambda: watch.live_leases() == frozenset())
     assert len(read_lease_files(lease_folder())) == 1
 
 
@@ -125,9 +125,9 @@ def test_a_program_in_a_session_of_its_own_counts_without_any_file(supervise):
         subprocess.Popen(["/bin/sleep", "600"], env=others) as foreign,
     ):
         watch = Watch()
-        until(lambda: watch.look() == {"l7"})
+        until(lambda: watch.live_leases() == {"l7"})
         watch.now += 100
-        assert watch.look() == {"l7"}
+        assert watch.live_leases() == {"l7"}
         assert own.poll() is None, "nobody said that it is over"
         watch.end(["l7"])
         assert own.wait(10) == -15
@@ -140,10 +140,10 @@ def test_a_task_whose_supervisor_was_killed_is_ended_and_forgotten(supervise, ca
     watch = Watch()
     process.kill()
     process.wait()
-    assert watch.look() == {"l1"}
+    assert watch.live_leases() == {"l1"}
     assert f"Lease l1: its supervisor is gone. Its processes [{pid}] get SIGTERM." in caplog.text
     until(lambda: mark(pid) is None)
-    assert (watch.look(), read_lease_files(lease_folder())) == (frozenset(), {})
+    assert (watch.live_leases(), read_lease_files(lease_folder())) == (frozenset(), {})
 
 
 def test_a_task_that_does_not_heed_sigterm_is_killed_after_the_grace_time(supervise, caplog):
@@ -152,11 +152,11 @@ def test_a_task_that_does_not_heed_sigterm_is_killed_after_the_grace_time(superv
     process.kill()
     process.wait()
     for _ in range(3):
-        assert watch.look() == {"l1"}
+        assert watch.live_leases() == {"l1"}
     watch.now += GRACE_S
-    watch.look()
+    watch.live_leases()
     until(lambda: mark(pid) is None)
-    assert watch.look() == frozenset()
+    assert watch.live_leases() == frozenset()
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [text.rpartition(" get ")[2] for text in warnings] == ["SIGTERM.", "SIGKILL."]
 
@@ -164,20 +164,20 @@ def test_a_task_that_does_not_heed_sigterm_is_killed_after_the_grace_time(superv
 def test_a_lease_that_is_over_is_ended_at_once_and_its_supervisor_reports(supervise):
     process, _ = supervise()
     watch = Watch()
-    watch.look()
+    watch.live_leases()
     watch.end(["l1", "unknown here"])
     assert process.wait(10) == 0
-    assert watch.look() == frozenset()
+    assert watch.live_leases() == frozenset()
 
 
 def test_another_workers_leases_are_not_touched(supervise):
     process, pid = supervise(worker_id="worker-b")
     watch = Watch()
     watch.end(["l1"])
-    assert watch.look() == frozenset()
+    assert watch.live_leases() == frozenset()
     process.kill()
     process.wait()
-    watch.look()
+    watch.live_leases()
     assert mark(pid) is not None
     assert len(read_lease_files(lease_folder())) == 1
 
@@ -194,7 +194,7 @@ def test_files_of_the_past_name_no_process_of_now(supervise, change):
     else:
         content["task"]["ticks"] -= 1
     path.write_text(json.dumps(content))
-    assert Watch().look() == frozenset()
+    assert Watch().live_leases() == frozenset()
     assert mark(pid) is not None
     assert read_lease_files(lease_folder()) == {}
 
@@ -203,5 +203,5 @@ def test_what_tidies_up_temporary_files_does_not_find_an_old_one(supervise):
     supervise()
     (path,) = read_lease_files(lease_folder())
     os.utime(path, (0, 0))
-    Watch().look()
+    Watch().live_leases()
     assert time.time() - path.stat().st_mtime < 60
