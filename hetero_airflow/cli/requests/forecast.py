@@ -74,7 +74,7 @@ def answer_lines(answer: CheapestChange | None) -> Iterator[str]:
     if answer is None:
         yield "No single change of the request would start it now"
         return
-    yield f"It would start now, on {answer.place.worker_id}, {answer.change.words}:"
+    yield f"It would start now, on {answer.place.worker_id}, {answer.change.description}:"
     yield f"  {request_text(answer.change.request)}"
 
 
@@ -90,7 +90,7 @@ def forecast_json(seen: Forecast | None) -> dict[str, Any]:
         },
         "what_if": answer
         and {
-            "words": answer.change.words,
+            "words": answer.change.description,
             "arguments": request_text(answer.change.request),
             "request": answer.change.request.model_dump(mode="json"),
             "cost": round(answer.change.cost, 6),

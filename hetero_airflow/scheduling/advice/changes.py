@@ -1,11 +1,11 @@
-"""What a request could ask for instead, and what each change costs. Pure.
+"""The changes of a request that could make it start earlier, and the cost of each. Pure.
 
-The cost of a change is the part of the run's time that it adds, or that it is worth avoiding:
+A cost of 0.1 stands for a run that takes 10 % longer:
 
 ======================================================= =============================================
 fewer devices or cores, m in place of n                 n / m - 1
-another device class                                    0.05, and how much slower the task is there
-... of another maker                                    0.5 more: the code may not run there
+another device class                                    0.05, and by how much the task is slower there
+... of another vendor                                   0.5 more: the code may not run there
 a share of the device in place of all of it             1 / share - 1, and 0.1 for the neighbours
 less memory of the device                               0.1, and 0.2 each time it is halved
 memory without an upper limit                           0.05
@@ -17,13 +17,13 @@ without a condition on software or driver               0.3 each
 a higher priority                                       0.25 a class: others wait in its place
 ======================================================= =============================================
 
-The costs order what is tried, no more; they are judgement, not measurement.
+The costs only order what is tried. They are judged, not measured.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,66 +39,67 @@ from hetero_airflow.units import ByteRange, format_bytes
 _GIB = 2**30
 
 FieldChange = tuple[Mapping[str, object], float, str]
-"""Fields of an alternative to set, the cost, and the words."""
+"""Fields of an alternative to set, the cost, and the description."""
 
 AddedAlternative = tuple[Alternative, float, str]
-"""An alternative to stand behind those that there are, the cost, and the words."""
+"""An alternative to append to the request, the cost, and the description."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Another request, what it costs, and in words what is different."""
+    """A changed request, the cost of the change, and its description for people."""
 
     request: DeviceRequest
     cost: float
-    words: str
+    description: str
 
 
 def possible_changes(snapshot: Snapshot, pending: PendingRequest) -> list[Change]:
-    """The changes that some worker could serve if it were idle, the cheapest first."""
+    """The changes that some online worker could serve if it were idle, the cheapest first."""
     online = [worker for worker in snapshot.workers if worker.state is WorkerState.ONLINE]
     shapes = Shapes()
-    offered = {shapes.entry(worker).shape: worker for worker in online}
-    present = [device for worker in offered.values() for device in worker.devices if device.kind != "cpu"]
-    devices = {device_class(device): device for device in present}
+    workers = {shapes.entry(worker).shape: worker for worker in online}
+    accelerators = [device for worker in workers.values() for device in worker.devices if device.kind != "cpu"]
+    devices = {device_class(device): device for device in accelerators}
     speeds = snapshot.estimates.relative_speeds(pending.task, frozenset(devices))
-    found: dict[str, Change] = {}
-    for change in _all_changes(pending.request, devices, speeds, list(offered)):
-        known = found.get(change.request.fingerprint)
+    cheapest: dict[str, Change] = {}
+    for change in _all_changes(pending.request, devices, speeds):
+        known = cheapest.get(change.request.fingerprint)
         if change.request != pending.request and (known is None or change.cost < known.cost):
-            found[change.request.fingerprint] = change
-    possible = (c for c in found.values() if any(_is_servable(one, offered) for one in c.request.alternatives))
-    return sorted(possible, key=lambda change: (change.cost, change.words))
+            cheapest[change.request.fingerprint] = change
+    possible = (change for change in cheapest.values() if _is_servable(change.request, workers))
+    return sorted(possible, key=lambda change: (change.cost, change.description))
 
 
-def _is_servable(alternative: Alternative, shapes: Iterable[Shape]) -> bool:
-    return any(feasibility_of(alternative, shape).is_servable for shape in shapes)
+def _is_servable(request: DeviceRequest, shapes: Collection[Shape]) -> bool:
+    return any(
+        feasibility_of(alternative, shape).is_servable for alternative in request.alternatives for shape in shapes
+    )
 
 
 def _all_changes(
-    request: DeviceRequest, devices: Mapping[str, Device], speeds: Mapping[str, float], shapes: Iterable[Shape]
+    request: DeviceRequest, devices: Mapping[str, Device], speeds: Mapping[str, float]
 ) -> Iterator[Change]:
     for rank in range(request.priority.rank):
         priority = tuple(Priority)[rank]
         cost = 0.25 * (request.priority.rank - rank)
         yield Change(_changed_request(request, priority=priority), cost, f"with the priority {priority}")
     for number, alternative in enumerate(request.alternatives):
-        for fields, cost, words in _relaxed(alternative, devices.values()):
+        where = f" in alternative {number + 1}" if len(request.alternatives) > 1 else ""
+        for fields, cost, description in _relaxed(alternative, devices.values()):
             changed = _changed_alternative(alternative, fields)
             if changed is not None:
-                others = list(request.alternatives)
-                others[number] = changed
-                where = f" in alternative {number + 1}" if len(others) > 1 else ""
-                yield Change(_changed_request(request, alternatives=tuple(others)), cost, words + where)
+                alternatives = (*request.alternatives[:number], changed, *request.alternatives[number + 1 :])
+                yield Change(_changed_request(request, alternatives=alternatives), cost, description + where)
     if len(request.alternatives) < MAX_ALTERNATIVES:
-        for added, cost, words in _added_alternatives(request.alternatives[0], devices, speeds):
-            yield Change(_changed_request(request, alternatives=(*request.alternatives, added)), cost, words)
+        for added, cost, description in _added_alternatives(request.alternatives[0], devices, speeds):
+            yield Change(_changed_request(request, alternatives=(*request.alternatives, added)), cost, description)
 
 
 def _changed_request(request: DeviceRequest, **fields: Any) -> DeviceRequest:
-    """Anew, since a copy would keep what is cached of the old one."""
-    kept = {name: getattr(request, name) for name in DeviceRequest.model_fields}
-    return DeviceRequest(**(kept | fields))
+    """A new request; a copy would keep the cached values of the old one."""
+    unchanged = {name: getattr(request, name) for name in DeviceRequest.model_fields}
+    return DeviceRequest(**(unchanged | fields))
 
 
 def _changed_alternative(alternative: Alternative, fields: Mapping[str, object]) -> Alternative | None:
@@ -109,52 +110,61 @@ def _changed_alternative(alternative: Alternative, fields: Mapping[str, object])
 
 
 def _relaxed(alternative: Alternative, devices: Iterable[Device]) -> Iterator[FieldChange]:
-    """The same devices, with less beside them and fewer conditions."""
+    """The same devices, with fewer resources of the host and fewer conditions."""
+    yield from _with_less_of_the_host(alternative)
+    if alternative.topology is not None:
+        yield {"topology": None}, 0.1, f"without the topology {alternative.topology}"
+    if alternative.driver is not None:
+        yield {"driver": None}, 0.3, f"without the condition driver{alternative.driver}"
+    yield from _without_conditions("labels", alternative.labels, 0.2, "={}")
+    yield from _without_conditions("runtime", alternative.runtime, 0.3, "{}")
+    yield from _with_less_memory(alternative, devices)
+
+
+def _with_less_of_the_host(alternative: Alternative) -> Iterator[FieldChange]:
     if alternative.cpus is not None:
         for halvings, cores in _halvings(alternative.cpus):
             yield {"cpus": cores}, 0.05 * halvings, f"with {cores} cores in place of {alternative.cpus}"
         yield {"cpus": None}, 0.05 * math.log2(alternative.cpus) + 0.1, "without cores of its own"
     if alternative.host_memory is not None:
         for halvings, size in list(_halvings(alternative.host_memory))[:4]:
-            words = f"with {format_bytes(size)} of host memory in place of {format_bytes(alternative.host_memory)}"
-            yield {"host_memory": size}, 0.1 * halvings, words
+            sizes = f"{format_bytes(size)} of host memory in place of {format_bytes(alternative.host_memory)}"
+            yield {"host_memory": size}, 0.1 * halvings, f"with {sizes}"
         yield {"host_memory": None}, 0.6, "without host memory of its own"
-    if alternative.topology is not None:
-        yield {"topology": None}, 0.1, f"without the topology {alternative.topology}"
-    if alternative.driver is not None:
-        yield {"driver": None}, 0.3, f"without the condition driver{alternative.driver}"
-    conditions = (("labels", alternative.labels, 0.2, "={}"), ("runtime", alternative.runtime, 0.3, "{}"))
-    for field, asked, cost, form in conditions:
-        for name, value in asked.items():
-            rest = {key: kept for key, kept in asked.items() if key != name}
-            yield {field: rest}, cost, f"without the condition {name}{form.format(value)}"
-        if len(asked) > 1:
-            yield {field: {}}, cost * len(asked), f"without the conditions on {', '.join(asked)}"
-    yield from _with_less_memory(alternative, devices)
+
+
+def _without_conditions(
+    field: str, conditions: Mapping[str, object], cost: float, value_format: str
+) -> Iterator[FieldChange]:
+    for name, value in conditions.items():
+        rest = {key: condition for key, condition in conditions.items() if key != name}
+        yield {field: rest}, cost, f"without the condition {name}{value_format.format(value)}"
+    if len(conditions) > 1:
+        yield {field: {}}, cost * len(conditions), f"without the conditions on {', '.join(conditions)}"
 
 
 def _with_less_memory(alternative: Alternative, devices: Iterable[Device]) -> Iterator[FieldChange]:
-    asked = alternative.memory
-    if asked is None:
+    memory = alternative.memory
+    if memory is None:
         return
-    if asked.maximum is not None:
-        rest = None if asked.minimum is None else str(ByteRange(asked.minimum, None))
-        yield {"memory": rest}, 0.05, f"without the limit of {format_bytes(asked.maximum)} of memory"
-    if asked.minimum is None:
+    if memory.maximum is not None:
+        rest = None if memory.minimum is None else str(ByteRange(memory.minimum, None))
+        yield {"memory": rest}, 0.05, f"without the limit of {format_bytes(memory.maximum)} of memory"
+    if memory.minimum is None:
         return
     sizes = {
         device.memory_bytes * alternative.share_milli // 1000 // _GIB * _GIB
         for device in devices
         if device.kind != "cpu"
     }
-    for size in sorted(size for size in sizes if 0 < size < asked.minimum):
-        cost = 0.1 + 0.2 * math.log2(asked.minimum / size)
-        words = f"with {format_bytes(size)} of memory in place of {format_bytes(asked.minimum)}"
-        yield {"memory": str(ByteRange(size, asked.maximum))}, cost, words
+    for size in sorted(size for size in sizes if 0 < size < memory.minimum):
+        cost = 0.1 + 0.2 * math.log2(memory.minimum / size)
+        description = f"with {format_bytes(size)} of memory in place of {format_bytes(memory.minimum)}"
+        yield {"memory": str(ByteRange(size, memory.maximum))}, cost, description
 
 
 def _halvings(amount: int) -> Iterator[tuple[int, int]]:
-    """(times that it was halved, what is left), down to 1.
+    """(number of halvings, the rest), down to 1.
 
     >>> list(_halvings(6))
     [(1, 3), (2, 1)]
@@ -168,38 +178,38 @@ def _halvings(amount: int) -> Iterator[tuple[int, int]]:
 def _added_alternatives(
     base: Alternative, devices: Mapping[str, Device], speeds: Mapping[str, float]
 ) -> Iterator[AddedAlternative]:
-    """Alternatives to stand behind the request's own: fewer of its devices, a share of one, other devices."""
+    """Alternatives to append to the request: fewer of its devices, a share of one, other devices."""
     yield from _with_fewer_devices(base, 1.0, 0.0)
     if base.kind == "cpu":
         return
-    own = {name for name, device in devices.items() if _names_device(base, device)}
-    top = max((speeds[name] for name in own), default=1.0) or 1.0
-    for name in sorted(devices.keys() - own):
+    named = {name for name, device in devices.items() if _names_device(base, device)}
+    top_speed = max((speeds[name] for name in named), default=1.0) or 1.0
+    for name in sorted(devices.keys() - named):
         device = devices[name]
         if base.kind not in (None, device.kind) or not speeds[name]:
             continue
-        slowness = max(top / speeds[name], 1.0)
+        slowness = max(top_speed / speeds[name], 1.0)
         is_foreign = base.vendor not in (None, device.vendor)
-        what = {"vendor": device.vendor, "kind": device.kind, "model": device.model, "partition": None}
+        fields = {"vendor": device.vendor, "kind": device.kind, "model": device.model, "partition": None}
         if device.partition is not None:
-            what |= {"model": None, "partition": device.partition}
-        other = _changed_alternative(base, {**what, "driver": None if is_foreign else base.driver})
-        if other is None:
+            fields |= {"model": None, "partition": device.partition}
+        added = _changed_alternative(base, {**fields, "driver": None if is_foreign else base.driver})
+        if added is None:
             continue
         surcharge = 0.05 + 0.5 * is_foreign
-        yield other, slowness - 1 + surcharge, _added_description(other, slowness)
-        yield from _with_fewer_devices(other, slowness, surcharge)
+        yield added, slowness - 1 + surcharge, _added_description(added, slowness)
+        yield from _with_fewer_devices(added, slowness, surcharge)
 
 
 def _names_device(base: Alternative, device: Device) -> bool:
-    """Whether the device is one of those that the alternative names."""
+    """Whether the alternative names devices like this one."""
     named = Alternative(vendor=base.vendor, kind=base.kind, model=base.model, partition=base.partition)
     alone = Worker(id=device.id, host=device.id, devices=(device,))
     return feasibility_of(named, Shapes().entry(alone).shape).never is None
 
 
 def _with_fewer_devices(base: Alternative, slowness: float, surcharge: float) -> Iterator[AddedAlternative]:
-    """Less than all of the alternative: fewer devices, or a smaller share."""
+    """The alternative with fewer devices, or with a smaller share of one."""
     if base.share is None:
         counts = range(base.count - 1, 0, -1) if base.count <= 8 else [left for _, left in _halvings(base.count)]
         for number in counts:
@@ -215,7 +225,7 @@ def _with_fewer_devices(base: Alternative, slowness: float, surcharge: float) ->
 
 
 def _added_description(added: Alternative, slowness: float) -> str:
-    """The words on an alternative that is added."""
+    """The description of an added alternative."""
     number = f"{added.share:g} of a" if added.share is not None else f"{added.count} ×"
     longer = "" if slowness < 1.05 else f", about {slowness:.2g} times as long"
     return f"with {number} {added.device_text} as one more choice{longer}"

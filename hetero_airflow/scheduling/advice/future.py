@@ -1,4 +1,4 @@
-"""One pretend course of things from a snapshot on: leases end, plans are carried out. Nothing is decided here."""
+"""A simulated future of a snapshot, in which leases end and plans are carried out. The caller decides the plans."""
 
 from __future__ import annotations
 
@@ -23,19 +23,17 @@ _FOREVER = timedelta(days=3650)
 
 
 class SimulatedFuture:
-    """The world after a snapshot, where each run takes what that part of its estimate says.
+    """The cluster after a snapshot, where each run takes as long as one value of its estimate. Others never end.
 
-    A run of which the estimates don't know how long it will take never ends.
-
-    :param asked: id of the pending request of the snapshot for whose sake one looks
+    :param request_id: the pending request of the snapshot whose start is estimated
     :param part: 0 for `Interval.low`, 1 for the middle, 2 for high
     """
 
-    def __init__(self, snapshot: Snapshot, asked: str, now: datetime, part: int) -> None:
+    def __init__(self, snapshot: Snapshot, request_id: str, now: datetime, part: int) -> None:
         self.time_s = 0.0
-        """Since the snapshot."""
+        """Seconds since the snapshot."""
         self.unknown: dict[TaskName, None] = {}
-        """Tasks that never end here and hold what the request could use."""
+        """Tasks without an estimate that hold devices of workers that the request could use."""
         self._first, self._now, self._part = snapshot, now, part
         self._usage = dict(snapshot.usage)
         self._pending = {pending.id: pending for pending in snapshot.pending}
@@ -45,14 +43,15 @@ class SimulatedFuture:
         self._token = max((lease.token for lease in snapshot.leases), default=0)
         self._token = max(self._token, *self._dag_tokens.values()) if self._dag_tokens else self._token
         self._devices = {w.id: {device.id: device for device in w.devices} for w in snapshot.workers}
-        self._useful = _useful_workers(snapshot, self._pending[asked])
+        self._useful = _useful_workers(snapshot, self._pending[request_id])
         self._ends: list[tuple[float, int, str]] = []
+        """Time, a number that orders ties, lease id."""
         self._serial = count()
         for lease in snapshot.leases:
-            self._foresee(lease)
+            self._plan_end(lease)
 
     def snapshot(self) -> Snapshot:
-        """The world at this moment."""
+        """The snapshot of this moment."""
         return replace(
             self._first,
             usage=dict(self._usage),
@@ -63,12 +62,12 @@ class SimulatedFuture:
         )
 
     @property
-    def running(self) -> int:
+    def running_leases(self) -> int:
         """How many leases there are at this moment."""
         return len(self._leases)
 
     def advance(self, limit_s: float, ends: int = 1) -> bool:
-        """Go on until so many runs have ended, at most to the limit; False if nothing will happen any more."""
+        """Go on until so many runs have ended, at most to the limit; False if nothing more will happen."""
         has_moved = False
         for _ in range(ends):
             if not self._ends or self._ends[0][0] > limit_s:
@@ -81,15 +80,16 @@ class SimulatedFuture:
         return has_moved
 
     def carry_out(self, plan: Plan) -> None:
-        """Do at this moment what the plan says; what is preempted ends at once and waits again."""
+        """Start and end what the plan says. A preempted run ends at once and waits again."""
         for preempt in plan.preemptions:
             lease, holder = self._leases.get(preempt.lease_id), self._holders.get(preempt.request_id)
             self._end(preempt.lease_id)
             if lease is not None and holder is not None:
-                name, held_s = self._class(lease), self._held_s(lease)
-                served = {**holder.attained_service_s, name: holder.attained_service_s.get(name, 0.0) + held_s}
-                again = [*self._pending.values(), replace(holder, attained_service_s=served)]
-                self._pending = {one.id: one for one in sorted(again, key=lambda one: (one.submitted_at, one.id))}
+                name, held_s = self._device_class(lease), self._held_s(lease)
+                service_s = {**holder.attained_service_s, name: holder.attained_service_s.get(name, 0.0) + held_s}
+                pending = [*self._pending.values(), replace(holder, attained_service_s=service_s)]
+                pending.sort(key=lambda request: (request.submitted_at, request.id))
+                self._pending = {request.id: request for request in pending}
         for decision in plan.decisions:
             if isinstance(decision, Place):
                 self._begin(decision)
@@ -119,7 +119,7 @@ class SimulatedFuture:
             expires_at=at + _FOREVER,
         )
         self._leases[lease.id], self._holders[pending.id] = lease, pending
-        self._foresee(lease)
+        self._plan_end(lease)
 
     def _end(self, ended_id: str) -> None:
         lease = self._leases.pop(ended_id, None)
@@ -132,28 +132,28 @@ class SimulatedFuture:
             milli, memory_bytes = used.share_milli - claim.share_milli, used.memory_bytes - claim.memory_bytes
             self._usage[key] = DeviceUsage(max(milli, 0), max(memory_bytes, 0), used.last_granted_at)
 
-    def _foresee(self, lease: Lease) -> None:
-        """Note when a lease will end, or that nobody knows."""
+    def _plan_end(self, lease: Lease) -> None:
+        """Note when a lease ends, or that this is not known."""
         holder = self._holders.get(lease.request_id)
-        left_s = self._left_s(lease, holder)
-        if left_s is not None:
-            heapq.heappush(self._ends, (self.time_s + left_s, next(self._serial), lease.id))
+        remaining_s = self._remaining_s(lease, holder)
+        if remaining_s is not None:
+            heapq.heappush(self._ends, (self.time_s + remaining_s, next(self._serial), lease.id))
         elif holder is not None and lease.worker_id in self._useful:
             self.unknown[holder.task] = None
 
-    def _left_s(self, lease: Lease, holder: PendingRequest | None) -> float | None:
+    def _remaining_s(self, lease: Lease, holder: PendingRequest | None) -> float | None:
         if lease.state is LeaseState.PREEMPTED:
             return 0.0
         if holder is None or lease.state is LeaseState.EXPIRED:
             return None
-        name = self._class(lease)
-        left = self._first.estimates.remaining_s(holder.task, name, self._held_s(lease), holder.attained_service_s)
-        return None if left is None else left[self._part]
+        name, held_s = self._device_class(lease), self._held_s(lease)
+        remaining = self._first.estimates.remaining_s(holder.task, name, held_s, holder.attained_service_s)
+        return None if remaining is None else remaining[self._part]
 
     def _held_s(self, lease: Lease) -> float:
         return max((self._now - lease.granted_at).total_seconds() + self.time_s, 0.0)
 
-    def _class(self, lease: Lease) -> str:
+    def _device_class(self, lease: Lease) -> str:
         devices: Mapping[str, Device] = self._devices.get(lease.worker_id, {})
         leased = leased_device_class(lease.claims, devices)
         return "" if leased is None else leased[0]
@@ -161,10 +161,10 @@ class SimulatedFuture:
 
 def _useful_workers(snapshot: Snapshot, pending: PendingRequest) -> frozenset[str]:
     """Ids of the online workers that could run the request if they were idle."""
-    shapes = Shapes()
+    shapes, alternatives = Shapes(), pending.request.alternatives
     return frozenset(
         worker.id
         for worker in snapshot.workers
         if worker.state is WorkerState.ONLINE
-        and any(feasibility_of(one, shapes.entry(worker).shape).is_servable for one in pending.request.alternatives)
+        and any(feasibility_of(asked, shapes.entry(worker).shape).is_servable for asked in alternatives)
     )

@@ -1,8 +1,7 @@
-"""The cheapest change of a request with which it would start now. Pure.
+"""Finds the cheapest change of a request with which it would start now. Pure.
 
-Found by trying: one change after another, in the order of their costs, is put in the place of the
-request, and the policy decides on the whole queue again; the first with which it is placed is the answer.
-Only single changes are tried.
+It tries single changes in the order of their costs: the policy decides on the whole queue with the changed request,
+until it places it.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.scheduling.advice.changes import Change, possible_changes
 
 MAX_TRIED = 50
-"""Changes on which the policy decides; the cheapest ones."""
+"""The policy decides on the cheapest changes only, at most on so many."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheapestChange:
-    """A change with which the policy places the request now, and where."""
+    """A change with which the policy places the request now, and the placement."""
 
     change: Change
     place: Place
@@ -33,9 +32,9 @@ def cheapest_change(
 ) -> CheapestChange | None:
     """The cheapest change with which the request would be placed now; None if no single one does.
 
-    Members of its gang that ask for the same are changed with it.
+    The change applies to the members of its gang with an equal request too.
 
-    :param pending: of the snapshot, or one that was refused and has left it
+    :param pending: a request of the snapshot, or one that was refused and is not in it any more
     """
     for change in possible_changes(snapshot, pending)[:MAX_TRIED]:
         plan = decide(_changed_snapshot(snapshot, pending, change.request), now)
@@ -46,13 +45,11 @@ def cheapest_change(
 
 
 def _changed_snapshot(snapshot: Snapshot, pending: PendingRequest, request: DeviceRequest) -> Snapshot:
-    def is_meant(one: PendingRequest) -> bool:
-        return one.id == pending.id or bool(
-            pending.gang and one.gang == pending.gang and one.request == pending.request
-        )
+    def changed(queued: PendingRequest) -> PendingRequest:
+        is_like = bool(pending.gang) and queued.gang == pending.gang and queued.request == pending.request
+        return replace(queued, request=request) if queued.id == pending.id or is_like else queued
 
-    present = snapshot.pending
-    if all(one.id != pending.id for one in present):
-        present = tuple(sorted((*present, pending), key=lambda one: (one.submitted_at, one.id)))
-    changed = (replace(one, request=request) if is_meant(one) else one for one in present)
-    return replace(snapshot, pending=tuple(changed))
+    queue = list(snapshot.pending)
+    if all(queued.id != pending.id for queued in queue):
+        queue = sorted([*queue, pending], key=lambda queued: (queued.submitted_at, queued.id))
+    return replace(snapshot, pending=tuple(map(changed, queue)))

@@ -43,7 +43,7 @@ def test_fewer_devices_where_fewer_are_free():
     asked = a_pending("r", "a100:4")
     found = answer(a_snapshot([asked], worker, busy=[("w", "a100-sxm4-40gb-0")]))
     assert found.change.request == parsed(["a100:4", "a100:3"])
-    assert found.change.words == "with 3 × nvidia/a100 as one more choice, about 1.3 times as long"
+    assert found.change.description == "with 3 × nvidia/a100 as one more choice, about 1.3 times as long"
     assert found.change.cost == pytest.approx(1 / 3)
     assert (found.place.worker_id, found.place.alternative, len(found.place.claims)) == ("w", 1, 3)
 
@@ -56,7 +56,7 @@ def test_another_model_that_is_free_by_how_slow_it_is():
     known = Estimates({("dag", "r"): speeds})
     found = answer(a_snapshot([asked], *workers, busy=busy, estimates=known))
     assert found.change.request == parsed(["a100", "nvidia/v100"])
-    assert found.change.words == "with 1 × nvidia/v100 as one more choice, about 2 times as long"
+    assert found.change.description == "with 1 × nvidia/v100 as one more choice, about 2 times as long"
     busy.append(("v", "v100-0"))
     found = answer(a_snapshot([asked], *workers, busy=busy, estimates=known))
     assert found.change.request == parsed(["a100", "nvidia/t4"])
@@ -71,7 +71,7 @@ def test_a_device_of_another_maker_comes_after_a_slower_one():
     known = Estimates(default_speeds={"nvidia/a100-sxm4-40gb": 1.0, "nvidia/v100": 0.1, "amd/mi300x": 2.0})
     found = answer(replace(snapshot, estimates=known))
     assert (found.change.request.alternatives[1].vendor, found.change.request.alternatives[1].driver) == ("amd", None)
-    assert found.change.words == "with 1 × amd/mi300x as one more choice"
+    assert found.change.description == "with 1 × amd/mi300x as one more choice"
 
 
 def test_a_share_where_half_of_a_device_is_free():
@@ -80,7 +80,7 @@ def test_a_share_where_half_of_a_device_is_free():
     snapshot = replace(a_snapshot([a_pending("r", "a100")], worker), usage=usage)
     found = answer(snapshot)
     assert found.change.request == parsed(["a100", "a100:0.5"])
-    assert found.change.words == "with 0.5 of a nvidia/a100 as one more choice, about 2 times as long"
+    assert found.change.description == "with 0.5 of a nvidia/a100 as one more choice, about 2 times as long"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_less_of_what_stands_in_the_way(arguments, instead, words):
     usage = {("w", "cpu"): DeviceUsage(4000, 32 * GIB)}
     snapshot = replace(a_snapshot([a_pending("r", "a100", **arguments)], worker), usage=usage)
     found = answer(snapshot)
-    assert (found.change.request, found.change.words) == (parsed("a100", **instead), words)
+    assert (found.change.request, found.change.description) == (parsed("a100", **instead), words)
 
 
 def test_a_higher_priority_where_others_stand_before_it():
@@ -124,7 +124,7 @@ def test_a_higher_priority_where_others_stand_before_it():
     snapshot = a_snapshot([first, second], worker)
     found = answer(snapshot, second, PriorityPolicy())
     assert found.change.request == parsed("a100", priority="high")
-    assert (found.change.words, found.change.cost) == ("with the priority high", 0.5)
+    assert (found.change.description, found.change.cost) == ("with the priority high", 0.5)
     assert answer(snapshot, second, Fifo()) is None, "fifo does not look at priorities, and a share is not free either"
 
 
@@ -183,7 +183,7 @@ def test_each_change_is_another_request_with_a_cost_and_the_answer_is_placed_by_
     snapshot = replace(snapshot, pending=(*snapshot.pending, pending))
     changes = possible_changes(snapshot, pending)
     assert [change.cost for change in changes] == sorted(change.cost for change in changes)
-    assert all(change.cost > 0 and change.words and change.request != request for change in changes)
+    assert all(change.cost > 0 and change.description and change.request != request for change in changes)
     assert len({change.request for change in changes}) == len(changes)
     assert all(change.request.priority.rank <= request.priority.rank for change in changes)
     found = cheapest_change(snapshot, pending, PriorityPolicy().decide, EPOCH)
@@ -204,4 +204,4 @@ def test_the_most_urgent_can_not_be_made_more_urgent():
 def test_a_topology_can_be_given_up():
     snapshot = a_snapshot([a_pending("r", "a100:2", topology="nvlink")], a_worker("w", gpus(2)))
     without = [c for c in possible_changes(snapshot, snapshot.pending[0]) if c.request == parsed("a100:2")]
-    assert [(change.cost, change.words) for change in without] == [(0.1, "without the topology nvlink")]
+    assert [(change.cost, change.description) for change in without] == [(0.1, "without the topology nvlink")]
