@@ -280,7 +280,7 @@ def _live_snapshot() -> Snapshot:
     configuration = read_configuration()
     beliefs = PolicyContext(store, configuration.shares, DagEdges(), SiteLinks(configuration.site_links))
     beliefs.refresh()
-    return replace(beliefs.told(store.snapshot(), configuration.min_run_s), can_preempt=True)
+    return replace(beliefs.add_to(store.snapshot(), configuration.min_run_s), can_preempt=True)
 
 
 def _deciding() -> tuple[Callable[[Snapshot, datetime], Plan], float | None]:

@@ -1,57 +1,76 @@
-"""The store as a scheduler sees it: one look a heartbeat, and one after each of its own writes."""
+"""The store as a scheduler uses it: it reads the tables once in a heartbeat, and after each of its own writes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from hetero_airflow.errors import StoreError
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.model.worker import Worker
 from hetero_airflow.store.sql.store import SqlStore
-from hetero_airflow.store.store import CommitResult, LeaseMove, StoreEvent
+from hetero_airflow.store.store import CommitResult, LeaseMove, Store, StoreEvent
 
 
 class CachedSnapshotStore(SqlStore):
-    """Gives the same snapshot until it is told to look anew or writes itself.
+    """Returns the same snapshot until `invalidate` or a write of its own.
 
-    Each look is a transaction, even where nothing has changed. Much of a heartbeat asks for the present state, some of
-    it for every task; what other schedulers write in the meantime is news for the next heartbeat, and no commit relies
-    on it.
+    Each read is a transaction, even if nothing has changed, and much of a heartbeat needs the present state, some of it
+    for every task. The next heartbeat sees what other schedulers write meanwhile; no commit relies on the snapshot.
     """
 
-    _last: Snapshot | None = None
+    _cached: Snapshot | None = None
 
     def invalidate(self) -> None:
         """Let the next `snapshot` read the tables."""
-        self._last = None
+        self._cached = None
 
     def snapshot(self) -> Snapshot:
-        """The present state, as it was at the last look or own write."""
-        if self._last is None:
-            self._last = super().snapshot()
-        return self._last
+        """The state at the last read, or after the last own write."""
+        if self._cached is None:
+            self._cached = super().snapshot()
+        return self._cached
 
     def record(self, events: Sequence[StoreEvent], now: datetime) -> None:
-        """Take note of what happened, in order."""
+        """Record events, in order; does nothing for none."""
         if events:
             self.invalidate()
             super().record(events, now)
 
     def commit(self, plan: Plan, now: datetime, expires_at: datetime, news: Sequence[StoreEvent] = ()) -> CommitResult:
-        """Grant the placements of a plan and keep every decision's account; writes nothing where nothing is new."""
+        """Grant the placements of a plan; see the port."""
         self.invalidate()
         return super().commit(plan, now, expires_at, news)
 
     def renew(self, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
-        """Extend the leases given as (lease id, token); the ids that are not held with that token any more."""
+        """Extend leases; see the port."""
         if holds:
             self.invalidate()
         return super().renew(holds, expires_at)
 
     def move(self, moves: Sequence[LeaseMove], now: datetime) -> tuple[Lease | StoreError, ...]:
-        """Change the states of leases, in one transaction; the outcome of each move, in order; see the port."""
+        """Change the states of leases; see the port."""
         if moves:
             self.invalidate()
         return super().move(moves, now)
+
+
+class KnownWorkers:
+    """The workers of a store by id. The index is made anew only when the workers change."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._indexed: tuple[tuple[Worker, ...], dict[str, Worker]] = ((), {})
+
+    def current(self) -> Mapping[str, Worker]:
+        """Worker id → worker, as the store has them now."""
+        workers = self._store.snapshot().workers
+        if workers is not self._indexed[0]:
+            self._indexed = workers, {worker.id: worker for worker in workers}
+        return self._indexed[1]
+
+    def known(self, worker_id: str) -> Worker:
+        """A worker as it was seen last. Reads the store only for an unknown one, since a commit has just changed it."""
+        return self._indexed[1].get(worker_id) or self.current()[worker_id]

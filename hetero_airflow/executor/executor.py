@@ -1,4 +1,4 @@
-"""The executor: what Airflow's scheduler sees. Device tasks go through the dispatcher, all others straight through."""
+"""The executor, as Airflow's scheduler sees it. Device tasks go through the dispatcher, all others to the engine."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.executor.context.dag_edges import DagEdges
 from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.engine_choice import EngineTrait, configured_engine
-from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
+from hetero_airflow.executor.task_log import SchedulerCallbacks
+from hetero_airflow.model.lease import Lease
 from hetero_airflow.policies import load_policy
 
 _MAX_NOTES = 1000
 
 
 class HeteroExecutor(BaseExecutor):
-    """Holds device tasks until they are placed, then hands them to an engine that exists already.
+    """Keeps device tasks until they are placed, then hands them to an existing engine.
 
     Configure it as ``[core] executor = hetero_airflow.executor.HeteroExecutor``, alone or beside others.
     """
@@ -52,7 +53,7 @@ class HeteroExecutor(BaseExecutor):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._clock: Clock = SystemClock()
-        self._noted: deque[Any] = deque(maxlen=_MAX_NOTES)
+        self._notes: deque[Any] = deque(maxlen=_MAX_NOTES)
         self._engine: AirflowEngine = configured_engine()(self.parallelism, self.team_name)
 
     def start(self) -> None:
@@ -65,62 +66,55 @@ class HeteroExecutor(BaseExecutor):
         configuration = read_configuration()
         _ensure_pool(configuration.pool)
         close_in_children(_airflow_database())
-        store, tasks = CachedSnapshotStore(_airflow_database()), TaskInstances()
+        store = CachedSnapshotStore(_airflow_database())
         store.snapshot()  # fails now, and clearly, where it would fail later
-        self._engine.start(
-            EngineContext(
-                self.job_id, self.callback_sink, self.name, store.heartbeats, lambda: self._dispatcher.workers()
-            )
-        )
-        self._keeper = LeaseKeeper(
+        self._use(
             store,
-            self._engine,
-            tasks=tasks,
-            report=self._report,
-            freed=lambda *told: self._dispatcher.freed(*told),
-            lost=lambda *told: self._dispatcher.lost(*told),
-            lease_timeout_s=configuration.lease_timeout_s,
+            Dispatcher(
+                configuration,
+                store,
+                load_policy(configuration.policy),
+                self._engine,
+                tasks=TaskInstances(),
+                edges=DagEdges(),
+                callbacks=SchedulerCallbacks(self._report, self._note, self._renew_token),
+                clock=self._clock,
+                queued_timeout_s=conf.getfloat("scheduler", "task_queued_timeout"),
+            ),
         )
-        self._dispatcher = Dispatcher(
-            configuration,
-            store,
-            load_policy(configuration.policy),
-            self._engine,
-            self._keeper,
-            tasks=tasks,
-            edges=DagEdges(),
-            report=self._report,
-            note=self._note,
-            renew_token=self._renew_token,
-            queued_timeout_s=conf.getfloat("scheduler", "task_queued_timeout"),
-        )
+        workers = self._dispatcher.workers.current
+        self._engine.start(EngineContext(self.job_id, self.callback_sink, self.name, store.heartbeats, workers))
+
+    def _use(self, store: CachedSnapshotStore, dispatcher: Dispatcher) -> None:
         self._store = store
+        self._dispatcher = dispatcher
+        self._queue, self._checks, self._keeper = dispatcher.queue, dispatcher.checks, dispatcher.keeper
 
     def queue_workload(self, workload: Any, session: Session) -> None:
-        """Hold a device task; pass everything else to the engine. Runs inside the scheduler's transaction."""
-        if not (isinstance(workload, ExecuteTask) and self._take(workload)):
+        """Keep a device task; pass everything else to the engine. Runs inside the scheduler's transaction."""
+        if not (isinstance(workload, ExecuteTask) and self._add_to_queue(workload)):
             self._engine.accept(workload, session)
 
     def heartbeat(self) -> None:
-        """One round of everything: what is placed now, what the engine starts, what ended.
+        """One round in the scheduler's loop: place waiting tasks, start them, process the ends of others.
 
-        What was just queued does not wait for the engine's answer about what runs; what ended is given on at once.
+        A task that was just queued does not wait until the engine has told what ended.
         """
-        open_slots = self.slots_available
-        self._emit_metrics(open_slots, len(self._keeper.running), len(self._dispatcher.held))  # type: ignore[no-untyped-call]
-        self._store.invalidate()
+        self._emit_metrics(self.slots_available, len(self._keeper.running), len(self._queue.tasks))  # type: ignore[no-untyped-call]
+        self._store.invalidate()  # read the tables once in this heartbeat
         now = self._clock.now()
-        self._dispatcher.decide(now)
-        self._engine.heartbeat()
-        if self._take_in(self._engine.collect()):
-            self._dispatcher.decide(now)
+        self._dispatcher.place_tasks(now)  # decide who gets free devices, and hand those tasks to the engine
+        self._engine.heartbeat()  # the engine starts them
+        is_any_over = self._process_ends(self._engine.collect())
+        if is_any_over:  # its devices go to the next task at once
+            self._dispatcher.place_tasks(now)
             self._engine.heartbeat()
-        self._dispatcher.settle(now)
+        self._dispatcher.maintain(now)  # renew leases, find lost tasks, keep records
 
     def change_state(self, key: Any, state: Any, info: Any = None, remove_running: bool = True) -> None:
-        """Take note of a task's state; the scheduler itself calls this for a task that it declares dead.
+        """Take over a task's state. The scheduler calls this for a task without a heartbeat.
 
-        Such a one is treated as any that is lost: by the recovery rules, and with the same try if they say so.
+        Such a task is treated as any lost one: by the recovery rules, and with the same try if they say so.
         """
         if state == TaskInstanceState.FAILED and key in self._keeper.running:
             self._keeper.mark_heartbeat_lost(key)
@@ -128,23 +122,23 @@ class HeteroExecutor(BaseExecutor):
             super().change_state(key, state, info, remove_running)
 
     def get_task_log(self, ti: Any, try_number: int) -> tuple[list[str], list[str]]:
-        """What a running task has written so far, where nobody but the cluster has it."""
+        """The log of a running task, if only its cluster has it."""
         if self._engine.cluster is not None:
             return self._engine.cluster.task_log(ti, try_number)
         return super().get_task_log(ti, try_number)
 
     def has_task(self, task_instance: Any) -> bool:
-        """Whether the task is held or runs here, so that an end event of its past is stale."""
+        """Whether the task waits or runs here. If so, an end event of an earlier run is stale."""
         return self._has(task_instance.key) or self._engine.has_task(task_instance)
 
     def revoke_task(self, *, ti: Any) -> None:
-        """Let go of a task that Airflow found stuck in the queue."""
+        """Forget a task that Airflow found stuck in the queue."""
         self._dispatcher.drop(ti.key, "Airflow revoked it")
         if self._engine.withdraw(ti.key):
             self._keeper.end(ti.key, "Airflow revoked it")
 
     def try_adopt_task_instances(self, tis: Sequence[Any]) -> Sequence[Any]:
-        """Take over device tasks of a scheduler that died; those that can't be are returned."""
+        """Take over device tasks of a scheduler that died. Returns those that can't be taken over."""
         self._store.invalidate()
         try:
             leases = {lease.request_id: lease for lease in self._store.snapshot().leases}
@@ -152,27 +146,36 @@ class HeteroExecutor(BaseExecutor):
             # Airflow tries again after the driver's errors, not after ours
             raise error.__cause__ or error from None
         running, others = [], []
-        for ti in tis:
-            if self._has(ti.key):
-                continue  # ours already: a scheduler that was slow to heartbeat is asked to adopt its own tasks
+        # ours already: a scheduler with a late heartbeat is asked to adopt its own tasks
+        for ti in (ti for ti in tis if not self._has(ti.key)):
             lease = leases.get(str(ti.id))
-            if lease is not None and not self._dispatcher.reaches(lease.worker_id):
-                others.append(ti)  # what it has begun, or may begin, is on a host that we can't see
-            elif ti.state == TaskInstanceState.QUEUED and ENVELOPE_KEY in (ti.executor_config or {}):
-                self._take(ExecuteTask.make(ti, generator=self.jwt_generator))
-            elif lease is not None:
-                self._keeper.begin(ti.key, lease)
-                if self._engine.cluster is not None:
-                    self._engine.cluster.follow(ti.key, lease)
-                running.append(ti)
-            elif ENVELOPE_KEY in (ti.executor_config or {}) and (
-                last := self._dispatcher.last_lease(ti.key, str(ti.id))
-            ):
-                self._keeper.begin(ti.key, last)  # a cycle took it back: lost, before Airflow missed its scheduler
-            else:
+            if not self._adopt(ti, lease):
                 others.append(ti)
-        self._engine.try_adopt(running)  # where the engine can't follow them, the keeper finds out when they end
+            elif lease is not None and ti.key in self._keeper.running:
+                running.append(ti)
+        self._engine.try_adopt(running)  # if the engine can't follow them, the keeper finds out when they end
         return list(self._engine.try_adopt(others))
+
+    def _adopt(self, ti: Any, lease: Lease | None) -> bool:
+        """Take over one device task; whether that was possible.
+
+        :param lease: its live lease
+        """
+        if lease is not None and not self._dispatcher.starter.reaches(lease.worker_id):
+            return False  # the host on which it runs or starts can't be seen from here
+        is_device_task = ENVELOPE_KEY in (ti.executor_config or {})
+        if ti.state == TaskInstanceState.QUEUED and is_device_task:
+            self._add_to_queue(ExecuteTask.make(ti, generator=self.jwt_generator))
+            return True
+        if lease is not None:
+            self._keeper.begin(ti.key, lease)
+            if self._engine.cluster is not None:
+                self._engine.cluster.follow(ti.key, lease)
+            return True
+        last = self._dispatcher.lease_events.last_lease(ti.key, str(ti.id)) if is_device_task else None
+        if last is not None:  # a cycle took the lease back: the task is lost, before Airflow missed its scheduler
+            self._keeper.begin(ti.key, last)
+        return last is not None
 
     def fail_connection_test(self, key: Any) -> None:
         """Forget a connection test that Airflow gave up."""
@@ -180,7 +183,7 @@ class HeteroExecutor(BaseExecutor):
 
     @property
     def slots_occupied(self) -> int:
-        """Workloads that run or wait for a free process. Held ones take none, or they would stop all others."""
+        """Workloads that run or wait for a free process. Waiting device tasks take no slot, to stop no others."""
         return int(self._engine.occupied_slots) + len(self._keeper.running)
 
     @property
@@ -189,15 +192,16 @@ class HeteroExecutor(BaseExecutor):
         return int(self.parallelism) - self.slots_occupied
 
     def debug_dump(self) -> None:
-        """Log what is held and what runs."""
-        self.log.info("Held: %s", [str(held.workload.key) for held in self._dispatcher.held.values()])
+        """Log which tasks wait and which run."""
+        self.log.info("Waiting: %s", [str(key) for key in self._queue.tasks])
         self.log.info("Running: %s", {str(key): task.lease.id for key, task in self._keeper.running.items()})
 
     def end(self) -> None:
-        """Wait for the running tasks, then free what they held."""
-        self._take_in(self._engine.end())
+        """Wait for the running tasks, then free their devices."""
+        self._process_ends(self._engine.end())
         self._dispatcher.close()
-        self._keeper.free_ended(self._clock.now())
+        now = self._clock.now()
+        self._dispatcher.lease_events.handle(self._keeper.free_ended(now), now)
 
     def terminate(self) -> None:
         """Stop without waiting."""
@@ -205,36 +209,41 @@ class HeteroExecutor(BaseExecutor):
         self._engine.terminate()
 
     def _has(self, key: Any) -> bool:
-        return key in self._dispatcher.held or key in self._dispatcher.probes.held or key in self._keeper.running
+        return key in self._queue.tasks or key in self._checks.tasks or key in self._keeper.running
 
-    def _take(self, workload: ExecuteTask) -> bool:
-        """Hold a workload that asks for a device; whether it does."""
+    def _add_to_queue(self, workload: ExecuteTask) -> bool:
+        """Keep a workload that requests a device. Returns whether it requests one."""
+        config = workload.ti.executor_config
         try:
-            asked = unpack_request(workload.ti.executor_config, workload.ti.map_index)
+            requested = unpack_request(config, workload.ti.map_index)
         except RequestError as error:
             self._report(workload.key, "failed", str(error))
             return True
-        if asked is not None:
-            desk = self._dispatcher.probes if is_placement_check(workload.ti.executor_config) else self._dispatcher
-            desk.hold(workload, asked, self._clock.now())
-        return asked is not None
+        if requested is not None:
+            queue = self._checks if is_placement_check(config) else self._queue
+            queue.add(workload, requested, self._clock.now())
+        return requested is not None
 
-    def _take_in(self, events: Mapping[Any, tuple[Any, Any]]) -> bool:
-        """What the engine reports; whether a lease is over. The end of a task that is held again is no news."""
-        is_over = False
+    def _process_ends(self, events: Mapping[Any, tuple[Any, Any]]) -> bool:
+        """Pass on the states that the engine reports. Returns whether a lease is over.
+
+        The end of a task that waits here again, or is about to, is not passed on: Airflow would take it for the end of
+        the coming run.
+        """
+        is_any_over = False
         for key, (state, info) in events.items():
             if key not in self._keeper.running:
                 super().change_state(key, state, info)
             elif state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED):
                 has_failed = state == TaskInstanceState.FAILED
-                if (has_failed and self._keeper.is_lost(key)) or self._keeper.survives(key, failed=has_failed):
+                if (has_failed and self._keeper.is_lost(key)) or self._keeper.is_still_running(key, failed=has_failed):
                     continue
-                is_told = key in self._dispatcher.held or self._keeper.is_scheduled_again(key)
+                runs_again = key in self._queue.tasks or self._keeper.is_scheduled_again(key)
                 self._keeper.end(key, "the task ended")
-                is_over = True
-                if not is_told:
+                is_any_over = True
+                if not runs_again:
                     super().change_state(key, state, info)
-        return is_over
+        return is_any_over
 
     def _report(self, key: Any, state: str, reason: str | None) -> None:
         if reason:
@@ -244,10 +253,10 @@ class HeteroExecutor(BaseExecutor):
     def _note(self, key: Any, text: str) -> None:
         self.log_task_event(event="hetero_airflow", extra=text, ti_key=key)
         # Airflow hands them to SQLAlchemy one by one, which holds them weakly: without this they would be empty
-        self._noted.extend(self._task_event_logs)
+        self._notes.extend(self._task_event_logs)
 
     def _renew_token(self, workload: ExecuteTask, valid_s: float | None = None) -> None:
-        """A held task may have outlived the token that it was queued with, or has to begin before something."""
+        """Give a task a new token: it may have waited longer than its first one is valid, or must start by a time."""
         claims = {"sub": str(workload.ti.id), "scope": "workload"}
         limit_s = conf.getfloat("scheduler", "task_queued_timeout")
         workload.token = self.jwt_generator.generate(claims, valid_for=min(valid_s or limit_s, limit_s))
@@ -260,7 +269,7 @@ def _airflow_database() -> Any:
 
 
 def _ensure_pool(name: str) -> None:
-    """Device tasks have a pool of their own: a held task is QUEUED and would eat slots of any other."""
+    """Create the pool of device tasks. They need their own: a waiting device task is QUEUED and takes a slot."""
     pool = Pool(pool=name, slots=-1, description="Tasks that wait for or use devices", include_deferred=False)
     with suppress(IntegrityError), create_session(scoped=False) as session:  # another scheduler may be faster
         if session.scalar(select(Pool).where(Pool.pool == name)) is None:

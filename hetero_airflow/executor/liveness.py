@@ -1,4 +1,4 @@
-"""Finds the workers that have fallen silent, as soon as they have been for too long."""
+"""Finds the workers without a heartbeat, as soon as the liveness timeout has passed."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from hetero_airflow.scheduling.reaper import lost_workers
 from hetero_airflow.store.store import Presence, Store, WorkerLost
 
 _MIN_PERIOD = timedelta(seconds=1)
-"""Between two looks."""
+"""The time between two looks."""
 
 
 class PresenceStore(Store, Presence, Protocol):
-    """A store that knows who is there."""
+    """A store with the heartbeats of workers."""
 
 
 class LivenessTimeout:
-    """Looks three times within the timeout, and once more when the first of the silent ones reaches it.
+    """Looks three times within the timeout, and once more when the worker with the oldest heartbeat reaches it.
 
-    :param own: the worker that this scheduler reports by itself, or None
+    :param local_worker_id: the worker that this scheduler reports itself, or None
     """
 
-    def __init__(self, store: PresenceStore, timeout_s: float, own: str | None) -> None:
-        self._store, self._timeout_s, self._own = store, timeout_s, own
+    def __init__(self, store: PresenceStore, timeout_s: float, local_worker_id: str | None) -> None:
+        self._store, self._timeout_s, self._local_worker_id = store, timeout_s, local_worker_id
         self._period = max(timedelta(seconds=timeout_s / 3), _MIN_PERIOD)
         self._next_at: datetime | None = None
 
-    def find(self, now: datetime) -> tuple[WorkerLost, ...]:
-        """The workers that are lost now; nothing where it is too early to look."""
+    def find_lost(self, now: datetime) -> tuple[WorkerLost, ...]:
+        """The workers that are lost now; empty if it is too early to look."""
         next_at = self._next_at
-        if next_at is not None and next_at - self._period <= now < next_at:  # not so if a clock was set back
+        if next_at is not None and next_at - self._period <= now < next_at:  # False if a clock was set back
             return ()
         workers = [worker for worker in self._store.snapshot().workers if worker.state is WorkerState.ONLINE]
-        seen, agents = self._store.last_seen(), self._store.heartbeats()
-        lost = lost_workers(workers, seen, agents, self._store.server_heartbeat(), now, self._timeout_s)
-        silent = [seen[worker.id] for worker in workers if worker.id in seen and worker.id != self._own]
-        first = min(silent, default=now) + timedelta(seconds=self._timeout_s)
-        self._next_at = min(max(first, now + _MIN_PERIOD), now + self._period)
-        return tuple(event for event in lost if event.worker_id != self._own)
+        seen_at, heartbeats = self._store.last_seen(), self._store.heartbeats()
+        lost = lost_workers(workers, seen_at, heartbeats, self._store.server_heartbeat(), now, self._timeout_s)
+        remote_ids = [worker.id for worker in workers if worker.id in seen_at and worker.id != self._local_worker_id]
+        oldest = min((seen_at[id_] for id_ in remote_ids), default=now)
+        self._next_at = min(max(oldest + timedelta(seconds=self._timeout_s), now + _MIN_PERIOD), now + self._period)
+        return tuple(event for event in lost if event.worker_id != self._local_worker_id)

@@ -1,85 +1,97 @@
-"""A device task that is QUEUED for Airflow and waits here."""
+"""The device tasks that are QUEUED for Airflow and wait here for their devices."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 from airflow.executors.workloads import ExecuteTask
 
 from hetero_airflow.contract.envelope import RequestOrTemplate, unpack_gang
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
-from hetero_airflow.executor.task_log import write_task_log
-from hetero_airflow.executor.task_names import with_task_names
+from hetero_airflow.executor.context.attained_service import AttainedService
+from hetero_airflow.executor.task_log import SchedulerCallbacks, with_task_names, write_task_log
 from hetero_airflow.model.gang import GangMember, gang_member
 from hetero_airflow.model.plan import Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.runtime.task_lease import TaskLease
+from hetero_airflow.scheduling.pending_events import RequestEvent
+from hetero_airflow.store.store import RequestSubmitted, RequestWithdrawn
+
+log = logging.getLogger(__name__)
 
 SETTLING_TIME = timedelta(seconds=1)
-"""A task that was held for less is not looked up again: Airflow itself refuses to start one that is not QUEUED. And
-what was placed for less is not written about yet."""
+"""A task that is younger is not looked up in Airflow's database: Airflow itself does not start a task that is not
+QUEUED. The log of a task that was placed later than this is not written yet: that would compete with its start."""
 
 
 @dataclass(slots=True)
 class PendingTask:
-    """The workload, what it asks for, and since when."""
+    """The workload, what it requests, and since when."""
 
     workload: ExecuteTask
-    asked: RequestOrTemplate
+    requested: RequestOrTemplate
     since: datetime
     request: DeviceRequest | None = None
-    """As the store knows it; None until its templates are rendered."""
-    first: DeviceRequest | None = None
-    """The same before its alternatives were turned; `request` where they were not."""
+    """As the store has it; None until its templates are rendered."""
+    original_request: DeviceRequest | None = None
+    """`request` before its alternatives were reordered; None if they were not."""
     not_started: tuple[TaskLease, ...] = ()
-    """Those under which it was handed over and did not begin."""
-    told: str = ""
-    """The last reason for waiting that its log has."""
+    """The leases under which it was handed over and did not start."""
+    logged_reason: str = ""
+    """The last reason for waiting in its log."""
     gang: str = ""
-    """The placement of its gang for which it waits; empty for a task of its own."""
+    """The placement of its gang for which it waits; empty if it is in no gang."""
     gang_size: int = 1
-    """Of that placement."""
-    is_left_out: bool = False
-    """Its gang goes without it, and it is not submitted."""
-    seat: GangMember | None = field(init=False)
+    """The size of that placement."""
+    is_excluded: bool = False
+    """Its gang runs without it, so it is not submitted."""
+    member: GangMember | None = field(init=False)
     """Its place in its gang."""
-    least: int = field(init=False)
-    """With how many members its gang may go on without the others, once all have waited for `patience_s`."""
-    patience_s: float = field(init=False)
+    min_gang_size: int = field(init=False)
+    """The size with which its gang may run once all members have waited for `full_size_wait_s`."""
+    full_size_wait_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         ti = self.workload.ti
-        most, self.least, self.patience_s = unpack_gang(ti.executor_config)
-        is_member = most > 1 and ti.map_index is not None
-        self.seat = gang_member(ti.dag_id, ti.run_id, ti.task_id, ti.map_index, most) if is_member else None
+        full_size, self.min_gang_size, self.full_size_wait_s = unpack_gang(ti.executor_config)
+        is_member = full_size > 1 and ti.map_index is not None
+        self.member = gang_member(ti.dag_id, ti.run_id, ti.task_id, ti.map_index, full_size) if is_member else None
 
     @property
     def request_id(self) -> str:
-        """The store's name of the request: the id of the task instance, new for each try."""
+        """The id of the request in the store: the id of the task instance, new for each try."""
         return str(self.workload.ti.id)
 
+    def waited_s(self, now: datetime) -> float:
+        """Seconds since the task was queued."""
+        return (now - self.since).total_seconds()
+
     def resolve(self, tasks: TaskInstances) -> DeviceRequest:
-        """What it asks for, its templates rendered.
+        """The request, with its templates rendered.
 
-        :raises RequestError: they can't be, or make no request
+        :raises RequestError: the templates can't be rendered, or make no request
         """
-        return self.asked if isinstance(self.asked, DeviceRequest) else tasks.render(self.workload, self.asked)
+        if isinstance(self.requested, DeviceRequest):
+            return self.requested
+        return tasks.render(self.workload, self.requested)
 
-    def number(self, alternative: int) -> int:
-        """Where an alternative of `request` stood before its alternatives were turned."""
+    def original_number(self, alternative: int) -> int:
+        """The position of an alternative of `request` before the alternatives were reordered."""
         assert self.request is not None
-        first = self.first or self.request
-        return first.alternatives.index(self.request.alternatives[alternative])
+        return (self.original_request or self.request).alternatives.index(self.request.alternatives[alternative])
 
-    def pending(self, request: DeviceRequest, submitted_at: datetime, served: Mapping[str, float]) -> PendingRequest:
-        """What the queue knows of it."""
+    def as_pending(self, submitted_at: datetime, attained_service_s: Mapping[str, float]) -> PendingRequest:
+        """The task in the store's queue; its request must be resolved."""
+        assert self.request is not None
         ti = self.workload.ti
         return PendingRequest(
             id=self.request_id,
-            request=request,
+            request=self.request,
             submitted_at=submitted_at,
             weight=ti.priority_weight,
             dag_id=ti.dag_id,
@@ -87,16 +99,68 @@ class PendingTask:
             task_id=ti.task_id,
             map_index=-1 if ti.map_index is None else ti.map_index,
             try_number=ti.try_number,
-            attained_service_s=served,
+            attained_service_s=attained_service_s,
             gang=self.gang,
             gang_size=self.gang_size,
         )
 
+    def log_wait(self, decision: Wait, snapshot: Snapshot, now: datetime) -> None:
+        """Write into the task's log why it waits, if the reason is new."""
+        text = f"Waiting for {self.request}: {decision.reason}"
+        if text != self.logged_reason:
+            self.logged_reason = text
+            line = f"{with_task_names(text, snapshot)} (place {decision.position} in the queue)"
+            write_task_log(self.workload.log_path, line, now)
 
-def log_wait(held: PendingTask, decision: Wait, snapshot: Snapshot, now: datetime) -> None:
-    """Write into the task's log why it waits, if that is news."""
-    text = f"Waiting for {held.request}: {decision.reason}"
-    if text != held.told:
-        held.told = text
-        named = with_task_names(text, snapshot)
-        write_task_log(held.workload.log_path, f"{named} (place {decision.position} in the queue)", now)
+
+class TaskQueue:
+    """The tasks that wait here, and the events about their requests that the store does not have yet."""
+
+    def __init__(self, callbacks: SchedulerCallbacks) -> None:
+        self.tasks: dict[Any, PendingTask] = {}
+        self.events: list[RequestEvent] = []
+        """What the store gets with the next plan."""
+        self.attained_service = AttainedService()
+        self._report = callbacks.report
+
+    def add(self, workload: ExecuteTask, requested: RequestOrTemplate, since: datetime) -> None:
+        """Keep a task until it has its devices. Uses no database: the scheduler is inside a transaction."""
+        self.tasks[workload.key] = PendingTask(workload, requested, since)
+
+    def return_task(self, task: PendingTask, lease: TaskLease) -> None:
+        """Keep a task again that did not start where it was placed. If Airflow has queued it again, it had started."""
+        if task.workload.key not in self.tasks:
+            not_started = (*task.not_started, lease)
+            again = PendingTask(task.workload, task.requested, task.since, not_started=not_started)
+            self.tasks[task.workload.key] = again
+
+    def submit(self, task: PendingTask) -> None:
+        """Put the request of a task into the store's queue."""
+        submitted_at, service_s = self.attained_service.before(task.request_id, task.since)
+        self.events.append(RequestSubmitted(task.as_pending(submitted_at, service_s)))
+
+    def withdraw(self, task: PendingTask, cause: str) -> None:
+        """Take the request of a task out of the store's queue."""
+        self.events.append(RequestWithdrawn(task.request_id, cause))
+
+    def forget_events(self, task: PendingTask) -> None:
+        """Drop the events of a task's request."""
+        self.events[:] = [event for event in self.events if event.request_id != task.request_id]
+
+    def take(self, key: Any) -> None:
+        """Remove a task that got its devices."""
+        task = self.tasks.pop(key)
+        self.attained_service.begin(task.request_id, task.since)
+
+    def drop(self, key: Any, cause: str) -> None:
+        """Forget a task that Airflow does not want any more. Uses no database either."""
+        task = self.tasks.pop(key, None)
+        if task is not None and task.request is not None:
+            self.withdraw(task, cause)
+
+    def fail(self, key: Any, text: str, now: datetime) -> None:
+        """Let a task fail, with the reason in its log."""
+        log.error("%s: %s", key, text)
+        write_task_log(self.tasks[key].workload.log_path, text, now, "error")
+        self.drop(key, text)
+        self._report(key, "failed", text)

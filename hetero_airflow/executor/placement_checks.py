@@ -1,4 +1,12 @@
-"""Holds tasks that only ask whether a request could be placed now, and lets them go with the answer."""
+"""Placement checks: tasks that ask whether a request could be placed now. They wait like device tasks, without a lease.
+
+The policy itself decides, on the present queue with the one request more, and nothing of the plan is carried out. So
+the answer respects priorities, team shares, reservations and topology, which a look at free devices would not. It holds
+for the moment: another task may be faster.
+
+While it waits, a check is QUEUED like any waiting device task. It takes no process and no worker, and only the
+executor's memory knows it.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +19,13 @@ from airflow.executors.workloads import ExecuteTask
 
 from hetero_airflow.contract.envelope import RequestOrTemplate
 from hetero_airflow.contract.placement_check import PlacementAnswer, add_answer
-from hetero_airflow.engines.engine import DeviceTasks
+from hetero_airflow.engines.engine import AirflowEngine
 from hetero_airflow.errors import RequestError
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
-from hetero_airflow.executor.pending_task import SETTLING_TIME, PendingTask, log_wait
-from hetero_airflow.model.estimates import Estimates
+from hetero_airflow.executor.context.policy_context import PolicyContext
+from hetero_airflow.executor.pending_task import PendingTask
+from hetero_airflow.executor.reconcile import is_settled
+from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.plan import Decision, Place, Plan, Refuse, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
@@ -23,82 +33,75 @@ from hetero_airflow.policies.policy import Policy
 from hetero_airflow.policies.priority import PriorityPolicy
 
 RECHECK = timedelta(seconds=30)
-"""A decision may change with time alone: it is made again at the latest after this."""
-
-RenewToken = Callable[[ExecuteTask, float | None], None]
-"""(workload, seconds): gives it a new token that is good for so long at most; None for as long as Airflow's own."""
+"""A decision may change with time alone: it is made again after this at the latest."""
 
 
 class PlacementChecks:
-    """The probes that wait; none of them is in the store or in anybody's way."""
+    """The checks that wait. They are not in the store, so no other request competes with them."""
 
     def __init__(
         self,
         policy: Policy,
-        engine: DeviceTasks,
+        engine: AirflowEngine,
         tasks: TaskInstances,
-        *,
         reaches: Callable[[str], bool],
-        estimates: Callable[[], Estimates],
-        renew_token: RenewToken,
+        context: PolicyContext,
+        callbacks: SchedulerCallbacks,
     ) -> None:
-        self.held: dict[Any, PendingTask] = {}
+        self.tasks: dict[Any, PendingTask] = {}
         self._engine = engine
-        self._tasks = tasks
-        self._probes = PlacementChecker(policy, reaches)
-        self._estimates = estimates
-        self._renew_token = renew_token
+        self._task_instances = tasks
+        self._checker = PlacementChecker(policy, reaches)
+        self._context = context
+        self._renew_token = callbacks.renew_token
 
-    def hold(self, workload: ExecuteTask, asked: RequestOrTemplate, since: datetime) -> None:
-        """Keep a probe until its answer is there. Touches no database: the scheduler is inside a transaction."""
-        self.held[workload.key] = PendingTask(workload, asked, since)
+    def add(self, workload: ExecuteTask, requested: RequestOrTemplate, since: datetime) -> None:
+        """Keep a check until it has its answer. Uses no database: the scheduler is inside a transaction."""
+        self.tasks[workload.key] = PendingTask(workload, requested, since)
 
-    def step(self, snapshot: Callable[[], Snapshot], now: datetime) -> None:
-        """Let those go that have an answer, and forget those that Airflow does not want any more."""
-        if not self.held:
+    def answer(self, take_snapshot: Callable[[], Snapshot], now: datetime) -> None:
+        """Hand over the checks that have an answer, and forget those that Airflow does not want any more."""
+        if not self.tasks:
             return
-        old = [held.request_id for held in self.held.values() if now - held.since >= SETTLING_TIME]
-        gone = set(old) - self._tasks.queued(old)
-        self.held = {key: held for key, held in self.held.items() if held.request_id not in gone}
-        asked: dict[str, Any] = {}
-        for key, held in list(self.held.items()):
+        settled = [task.request_id for task in self.tasks.values() if is_settled(task, now)]
+        unwanted = set(settled) - self._task_instances.queued(settled)
+        self.tasks = {key: task for key, task in self.tasks.items() if task.request_id not in unwanted}
+        undecided: dict[str, Any] = {}
+        for key, task in list(self.tasks.items()):
             try:
-                held.request = held.request or held.resolve(self._tasks)
+                request = task.request = task.request or task.resolve(self._task_instances)
             except RequestError as error:
-                self._let_go(key, PlacementAnswer(problem=f"The device request can't be read: {error}", is_final=True))
+                problem = f"The device request can't be read: {error}"
+                self._hand_over(key, PlacementAnswer(problem=problem, is_final=True))
                 continue
-            waited_s, limit_s = (now - held.since).total_seconds(), held.request.wait_timeout_s
-            if limit_s is not None and waited_s > limit_s:
-                self._let_go(key, PlacementAnswer(problem=f"asked to wait at most {limit_s:g} s for {held.request}"))
+            if request.wait_timeout_s is not None and task.waited_s(now) > request.wait_timeout_s:
+                problem = f"asked to wait at most {request.wait_timeout_s:g} s for {request}"
+                self._hand_over(key, PlacementAnswer(problem=problem))
                 continue
-            asked[held.request_id] = key
-        self._answer(asked, replace(snapshot(), estimates=self._estimates()), now)
+            undecided[task.request_id] = key
+        self._decide(undecided, replace(take_snapshot(), estimates=self._context.estimates), now)
 
-    def _answer(self, asked: Mapping[str, Any], snapshot: Snapshot, now: datetime) -> None:
-        probes = []
-        for key in asked.values():
-            held = self.held[key]
-            assert held.request is not None
-            probes.append(held.pending(held.request, held.since, {}))
-        for id_, decision in self._probes.decide(probes, snapshot, now).items():
+    def _decide(self, keys: Mapping[str, Any], snapshot: Snapshot, now: datetime) -> None:
+        """Act on the newest decision on each check; `keys`: request id → key."""
+        checks = [self.tasks[key].as_pending(self.tasks[key].since, {}) for key in keys.values()]
+        for id_, decision in self._checker.decide(checks, snapshot, now).items():
             if isinstance(decision, Place | Refuse):
-                self._let_go(asked[id_], answer_of(decision))
+                self._hand_over(keys[id_], answer_of(decision))
             elif isinstance(decision, Wait):
-                log_wait(self.held[asked[id_]], decision, snapshot, now)
+                self.tasks[keys[id_]].log_wait(decision, snapshot, now)
 
-    def _let_go(self, key: Any, answer: PlacementAnswer) -> None:
-        workload = self.held.pop(key).workload
+    def _hand_over(self, key: Any, answer: PlacementAnswer) -> None:
+        workload = self.tasks.pop(key).workload
         workload.ti.context_carrier = add_answer(workload.ti.context_carrier, answer)
         self._renew_token(workload, None)
         self._engine.hand_over_unplaced(workload)
 
 
 def answer_of(decision: Place | Refuse) -> PlacementAnswer:
-    """What a probe is told of the decision that ends its wait."""
+    """The answer to a check, from the decision that ends its wait."""
     if isinstance(decision, Place):
-        return PlacementAnswer(
-            worker_id=decision.worker_id, device_ids=tuple(claim.device_id for claim in decision.claims)
-        )
+        device_ids = tuple(claim.device_id for claim in decision.claims)
+        return PlacementAnswer(worker_id=decision.worker_id, device_ids=device_ids)
     text = f"No known worker can ever run this: {decision.reason}. {decision.nearest}"
     return PlacementAnswer(problem=text, is_final=True)
 
@@ -111,9 +114,9 @@ class _CachedDecision:
 
 
 class PlacementChecker:
-    """Decides on probes as the cycle would; at most one decision a round, so that they can't slow the scheduler down.
+    """Decides on checks as the cycle would. It decides once a round at most, so it can't slow the scheduler down.
 
-    Probes that ask for the same, of the same weight and DAG, are told the same.
+    Checks with the same request, weight and DAG get the same answer.
 
     :param reaches: whether the engine can run anything on a worker
     """
@@ -121,44 +124,40 @@ class PlacementChecker:
     def __init__(self, policy: Policy, reaches: Callable[[str], bool]) -> None:
         self._policy = policy
         self._reaches = reaches
-        self._made: dict[tuple[DeviceRequest, str, int], _CachedDecision] = {}
+        self._cached: dict[tuple[DeviceRequest, str, int], _CachedDecision] = {}
 
-    def decide(self, probes: Sequence[PendingRequest], snapshot: Snapshot, now: datetime) -> dict[str, Decision]:
-        """Probe id → the newest decision on it, as far as one was made."""
+    def decide(self, checks: Sequence[PendingRequest], snapshot: Snapshot, now: datetime) -> dict[str, Decision]:
+        """Request id → the newest decision on it, if there is one."""
         groups: dict[tuple[DeviceRequest, str, int], list[PendingRequest]] = {}
-        for probe in sorted(probes, key=lambda one: (one.submitted_at, one.id)):
-            groups.setdefault((probe.request, probe.dag_id, probe.weight), []).append(probe)
-        self._made = {key: made for key, made in self._made.items() if key in groups}
-        stale = [
-            key
-            for key in groups
-            if key not in self._made
-            or self._made[key].sequence != snapshot.sequence
-            or now - self._made[key].at >= RECHECK
-        ]
+        for check in sorted(checks, key=PendingRequest.order):
+            groups.setdefault((check.request, check.dag_id, check.weight), []).append(check)
+        self._cached = {key: cached for key, cached in self._cached.items() if key in groups}
+        stale = [key for key in groups if self._is_stale(self._cached.get(key), snapshot, now)]
         if stale:
-            never = [key for key in stale if key not in self._made]
-            key = never[0] if never else min(stale, key=lambda key: self._made[key].at)
-            self._made[key] = _CachedDecision(self._decision(groups[key][0], snapshot, now), snapshot.sequence, now)
+            undecided = [key for key in stale if key not in self._cached]
+            key = undecided[0] if undecided else min(stale, key=lambda key: self._cached[key].at)
+            self._cached[key] = _CachedDecision(self._decision(groups[key][0], snapshot, now), snapshot.sequence, now)
         return {
-            probe.id: self._made[key].decision._replace(request_id=probe.id)
-            for key, alike in groups.items()
-            if key in self._made
-            for probe in alike
+            check.id: self._cached[key].decision._replace(request_id=check.id)
+            for key, group in groups.items()
+            if key in self._cached
+            for check in group
         }
 
-    def _decision(self, probe: PendingRequest, snapshot: Snapshot, now: datetime) -> Decision:
-        asked = replace(
+    def _is_stale(self, cached: _CachedDecision | None, snapshot: Snapshot, now: datetime) -> bool:
+        return cached is None or cached.sequence != snapshot.sequence or now - cached.at >= RECHECK
+
+    def _decision(self, check: PendingRequest, snapshot: Snapshot, now: datetime) -> Decision:
+        question = replace(
             snapshot,
             workers=tuple(worker for worker in snapshot.workers if self._reaches(worker.id)),
-            pending=tuple(sorted((*snapshot.pending, probe), key=lambda one: (one.submitted_at, one.id))),
+            pending=tuple(sorted((*snapshot.pending, check), key=PendingRequest.order)),
             can_preempt=False,
         )
         try:
-            plan = self._policy.decide(asked, now)
-            return _decision_on(plan, probe.id)
-        except Exception:  # noqa: BLE001  a policy from another package may raise anything; the cycle tells of it
-            return _decision_on(PriorityPolicy().decide(asked, now), probe.id)
+            return _decision_on(self._policy.decide(question, now), check.id)
+        except Exception:  # noqa: BLE001  a policy from another package may raise anything; the cycle logs it
+            return _decision_on(PriorityPolicy().decide(question, now), check.id)
 
 
 def _decision_on(plan: Plan, request_id: str) -> Decision:

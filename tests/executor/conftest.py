@@ -11,7 +11,7 @@ from hetero_airflow.engines.local import LocalEngine
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.dispatcher import Dispatcher
-from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
+from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.store.memory import MemoryStore
@@ -113,18 +113,16 @@ class Bench:
         self.reports, self.tokens, self.policy = [], [], PriorityPolicy()
         configuration = Configuration("priority", "p", "hetero", 60, 1e6, 10, 180, 30, 60, 300, {}, "worker-a")
         self.notes = []
-        self.keeper = LeaseKeeper(
-            self.store, self.engine, tasks=self.tasks, report=self.report,
-            freed=lambda *told: self.dispatcher.freed(*told),
-            lost=lambda *told: self.dispatcher.lost(*told),
-            lease_timeout_s=60,
-        )  # fmt: skip
-        self.dispatcher = Dispatcher(
-            configuration, self.store, self.policy, self.engine, self.keeper, tasks=self.tasks, report=self.report,
+        callbacks = SchedulerCallbacks(
+            report=self.report,
             note=lambda key, text: self.notes.append((key, text)),
-            edges=SimpleNamespace(refresh=lambda dag_ids: self.edges),
-            renew_token=lambda workload, valid_s: self.tokens.append(workload.key), queued_timeout_s=600,
+            renew_token=lambda workload, valid_s: self.tokens.append(workload.key),
+        )
+        self.dispatcher = Dispatcher(
+            configuration, self.store, self.policy, self.engine, tasks=self.tasks, callbacks=callbacks,
+            edges=SimpleNamespace(refresh=lambda dag_ids: self.edges), clock=self.clock, queued_timeout_s=600,
         )  # fmt: skip
+        self.queue, self.checks, self.keeper = self.dispatcher.queue, self.dispatcher.checks, self.dispatcher.keeper
         self.dispatcher._inventory = SimpleNamespace(poll=lambda: None, close=lambda: None)
 
     def report(self, key, state, reason):
@@ -140,14 +138,14 @@ class Bench:
         )  # fmt: skip
         workload = SimpleNamespace(ti=ti, key=Key(name), log_path=None)
         self.tasks.rows[str(id_)] = TaskProcess("queued")
-        self.dispatcher.hold(workload, DeviceRequest.parse(device, **arguments), self.clock.now())
+        self.queue.add(workload, DeviceRequest.parse(device, **arguments), self.clock.now())
         return str(id_)
 
     def beat(self, seconds=0.0):
         """One heartbeat, after that time."""
         now = self.clock.advance(seconds)
-        self.dispatcher.decide(now)
-        self.dispatcher.settle(now)
+        self.dispatcher.place_tasks(now)
+        self.dispatcher.maintain(now)
 
     def run(self, request_id, pid=100):
         """The task's process has begun."""

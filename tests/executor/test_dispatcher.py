@@ -39,7 +39,7 @@ def test_tasks_wait_until_devices_are_free_and_get_a_new_token_if_theirs_is_old(
         bench.hold(name)
     bench.beat()
     assert bench.started == ["a", "b"]
-    assert list(bench.dispatcher.held) == ["c"]
+    assert list(bench.dispatcher.queue.tasks) == ["c"]
     bench.keeper.end("a", "the task ended")
     bench.beat(200)
     assert (bench.started, bench.tokens) == (["a", "b", "c"], ["c"])
@@ -61,14 +61,14 @@ def test_a_held_task_that_airflow_does_not_want_any_more_leaves_the_queue(bench)
     bench.beat()
     bench.tasks.rows[id_] = TaskProcess("failed")
     bench.beat(1)
-    assert (list(bench.dispatcher.held), bench.store.snapshot().pending, bench.reports) == ([], (), [])
+    assert (list(bench.dispatcher.queue.tasks), bench.store.snapshot().pending, bench.reports) == ([], (), [])
 
 
 def test_what_nothing_can_run_is_refused_at_once_with_the_nearest(bench):
     bench.hold("a", "h100:8")
     bench.beat()
     key, state, reason = bench.reports[0]
-    assert (key, state, list(bench.dispatcher.held)) == ("a", "failed", [])
+    assert (key, state, list(bench.dispatcher.queue.tasks)) == ("a", "failed", [])
     assert "a100-sxm4-40gb" in reason
 
 
@@ -85,7 +85,7 @@ def test_a_task_fails_after_its_waiting_limit_and_not_before(bench):
 
 def test_a_request_that_can_not_be_rendered_fails_its_task_alone(bench):
     bench.hold("a")
-    bench.dispatcher.held["a"].asked = {"device": "gpuu"}
+    bench.dispatcher.queue.tasks["a"].requested = {"device": "gpuu"}
     bench.hold("b")
     bench.beat()
     assert [(key, state) for key, state, _ in bench.reports] == [("a", "failed")]
@@ -308,7 +308,7 @@ def test_a_lost_race_leaves_the_rest_of_the_plan_standing(make_bench):
     for _ in range(3):
         bench.beat(0.5)
     assert bench.started == ["a"]
-    assert list(bench.dispatcher.held) == ["b"]
+    assert list(bench.dispatcher.queue.tasks) == ["b"]
 
 
 def test_no_more_is_placed_than_the_engine_can_start(bench):
@@ -317,7 +317,7 @@ def test_no_more_is_placed_than_the_engine_can_start(bench):
     bench.hold("b")
     bench.beat()
     assert bench.started == ["a"]
-    assert "a process of the engine" in bench.dispatcher.held["b"].told
+    assert "a process of the engine" in bench.dispatcher.queue.tasks["b"].logged_reason
     bench.beat(1)
     assert bench.started == ["a", "b"]
 
@@ -337,7 +337,7 @@ def test_a_probe_that_fails_makes_tasks_wait_and_not_fail(make_bench):
     bench.hold("a")
     bench.beat()
     assert bench.reports == []
-    assert "no answer within 10 s" in bench.dispatcher.held["a"].told
+    assert "no answer within 10 s" in bench.dispatcher.queue.tasks["a"].logged_reason
     bench.store.record([WorkerSeen(a_worker())], bench.clock.now())
     bench.beat(1)
     assert bench.started == ["a"]
@@ -412,4 +412,4 @@ def test_a_task_that_its_engine_can_never_take_fails_with_its_words_and_holds_no
     assert (key, state) == ("a", "failed")
     assert "a job with 40 devices; found 3000 characters. Ask for fewer." in reason
     snapshot = bench.store.snapshot()
-    assert (bench.dispatcher.held, bench.keeper.running, snapshot.pending, snapshot.leases) == ({}, {}, (), ())
+    assert (bench.dispatcher.queue.tasks, bench.keeper.running, snapshot.pending, snapshot.leases) == ({}, {}, (), ())

@@ -29,8 +29,8 @@ def executor(bench, monkeypatch):
     bench.engine.accepted = []
     bench.engine.accept = lambda workload, session: bench.engine.accepted.append(workload)
     bench.store.invalidate = lambda: None
-    executor._engine, executor._store = bench.engine, bench.store
-    executor._keeper, executor._dispatcher = bench.keeper, bench.dispatcher
+    executor._engine = bench.engine
+    executor._use(bench.store, bench.dispatcher)
     return executor
 
 
@@ -63,7 +63,7 @@ def test_a_task_that_the_scheduler_declares_dead_comes_again_with_the_same_try(b
     """Its worker was frozen: the old process thaws, is refused, and its end is not that of the new run."""
     start(bench)
     lost = []
-    bench.keeper._lost = lambda key, lease: not lost.append(lease.id)
+    bench.dispatcher.lease_events.send_back = lambda run, now: not lost.append(run.lease.id)
     executor.change_state("a", FAILED)
     assert executor.get_event_buffer() == {}
     bench.beat(5)
@@ -132,13 +132,13 @@ def test_the_failure_of_an_adopted_task_that_its_cluster_lost_is_not_passed_on_b
     id_ = start(bench)
     lease = bench.lease(id_)
     heir = make_bench(bench.store)
-    executor._keeper, executor._dispatcher = heir.keeper, heir.dispatcher
+    executor._use(heir.store, heir.dispatcher)
     heir.tasks.rows[id_] = TaskProcess("running", 100, "here", heir.clock.now())
     lost = []
-    heir.keeper._lost = lambda key, lease: not lost.append(lease.id)
+    heir.dispatcher.lease_events.send_back = lambda run, now: not lost.append(run.lease.id)
     heir.on_a_cluster({lease.id: TerminationCause(is_out_of_memory=True)})
     heir.keeper.begin("a", lease)
-    executor._take_in({"a": (FAILED, None)})
+    executor._process_ends({"a": (FAILED, None)})
     assert (executor.get_event_buffer(), list(heir.keeper.running)) == ({}, ["a"])
     for _ in range(2):
         heir.beat(5)
@@ -152,7 +152,7 @@ def test_a_revoked_task_leaves_without_an_event(bench, executor):
     executor.revoke_task(ti=SimpleNamespace(key="b"))
     bench.beat(1)
     assert executor.get_event_buffer() == {}
-    assert (list(bench.dispatcher.held), bench.store.snapshot().pending) == ([], ())
+    assert (list(bench.dispatcher.queue.tasks), bench.store.snapshot().pending) == ([], ())
 
 
 def test_what_asks_for_no_device_goes_straight_to_the_engine(bench, executor):
@@ -174,10 +174,10 @@ def test_adoption_takes_what_can_be_seen_and_returns_the_rest(bench, executor, m
     )
     bench.store.commit(Plan((a_place("far-task", "far", **{"GPU-9": 1000}),)), EPOCH, EPOCH)
     heir = make_bench(bench.store)
-    executor._keeper, executor._dispatcher = heir.keeper, heir.dispatcher
+    executor._use(heir.store, heir.dispatcher)
     taken = []
     monkeypatch.setattr(ExecuteTask, "make", lambda ti, generator: ti.key)
-    monkeypatch.setattr(executor, "_take", taken.append)
+    monkeypatch.setattr(executor, "_add_to_queue", taken.append)
     running = a_task_instance("a", id_, "running")
     unknown = a_task_instance(Key("b"), "no-lease", "running")
     queued = a_task_instance("c", "new", "queued")
@@ -203,7 +203,7 @@ def test_the_end_of_a_run_is_not_told_of_a_task_that_is_about_to_be_queued_anew(
 def test_a_cluster_is_told_under_which_lease_a_task_runs_that_is_adopted(bench, executor, make_bench):
     id_ = start(bench)
     heir = make_bench(bench.store)
-    executor._keeper, executor._dispatcher = heir.keeper, heir.dispatcher
+    executor._use(heir.store, heir.dispatcher)
     followed = []
     executor._engine.cluster = SimpleNamespace(follow=lambda key, lease: followed.append((key, lease.request_id)))
     executor.try_adopt_task_instances([a_task_instance(Key("a"), id_, "running")])
@@ -218,7 +218,7 @@ def test_a_task_that_runs_for_airflow_though_a_cycle_took_its_lease_back_is_lost
     lease = bench.lease(id_)
     move_lease(bench.store, lease.id, lease.token, LeaseState.EVICTED, bench.clock.now())
     heir = make_bench(bench.store)
-    executor._keeper, executor._dispatcher = heir.keeper, heir.dispatcher
+    executor._use(heir.store, heir.dispatcher)
     heir.tasks.rows[id_] = TaskProcess("running", 100, "here", heir.clock.now())
     assert executor.try_adopt_task_instances([a_task_instance(Key("a"), id_, "running")]) == []
     heir.beat(5)

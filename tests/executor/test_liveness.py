@@ -29,7 +29,7 @@ def live(store: CountingStore, until_s: float, silent_from_s: float) -> float | 
         if tenth % 50 == 0:
             heard = ["worker-a", *(["worker-b"] if tenth / 10 < silent_from_s else [])]
             store.record([ServerAlive(), *(WorkerAlive(key, leases=frozenset()) for key in heard)], now)
-        lost = silence.find(now)
+        lost = silence.find_lost(now)
         if lost:
             assert lost == (WorkerLost("worker-b"),)
             return tenth / 10
@@ -49,12 +49,12 @@ def test_a_fleet_that_is_there_is_looked_at_a_few_times_a_minute():
 def test_the_schedulers_own_worker_is_not_lost_to_itself():
     store = CountingStore()
     store.record([WorkerSeen(a_worker(key)) for key in ("worker-a", "worker-b")], EPOCH)
-    assert LivenessTimeout(store, 15, "worker-a").find(at(60)) == (WorkerLost("worker-b"),)
+    assert LivenessTimeout(store, 15, "worker-a").find_lost(at(60)) == (WorkerLost("worker-b"),)
 
 
 def test_a_clock_that_is_set_back_does_not_end_the_looking():
     store = CountingStore()
     silence = LivenessTimeout(store, 15, None)
     for seconds in (0, -1000, -999.5, -990):
-        silence.find(at(seconds))
+        silence.find_lost(at(seconds))
     assert store.looks == 3

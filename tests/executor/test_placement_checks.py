@@ -12,8 +12,8 @@ def ask(bench):
 
     def _ask(name, device="gpu", **arguments):
         id_ = bench.hold(name, device, **arguments)
-        held = bench.dispatcher.held.pop(name)
-        bench.dispatcher.probes.hold(held.workload, held.asked, held.since)
+        held = bench.dispatcher.queue.tasks.pop(name)
+        bench.dispatcher.checks.add(held.workload, held.requested, held.since)
         return id_
 
     return _ask
@@ -37,11 +37,11 @@ def test_a_probe_waits_for_room_and_takes_none(bench, ask):
     bench.beat()
     ask("room", "gpu:2")
     bench.beat()
-    assert (list(bench.dispatcher.probes.held), answers(bench)) == (["room"], {})
+    assert (list(bench.dispatcher.checks.tasks), answers(bench)) == (["room"], {})
     bench.keeper.end("train", "the task ended")
     bench.beat(1)
     assert answers(bench)["room"].device_ids == ("GPU-0", "GPU-1")
-    assert bench.dispatcher.probes.held == {}
+    assert bench.dispatcher.checks.tasks == {}
     snapshot = bench.store.snapshot()
     assert (snapshot.leases, snapshot.pending) == ((), ())
 
@@ -51,7 +51,7 @@ def test_a_task_that_needs_the_device_comes_before_the_question(bench, ask):
     bench.hold("train", "gpu")
     bench.beat()
     assert bench.started == ["train"]
-    assert list(bench.dispatcher.probes.held) == ["room"]
+    assert list(bench.dispatcher.checks.tasks) == ["room"]
 
 
 def test_a_probe_that_has_waited_too_long_is_told_so(bench, ask, busy):
@@ -76,7 +76,7 @@ def test_a_probe_that_airflow_does_not_want_any_more_is_forgotten(bench, ask):
     bench.beat()
     bench.tasks.rows[id_] = TaskProcess("failed")
     bench.beat(2)
-    assert (bench.dispatcher.probes.held, answers(bench)) == ({}, {})
+    assert (bench.dispatcher.checks.tasks, answers(bench)) == ({}, {})
 
 
 def test_a_probe_is_kept_fresh_and_gets_a_new_token(bench, ask, busy):

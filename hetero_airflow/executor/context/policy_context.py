@@ -48,7 +48,7 @@ class PolicyContext:
             self._learned, self._edges = learned, edges
             self.estimates = replace(learned, edges=edges, shares=self.estimates.shares)
 
-    def told(self, snapshot: Snapshot, min_run_s: float) -> Snapshot:
+    def add_to(self, snapshot: Snapshot, min_run_s: float) -> Snapshot:
         """A snapshot with what policies are told besides: estimates, links of sites, what may be taken from whom."""
         workers = self._links.labelled(snapshot.workers)
         return replace(snapshot, workers=workers, estimates=self.estimates, protects_unsaved=True, min_run_s=min_run_s)

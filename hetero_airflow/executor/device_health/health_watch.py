@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Protocol
 
+from hetero_airflow.clock import Periods
 from hetero_airflow.discovery.health.burn_in import BurnInOutcome, BurnInResult
 from hetero_airflow.executor.device_health.host_health import HostHealth
-from hetero_airflow.executor.periods import Periods
 from hetero_airflow.health.error_classes import ErrorClass, classify_xid
 from hetero_airflow.health.transitions import ObservedError, after_time, burn_in_change, error_changes, time_change
 from hetero_airflow.model.device import SICK_KEY
@@ -45,7 +45,7 @@ class HealthWatch:
     """
 
     def __init__(self, store: HealthStore, host: HostHealth) -> None:
-        self._store, self._host = store, host
+        self._store, self.host = store, host
         self._news: list[StoreEvent] = []
         self._bars: dict[tuple[str, str], Hold] = {}
         """(worker id, device id) → bar, of the devices that were out when last looked."""
@@ -66,9 +66,9 @@ class HealthWatch:
 
         :raises StoreUnavailable: nothing is forgotten; the next round tries again
         """
-        own = self._host.worker_id
-        self._news += error_changes(own, self._host.take_errors())
-        ended = self._host.take_burn_in_result()
+        own = self.host.worker_id
+        self._news += error_changes(own, self.host.take_errors())
+        ended = self.host.take_burn_in_result()
         if ended is not None:
             device_id, result = ended
             _log_burn_in(device_id, result)
@@ -81,11 +81,11 @@ class HealthWatch:
             self._news.clear()
             self._look()
         due = [device_id for worker_id, device_id in self._on_probation() if worker_id == own]
-        self._host.start_burn_in(due, self._store.snapshot())
+        self.host.start_burn_in(due, self._store.snapshot())
 
     def close(self) -> None:
         """End what runs beside."""
-        self._host.close()
+        self.host.close()
 
     def _look(self) -> None:
         """Read what is remembered, if the devices that are out are others than before, or out for something else."""

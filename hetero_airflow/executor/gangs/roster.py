@@ -1,10 +1,10 @@
-"""The gangs among the tasks that are held or run here: what they are called, who is missing, and who has to stop.
+"""The gangs among the tasks that wait or run here: their names, who is missing, and who has to stop.
 
-Airflow queues the instances of a mapped task one by one, maybe with several schedulers. Each is submitted under the
-name of its gang at once, and policies let it wait until all are there. Every placement of a gang has a number: members
-that come back while others still run wait under the next one, so that none of them is placed beside those.
+Airflow queues the instances of a mapped task one by one, maybe with several schedulers. Each instance is submitted at
+once under the name of its gang, and policies let it wait until all members are there. Every placement of a gang has a
+number. Members that come back while others still run wait under the next number, so none of them joins those.
 
-Who ran and runs no more is read from Airflow's database, and from the store what waits: so it makes no difference which
+Airflow's database tells which members ran and run no more, and the store tells which wait. So it does not matter which
 scheduler saw it happen, or whether one died meanwhile.
 """
 
@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from airflow.utils.state import TaskInstanceState
 
+from hetero_airflow.clock import Periods
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.gangs.sizes import GangAttempt, GangSizes
-from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper, RunningTask
+from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
 from hetero_airflow.executor.leases.preemption import PreemptionNotices
 from hetero_airflow.executor.pending_task import PendingTask
-from hetero_airflow.executor.periods import Periods
 from hetero_airflow.executor.task_log import write_task_log
 from hetero_airflow.model.gang import GangMember, gang_member, parse_placement_name, placement_name
 from hetero_airflow.model.lease import Lease, LeaseState
@@ -34,7 +34,7 @@ from hetero_airflow.store.store import LeaseMove, Store
 _WATCH_EVERY_S = 2.0
 
 _ACTIVE_STATES = (TaskInstanceState.QUEUED, TaskInstanceState.RUNNING, TaskInstanceState.SUCCESS)
-"""What the others of a gang that runs may be: starting, running, or done already."""
+"""The states of the members of a gang that runs: they start, run, or are done already."""
 
 _FINAL_STATES = (
     TaskInstanceState.SUCCESS,
@@ -43,7 +43,19 @@ _FINAL_STATES = (
     TaskInstanceState.UPSTREAM_FAILED,
     TaskInstanceState.REMOVED,
 )
-"""Who is that does not come by itself any more."""
+"""A member in one of these states does not run again by itself."""
+
+MemberStates = Mapping[str, Mapping[int, str | None]]
+"""Gang → rank → state of the task instance."""
+
+
+class EndedMember(NamedTuple):
+    """A waiting member that is to end."""
+
+    key: Any
+    text: str
+    is_done: bool
+    """Its gang ended well without it. If False, its gang can't be complete, and it fails."""
 
 
 class GangRoster:
@@ -56,191 +68,185 @@ class GangRoster:
         self._preemptions = preemptions
         self._sizes = GangSizes()
         self._periods = Periods(watch=_WATCH_EVERY_S)
-        self._told: dict[str, str] = {}
-        """Request id → the last that its log says of the others."""
+        self._logged: dict[str, str] = {}
+        """Request id → the last line in its log about the other members."""
 
-    def enrol(self, held: Iterable[PendingTask], snapshot: Snapshot) -> Iterator[PendingTask]:
-        """Give each member that is held the name under which it waits; those that wait in the store under another."""
-        members = [one for one in held if one.seat is not None]
+    def enroll(self, tasks: Iterable[PendingTask], snapshot: Snapshot) -> Iterator[PendingTask]:
+        """Name for each waiting member the placement for which it waits. Yields those that the store has under another.
+
+        A member whose gang runs without it is marked as excluded.
+        """
+        members = [task for task in tasks if task.member is not None]
         if not members:
             return
-        waiting = {one.id: one for one in snapshot.pending if one.gang}
-        running, asked = _newest_attempts(snapshot.holders.values()), _newest_attempts(waiting.values())
-        numbers = {gang: found.number + 1 for gang, found in running.items()}
-        for gang, found in asked.items():
-            numbers[gang] = max(found.number, numbers.get(gang, 1))
-        for one in members:
-            assert one.seat is not None
-            gang = one.seat.gang
-            holder = snapshot.holders.get(one.request_id)
+        waiting = {request.id: request for request in snapshot.pending if request.gang}
+        running, requested = _newest_attempts(snapshot.holders.values()), _newest_attempts(waiting.values())
+        numbers = {gang: attempt.number + 1 for gang, attempt in running.items()}
+        for gang, attempt in requested.items():
+            numbers[gang] = max(attempt.number, numbers.get(gang, 1))
+        for task in members:
+            assert task.member is not None
+            gang = task.member.gang
+            holder = snapshot.holders.get(task.request_id)
             if holder is not None:  # placed already, and not handed over yet
-                one.gang, one.gang_size, one.is_left_out = holder.gang, holder.gang_size, False
+                task.gang, task.gang_size, task.is_excluded = holder.gang, holder.gang_size, False
                 continue
-            one.gang_size = self._sizes.of(one, running.get(gang), asked.get(gang))
-            one.gang = placement_name(gang, numbers.get(gang, 1), one.gang_size, one.seat.size)
-            one.is_left_out = one.seat.rank >= one.gang_size
-            known = waiting.get(one.request_id)
-            if known is not None and one.request is not None and (one.is_left_out or known.gang != one.gang):
-                yield one
-
-    def is_whole(self, request_id: str, snapshot: Snapshot) -> bool:
-        """Whether all members of the gang of a request that holds a lease hold one; true of one without a gang."""
-        own = snapshot.holders.get(request_id)
-        if own is None or not own.gang:
-            return True
-        return sum(holder.gang == own.gang for holder in snapshot.holders.values()) >= own.gang_size
+            task.gang_size = self._sizes.size_for(task, running.get(gang), requested.get(gang))
+            task.gang = placement_name(gang, numbers.get(gang, 1), task.gang_size, task.member.size)
+            task.is_excluded = task.member.rank >= task.gang_size
+            known = waiting.get(task.request_id)
+            if known is not None and task.request is not None and (task.is_excluded or known.gang != task.gang):
+                yield task
 
     def gang_of(self, lease: Lease, workers: Mapping[str, Worker]) -> TaskGang | None:
-        """What the task of a lease that was just granted is told of the others; None if it has no gang.
+        """What the task of a new lease gets to know about the other members; None if it has no gang.
 
-        Should one of them hold no lease any more, the gang is stopped at the next look.
+        If one of them holds no lease any more, the next `watch` stops the gang.
         """
         snapshot = self._store.snapshot()
-        own = snapshot.holders.get(lease.request_id)
-        if own is None or not own.gang:
+        request = snapshot.holders.get(lease.request_id)
+        if request is None or not request.gang:
             return None
-        seat = _seat(own)
-        placed: dict[int, Lease] = {}
-        for other in snapshot.leases:
-            holder = snapshot.holders.get(other.request_id)
-            if holder is not None and holder.gang == own.gang:
-                placed[holder.map_index - seat.first_index] = other
+        member = _member(request)
+        leases: dict[int, Lease] = {}
+        for member_lease in snapshot.leases:
+            holder = snapshot.holders.get(member_lease.request_id)
+            if holder is not None and holder.gang == request.gang:
+                leases[holder.map_index - member.first_index] = member_lease
+        ranks = range(request.gang_size)
         return TaskGang(
-            name=own.gang,
-            rank=seat.rank,
-            hosts=tuple(workers[placed[n].worker_id].host if n in placed else "" for n in range(own.gang_size)),
-            leader=placed[0].id if 0 in placed else "",
-            first_index=seat.first_index,
+            name=request.gang,
+            rank=member.rank,
+            hosts=tuple(workers[leases[rank].worker_id].host if rank in leases else "" for rank in ranks),
+            leader=leases[0].id if 0 in leases else "",
+            first_index=member.first_index,
             network=network_settings(workers[lease.worker_id].labels),
         )
 
-    def shrink(self, one: PendingTask) -> bool:
-        """Whether the gang of a held task, for which no room could ever be, is tried with fewer."""
-        return self._sizes.shrink(one)
+    def shrink(self, task: PendingTask) -> bool:
+        """Try a gang that fits nowhere with one member less. Returns whether that is allowed."""
+        return self._sizes.shrink(task)
 
-    def watch(self, held: Mapping[Any, PendingTask], now: datetime) -> list[tuple[Any, str, bool]]:
-        """Stop what runs in gangs that have lost a member; (key, why, is it done) of the held tasks that are to end.
-
-        One that is done was left out of a gang that has ended well; the gangs of the others can't be whole.
-        """
+    def watch(self, tasks: Mapping[Any, PendingTask], now: datetime) -> list[EndedMember]:
+        """Stop the running members of gangs that have lost one. Returns the waiting members that are to end."""
         if not self._periods.is_due("watch", now):
             return []
         snapshot = self._store.snapshot()
         running = [
-            (task, holder)
+            (task.lease, holder)
             for task in self._keeper.running.values()
             if (holder := snapshot.holders.get(task.lease.request_id)) is not None and holder.gang
         ]
-        waiting = [(key, one) for key, one in held.items() if one.seat is not None]
-        seats = {_seat(holder) for _, holder in running} | {one.seat for _, one in waiting if one.seat is not None}
-        if not seats:
+        waiting = [(key, task, task.member) for key, task in tasks.items() if task.member is not None]
+        members = {_member(holder) for _, holder in running} | {member for *_, member in waiting}
+        if not members:
             return []
-        members = self._tasks.members(seats)
-        self._stop_broken(running, members, snapshot, now)
-        self._told = {one.request_id: self._told.get(one.request_id, "") for _, one in waiting}
+        states = self._tasks.members(members)
+        self._stop_broken(running, states, snapshot, now)
+        self._logged = {task.request_id: self._logged.get(task.request_id, "") for _, task, _ in waiting}
         placed = _newest_attempts(snapshot.holders.values())
-        self._sizes.step([one for _, one in waiting], members, placed, now)
-        ends = list(self._ends(waiting, members, placed, now))
-        done = [held[key].request_id for key, _, is_done in ends if is_done]
+        self._sizes.update([task for _, task, _ in waiting], states, placed, now)
+        ended = []
+        for key, task, member in waiting:
+            if member.gang in placed:  # it waits for those members to end, or is about to be handed over
+                if task.is_excluded:
+                    text = f"Its gang runs with {task.gang_size} of {member.size} ranks, without this one"
+                    self._log_once(task, text, now)
+            elif (end := self._end_of(key, task, member, states[member.gang], now)) is not None:
+                ended.append(end)
+        done = [tasks[end.key].request_id for end in ended if end.is_done]
         if done:
             self._tasks.finish(done, now)
-        return ends
+        return ended
 
     def _stop_broken(
         self,
-        running: Collection[tuple[RunningTask, PendingRequest]],
-        members: Mapping[str, Mapping[int, str | None]],
+        running: Collection[tuple[Lease, PendingRequest]],
+        states: MemberStates,
         snapshot: Snapshot,
         now: datetime,
     ) -> None:
-        """Tell members to stop: at once where the others are gone, and with the time to save where they have it too."""
-        again = _newest_attempts((*snapshot.pending, *snapshot.holders.values()))
+        """Preempt members of broken gangs: at once if others are gone, with the time to save if the others have it."""
+        newest = _newest_attempts((*snapshot.pending, *snapshot.holders.values()))
         leases = {lease.id: lease for lease in snapshot.leases}
-        ending = {
+        preempted_gangs = {
             snapshot.holders[lease.request_id].gang
-            for lease in leases.values()
+            for lease in snapshot.leases
             if lease.state is LeaseState.PREEMPTED and lease.request_id in snapshot.holders
         }
         moves: list[tuple[LeaseMove, timedelta | None]] = []
-        for task, holder in running:
-            lease = leases.get(task.lease.id)
+        for kept_lease, holder in running:
+            lease = leases.get(kept_lease.id)
             if lease is None or lease.state is LeaseState.PREEMPTED:
                 continue
-            gang, number, _ = parse_placement_name(holder.gang)
-            states = [(rank, state) for rank, state in sorted(members[gang].items()) if rank < holder.gang_size]
-            gone = [(rank, state) for rank, state in states if state not in _ACTIVE_STATES]
-            cause = ""
-            if gone:
-                cause = f"{_ranks_text(gone[:1])} of its gang, so that all go on together later"
-            elif again[gang].number > number:
-                cause = "another rank of its gang waits to begin again, with all others"
+            cause, grace = _break_cause(holder, states, newest), timedelta(0)
             if cause:
-                moves.append((LeaseMove(lease.id, lease.token, LeaseState.PREEMPTED, cause), timedelta(0)))
-            elif holder.gang in ending:
+                moves.append((LeaseMove(lease.id, lease.token, LeaseState.PREEMPTED, cause), grace))
+            elif holder.gang in preempted_gangs:
                 cause = "another rank of its gang has to give its devices back"
                 moves.append((LeaseMove(lease.id, lease.token, LeaseState.PREEMPTED, cause), None))
         if not moves:
             return
         outcomes = self._store.move([move for move, _ in moves], now)
-        for (move, grace), outcome in zip(moves, outcomes, strict=True):
+        for (move, notice), outcome in zip(moves, outcomes, strict=True):
             if isinstance(outcome, Lease):
-                self._preemptions.tell(outcome, move.cause, now, grace)
+                self._preemptions.notify(outcome, move.cause, now, notice)
 
-    def _ends(
-        self,
-        waiting: Iterable[tuple[Any, PendingTask]],
-        members: Mapping[str, Mapping[int, str | None]],
-        placed: Collection[str],
-        now: datetime,
-    ) -> Iterator[tuple[Any, str, bool]]:
-        """Those that wait for a member that does not come; the others' logs say whom they wait for."""
-        for key, one in waiting:
-            seat = one.seat
-            assert seat is not None
-            if seat.gang in placed:  # it waits for those to end, or is about to be handed over
-                if one.is_left_out:
-                    self._tell(one, f"Its gang runs with {one.gang_size} of {seat.size} ranks, without this one", now)
-                continue
-            others = {rank: state for rank, state in members[seat.gang].items() if rank != seat.rank}
-            over = [(rank, state) for rank, state in sorted(others.items()) if state in _FINAL_STATES]
-            if one.is_left_out and _has_succeeded(others, one.gang_size):
-                text = f"The gang has ended well with {one.gang_size} of {seat.size} ranks: this one was not needed"
-                write_task_log(one.workload.log_path, text, now)
-                yield key, text, True
-            elif len(others) < seat.size - 1:
-                text = f"the task has {len(others) + 1} instances from {seat.first_index} on"
-                remedy = f"Expand it over a multiple of {seat.size} values, or ask for another gang"
-                yield key, f"Gang of {seat.size}: {text}. {remedy}.", False
-            elif over:
-                text = f"{_ranks_text(over)}, and does not run again by itself"
-                yield key, f"Gang of {seat.size}: {text}. Clear all {seat.size} ranks together.", False
-            else:
-                missing = [(rank, state) for rank, state in sorted(others.items()) if state not in _ACTIVE_STATES]
-                text = f"Waiting for its gang: {_ranks_text(missing)}" if missing else ""
-                if any(state == TaskInstanceState.SCHEDULED for _, state in missing):
-                    text += ". If it stays so, max_active_tasks or the pool lets Airflow queue no more of them"
-                self._tell(one, text, now)
+    def _end_of(
+        self, key: Any, task: PendingTask, member: GangMember, states: Mapping[int, str | None], now: datetime
+    ) -> EndedMember | None:
+        """The end of a waiting member whose gang can't be complete; of any other, the log says for whom it waits."""
+        others = {rank: state for rank, state in sorted(states.items()) if rank != member.rank}
+        final = [(rank, state) for rank, state in others.items() if state in _FINAL_STATES]
+        size = f"Gang of {member.size}"
+        if task.is_excluded and _has_succeeded(others, task.gang_size):
+            text = f"The gang has ended well with {task.gang_size} of {member.size} ranks: this one was not needed"
+            write_task_log(task.workload.log_path, text, now)
+            return EndedMember(key, text, is_done=True)
+        if len(others) < member.size - 1:
+            text = f"the task has {len(others) + 1} instances from {member.first_index} on"
+            remedy = f"Expand it over a multiple of {member.size} values, or ask for another gang"
+            return EndedMember(key, f"{size}: {text}. {remedy}.", is_done=False)
+        if final:
+            text = f"{_ranks_text(final)}, and does not run again by itself"
+            return EndedMember(key, f"{size}: {text}. Clear all {member.size} ranks together.", is_done=False)
+        missing = [(rank, state) for rank, state in others.items() if state not in _ACTIVE_STATES]
+        if missing:
+            text = f"Waiting for its gang: {_ranks_text(missing)}"
+            if any(state == TaskInstanceState.SCHEDULED for _, state in missing):
+                text += ". If it stays so, max_active_tasks or the pool lets Airflow queue no more of them"
+            self._log_once(task, text, now)
+        return None
 
-    def _tell(self, one: PendingTask, text: str, now: datetime) -> None:
-        if text and self._told[one.request_id] != text:
-            self._told[one.request_id] = text
-            write_task_log(one.workload.log_path, text, now)
+    def _log_once(self, task: PendingTask, text: str, now: datetime) -> None:
+        if self._logged[task.request_id] != text:
+            self._logged[task.request_id] = text
+            write_task_log(task.workload.log_path, text, now)
+
+
+def _break_cause(holder: PendingRequest, states: MemberStates, newest: Mapping[str, GangAttempt]) -> str:
+    """Why a running member can't go on: others are gone, or wait for the next placement; empty if it can."""
+    gang, number, _ = parse_placement_name(holder.gang)
+    for rank, state in sorted(states[gang].items()):
+        if rank < holder.gang_size and state not in _ACTIVE_STATES:
+            return f"{_ranks_text([(rank, state)])} of its gang, so that all go on together later"
+    return "another rank of its gang waits to begin again, with all others" if newest[gang].number > number else ""
 
 
 def _newest_attempts(requests: Iterable[PendingRequest]) -> dict[str, GangAttempt]:
     """Gang → the newest of its placements among these requests."""
-    found: dict[str, GangAttempt] = {}
-    for one in requests:
-        if one.gang:
-            gang, number, _ = parse_placement_name(one.gang)
-            if gang not in found or found[gang].number < number:
-                found[gang] = GangAttempt(number, one.gang_size)
-    return found
+    attempts: dict[str, GangAttempt] = {}
+    for request in requests:
+        if request.gang:
+            gang, number, _ = parse_placement_name(request.gang)
+            if gang not in attempts or attempts[gang].number < number:
+                attempts[gang] = GangAttempt(number, request.gang_size)
+    return attempts
 
 
-def _seat(holder: PendingRequest) -> GangMember:
-    size = parse_placement_name(holder.gang).most or holder.gang_size
-    return gang_member(holder.dag_id, holder.run_id, holder.task_id, holder.map_index, size)
+def _member(request: PendingRequest) -> GangMember:
+    size = parse_placement_name(request.gang).most or request.gang_size
+    return gang_member(request.dag_id, request.run_id, request.task_id, request.map_index, size)
 
 
 def _has_succeeded(others: Mapping[int, str | None], size: int) -> bool:
@@ -248,6 +254,6 @@ def _has_succeeded(others: Mapping[int, str | None], size: int) -> bool:
 
 
 def _ranks_text(ranks: Collection[tuple[int, str | None]]) -> str:
-    """``rank 2 is up_for_retry, rank 3 is not queued``; of many, the first few."""
+    """``rank 2 is up_for_retry, rank 3 is not queued``; the first four of many."""
     shown = [f"rank {rank} is {state or 'not queued'}" for rank, state in list(ranks)[:4]]
     return ", ".join(shown) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")

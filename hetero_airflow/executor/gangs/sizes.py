@@ -1,8 +1,8 @@
-"""With how many of its members a gang is tried that may go on with fewer.
+"""The number of members with which a gang is tried, if its DAG lets it run with fewer.
 
-All of them at first. When all are queued and have waited in vain for as long as the DAG file says, one less every few
-seconds, down to the least; who is left out is last in rank, holds nothing, and is not submitted. He stays left out
-for as long as the others run, and is in it again when the gang is placed anew.
+At first, all members are tried. When all are queued and have waited for as long as the DAG file says, the size shrinks
+by one every few seconds, down to the minimum. The members with the highest ranks are excluded: they hold nothing, and
+are not submitted. They stay excluded while the others run, and take part again when the gang is placed anew.
 """
 
 from __future__ import annotations
@@ -18,72 +18,71 @@ from hetero_airflow.executor.pending_task import PendingTask
 
 
 class GangAttempt(NamedTuple):
-    """A placement of a gang, waited for or had."""
+    """A placement of a gang that is waited for, or was made."""
 
     number: int
     size: int
 
 
 class GangSizes:
-    """Remembers how far the gangs that wait have come down, and which of them ran without all their members."""
+    """Remembers how far the waiting gangs have shrunk, and which of them ran without all members."""
 
     def __init__(self) -> None:
         self._tried: dict[str, int] = {}
-        self._ran: set[str] = set()
+        self._ran_smaller: set[str] = set()
 
-    def of(self, one: PendingTask, running: GangAttempt | None, asked: GangAttempt | None) -> int:
-        """With how many members the gang of a held one is tried, or runs without that one.
+    def size_for(self, task: PendingTask, running: GangAttempt | None, requested: GangAttempt | None) -> int:
+        """The size with which the gang of a waiting member is tried, or runs without that member.
 
-        :param asked: how the gang waits in the store, maybe as another scheduler tries it
+        :param requested: how the gang waits in the store, maybe as another scheduler tries it
         """
-        assert one.seat is not None
-        gang, most = one.seat.gang, one.seat.size
-        if running is not None and one.seat.rank >= running.size:
+        assert task.member is not None
+        gang, full_size = task.member.gang, task.member.size
+        if running is not None and task.member.rank >= running.size:
             return running.size
-        if gang in self._ran:
-            has_come_back = not one.is_left_out or asked is not None
-            return most if has_come_back else self._tried.get(gang, most)
-        return min(self._tried.get(gang, most), most if asked is None else asked.size)
+        if gang in self._ran_smaller:
+            has_come_back = not task.is_excluded or requested is not None
+            return full_size if has_come_back else self._tried.get(gang, full_size)
+        return min(self._tried.get(gang, full_size), full_size if requested is None else requested.size)
 
-    def shrink(self, one: PendingTask) -> bool:
-        """Try one less at once, of a gang for which there could never be room; whether that may be."""
-        if one.seat is None or one.gang_size <= one.least:
+    def shrink(self, task: PendingTask) -> bool:
+        """Try one member less at once, of a gang that fits nowhere. Returns whether that is allowed."""
+        if task.member is None or task.gang_size <= task.min_gang_size:
             return False
-        self._tried[one.seat.gang] = one.gang_size - 1
+        self._tried[task.member.gang] = task.gang_size - 1
         return True
 
-    def step(
+    def update(
         self,
         waiting: Collection[PendingTask],
-        members: Mapping[str, Mapping[int, str | None]],
+        states: Mapping[str, Mapping[int, str | None]],
         placed: Mapping[str, GangAttempt],
         now: datetime,
     ) -> None:
-        """Try one less of those that have waited long enough, and all of those that are to be placed anew."""
+        """Shrink the gangs that have waited long enough; try gangs that are to be placed anew with all members."""
         gangs: defaultdict[str, list[PendingTask]] = defaultdict(list)
-        for one in waiting:
-            if one.seat is not None and one.least < one.seat.size:
-                gangs[one.seat.gang].append(one)
+        for task in waiting:
+            if task.member is not None and task.min_gang_size < task.member.size:
+                gangs[task.member.gang].append(task)
         tried: dict[str, int] = {}
-        ran: set[str] = set()
-        for gang, held in gangs.items():
+        ran_smaller: set[str] = set()
+        for gang, tasks in gangs.items():
             if gang in placed:
                 tried[gang] = placed[gang].size
-                ran.add(gang)
-            elif gang in self._ran and all(one.is_left_out for one in held):  # it has ended; nobody has come back
+                ran_smaller.add(gang)
+            elif gang in self._ran_smaller and all(task.is_excluded for task in tasks):  # it ended; none has come back
                 tried[gang] = self._tried[gang]
-                ran.add(gang)
+                ran_smaller.add(gang)
             else:
-                most = max(one.seat.size for one in held if one.seat is not None)
-                size = most if gang in self._ran else self._tried.get(gang, most)
-                tried[gang] = (
-                    size - 1 if size > held[0].least and _have_waited_enough(held, members[gang], now) else size
-                )
-        self._tried, self._ran = tried, ran
+                full_size = max(task.member.size for task in tasks if task.member is not None)
+                size = full_size if gang in self._ran_smaller else self._tried.get(gang, full_size)
+                may_shrink = size > tasks[0].min_gang_size and _have_waited_enough(tasks, states[gang], now)
+                tried[gang] = size - 1 if may_shrink else size
+        self._tried, self._ran_smaller = tried, ran_smaller
 
 
-def _have_waited_enough(held: Collection[PendingTask], members: Mapping[int, str | None], now: datetime) -> bool:
-    """Whether all members of a gang are queued, and have been for as long as its patience lasts."""
-    if set(members.values()) != {TaskInstanceState.QUEUED}:
+def _have_waited_enough(tasks: Collection[PendingTask], states: Mapping[int, str | None], now: datetime) -> bool:
+    """Whether all members of a gang are queued, and have been for as long as the gang waits for its full size."""
+    if set(states.values()) != {TaskInstanceState.QUEUED}:
         return False
-    return all((now - one.since).total_seconds() >= one.patience_s for one in held)
+    return all(task.waited_s(now) >= task.full_size_wait_s for task in tasks)

@@ -1,43 +1,36 @@
-"""Keeps the leases of tasks that run, and frees them once the task is over and its processes are gone."""
+"""Keeps the leases of running tasks, and frees them when the task is over and its processes are gone."""
 
 from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from airflow.utils.state import TaskInstanceState
 from sqlalchemy.exc import SQLAlchemyError
 
+from hetero_airflow.clock import Periods
 from hetero_airflow.engines.engine import AirflowEngine, LeasedProcess, Liveness, termination_cause_of
 from hetero_airflow.errors import StoreError
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances, TaskProcess
-from hetero_airflow.executor.periods import Periods
+from hetero_airflow.executor.pending_task import PendingTask
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.run import RunEnd
 from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.runtime.task_lease import TaskLease
 from hetero_airflow.store.store import LeaseMove, Store
 
 log = logging.getLogger(__name__)
 
-Report = Callable[[Any, str, str | None], None]
-"""(key, "success" or "failed", reason): tells the scheduler that a task has ended."""
-
-Freed = Callable[[Any, Lease, RunEnd | None], None]
-"""(key, lease, how its task stood): told when the devices are free. None: the process was lost."""
-
-Lost = Callable[[Any, Lease], bool]
-"""(key, lease) of a task whose process is lost: whether it was sent back to be scheduled. Else Airflow is told."""
-
 _KILL_AFTER_S = 5.0
-"""What processes that outlive their task get between SIGTERM and SIGKILL."""
+"""The time between SIGTERM and SIGKILL for processes that outlive their task."""
 
 _LOST_AFTER_S = 10.0
-"""How long a task's process must be gone before its loss is reported here. The supervisor's own
-report comes within a heartbeat of a few seconds and knows more."""
+"""A task's process must be gone for so long before its loss is reported here. The supervisor's own report comes within
+a heartbeat of a few seconds, and knows more."""
 
 _WATCH_EVERY_S = 5.0
 
@@ -46,8 +39,8 @@ _RUN_ENDS: dict[str | None, RunEnd] = {
     TaskInstanceState.DEFERRED: RunEnd.PAUSED,
     TaskInstanceState.UP_FOR_RESCHEDULE: RunEnd.PAUSED,
 }
-"""State of a task instance whose process is gone → how the task stood; FAILED for all others. The engine can't tell:
-LocalExecutor reports success of every process that ended in order, that of a task that raised too."""
+"""State of a task instance whose process is gone → how the run ended; FAILED for all others. The engine can't tell:
+LocalExecutor reports success for every process that ended in order, also if its task raised."""
 
 
 @dataclass(slots=True)
@@ -56,12 +49,12 @@ class RunningTask:
 
     key: Any
     lease: Lease
-    return_to_queue: Callable[[], None] | None = None
-    """Puts it back into the queue, with the same try; None if it was adopted while it ran."""
+    start: tuple[PendingTask, TaskLease] | None = None
+    """The task as it waited, and the lease that it carries; None if it was adopted while it ran."""
     over_since: datetime | None = None
     """Since when its process is known to be gone, or Airflow does not want it any more."""
     is_heartbeat_lost: bool = False
-    """Airflow has not heard of it for too long: its worker may be frozen, and its process still there."""
+    """Airflow has had no heartbeat for too long: the worker may be frozen, and the process may still be there."""
 
 
 @dataclass(slots=True)
@@ -72,55 +65,75 @@ class EndingTask:
     lease: Lease
     to: LeaseState
     cause: str
-    has_begun: bool = True
-    """Its process was there: that the task instance is QUEUED again says nothing of this lease."""
-    told_at: datetime | None = None
-    """When its remaining processes were sent SIGTERM."""
+    has_started: bool = True
+    """Its process was there. If the task instance is QUEUED again, that says nothing about this lease."""
+    stopped_at: datetime | None = None
+    """When its remaining processes got SIGTERM."""
+
+
+class LeaseFreed(NamedTuple):
+    """The devices of a lease are free."""
+
+    key: Any
+    lease: Lease
+    end: RunEnd | None
+    """How the run ended; None if its process was lost."""
+
+
+class RunLost(NamedTuple):
+    """The process of a running task is lost. Whoever handles this calls `LeaseKeeper.end`."""
+
+    key: Any
+    lease: Lease
+    cause: str
+
+
+class StartFailed(NamedTuple):
+    """The engine lost a task before it started."""
+
+    task: PendingTask
+    lease: TaskLease
+
+
+class EndUnreported(NamedTuple):
+    """Airflow does not want a task any more, and its process is gone; the engine has not reported its end."""
+
+    key: Any
+
+
+LeaseEvent = LeaseFreed | RunLost | StartFailed | EndUnreported
 
 
 class LeaseKeeper:
-    """Answers for every lease from dispatch to release."""
+    """Is responsible for every lease from dispatch to release. `LeaseEventHandler` acts on its events."""
 
-    def __init__(
-        self,
-        store: Store,
-        engine: AirflowEngine,
-        *,
-        tasks: TaskInstances,
-        report: Report,
-        freed: Freed,
-        lost: Lost,
-        lease_timeout_s: float,
-    ) -> None:
+    def __init__(self, store: Store, engine: AirflowEngine, tasks: TaskInstances, lease_timeout_s: float) -> None:
         self.running: dict[Any, RunningTask] = {}
         self._ending: dict[str, EndingTask] = {}
         self._store = store
         self._engine = engine
         self._tasks = tasks
-        self._report = report
-        self._freed = freed
-        self._lost = lost
         self._lease_timeout = timedelta(seconds=lease_timeout_s)
         self._seen: dict[str, tuple[datetime, Liveness]] = {}
-        self._given_up: set[Any] = set()
-        """Tasks of which the engine may still report an end that is not theirs."""
+        self._heartbeat_lost: set[Any] = set()
+        """Keys for which the engine may still report the end of an earlier process."""
         self._now = datetime.min.replace(tzinfo=UTC)
         self._periods = Periods(renew=lease_timeout_s / 3, watch=_WATCH_EVERY_S)
 
-    def begin(self, key: Any, lease: Lease, return_to_queue: Callable[[], None] | None = None) -> None:
-        """Answer for a lease from now on."""
-        self.running[key] = RunningTask(key, lease, return_to_queue)
+    def begin(self, key: Any, lease: Lease, start: tuple[PendingTask, TaskLease] | None = None) -> None:
+        """Be responsible for a lease from now on."""
+        self.running[key] = RunningTask(key, lease, start)
 
-    def end(self, key: Any, cause: str, to: LeaseState = LeaseState.RELEASED, *, has_begun: bool = True) -> None:
-        """The task is over for Airflow. Its lease is freed at the next `free_ended` that finds its processes gone."""
+    def end(self, key: Any, cause: str, to: LeaseState = LeaseState.RELEASED, *, has_started: bool = True) -> None:
+        """The task is over for Airflow. The next `free_ended` that finds its processes gone frees its lease."""
         task = self.running.pop(key, None)
         if task is not None:
-            self._ending[task.lease.id] = EndingTask(key, task.lease, to, cause, has_begun)
+            self._ending[task.lease.id] = EndingTask(key, task.lease, to, cause, has_started)
 
     def mark_heartbeat_lost(self, key: Any) -> None:
-        """Airflow has not heard of the task for too long: it is lost, whatever the engine still has of it.
+        """Airflow has had no heartbeat of the task for too long: it is lost, whatever the engine still has of it.
 
-        Concluded at the next `watch`, since the scheduler says so in the middle of a transaction.
+        The next `find_lost` acts on it, since the scheduler calls this in the middle of a transaction.
         """
         self.running[key].is_heartbeat_lost = True
 
@@ -128,48 +141,121 @@ class LeaseKeeper:
         """The task that runs under a lease."""
         return next((task for task in self.running.values() if task.lease.id == lease_id), None)
 
-    def holds_request(self, request_id: str) -> bool:
-        """Whether a lease of the request is still to be freed."""
+    def has_request(self, request_id: str) -> bool:
+        """Whether a lease of the request is not free yet."""
         return any(lease.request_id == request_id for lease in self._leases())
 
-    def survives(self, key: Any, *, failed: bool) -> bool:
-        """Whether the task runs although the engine reported its end: of another process, slower or given up before."""
-        if not failed and key not in self._given_up:
+    def request_ids(self) -> set[str]:
+        """The requests whose leases are not free yet."""
+        return {lease.request_id for lease in self._leases()}
+
+    def is_still_running(self, key: Any, *, failed: bool) -> bool:
+        """Whether the task runs although the engine reported an end: that of a slower or of an earlier process."""
+        if not failed and key not in self._heartbeat_lost:
             return False
         task = self.running[key]
         try:
             process = self._process(task.lease)
         except SQLAlchemyError:
             return False
-        return process.state == "running" and self._look([(task.lease, process)])[task.lease.id] is Liveness.ALIVE
+        return (
+            process.state == "running" and self._liveness_of([(task.lease, process)])[task.lease.id] is Liveness.ALIVE
+        )
 
     def is_lost(self, key: Any) -> bool:
-        """Whether a cluster says that a task was lost: then `watch` concludes what follows, and no report of an end."""
+        """Whether a cluster says that a task was lost. Its reported end then does not count: `find_lost` acts on it."""
         return termination_cause_of(self._engine.cluster, self.running[key].lease) is not None
 
     def is_scheduled_again(self, key: Any) -> bool:
-        """Whether Airflow is about to queue the task anew, so that it would take any end for that of the coming run."""
+        """Whether Airflow is about to queue the task again: it would take any end for the end of the coming run."""
         try:
             return self._process(self.running[key].lease).state == TaskInstanceState.SCHEDULED
         except SQLAlchemyError:
             return False
 
-    def watch(self, now: datetime) -> None:
-        """Renew the leases of what runs, and find what was lost."""
-        self._now = now
-        if self._periods.is_due("renew", now):
-            self._renew(now)
-        if self.running and self._periods.is_due("watch", now):
-            self._find_lost(now)
-
     def liveness(self, lease: Lease) -> Liveness:
-        """Whether a process of the lease runs, as it was at most a few seconds ago: each look scans all processes."""
+        """Whether a process of the lease runs, as of a few seconds ago at most: each look scans all processes."""
         seen = self._seen.get(lease.id)
         if seen is None or not timedelta(0) <= self._now - seen[0] < timedelta(seconds=_WATCH_EVERY_S):
             live = {known.id for known in self._store.snapshot().leases}
-            self._seen = {id_: one for id_, one in self._seen.items() if id_ in live}
-            seen = self._seen[lease.id] = (self._now, self._look([(lease, self._process(lease))])[lease.id])
+            self._seen = {id_: earlier for id_, earlier in self._seen.items() if id_ in live}
+            seen = self._seen[lease.id] = (self._now, self._liveness_of([(lease, self._process(lease))])[lease.id])
         return seen[1]
+
+    def free_ended(self, now: datetime) -> list[LeaseFreed]:
+        """Free the leases of ended tasks whose processes are gone; stop the processes that are left."""
+        self._now = now
+        if not self._ending:
+            return []
+        processes = self._tasks.processes([task.lease.request_id for task in self._ending.values()])
+        known = {id_: processes.get(task.lease.request_id, TaskProcess()) for id_, task in self._ending.items()}
+        liveness = self._liveness_of([(task.lease, known[id_]) for id_, task in self._ending.items()])
+        for id_, task in self._ending.items():
+            if liveness[id_] is Liveness.ALIVE:
+                self._stop(task, known[id_], now)
+        gone = [task for id_, task in self._ending.items() if liveness[id_] is Liveness.GONE]
+        moves = [_final_move(task, known[task.lease.id]) for task in gone]
+        for task, outcome in zip(gone, self._store.move(moves, now), strict=True):
+            if isinstance(outcome, StoreError):
+                log.warning("A lease was taken back before its task ended: %s", outcome)
+            del self._ending[task.lease.id]
+        return [LeaseFreed(task.key, task.lease, move.end) for task, move in zip(gone, moves, strict=True)]
+
+    def renew(self, now: datetime) -> list[RunLost]:
+        """Renew all leases, if it is time; kill the processes of those that were taken back."""
+        self._now = now
+        if not self._periods.is_due("renew", now) or not (leases := self._leases()):
+            return []
+        taken_back = self._store.renew([(lease.id, lease.token) for lease in leases], now + self._lease_timeout)
+        lost = []
+        for key, task in self.running.items():
+            if task.lease.id in taken_back:
+                log.error("Lease %s of %s was taken back while its task ran. The task is stopped.", task.lease.id, key)
+                self._engine.signal(self._leased_process(task.lease, self._process(task.lease)), signal.SIGKILL)
+                lost.append(RunLost(key, task.lease, "its device lease was taken back"))
+        return lost
+
+    def find_lost(self, now: datetime) -> list[LeaseEvent]:
+        """The running tasks whose processes are gone, if it is time to look."""
+        if not self.running or not self._periods.is_due("watch", now):
+            return []
+        known = self._tasks.processes([task.lease.request_id for task in self.running.values()])
+        processes = {key: known.get(task.lease.request_id, TaskProcess()) for key, task in self.running.items()}
+        liveness = self._liveness_of([(task.lease, processes[key]) for key, task in self.running.items()])
+        lost_workers = {worker.id for worker in self._store.snapshot().workers if worker.state is WorkerState.LOST}
+        events: list[LeaseEvent] = []
+        for key, task in list(self.running.items()):
+            process, is_gone = processes[key], liveness[task.lease.id] is Liveness.GONE
+            is_certain = task.is_heartbeat_lost or (
+                is_gone
+                and (task.lease.worker_id in lost_workers or termination_cause_of(self._engine.cluster, task.lease))
+            )
+            if not is_certain and process.is_wanted and not is_gone:
+                task.over_since = None
+                continue
+            task.over_since = min(task.over_since or now, now)  # a clock may be set back
+            if is_certain or now - task.over_since >= timedelta(seconds=_LOST_AFTER_S):
+                events += self._lost_run(key, task, process)
+        return events
+
+    def _lost_run(self, key: Any, task: RunningTask, process: TaskProcess) -> Sequence[LeaseEvent]:
+        """What the engine should have reported and did not."""
+        if not process.is_wanted:
+            self.end(key, "Airflow does not want the task any more")
+            # of a task that is scheduled again, it would be the end of the coming run
+            return [] if process.state == TaskInstanceState.SCHEDULED else [EndUnreported(key)]
+        cause = termination_cause_of(self._engine.cluster, task.lease)
+        has_run = cause is not None and cause.is_out_of_memory  # though Airflow may not have heard of it
+        if process.state == "queued" and task.start is not None and not has_run:
+            log.warning("The engine lost %s before it started. The task waits again.", key)
+            self.end(key, "the engine lost the task before it began", LeaseState.EVICTED, has_started=False)
+            return [StartFailed(*task.start)]
+        if task.is_heartbeat_lost:
+            self._heartbeat_lost.add(key)
+            return [RunLost(key, task.lease, "Airflow has not heard of it for too long")]
+        status = self._engine.cluster.status(task.lease.id).message if self._engine.cluster is not None else None
+        host = process.hostname or task.lease.worker_id
+        return [RunLost(key, task.lease, status or f"its process {process.pid} on {host} is gone")]
 
     def _leases(self) -> list[Lease]:
         return [*(task.lease for task in self.running.values()), *(task.lease for task in self._ending.values())]
@@ -177,113 +263,29 @@ class LeaseKeeper:
     def _process(self, lease: Lease) -> TaskProcess:
         return self._tasks.processes([lease.request_id]).get(lease.request_id, TaskProcess())
 
-    def _look(self, tasks: Sequence[tuple[Lease, TaskProcess]]) -> Mapping[str, Liveness]:
+    def _liveness_of(self, tasks: Sequence[tuple[Lease, TaskProcess]]) -> Mapping[str, Liveness]:
         """Lease id → whether a process of it runs."""
-        return self._engine.liveness_of([self._use(lease, process) for lease, process in tasks])
+        return self._engine.liveness_of([self._leased_process(lease, process) for lease, process in tasks])
 
-    def _use(self, lease: Lease, process: TaskProcess) -> LeasedProcess:
+    def _leased_process(self, lease: Lease, process: TaskProcess) -> LeasedProcess:
         ending = self._ending.get(lease.id)
         is_ours = ending is not None or self.find(lease.id) is not None
-        state = None if ending is not None and ending.has_begun else process.state
+        state = None if ending is not None and ending.has_started else process.state
         return LeasedProcess(lease, state, process.pid, process.hostname, process.seen_at, is_ours)
 
-    def free_ended(self, now: datetime) -> None:
-        """Free the leases of ended tasks whose processes are gone; stop the processes that are left."""
-        self._now = now
-        if not self._ending:
-            return
-        processes = self._tasks.processes([task.lease.request_id for task in self._ending.values()])
-        known = {id_: processes.get(task.lease.request_id, TaskProcess()) for id_, task in self._ending.items()}
-        found = self._look([(task.lease, known[id_]) for id_, task in self._ending.items()])
-        for id_, task in self._ending.items():
-            if found[id_] is Liveness.ALIVE:
-                self._stop(task, known[id_], now)
-        gone = [task for id_, task in self._ending.items() if found[id_] is Liveness.GONE]
-        moves = [_final_move(task, known[task.lease.id]) for task in gone]
-        for task, move, outcome in zip(gone, moves, self._store.move(moves, now), strict=True):
-            if isinstance(outcome, StoreError):
-                log.warning("A lease had been taken back when its task ended: %s", outcome)
-            del self._ending[task.lease.id]
-            self._freed(task.key, task.lease, move.end)
-
     def _stop(self, task: EndingTask, process: TaskProcess, now: datetime) -> None:
-        if task.told_at is None:
-            task.told_at = now
+        if task.stopped_at is None:
+            task.stopped_at = now
             log.warning(
                 "Lease %s: its task is over (%s), but its processes still run. Its devices stay leased until they end.",
                 task.lease.id,
                 task.cause,
             )
-            number = signal.SIGTERM
-        elif now - task.told_at >= timedelta(seconds=_KILL_AFTER_S):
-            number = signal.SIGKILL
+            self._engine.signal(self._leased_process(task.lease, process), signal.SIGTERM)
+        elif now - task.stopped_at >= timedelta(seconds=_KILL_AFTER_S):
+            self._engine.signal(self._leased_process(task.lease, process), signal.SIGKILL)
         else:
-            task.told_at = min(task.told_at, now)
-            return
-        self._engine.signal(self._use(task.lease, process), number)
-
-    def _renew(self, now: datetime) -> None:
-        leases = self._leases()
-        if not leases:
-            return
-        lost = self._store.renew([(lease.id, lease.token) for lease in leases], now + self._lease_timeout)
-        for key, task in list(self.running.items()):
-            if task.lease.id in lost:
-                log.error("Lease %s of %s was taken back while its task ran; the task is stopped.", task.lease.id, key)
-                self._engine.signal(self._use(task.lease, self._process(task.lease)), signal.SIGKILL)
-                self._lose(key, "its device lease was taken back")
-
-    def _find_lost(self, now: datetime) -> None:
-        known = self._tasks.processes([task.lease.request_id for task in self.running.values()])
-        processes = {key: known.get(task.lease.request_id, TaskProcess()) for key, task in self.running.items()}
-        liveness = self._look([(task.lease, processes[key]) for key, task in self.running.items()])
-        lost = {worker.id for worker in self._store.snapshot().workers if worker.state is WorkerState.LOST}
-        for key, task in list(self.running.items()):
-            process = processes[key]
-            is_gone = liveness[task.lease.id] is Liveness.GONE
-            if task.is_heartbeat_lost or (
-                is_gone and (task.lease.worker_id in lost or termination_cause_of(self._engine.cluster, task.lease))
-            ):
-                self._handle_lost_run(key, task, process)
-                continue
-            if process.is_wanted and liveness[task.lease.id] is not Liveness.GONE:
-                task.over_since = None
-                continue
-            task.over_since = min(task.over_since or now, now)  # a clock may be set back
-            if now - task.over_since >= timedelta(seconds=_LOST_AFTER_S):
-                self._handle_lost_run(key, task, process)
-
-    def _handle_lost_run(self, key: Any, task: RunningTask, process: TaskProcess) -> None:
-        """What the engine should have reported and did not."""
-        if not process.is_wanted:
-            if process.state != TaskInstanceState.SCHEDULED:  # else it would be the end of the run that is to come
-                self._report(key, "success", None)
-            self.end(key, "Airflow does not want the task any more")
-        elif process.state == "queued" and task.return_to_queue is not None and not self._has_run(task.lease):
-            log.warning("The engine lost %s before it began; it is held again.", key)
-            self.end(key, "the engine lost the task before it began", LeaseState.EVICTED, has_begun=False)
-            task.return_to_queue()
-        elif task.is_heartbeat_lost:
-            self._given_up.add(key)
-            self._lose(key, "Airflow has not heard of it for too long")
-        else:
-            self._lose(key, self._loss(task.lease, process))
-
-    def _has_run(self, lease: Lease) -> bool:
-        """Whether a process of the lease has run for certain, though Airflow may not have heard of it."""
-        loss = termination_cause_of(self._engine.cluster, lease)
-        return loss is not None and loss.is_out_of_memory
-
-    def _loss(self, lease: Lease, process: TaskProcess) -> str:
-        """What became of the process of a lease, as far as is known."""
-        cluster = self._engine.cluster
-        message = None if cluster is None else cluster.status(lease.id).message
-        return message or f"its process {process.pid} on {process.hostname or lease.worker_id} is gone"
-
-    def _lose(self, key: Any, cause: str) -> None:
-        if not self._lost(key, self.running[key].lease):
-            self._report(key, "failed", f"HeteroExecutor: {cause}")
-        self.end(key, cause, LeaseState.EVICTED)
+            task.stopped_at = min(task.stopped_at, now)
 
 
 def _final_move(task: EndingTask, process: TaskProcess) -> LeaseMove:

@@ -1,42 +1,39 @@
-"""Takes leases back from tasks that run: a notice first, then a grace time, then Airflow's own way of stopping a task.
+"""Takes leases back from running tasks: first a notice, then a grace time, then Airflow's own way to stop a task.
 
 The notice goes through the task state store to the coordinator, which hands it to the task. A task that saves and ends
-in time is rescheduled by its own process. Of one that does not, the coordinator stops the process at the end of the
-grace time; and where that does not help either, or there is no coordinator, the task instance is rescheduled here, in
-the database, upon which its supervisor's next heartbeat is refused and it kills the process. In each case the try is
-the same, and no retry is used up.
+in time reschedules itself. The coordinator stops the process of any other task at the end of the grace time. If that
+does not help either, or there is no coordinator, the task instance is rescheduled here, in the database. Airflow then
+refuses the next heartbeat of its supervisor, which kills the process. The try stays the same, and no retry is used up.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 from pydantic import ValidationError
 
+from hetero_airflow.clock import Clock
 from hetero_airflow.contract.state_keys import PREEMPT, PROGRESS, LeaseNotice, LeaseProgress
 from hetero_airflow.executor.airflow_db.state_store import read_states, write_state
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper, RunningTask
+from hetero_airflow.executor.task_log import Note, with_task_names
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.runtime.notice import Notice
-from hetero_airflow.store.store import CheckpointSaved
+from hetero_airflow.store.store import CheckpointSaved, Store
 
 log = logging.getLogger(__name__)
 
-Note = Callable[[Any, str], None]
-"""(key, text): writes into Airflow's audit log of the task."""
-
 _FORCE_AFTER_S = 10.0
-"""What the coordinator gets after the grace time, until the task is rescheduled here."""
+"""The coordinator's time to stop a task after the grace time. Then the task is rescheduled here."""
 
 
 @dataclass(slots=True)
 class _Notified:
-    """A task that was told to save and end."""
+    """A task that got a notice."""
 
     task: RunningTask
     notice: Notice
@@ -44,64 +41,73 @@ class _Notified:
 
 
 class PreemptionNotices:
-    """Carries out what plans take back, on the tasks that run here."""
+    """Preempts the tasks that run here; the cycle's `Preemptor`."""
 
-    def __init__(self, keeper: LeaseKeeper, tasks: TaskInstances, grace_s: float, note: Note) -> None:
+    def __init__(
+        self, store: Store, keeper: LeaseKeeper, tasks: TaskInstances, grace_s: float, note: Note, clock: Clock
+    ) -> None:
+        self._store = store
         self._keeper = keeper
         self._tasks = tasks
         self._grace = timedelta(seconds=grace_s)
         self._note = note
-        self._told: dict[str, _Notified] = {}
+        self._clock = clock
+        self._notified: dict[str, _Notified] = {}
         self._saved: dict[str, datetime] = {}
 
-    def tell(self, lease: Lease, cause: str, now: datetime, grace: timedelta | None = None) -> None:
-        """Tell the task of a lease to save and end; once is enough. One that is over already is not told.
+    def preempt(self, lease: Lease, cause: str) -> None:
+        """Tell the task of a lease to save and end. It waits again when it has."""
+        self.notify(lease, with_task_names(cause, self._store.snapshot()), self._clock.now())
 
-        :param grace: another time than the configured one
+    def notify(self, lease: Lease, cause: str, now: datetime, grace: timedelta | None = None) -> None:
+        """Tell the task of a lease once to save and end, unless it is over already.
+
+        :param grace: a grace time other than the configured one
         """
         task = self._keeper.find(lease.id)
-        if task is None or lease.id in self._told:
+        if task is None or lease.id in self._notified:
             return
         notice = Notice(cause=cause, by=now + (self._grace if grace is None else grace))
-        self._told[lease.id] = _Notified(task, notice)
+        self._notified[lease.id] = _Notified(task, notice)
         try:
             write_state(task.key, PREEMPT, LeaseNotice(lease_id=lease.id, notice=notice).model_dump_json())
-        except Exception as error:  # noqa: BLE001  the backend may be anybody's; at the end of the grace time we stop it
-            log.warning("%s could not be told to save; it is stopped at %s: %s", task.key, notice.by, error)
+        except Exception as error:  # noqa: BLE001  any backend may be configured; the task is stopped after the grace time
+            log.warning("%s could not be told to save. It is stopped at %s: %s", task.key, notice.by, error)
         self._note(task.key, f"preempted: {cause}. It has until {notice.by:%H:%M:%S} UTC to save, and goes on later.")
 
-    def settle(self, now: datetime) -> None:
-        """Tell those whose leases were taken back when another scheduler ran them; stop those that did not end."""
+    def force_overdue(self, now: datetime) -> None:
+        """Reschedule the tasks that did not end in time. Also notify those that a scheduler which died preempted."""
         for task in self._keeper.running.values():
             if task.lease.state is LeaseState.PREEMPTED:
-                self.tell(task.lease, "taken back before this scheduler took it over", now)
-        for id_, told in list(self._told.items()):
+                self.notify(task.lease, "taken back before this scheduler took it over", now)
+        for id_, notified in list(self._notified.items()):
+            key, notice = notified.task.key, notified.notice
             if self._keeper.find(id_) is None:
-                del self._told[id_]
-            elif not told.is_forced and now >= told.notice.by + timedelta(seconds=_FORCE_AFTER_S):
-                told.is_forced = True
-                if self._tasks.reschedule(told.task.lease.request_id, now, now):
-                    log.warning("%s did not end when it was preempted; it is rescheduled by force.", told.task.key)
-                    self._note(told.task.key, f"stopped: {told.notice.cause}. It had not ended in its grace time.")
+                del self._notified[id_]
+            elif not notified.is_forced and now >= notice.by + timedelta(seconds=_FORCE_AFTER_S):
+                notified.is_forced = True
+                if self._tasks.reschedule(notified.task.lease.request_id, now, now):
+                    log.warning("%s did not end when it was preempted. It is rescheduled by force.", key)
+                    self._note(key, f"stopped: {notice.cause}. It had not ended in its grace time.")
 
     def saved(self) -> Sequence[CheckpointSaved]:
-        """The leases whose tasks have published a checkpoint since this was asked last."""
+        """The leases whose tasks have published a checkpoint since the last call."""
         running = {task.key: task.lease for task in self._keeper.running.values()}
         try:
             texts = read_states(running, PROGRESS)
-        except Exception as error:  # noqa: BLE001  the backend may be anybody's; who saved is known a little later
-            log.warning("It can't be read how far tasks have come: %s", error)
+        except Exception as error:  # noqa: BLE001  any backend may be configured; the next call reads it again
+            log.warning("The progress of tasks can't be read: %s", error)
             return ()
         live = {lease.id for lease in running.values()}
         self._saved = {id_: at for id_, at in self._saved.items() if id_ in live}
-        found = []
+        events = []
         for key, text in texts.items():
             try:
-                told = LeaseProgress.model_validate_json(text)
+                reported = LeaseProgress.model_validate_json(text)
             except ValidationError:
                 continue
-            at, lease = told.progress.saved_at, running[key]
-            if told.lease_id == lease.id and at is not None and self._saved.get(lease.id) != at:
+            at, lease = reported.progress.saved_at, running[key]
+            if reported.lease_id == lease.id and at is not None and self._saved.get(lease.id) != at:
                 self._saved[lease.id] = at
-                found.append(CheckpointSaved(lease.id, lease.token))
-        return found
+                events.append(CheckpointSaved(lease.id, lease.token))
+        return events

@@ -11,6 +11,7 @@ from airflow.executors.workloads import ExecuteTask
 from airflow.providers.cncf.kubernetes.executors.kubernetes_executor import KubernetesExecutor
 from airflow.utils.state import TaskInstanceState
 
+from hetero_airflow.clock import SystemClock
 from hetero_airflow.contract.envelope import pack_request, read_lease
 from hetero_airflow.engines.engine import EngineContext
 from hetero_airflow.engines.kubernetes.engine import KubernetesEngine
@@ -19,7 +20,7 @@ from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.leases import lease_keeper, recovery
-from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
+from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.store.memory import MemoryStore
@@ -34,20 +35,19 @@ class Way:
 
     def __init__(self, api):
         self.api, self.store, self.tasks, self.engine = api, MemoryStore(), StandInTasks(), KubernetesEngine(8)
-        self.engine.start(EngineContext("way", None, None, dict, lambda: self.dispatcher.workers()))
         self.notes, self.reports = [], []
         configuration = Configuration("priority", "p", "hetero", 60, 1e6, 10, 180, 30, 60, 300, {}, "scheduler")
-        self.keeper = LeaseKeeper(
-            self.store, self.engine, tasks=self.tasks, report=lambda *told: self.reports.append(told),
-            freed=lambda *told: self.dispatcher.freed(*told), lost=lambda *told: self.dispatcher.lost(*told),
-            lease_timeout_s=60,
-        )  # fmt: skip
+        callbacks = SchedulerCallbacks(
+            report=lambda *report: self.reports.append(report),
+            note=lambda key, text: self.notes.append(text),
+            renew_token=lambda workload, valid_s: None,
+        )
         self.dispatcher = Dispatcher(
-            configuration, self.store, PriorityPolicy(), self.engine, self.keeper, tasks=self.tasks,
-            edges=SimpleNamespace(refresh=lambda dag_ids: {}), report=lambda *told: self.reports.append(told),
-            note=lambda key, text: self.notes.append(text), renew_token=lambda workload, valid_s: None,
-            queued_timeout_s=600,
+            configuration, self.store, PriorityPolicy(), self.engine, tasks=self.tasks, callbacks=callbacks,
+            edges=SimpleNamespace(refresh=lambda dag_ids: {}), clock=SystemClock(), queued_timeout_s=600,
         )  # fmt: skip
+        self.keeper = self.dispatcher.keeper
+        self.engine.start(EngineContext("way", None, None, dict, self.dispatcher.workers.current))
 
     def hold(self, name, device, request_id=None, **asked):
         request_id = request_id or str(uuid4())
@@ -59,7 +59,7 @@ class Way:
         workload = ExecuteTask.model_validate({**told, "bundle_info": {"name": "b", "version": None}})
         workload.ti.executor_config = {"hetero": pack_request([{"device": device, **asked}])}
         self.tasks.rows[request_id] = TaskProcess("queued")
-        self.dispatcher.hold(workload, DeviceRequest.parse(device, **asked), datetime.now(UTC))
+        self.dispatcher.queue.add(workload, DeviceRequest.parse(device, **asked), datetime.now(UTC))
         return workload.key, request_id
 
     def beat(self):
@@ -67,9 +67,9 @@ class Way:
             if state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED):
                 self.keeper.end(key, "the task ended")
         now = datetime.now(UTC)
-        self.dispatcher.decide(now)
+        self.dispatcher.place_tasks(now)
         self.engine.heartbeat()
-        self.dispatcher.settle(now)
+        self.dispatcher.maintain(now)
 
     def until(self, holds):
         return eventually(lambda: self.beat() or holds())
@@ -112,7 +112,7 @@ def test_two_tasks_take_turns_on_the_one_gpu_of_a_node(way):
         way.tasks.rows[request_id] = TaskProcess("running", 7, name, datetime.now(UTC))
         way.api.bind(name, "gpu-1")
         way.api.set_status(name, {"phase": "Running"})
-        way.until(lambda number=number: len(way.dispatcher.held) == 1 - number)
+        way.until(lambda number=number: len(way.dispatcher.queue.tasks) == 1 - number)
         way.tasks.rows[request_id] = TaskProcess("success", 7, name, datetime.now(UTC))
         way.api.set_status(name, {"phase": "Succeeded"})
         way.until(lambda key=key: key not in way.keeper.running)
@@ -191,7 +191,7 @@ def test_of_a_task_whose_supervisor_lived_and_told_of_its_end_nothing_is_told_ag
 def test_of_one_that_airflow_has_queued_anew_by_then_neither(way, failures):
     key, request_id = way.hold("a", "gpu", quota={"host_memory": "4GiB"})
     name = way.started(request_id)["metadata"]["name"]
-    way.until(lambda: not way.dispatcher.held)
+    way.until(lambda: not way.dispatcher.queue.tasks)
     way.hold("a", "gpu", request_id, quota={"host_memory": "4GiB"})
     way.api.set_status(name, OOM_KILLED)
     way.until(lambda: len(way.api.pods()) == 2)

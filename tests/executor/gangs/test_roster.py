@@ -23,7 +23,7 @@ class Gang:
         self.ids = {}
         self.told = []
         bench.tasks.gangs[GANG] = dict.fromkeys((0, 1))
-        bench.dispatcher._preemptions.tell = lambda lease, cause, now, grace=None: self.told.append(
+        bench.dispatcher._preemptions.notify = lambda lease, cause, now, grace=None: self.told.append(
             (self.rank(lease.request_id), cause, grace)
         )
 
@@ -190,7 +190,7 @@ def test_a_rank_that_is_dropped_leaves_the_others_waiting(bench, gang):
         gang.queue(rank)
     bench.dispatcher.drop("rank-1", "Airflow revoked it")
     bench.beat(2)
-    assert (bench.started, list(bench.dispatcher.held)) == ([], ["rank-0"])
+    assert (bench.started, list(bench.dispatcher.queue.tasks)) == ([], ["rank-0"])
 
 
 def test_two_gangs_of_one_task_do_not_mix(bench):
@@ -297,7 +297,11 @@ def test_fewer_ranks_go_on_where_all_of_them_have_waited_long_enough(make_bench,
     assert (bench.started, set(waits(bench).values())) == (["other"], {f"{gang.name} #1"})
     for _ in range(3):
         bench.beat(2)
-    assert (bench.started, list(bench.dispatcher.held), waits(bench)) == (["other", "rank-0", "rank-1"], ["rank-2"], {})
+    assert (bench.started, list(bench.dispatcher.queue.tasks), waits(bench)) == (
+        ["other", "rank-0", "rank-1"],
+        ["rank-2"],
+        {},
+    )
     told = read_lease(bench.engine.started[1].ti.context_carrier).gang
     assert (told.name, told.size) == (f"{gang.name} #1 with 2 of 3", 2)
     bench.beat(2)
@@ -319,11 +323,11 @@ def test_a_rank_that_was_left_out_is_done_when_the_others_have_ended_well(make_b
     ids = gang.start_two()
     gang.end(0, ids[0], "success")
     bench.beat(2)
-    assert (bench.tasks.finished, list(bench.dispatcher.held)) == ([], ["rank-2"])
+    assert (bench.tasks.finished, list(bench.dispatcher.queue.tasks)) == ([], ["rank-2"])
     gang.end(1, ids[1], "success")
     bench.beat(1)
     bench.beat(2)
-    assert (bench.tasks.finished, bench.dispatcher.held, waits(bench), bench.reports) == ([ids[2]], {}, {}, [])
+    assert (bench.tasks.finished, bench.dispatcher.queue.tasks, waits(bench), bench.reports) == ([ids[2]], {}, {}, [])
 
 
 def test_a_rank_that_was_left_out_is_in_again_when_the_gang_is_placed_anew(make_bench):

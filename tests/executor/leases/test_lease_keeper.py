@@ -77,7 +77,7 @@ def test_what_was_killed_for_memory_before_airflow_heard_of_it_is_lost_and_not_j
     id_ = bench.hold("a")
     bench.beat()
     lost = []
-    bench.keeper._lost = lambda key, lease: not lost.append(lease.id)
+    bench.dispatcher.lease_events.send_back = lambda run, now: not lost.append(run.lease.id)
     lease = bench.lease(id_)
     bench.on_a_cluster({lease.id: TerminationCause(is_out_of_memory=True)})
     for _ in range(2):
@@ -253,12 +253,12 @@ def test_an_expired_lease_of_a_dead_scheduler_is_taken_back_once_its_process_is_
 def test_a_failure_report_of_a_task_that_runs_all_the_same_is_not_believed(bench):
     """A copy that a dead scheduler had dispatched got there first; ours was turned away by Airflow."""
     id_, lease = start(bench)
-    assert bench.keeper.survives("a", failed=True)
+    assert bench.keeper.is_still_running("a", failed=True)
     bench.engine.alive.clear()
-    assert not bench.keeper.survives("a", failed=True)
+    assert not bench.keeper.is_still_running("a", failed=True)
     bench.engine.alive = {lease.id: [100]}
     bench.tasks.rows[id_] = TaskProcess("failed", 100, "here", bench.clock.now())
-    assert not bench.keeper.survives("a", failed=True)
+    assert not bench.keeper.is_still_running("a", failed=True)
 
 
 def test_a_task_whose_lease_was_taken_back_is_stopped(bench):

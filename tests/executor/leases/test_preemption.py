@@ -44,7 +44,7 @@ def test_the_holder_gets_a_notice_and_the_queue_goes_on_when_it_has_ended(bench,
     assert (notice.notice.by - bench.clock.now()).total_seconds() == 60
     assert bench.notes[0][0] == "low"
     assert "preempted" in bench.notes[0][1]
-    assert bench.dispatcher.held["urgent"].told.startswith("Waiting for 2 × gpu: preempting")
+    assert bench.dispatcher.queue.tasks["urgent"].logged_reason.startswith("Waiting for 2 × gpu: preempting")
 
     # it saves and ends; Airflow puts it back into the queue, with the same try
     bench.tasks.rows[low] = TaskProcess("up_for_reschedule")
@@ -66,7 +66,7 @@ def test_where_nothing_is_to_be_saved_the_time_is_up_at_once(bench, written):
     bench.beat()
     bench.run(id_)
     now = bench.clock.now()
-    bench.dispatcher._preemptions.tell(bench.lease(id_), "rank 1 is failed", now, timedelta(0))
+    bench.dispatcher._preemptions.notify(bench.lease(id_), "rank 1 is failed", now, timedelta(0))
     assert LeaseNotice.model_validate_json(written["a", PREEMPT]).notice.by == now
 
 
@@ -137,7 +137,7 @@ def test_a_notice_of_a_scheduler_that_died_is_told_again(bench, written):
     low = preempted(bench, written)
     lease = bench.lease(low)
     written.clear()
-    bench.dispatcher._preemptions._told.clear()
+    bench.dispatcher._preemptions._notified.clear()
     bench.keeper.begin("low", lease)
     bench.beat(1)
     assert LeaseNotice.model_validate_json(written["low", PREEMPT]).lease_id == lease.id

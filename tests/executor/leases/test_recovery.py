@@ -11,6 +11,7 @@ from hetero_airflow.discovery.health.xid_watch import XidEvent
 from hetero_airflow.engines.engine import TerminationCause
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.leases import preemption, recovery
+from hetero_airflow.executor.leases.lease_keeper import LeaseFreed
 from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.worker import Inventory
@@ -127,7 +128,7 @@ def test_a_task_whose_pod_is_killed_for_memory_is_sent_back_and_asks_for_twice_a
     ],
 )
 def test_what_the_rules_do_not_send_back_fails_and_is_told_why(bench, states, earlier, rules, why):
-    bench.dispatcher._recoveries._rules = parse_rules(rules)
+    bench.dispatcher._recovery._rules = parse_rules(rules)
     states["a"] = [
         failure(token=100 + number, failure_class="host_memory", host_memory_bytes=size)
         for number, size in enumerate(earlier)
@@ -182,17 +183,15 @@ def test_a_task_that_never_ran_before_costs_no_look_into_the_state_store(bench, 
 
 def test_hardware_failures_of_tasks_reach_the_watch_over_the_devices(bench, states):
     reported = []
-    bench.dispatcher._health = SimpleNamespace(
-        report=lambda failure, task: reported.append((failure.failure_class, task)), step=lambda now: None
-    )
+    bench.dispatcher._health.report = lambda failure, task: reported.append((failure.failure_class, task))
     id_ = bench.hold("a")
     bench.beat()
     bench.run(id_)
     lease = bench.lease(id_)
     (key,) = bench.keeper.running
     states[key] = [failure(failure_class="hardware", token=lease.token)]
-    bench.dispatcher.freed(key, lease, None)
-    bench.dispatcher.freed(key, lease.model_copy(update={"token": 99}), None)
+    for freed in (lease, lease.model_copy(update={"token": 99})):
+        bench.dispatcher.lease_events.take_freed(LeaseFreed(key, freed, None), bench.clock.now())
     assert reported == [("hardware", "dag.a")]
 
 
@@ -207,21 +206,22 @@ def test_a_hardware_failure_of_a_task_takes_its_device_out_on_any_host(bench, st
     device_id = lease.claims[0].device_id
     told = {"evidence": f"Xid 79 on {device_id}", "worker": "worker-a", "device_ids": (device_id,)}
     states[key] = [failure(failure_class="hardware", token=lease.token, **told)]
-    bench.dispatcher.freed(key, lease, None)
+    bench.dispatcher.lease_events.take_freed(LeaseFreed(key, lease, None), bench.clock.now())
     bench.beat()
     assert [(bar.device_id, bar.kind) for bar in bench.store.snapshot().holds] == [(device_id, HoldKind.QUARANTINED)]
 
 
 def hear_xid(bench, xid, device_id="GPU-0"):
     """NVIDIA's driver tells of an error on this host."""
-    bench.dispatcher._host.take_inventory(Inventory(worker=a_worker()), bench.clock.now())
+    bench.dispatcher._health.host.take_inventory(Inventory(worker=a_worker()), bench.clock.now())
     bench.xids.append(XidEvent(uuid=device_id, xid=xid, at=bench.clock.now()))
 
 
 @pytest.fixture
 def listening(bench):
     bench.xids = []
-    bench.dispatcher._host._xids = SimpleNamespace(poll=lambda: [bench.xids.pop() for _ in list(bench.xids)])
+    host = bench.dispatcher._health.host
+    host._xids = SimpleNamespace(poll=lambda: [bench.xids.pop() for _ in list(bench.xids)])
     return bench
 
 
@@ -262,7 +262,7 @@ def test_a_failure_that_an_xid_of_its_device_explains_is_put_on_record_as_the_ha
     other = failure(failure_class="network", token=99)
     states[key] = [other, failure(failure_class=before, token=lease.token, worker="worker-a", device_ids=("GPU-0",))]
     hear_xid(listening, 79, device_id)
-    listening.dispatcher.freed(key, lease, None)
+    listening.dispatcher.lease_events.take_freed(LeaseFreed(key, lease, None), listening.clock.now())
     assert states[key][0] == {"failure_class": "network"} | states[key][0]
     assert states[key][1]["failure_class"] == after
     listening.beat()
@@ -279,7 +279,7 @@ def test_an_xid_from_before_the_lease_explains_nothing(listening, states):
     listening.run(id_)
     (key,) = listening.keeper.running
     states[key] = [failure(token=listening.lease(id_).token, failure_class="unknown", device_ids=("GPU-0",))]
-    listening.dispatcher.freed(key, listening.lease(id_), None)
+    listening.dispatcher.lease_events.take_freed(LeaseFreed(key, listening.lease(id_), None), listening.clock.now())
     assert states[key][0]["failure_class"] == "unknown"
 
 
@@ -313,7 +313,10 @@ def test_a_task_that_has_waited_for_too_long_tries_its_next_alternative_first(be
     for _ in range(40):
         bench.beat(50)
     (pending,) = bench.store.snapshot().pending
-    assert (str(pending.request), pending.submitted_at) == ("1 × gpu or 2 × gpu", bench.dispatcher.held["a"].since)
+    assert (str(pending.request), pending.submitted_at) == (
+        "1 × gpu or 2 × gpu",
+        bench.dispatcher.queue.tasks["a"].since,
+    )
     bench.engine.alive.clear()
     bench.keeper.end("blocker", "the task ended")
     bench.beat(1)
@@ -328,19 +331,19 @@ def test_who_takes_over_goes_on_with_the_order_that_the_store_has(bench, states)
     id_ = bench.hold("a", ["gpu:2", "gpu:1"])
     for _ in range(40):
         bench.beat(50)
-    held = bench.dispatcher.held["a"]
-    held.request = held.first = None  # as a scheduler sees it that has just adopted the task
+    held = bench.dispatcher.queue.tasks["a"]
+    held.request = held.original_request = None  # as a scheduler sees it that has just adopted the task
     bench.beat(1)
-    assert str(bench.dispatcher.held["a"].request) == "1 × gpu or 2 × gpu"
+    assert str(bench.dispatcher.queue.tasks["a"].request) == "1 × gpu or 2 × gpu"
     assert str(bench.store.snapshot().pending[0].request) == "1 × gpu or 2 × gpu"
-    assert id_ == bench.dispatcher.held["a"].request_id
+    assert id_ == bench.dispatcher.queue.tasks["a"].request_id
 
 
 def probe(bench, name, device):
     """A task that only asks whether a request could be placed now."""
     bench.hold(name, device)
-    held = bench.dispatcher.held.pop(name)
-    bench.dispatcher.probes.hold(held.workload, held.asked, bench.clock.now())
+    held = bench.dispatcher.queue.tasks.pop(name)
+    bench.dispatcher.checks.add(held.workload, held.requested, bench.clock.now())
     return held.request_id
 
 
@@ -359,7 +362,7 @@ def test_a_probe_is_let_go_when_its_request_could_be_placed_and_takes_nothing(be
     answer = read_answer(bench.engine.started[1].ti.context_carrier)
     assert (answer.worker_id, answer.device_ids, answer.problem) == ("worker-a", ("GPU-0", "GPU-1"), "")
     assert bench.store.snapshot().leases == ()
-    assert bench.dispatcher.probes.held == {}
+    assert bench.dispatcher.checks.tasks == {}
 
 
 def test_a_probe_for_what_nobody_has_is_told_so_at_once(bench, states):
@@ -378,7 +381,7 @@ def test_a_probe_that_airflow_does_not_want_any_more_is_forgotten(bench, states)
     bench.beat(1)
     bench.tasks.rows[id_] = TaskProcess("success")
     bench.beat(1)
-    assert bench.dispatcher.probes.held == {}
+    assert bench.dispatcher.checks.tasks == {}
 
 
 def test_what_only_another_host_could_give_is_not_asked_for(bench, states):

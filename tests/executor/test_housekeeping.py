@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from airflow.observability import stats
 
-from hetero_airflow.executor.demand_metrics import emit_demand
+from hetero_airflow.executor.housekeeping import emit_demand
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.testing import a_pending, a_worker
 

@@ -1,0 +1,97 @@
+"""Carries out what `reconcile` decides about the waiting tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from hetero_airflow.errors import EngineError, RequestError
+from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
+from hetero_airflow.executor.leases.recovery import PreviousRuns, TaskRecovery
+from hetero_airflow.executor.pending_task import PendingTask, TaskQueue
+from hetero_airflow.executor.reconcile import Action, DropTask, FailTask, HandOverTask, SubmitTask, TakeOverRequest
+from hetero_airflow.executor.task_log import write_task_log
+from hetero_airflow.executor.task_starter import TaskStarter
+from hetero_airflow.model.hold import with_holds
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.snapshot import Snapshot
+
+
+class ActionRunner:
+    """Changes the queue, and hands over tasks that have a lease already."""
+
+    def __init__(self, queue: TaskQueue, starter: TaskStarter, recovery: TaskRecovery, tasks: TaskInstances) -> None:
+        self._queue = queue
+        self._starter = starter
+        self._recovery = recovery
+        self._tasks = tasks
+
+    def execute(self, actions: Iterable[Action], snapshot: Snapshot, now: datetime) -> None:
+        """Carry out the actions, in order.
+
+        :param snapshot: the one for which they were decided
+        """
+        actions = list(actions)
+        self._resolve_requests([a.key for a in actions if isinstance(a, SubmitTask | HandOverTask)], snapshot, now)
+        for action in actions:
+            if action.key not in self._queue.tasks:  # its request can't be read
+                continue
+            task = self._queue.tasks[action.key]
+            match action:
+                case DropTask(key):
+                    self._queue.drop(key, "Airflow does not want it any more")
+                case FailTask(key, text):
+                    self._queue.fail(key, text, now)
+                case TakeOverRequest(_, pending):
+                    task.since, task.request = pending.submitted_at, pending.request
+                case SubmitTask():
+                    self._queue.submit(task)
+                case HandOverTask(_, lease):
+                    holder = snapshot.holders.get(task.request_id)
+                    task.request = holder.request if holder else task.request
+                    self._queue.forget_events(task)  # the store knows the request
+                    with suppress(EngineError):  # the task has failed with it
+                        self._starter.hand_over(task, lease)
+
+    def rotate_alternatives(self, now: datetime) -> None:
+        """Let tasks that have waited too long try their next alternative first."""
+        for task in self._queue.tasks.values():
+            if task.request is None or task.is_excluded:
+                continue
+            original = task.original_request or task.request
+            request, texts = self._recovery.rotated(original, task.waited_s(now))
+            if request != task.request:
+                task.original_request, task.request = original, request
+                self._queue.withdraw(task, "its alternatives are tried in another order")
+                self._queue.submit(task)
+                for text in texts:
+                    write_task_log(task.workload.log_path, text, now)
+
+    def _resolve_requests(self, keys: Iterable[Any], snapshot: Snapshot, now: datetime) -> None:
+        """Render and adjust the requests of new tasks. A task whose request can't be read fails."""
+        tasks = {key: task for key in keys if (task := self._queue.tasks[key]).request is None}
+        previous_runs = self._recovery.previous_runs(
+            {task.request_id: (key, task.workload.ti.try_number) for key, task in tasks.items()}
+        )
+        for key, task in tasks.items():
+            try:
+                request = task.resolve(self._tasks)
+            except RequestError as error:
+                self._queue.fail(key, f"The device request can't be read: {error}", now)
+                continue
+            previous = previous_runs.get(task.request_id, PreviousRuns(0, ()))
+            is_new = not previous.failures and not task.not_started
+            task.request = request if is_new else self._adjusted(request, task, previous, snapshot, now)
+
+    def _adjusted(
+        self, request: DeviceRequest, task: PendingTask, previous: PreviousRuns, snapshot: Snapshot, now: datetime
+    ) -> DeviceRequest:
+        """The request of a task that failed before, or did not start: with what it needs after that."""
+        reachable = (worker for worker in snapshot.workers if self._starter.reaches(worker.id))
+        workers = [with_holds(worker, snapshot.holds_of(worker.id)) for worker in reachable]
+        request, texts = self._recovery.adjust(request, previous, task.not_started, workers, now)
+        for text in texts:
+            write_task_log(task.workload.log_path, text, now, "warning")
+        return request

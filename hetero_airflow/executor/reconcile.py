@@ -1,0 +1,97 @@
+"""Compares the tasks that wait here with what Airflow and the store know about them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from hetero_airflow.executor.pending_task import SETTLING_TIME, PendingTask
+from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.snapshot import PendingRequest, Snapshot
+
+
+class DropTask(NamedTuple):
+    """Airflow does not want the task any more: a user marked, cleared or deleted it."""
+
+    key: Any
+
+
+class FailTask(NamedTuple):
+    """The task has waited too long."""
+
+    key: Any
+    text: str
+
+
+class HandOverTask(NamedTuple):
+    """The store has a lease for the task: a scheduler that died got it, or the answer to a commit was lost."""
+
+    key: Any
+    lease: Lease
+
+
+class TakeOverRequest(NamedTuple):
+    """The store has the request of the task: a scheduler that died submitted it, or the answer to a commit was lost."""
+
+    key: Any
+    pending: PendingRequest
+
+
+class SubmitTask(NamedTuple):
+    """The store does not know the task."""
+
+    key: Any
+
+
+Action = DropTask | FailTask | HandOverTask | TakeOverRequest | SubmitTask
+
+
+def reconcile(
+    tasks: Mapping[Any, PendingTask], snapshot: Snapshot, *, queued: Set[str], leased: Set[str], now: datetime
+) -> list[Action]:
+    """One action for each task that needs one, in the order of the tasks.
+
+    :param snapshot: the store, with the events that it does not have yet
+    :param queued: ids of the settled tasks that are still QUEUED in Airflow; see `settled`
+    :param leased: ids of the requests whose leases are kept here: such a task waits until the lease is free
+    """
+    pending = {request.id: request for request in snapshot.pending}
+    leases = {lease.request_id: lease for lease in snapshot.leases}
+    actions: list[Action] = []
+    for key, task in tasks.items():
+        id_ = task.request_id
+        if id_ not in queued and is_settled(task, now):
+            actions.append(DropTask(key))
+        elif (text := _timeout_text(task, now)) is not None:
+            actions.append(FailTask(key, text))
+        elif id_ in leased or task.is_excluded or (task.request is not None and id_ in pending):
+            continue
+        elif id_ in leases:
+            if _has_whole_gang(id_, snapshot):  # else another scheduler may take the lease back
+                actions.append(HandOverTask(key, leases[id_]))
+        elif id_ in pending:
+            actions.append(TakeOverRequest(key, pending[id_]))
+        else:
+            actions.append(SubmitTask(key))
+    return actions
+
+
+def is_settled(task: PendingTask, now: datetime) -> bool:
+    """Whether the task has waited so long that Airflow is asked whether it is still QUEUED."""
+    return now - task.since >= SETTLING_TIME
+
+
+def _timeout_text(task: PendingTask, now: datetime) -> str | None:
+    limit_s = task.request.wait_timeout_s if task.request is not None and not task.is_excluded else None
+    if limit_s is None or task.waited_s(now) <= max(limit_s, SETTLING_TIME.total_seconds()):
+        return None
+    return f"No device in time: asked to wait at most {limit_s:g} s for {task.request}; {task.logged_reason}"
+
+
+def _has_whole_gang(request_id: str, snapshot: Snapshot) -> bool:
+    """Whether all members of a request's gang hold a lease; True without a gang."""
+    request = snapshot.holders.get(request_id)
+    if request is None or not request.gang:
+        return True
+    return sum(holder.gang == request.gang for holder in snapshot.holders.values()) >= request.gang_size

@@ -1,0 +1,122 @@
+"""Hands placed tasks over to the engine; the cycle's `Engine`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from hetero_airflow.clock import Clock
+from hetero_airflow.contract.envelope import add_lease
+from hetero_airflow.engines.engine import AirflowEngine, Liveness
+from hetero_airflow.errors import EngineError
+from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
+from hetero_airflow.executor.cached_store import KnownWorkers
+from hetero_airflow.executor.gangs.roster import GangRoster
+from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
+from hetero_airflow.executor.pending_task import SETTLING_TIME, PendingTask, TaskQueue
+from hetero_airflow.executor.task_log import SchedulerCallbacks, write_task_log
+from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.worker import Worker
+from hetero_airflow.runtime.task_lease import TaskLease, task_lease
+
+
+class TaskStarter:
+    """Starts tasks of the queue on the leases that they got.
+
+    :param airflow_queue: Airflow's queue of device tasks, which is mapped to the coordinator
+    :param token_age: a task that has waited longer gets a new token
+    """
+
+    def __init__(
+        self,
+        engine: AirflowEngine,
+        keeper: LeaseKeeper,
+        queue: TaskQueue,
+        workers: KnownWorkers,
+        gangs: GangRoster,
+        *,
+        callbacks: SchedulerCallbacks,
+        clock: Clock,
+        airflow_queue: str,
+        token_age: timedelta,
+    ) -> None:
+        self._engine = engine
+        self._keeper = keeper
+        self._queue = queue
+        self._workers = workers
+        self._gangs = gangs
+        self._callbacks = callbacks
+        self._clock = clock
+        self._airflow_queue = airflow_queue
+        self._token_age = token_age
+        self._placed: list[tuple[PendingTask, TaskLease, datetime]] = []
+        """The placed tasks whose logs do not say so yet."""
+        self.requests: Mapping[str, Any] = {}
+        """Request id → key of the tasks that take part in the current cycle."""
+
+    def dispatch(self, lease: Lease) -> None:
+        """Hand over the task of a lease that was just granted."""
+        self.hand_over(self._queue.tasks[self.requests[lease.request_id]], lease)
+
+    def is_ours(self, request_id: str) -> bool:
+        """Whether the task of a request waits here, or runs under a lease that is kept here."""
+        return request_id in self.requests or self._keeper.has_request(request_id)
+
+    def reaches(self, worker_id: str) -> bool:
+        """Whether the engine can run anything on the worker."""
+        worker = self._workers.current().get(worker_id)
+        return worker is not None and self._engine.reaches(worker)
+
+    def open_slots(self) -> int | None:
+        """How many more tasks would start at once."""
+        return self._engine.open_slots()
+
+    def liveness(self, lease: Lease) -> Liveness:
+        """Whether a process of the lease runs."""
+        return self._keeper.liveness(lease)
+
+    def hand_over(self, task: PendingTask, lease: Lease) -> None:
+        """Give a task its lease and hand it over to the engine; the lease is kept from then on.
+
+        :raises EngineError: the engine can't run it there; the task has failed
+        """
+        worker, now = self._workers.known(lease.worker_id), self._clock.now()
+        carried_lease = self._task_lease(task, lease, worker)
+        workload, traits = task.workload, self._engine.traits
+        workload.ti.queue = self._airflow_queue
+        workload.ti.context_carrier = add_lease(workload.ti.context_carrier, carried_lease)
+        if traits.start_timeout_s is not None or now - task.since > self._token_age:
+            self._callbacks.renew_token(workload, traits.start_timeout_s)
+        try:
+            self._engine.hand_over(workload, lease, worker)
+        except EngineError as error:
+            self._queue.fail(workload.key, f"It can't run where it was placed: {error}", now)
+            raise
+        self._queue.take(workload.key)
+        self._keeper.begin(workload.key, lease, (task, carried_lease))
+        self._placed.append((task, carried_lease, now))
+
+    def _task_lease(self, task: PendingTask, lease: Lease, worker: Worker) -> TaskLease:
+        """The lease as the task gets it."""
+        assert task.request is not None
+        carried_lease = task_lease(lease, worker, task.request.alternatives[lease.alternative])
+        return carried_lease.model_copy(
+            update={
+                "alternative": task.original_number(lease.alternative),
+                "gang": self._gangs.gang_of(lease, self._workers.current()) if task.member else None,
+                "is_remote": not self._engine.traits.is_local,
+            }
+        )
+
+    def record_placed(self, tasks: TaskInstances, now: datetime | None = None) -> None:
+        """Write into the tasks' logs and state stores where they were placed.
+
+        :param now: wait until the oldest placement is `SETTLING_TIME` old, so as not to compete with its start
+        """
+        if now is not None and not (self._placed and now - self._placed[0][2] >= SETTLING_TIME):
+            return
+        placed, self._placed = self._placed, []
+        for task, lease, at in placed:
+            write_task_log(task.workload.log_path, f"Placed after {task.waited_s(at):.1f} s on {lease}", at)
+        tasks.record_leases((task.workload, lease) for task, lease, _ in placed)
