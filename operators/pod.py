@@ -22,7 +22,8 @@ from hetero_airflow.contract.retry_policy import DeviceRetryPolicy
 from hetero_airflow.engines.kubernetes.options import cluster_options
 from hetero_airflow.engines.kubernetes.pods.pod_merge import complete_pod
 from hetero_airflow.engines.kubernetes.pods.pod_parts import PodParts, claim_parts, pod_parts
-from hetero_airflow.engines.kubernetes.states.pod_state import PodCause, PodState, pod_state
+from hetero_airflow.engines.kubernetes.states.causes import PodCause
+from hetero_airflow.engines.kubernetes.states.pod_state import PodState, pod_state
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoint_variables

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hetero_airflow.engines.kubernetes.states.pod_state import PodCause, PodState
+from hetero_airflow.engines.kubernetes.states.causes import PodCause
+from hetero_airflow.engines.kubernetes.states.pod_state import PodState
 from hetero_airflow.recovery.evidence import Evidence
 
 _GONE = frozenset({PodCause.EVICTED, PodCause.NODE_LOST, PodCause.REFUSED, PodCause.DELETED})

@@ -14,7 +14,8 @@ from kubernetes import client
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.contract.envelope import ENVELOPE_KEY
 from hetero_airflow.contract.retry_policy import DeviceRetryPolicy
-from hetero_airflow.engines.kubernetes.states.pod_state import PodCause, PodState
+from hetero_airflow.engines.kubernetes.states.causes import PodCause
+from hetero_airflow.engines.kubernetes.states.pod_state import PodState
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.operators import DevicePodOperator

@@ -11,7 +11,7 @@ from typing import Any
 from hetero_airflow.engines.engine import LeasedProcess, LeaseStatus, Liveness
 from hetero_airflow.engines.kubernetes.leasing_executor import LeasingKubernetesExecutor
 from hetero_airflow.engines.kubernetes.pods.pod_deleter import PodDeleter
-from hetero_airflow.engines.kubernetes.states.pod_state import PodCause
+from hetero_airflow.engines.kubernetes.states.causes import PodCause
 from hetero_airflow.engines.kubernetes.watch.cluster_view import ClusterView
 from hetero_airflow.engines.kubernetes.watch.leased_pods import LeasedPod
 

@@ -1,4 +1,4 @@
-"""Where the clusters are, and clients for them."""
+"""Addresses of clusters, and clients for them."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from hetero_airflow.errors import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """A cluster among several by an Airflow connection, or the one of ``[kubernetes_executor]``."""
+    """A cluster that an Airflow connection names, or the one of ``[kubernetes_executor]``."""
 
     site: str | None = None
     conn_id: str | None = None
 
     def connect(self) -> CoreV1Api:
-        """A client with the credentials as they are now."""
+        """A client with the current credentials."""
         return get_kube_client() if self.conn_id is None else client_from_connection(self.read())
 
     def read(self) -> Mapping[str, Any]:
-        """What the connection says, by the names of its fields.
+        """The fields of the connection.
 
-        :raises SettingsError: it says of no cluster
+        :raises SettingsError: it names no cluster
         """
         assert self.conn_id is not None
         extras = KubernetesHook.get_connection(self.conn_id).extra_dejson
-        told = {name.removeprefix("extra__kubernetes__"): value for name, value in extras.items()}
-        if not any(told.get(name) for name in ("in_cluster", "kube_config_path", "kube_config")):
+        fields = {name.removeprefix("extra__kubernetes__"): value for name, value in extras.items()}
+        if not any(fields.get(name) for name in ("in_cluster", "kube_config_path", "kube_config")):
             raise SettingsError(
-                f"the cluster {self.site} by the connection {self.conn_id}",
-                found="no cluster in it",
-                remedy="Give it kube_config_path, kube_config or in_cluster",
+                f"the cluster {self.site} from the connection {self.conn_id}",
+                found="no cluster in the connection",
+                remedy="Set kube_config_path, kube_config or in_cluster in the connection",
             )
-        return told
+        return fields
 
 
-def client_from_connection(told: Mapping[str, Any]) -> CoreV1Api:
-    """A client for what a connection says. Reads no connection itself, so that a forked process may make one."""
-    config = told.get("kube_config")
+def client_from_connection(connection: Mapping[str, Any]) -> CoreV1Api:
+    """A client from the fields of a connection. Reads no connection itself, so a forked process may call it."""
+    config = connection.get("kube_config")
     return KubernetesHook(
         conn_id=None,
         kubernetes_conn_id=None,
-        client_configuration=Configuration(),  # of its own: the default is shared by all clients of the process
-        cluster_context=told.get("cluster_context") or None,
-        config_file=told.get("kube_config_path") or None,
+        client_configuration=Configuration(),  # the default one is shared by all clients of the process
+        cluster_context=connection.get("cluster_context") or None,
+        config_file=connection.get("kube_config_path") or None,
         config_dict=json.loads(config) if isinstance(config, str) and config else config or None,
-        in_cluster=bool(told.get("in_cluster")) or None,
-        disable_verify_ssl=bool(told.get("disable_verify_ssl")) or None,
+        in_cluster=bool(connection.get("in_cluster")) or None,
+        disable_verify_ssl=bool(connection.get("disable_verify_ssl")) or None,
     ).core_v1_client

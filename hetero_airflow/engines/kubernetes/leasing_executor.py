@@ -1,6 +1,6 @@
-"""Airflow's KubernetesExecutor, which for the pods of leases also waits out a cluster that is away.
+"""Airflow's KubernetesExecutor, extended for pods of leases: it tolerates a cluster that does not answer for a while.
 
-All knowledge of what KubernetesExecutor keeps to itself sits here and in `engine`: its queues, keys and publishing.
+Only this module and `engine` know KubernetesExecutor's internals: its queues, keys and publishing.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ from hetero_airflow.engines.kubernetes.clients import ClusterAddress, client_fro
 from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
 
 _RETRY_DELAY = timedelta(seconds=5)
-"""Between two tries to make pods while the cluster is away."""
+"""Wait between two attempts to make pods while the cluster does not answer."""
 
 _TIMEOUT_S = (5.0, 10.0)
 
 _TRANSIENT_STATUSES = frozenset({401, 408, 429, 500, 502, 503, 504})
-"""Answers of an API server that say nothing of the pod: credentials are renewed, servers come back."""
+"""HTTP statuses that do not concern the pod itself and pass: credentials are renewed, servers come back."""
 
 
 class LeasingKubernetesExecutor(KubernetesExecutor):
-    """Makes pods of leases once only, and for as long as their leases are current."""
+    """Makes one pod for each lease, and only while the lease is current."""
 
     is_current: Callable[[str], bool]
-    """Whether a lease was handed over, not withdrawn since, and has no pod yet."""
+    """Whether a lease was handed over, was not withdrawn, and has no pod yet."""
 
     is_of_earlier_lease: Callable[[Any, str, str], bool]
-    """Whether a pod, given by its task's key, its namespace and name, is of a lease before the task's present one."""
+    """Whether a pod, given by task key, namespace and name, belongs to an earlier lease of the task."""
 
     address = ClusterAddress()
-    """Of its cluster."""
+    """The address of its cluster."""
 
     @property
     def pod_namespace(self) -> str | None:
-        """Where its pods are; None for anywhere."""
+        """The namespace of its pods; None for any."""
         return None if self.kube_config.multi_namespace_mode else str(self.kube_config.kube_namespace)
 
     def start(self) -> None:
-        """Start KubernetesExecutor's processes; for a cluster of a connection, as it does itself but for its client."""
+        """Start KubernetesExecutor's processes, with its own client or with the connection's."""
         if self.address.conn_id is None:
             super().start()
             return
-        told = self.address.read()
-        self.kube_config.kube_namespace = told.get("namespace") or self.kube_config.kube_namespace
+        connection = self.address.read()
+        self.kube_config.kube_namespace = connection.get("namespace") or self.kube_config.kube_namespace
         self._manager = multiprocessing.Manager()
         self.task_queue, self.result_queue = self._manager.JoinableQueue(), self._manager.JoinableQueue()
         self.scheduler_job_id = str(self.job_id)
-        self.kube_client = client_from_connection(told)
+        self.kube_client = client_from_connection(connection)
         self.kube_scheduler = ConnectionPodScheduler(
             self.address,
             kube_config=self.kube_config,
@@ -75,7 +75,7 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         )
 
     def base_pod(self, workload: Any) -> Any:
-        """The ``V1Pod`` that a task's pod is made from: its template with the author's override in it."""
+        """The ``V1Pod`` that a task's pod is made from: the template with the author's override."""
         config = workload.ti.executor_config or {}
         extra = self._coordinator_extra(workload.ti.queue) or {}
         template = self._coordinator_pod_template_file(extra) or config.get("pod_template_file")
@@ -85,22 +85,22 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
     def execute_async(
         self, key: Any, command: Any, queue: str | None = None, executor_config: Any | None = None
     ) -> None:
-        """Queue the making of a pod. What becomes of a leased one that fails before its task begins is ours to say.
+        """Queue a pod. KubernetesExecutor does not retry a leased pod that fails before its task starts.
 
-        By itself KubernetesExecutor would make it anew, on the same node, and of a lease that may be over.
+        That retry would make the pod again on the same node, for a lease that may be over.
         """
         super().execute_async(key, command, queue, executor_config)
         if LEASE_LABEL in _labels((executor_config or {}).get("pod_override")):
             self.pod_launch_attempts.pop(key, None)
 
     def is_publishing(self) -> bool:
-        """Whether pods are still to be made."""
+        """Whether pods still have to be made."""
         return bool(self.queued_tasks) or (self.task_queue is not None and not self.task_queue.empty())
 
     def adopt(self, key: Any, namespace: str, name: str) -> None:
-        """Watch a pod that a scheduler which died has made.
+        """Watch a pod that a scheduler made which died since.
 
-        :raises ApiException: it can't be marked as ours
+        :raises ApiException: the pod can't be marked as ours
         """
         label = self._make_safe_label_value(str(self.job_id))
         body = {"metadata": {"labels": {"airflow-worker": label}}}
@@ -109,13 +109,13 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         self.running.add(key)
 
     def _change_state(self, results: Any, **kwargs: Any) -> None:
-        """KubernetesExecutor tells pods by their tasks: the end of an earlier one would be that of the present one."""
+        """Handle the end of an earlier pod of a task. KubernetesExecutor would take it for the current one's."""
         if not self.is_of_earlier_lease(results.key, results.namespace, results.pod_name):
             super()._change_state(results, **kwargs)
             return
         if results.state in (ADOPTED, TaskInstanceState.RUNNING):
             return
-        self.log.info("Pod %s/%s was of an earlier lease of its task", results.namespace, results.pod_name)
+        self.log.info("Pod %s/%s belongs to an earlier lease of its task", results.namespace, results.pod_name)
         assert self.kube_scheduler is not None
         if not self.kube_config.delete_worker_pods:
             self.kube_scheduler.patch_pod_executor_done(pod_name=results.pod_name, namespace=results.namespace)
@@ -127,22 +127,22 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         return (lease_id is None or self.is_current(lease_id)) and super()._should_create_pod_for_job(task)
 
     def _handle_pod_publish_error(self, task: Any, e: Exception) -> bool:
-        is_passing = (
+        is_transient = (
             e.status in _TRANSIENT_STATUSES
             if isinstance(e, ApiException)
             else isinstance(e, TRANSIENT_CONNECTION_ERRORS)
         )
-        if _lease_of(task) is None or not is_passing:
+        if _lease_of(task) is None or not is_transient:
             return super()._handle_pod_publish_error(task, e)
-        self.log.warning("The pod of %s can't be made now and is tried again: %s", task.key, _short(e))
-        self.create_pods_after = datetime.now() + _RETRY_DELAY  # noqa: DTZ005  it is compared with Airflow's naive now
+        self.log.warning("The pod of %s can't be made now; trying again: %s", task.key, _error_text(e))
+        self.create_pods_after = datetime.now() + _RETRY_DELAY  # noqa: DTZ005  Airflow compares it with its naive now
         assert self.task_queue is not None
         self.task_queue.put(task)
         return True
 
 
 class ConnectionPodScheduler(AirflowKubernetesScheduler):
-    """Airflow's maker of pods, whose watchers look at the cluster of a connection."""
+    """Airflow's pod scheduler, whose watchers use the cluster of a connection."""
 
     def __init__(self, address: ClusterAddress, **arguments: Any) -> None:
         self._address = address
@@ -163,15 +163,15 @@ class ConnectionPodScheduler(AirflowKubernetesScheduler):
 
 
 class ConnectionPodWatcher(KubernetesJobWatcher):
-    """Airflow's watcher of pods, for the cluster of a connection. It ends at an error, and is made anew."""
+    """Airflow's pod watcher, for the cluster of a connection. It ends at an error, and Airflow makes a new one."""
 
-    def __init__(self, told: Mapping[str, Any], **arguments: Any) -> None:
+    def __init__(self, connection: Mapping[str, Any], **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._told = told
+        self._connection = connection
 
     def run(self) -> None:
-        """Watch without an end."""
-        client = client_from_connection(self._told)
+        """Watch until the process ends."""
+        client = client_from_connection(self._connection)
         while True:
             try:
                 self.resource_version = self._run(
@@ -182,7 +182,7 @@ class ConnectionPodWatcher(KubernetesJobWatcher):
 
 
 def _lease_of(task: Any) -> str | None:
-    """Whose pod a job of KubernetesExecutor is to make."""
+    """The lease whose pod a job of KubernetesExecutor makes; None for a plain pod."""
     return _labels(task.kube_executor_config).get(LEASE_LABEL)
 
 
@@ -190,5 +190,5 @@ def _labels(pod: Any) -> Mapping[str, str]:
     return getattr(getattr(pod, "metadata", None), "labels", None) or {}
 
 
-def _short(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{error.status} {error.reason}" if isinstance(error, ApiException) else f"{type(error).__name__}: {error}"

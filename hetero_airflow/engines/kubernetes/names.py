@@ -1,4 +1,4 @@
-"""Names and quantities as Kubernetes accepts them, checked before they are sent."""
+"""Checks of names that Kubernetes must accept, and its notation of byte quantities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_SUBDOMAIN = 253
 
 
 def is_label_value(text: str) -> bool:
-    """Whether a label may have the value: at most 63 characters, letters, digits, ``.``, ``_`` and ``-`` within.
+    """Whether a label may have the value: at most 63 letters, digits and, inside, ``.``, ``_`` and ``-``.
 
     >>> is_label_value("NVIDIA-A100-SXM4-80GB"), is_label_value(""), is_label_value("-a"), is_label_value("a" * 64)
     (True, True, False, False)
@@ -41,40 +41,40 @@ def is_subdomain(text: str) -> bool:
 
 
 def is_extended_resource(text: str) -> bool:
-    """Whether a container may ask for it as for a device: with a domain, and none of Kubernetes' own.
+    """Whether it can name a device resource: it has a domain, which is not Kubernetes' own.
 
     >>> is_extended_resource("nvidia.com/gpu"), is_extended_resource("gpu"), is_extended_resource("kubernetes.io/gpu")
     (True, False, False)
     """
     domain, slash, _ = text.rpartition("/")
-    own = domain == "kubernetes.io" or domain.endswith(".kubernetes.io")
-    # a quota for it is called requests.<name>, which must be a name too
-    return bool(slash) and not own and is_qualified_name(text) and is_qualified_name(f"requests.{text}")
+    is_own = domain == "kubernetes.io" or domain.endswith(".kubernetes.io")
+    # a quota for it is named requests.<name>, which must be a valid name too
+    return bool(slash) and not is_own and is_qualified_name(text) and is_qualified_name(f"requests.{text}")
 
 
 def check_label(key: str, value: str) -> None:
-    """Refuse what no node could carry as a label.
+    """Refuse a label that Kubernetes does not accept.
 
-    :raises RequestError: it is no label of Kubernetes
+    :raises RequestError: the key or the value is invalid
     """
     if not is_qualified_name(key):
         raise RequestError(
             "labels",
             key,
-            found="no name of a label in Kubernetes",
+            found="no valid name of a label in Kubernetes",
             remedy='Write it as "zone" or "example.com/zone": at most 63 characters after the slash',
         )
     if not is_label_value(value):
         raise RequestError(
             f"labels[{key!r}]",
             value,
-            found="no value of a label in Kubernetes",
+            found="no valid value of a label in Kubernetes",
             remedy="Use at most 63 letters, digits, dots, dashes and underscores",
         )
 
 
 def byte_quantity(size: int) -> str:
-    """Bytes as Kubernetes writes them, exactly.
+    """Bytes in Kubernetes' notation, exact.
 
     >>> byte_quantity(2 * 2**30), byte_quantity(2**20 + 2**10), byte_quantity(80 * 10**9), byte_quantity(1001)
     ('2Gi', '1025Ki', '78125000Ki', '1001')

@@ -1,4 +1,4 @@
-"""The options of [hetero] that name things of a cluster."""
+"""The options of [hetero] for Kubernetes."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ CLUSTERS = "kubernetes_clusters"
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """Names that only a cluster's owner knows."""
+    """Names that only the owner of a cluster knows."""
 
     resources: Mapping[str, str] = field(default_factory=dict)
-    """What a request says of its device → extended resource."""
+    """Device part of a request → extended resource."""
     priority_classes: Mapping[str, str] = field(default_factory=dict)
-    """Priority → PriorityClass; one that is not named here gets none."""
+    """Priority → PriorityClass. A priority without a row gets none."""
     clusters: Mapping[str, str] = field(default_factory=dict)
-    """Site → Airflow connection; empty for the one cluster of ``[kubernetes_executor]``."""
+    """Site → Airflow connection; empty for the cluster of ``[kubernetes_executor]``."""
 
 
 def cluster_options(read: Callable[[str, str, str], object]) -> ClusterOptions:
-    """The options as configured.
+    """The configured options.
 
-    :param read: section, option, default → its text
+    :param read: (section, option, default) → text
 
     >>> cluster_options(lambda section, name, default: default)
     ClusterOptions(resources={}, priority_classes={}, clusters={})
 
-    :raises SettingsError: no JSON object, or a name that Kubernetes does not accept
+    :raises SettingsError: an option is no JSON object, or has a name that Kubernetes does not accept
     """
     resources = _names(read, RESOURCES, is_extended_resource, '{"xilinx/fpga": "xilinx.com/fpga-u250"}')
     classes = _names(read, PRIORITY_CLASSES, is_subdomain, '{"urgent": "gpu-urgent"}')
@@ -52,7 +52,7 @@ def cluster_options(read: Callable[[str, str, str], object]) -> ClusterOptions:
         if not site or not is_label_value(site):
             raise SettingsError(
                 f"[{SECTION}] {CLUSTERS}",
-                found=f"the site {shorten(site)}, which can't be a label",
+                found=f"the site {shorten(site)}, which can't be a label value",
                 remedy="Use at most 63 letters, digits, dots, dashes and underscores",
             )
     return ClusterOptions(resources, classes, clusters)
@@ -74,7 +74,7 @@ def _names(
         if not isinstance(name, str) or not is_name(name):
             raise SettingsError(
                 f"[{SECTION}] {option}",
-                found=f"{shorten(name)} for {shorten(key)}, which is no such name in Kubernetes",
+                found=f"{shorten(name)} for {shorten(key)}, which Kubernetes does not accept as a name",
                 remedy=f"Write it as {example}",
             )
     return {str(key).lower(): name for key, name in names.items()}

@@ -1,10 +1,10 @@
-"""Which extended resource of a cluster stands for which devices, and what taints and DRA drivers go with it.
+"""The extended resources of a cluster for each kind of device, with their taints and DRA drivers.
 
 Sources: NVIDIA/k8s-device-plugin (README; MIG resources of the strategy ``mixed``), ROCm/k8s-device-plugin (README),
 intel/intel-device-plugins-for-kubernetes (cmd/gpu_plugin), Ascend's MindCluster guide (its device plugin counts 910A,
 910B and 910C all as ``huawei.com/Ascend910``), Google's "Deploy TPU workloads in GKE". Plugins for FPGAs name a
 resource by its shell or its function (Xilinx/FPGA_as_a_Service: ``xilinx.com/fpga-xilinx_u200_xdma_201820_1-153571``,
-intel_fpga: ``fpga.intel.com/af-…``), so that only the cluster's owner knows them.
+intel_fpga: ``fpga.intel.com/af-…``), so only the cluster's owner knows them.
 
 DRA: kubernetes-sigs/dra-driver-nvidia-gpu (cmd/gpu-kubelet-plugin/deviceinfo.go), ROCm/k8s-gpu-dra-driver
 (docs/driver-attributes.md), intel/intel-resource-drivers-for-kubernetes (doc/gpu), and
@@ -25,7 +25,7 @@ from hetero_airflow.model.request import Alternative
 CPU = "cpu"
 
 DEFAULT_VENDORS: Mapping[str, str] = {"gpu": "nvidia", "npu": "ascend", "tpu": "google"}
-"""Kind → vendor where a request leaves it open: a pod asks for one vendor's resource by name."""
+"""Kind → vendor if a request names none: a pod asks for the resource of one vendor."""
 
 RESOURCES: Mapping[str, str] = {
     "nvidia/gpu": "nvidia.com/gpu",
@@ -35,10 +35,10 @@ RESOURCES: Mapping[str, str] = {
     "ascend/310p": "huawei.com/Ascend310P",
     "google/tpu": "google.com/tpu",
 }
-"""What a request says of its device → extended resource. ``[hetero] kubernetes_resources`` adds rows and replaces
-them; the most exact one counts: ``nvidia/a100``, ``mig-1g.10gb``, then ``nvidia/gpu``, ``nvidia``, ``gpu``."""
+"""Device part of a request → extended resource. ``[hetero] kubernetes_resources`` adds and replaces rows. The most
+specific row counts: ``nvidia/a100``, ``mig-1g.10gb``, then ``nvidia/gpu``, ``nvidia``, ``gpu``."""
 
-_DOMAINS = {name.partition("/")[0]: said.partition("/")[0] for said, name in RESOURCES.items()}
+_DOMAINS = {name.partition("/")[0]: device.partition("/")[0] for device, name in RESOURCES.items()}
 """Domain of a resource → vendor."""
 
 TAINTS: Mapping[str, tuple[str, ...]] = {
@@ -46,8 +46,8 @@ TAINTS: Mapping[str, tuple[str, ...]] = {
     "amd": ("amd.com/gpu",),
     "google": ("google.com/tpu",),
 }
-"""Vendor → keys of the taints that keep other pods off its nodes, beside one with the resource's own name, as the
-admission plugin ExtendedResourceToleration expects it."""
+"""Vendor → keys of the taints that keep other pods off its nodes. The resource's own name is a further key, which the
+admission plugin ExtendedResourceToleration expects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class DraDriver:
 
     device_class: str
     domain: str
-    """Of its attributes and capacities."""
+    """Domain of its attributes and capacities."""
     model: str
     """The attribute that names the model."""
     driver: str | None = None
@@ -65,7 +65,7 @@ class DraDriver:
     """Software → attribute with its version."""
     kinds: tuple[str, ...] = ("gpu",)
     extra: str | None = None
-    """A condition that all whole devices meet and others don't, as CEL."""
+    """A CEL condition that only whole devices meet."""
 
 
 DRA_DRIVERS: Mapping[str, DraDriver] = {
@@ -84,7 +84,7 @@ DRA_DRIVERS: Mapping[str, DraDriver] = {
 }
 
 MIG_CLASS = "mig.nvidia.com"
-"""The device class of NVIDIA's MIG instances, whose attributes have the domain of its GPUs."""
+"""The device class of NVIDIA's MIG instances. Their attributes have the domain of its GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +94,16 @@ class Resource:
     name: str
     vendor: str
     is_model_specific: bool
-    """Whether the name itself stands for the model that was asked for."""
+    """Whether the name itself stands for the requested model."""
 
 
 def vendor_of(alternative: Alternative) -> str:
-    """Whose devices a pod shall ask for.
+    """The vendor whose devices a pod asks for.
 
     >>> vendor_of(Alternative(model="h100-pcie"))
     'nvidia'
 
-    :raises RequestError: the request leaves it open, and no vendor is usual for the kind
+    :raises RequestError: the request names no vendor, and the kind has no default one
     """
     tokens = model_tokens(alternative.model or "")
     known = (maker for model, (maker, _, _) in MODELS.items() if matches_model(model, tokens))
@@ -113,23 +113,25 @@ def vendor_of(alternative: Alternative) -> str:
             "device",
             alternative.device_text,
             found="no vendor, and a pod asks for the resource of one vendor",
-            remedy='Name it, as in "nvidia/a100"',
+            remedy='Name the vendor, as in "nvidia/a100"',
         )
     return vendor
 
 
 def resource_of(alternative: Alternative, configured: Mapping[str, str]) -> Resource:
-    """The resource that stands for the devices of an alternative that is no CPU.
+    """The resource for the devices of an alternative, which is no CPU.
 
-    :param configured: rows that come before those of `RESOURCES`
-    :raises RequestError: none is known
+    :param configured: rows with precedence over `RESOURCES`
+    :raises RequestError: no resource is known
 
     >>> resource_of(Alternative(vendor="nvidia", kind="gpu", partition="1g.10gb+me"), {}).name
     'nvidia.com/mig-1g.10gb.me'
     """
-    own = configured.get(alternative.kind or "")
-    if own is not None and alternative.vendor is None and alternative.model is None:
-        return Resource(own, _DOMAINS.get(own.partition("/")[0], alternative.kind or ""), is_model_specific=True)
+    generic = configured.get(alternative.kind or "")
+    if generic is not None and alternative.vendor is None and alternative.model is None:
+        return Resource(
+            generic, _DOMAINS.get(generic.partition("/")[0], alternative.kind or ""), is_model_specific=True
+        )
     vendor = vendor_of(alternative)
     kind = alternative.kind or VENDORS.get(vendor, "")
     exact = alternative.device_text if alternative.partition else f"{vendor}/{alternative.model}"
@@ -140,14 +142,14 @@ def resource_of(alternative: Alternative, configured: Mapping[str, str]) -> Reso
             if name in table:
                 return Resource(table[name], vendor, is_model_specific=False)
     if alternative.partition:
-        # as the device plugin names it, which replaces the plus of a profile with media extensions
-        made = f"nvidia.com/mig-{alternative.partition.replace('+', '.')}"
-        if is_extended_resource(made):
-            return Resource(made, vendor, is_model_specific=True)
+        # the device plugin replaces the plus in a profile with media extensions
+        name = f"nvidia.com/mig-{alternative.partition.replace('+', '.')}"
+        if is_extended_resource(name):
+            return Resource(name, vendor, is_model_specific=True)
     raise RequestError(
         "device",
         alternative.device_text,
-        found="no known resource of Kubernetes for it",
+        found="no known Kubernetes resource for it",
         remedy=f'Name it in [hetero] kubernetes_resources, as in {{"{vendor}/{kind or alternative.model}": '
         '"example.com/device"}; `kubectl describe node` shows the names',
     )

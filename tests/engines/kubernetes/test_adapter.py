@@ -2,7 +2,8 @@ import pytest
 
 from hetero_airflow.engines.engine import LeasedProcess, Liveness, TerminationCause
 from hetero_airflow.engines.kubernetes.adapter import POD_VISIBLE_TIMEOUT_S, UNSCHEDULABLE_TIMEOUT_S, ClusterAdapter
-from hetero_airflow.engines.kubernetes.states.pod_state import PodCause, PodState
+from hetero_airflow.engines.kubernetes.states.causes import PodCause
+from hetero_airflow.engines.kubernetes.states.pod_state import PodState
 from hetero_airflow.engines.kubernetes.watch.leased_pods import DeletedPods, LeasedPod
 from hetero_airflow.testing import a_lease
 

@@ -39,5 +39,5 @@ def test_each_client_has_a_configuration_of_its_own(connection, tmp_path):
 
 def test_a_connection_without_a_cluster_is_refused(connection):
     connection("empty")
-    with pytest.raises(SettingsError, match="Give it kube_config_path"):
+    with pytest.raises(SettingsError, match="Set kube_config_path"):
         ClusterAddress("eu", "empty").connect()

@@ -33,7 +33,7 @@ def test_what_is_no_label_value_is_not_taken_for_one(text):
 def test_what_is_no_name_is_not_taken_for_one(text):
     assert not is_qualified_name(text)
     assert not is_extended_resource(text)
-    with pytest.raises(RequestError, match="no name of a label"):
+    with pytest.raises(RequestError, match="no valid name of a label"):
         check_label(text, "a")
 
 

@@ -25,9 +25,9 @@ def test_names_are_read():
     [
         ("kubernetes_resources", "gpu=nvidia.com/gpu", "no JSON object"),
         ("kubernetes_resources", "[" * 100_000, "no JSON object"),
-        ("kubernetes_resources", '{"gpu": "gpu"}', "no such name in Kubernetes"),
-        ("kubernetes_resources", '{"gpu": 1}', "no such name in Kubernetes"),
-        ("kubernetes_priority_classes", '{"urgent": "Urgent!"}', "no such name in Kubernetes"),
+        ("kubernetes_resources", '{"gpu": "gpu"}', "does not accept as a name"),
+        ("kubernetes_resources", '{"gpu": 1}', "does not accept as a name"),
+        ("kubernetes_priority_classes", '{"urgent": "Urgent!"}', "does not accept as a name"),
         ("kubernetes_priority_classes", '{"asap": "gpu"}', "the priority 'asap'"),
     ],
 )

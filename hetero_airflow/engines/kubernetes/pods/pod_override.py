@@ -1,7 +1,7 @@
-"""The ``pod_override`` by which KubernetesExecutor makes a pod for a lease. Pure.
+"""The ``pod_override`` with which KubernetesExecutor makes a pod for a lease. Pure.
 
-The decision has chosen the node and how many of its devices; the pod is bound to that node and asks for as many. Which
-of them it gets, the node's device plugin chooses, and mounts no others: the ids in a lease are slots of the node.
+The plan chooses the node and the number of devices. The pod is bound to that node and asks for that number. The node's
+device plugin chooses the devices and mounts no others, so the ids in a lease are slots of the node.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ DEVICES_ANNOTATION = "hetero-airflow/devices"
 
 _EMPTY_POD: dict[str, Any] = {"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [{"name": "base"}]}}
 _REPLACED_FIELDS = ("affinity", "tolerations", "priorityClassName")
-"""What an override says of these replaces what the template says, instead of adding to it."""
+"""For these fields an override replaces the template's value instead of adding to it."""
 
 
 def lease_parts(lease: Lease, worker: Worker, priority_class: str | None = None) -> PodParts:
-    """What a pod needs so that it runs on what a lease holds."""
+    """What a pod needs to run on the devices of a lease."""
     devices = {device.id: device for device in worker.devices}
     amounts: dict[str, str] = {}
     vendors: dict[str, None] = {}
@@ -48,7 +48,7 @@ def lease_parts(lease: Lease, worker: Worker, priority_class: str | None = None)
     return PodParts(
         amounts=amounts,
         terms=ALWAYS,
-        tolerated=tuple(dict.fromkeys([*(key for one in vendors for key in TAINTS.get(one, ())), *resources])),
+        tolerated=tuple(dict.fromkeys([*(key for vendor in vendors for key in TAINTS.get(vendor, ())), *resources])),
         priority_class=priority_class,
         labels={LEASE_LABEL: lease.id},
         annotations={DEVICES_ANNOTATION: ",".join(slots)},
@@ -57,50 +57,50 @@ def lease_parts(lease: Lease, worker: Worker, priority_class: str | None = None)
 
 
 def lease_override(
-    base: Mapping[str, Any], own: Mapping[str, Any] | None, parts: PodParts, node: str
+    base: Mapping[str, Any], authored: Mapping[str, Any] | None, parts: PodParts, node: str
 ) -> dict[str, Any]:
-    """The override that makes a pod with the parts, on the node.
+    """The override that makes a pod with the parts on the node.
 
-    :param base: the pod as it would be without this: the template, with the author's override in it
-    :param own: the author's override
+    :param base: the pod without them: the template with the author's override
+    :param authored: the author's override
     """
     name = base["spec"]["containers"][0]["name"]
-    done = on_node(complete_pod(_without_template_amounts(base, own, parts), parts, name), node)
-    made = copy.deepcopy(dict(own)) if own else copy.deepcopy(_EMPTY_POD)
-    spec = made.setdefault("spec", {})
+    completed = on_node(complete_pod(_without_template_amounts(base, authored, parts), parts, name), node)
+    override = copy.deepcopy(dict(authored)) if authored else copy.deepcopy(_EMPTY_POD)
+    spec = override.setdefault("spec", {})
     containers = spec["containers"] = spec.get("containers") or [{"name": "base"}]
-    spec |= {name: done["spec"][name] for name in _REPLACED_FIELDS if name in done["spec"]}
-    before, after = base["spec"]["containers"][0], done["spec"]["containers"][0]
+    spec |= {name: completed["spec"][name] for name in _REPLACED_FIELDS if name in completed["spec"]}
+    before, after = base["spec"]["containers"][0], completed["spec"]["containers"][0]
     containers[0] |= {name: after[name] for name in ("resources", "securityContext") if name in after}
-    there = {variable["name"] for variable in before.get("env") or ()}
-    added = [variable for variable in after.get("env") or () if variable["name"] not in there]
+    present = {variable["name"] for variable in before.get("env") or ()}
+    added = [variable for variable in after.get("env") or () if variable["name"] not in present]
     if added:  # an override's variables are added to the template's
         containers[0]["env"] = [*(containers[0].get("env") or []), *added]
-    metadata = made["metadata"] = dict(made.get("metadata") or {})
-    # by these the pod is known: nothing else may be said there
+    metadata = override["metadata"] = dict(override.get("metadata") or {})
+    # these identify the pod, so the author can't change them
     metadata["labels"] = {**(metadata.get("labels") or {}), **parts.labels}
     metadata["annotations"] = {**(metadata.get("annotations") or {}), **parts.annotations}
-    return made
+    return override
 
 
 def _without_template_amounts(
-    base: Mapping[str, Any], own: Mapping[str, Any] | None, parts: PodParts
+    base: Mapping[str, Any], authored: Mapping[str, Any] | None, parts: PodParts
 ) -> dict[str, Any]:
-    """The base without the amounts of its template that the lease has too: the lease's count, and the author's."""
-    made = copy.deepcopy(dict(base))
-    of_author = ((own or {}).get("spec", {}).get("containers") or [{}])[0].get("resources") or {}
-    said = {*(of_author.get("requests") or {}), *(of_author.get("limits") or {})}
-    resources = made["spec"]["containers"][0].get("resources") or {}
+    """The base without the template's amounts of the lease's resources. The lease's and the author's amounts count."""
+    pod = copy.deepcopy(dict(base))
+    resources_of_author = ((authored or {}).get("spec", {}).get("containers") or [{}])[0].get("resources") or {}
+    given = {*(resources_of_author.get("requests") or {}), *(resources_of_author.get("limits") or {})}
+    resources = pod["spec"]["containers"][0].get("resources") or {}
     for kind in ("requests", "limits"):
-        for name in (parts.amounts.keys() - said) & (resources.get(kind) or {}).keys():
+        for name in (parts.amounts.keys() - given) & (resources.get(kind) or {}).keys():
             del resources[kind][name]
-    return made
+    return pod
 
 
 def on_node(pod: Mapping[str, Any], node: str) -> dict[str, Any]:
-    """The pod bound to a node by its name, as DaemonSets do; what else it asks of nodes stays."""
-    made = copy.deepcopy(dict(pod))
-    affinity = made["spec"].setdefault("affinity", {})
+    """The pod bound to a node by name, as DaemonSets do. Its other conditions on nodes stay."""
+    bound = copy.deepcopy(dict(pod))
+    affinity = bound["spec"].setdefault("affinity", {})
     nodes = affinity["nodeAffinity"] = dict(affinity.get("nodeAffinity") or {})
     key = "requiredDuringSchedulingIgnoredDuringExecution"
     terms = (nodes.get(key) or {}).get("nodeSelectorTerms") or [{}]
@@ -108,11 +108,11 @@ def on_node(pod: Mapping[str, Any], node: str) -> dict[str, Any]:
     nodes[key] = {
         "nodeSelectorTerms": [{**term, "matchFields": [*(term.get("matchFields") or []), field]} for term in terms]
     }
-    return made
+    return bound
 
 
 def resource_of_slot(device_id: str) -> str:
-    """The resource that a slot is one of.
+    """The resource of a device slot.
 
     >>> resource_of_slot("nvidia.com/gpu/3")
     'nvidia.com/gpu'
@@ -121,7 +121,7 @@ def resource_of_slot(device_id: str) -> str:
 
 
 def requested_priority(executor_config: Mapping[str, Any], map_index: int | None) -> str:
-    """The priority in the request that a task's ``executor_config`` has; the usual one where it says none.
+    """The priority in the request of a task's ``executor_config``; the default if it has none.
 
     >>> config = {"hetero": {"requests": [{"request": {"priority": "low"}}, {"request": {}}], "stride": 1}}
     >>> requested_priority(config, 0)
@@ -129,5 +129,5 @@ def requested_priority(executor_config: Mapping[str, Any], map_index: int | None
     """
     packed = executor_config["hetero"]
     entry = packed["requests"][(max(map_index or 0, 0) // packed["stride"]) % len(packed["requests"])]
-    said = (entry.get("request") or entry.get("template") or {}).get("priority")
-    return str(said) if said in tuple(Priority) else Priority.MEDIUM.value
+    priority = (entry.get("request") or entry.get("template") or {}).get("priority")
+    return str(priority) if priority in tuple(Priority) else Priority.MEDIUM.value

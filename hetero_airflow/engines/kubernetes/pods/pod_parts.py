@@ -13,44 +13,44 @@ from hetero_airflow.engines.kubernetes.names import byte_quantity, is_label_valu
 from hetero_airflow.engines.kubernetes.options import ClusterOptions
 from hetero_airflow.engines.kubernetes.resources import CPU, TAINTS, Resource, resource_of, vendor_of
 from hetero_airflow.engines.kubernetes.selectors import node_conditions
-from hetero_airflow.engines.kubernetes.selectors.affinity import Terms, both
+from hetero_airflow.engines.kubernetes.selectors.affinity import Terms, all_of
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request import Alternative, DeviceRequest
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 REQUEST_ANNOTATION = "hetero-airflow/request"
 UNCHECKED_ANNOTATION = "hetero-airflow/unchecked"
-"""Conditions of the request that no node can meet or miss, such as the software of the image."""
+"""Conditions of the request that don't concern nodes, such as the software of the image."""
 LEFT_OUT_ANNOTATION = "hetero-airflow/left-out"
 """Later alternatives of the request, which the pod does not ask for."""
 
 NO_DEVICES = MappingProxyType({"NVIDIA_VISIBLE_DEVICES": "void"})
-"""Where NVIDIA's runtime is a node's default, an image that says ``all`` would see every GPU of it: container-toolkit,
-"Environment Variables"."""
+"""If NVIDIA's runtime is a node's default, an image that sets ``all`` would see every GPU of the node
+(container-toolkit, "Environment Variables")."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodParts:
-    """What a pod needs so that it runs on the devices that were asked for, and on nothing else."""
+    """What a pod needs to run on the requested devices and on nothing else."""
 
     amounts: Mapping[str, str]
-    """Resource → quantity, as both request and limit of the container."""
+    """Resource → quantity, both as request and as limit of the container."""
     terms: Terms
     tolerated: tuple[str, ...] = ()
-    """Keys of taints."""
+    """Keys of tolerated taints."""
     priority_class: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     claim: dict[str, Any] | None = None
-    """The ResourceClaimTemplate that the devices come from; it must be there before the pod."""
+    """The ResourceClaimTemplate for the devices; it must exist before the pod."""
 
 
 def pod_parts(request: DeviceRequest, options: ClusterOptions, queue: str | None = None) -> PodParts:
-    """The parts for the first alternative of the request: a pod can ask for the resources of one only.
+    """The parts for the first alternative of the request. A pod can ask for the resources of only one.
 
     :param queue: Kueue's LocalQueue
-    :raises RequestError: something that a pod can't ask for
+    :raises RequestError: a pod can't ask for it
 
     >>> parts = pod_parts(DeviceRequest.parse("nvidia:2", quota={"cpus": 4}), ClusterOptions())
     >>> dict(parts.amounts)
@@ -59,11 +59,13 @@ def pod_parts(request: DeviceRequest, options: ClusterOptions, queue: str | None
     alternative = request.alternatives[0]
     labels = node_conditions.label_terms(alternative.labels)
     if alternative.kind == CPU:
-        terms, resource = both(labels, node_conditions.cpu_terms(alternative)), None
+        terms, resource = all_of(labels, node_conditions.cpu_terms(alternative)), None
     else:
         resource = resource_of(alternative, options.resources)
-        told = node_conditions.device_terms(alternative, resource.vendor, is_model_specific=resource.is_model_specific)
-        terms = both(labels, told)
+        device = node_conditions.device_terms(
+            alternative, resource.vendor, is_model_specific=resource.is_model_specific
+        )
+        terms = all_of(labels, device)
     return PodParts(
         amounts={**_device_amount(alternative, resource), **_host_amounts([alternative])},
         terms=terms,
@@ -78,33 +80,33 @@ def pod_parts(request: DeviceRequest, options: ClusterOptions, queue: str | None
 def claim_parts(
     request: DeviceRequest, options: ClusterOptions, queue: str | None = None, namespace: str | None = None
 ) -> PodParts:
-    """The parts for a cluster with dynamic resource allocation: a claim may name alternatives.
+    """The parts for a cluster with dynamic resource allocation, where a claim may name alternatives.
 
-    From the first alternative on that no claim can be of, such as a CPU, the rest is left out; a request that begins
-    with a CPU needs no claim.
+    The claim ends before the first alternative that can't be claimed, such as a CPU. A request that begins with a CPU
+    needs no claim.
 
-    :raises RequestError: something that a claim can't ask for
+    :raises RequestError: a claim can't ask for it
     """
     first = request.alternatives[0]
     if first.kind == CPU:
         return pod_parts(request, options, queue)
-    wanted = [first, *takewhile(is_claimable, request.alternatives[1:])]
-    if any(alternative.labels != wanted[0].labels for alternative in wanted):
+    claimed = [first, *takewhile(is_claimable, request.alternatives[1:])]
+    if any(alternative.labels != claimed[0].labels for alternative in claimed):
         raise RequestError(
             "labels",
             "other labels in each alternative",
             found="one pod for all alternatives of a claim",
-            remedy="Say the labels once, for the whole request",
+            remedy="Give the labels once, for the whole request",
         )
-    keys = tuple(dict.fromkeys(key for one in wanted for key in TAINTS.get(vendor_of(one), ())))
+    keys = tuple(dict.fromkeys(key for alternative in claimed for key in TAINTS.get(vendor_of(alternative), ())))
     return PodParts(
-        amounts=_host_amounts(wanted),
-        terms=node_conditions.label_terms(wanted[0].labels),
+        amounts=_host_amounts(claimed),
+        terms=node_conditions.label_terms(claimed[0].labels),
         tolerated=keys,
         priority_class=options.priority_classes.get(request.priority),
         labels=_queue_label(queue),
-        annotations=_annotations(request, wanted),
-        claim=claim_template(wanted, namespace),
+        annotations=_annotations(request, claimed),
+        claim=claim_template(claimed, namespace),
     )
 
 
@@ -113,14 +115,14 @@ def _device_amount(alternative: Alternative, resource: Resource | None) -> dict[
 
 
 def _host_amounts(alternatives: Sequence[Alternative]) -> dict[str, str]:
-    """Cores and host memory for whichever alternative is taken."""
-    cores = max((one.count if one.kind == CPU else one.cpus or 0 for one in alternatives), default=0)
-    memory = max((one.host_memory or 0 for one in alternatives), default=0)
+    """Cores and host memory that suffice for each of the alternatives."""
+    cores = max((a.count if a.kind == CPU else a.cpus or 0 for a in alternatives), default=0)
+    memory = max((a.host_memory or 0 for a in alternatives), default=0)
     return {**({"cpu": str(cores)} if cores else {}), **({"memory": byte_quantity(memory)} if memory else {})}
 
 
 def _tolerated(resources: Sequence[Resource]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(key for one in resources for key in (*TAINTS.get(one.vendor, ()), one.name)))
+    return tuple(dict.fromkeys(key for r in resources for key in (*TAINTS.get(r.vendor, ()), r.name)))
 
 
 def _queue_label(queue: str | None) -> dict[str, str]:
@@ -128,18 +130,18 @@ def _queue_label(queue: str | None) -> dict[str, str]:
         return {}
     if not queue or not is_label_value(queue):
         raise RequestError(
-            "kueue_queue", queue, found="no name of a LocalQueue", remedy="Give its name, at most 63 characters"
+            "kueue_queue", queue, found="no valid name of a LocalQueue", remedy="Give its name, at most 63 characters"
         )
     return {QUEUE_LABEL: queue}
 
 
 def _annotations(request: DeviceRequest, alternatives: Sequence[Alternative]) -> dict[str, str]:
-    found = {REQUEST_ANNOTATION: str(request)}
+    annotations = {REQUEST_ANNOTATION: str(request)}
     texts = dict.fromkeys(
         text
-        for one in alternatives
-        for text in node_conditions.unchecked(one, CPU if one.kind == CPU else one.vendor or "nvidia")
+        for a in alternatives
+        for text in node_conditions.unchecked_conditions(a, CPU if a.kind == CPU else a.vendor or "nvidia")
     )
     left_out = " or ".join(map(str, request.alternatives[len(alternatives) :]))
-    said = {UNCHECKED_ANNOTATION: ", ".join(texts), LEFT_OUT_ANNOTATION: left_out}
-    return found | {name: text for name, text in said.items() if text}
+    optional = {UNCHECKED_ANNOTATION: ", ".join(texts), LEFT_OUT_ANNOTATION: left_out}
+    return annotations | {name: text for name, text in optional.items() if text}

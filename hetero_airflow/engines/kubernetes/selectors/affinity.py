@@ -1,4 +1,4 @@
-"""Conditions on node labels, as node affinity has them: alternatives of what must hold together."""
+"""Conditions on node labels in the form of node affinity: alternative terms of requirements that hold together."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from hetero_airflow.errors import RequestError
 
 MAX_TERMS = 64
-"""Alternatives in a pod's affinity; a request that needs more is taken for a mistake."""
+"""Limit of alternative terms in a pod's affinity. A request that needs more is taken for a mistake."""
 
 
 class Requirement(NamedTuple):
-    """One condition on one label; ``Gt`` and ``Lt`` compare whole numbers and take one value."""
+    """One condition on one label. ``Gt`` and ``Lt`` compare whole numbers and take one value."""
 
     key: str
     operator: str
@@ -23,34 +23,34 @@ Term = tuple[Requirement, ...]
 """All must hold."""
 
 Terms = tuple[Term, ...]
-"""Any may hold; none at all can't be met."""
+"""At least one must hold. Without any term, no node matches."""
 
 ALWAYS: Terms = ((),)
-"""Holds on every node."""
+"""Matches every node."""
 
 
-def one(*requirements: Requirement) -> Terms:
-    """The condition that these hold together."""
+def term_of(*requirements: Requirement) -> Terms:
+    """A single term: all of these requirements hold."""
     return (requirements,)
 
 
-def within(key: str, values: Iterable[str]) -> Requirement:
+def is_in(key: str, values: Iterable[str]) -> Requirement:
     """The label has one of these values."""
     return Requirement(key, "In", tuple(values))
 
 
-def without(key: str, values: Iterable[str]) -> Requirement:
-    """The label has none of these values, or is not there."""
+def not_in(key: str, values: Iterable[str]) -> Requirement:
+    """The label has none of these values, or is missing."""
     return Requirement(key, "NotIn", tuple(values))
 
 
-def between(key: str, low: int | None, high: int | None) -> Term:
-    """The label is a whole number within the range; both ends belong to it, None is open.
+def in_range(key: str, low: int | None, high: int | None) -> Term:
+    """The label is a whole number in the range. Both ends are included; None is open.
 
-    A lower end of 0 is left out: no label that is meant here is negative, and ``-1`` is no value of a label.
-    Equality is a range too, since feature discovery writes ``05`` for the revision 5 of a driver.
+    A lower end of 0 is left out: none of these labels is negative, and ``-1`` is no label value.
+    Equality is a range too, because feature discovery writes ``05`` for revision 5 of a driver.
 
-    >>> between("m", 5, 5)
+    >>> in_range("m", 5, 5)
     (Requirement(key='m', operator='Gt', values=('4',)), Requirement(key='m', operator='Lt', values=('6',)))
     """
     lower = (Requirement(key, "Gt", (str(low - 1),)),) if low else ()
@@ -58,14 +58,14 @@ def between(key: str, low: int | None, high: int | None) -> Term:
     return lower + upper
 
 
-def both(*conditions: Terms) -> Terms:
-    """The condition that all of these hold.
+def all_of(*conditions: Terms) -> Terms:
+    """The terms that hold if all of these conditions hold.
 
     >>> a, b, c = (Requirement(key, "Exists") for key in "abc")
-    >>> [[requirement.key for requirement in term] for term in both(((a,), (b,)), one(c))]
+    >>> [[requirement.key for requirement in term] for term in all_of(((a,), (b,)), term_of(c))]
     [['a', 'c'], ['b', 'c']]
 
-    :raises RequestError: it takes more than `MAX_TERMS` alternatives to say so
+    :raises RequestError: that needs more than `MAX_TERMS` alternative terms
     """
     joined = ALWAYS
     for terms in conditions:
@@ -75,15 +75,15 @@ def both(*conditions: Terms) -> Terms:
                 "device",
                 f"{len(joined)} alternatives of node labels",
                 found=f"a limit of {MAX_TERMS}",
-                remedy="Ask for fewer versions: a single range of driver and runtime",
+                remedy="Ask for fewer versions: one range for the driver and one for the runtime",
             )
     return joined
 
 
 def to_json(terms: Terms) -> list[dict[str, Any]]:
-    """``nodeSelectorTerms``; empty for `ALWAYS`, since an empty term would match no node.
+    """The ``nodeSelectorTerms``; empty for `ALWAYS`, because an empty term matches no node.
 
-    >>> to_json(one(within("zone", ["a"]))), to_json(ALWAYS)
+    >>> to_json(term_of(is_in("zone", ["a"]))), to_json(ALWAYS)
     ([{'matchExpressions': [{'key': 'zone', 'operator': 'In', 'values': ['a']}]}], [])
     """
     if () in terms:

@@ -1,4 +1,4 @@
-"""What a node must be like for an alternative, in terms of the labels that feature discovery gives it.
+"""The conditions on nodes for an alternative, in terms of the labels that feature discovery sets.
 
 Labels: docs/gpu-feature-discovery and internal/lm of NVIDIA/k8s-device-plugin, cmd/k8s-node-labeller of
 ROCm/k8s-device-plugin, the MindCluster guide of Ascend, "Plan TPUs in GKE" of Google, Node Feature Discovery for CPUs.
@@ -18,11 +18,11 @@ from hetero_airflow.engines.kubernetes.selectors.affinity import (
     ALWAYS,
     Requirement,
     Terms,
-    between,
-    both,
-    one,
-    within,
-    without,
+    all_of,
+    in_range,
+    is_in,
+    not_in,
+    term_of,
 )
 from hetero_airflow.engines.kubernetes.selectors.versions import version_terms
 from hetero_airflow.errors import RequestError
@@ -36,7 +36,7 @@ MEMORY = "nvidia.com/gpu.memory"
 SHARING = "nvidia.com/gpu.sharing-strategy"
 REPLICAS = "nvidia.com/gpu.replicas"
 INSTANCES = "nvidia.com/gpu.slices.gi"
-"""There where the MIG strategy ``single`` counts instances as whole GPUs."""
+"""Set if the MIG strategy ``single`` counts instances as whole GPUs."""
 DRIVER = tuple(f"nvidia.com/cuda.driver-version.{part}" for part in ("major", "minor", "revision"))
 CUDA = tuple(f"nvidia.com/cuda.runtime-version.{part}" for part in ("major", "minor"))
 AMD_PRODUCT, AMD_MEMORY, AMD_DRIVER = (f"amd.com/gpu.{part}" for part in ("product-name", "vram", "driver-version"))
@@ -47,66 +47,64 @@ CPU_VENDOR = "feature.node.kubernetes.io/cpu-model.vendor_id"
 
 _SHARED = ("mps", "time-slicing")
 _AMD_SIZES = (4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 288, 432)
-"""GiB of AMD's GPUs: their label is a text, which can only be listed."""
+"""Memory sizes of AMD's GPUs in GiB. Their label is text, so the sizes can only be listed."""
 _CPU_VENDORS = MappingProxyType({"intel": "Intel", "amd": "AMD", "arm": "ARM", "hygon": "Hygon"})
 
 
 def label_terms(labels: Mapping[str, str]) -> Terms:
-    """The labels that the request itself names.
+    """The conditions on the labels that the request itself names.
 
     >>> label_terms({"zone": "!7,8"})
     ((Requirement(key='zone', operator='NotIn', values=('7', '8')),),)
 
-    :raises RequestError: no node can have such a label
+    :raises RequestError: Kubernetes accepts no such label
     """
     term: list[Requirement] = []
     for key, text in labels.items():
         values = [part.strip() for part in text[1:].split(",")] if text.startswith("!") else [text]
         for value in values:
             check_label(key, value)
-        term.append(without(key, values) if text.startswith("!") else within(key, values))
+        term.append(not_in(key, values) if text.startswith("!") else is_in(key, values))
     return (tuple(term),)
 
 
 def device_terms(alternative: Alternative, vendor: str, *, is_model_specific: bool) -> Terms:
-    """What nodes with the devices of an alternative are like.
+    """The conditions on nodes that have the devices of an alternative.
 
-    :param says_model: the resource's name stands for the model already
-    :raises RequestError: a condition that no label of that vendor's nodes tells
+    :param is_model_specific: the resource's name already stands for the model
+    :raises RequestError: a condition that no label of that vendor's nodes shows
     """
     if alternative.topology is not None and alternative.topology.level.is_within_worker:
-        raise _unsupported_by_labels(alternative, vendor, "topology", str(alternative.topology))
-    told = _VENDORS.get(vendor)
-    if told is None:
-        for name in ("share", "memory", "driver"):
-            if getattr(alternative, name) is not None:
-                raise _unsupported_by_labels(alternative, vendor, name, str(getattr(alternative, name)))
-        if alternative.model is not None and not is_model_specific:
-            raise _unsupported_by_labels(alternative, vendor, "device", alternative.device_text)
-        return ALWAYS
-    return told(alternative, is_model_specific)
+        raise _unsupported(vendor, "topology", str(alternative.topology))
+    vendor_terms = _VENDORS.get(vendor)
+    if vendor_terms is not None:
+        return vendor_terms(alternative, is_model_specific)
+    _refuse_set(alternative, vendor, "share", "memory", "driver")
+    if alternative.model is not None and not is_model_specific:
+        raise _unsupported(vendor, "device", alternative.device_text)
+    return ALWAYS
 
 
-def unchecked(alternative: Alternative, vendor: str) -> tuple[str, ...]:
-    """The conditions that are the image's own matter, or that concern a gang.
+def unchecked_conditions(alternative: Alternative, vendor: str) -> tuple[str, ...]:
+    """The conditions that nodes can't show: they concern the image or a gang.
 
-    >>> unchecked(Alternative(kind="cpu", count=2, runtime={"torch": ">=2.8"}), "cpu")
+    >>> unchecked_conditions(Alternative(kind="cpu", count=2, runtime={"torch": ">=2.8"}), "cpu")
     ('torch>=2.8',)
     """
-    told = {"cuda"} if vendor == "nvidia" else set()
-    software = [f"{name}{specifier}" for name, specifier in alternative.runtime.items() if name not in told]
-    beyond = alternative.topology is not None and not alternative.topology.level.is_within_worker
-    return (*software, *([f"topology={alternative.topology}"] if beyond else []))
+    checked = {"cuda"} if vendor == "nvidia" else set()
+    software = [f"{name}{specifier}" for name, specifier in alternative.runtime.items() if name not in checked]
+    is_for_gang = alternative.topology is not None and not alternative.topology.level.is_within_worker
+    return (*software, *([f"topology={alternative.topology}"] if is_for_gang else []))
 
 
 def cpu_terms(alternative: Alternative) -> Terms:
-    """What nodes for an alternative of CPU cores are like.
+    """The conditions on nodes for an alternative of CPU cores.
 
     :raises RequestError: a model, or a vendor that Node Feature Discovery has no name for
     """
     if alternative.model is not None or (alternative.vendor or "intel") not in _CPU_VENDORS:
-        raise _unsupported_by_labels(alternative, alternative.vendor or "cpu", "device", alternative.device_text)
-    return ALWAYS if alternative.vendor is None else one(within(CPU_VENDOR, [_CPU_VENDORS[alternative.vendor]]))
+        raise _unsupported(alternative.vendor or "cpu", "device", alternative.device_text)
+    return ALWAYS if alternative.vendor is None else term_of(is_in(CPU_VENDOR, [_CPU_VENDORS[alternative.vendor]]))
 
 
 def _nvidia(alternative: Alternative, is_model_specific: bool) -> Terms:
@@ -115,93 +113,89 @@ def _nvidia(alternative: Alternative, is_model_specific: bool) -> Terms:
     runtime = version_terms("runtime['cuda']", cuda, CUDA) if cuda else ALWAYS
     if alternative.partition:
         label = f"nvidia.com/mig-{alternative.partition.replace('+', '.')}.memory"
-        return both(_memory(alternative.memory, label, 1), driver, runtime)
+        return all_of(_memory(alternative.memory, label, 1), driver, runtime)
     divisor = 1
     if alternative.share is None:
-        kind = one(Requirement(INSTANCES, "DoesNotExist"), without(SHARING, _SHARED))
+        kind = term_of(Requirement(INSTANCES, "DoesNotExist"), not_in(SHARING, _SHARED))
     else:
         divisor = 1000 // alternative.share_milli
         if divisor < 2:
             raise RequestError(
                 "share",
                 alternative.share,
-                found="time-slicing and MPS, which give at most a half of a GPU",
+                found="time-slicing and MPS, which give at most half a GPU",
                 remedy="Ask for a share of 0.5 or less, or for a whole GPU",
             )
-        kind = one(within(SHARING, _SHARED), *between(REPLICAS, 2, divisor))
+        kind = term_of(is_in(SHARING, _SHARED), *in_range(REPLICAS, 2, divisor))
     model = _nvidia_model(alternative) if alternative.model and not is_model_specific else ALWAYS
-    return both(kind, model, _memory(alternative.memory, MEMORY, divisor), driver, runtime)
+    return all_of(kind, model, _memory(alternative.memory, MEMORY, divisor), driver, runtime)
 
 
 def _nvidia_model(alternative: Alternative) -> Terms:
     model = alternative.model or ""
-    suffix = "" if alternative.share is None else "-SHARED"  # as GFD names a product that is shared
+    suffix = "" if alternative.share is None else "-SHARED"  # GFD's suffix for a shared product
     exact = products.products_of(model, products.NVIDIA)
-    terms = one(within(PRODUCT, [name + suffix for name in exact])) if exact else ()
+    terms = term_of(is_in(PRODUCT, [name + suffix for name in exact])) if exact else ()
     rest, size = products.split_size(model)
     if size is not None:
         sizeless = [name for name in products.products_of(rest, products.NVIDIA) if name not in exact]
-        about = between(MEMORY, math.ceil((size - 0.5) * 1024), math.floor((size + 0.5) * 1024))
-        terms += one(within(PRODUCT, [name + suffix for name in sizeless]), *about) if sizeless else ()
+        about = in_range(MEMORY, math.ceil((size - 0.5) * 1024), math.floor((size + 0.5) * 1024))
+        terms += term_of(is_in(PRODUCT, [name + suffix for name in sizeless]), *about) if sizeless else ()
     if not terms:
         raise products.unknown_model("nvidia", model, PRODUCT)
     return terms
 
 
-def _memory(wanted: ByteRange | None, label: str, divisor: int) -> Terms:
-    """GFD writes MiB, rounded down; of a GPU that is shared, its whole memory."""
-    if wanted is None:
+def _memory(memory: ByteRange | None, label: str, divisor: int) -> Terms:
+    """GFD writes MiB, rounded down. For a shared GPU it writes the whole memory."""
+    if memory is None:
         return ALWAYS
-    low = None if wanted.minimum is None else math.ceil(wanted.minimum * divisor / _MIB)
-    high = None if wanted.maximum is None else wanted.maximum * divisor // _MIB
-    return (between(label, low, high),)
+    low = None if memory.minimum is None else math.ceil(memory.minimum * divisor / _MIB)
+    high = None if memory.maximum is None else memory.maximum * divisor // _MIB
+    return (in_range(label, low, high),)
 
 
 def _amd(alternative: Alternative, is_model_specific: bool) -> Terms:
     if alternative.share is not None or alternative.partition is not None:
-        raise _unsupported_by_labels(alternative, "amd", "share", str(alternative.share or alternative.partition))
+        raise _unsupported("amd", "share", str(alternative.share or alternative.partition))
     conditions = [ALWAYS]
     if alternative.model and not is_model_specific:
         names = products.products_of(alternative.model, products.AMD)
         if not names:
             raise products.unknown_model("amd", alternative.model, AMD_PRODUCT)
-        conditions.append(one(within(AMD_PRODUCT, names)))
+        conditions.append(term_of(is_in(AMD_PRODUCT, names)))
     if alternative.memory is not None:
         sizes = [f"{size}G" for size in _AMD_SIZES if alternative.memory.holds(size * _GIB)]
         if not sizes:
             raise RequestError(
                 "memory", str(alternative.memory), found="no AMD GPU of that size", remedy="Widen the range"
             )
-        conditions.append(one(within(AMD_MEMORY, sizes)))
+        conditions.append(term_of(is_in(AMD_MEMORY, sizes)))
     if alternative.driver is not None:
         only = list(SpecifierSet(alternative.driver))
         exact = only[0].version if len(only) == 1 and only[0].operator == "==" else ""
         if not exact or not is_label_value(exact):
-            raise _unsupported_by_labels(alternative, "amd", "driver", alternative.driver)
-        conditions.append(one(within(AMD_DRIVER, [exact])))
-    return both(*conditions)
+            raise _unsupported("amd", "driver", alternative.driver)
+        conditions.append(term_of(is_in(AMD_DRIVER, [exact])))
+    return all_of(*conditions)
 
 
 def _ascend(alternative: Alternative, is_model_specific: bool) -> Terms:
-    for name in ("share", "memory", "driver"):
-        if getattr(alternative, name) is not None:
-            raise _unsupported_by_labels(alternative, "ascend", name, str(getattr(alternative, name)))
+    _refuse_set(alternative, "ascend", "share", "memory", "driver")
     if alternative.model is None or is_model_specific:
         return ALWAYS
     if alternative.model not in products.ASCEND:
         raise products.unknown_model("ascend", alternative.model, CHIP)
-    return one(within(CHIP, products.ASCEND[alternative.model]))
+    return term_of(is_in(CHIP, products.ASCEND[alternative.model]))
 
 
 def _google(alternative: Alternative, is_model_specific: bool) -> Terms:
-    for name in ("share", "memory", "driver"):
-        if getattr(alternative, name) is not None:
-            raise _unsupported_by_labels(alternative, "google", name, str(getattr(alternative, name)))
+    _refuse_set(alternative, "google", "share", "memory", "driver")
     if alternative.model is None or is_model_specific:
         return ALWAYS
     if alternative.model not in products.GOOGLE:
         raise products.unknown_model("google", alternative.model, ACCELERATOR)
-    term = [within(ACCELERATOR, [products.GOOGLE[alternative.model]])]
+    term = [is_in(ACCELERATOR, [products.GOOGLE[alternative.model]])]
     if TPU_TOPOLOGY not in alternative.labels:
         shapes = products.TPU_TOPOLOGIES[alternative.model]
         if alternative.count not in shapes:
@@ -209,9 +203,9 @@ def _google(alternative: Alternative, is_model_specific: bool) -> Terms:
                 "count",
                 alternative.count,
                 found=f"hosts of {', '.join(map(str, shapes))} chips of google/{alternative.model}",
-                remedy=f'Ask for one of these, or name the slice: labels={{"{TPU_TOPOLOGY}": "4x4"}}',
+                remedy=f'Ask for one of these counts, or name the slice: labels={{"{TPU_TOPOLOGY}": "4x4"}}',
             )
-        term.append(within(TPU_TOPOLOGY, [shapes[alternative.count]]))
+        term.append(is_in(TPU_TOPOLOGY, [shapes[alternative.count]]))
     return (tuple(term),)
 
 
@@ -220,7 +214,7 @@ _VENDORS: Mapping[str, Callable[[Alternative, bool], Terms]] = MappingProxyType(
 )
 
 _REMEDIES = {
-    "topology": "Leave it out: the kubelet's topology manager and the device plugin choose near devices by themselves",
+    "topology": "Leave it out: the kubelet's topology manager and the device plugin choose close devices",
     "share": "Ask for a whole device: only NVIDIA's plugin shares devices, by time-slicing or MPS",
     "driver": "Leave it out, or pin the nodes by a label of your own: labels={...}",
     "memory": "Name a model instead, or pin the nodes by a label of your own: labels={...}",
@@ -228,5 +222,11 @@ _REMEDIES = {
 }
 
 
-def _unsupported_by_labels(alternative: Alternative, vendor: str, name: str, value: str) -> RequestError:
-    return RequestError(name, value, found=f"no node label of {vendor} devices that tells it", remedy=_REMEDIES[name])
+def _refuse_set(alternative: Alternative, vendor: str, *names: str) -> None:
+    for name in names:
+        if getattr(alternative, name) is not None:
+            raise _unsupported(vendor, name, str(getattr(alternative, name)))
+
+
+def _unsupported(vendor: str, name: str, value: str) -> RequestError:
+    return RequestError(name, value, found=f"no node label of {vendor} devices that shows it", remedy=_REMEDIES[name])

@@ -1,7 +1,7 @@
-"""The names by which feature discovery labels products, and which of them a model in a request means.
+"""The product names in the labels of feature discovery, and which of them a requested model means.
 
-Node affinity compares whole texts, so that the names must be known. NVIDIA's are those that its driver reports, with
-dashes for blanks (docs/gpu-feature-discovery of NVIDIA/k8s-device-plugin); AMD's are of cmd/k8s-node-labeller in
+Node affinity compares whole texts, so the names must be known. NVIDIA's are those that its driver reports, with
+dashes for blanks (docs/gpu-feature-discovery of NVIDIA/k8s-device-plugin); AMD's are from cmd/k8s-node-labeller in
 ROCm/k8s-device-plugin and its example outputs; Ascend's of the label ``node.kubernetes.io/npu.chip.name`` in the
 MindCluster guide; Google's of ``cloud.google.com/gke-tpu-accelerator`` in "Plan TPUs in GKE".
 """
@@ -61,13 +61,13 @@ TPU_TOPOLOGIES: Mapping[str, Mapping[int, str]] = {
     "v5p": {4: "2x2x1"},
     "v6e": {1: "1x1", 4: "2x2", 8: "2x4"},
 }
-"""Model → chips of one host → topology of a slice on that host alone."""
+"""Model → number of chips on one host → topology of a slice on that host."""
 
 _SIZE = re.compile(r"(\d{1,4})gb")
 
 
 def products_of(model: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """The known names that are of the model.
+    """The known names of a model's products.
 
     >>> products_of("a100-80gb", NVIDIA), products_of("mi300x", AMD)
     (('NVIDIA-A100-80GB-PCIe', 'NVIDIA-A100-SXM4-80GB'), ('AMD_Instinct_MI300X', 'AMD_Instinct_MI300X_OAM'))
@@ -76,19 +76,19 @@ def products_of(model: str, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def split_size(model: str) -> tuple[str, int | None]:
-    """The model without a memory size in its name, and that size in GiB: makers often leave it out.
+    """The model without the memory size in its name, and that size in GiB. Product names often leave the size out.
 
     >>> split_size("h100-80gb"), split_size("t4")
     (('h100', 80), ('t4', None))
     """
     words = [word for word in model.split("-") if word]
-    sizes = [int(found[1]) for word in words if (found := _SIZE.fullmatch(word))]
+    sizes = [int(match[1]) for word in words if (match := _SIZE.fullmatch(word))]
     rest = "-".join(word for word in words if not _SIZE.fullmatch(word))
     return (rest, sizes[0]) if len(sizes) == 1 and rest else (model, None)
 
 
 def unknown_model(vendor: str, model: str, label: str) -> RequestError:
-    """The error for a model whose name on nodes is not known."""
+    """The error for a model without known product names."""
     return RequestError(
         "device",
         f"{vendor}/{model}",

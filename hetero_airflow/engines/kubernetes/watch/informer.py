@@ -1,8 +1,8 @@
-"""A list of the API, kept up to date by watching it in a thread of its own.
+"""A list of the API that a thread keeps up to date by watching it.
 
-By the rules of "Efficient detection of changes" in Kubernetes' API concepts: list, then watch from the list's
-resourceVersion; bookmarks move it on; after 410 Gone list again; any other failure goes on from where it was, with a
-client made anew, so that renewed credentials count.
+Follows "Efficient detection of changes" in Kubernetes' API concepts: list, then watch from the list's resourceVersion,
+which bookmarks advance. After 410 Gone it lists again. After any other failure it continues from the last version with
+a new client, which picks up renewed credentials.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from hetero_airflow.errors import shorten
 T = TypeVar("T")
 
 PAGE_SIZE = 500
-"""Objects of one answer to a list."""
+"""Number of objects in one page of a list."""
 
 CONNECT_S, READ_S = 5.0, 30.0
-"""A watch that is silent for longer is begun anew where it was: its connection may be half open."""
+"""A watch that is silent for longer starts again at its last version: its connection may be half open."""
 
 _WATCH_S = 300
-"""After which the API server ends a watch in order."""
+"""The API server ends a watch after this time."""
 
-_LONGEST_DELAY_S = 30.0
+_MAX_DELAY_S = 30.0
 
 log = logging.getLogger(__name__)
 
 
 class Informer(Generic[T]):
-    """What a list holds, as values that are made of its objects.
+    """The objects of a list, as values.
 
-    :param name: in words, for warnings: ``nodes of the cluster eu``
+    :param name: for log lines, such as ``nodes of the cluster eu``
     :param connect: makes a client; called again after each failure
-    :param endpoint: of a client, the method that lists: ``lambda api: api.list_node``
-    :param read: makes the value of an object, a JSON value, given that before it; None leaves the object out
+    :param endpoint: gets the method that lists from a client: ``lambda api: api.list_node``
+    :param read: makes a value from an object (JSON) and its earlier value; None leaves the object out
     :param query: selectors and other arguments of the endpoint
-    :param gone: told the last value of an object that is deleted, by the thread
-    :param delay_s: after a failure; doubled with each that follows
+    :param on_delete: called in the thread with the last value of a deleted object
+    :param delay_s: wait after a failure; doubles with each further one
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Informer(Generic[T]):
     ) -> None:
         self.name = name
         self.changes = 0
-        """Grows with each change, so that who has seen it needs not look again."""
+        """Grows with each change, so that a reader can skip what it has seen."""
         self.problem: str | None = None
-        """Why it may be out of date; None while it is not."""
+        """Why the values may be out of date; None if they are current."""
         self.status: int | None = None
-        """The API's answer that made the problem, if it gave one."""
+        """HTTP status of the answer that caused the problem, if there was one."""
         self._connect, self._endpoint, self._read = connect, endpoint, read
         self._query, self._on_delete, self._delay_s = dict(query or {}), on_delete, delay_s
         self._items: dict[str, T] = {}
@@ -77,7 +77,7 @@ class Informer(Generic[T]):
 
     @property
     def is_listed(self) -> bool:
-        """Whether it has been read once at all."""
+        """Whether the list was read at least once."""
         return self._is_listed.is_set()
 
     def start(self) -> None:
@@ -85,16 +85,16 @@ class Informer(Generic[T]):
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop watching; does not wait for an answer that is outstanding."""
+        """Stop watching; does not wait for a pending answer."""
         self._stopped.set()
         self._watch.stop()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it has been read once; whether it was in time."""
+        """Wait until the list was read once. Returns whether that was in time."""
         return self._is_listed.wait(timeout_s)
 
     def values(self) -> list[T]:
-        """Those of all objects, as last seen."""
+        """The last known values of all objects."""
         with self._lock:
             return list(self._items.values())
 
@@ -109,8 +109,8 @@ class Informer(Generic[T]):
                 version = version or self._list(api)
                 for newer in self._changes(api, version):
                     version, delay_s = newer, 0.0
-                delay_s = delay_s or 0.05  # ended in order; a server that ends all at once is not hurried
-            except Exception as error:  # noqa: BLE001  whatever the client, its plugins for credentials or TLS raise
+                delay_s = delay_s or 0.05  # normal end; don't hurry a server that ends all watches at once
+            except Exception as error:  # noqa: BLE001  the client, its credential plugins and TLS raise many types
                 if self._stopped.is_set():
                     return
                 if isinstance(error, ApiException) and error.status == 410:
@@ -119,13 +119,13 @@ class Informer(Generic[T]):
                 elif not (self._is_watching and isinstance(error, HTTPError)):
                     api = None
                     self._note(error)
-                # else a watch was cut, or silent for long: it is begun anew where it was
-                delay_s = min(max(self._delay_s, 2 * delay_s), _LONGEST_DELAY_S)
+                # else the watch was cut or silent: it starts again at its last version
+                delay_s = min(max(self._delay_s, 2 * delay_s), _MAX_DELAY_S)
             if delay_s:
                 self._stopped.wait(delay_s * random.uniform(0.5, 1))  # noqa: S311  spreads many watchers
 
     def _list(self, api: CoreV1Api) -> str:
-        found: dict[str, Mapping[str, Any]] = {}
+        items: dict[str, Mapping[str, Any]] = {}
         token = ""
         while True:
             page = json.loads(
@@ -137,25 +137,25 @@ class Informer(Generic[T]):
                     **self._query,
                 ).data
             )
-            found |= {_key(item): item for item in page.get("items") or ()}
+            items |= {_key(item): item for item in page.get("items") or ()}
             token = page["metadata"].get("continue")
             if not token:
                 break
         with self._lock:
             before = dict(self._items)
-        for key, item in found.items():
+        for key, item in items.items():
             self._put(key, item)
-        for key in before.keys() - found.keys():
+        for key in before.keys() - items.keys():
             self._drop(key)
         self._is_listed.set()
         self._clear()
         return str(page["metadata"]["resourceVersion"])
 
     def _changes(self, api: CoreV1Api, version: str) -> Iterator[str]:
-        """Follow what happens after a version; yields the version that was come to."""
+        """Follow the changes after a version. Yields each new version."""
 
         def endpoint(**arguments: Any) -> Any:
-            """Without the words by which the client would make models of all that comes."""
+            """The raw endpoint. Its name and docstring stop the client from making models of all objects."""
             answer = self._endpoint(api)(**arguments)
             self._is_watching = True
             self._clear()
@@ -170,7 +170,7 @@ class Informer(Generic[T]):
             if item is None:
                 continue
             if event["type"] == "DELETED":
-                self._put(_key(item), item)  # how it was at its end
+                self._put(_key(item), item)  # its last state
                 self._drop(_key(item))
             elif event["type"] in ("ADDED", "MODIFIED"):
                 self._put(_key(item), item)
@@ -204,7 +204,7 @@ class Informer(Generic[T]):
         if text != self.problem:
             log.warning("The %s can't be watched: %s", self.name, text)
         self.problem = text
-        self.status = error.status if isinstance(error, ApiException) else None  # last: who waits for it reads both
+        self.status = error.status if isinstance(error, ApiException) else None  # set last: a waiting reader reads both
 
     def _clear(self) -> None:
         if self.problem is not None:
@@ -213,17 +213,17 @@ class Informer(Generic[T]):
 
 
 _REMEDIES = {
-    401: "the credentials are refused; renew them. What waits is kept waiting, what runs runs on",
+    401: "the credentials are refused; renew them. Waiting tasks keep waiting, running tasks go on",
     403: "it is not allowed; give Airflow's service account the ClusterRole of docs/kubernetes.md",
 }
 
 
 def _error_text(error: Exception) -> str:
     if isinstance(error, ApiException):
-        told = _REMEDIES.get(error.status)
+        hint = _REMEDIES.get(error.status)
         with suppress(ValueError, TypeError, KeyError):
-            told = told or shorten(json.loads(error.body)["message"])
-        return f"{error.status} {error.reason}" + (f": {told}" if told else "")
+            hint = hint or shorten(json.loads(error.body)["message"])
+        return f"{error.status} {error.reason}" + (f": {hint}" if hint else "")
     return f"{type(error).__name__}: {shorten(str(error), 300)}"
 
 

@@ -15,7 +15,8 @@ from kubernetes.utils.quantity import parse_quantity  # type: ignore[import-unty
 from hetero_airflow.engines.engine import TerminationCause
 from hetero_airflow.engines.kubernetes.pods.pod_merge import leased_container
 from hetero_airflow.engines.kubernetes.pods.pod_override import DEVICES_ANNOTATION, LEASE_LABEL
-from hetero_airflow.engines.kubernetes.states.pod_state import MEANINGS, PodCause, PodState, pod_state
+from hetero_airflow.engines.kubernetes.states.causes import MEANINGS, PodCause
+from hetero_airflow.engines.kubernetes.states.pod_state import PodState, pod_state
 from hetero_airflow.model.run import RunEnd
 
 MAX_DELETED_PODS = 10_000

@@ -1,22 +1,20 @@
-"""Nodes as workers: one a node, with the devices that its plugins offer and what feature discovery says of them.
+"""Nodes as workers: each node with the devices that its device plugins offer and that feature discovery labels.
 
-A node tells how many devices it has and not which, so that each gets a number; the device plugin gives a pod any of
-them. Conditions and labels are those of k8s.io/api/core/v1/types.go.
+A node reports how many devices it has, not which. So each device gets a number, and the device plugin gives a pod any
+of them. Conditions and labels are those of k8s.io/api/core/v1/types.go.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from itertools import islice
 from typing import Any
 
-from kubernetes.utils.quantity import parse_quantity  # type: ignore[import-untyped]
-
 from hetero_airflow.engines.kubernetes.resources import RESOURCES
 from hetero_airflow.engines.kubernetes.selectors import node_conditions
 from hetero_airflow.engines.kubernetes.selectors.products import GOOGLE
+from hetero_airflow.engines.kubernetes.watch.node_usage import quantities
 from hetero_airflow.model.catalogue import MODELS, VENDORS
 from hetero_airflow.model.device import Device
 from hetero_airflow.model.topology import SITE_LABEL
@@ -33,14 +31,14 @@ _HARMLESS_TAINTS = frozenset({"nvidia.com/gpu", "amd.com/gpu", "google.com/tpu"}
 
 
 def worker_of(node: Any, site: str | None = None, resources: Mapping[str, str] | None = None) -> Worker:
-    """The worker that a node is.
+    """The worker for a node.
 
-    A node that is not ready is LOST; one that is cordoned, or whose taints a device pod does not stand, offers its
-    devices to no one, and its problem says why.
+    A node that is not ready is LOST. The devices of a cordoned node, or of a node with a taint that device pods don't
+    tolerate, are not leasable; the worker's problem says why.
 
     :param node: a ``V1Node``
-    :param site: of the cluster, where the node's own labels name none
-    :param resources: rows beside those of `RESOURCES`, as ``[hetero] kubernetes_resources`` has them
+    :param site: the cluster's name, used if the node's labels name no site
+    :param resources: rows in addition to `RESOURCES`, from ``[hetero] kubernetes_resources``
     """
     labels = dict(node.metadata.labels or {})
     problem = _problem(node, {*RESOURCES.values(), *(resources or {}).values()})
@@ -60,87 +58,33 @@ def worker_of(node: Any, site: str | None = None, resources: Mapping[str, str] |
     )
 
 
-def used_amounts(pods: Iterable[Any]) -> dict[str, dict[str, Decimal]]:
-    """Node → resource → what its pods have been given, in cores, bytes and devices; ended pods have nothing.
-
-    :param pods: ``V1Pod`` of all namespaces
-    """
-    used: dict[str, dict[str, Decimal]] = defaultdict(lambda: defaultdict(Decimal))
-    for pod in pods:
-        node = pod.spec.node_name
-        if node and getattr(pod.status, "phase", None) not in ("Succeeded", "Failed"):
-            for name, amount in pod_amounts(pod).items():
-                used[node][name] += amount
-    return {node: dict(amounts) for node, amounts in used.items()}
-
-
-def pod_amounts(pod: Any) -> dict[str, Decimal]:
-    """What a pod takes of its node: as the scheduler counts, sidecars and the largest of what prepares it included."""
-    running: dict[str, Decimal] = defaultdict(Decimal)
-    for container in pod.spec.containers or ():
-        _add(running, _requests(container))
-    beside: dict[str, Decimal] = defaultdict(Decimal)
-    most: dict[str, Decimal] = defaultdict(Decimal)
-    for container in pod.spec.init_containers or ():
-        asked = _requests(container)
-        if container.restart_policy == "Always":  # a sidecar, which stays
-            _add(beside, asked)
-            asked = {}
-        for name in {*asked, *beside}:
-            most[name] = max(most[name], asked.get(name, Decimal()) + beside[name])
-    _add(running, beside)
-    total = {name: max(running[name], most[name]) for name in {*running, *most}}
-    of_pod = getattr(pod.spec, "resources", None)
-    total |= _requests(pod.spec) if of_pod is not None else {}
-    for name, amount in _quantities(pod.spec.overhead).items():
-        total[name] = total.get(name, Decimal()) + amount
-    return {name: amount for name, amount in total.items() if amount}
-
-
-def _add(total: dict[str, Decimal], more: Mapping[str, Decimal]) -> None:
-    for name, amount in more.items():
-        total[name] += amount
-
-
-def _requests(container: Any) -> dict[str, Decimal]:
-    resources = container.resources
-    if resources is None:
-        return {}
-    # the API server fills requests from limits; a pod template may lack that
-    return {**_quantities(resources.limits), **_quantities(resources.requests)}
-
-
-def _quantities(amounts: Mapping[str, Any] | None) -> dict[str, Decimal]:
-    return {name: parse_quantity(amount) for name, amount in (amounts or {}).items()}
-
-
 def _problem(node: Any, known: set[str]) -> str | None:
-    states = {one.type: one for one in getattr(node.status, "conditions", None) or ()}
+    states = {state.type: state for state in getattr(node.status, "conditions", None) or ()}
     ready = states.get("Ready")
     if ready is None or ready.status != "True":
-        message = getattr(ready, "message", None) or getattr(ready, "reason", None) or "it has not said so"
+        message = getattr(ready, "message", None) or getattr(ready, "reason", None) or "it reports no reason"
         return f"the node is not ready: {message}"[:500]
     if node.spec.unschedulable:
         return "the node is cordoned"
     for name in _PRESSURES:
         if name in states and states[name].status == "True":
             return f"{name}: {states[name].message or states[name].reason or ''}"[:500]
-    barring = [
+    blocking = [
         f"{taint.key}={taint.value or ''}:{taint.effect}"
         for taint in node.spec.taints or ()
         if taint.effect in ("NoSchedule", "NoExecute") and not (taint.effect == "NoSchedule" and taint.key in known)
         and not (taint.effect == "NoSchedule" and taint.key in _HARMLESS_TAINTS)
     ]  # fmt: skip
-    return f"taints keep pods off the node: {', '.join(barring)}"[:500] if barring else None
+    return f"taints keep pods off the node: {', '.join(blocking)}"[:500] if blocking else None
 
 
 def _is_ready(node: Any) -> bool:
     states = getattr(node.status, "conditions", None) or ()
-    return any(one.type == "Ready" and one.status == "True" for one in states)
+    return any(state.type == "Ready" and state.status == "True" for state in states)
 
 
 def _allocatable(node: Any) -> dict[str, Decimal]:
-    return _quantities(getattr(node.status, "allocatable", None))
+    return quantities(getattr(node.status, "allocatable", None))
 
 
 def _cpu(node: Any, labels: Mapping[str, str], problem: str | None) -> Iterator[Device]:
@@ -166,15 +110,15 @@ def _cpu(node: Any, labels: Mapping[str, str], problem: str | None) -> Iterator[
 def _accelerators(
     node: Any, labels: Mapping[str, str], resources: Mapping[str, str], problem: str | None
 ) -> Iterator[Device]:
-    capacity = _quantities(getattr(node.status, "capacity", None))
+    capacity = quantities(getattr(node.status, "capacity", None))
     allocatable = _allocatable(node)
-    rows = {name: said for said, name in {**RESOURCES, **resources}.items()}
+    rows = {name: device_text for device_text, name in {**RESOURCES, **resources}.items()}
     for name in sorted({*capacity, *allocatable}):
-        said = rows.get(name)
+        device_text = rows.get(name)
         partition = name.removeprefix(_MIG) if name.startswith(_MIG) else None
-        if said is None and partition is None:
+        if device_text is None and partition is None:
             continue
-        vendor, kind = _vendor_kind(said)
+        vendor, kind = _vendor_kind(device_text)
         each, shared = _sharing(name, labels)
         healthy = int(allocatable.get(name, 0)) // each
         for index in range(min(max(healthy, int(capacity.get(name, 0)) // each), MAX_DEVICES)):
@@ -183,7 +127,7 @@ def _accelerators(
                 id=f"{name}/{index}",
                 vendor=vendor,
                 kind=kind,
-                model=_model(vendor, said, labels),
+                model=_model(vendor, device_text, labels),
                 index=index,
                 memory_bytes=_memory(vendor, partition, labels),
                 partition=partition,
@@ -194,21 +138,21 @@ def _accelerators(
 
 
 def _sharing(name: str, labels: Mapping[str, str]) -> tuple[int, str | None]:
-    """How many of the resource make one device, and why such a device can't be had as a whole."""
+    """How many units of the resource make one device, and why such a device can't be leased as a whole."""
     if name != RESOURCES["nvidia/gpu"]:
         return 1, None
     if labels.get(node_conditions.SHARING) in ("mps", "time-slicing"):
-        words = f"shared by {labels[node_conditions.SHARING]}: it can't be had as a whole"
-        return max(_number(labels.get(node_conditions.REPLICAS)), 1), words
+        problem = f"shared by {labels[node_conditions.SHARING]}: it can't be had as a whole"
+        return max(_number(labels.get(node_conditions.REPLICAS)), 1), problem
     if node_conditions.INSTANCES in labels:
         return 1, 'a MIG instance that the plugin counts as a GPU: set its MIG strategy to "mixed"'
     return 1, None
 
 
-def _vendor_kind(said: str | None) -> tuple[str, str]:
-    if said is None or said.startswith("mig-"):
+def _vendor_kind(device_text: str | None) -> tuple[str, str]:
+    if device_text is None or device_text.startswith("mig-"):
         return "nvidia", "gpu"
-    first, _, second = said.partition("/")
+    first, _, second = device_text.partition("/")
     if second in MODELS:
         return first, MODELS[second][1]
     if second:
@@ -216,7 +160,7 @@ def _vendor_kind(said: str | None) -> tuple[str, str]:
     return (first, VENDORS[first]) if first in VENDORS else ("generic", first)
 
 
-def _model(vendor: str, said: str | None, labels: Mapping[str, str]) -> str:
+def _model(vendor: str, device_text: str | None, labels: Mapping[str, str]) -> str:
     label = {
         "nvidia": labels.get(node_conditions.PRODUCT, ""),
         "amd": labels.get(node_conditions.AMD_PRODUCT, ""),
@@ -226,11 +170,11 @@ def _model(vendor: str, said: str | None, labels: Mapping[str, str]) -> str:
     if vendor == "google":
         label = next((model for model, name in GOOGLE.items() if name == label), label)
     word = _word(label).removeprefix(f"{vendor}-").removesuffix("-shared").split("-mig-")[0]
-    return word if label else _word((said or "").partition("/")[2] or vendor)
+    return word if label else _word((device_text or "").partition("/")[2] or vendor)
 
 
 def _memory(vendor: str, partition: str | None, labels: Mapping[str, str]) -> int:
-    """Of each device; 0 where the node does not say."""
+    """Bytes of each device; 0 if the node does not report it."""
     if vendor == "nvidia":
         label = f"{_MIG}{partition}.memory" if partition else node_conditions.MEMORY
         return _number(labels.get(label)) * _MIB
@@ -246,7 +190,7 @@ def _driver(vendor: str, labels: Mapping[str, str]) -> str | None:
 
 
 def _runtime(labels: Mapping[str, str]) -> dict[str, str]:
-    """What the nodes' drivers offer; the rest of the software is in the images."""
+    """The software that the node's drivers provide. All other software is in the images."""
     cuda = _version(labels, node_conditions.CUDA)
     return {"cuda": cuda} if cuda else {}
 
@@ -261,5 +205,5 @@ def _number(text: str | None) -> int:
 
 
 def _word(text: str) -> str:
-    word = "".join(one if one.isalnum() or one in ".+-" else "-" for one in text.lower() if one.isascii())
+    word = "".join(c if c.isalnum() or c in ".+-" else "-" for c in text.lower() if c.isascii())
     return word.strip("-.+")[:128] or "unknown"

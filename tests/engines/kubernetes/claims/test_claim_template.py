@@ -68,8 +68,8 @@ def test_equal_requests_share_a_name_and_others_do_not():
 @pytest.mark.parametrize(
     ("device", "arguments", "text"),
     [
-        ("910b", {}, "no DRA driver"),
-        ({"vendor": "intel", "kind": "fpga"}, {}, "no DRA driver"),
+        ("910b", {}, "no known DRA driver"),
+        ({"vendor": "intel", "kind": "fpga"}, {}, "no known DRA driver"),
         ("gpu:0.5", {}, "whole devices"),
         ("gpu:33", {}, "32 devices"),
         ("gpu:2", {"topology": "numa"}, "no attribute that all devices have"),

@@ -167,7 +167,7 @@ def test_the_owner_of_a_cluster_names_its_resources(resources, device, name):
     "device", ["fpga", "u250", "stratix-10", {"model": "x1000"}, {"vendor": "acme", "kind": "npu"}]
 )
 def test_a_device_without_a_known_resource_is_refused_with_the_option_that_names_it(device):
-    with pytest.raises(RequestError, match=r"kubernetes_resources|Name it, as in"):
+    with pytest.raises(RequestError, match=r"kubernetes_resources|Name the vendor, as in"):
         parts_of(device)
 
 
@@ -211,7 +211,7 @@ class TestClaims:
             assert "exactly" in parts.claim["spec"]["spec"]["devices"]["requests"][0]
             assert parts.annotations["hetero-airflow/left-out"].endswith(" or 1 × nvidia/a100")
         assert self.parts(["cpu:4", "h100"]).claim is None
-        with pytest.raises(RequestError, match="no DRA driver"):
+        with pytest.raises(RequestError, match="no known DRA driver"):
             self.parts(["910b", "h100"])
 
     def test_labels_of_one_pod_can_not_differ(self):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero_airflow.engines.kubernetes.selectors import node_conditions, products
-from hetero_airflow.engines.kubernetes.selectors.affinity import MAX_TERMS, between, both, to_json
+from hetero_airflow.engines.kubernetes.selectors.affinity import MAX_TERMS, all_of, in_range, to_json
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.device import matches_model, model_tokens
 from hetero_airflow.model.request import DeviceRequest
@@ -37,8 +37,10 @@ def alternative(device, **arguments):
 def fits(node, device, /, **arguments):
     asked = alternative(device, **arguments)
     vendor = asked.vendor or "nvidia"
-    told = node_conditions.device_terms(asked, vendor, is_model_specific=False)
-    return any(all(_holds(one, node) for one in term) for term in both(node_conditions.label_terms(asked.labels), told))
+    terms = node_conditions.device_terms(asked, vendor, is_model_specific=False)
+    return any(
+        all(_holds(one, node) for one in term) for term in all_of(node_conditions.label_terms(asked.labels), terms)
+    )
 
 
 def _holds(one, labels):
@@ -101,7 +103,7 @@ def test_a_share_is_a_replica_that_is_large_enough():
 
 
 def test_more_than_a_half_of_a_gpu_is_refused_with_the_reason():
-    with pytest.raises(RequestError, match="time-slicing and MPS, which give at most a half"):
+    with pytest.raises(RequestError, match="time-slicing and MPS, which give at most half"):
         node_conditions.device_terms(alternative("gpu:0.6"), "nvidia", is_model_specific=False)
 
 
@@ -129,7 +131,7 @@ def test_amd_nodes_are_known_by_product_size_and_exact_driver():
     assert fits(node, "mi300x:8", driver="==6.10.5", quota={"memory": "150GiB..200GiB"})
     assert not fits(node, "mi250x")
     assert not fits(node, "amd", quota={"memory": "..100GiB"})
-    with pytest.raises(RequestError, match="no node label of amd devices that tells it"):
+    with pytest.raises(RequestError, match="no node label of amd devices that shows it"):
         fits(node, "amd", driver=">=6.10")
 
 
@@ -158,9 +160,9 @@ def test_ascend_and_tpu_nodes_are_known_by_their_chip():
         ("mi300x:0.5", {}, "only NVIDIA's plugin shares devices"),
         ("intel/flex-170", {}, "no node label of intel devices"),
         ("nvidia:2", {"topology": "nvlink"}, "topology manager"),
-        ("nvidia", {"labels": {"a b": "c"}}, "no name of a label"),
-        ("nvidia", {"labels": {"zone": "a b"}}, "no value of a label"),
-        ("nvidia", {"labels": {"zone": "!a,b c"}}, "no value of a label"),
+        ("nvidia", {"labels": {"a b": "c"}}, "no valid name of a label"),
+        ("nvidia", {"labels": {"zone": "a b"}}, "no valid value of a label"),
+        ("nvidia", {"labels": {"zone": "!a,b c"}}, "no valid value of a label"),
         ("amd", {"quota": {"memory": "..1GiB"}}, "no AMD GPU of that size"),
     ],
 )
@@ -185,12 +187,12 @@ def test_a_pile_of_specifiers_is_refused_and_soon():
 
 @given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 6))
 def test_both_ends_of_a_range_belong_to_it(low, high, value):
-    held = all(_holds(one, {"m": str(value)}) for one in between("m", low, high))
+    held = all(_holds(one, {"m": str(value)}) for one in in_range("m", low, high))
     assert held == (low <= value <= high)
 
 
 def test_terms_are_joined_as_alternatives_are():
-    first, second = between("a", 1, None), between("b", 1, None)
-    joined = both((first, second), (second,))
+    first, second = in_range("a", 1, None), in_range("b", 1, None)
+    joined = all_of((first, second), (second,))
     assert joined == (first + second, second)
     assert len(set(itertools.chain(*joined))) == 2

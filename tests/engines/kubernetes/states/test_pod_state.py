@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes import client
 
-from hetero_airflow.engines.kubernetes.states.pod_state import (
+from hetero_airflow.engines.kubernetes.states.causes import (
     DISRUPTED,
     ENDED,
     MEANINGS,
@@ -14,8 +14,8 @@ from hetero_airflow.engines.kubernetes.states.pod_state import (
     TERMINATED,
     WAITING,
     PodCause,
-    pod_state,
 )
+from hetero_airflow.engines.kubernetes.states.pod_state import pod_state
 from hetero_airflow.model.plan import ReasonCode
 from hetero_airflow.model.run import RunEnd
 

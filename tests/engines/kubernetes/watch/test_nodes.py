@@ -7,7 +7,8 @@ from kubernetes import client
 
 from hetero_airflow.engines.kubernetes.options import ClusterOptions
 from hetero_airflow.engines.kubernetes.pods.pod_parts import pod_parts
-from hetero_airflow.engines.kubernetes.watch.nodes import pod_amounts, used_amounts, worker_of
+from hetero_airflow.engines.kubernetes.watch.node_usage import pod_amounts
+from hetero_airflow.engines.kubernetes.watch.nodes import worker_of
 from hetero_airflow.model.device import Device
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.worker import MAX_DEVICES, WorkerState
@@ -196,15 +197,6 @@ def a_pod(node="gpu-1", phase="Running", **spec):
     containers = [{"name": "base", "resources": {"limits": {"nvidia.com/gpu": "2", "memory": "1Gi"}}}]
     spec = {"nodeName": node, "containers": containers, **spec}
     return read({"metadata": {"name": "p"}, "spec": spec, "status": {"phase": phase}}, "V1Pod")
-
-
-def test_what_pods_were_given_is_counted_by_node():
-    pods = [a_pod(), a_pod(), a_pod("other"), a_pod(None), a_pod(phase="Succeeded"), a_pod(phase="Failed")]
-    gib = Decimal(2**30)
-    assert used_amounts(pods) == {
-        "gpu-1": {"nvidia.com/gpu": 4, "memory": 2 * gib},
-        "other": {"nvidia.com/gpu": 2, "memory": gib},
-    }
 
 
 def test_a_pod_takes_what_the_scheduler_counts():

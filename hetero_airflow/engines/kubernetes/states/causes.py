@@ -1,0 +1,171 @@
+"""Why a pod is in its state: tables from the reasons of Kubernetes' scheduler and kubelet to ours.
+
+Sources: k8s.io/api/core/v1/types.go (PodReason*, conditions), pkg/kubelet/images/types.go, pkg/kubelet/container/
+sync_result.go, pkg/kubelet/eviction, pkg/kubelet/lifecycle/predicate.go, "Pod Lifecycle" and "Pod disruption
+conditions" in Kubernetes' documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from hetero_airflow.model.plan import ReasonCode
+from hetero_airflow.model.run import RunEnd
+
+
+class PodCause(StrEnum):
+    """Why a pod is in its state."""
+
+    GATED = "gated"
+    """Held back before scheduling, for example by Kueue until there is quota."""
+    UNSCHEDULABLE = "unschedulable"
+    """No node matches it, or no matching node has free capacity."""
+    PREEMPTING = "preempting"
+    """Pods of lower priority are being ended for it."""
+    UNASSIGNED = "unassigned"
+    """The scheduler has not looked at it yet."""
+    STARTING = "starting"
+    """It has a node that prepares volumes, networks and images."""
+    IMAGE = "image"
+    """Its image can't be pulled."""
+    SETTINGS = "settings"
+    """Its container can't be created: a secret, a config map, a mount or the command is missing."""
+    RUNNING = "running"
+    """Its container runs."""
+    CRASH_LOOP = "crash_loop"
+    """Its container ends and is started again, repeatedly."""
+    SUCCEEDED = "succeeded"
+    """Its container ended without an error."""
+    FAILED = "failed"
+    """Its container ended with an error of its own."""
+    OOM_KILLED = "oom_killed"
+    """The kernel killed it because memory ran out."""
+    EVICTED = "evicted"
+    """The kubelet or an authorized user removed it from its node."""
+    PREEMPTED = "preempted"
+    """It was ended for a pod of higher priority."""
+    NODE_LOST = "node_lost"
+    """Its node is gone or does not answer."""
+    DEADLINE = "deadline"
+    """It ran longer than its deadline allows."""
+    REFUSED = "refused"
+    """The kubelet did not accept it: the resources that the scheduler saw were gone."""
+    DELETED = "deleted"
+    """Someone deleted it."""
+    UNKNOWN = "unknown"
+    """Kubernetes gave a reason that is not in these tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class CauseMeaning:
+    """What a cause means for the task."""
+
+    end: RunEnd | None = None
+    """How its run ended; None if it has not."""
+    wait_code: ReasonCode | None = None
+    """Why it does not run yet; None once it runs."""
+
+
+MEANINGS: Mapping[PodCause, CauseMeaning] = MappingProxyType(
+    {
+        PodCause.GATED: CauseMeaning(wait_code=ReasonCode.RESERVED),
+        PodCause.UNSCHEDULABLE: CauseMeaning(wait_code=ReasonCode.BUSY),
+        PodCause.PREEMPTING: CauseMeaning(wait_code=ReasonCode.PREEMPTING),
+        PodCause.UNASSIGNED: CauseMeaning(wait_code=ReasonCode.SLOTS),
+        PodCause.STARTING: CauseMeaning(wait_code=ReasonCode.SLOTS),
+        PodCause.IMAGE: CauseMeaning(wait_code=ReasonCode.RUNTIME),
+        PodCause.SETTINGS: CauseMeaning(wait_code=ReasonCode.RUNTIME),
+        PodCause.RUNNING: CauseMeaning(),
+        PodCause.CRASH_LOOP: CauseMeaning(end=RunEnd.FAILED),
+        PodCause.SUCCEEDED: CauseMeaning(end=RunEnd.FINISHED),
+        PodCause.FAILED: CauseMeaning(end=RunEnd.FAILED),
+        PodCause.OOM_KILLED: CauseMeaning(end=RunEnd.FAILED),
+        PodCause.EVICTED: CauseMeaning(end=RunEnd.LOST),
+        PodCause.PREEMPTED: CauseMeaning(end=RunEnd.PAUSED),
+        PodCause.NODE_LOST: CauseMeaning(end=RunEnd.LOST),
+        PodCause.DEADLINE: CauseMeaning(end=RunEnd.FAILED),
+        PodCause.REFUSED: CauseMeaning(end=RunEnd.LOST),
+        PodCause.DELETED: CauseMeaning(end=RunEnd.LOST),
+        PodCause.UNKNOWN: CauseMeaning(),
+    }
+)
+"""The meaning of each cause. For Kubernetes a pod in a crash loop has not ended; its task has."""
+
+WAITING: Mapping[str, PodCause] = MappingProxyType(
+    {
+        **dict.fromkeys(("ContainerCreating", "PodInitializing"), PodCause.STARTING),
+        **dict.fromkeys(
+            (
+                "ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
+                "RegistryUnavailable", "SignatureValidationFailed", "ImageVolumeMountFailed",
+            ),
+            PodCause.IMAGE,
+        ),
+        **dict.fromkeys(
+            (
+                "CreateContainerConfigError", "CreateContainerError", "PreCreateHookError", "PreStartHookError",
+                "PostStartHookError", "RunContainerError", "CreatePodSandboxError", "ConfigPodSandboxError",
+            ),
+            PodCause.SETTINGS,
+        ),
+        "CrashLoopBackOff": PodCause.CRASH_LOOP,
+    }
+)  # fmt: skip
+"""Reasons of a waiting container."""
+
+TERMINATED: Mapping[str, PodCause] = MappingProxyType(
+    {
+        "Completed": PodCause.SUCCEEDED,
+        "Error": PodCause.FAILED,
+        "OOMKilled": PodCause.OOM_KILLED,
+        "DeadlineExceeded": PodCause.DEADLINE,
+        "Evicted": PodCause.EVICTED,
+        "ContainerStatusUnknown": PodCause.NODE_LOST,
+        **dict.fromkeys(("ContainerCannotRun", "StartError", "CreateContainerError"), PodCause.SETTINGS),
+    }
+)
+"""Reasons of a container that ended."""
+
+ENDED: Mapping[str, PodCause] = MappingProxyType(
+    {
+        "Evicted": PodCause.EVICTED,
+        "Preempting": PodCause.PREEMPTED,
+        "DeadlineExceeded": PodCause.DEADLINE,
+        **dict.fromkeys(("NodeLost", "NodeShutdown", "Terminated", "Shutdown"), PodCause.NODE_LOST),
+        **dict.fromkeys(
+            (
+                "UnexpectedAdmissionError", "NodeAffinity", "NodeSelectorMismatching", "NodeName", "NodePorts",
+                "NodeUnschedulable", "TaintToleration", "TopologyAffinityError", "ResourceAllocationError", "AppArmor",
+                "SysctlForbidden", "PodOSSelectorNodeLabelDoesNotMatch", "PodOSNotSupported", "InvalidNodeInfo",
+                "InitContainerRestartPolicyForbidden", "PodFeatureUnsupported", "SupplementalGroupsPolicyNotSupported",
+                "PodLevelResourcesNotAdmittedReason", "ContainerRestartRulesForbidden",
+            ),
+            PodCause.REFUSED,
+        ),
+    }
+)  # fmt: skip
+"""Reasons of a failed pod. The kubelet also has ``OutOf<resource>`` for each resource."""
+
+DISRUPTED: Mapping[str, PodCause] = MappingProxyType(
+    {
+        "PreemptionByScheduler": PodCause.PREEMPTED,
+        "EvictionByEvictionAPI": PodCause.EVICTED,
+        "TerminationByKubelet": PodCause.EVICTED,
+        "DeletionByTaintManager": PodCause.NODE_LOST,
+        "DeletionByPodGC": PodCause.NODE_LOST,
+        "DeletionByDeviceTaintManager": PodCause.EVICTED,
+    }
+)
+"""Reasons of the condition ``DisruptionTarget``."""
+
+SCHEDULED: Mapping[str, PodCause] = MappingProxyType(
+    {
+        "Unschedulable": PodCause.UNSCHEDULABLE,
+        "SchedulingGated": PodCause.GATED,
+        "SchedulerError": PodCause.UNSCHEDULABLE,
+    }
+)
+"""Reasons of the condition ``PodScheduled`` while it is false."""
