@@ -46,7 +46,7 @@ class LeaseWatch:
         """
         files = self._read()
         self._pids = pids = worker_processes(self._worker_id, {file.lease: _leader(file) for file in files.values()})
-        orphans = {file.lease for file in files.values() if not file.supervisor.runs}
+        orphans = {file.lease for file in files.values() if not file.supervisor.is_running}
         starting = {file.lease for file in files.values() if file.task is None and file.lease not in orphans}
         for path, file in files.items():
             if file.lease in orphans and file.lease not in pids:

@@ -1,7 +1,7 @@
 """The processes of a lease on this host: finds them, and ends those that outlive their task. Linux only.
 
-A task's process leads a process group (Airflow's supervisor sees to that), and what it starts with
-exec carries the lease in its environment even when it has left the group, as Bash operators do.
+A task's process leads a process group, which Airflow's supervisor sets up. A process that it starts with exec, such as
+a Bash operator's, may leave the group, but it has the lease in its environment.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -22,67 +22,67 @@ from hetero_airflow.settings import LEASE_VARIABLE
 _PROC = Path("/proc")
 _MARKER = f'{LEASE_VARIABLE}={{"id":"'.encode()
 _CLOCK_TOLERANCE_S = 5.0
-"""Between what two clocks of one host, and of a database, may say of one moment."""
+"""Largest difference between two clocks of one host, or of a host and a database."""
 
 
 GroupLeader = tuple[int | None, datetime | None]
-"""Pid of a task's own process, and when Airflow last knew it there; a process of that pid that is younger is not it."""
+"""Pid of a task's own process, and Airflow's last heartbeat from it. A younger process with that pid is another one."""
 
 
 def lease_processes(leases: Mapping[str, GroupLeader]) -> dict[str, list[int]]:
     """Lease id → pids of its live processes, for those leases that have any. Reads ``/proc`` once."""
     groups = {pid: id_ for id_, (pid, seen) in leases.items() if pid is not None and not _is_reused(pid, seen)}
-    found: dict[str, list[int]] = {}
-    for pid in _pids():
-        id_ = groups.get(_group(pid)) or _marked_lease(pid)
-        if id_ is not None and id_ in leases and not _is_zombie(pid):
-            found.setdefault(id_, []).append(pid)
-    return found
+    return _processes(groups, leases)
 
 
 def worker_processes(worker_id: str, leases: Mapping[str, int | None]) -> dict[str, list[int]]:
-    """Lease id → pids of its live processes, of all leases on that worker. Reads ``/proc`` once.
+    """Lease id → pids of its live processes, for all leases on that worker. Reads ``/proc`` once.
 
-    :param leases: what is known of them: lease id → pid of the task's own process, None where it is not there any more
+    :param leases: known leases: id → pid of the task's own process, None if it is gone
     """
-    groups = {pid: id_ for id_, pid in leases.items() if pid is not None}
-    found: dict[str, list[int]] = {}
+    return _processes({pid: id_ for id_, pid in leases.items() if pid is not None}, None, worker_id)
+
+
+def _processes(
+    groups: Mapping[int, str], leases: Container[str] | None, worker_id: str | None = None
+) -> dict[str, list[int]]:
+    pids_of: dict[str, list[int]] = {}
     for pid in _pids():
-        id_ = groups.get(_group(pid)) or _marked_lease(pid, worker_id)
-        if id_ is not None and not _is_zombie(pid):
-            found.setdefault(id_, []).append(pid)
-    return found
+        id_ = groups.get(_group(pid)) or _lease_in_environment(pid, worker_id)
+        if id_ is not None and (leases is None or id_ in leases) and not _is_zombie(pid):
+            pids_of.setdefault(id_, []).append(pid)
+    return pids_of
 
 
 def signal_processes(lease_id: str, leader: GroupLeader, number: int) -> list[int]:
-    """Send a signal to the processes of a lease; their pids."""
-    found = lease_processes({lease_id: leader}).get(lease_id, [])
-    for pid in found:
+    """Send a signal to the processes of a lease. Returns their pids."""
+    pids = lease_processes({lease_id: leader}).get(lease_id, [])
+    for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-    return found
+    return pids
 
 
 def end_processes(lease_id: str, leader: GroupLeader, grace_s: float) -> list[int]:
-    """Stop what is left of a lease: SIGTERM, and SIGKILL after the grace time. Blocks for it at most.
+    """Stop the remaining processes of a lease: SIGTERM, then SIGKILL after the grace time. Blocks that long at most.
 
-    Returns the pids that were there.
+    Returns the pids that it found.
     """
-    found = signal_processes(lease_id, leader, signal.SIGTERM)
+    pids = signal_processes(lease_id, leader, signal.SIGTERM)
     end = time.monotonic() + grace_s
-    left = found
+    left = pids
     while left and time.monotonic() < end:
         time.sleep(0.02)
         left = lease_processes({lease_id: leader}).get(lease_id, [])
     if left:
         signal_processes(lease_id, leader, signal.SIGKILL)
-    return found
+    return pids
 
 
 def _pids() -> Iterator[int]:
-    own = os.getpid()
+    own_pid = os.getpid()
     for entry in os.listdir(_PROC):
-        if entry.isdigit() and int(entry) != own:
+        if entry.isdigit() and int(entry) != own_pid:
             yield int(entry)
 
 
@@ -102,20 +102,20 @@ def _group(pid: int) -> int:
         return 0
 
 
-def _marked_lease(pid: int, worker_id: str | None = None) -> str | None:
-    """The id of the lease in the environment that the process was started with, if it is on that worker."""
+def _lease_in_environment(pid: int, worker_id: str | None) -> str | None:
+    """The id of the lease in a process's initial environment. None if it has none, or one of another worker."""
     try:
         environment = (_PROC / str(pid) / "environ").read_bytes()
     except OSError:
         return None
-    _, found, rest = environment.partition(_MARKER)
-    if not found or (worker_id is not None and _worker_in(_MARKER[-7:] + rest.partition(b"\0")[0]) != worker_id):
+    _, marker, rest = environment.partition(_MARKER)
+    if not marker or (worker_id is not None and _worker_in(_MARKER[-7:] + rest.partition(b"\0")[0]) != worker_id):
         return None
     return rest.partition(b'"')[0].decode(errors="replace")
 
 
 def _worker_in(lease: bytes) -> object:
-    """The worker of a lease as its variable has it."""
+    """The worker of a lease in the form of its environment variable."""
     try:
         value = json.loads(lease)
     except ValueError:

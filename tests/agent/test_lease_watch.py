@@ -17,7 +17,7 @@ from hetero_airflow.agent.lease_watch import GRACE_S, LeaseWatch
 from hetero_airflow.engines.lease_files import (
     current_process_namespace,
     lease_folder,
-    mark,
+    process_identity,
     read_lease_files,
     recorded_lease,
 )
@@ -142,7 +142,7 @@ def test_a_task_whose_supervisor_was_killed_is_ended_and_forgotten(supervise, ca
     process.wait()
     assert watch.live_leases() == {"l1"}
     assert f"Lease l1: its supervisor is gone. Its processes [{pid}] get SIGTERM." in caplog.text
-    until(lambda: mark(pid) is None)
+    until(lambda: process_identity(pid) is None)
     assert (watch.live_leases(), read_lease_files(lease_folder())) == (frozenset(), {})
 
 
@@ -155,7 +155,7 @@ def test_a_task_that_does_not_heed_sigterm_is_killed_after_the_grace_time(superv
         assert watch.live_leases() == {"l1"}
     watch.now += GRACE_S
     watch.live_leases()
-    until(lambda: mark(pid) is None)
+    until(lambda: process_identity(pid) is None)
     assert watch.live_leases() == frozenset()
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [text.rpartition(" get ")[2] for text in warnings] == ["SIGTERM.", "SIGKILL."]
@@ -178,7 +178,7 @@ def test_another_workers_leases_are_not_touched(supervise):
     process.kill()
     process.wait()
     watch.live_leases()
-    assert mark(pid) is not None
+    assert process_identity(pid) is not None
     assert len(read_lease_files(lease_folder())) == 1
 
 
@@ -195,7 +195,7 @@ def test_files_of_the_past_name_no_process_of_now(supervise, change):
         content["task"]["ticks"] -= 1
     path.write_text(json.dumps(content))
     assert Watch().live_leases() == frozenset()
-    assert mark(pid) is not None
+    assert process_identity(pid) is not None
     assert read_lease_files(lease_folder()) == {}
 
 

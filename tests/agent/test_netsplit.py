@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine, event
 
 from hetero_airflow.agent.tokens import hash_secret
-from hetero_airflow.engines.lease_files import mark
+from hetero_airflow.engines.lease_files import process_identity
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import WorkerState
@@ -204,7 +204,7 @@ def test_a_short_split_harms_no_task(joined, store, start, cut):
     split.heal()
     until(lambda: store.last_seen()["worker-a"] > broken)
     assert store.heartbeats()["worker-a"].leases == {lease.id}
-    assert mark(pid) is not None
+    assert process_identity(pid) is not None
     assert store.snapshot() is before
 
 
@@ -219,13 +219,13 @@ def test_after_a_long_split_the_worker_is_back_once_what_was_taken_back_has_ende
     until(lost)
     store.record(lost(), datetime.now(UTC))
     move_lease(store, lease.id, lease.token, LeaseState.EVICTED, datetime.now(UTC))
-    assert mark(pid) is not None, "the agent of a host that is cut off ends nothing by itself"
+    assert process_identity(pid) is not None, "the agent of a host that is cut off ends nothing by itself"
     split.heal()
     was_there = []
 
     def is_back() -> bool:
         online = store.snapshot().workers[0].state is WorkerState.ONLINE
-        was_there.append(mark(pid) is not None)
+        was_there.append(process_identity(pid) is not None)
         assert not (online and was_there[-1]), "its device would be leased twice"
         return online
 

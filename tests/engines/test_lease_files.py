@@ -11,7 +11,7 @@ from hetero_airflow.engines.lease_files import (
     LeaseFile,
     current_process_namespace,
     lease_folder,
-    mark,
+    process_identity,
     read_lease_files,
     recorded_lease,
 )
@@ -29,14 +29,14 @@ def files() -> list[LeaseFile]:
 
 
 def test_the_file_is_there_from_before_the_process_until_after_it():
-    own = mark(os.getpid())
+    own = process_identity(os.getpid())
     with recorded_lease("l/1", "worker-a") as note:
         before = LeaseFile(lease="l/1", worker="worker-a", place=current_process_namespace(), supervisor=own)
         assert files() == [before]
         with subprocess.Popen(["/bin/sleep", "600"], process_group=0) as task:
             note.begin(task.pid)
-            assert files() == [before.model_copy(update={"task": mark(task.pid)})]
-            assert files()[0].task.runs
+            assert files() == [before.model_copy(update={"task": process_identity(task.pid)})]
+            assert files()[0].task.is_running
             task.kill()
     assert files() == []
     assert os.listdir(lease_folder()) == []
@@ -80,7 +80,7 @@ def test_a_folder_that_is_not_ours_alone_is_refused_and_the_task_runs_all_the_sa
         if os.getuid() != 0:
             pytest.skip("only root gives files away")
         os.chown(path, 12345, -1)
-    with pytest.raises(HeteroError, match=r"Remove it; it is made anew"):
+    with pytest.raises(HeteroError, match=r"Remove it; it is created again"):
         lease_folder()
     with recorded_lease("l1", "worker-a") as note:
         assert note is None
@@ -107,12 +107,12 @@ def test_what_is_no_lease_file_is_passed_over(caplog):
 
 
 def test_a_process_is_told_from_a_later_one_of_its_pid():
-    own = mark(os.getpid())
-    assert (own.runs, own.is_reused) == (True, False)
+    own = process_identity(os.getpid())
+    assert (own.is_running, own.is_reused) == (True, False)
     later = own.model_copy(update={"ticks": own.ticks + 1})
-    assert (later.runs, later.is_reused) == (False, True)
+    assert (later.is_running, later.is_reused) == (False, True)
     with subprocess.Popen(["sleep", "600"]) as ended:
-        gone = mark(ended.pid)
+        gone = process_identity(ended.pid)
         ended.kill()
         ended.wait()
-    assert (gone.runs, gone.is_reused, mark(gone.pid)) == (False, False, None)
+    assert (gone.is_running, gone.is_reused, process_identity(gone.pid)) == (False, False, None)

@@ -17,7 +17,7 @@ from hetero_airflow.engines.lease_files import (
     LeaseFile,
     current_process_namespace,
     lease_folder,
-    mark,
+    process_identity,
     read_lease_files,
 )
 from hetero_airflow.settings import CONTROL_VARIABLE, LEASE_VARIABLE
@@ -71,7 +71,9 @@ def run(tmp_path, monkeypatch):
 
 def test_the_agent_can_see_the_lease_from_before_the_task_begins_until_nothing_is_left_of_it(run):
     seen, result, process = run(add_lease({}, LEASE))
-    before = LeaseFile(lease="r1.7", worker="worker-a", place=current_process_namespace(), supervisor=mark(os.getpid()))
+    before = LeaseFile(
+        lease="r1.7", worker="worker-a", place=current_process_namespace(), supervisor=process_identity(os.getpid())
+    )
     (at_start, (told, folder), (looked_after, control), at_work) = seen
     assert at_start == [before]
     assert (told, looked_after, control) == (LEASE.model_dump_json(), "r1.7", folder)
