@@ -1,6 +1,9 @@
-"""The command line: ``airflow hetero …``.
+"""The command line: ``airflow hetero …``. It runs in the shell of an operator of Airflow, or as a worker's agent.
 
-`commands` is what every call of ``airflow`` imports, and it imports nothing heavy; `actions` is what the
-commands do: read, hand over to a pure function that makes the text, print. What a user reads may hold
-names that others chose, so every such name goes through `output.clean` and is never read as markup.
+`commands` lists every command. Each call of ``airflow`` imports it, so it imports nothing heavy. A command has a file
+of its own, in the folder of its subject: ``workers/drain.py`` holds ``airflow hetero drain``. To add a command, write
+that file and add one entry to `commands`.
+
+A command reads, passes values to a pure function that makes the text, and prints it. Names that users chose can hold
+any character, so `output.clean` escapes them, and they are never read as markup.
 """

@@ -1,4 +1,4 @@
-"""Requests, claims and devices in a few words, each share marked cooperative and each simulated device simulated."""
+"""Requests, claims and devices as short texts, which mark cooperative shares and simulated devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hetero_airflow.units import MILLI_PER_DEVICE, format_bytes
 
 
 def request_lines(request: DeviceRequest) -> list[str]:
-    """One line an alternative, in order of preference.
+    """One line per alternative, in order of preference.
 
     >>> request_lines(DeviceRequest.parse(["h100:2", "gpu:0.5"]))
     ['2 × nvidia/h100', 'or 0.5 of a gpu, cooperative']
@@ -26,12 +26,12 @@ def request_lines(request: DeviceRequest) -> list[str]:
 
 
 def alternative_text(alternative: Alternative) -> str:
-    """An alternative on one line."""
+    """An alternative as one line."""
     return f"{alternative}, cooperative" if alternative.share is not None else str(alternative)
 
 
 def task_name(pending: PendingRequest) -> str:
-    """The task instance without its run.
+    """The name of the task instance, without its run.
 
     >>> from hetero_airflow.testing import a_pending
     >>> task_name(a_pending("train", map_index=3)), task_name(a_pending("train"))
@@ -42,7 +42,7 @@ def task_name(pending: PendingRequest) -> str:
 
 
 def try_text(pending: PendingRequest) -> str:
-    """The run, and which try of the task, where it is not the first.
+    """The run, and the number of the try if it is not the first.
 
     >>> from hetero_airflow.testing import a_pending
     >>> try_text(a_pending()), try_text(a_pending(try_number=2))
@@ -52,13 +52,13 @@ def try_text(pending: PendingRequest) -> str:
 
 
 def lease_lines(lease: Lease, worker: Worker | None) -> list[str]:
-    """What a lease holds, one line a device; of a device that the worker does not have any more, only its id."""
+    """The claims of a lease, one line per device; only the id of a device that the worker has no longer."""
     devices = {device.id: device for device in worker.devices} if worker else {}
     return [claim_text(claim, devices.get(claim.device_id)) for claim in lease.claims]
 
 
 def claim_text(claim: Claim, device: Device | None) -> str:
-    """How much of which device.
+    """A claim as one line.
 
     >>> from hetero_airflow.testing import a_cpu, a_device
     >>> claim_text(Claim(device_id="GPU-0", share_milli=500, memory_bytes=20 << 30), a_device())
@@ -80,7 +80,7 @@ def claim_text(claim: Claim, device: Device | None) -> str:
 
 
 def core_ranges(cores: Iterable[int]) -> str:
-    """Core ids with neighbours joined.
+    """Core ids as ranges.
 
     >>> core_ranges((5, 0, 1, 2))
     '0-2,5'
@@ -95,7 +95,7 @@ def core_ranges(cores: Iterable[int]) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """The number with its noun.
+    """A number with its noun.
 
     >>> count(1, "device"), count(0, "device")
     ('1 device', '0 devices')
@@ -103,10 +103,10 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def pairs_text(pairs: Iterable[tuple[str, str]], joint: str) -> str:
-    """Names with their values, ordered by name.
+def pairs_text(pairs: Iterable[tuple[str, str]], separator: str) -> str:
+    """Names with their values, sorted by name.
 
     >>> pairs_text({"torch": "2.9", "cuda": "12.4"}.items(), " ")
     'cuda 12.4, torch 2.9'
     """
-    return ", ".join(f"{name}{joint}{value}" for name, value in sorted(pairs))
+    return ", ".join(f"{name}{separator}{value}" for name, value in sorted(pairs))

@@ -1,4 +1,4 @@
-"""How everything is printed: foreign names made harmless, durations for people, one console, JSON."""
+"""Printing: escaped names, durations for people, tables, JSON."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from rich.table import Table
 from rich.text import Text
 
 PIPE_WIDTH = 120
-"""Columns where the output is no terminal and COLUMNS is not set."""
+"""The width in columns if the output is not a terminal and COLUMNS is not set."""
 
 UNBROKEN_WIDTH = 12
-"""Words of up to this width are not broken, however narrow a table gets."""
+"""Words of up to this width are not broken, even in a narrow table."""
 
 _GAP = 2
 
 
 def clean(value: object) -> str:
-    """The text of a value, with whatever could move the cursor, colour or reverse the output escaped.
+    """The text of a value. Characters that could move the cursor, or colour or reverse the output, are escaped.
 
     >>> print(clean("job\\x1b[31m\\n\\u202e"))
     job\\x1b[31m\\n\\u202e
@@ -37,7 +37,7 @@ def clean(value: object) -> str:
 
 
 def clean_all(value: Any) -> Any:
-    """A JSON value with `clean` applied to each of its texts.
+    """A JSON value with each of its strings cleaned.
 
     >>> clean_all({"a\\n": ["b\\n", 1]})
     {'a\\\\n': ['b\\\\n', 1]}
@@ -52,44 +52,44 @@ def clean_all(value: Any) -> Any:
 
 
 def cell(*lines: object, style: str = "") -> Text:
-    """One line a value, cleaned, and never read as markup."""
+    """One line per value, cleaned; it is never read as markup."""
     return Text("\n".join(clean(line) for line in lines), style=style)
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[Text]], whole: int | None = None) -> Table:
-    """A table without lines, so that a pipe gets plain columns; what is too long goes on in the next line.
+    """A table without lines, so that a pipe gets plain columns; long cells are wrapped.
 
-    :param headers: empty texts only for a table without a header
-    :param whole: the column whose lines are never broken, since people copy from it
+    :param headers: if all are empty, the table has no header
+    :param whole: the number of the column whose lines are never broken, since people copy from it
     """
-    made = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold", show_header=any(headers))
-    kept = [list(row) for row in rows]
+    result = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold", show_header=any(headers))
+    cells = [list(row) for row in rows]
     for number, header in enumerate(headers):
-        cells = "\n".join((header, *(row[number].plain for row in kept)))
+        column = "\n".join((header, *(row[number].plain for row in cells)))
         if number == whole:
-            made.add_column(header, no_wrap=True, min_width=max(map(cell_len, cells.split("\n"))))
+            result.add_column(header, no_wrap=True, min_width=max(map(cell_len, column.split("\n"))))
         else:
-            longest = max(map(cell_len, cells.split()), default=1)
-            made.add_column(header, overflow="fold", min_width=min(longest, UNBROKEN_WIDTH))
-    for row in kept:
-        made.add_row(*row)
-    return made
+            longest = max(map(cell_len, column.split()), default=1)
+            result.add_column(header, overflow="fold", min_width=min(longest, UNBROKEN_WIDTH))
+    for row in cells:
+        result.add_row(*row)
+    return result
 
 
 def console(file: TextIO | None = None) -> Console:
-    """A console that colours only on a terminal, and reads no markup, emoji codes or numbers."""
+    """A console that uses colour only on a terminal. It reads no markup or emoji codes, and highlights no numbers."""
     file = file or sys.stdout
     if isinstance(file, TextIOWrapper):
-        file.reconfigure(errors="backslashreplace")  # a multiplication sign must not end the command
+        file.reconfigure(errors="backslashreplace")  # the terminal may not support ×
     is_narrow_pipe = not file.isatty() and "COLUMNS" not in os.environ
     width = PIPE_WIDTH if is_narrow_pipe else None
     return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
 
 
 def show(*parts: RenderableType) -> None:
-    """Print to standard output. The lines of texts are left whole, so that what is copied from them is too.
+    """Print to standard output. Lines of text are not broken, so that people can copy them.
 
-    A table that can't be made as narrow as the terminal is printed wider, since rich would drop columns.
+    A table that does not fit is printed wider than the terminal, since rich would drop columns.
     """
     output = console()
     width = output.width
@@ -100,12 +100,12 @@ def show(*parts: RenderableType) -> None:
 
 
 def show_json(value: Any) -> None:
-    """Print a JSON value, in ASCII so that it is safe on every terminal and in every pipe."""
+    """Print a JSON value as ASCII, which is safe on every terminal and in every pipe."""
     console().out(json.dumps(value, indent=2))
 
 
 def age(then: datetime, now: datetime) -> str:
-    """The time since then, in its two greatest units; ``0 s`` for a time to come.
+    """The time since `then` in its two largest units; ``0 s`` if `then` is in the future.
 
     >>> from datetime import timedelta
     >>> noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -122,7 +122,7 @@ def age(then: datetime, now: datetime) -> str:
 
 
 def moment(time: datetime) -> str:
-    """A time as people read it.
+    """A time for people.
 
     >>> moment(datetime(2026, 1, 1, 12, tzinfo=UTC))
     '2026-01-01 12:00:00 UTC'

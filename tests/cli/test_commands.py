@@ -13,8 +13,8 @@ import pytest
 from airflow.utils.net import get_hostname
 from sqlalchemy import NullPool, create_engine
 
+from hetero_airflow.cli.live_snapshot import placed_requests
 from hetero_airflow.cli.requests.explain import history_json
-from hetero_airflow.cli.requests.placed_requests import placed_requests
 from hetero_airflow.cli.requests.queue import queue_entries, queue_json
 from hetero_airflow.cli.workers.workers import workers_json
 from hetero_airflow.executor.recommended_settings import recommendations
@@ -82,7 +82,7 @@ def test_workers(installation, store):
     assert done.stdout.splitlines()[0].split() == ["WORKER", "STATE", "LAST", "SEEN", "LEASED", "/", "TOTAL"]
     for line in ("2 / 8 cpu cores", "1 / 1 nvidia/a100-sxm4-40gb", "0 / 1 nvidia/t4 (simulated)"):
         assert line in done.stdout
-    assert "Worker worker-a is silent" in done.stdout
+    assert "Worker worker-a sends no heartbeat" in done.stdout
     as_json = installation.run("hetero", "workers", "--json", FORCE_COLOR="1")
     assert json.loads(as_json.stdout) == workers_json(store.snapshot(), store.last_seen(), store.telemetry())
 
@@ -142,13 +142,13 @@ def test_queue(installation, store):
             [RUN, "waits", "--map-index", "3"],
             [
                 "Waiting    at position 1 of the queue",
-                "Starts     not known: it may wait for dag.placed, and it is not known how much longer that takes",
+                "Starts     unknown: it may wait for dag.placed, and their durations are unknown",
                 "It would start now, on worker-a, with 1 × nvidia/t4 as one more choice, about ",
                 '  device=["nvidia/a100", "nvidia/h100:2", "nvidia/t4"]',
                 "  2 × nvidia/h100: 1 worker",
             ],
         ),
-        (["run", "refused"], ["No known worker could ever run it. Nearest: worker worker-a has", "Ended "]),
+        (["run", "refused"], ["No known worker can ever run it. Nearest: worker worker-a has", "Ended "]),
         (["run", "[red]waits\x1b[31m"], ["dag.[red]waits\\x1b[31m, run run", "0.5 of a nvidia/a100, cooperative"]),
     ],
 )
@@ -176,7 +176,7 @@ def test_explain_as_json(installation, store):
         (
             ["[red]\x1b[31m", "run", "x"],
             "the device request of [red]\\x1b[31m.x in run run; found no run of a DAG [red]\\x1b[31m. "
-            "`airflow dags list` names the DAGs.\n",
+            "`airflow dags list` shows the DAGs.\n",
         ),
         (
             ["dag", "run", "x"],
@@ -184,8 +184,8 @@ def test_explain_as_json(installation, store):
         ),
         (
             ["dag", "run", "plain"],
-            "the device request of dag.plain in run run; found no request of it; it is success. "
-            "It asks for no device, was not sent to HeteroExecutor, or its history was pruned.\n",
+            "the device request of dag.plain in run run; found no request; the task instance is success. "
+            "It requests no device, it does not run with HeteroExecutor, or its history was pruned.\n",
         ),
         (
             ["dag", "rum", "plain", "--map-index", "7"],
@@ -275,7 +275,7 @@ def test_check_of_an_installation_that_lacks_everything(unmigrated):
         "to do  [scheduler] orphaned_tasks_check_interval: 300.0",
         "to do  [scheduler] task_instance_heartbeat_timeout: 300",
         "to do  section [hetero]: [hetero] labels = 'nonsense', no JSON object of texts",
-        "ok     [database] sql_alchemy_conn: SQLite, which serves one scheduler only",
+        "ok     [database] sql_alchemy_conn: SQLite, which supports only one scheduler",
         "to do  tables hetero_*: no such table: hetero_state",
         "to do  pool [red]: no answer: OperationalError",
         "to do  [core] parallelism: 0",

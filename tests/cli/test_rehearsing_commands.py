@@ -78,7 +78,7 @@ def test_bad_input_is_an_error_that_says_so(unmigrated, tmp_path):
     (tmp_path / "dag.py").write_text("syntax error")
     done = unmigrated.run("hetero", "plan", str(tmp_path / "dag.py"))
     assert (done.returncode, done.stdout) == (1, "")
-    assert "found an import error: 'SyntaxError: invalid syntax'. Mend the file." in done.stderr
+    assert "found an import error: 'SyntaxError: invalid syntax'. Fix the file." in done.stderr
 
 
 @pytest.fixture
@@ -117,4 +117,4 @@ def test_a_simulation_is_told_as_a_table(unmigrated, traces):
 def test_a_history_in_which_nothing_ended_is_an_error_that_says_so(installation):
     done = installation.run("hetero", "simulate", "--history", "365", "--cluster", "a100=1,t4=1", "--json")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "the history of the last 365 days; found no task instance that ended." in done.stderr
+    assert "the history of the last 365 days; found no ended task instance." in done.stderr

@@ -1,1 +1,1 @@
-"""Requests."""
+"""Commands on requests for devices: queue, explain, render, schema."""

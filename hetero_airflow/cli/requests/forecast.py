@@ -1,4 +1,4 @@
-"""What ``airflow hetero explain`` foresees of a task that waits: when it starts, and what would start it now. Pure."""
+"""What ``airflow hetero explain`` forecasts: the start of a task, and a change that would start it now. Pure."""
 
 from __future__ import annotations
 
@@ -15,87 +15,92 @@ from hetero_airflow.scheduling.advice.start_estimate import Decide, StartEstimat
 from hetero_airflow.scheduling.advice.what_if import CheapestChange, cheapest_change
 from hetero_airflow.store.store import RequestHistory
 
-_NAMED = 3
-"""Tasks named where nobody knows how long they run."""
+_MAX_NAMES = 3
+"""How many tasks of unknown duration are named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What is foreseen of one request."""
+    """The forecast for one request."""
 
-    outlook: StartEstimate | None
+    start: StartEstimate | None
     """None for a request that was refused."""
-    answer: CheapestChange | None
-    """None if no single change would start it now, or if it starts now as it is."""
+    change: CheapestChange | None
+    """A change that would start it now. None if no single change does, or if it starts now without a change."""
 
     @property
     def starts_now(self) -> bool:
-        """Whether the next round of the scheduler starts it."""
-        return self.outlook is not None and self.outlook.start_s is not None and self.outlook.start_s.high <= 0
+        """Whether the scheduler's next cycle starts it."""
+        return self.start is not None and self.start.start_s is not None and self.start.start_s.high <= 0
 
 
 def forecast_start(
-    request_history: RequestHistory, snapshot: Snapshot, decide: Decide, now: datetime, period_s: float | None
+    history: RequestHistory, snapshot: Snapshot, decide: Decide, now: datetime, period_s: float | None
 ) -> Forecast | None:
-    """What the policy will do with a request that waits or was refused, and what it would do with others; else None."""
-    pending, newest = request_history.pending, request_history.decisions[0] if request_history.decisions else None
-    if any(one.id == pending.id for one in snapshot.pending):
-        seen = Forecast(estimate_start(snapshot, pending.id, decide, now, period_s), None)
-    elif request_history.state == "ended" and newest is not None and newest["outcome"] == "refuse":
-        seen = Forecast(None, None)
+    """The forecast for a request that waits or was refused; None for any other."""
+    pending, newest = history.pending, history.decisions[0] if history.decisions else None
+    if any(request.id == pending.id for request in snapshot.pending):
+        forecast = Forecast(estimate_start(snapshot, pending.id, decide, now, period_s), None)
+    elif history.state == "ended" and newest is not None and newest["outcome"] == "refuse":
+        forecast = Forecast(None, None)
     else:
         return None
-    return seen if seen.starts_now else replace(seen, answer=cheapest_change(snapshot, pending, decide, now))
+    return (
+        forecast if forecast.starts_now else replace(forecast, change=cheapest_change(snapshot, pending, decide, now))
+    )
 
 
-def start_lines(seen: StartEstimate, now: datetime) -> Iterator[str]:
-    """When it starts, as people say it."""
-    if seen.start_s is None:
-        if seen.beyond_s is not None:
-            yield f"hardly in less than {_span(seen.beyond_s, now)}: so much stands before it that no more is foreseen"
-        elif seen.unknown:
-            yield f"not known: it may wait for {_tasks(seen.unknown)}, and it is not known how much longer that takes"
-        else:
-            yield "not known: no end of a task that runs will help"
+def start_lines(estimate: StartEstimate, now: datetime) -> Iterator[str]:
+    """When the task starts, for people."""
+    if estimate.start_s is None:
+        yield _unknown_start(estimate, now)
         return
-    low, middle, high = (_span(seconds, now) for seconds in seen.start_s)
-    if seen.start_s.high <= 0:
-        yield "now: the scheduler's next round places it"
+    low, middle, high = (_span(seconds, now) for seconds in estimate.start_s)
+    if estimate.start_s.high <= 0:
+        yield "now: the scheduler's next cycle places it"
     elif low == high:
-        yield f"in about {middle}, at {moment(now + timedelta(seconds=seen.start_s.middle))}"
+        yield f"in about {middle}, at {moment(now + timedelta(seconds=estimate.start_s.middle))}"
     else:
-        yield f"in about {middle}, with four chances of five between {low} and {high}"
-    if seen.unknown:
-        yield f"or sooner: it is not known how long {_tasks(seen.unknown)} will take"
+        yield f"in about {middle}; with a probability of 80 % in {low} to {high}"
+    if estimate.unknown:
+        yield f"or sooner: the durations of {_tasks(estimate.unknown)} are unknown"
 
 
-def answer_lines(answer: CheapestChange | None) -> Iterator[str]:
-    """What would start it now, and the exact text to write in the DAG file for it, on a line of its own."""
-    if answer is None:
+def _unknown_start(estimate: StartEstimate, now: datetime) -> str:
+    if estimate.beyond_s is not None:
+        return f"not in less than {_span(estimate.beyond_s, now)}; the queue before it is too long for a forecast"
+    if estimate.unknown:
+        return f"unknown: it may wait for {_tasks(estimate.unknown)}, and their durations are unknown"
+    return "unknown: it does not start even when all running tasks have ended"
+
+
+def change_lines(cheapest: CheapestChange | None) -> Iterator[str]:
+    """What would start it now, and on a line of its own the text to write in the DAG file."""
+    if cheapest is None:
         yield "No single change of the request would start it now"
         return
-    yield f"It would start now, on {answer.place.worker_id}, {answer.change.description}:"
-    yield f"  {request_text(answer.change.request)}"
+    yield f"It would start now, on {cheapest.place.worker_id}, {cheapest.change.description}:"
+    yield f"  {request_text(cheapest.change.request)}"
 
 
-def forecast_json(seen: Forecast | None) -> dict[str, Any]:
-    """What is foreseen as JSON values, under ``outlook`` and ``what_if``; null where nothing is asked or found."""
-    expected, answer = (None, None) if seen is None else (seen.outlook, seen.answer)
+def forecast_json(forecast: Forecast | None) -> dict[str, Any]:
+    """The forecast as JSON values, under ``outlook`` and ``what_if``; null if there is none."""
+    start, cheapest = (None, None) if forecast is None else (forecast.start, forecast.change)
     return {
-        "outlook": expected
+        "outlook": start
         and {
-            "start_s": expected.start_s and expected.start_s._asdict(),
-            "unknown": [{"dag_id": dag_id, "task_id": task_id} for dag_id, task_id in expected.unknown],
-            "beyond_s": expected.beyond_s,
+            "start_s": start.start_s and start.start_s._asdict(),
+            "unknown": [{"dag_id": dag_id, "task_id": task_id} for dag_id, task_id in start.unknown],
+            "beyond_s": start.beyond_s,
         },
-        "what_if": answer
+        "what_if": cheapest
         and {
-            "words": answer.change.description,
-            "arguments": request_text(answer.change.request),
-            "request": answer.change.request.model_dump(mode="json"),
-            "cost": round(answer.change.cost, 6),
-            "worker_id": answer.place.worker_id,
-            "device_ids": [claim.device_id for claim in answer.place.claims],
+            "words": cheapest.change.description,
+            "arguments": request_text(cheapest.change.request),
+            "request": cheapest.change.request.model_dump(mode="json"),
+            "cost": round(cheapest.change.cost, 6),
+            "worker_id": cheapest.place.worker_id,
+            "device_ids": [claim.device_id for claim in cheapest.place.claims],
         },
     }
 
@@ -105,10 +110,10 @@ def _span(seconds: float, now: datetime) -> str:
 
 
 def _tasks(names: tuple[TaskName, ...]) -> str:
-    """Some names, and how many more.
+    """The first names, and the number of the others.
 
     >>> _tasks((("dag", "a"), ("dag", "b"), ("dag", "c"), ("dag", "d")))
     'dag.a, dag.b, dag.c and 1 more'
     """
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(".".join(name) for name in names[:_NAMED]) + more
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(".".join(name) for name in names[:_MAX_NAMES]) + more

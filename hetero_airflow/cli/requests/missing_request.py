@@ -1,8 +1,9 @@
-"""Why there is nothing to explain: which task instances Airflow has, for one that the store does not know."""
+"""Why ``airflow hetero explain`` finds no request: what Airflow knows of the DAG, the run and the task."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 from airflow.models.dagrun import DagRun
 from airflow.models.taskinstance import TaskInstance
@@ -16,21 +17,20 @@ MAX_NAMES = 5
 
 
 def missing_request_error(dag_id: str, run_id: str, task_id: str, map_index: int) -> HeteroError:
-    """The error for a task instance without a request, with what Airflow knows of it.
+    """The error for a task instance that has no request in the store.
 
-    :raises StoreUnavailable: Airflow's own tables can't be read
+    :raises StoreUnavailable: Airflow's tables can't be read
     """
     instance = f"[{map_index}]" if map_index >= 0 else ""
     asked = f"the device request of {dag_id}.{task_id}{instance} in run {run_id}"
     try:
-        found, remedy = _look(dag_id, run_id, task_id, map_index)
+        found, remedy = _read_cause(dag_id, run_id, task_id, map_index)
     except SQLAlchemyError as error:
         raise StoreUnavailable(asked, found=type(error).__name__, remedy="Run `airflow db migrate`") from error
     return HeteroError(asked, found=found, remedy=remedy)
 
 
-def _look(dag_id: str, run_id: str, task_id: str, map_index: int) -> tuple[str, str]:
-    """What was found, and what to do."""
+def _read_cause(dag_id: str, run_id: str, task_id: str, map_index: int) -> tuple[str, str]:
     with create_session(scoped=False) as session:
         of_dag = select(DagRun.run_id).where(DagRun.dag_id == dag_id)
         runs = list(session.scalars(of_dag.order_by(DagRun.id.desc()).limit(MAX_NAMES + 1)))
@@ -56,12 +56,12 @@ def missing_request_cause(
     """What was found, and what to do. Pure.
 
     :param runs: the newest runs of the DAG
-    :param has_run: whether the run in question is there, maybe older than those
-    :param tasks: of that run
+    :param has_run: whether the requested run exists; it can be older than those
+    :param tasks: the tasks of that run
     :param states: map index → state of the task's instances in that run
     """
     if not runs:
-        return f"no run of a DAG {dag_id}", "`airflow dags list` names the DAGs"
+        return f"no run of a DAG {dag_id}", "`airflow dags list` shows the DAGs"
     if not has_run:
         return "no such run", f"Its newest runs are {_some(runs)}"
     if not states:
@@ -71,13 +71,13 @@ def missing_request_cause(
             return "a task that is not mapped", "Leave --map-index out"
         return "no such instance of a mapped task", f"Give --map-index {_some(map(str, states), ' or ')}"
     if states[map_index] in (None, "scheduled"):
-        return "that it has not been queued yet", "Ask again when it is: a task asks for its devices then"
+        return "a task that is not queued yet", "Try again when it is queued: it requests its devices then"
     return (
-        f"no request of it; it is {states[map_index]}",
-        "It asks for no device, was not sent to HeteroExecutor, or its history was pruned",
+        f"no request; the task instance is {states[map_index]}",
+        "It requests no device, it does not run with HeteroExecutor, or its history was pruned",
     )
 
 
-def _some(names: Iterable[str], joint: str = ", ") -> str:
-    listed = list(names)
-    return joint.join(listed[:MAX_NAMES]) + (f"{joint}…" if len(listed) > MAX_NAMES else "")
+def _some(names: Iterable[str], separator: str = ", ") -> str:
+    first = list(islice(names, MAX_NAMES + 1))
+    return separator.join([*first[:MAX_NAMES], *(["…"] if len(first) > MAX_NAMES else [])])

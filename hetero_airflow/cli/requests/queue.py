@@ -1,17 +1,20 @@
-"""``airflow hetero queue``: who waits for devices, and who holds them. Pure."""
+"""``airflow hetero queue``: the requests that wait for devices, and the leases of those that have some."""
 
 from __future__ import annotations
 
 import shlex
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import RenderableType
 
+from hetero_airflow.cli.action import action, database
 from hetero_airflow.cli.device_text import lease_lines, request_lines, task_name, try_text
-from hetero_airflow.cli.output import age, cell, table
+from hetero_airflow.cli.live_snapshot import configured_policy, live_snapshot, placed_requests
+from hetero_airflow.cli.output import age, cell, show, show_json, table
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Decision, Place, Plan, Wait
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
@@ -21,15 +24,15 @@ _LEASE_STYLES = {LeaseState.ACTIVE: "green", LeaseState.EXPIRED: "red"}
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """A request that waits, with what the next cycle decides of it as things stand."""
+    """A request that waits, with the decision of the next cycle on the current snapshot."""
 
     pending: PendingRequest
     decision: Decision | None
-    """None if the policy passed it over."""
+    """None if the policy did not decide on it."""
 
     @property
     def position(self) -> int | None:
-        """In the queue, from 1; None for one that is about to leave it."""
+        """Its place in the queue, from 1; None if the next cycle places or refuses it."""
         return self.decision.position if isinstance(self.decision, Wait) else None
 
     @property
@@ -44,40 +47,63 @@ class QueueEntry:
         return f"can never run: {self.decision.nearest}"
 
 
+@action
+def queue(args: Namespace) -> None:
+    """Print the waiting requests and the leases."""
+    now = datetime.now(UTC)
+    snapshot = live_snapshot()
+    placed = placed_requests(database(), [lease.request_id for lease in snapshot.leases])
+    decide, _ = configured_policy()
+    entries = queue_entries(snapshot, decide(snapshot, now))
+    if args.json:
+        show_json(queue_json(entries, snapshot, placed))
+    else:
+        show(*queue_report(entries, snapshot, placed, now))
+
+
 def queue_entries(snapshot: Snapshot, plan: Plan) -> list[QueueEntry]:
-    """The waiting requests in the order of the queue; those that the plan leaves out come last."""
-    pending = {each.id: each for each in snapshot.pending}
-    queue = [QueueEntry(pending.pop(one.request_id), one) for one in plan.decisions if one.request_id in pending]
-    return [*queue, *(QueueEntry(each, None) for each in pending.values())]
+    """The waiting requests in the order of the queue; requests that the plan does not mention come last."""
+    pending = {request.id: request for request in snapshot.pending}
+    decided = [
+        QueueEntry(pending.pop(decision.request_id), decision)
+        for decision in plan.decisions
+        if decision.request_id in pending
+    ]
+    return [*decided, *(QueueEntry(request, None) for request in pending.values())]
 
 
 def queue_report(
-    queue: Sequence[QueueEntry], snapshot: Snapshot, placed: Mapping[str, PendingRequest], now: datetime
+    entries: Sequence[QueueEntry], snapshot: Snapshot, placed: Mapping[str, PendingRequest], now: datetime
 ) -> Iterator[RenderableType]:
-    """The waiting requests and the live leases, each as a table; `placed` are the requests of leases by id."""
-    yield cell(f"Waiting: {len(queue)}", style="bold")
-    if queue:
-        yield _waiting_table(queue, now)
-        yield cell(f"More about the first: {_explain_command(queue[0].pending)}")
+    """The waiting requests and the live leases, each as a table. Pure.
+
+    :param placed: the requests of the leases, by id
+    """
+    yield cell(f"Waiting: {len(entries)}", style="bold")
+    if entries:
+        yield _waiting_table(entries, now)
+        yield cell(f"More about the first: {_explain_command(entries[0].pending)}")
     yield cell("")
     yield cell(f"Leases: {len(snapshot.leases)}", style="bold")
     if snapshot.leases:
         yield _lease_table(snapshot, placed, now)
 
 
-def queue_json(queue: Sequence[QueueEntry], snapshot: Snapshot, placed: Mapping[str, PendingRequest]) -> dict[str, Any]:
+def queue_json(
+    entries: Sequence[QueueEntry], snapshot: Snapshot, placed: Mapping[str, PendingRequest]
+) -> dict[str, Any]:
     """The same as JSON values."""
     return {
         "waiting": [
             {
-                **task_json(each.pending),
-                "position": each.position,
-                "request": each.pending.request.model_dump(mode="json"),
-                "weight": each.pending.weight,
-                "submitted_at": each.pending.submitted_at.isoformat(),
-                "reason": each.reason,
+                **task_json(entry.pending),
+                "position": entry.position,
+                "request": entry.pending.request.model_dump(mode="json"),
+                "weight": entry.pending.weight,
+                "submitted_at": entry.pending.submitted_at.isoformat(),
+                "reason": entry.reason,
             }
-            for each in queue
+            for entry in entries
         ],
         "leases": [
             {
@@ -90,19 +116,19 @@ def queue_json(queue: Sequence[QueueEntry], snapshot: Snapshot, placed: Mapping[
 
 
 def task_json(pending: PendingRequest) -> dict[str, Any]:
-    """Which try of which task instance."""
+    """The names of a task instance, and the number of its try."""
     return {name: getattr(pending, name) for name in ("dag_id", "run_id", "task_id", "map_index", "try_number")}
 
 
-def _waiting_table(queue: Sequence[QueueEntry], now: datetime) -> RenderableType:
+def _waiting_table(entries: Sequence[QueueEntry], now: datetime) -> RenderableType:
     rows = [
         (
-            cell("-" if each.position is None else each.position),
-            cell(task_name(each.pending), try_text(each.pending)),
-            cell(age(each.pending.submitted_at, now), each.pending.request.priority),
-            cell(*request_lines(each.pending.request), each.reason),
+            cell("-" if entry.position is None else entry.position),
+            cell(task_name(entry.pending), try_text(entry.pending)),
+            cell(age(entry.pending.submitted_at, now), entry.pending.request.priority),
+            cell(*request_lines(entry.pending.request), entry.reason),
         )
-        for each in queue
+        for entry in entries
     ]
     return table(("#", "TASK", "WAITS", "ASKS FOR, AND WHY IT WAITS"), rows, whole=1)
 
@@ -125,9 +151,9 @@ def _lease_table(snapshot: Snapshot, placed: Mapping[str, PendingRequest], now: 
 
 
 def _explain_command(pending: PendingRequest) -> str:
-    words = ["airflow", "hetero", "explain", pending.dag_id, pending.run_id, pending.task_id]
-    words += ["--map-index", str(pending.map_index)] if pending.map_index >= 0 else []
-    return shlex.join(words)
+    command = ["airflow", "hetero", "explain", pending.dag_id, pending.run_id, pending.task_id]
+    command += ["--map-index", str(pending.map_index)] if pending.map_index >= 0 else []
+    return shlex.join(command)
 
 
 def _holder(lease: Lease, placed: Mapping[str, PendingRequest]) -> tuple[str, ...]:

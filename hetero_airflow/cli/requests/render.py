@@ -1,9 +1,10 @@
-"""What a device task would send to a Kubernetes cluster, as YAML or JSON for ``kubectl``."""
+"""``airflow hetero render``: what a device task would send to Kubernetes, as YAML or JSON for ``kubectl``."""
 
 from __future__ import annotations
 
 import json
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from datetime import UTC, datetime
@@ -17,6 +18,8 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, TaskNotFound
 from airflow.utils.cli import get_bagged_dag
 
+from hetero_airflow.cli.action import action
+from hetero_airflow.cli.output import console
 from hetero_airflow.contract.envelope import unpack_request
 from hetero_airflow.engines.kubernetes.options import cluster_options
 from hetero_airflow.engines.kubernetes.pods.pod_merge import complete_pod
@@ -26,41 +29,37 @@ from hetero_airflow.executor.airflow_db.templates import render_arguments, run_c
 from hetero_airflow.model.request import DeviceRequest
 
 
-def render_task(dag_id: str, task_id: str, map_index: int, *, dra: bool, output: str) -> str:
-    """The manifests of a task of an installation's DAG; parsing runs its file, as Airflow does.
-
-    :param output: yaml or json
-    :raises SettingsError: no such DAG or task, or one that asks for no device
-    :raises RequestError: a request that a pod can't ask for
-    """
-    with redirect_stdout(sys.stderr):  # what the file prints, and Airflow's log, is not ours to answer with
+@action
+def render(args: Namespace) -> None:
+    """Print the manifests of a task; parsing the DAG runs its file, as Airflow does."""
+    with redirect_stdout(sys.stderr):  # the output is only the manifests, not what the DAG file prints or Airflow logs
         try:
-            dag = get_bagged_dag(None, dag_id)
+            dag = get_bagged_dag(None, args.dag_id)
         except AirflowException as error:
             raise SettingsError(
-                f"the DAG {shorten(dag_id)}",
-                found="none of that id that can be parsed",
+                f"the DAG {shorten(args.dag_id)}",
+                found="no DAG with this id that can be parsed",
                 remedy="See `airflow dags list` and `airflow dags list-import-errors`",
             ) from error
-        found = manifests(dag, task_id, map_index, dra=dra, now=datetime.now(UTC))
-    return manifest_text(found, output)
+        documents = manifests(dag, args.task_id, args.map_index, dra=args.dra, now=datetime.now(UTC))
+    console().out(manifest_text(documents, args.output), end="")
 
 
 def manifests(dag: DAG, task_id: str, map_index: int, *, dra: bool, now: datetime) -> list[dict[str, Any]]:
-    """What would be sent for a task: the template of a claim, if it has one, then the pod.
+    """What would be sent for a task: the template of its claim, if it has one, then the pod.
 
-    A task of `DevicePodOperator` is its own pod. Of any other device task it is the pod that KubernetesExecutor runs
-    it in, but for the command, which the scheduler adds.
+    For a task of `DevicePodOperator` this is the operator's own pod. For any other device task it is the pod in which
+    KubernetesExecutor runs it, without the command, which the scheduler adds.
 
-    :raises SettingsError: no such task, or one that asks for no device
-    :raises RequestError: a request that a pod can't ask for
+    :raises SettingsError: no such task, or a task that requests no device
+    :raises RequestError: a request that a pod can't express
     """
     try:
         task: Any = dag.get_task(task_id)
     except TaskNotFound as error:
-        near = ", ".join(sorted(dag.task_ids)[:10])
+        known = ", ".join(sorted(dag.task_ids)[:10])
         raise SettingsError(
-            f"the task {shorten(task_id)}", found=f"the tasks {near}", remedy="Name one of them"
+            f"the task {shorten(task_id)}", found=f"the tasks {known}", remedy="Name one of them"
         ) from error
     if task.is_mapped and map_index < 0:
         raise SettingsError(
@@ -69,17 +68,19 @@ def manifests(dag: DAG, task_id: str, map_index: int, *, dra: bool, now: datetim
     context = run_context(dag.dag_id, "rendered", now, now, dag.params.dump(), {})
     if hasattr(getattr(task, "operator_class", task), "manifests"):
         return _operator_pod(task, map_index, context, dra)
-    asked = unpack_request(task.executor_config, map_index)
-    if asked is None:
+    packed = unpack_request(task.executor_config, map_index)
+    if packed is None:
         raise SettingsError(
-            f"the task {shorten(task_id)}", found="no device request", remedy="Render a task that asks for devices"
+            f"the task {shorten(task_id)}", found="no device request", remedy="Name a task that requests devices"
         )
-    request = asked if isinstance(asked, DeviceRequest) else render_arguments(asked, context)
+    request = packed if isinstance(packed, DeviceRequest) else render_arguments(packed, context)
     return _executor_pod(task, dag.dag_id, map_index, request, dra)
 
 
-def manifest_text(found: Sequence[Mapping[str, Any]], output: str) -> str:
-    """The manifests as one text that ``kubectl apply -f -`` reads; in ASCII, so that no name can harm a terminal.
+def manifest_text(documents: Sequence[Mapping[str, Any]], output: str) -> str:
+    """The manifests as one text that ``kubectl apply -f -`` reads. It is ASCII, so that no name can harm a terminal.
+
+    :param output: yaml or json
 
     >>> print(manifest_text([{"kind": "Pod", "metadata": {"name": "a\\x1b"}}], "yaml"), end="")
     kind: Pod
@@ -87,9 +88,10 @@ def manifest_text(found: Sequence[Mapping[str, Any]], output: str) -> str:
       name: "a\\e"
     """
     if output == "yaml":
-        text: str = yaml.safe_dump_all(found, sort_keys=False, width=10_000)
+        text: str = yaml.safe_dump_all(documents, sort_keys=False, width=10_000)
         return text
-    value = found[0] if len(found) == 1 else {"apiVersion": "v1", "kind": "List", "items": list(found)}
+    items = list(documents)
+    value = items[0] if len(items) == 1 else {"apiVersion": "v1", "kind": "List", "items": items}
     return json.dumps(value, indent=2) + "\n"
 
 
@@ -99,14 +101,14 @@ def _operator_pod(task: Any, map_index: int, context: Mapping[str, Any], dra: bo
             instance = {**context, "ti": SimpleNamespace(map_index=map_index)}
             task = task.unmap(task._expand_mapped_kwargs(instance)[0])
         task.render_template_fields(context)
-    except Exception as error:  # a template, or what it is expanded over, may raise anything
+    except Exception as error:  # a template, or the list that a mapped task expands over, may raise anything
         raise SettingsError(
             f"the task {shorten(task.task_id)}",
-            found=f"what is known only at run time: {shorten(str(error), 300)}",
-            remedy="Render a task whose templates use params, dag_run, run_id, ds or logical_date",
+            found=f"a value that is known only at run time: {shorten(str(error), 300)}",
+            remedy="Name a task whose templates use only params, dag_run, run_id, ds or logical_date",
         ) from error
-    made: list[dict[str, Any]] = task.manifests(dra=dra)
-    return made
+    documents: list[dict[str, Any]] = task.manifests(dra=dra)
+    return documents
 
 
 def _executor_pod(task: Any, dag_id: str, map_index: int, request: DeviceRequest, dra: bool) -> list[dict[str, Any]]:
@@ -141,5 +143,5 @@ def _executor_pod(task: Any, dag_id: str, map_index: int, request: DeviceRequest
     )
     namespace = pod.metadata.namespace
     parts = claim_parts(request, options, namespace=namespace) if dra else pod_parts(request, options)
-    made = complete_pod(PodGenerator.serialize_pod(pod), parts)
-    return [*([parts.claim] if parts.claim is not None else []), made]
+    complete = complete_pod(PodGenerator.serialize_pod(pod), parts)
+    return [complete] if parts.claim is None else [parts.claim, complete]

@@ -1,4 +1,4 @@
-"""A request as the arguments that one writes in a DAG file. Pure."""
+"""A request as arguments to write in a DAG file. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONDITIONS = ("runtime", "driver", "labels", "topology")
 
 
 def request_text(request: DeviceRequest) -> str:
-    """Arguments of ``@task.device`` and the operators that `DeviceRequest.parse` makes an equal request of.
+    """Arguments of ``@task.device`` and the operators; `DeviceRequest.parse` makes an equal request from them.
 
     >>> request = DeviceRequest.parse(["a100:2", "t4"], quota={"cpus": 4}, priority="high")
     >>> request_text(request)
@@ -29,21 +29,21 @@ def request_text(request: DeviceRequest) -> str:
         rest["priority"] = str(request.priority)
     if request.wait_timeout_s is not None:
         rest["wait_timeout"] = request.wait_timeout_s
-    for arguments in (_shared(request), _apart(request)):
-        if _is_made_of(request, arguments | rest):
+    for arguments in (_common_arguments(request), _separate_arguments(request)):
+        if _is_equal(request, arguments | rest):
             return ", ".join(f"{name}={_literal(value)}" for name, value in (arguments | rest).items())
     return f"device=DeviceRequest.model_validate({_literal(request.model_dump(mode='json', exclude_defaults=True))})"
 
 
-def _is_made_of(request: DeviceRequest, arguments: Mapping[str, Any]) -> bool:
+def _is_equal(request: DeviceRequest, arguments: Mapping[str, Any]) -> bool:
     try:
         return DeviceRequest.parse(**arguments) == request
     except RequestError:
         return False
 
 
-def _shared(request: DeviceRequest) -> dict[str, object]:
-    """With what all alternatives say beside the device said once."""
+def _common_arguments(request: DeviceRequest) -> dict[str, object]:
+    """The arguments if all alternatives differ only in the device."""
     devices = [_device(alternative) for alternative in request.alternatives]
     extras = _extras(request.alternatives[0])
     quota = {name: extras[name] for name in _QUOTA if name in extras}
@@ -51,25 +51,25 @@ def _shared(request: DeviceRequest) -> dict[str, object]:
     return {"device": _joined(devices, request.is_ordered)} | ({"quota": quota} if quota else {}) | conditions
 
 
-def _apart(request: DeviceRequest) -> dict[str, object]:
-    """With each alternative for itself."""
-    words: list[object] = []
+def _separate_arguments(request: DeviceRequest) -> dict[str, object]:
+    """The arguments with all fields of each alternative."""
+    alternatives: list[object] = []
     for alternative in request.alternatives:
         device, extras = _device(alternative), _extras(alternative)
-        own = device if isinstance(device, dict) else {"device": device}
-        words.append({**own, **extras} if extras else device)
-    return {"device": _joined(words, request.is_ordered)}
+        fields = device if isinstance(device, dict) else {"device": device}
+        alternatives.append({**fields, **extras} if extras else device)
+    return {"device": _joined(alternatives, request.is_ordered)}
 
 
-def _joined(words: list[object], is_ordered: bool) -> object:
-    """One word, a list in order of preference, or a set; None where a set can't hold them."""
+def _joined(alternatives: list[object], is_ordered: bool) -> object:
+    """One alternative, a list in order of preference, or a set; None if a set can't contain them."""
     if is_ordered:
-        return words if len(words) > 1 else words[0]
-    return frozenset(words) if all(isinstance(word, str) for word in words) else None
+        return alternatives if len(alternatives) > 1 else alternatives[0]
+    return frozenset(alternatives) if all(isinstance(item, str) for item in alternatives) else None
 
 
 def _device(alternative: Alternative) -> object:
-    """The device text, where it says all; else the fields."""
+    """The device text if it is complete; else the fields."""
     fields = alternative.model_dump(exclude_defaults=True, exclude={*_QUOTA, *_CONDITIONS})
     quantity = f":{alternative.share!r}" if alternative.share is not None else f":{alternative.count}"
     text = alternative.device_text + ("" if quantity == ":1" else quantity)
@@ -87,7 +87,7 @@ def _extras(alternative: Alternative) -> dict[str, object]:
 
 
 def _literal(value: object) -> str:
-    """Python source of a value, with texts in double quotes."""
+    """Python source of a value, with strings in double quotes."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):

@@ -18,12 +18,12 @@ from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.settings import SECTION, default
 
 _MIN_HEARTBEATS = 3
-"""Heartbeats that fit into the timeout, at least: Airflow's own `max_failed_heartbeats`."""
+"""The least number of heartbeats in the timeout; it is Airflow's `max_failed_heartbeats`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at: what was found, and where it is not well, what to do and what it costs to leave."""
+    """The result of one check; if it failed, what to do and what happens otherwise."""
 
     subject: str
     found: str
@@ -31,8 +31,8 @@ class Finding:
     cost: str = ""
 
     @property
-    def is_well(self) -> bool:
-        """Whether nothing is to be done."""
+    def is_ok(self) -> bool:
+        """Whether there is nothing to do."""
         return not self.remedy
 
 
@@ -41,14 +41,14 @@ def check_settings(settings: Iterable[Setting]) -> Iterator[Finding]:
     for setting in settings:
         subject = f"[{setting.recommendation.section}] {setting.recommendation.option}"
         found = setting.current or "not set"
-        if setting.is_well:
+        if setting.is_ok:
             yield Finding(subject, found)
         else:
             yield Finding(subject, found, f"Set it to {setting.wanted}", setting.recommendation.cost)
 
 
 def check_heartbeats(read: ReadOption) -> Iterator[Finding]:
-    """A finding where the heartbeat timeout is too short for the interval; none where it is not."""
+    """A finding if the heartbeat timeout is too short for the interval; else none."""
     interval, timeout = read("workers", "min_heartbeat_interval"), read("scheduler", "task_instance_heartbeat_timeout")
     try:
         shortest_s = _MIN_HEARTBEATS * float(interval or "")
@@ -58,14 +58,14 @@ def check_heartbeats(read: ReadOption) -> Iterator[Finding]:
     if is_short:
         yield Finding(
             "heartbeats in [scheduler] task_instance_heartbeat_timeout",
-            f"one each {interval} s in {timeout} s",
+            f"one heartbeat each {interval} s, with a timeout of {timeout} s",
             f"Set the timeout to {shortest_s:g} or more",
-            "tasks that are alive are declared dead, and run again",
+            "Airflow takes running tasks for dead and runs them again",
         )
 
 
 def check_checkpoints(engine: str, url: str) -> Iterator[Finding]:
-    """A finding on where checkpoints go, for engines that may run a task on another host the next time."""
+    """A finding on the place of checkpoints, for engines that can run the next try on another host."""
     if engine == default("engine"):
         return
     subject = f"[{SECTION}] checkpoint_url"
@@ -79,48 +79,47 @@ def check_checkpoints(engine: str, url: str) -> Iterator[Finding]:
                 subject,
                 "not set: the folder checkpoints in AIRFLOW_HOME of each host",
                 "Set it to s3://bucket/prefix or file:///shared/folder, on every host",
-                "a task that goes on on another host starts at step 0, and only a higher class may preempt it",
+                "a task that continues on another host starts at step 0, and only a higher priority can preempt it",
             )
         else:
-            yield Finding(subject, f"{url}, which all hosts must share" if scheme == "file" else url)
+            yield Finding(subject, f"{url}; all hosts must share this folder" if scheme == "file" else url)
 
 
 def check_driver(url: URL) -> Finding:
-    """Whether the database and its driver are ones that the store works with; the URL's secrets stay out."""
+    """Whether the store supports the database and its driver; the finding has no secret of the URL."""
     subject = "[database] sql_alchemy_conn"
     if url.get_backend_name() == "sqlite":
-        return Finding(subject, "SQLite, which serves one scheduler only")
+        return Finding(subject, "SQLite, which supports only one scheduler")
     if url.get_backend_name() != "postgresql":
         remedy = "Use postgresql+psycopg2:// or SQLite"
-        return Finding(subject, url.drivername, remedy, "leases are only known to be exclusive on these two")
+        return Finding(subject, url.drivername, remedy, "leases are tested to be exclusive on these two only")
     if "+" not in url.drivername:
         return Finding(
             subject,
             f"{url.drivername}://",
             "Write postgresql+psycopg2://",
-            "SQLAlchemy 2.1 takes it for psycopg 3, other versions for psycopg2",
+            "SQLAlchemy 2.1 reads it as psycopg 3, other versions as psycopg2",
         )
     return Finding(subject, url.drivername)
 
 
 def check_pool(name: str, slots: int | None) -> Finding:
-    """Whether the pool of device tasks exists; `slots` is None where it does not, -1 where it has no limit."""
+    """Whether the pool of device tasks exists and has slots.
+
+    :param slots: None if there is no such pool, -1 for no limit
+    """
     subject = f"pool {name}"
+    cost = "Airflow queues no device task"
     if slots is None:
-        return Finding(
-            subject,
-            "no such pool",
-            "Start the scheduler once with HeteroExecutor, which creates it",
-            "Airflow queues no device task at all",
-        )
+        return Finding(subject, "no such pool", "Start the scheduler once with HeteroExecutor, which creates it", cost)
     if slots == 0:
-        return Finding(subject, "0 slots", "Set its slots to -1, no limit", "Airflow queues no device task at all")
-    limited = f"{slots} slots: no more device tasks than that wait or run at a time"
+        return Finding(subject, "0 slots", "Set its slots to -1, no limit", cost)
+    limited = f"{slots} slots: at most so many device tasks wait or run at a time"
     return Finding(subject, "no limit" if slots < 0 else limited)
 
 
 def check_parallelism(value: str | None, snapshot: Snapshot | None) -> Finding:
-    """Whether each accelerator that the store knows could be in use at the same time."""
+    """Whether all known accelerators can be in use at the same time."""
     subject = "[core] parallelism"
     try:
         parallelism = int(value or "")
@@ -140,19 +139,19 @@ def check_parallelism(value: str | None, snapshot: Snapshot | None) -> Finding:
             subject,
             found,
             f"Set it to {accelerators} or more",
-            f"only {count(parallelism, 'task')} can run at a time, and devices stay idle",
+            f"only {count(parallelism, 'task')} can run at a time, and other devices stay idle",
         )
     return Finding(subject, found)
 
 
 def check_report(findings: Sequence[Finding]) -> Iterator[RenderableType]:
-    """A line for each finding; below those that are to be done, what to do and what it costs to leave it."""
+    """A line for each finding; below each failed check, what to do and what happens otherwise."""
     for finding in findings:
-        mark = cell("ok     ", style="green") if finding.is_well else cell("to do  ", style="bold red")
+        mark = cell("ok     ", style="green") if finding.is_ok else cell("to do  ", style="bold red")
         yield mark + cell(f"{finding.subject}: {finding.found}")
-        if not finding.is_well:
+        if not finding.is_ok:
             yield cell(f"       {finding.remedy}.")
         if finding.cost:
             yield cell(f"       Without it, {finding.cost}.")
-    lacking = sum(not finding.is_well for finding in findings)
+    lacking = sum(not finding.is_ok for finding in findings)
     yield cell("All is well." if not lacking else f"To do: {lacking} of {len(findings)}.", style="bold")

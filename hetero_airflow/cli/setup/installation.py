@@ -1,4 +1,4 @@
-"""Reads what `installation_check` judges: Airflow's live configuration and its database."""
+"""Reads what `checks` needs: Airflow's live configuration and its database."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from hetero_airflow.store.sql.store import SqlStore
 
 
 def read_option(section: str, option: str) -> str | None:
-    """An option as the installation has it, from its file, the environment or Airflow's defaults."""
+    """The value of an option in the file, the environment or Airflow's defaults; None if it has none."""
     value: Any = conf.get(section, option, fallback=None)
     return None if value is None else str(value)
 
 
 def configured(name: str) -> str:
-    """An option of the section [hetero], which need not be valid."""
+    """The value of an option of the section [hetero], which can be invalid."""
     return str(read_option(SECTION, name) or "").strip() or default(name)
 
 
 def check_installation(engine: Engine) -> list[Finding]:
-    """All findings on this installation, in the order in which one would set it up."""
+    """All findings on this installation, in the order of setting it up."""
     return list(_findings(engine))
 
 
@@ -58,7 +58,7 @@ def _findings(engine: Engine) -> Iterator[Finding]:
         snapshot = SqlStore(engine).snapshot()
         yield Finding("tables hetero_*", "migrated")
     except StoreError as error:
-        yield Finding("tables hetero_*", error.found, error.remedy, "the scheduler can place no task")
+        yield Finding("tables hetero_*", error.found, error.remedy, "the scheduler cannot place tasks")
     yield _check_pool(engine, configured("pool"))
     yield check_parallelism(read_option("core", "parallelism"), snapshot)
 
@@ -70,4 +70,4 @@ def _check_pool(engine: Engine, name: str) -> Finding:
         with engine.connect() as connection:
             return check_pool(name, connection.scalar(select(Pool.slots).where(Pool.pool == name)))
     except SQLAlchemyError as error:
-        return Finding(f"pool {name}", f"no answer: {type(error).__name__}", "See to the tables first")
+        return Finding(f"pool {name}", f"no answer: {type(error).__name__}", "Fix the tables first")

@@ -1,4 +1,4 @@
-"""The recommended settings beside an installation's own: what is good enough, and what to set. Pure."""
+"""The recommended settings compared with those of an installation. Pure."""
 
 from __future__ import annotations
 
@@ -11,41 +11,44 @@ from hetero_airflow.contract.selection import COORDINATOR_CLASSPATHS, COORDINATO
 from hetero_airflow.executor.recommended_settings import Recommendation, recommendations
 
 ReadOption = Callable[[str, str], str | None]
-"""(section, option) → the text that the installation has, None for none."""
+"""(section, option) → the installation's value, or None."""
 
 _REPLACEABLE = frozenset({"", "LocalExecutor"})
-"""Executors that HeteroExecutor does the work of; others stay first in the list, as the default."""
-
+"""Executors that HeteroExecutor replaces. Any other stays first in the list, as the default."""
 
 _AT_LEAST = frozenset({"execution_api_retries", "worker_pods_creation_batch_size", "task_queued_timeout"})
-"""Numbers of which more is as good; of all others less is."""
+"""Options for which a larger value is as good. For all other numbers a smaller one is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A recommendation, what the installation has, and what it should have: its own value where that is as good."""
+    """A recommendation with the installation's value, and the value to set, which is the same if that is as good."""
 
     recommendation: Recommendation
     current: str | None
     wanted: str
 
     @property
-    def is_well(self) -> bool:
-        """Whether nothing is to be done."""
+    def is_ok(self) -> bool:
+        """Whether there is nothing to do."""
         return self.current == self.wanted
 
 
 def recommended_settings(queue: str, read: ReadOption, engine: str = "local") -> tuple[Setting, ...]:
-    """Each recommended setting. What the installation has of its own beside it, such as other coordinators, stays."""
+    """Each recommended setting. Additions of the installation, such as other coordinators, stay in the value."""
     coordinated = uses_our_coordinator(queue, read)
     return tuple(
-        Setting(each, current := read(each.section, each.option), _wanted(each, current, coordinated))
-        for each in recommendations(queue, engine)
+        Setting(
+            recommendation,
+            current := read(recommendation.section, recommendation.option),
+            _wanted(recommendation, current, coordinated),
+        )
+        for recommendation in recommendations(queue, engine)
     )
 
 
 def uses_our_coordinator(queue: str, read: ReadOption) -> bool:
-    """Whether tasks of the queue go through our coordinator, whatever its name is here."""
+    """Whether tasks of the queue go through our coordinator, under any name."""
     coordinators = _json_object(read("sdk", "coordinators"))
     queues = _json_object(read("sdk", "queue_to_coordinator"))
     entry = (coordinators or {}).get(str((queues or {}).get(queue)))
@@ -57,9 +60,10 @@ def _wanted(recommendation: Recommendation, current: str | None, coordinated: bo
     if recommendation.section == "sdk":
         if coordinated and current is not None:
             return current
-        own = _json_object(current) or {}
-        merged = {**json.loads(value), **own} if _has_our_coordinator(own) else {**own, **json.loads(value)}
-        return str(current) if merged == own else json.dumps(merged)
+        existing = _json_object(current) or {}
+        ours = json.loads(value)
+        merged = {**ours, **existing} if _has_our_coordinator(existing) else {**existing, **ours}
+        return str(current) if merged == existing else json.dumps(merged)
     if recommendation.option == "executor":
         if hetero_executor_name(current or "") is not None:
             return str(current)
@@ -67,7 +71,7 @@ def _wanted(recommendation: Recommendation, current: str | None, coordinated: bo
     number = _number(current)
     if recommendation.option in _AT_LEAST:
         return str(current) if number >= float(value) else value
-    # All others are intervals, of which shorter is as good, or -1 for no limit.
+    # All others are intervals, where a shorter one is as good, or -1 for no limit.
     return str(current) if 0 < number <= float(value) else value
 
 
@@ -77,7 +81,7 @@ def _has_our_coordinator(coordinators: Mapping[str, Any]) -> bool:
 
 
 def _number(text: str | None) -> float:
-    """0 where the text is none."""
+    """The number, or 0 if the text is not a number."""
     try:
         return float(text or "")
     except ValueError:
@@ -85,7 +89,7 @@ def _number(text: str | None) -> float:
 
 
 def _json_object(text: str | None) -> dict[str, Any] | None:
-    """The object, or None where the text is none."""
+    """The JSON object, or None if the text is not one."""
     try:
         value = json.loads(text or "{}")
     except ValueError:

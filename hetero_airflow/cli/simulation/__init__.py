@@ -1,1 +1,1 @@
-"""Simulation."""
+"""Commands that answer "what if": plan, simulate, snapshot. They change nothing."""

@@ -1,4 +1,4 @@
-"""The tasks of a DAG file, as a run of it would bring them."""
+"""The tasks that a run of a DAG file would have."""
 
 from __future__ import annotations
 
@@ -24,39 +24,40 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.simulator.planned_tasks import PlannedTask
 
 _RUN = "planned"
-"""Id of the run that is rehearsed."""
+"""Id of the rehearsed run."""
 
 
 def read_dag(path: Path, dag_id: str | None) -> DAG:
     """The DAG of a file; parsing runs the file, as Airflow does.
 
-    :raises SettingsError: no such file, an import error, no DAG in it, or several where none was named
+    :raises SettingsError: no such file, an import error, no DAG in it, or several DAGs and no id
     """
     asked = f"plan {shorten(str(path))}"
     if not path.is_file():
         raise SettingsError(asked, found="no such file", remedy="Give the path of a DAG file")
-    with redirect_stdout(sys.stderr):  # what the file prints, and Airflow's log, is not ours to answer with
+    with redirect_stdout(sys.stderr):  # the output is only the plan, not what the DAG file prints or Airflow logs
         bag = DagBag(path, safe_mode=False)
     if bag.import_errors:
         error = next(iter(bag.import_errors.values())).strip().splitlines()[-1]
-        raise SettingsError(asked, found=f"an import error: {shorten(error, 300)}", remedy="Mend the file")
+        raise SettingsError(asked, found=f"an import error: {shorten(error, 300)}", remedy="Fix the file")
     dags = bag.dags
     if dag_id is None and len(dags) == 1:
         return next(iter(dags.values()))
     if dag_id in dags:
         return dags[dag_id]
-    there = ", ".join(sorted(dags)) or "no DAG"
-    raise SettingsError(asked, found=there, remedy="Name one of them: --dag-id NAME" if dags else "Define one in it")
+    remedy = "Name one of them: --dag-id NAME" if dags else "Define one in it"
+    raise SettingsError(asked, found=", ".join(sorted(dags)) or "no DAG", remedy=remedy)
 
 
 def planned_tasks(
     dag: DAG, at: datetime, conf: Mapping[str, Any], durations: Mapping[TaskName, Interval]
 ) -> Iterator[PlannedTask]:
-    """The task instances of a run that is triggered at that time; a mapped task's over a literal list are all there.
+    """The task instances of a run that is triggered at this time.
 
-    A mapped task whose list is known only at run time counts as one instance, or as one gang.
+    A mapped task over a literal list has all its instances. One whose list is known only at run time counts as one
+    instance, or as one gang.
 
-    :param durations: of tasks that need no device
+    :param durations: the durations of tasks that need no device
     :raises RequestError: a device request whose template can't be rendered
     """
     context = run_context(dag.dag_id, _RUN, at, at, dag.params.dump(), conf)
@@ -85,8 +86,8 @@ def planned_tasks(
 
 
 def _request(config: object, map_index: int, context: Mapping[str, Any]) -> DeviceRequest | None:
-    asked = unpack_request(config, map_index)
-    return asked if asked is None or isinstance(asked, DeviceRequest) else render_arguments(asked, context)
+    packed = unpack_request(config, map_index)
+    return packed if packed is None or isinstance(packed, DeviceRequest) else render_arguments(packed, context)
 
 
 def _gang(config: Mapping[str, Any] | None) -> GangSize:
@@ -94,7 +95,7 @@ def _gang(config: Mapping[str, Any] | None) -> GangSize:
 
 
 def _ids(task_id: str, counts: Mapping[str, int | None], gang: GangSize) -> list[str]:
-    """Of the instances that are planned: where it is not known how many there are, the fewest that run."""
+    """The ids of the planned instances; if their number is unknown, as few as can run."""
     if task_id not in counts:
         return [task_id]
     count = counts[task_id]
@@ -102,19 +103,19 @@ def _ids(task_id: str, counts: Mapping[str, int | None], gang: GangSize) -> list
 
 
 def _mapped_counts(dag: SerializedDAG) -> dict[str, int | None]:
-    """Task id → number of instances, of the mapped tasks; None where only the run tells."""
+    """Task id → number of instances, for mapped tasks; None if it is known only at run time."""
     counts: dict[str, int | None] = {}
     for task in dag.tasks:
         if not task.is_mapped and not any(True for _ in task.iter_mapped_task_groups()):
             continue
         try:
             counts[task.task_id] = int(task.get_parse_time_mapped_ti_count())
-        except Exception:  # noqa: BLE001  Airflow has several errors for a length that is not known yet
+        except Exception:  # noqa: BLE001  Airflow raises several types for an unknown length
             counts[task.task_id] = None
     return counts
 
 
 def _total_weight(task: Any) -> int:
-    """Airflow's priority weight of the task's instances, by its weight rule, which looks at their task alone."""
+    """Airflow's priority weight of a task's instances; the weight rule looks at the task only."""
     instance: Any = SimpleNamespace(task=task)
     return int(task.weight_rule.get_weight(instance))

@@ -1,4 +1,4 @@
-"""What was asked of ``airflow hetero plan``: the tasks of a DAG file, and the world to rehearse them in."""
+"""The arguments of ``airflow hetero plan``: the tasks of a DAG file, and the snapshot to rehearse them on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from hetero_airflow.cli.simulation.dag_file import planned_tasks, read_dag
-from hetero_airflow.cli.simulation.task_durations import plain_durations
+from hetero_airflow.cli.simulation.task_history import plain_durations
 from hetero_airflow.errors import SettingsError, StoreError, shorten
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies import load_policy
@@ -31,7 +31,7 @@ class PlanArguments:
     tasks: Sequence[PlannedTask]
     snapshot: Snapshot
     source: str
-    """Where the snapshot is from, in words."""
+    """The origin of the snapshot, as a text."""
     taken_at: datetime
     starts_in_s: float
     assumed_s: float
@@ -39,7 +39,7 @@ class PlanArguments:
     policy: str
 
     def rehearse(self) -> Rehearsal:
-        """What would become of the tasks."""
+        """The course of the tasks under the policy."""
         return rehearse(
             self.snapshot,
             self.tasks,
@@ -54,12 +54,12 @@ class PlanArguments:
 def read_plan_arguments(
     args: Namespace, policy: str, now: datetime, live: Callable[[], Snapshot], database: Callable[[], Engine]
 ) -> PlanArguments:
-    """What to rehearse.
+    """Read the arguments, the DAG file and the snapshot.
 
-    With a saved snapshot, plain tasks' durations come from this installation's database only if there is one.
+    With a saved snapshot, a database is optional; without one, the durations of plain tasks are unknown.
 
-    :param policy: the configured one, where none was asked for
-    :raises HeteroError: an argument that can't be read, or a DAG file that has no such DAG
+    :param policy: the configured policy, used if the arguments name none
+    :raises HeteroError: an argument that can't be read, or a DAG file without the requested DAG
     """
     dag = read_dag(Path(args.dag_file), args.dag_id)
     if args.snapshot is None:
@@ -104,7 +104,7 @@ def _read_time(text: str) -> datetime:
     except ValueError as error:
         raise SettingsError(
             f"--at {shorten(text)}",
-            found="no time",
+            found="a text that is not a time",
             remedy="Write it as 2026-01-31T18:00 (UTC) or 2026-01-31T18:00+02:00",
         ) from error
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time
@@ -117,6 +117,8 @@ def _read_conf(text: str | None) -> Mapping[str, Any]:
         conf = None
     if not isinstance(conf, dict):
         raise SettingsError(
-            f"--conf {shorten(text)}", found="no JSON object", remedy='Write it as \'{"model": "large"}\''
+            f"--conf {shorten(text)}",
+            found="a text that is not a JSON object",
+            remedy='Write it as \'{"model": "large"}\'',
         )
     return conf

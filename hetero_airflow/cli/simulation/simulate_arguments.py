@@ -1,4 +1,4 @@
-"""What was asked of ``airflow hetero simulate``, as an experiment. Pure but for the files that it names."""
+"""The arguments of ``airflow hetero simulate``, read into an experiment. It reads the named files and nothing else."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from hetero_airflow.simulator.workload import Workload
 from hetero_airflow.units import parse_duration_s
 
 LoadHistory = Callable[[float, Collection[str]], Workload]
-"""Days, device classes → what ran in them, with speeds on those classes."""
+"""(days, device classes) → the workload of those days, with its speeds on those classes."""
 
-_MOST_DAYS = 36_500
+_MAX_DAYS = 36_500
 
 _RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9})")
 
@@ -30,12 +30,12 @@ _RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9})")
 def read_experiment(
     args: Namespace, policy: str, history: LoadHistory, known: Callable[[], tuple[Worker, ...]]
 ) -> tuple[Experiment, MeasuredWindow]:
-    """The experiment, and the jobs that its figures are of.
+    """The experiment, and the window of jobs that its figures cover.
 
-    :param policy: the configured one, where none was asked for
-    :param history: what ran in this installation, asked where no trace is named
-    :param known: the installation's workers, asked where neither a cluster nor a trace says any
-    :raises HeteroError: an argument that can't be read, a trace that is not there
+    :param policy: the configured policy, used if the arguments name none
+    :param history: gives this installation's history, used if no trace is named
+    :param known: gives this installation's workers, used if neither the arguments nor the trace name a cluster
+    :raises HeteroError: an argument that can't be read, or a trace that does not exist
     """
     trace = None if args.trace is None else load_trace(args.trace, _folder(args.traces))
     workers = parse_cluster(args.cluster) if args.cluster else (trace.workers if trace else ()) or known()
@@ -65,9 +65,9 @@ def read_experiment(
 
 
 def _days(days: float) -> float:
-    if not 0 < days <= _MOST_DAYS:
+    if not 0 < days <= _MAX_DAYS:
         raise SettingsError(
-            f"--history {days:g}", found="no such past", remedy=f"Give more than 0 and at most {_MOST_DAYS} days"
+            f"--history {days:g}", found="a number out of range", remedy=f"Use more than 0 and at most {_MAX_DAYS} days"
         )
     return days
 
@@ -77,16 +77,16 @@ def _folder(text: str | None) -> Path | None:
 
 
 def _seconds(args: Namespace, name: str) -> float:
-    """The duration of an option, or the usual one where it was not given; 0 and more."""
-    usual = {"cycle": "cycle_s", "uptime": "mean_uptime_s", "repair": "repair_s", "checkpoint": "checkpoint_s"}
+    """The duration of an option, at least 0; the default of `Options` if it was not given."""
+    fields = {"cycle": "cycle_s", "uptime": "mean_uptime_s", "repair": "repair_s", "checkpoint": "checkpoint_s"}
     text = getattr(args, name)
     if text is None:
-        return float(getattr(Options(), usual.get(name, "until_s")))
+        return float(getattr(Options(), fields.get(name, "until_s")))
     return 0.0 if text in ("0", "0s") else parse_duration_s(_number(text), f"--{name.replace('_', '-')}")
 
 
 def _number(text: str) -> float | str:
-    """A bare number is of seconds."""
+    """A number without a unit is in seconds."""
     try:
         return float(text)
     except ValueError:
@@ -94,14 +94,14 @@ def _number(text: str) -> float | str:
 
 
 def _jobs(text: str | None, total: int) -> tuple[int, int]:
-    """Numbers of the first job and of the one after the last, from ``4000..4999``."""
+    """The numbers of the first job and of the one after the last, read from a text such as ``4000..4999``."""
     if text is None:
         return 0, total
     match = _RANGE.fullmatch(text)
     if match is None or not int(match[1]) <= int(match[2]) < total:
         raise SettingsError(
             f"--jobs {shorten(text)}",
-            found=f"no range within the {total} jobs",
-            remedy=f"Write the first and the last, such as 0..{total - 1}",
+            found=f"not a range within the {total} jobs",
+            remedy=f"Write the first and the last job, such as 0..{total - 1}",
         )
     return int(match[1]), int(match[2]) + 1

@@ -1,33 +1,66 @@
-"""``airflow hetero devices``: an inventory as people read it. Pure."""
+"""``airflow hetero devices``: the hardware of this machine."""
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 
 from rich.console import RenderableType
+from sqlalchemy import Engine
 
+from hetero_airflow.cli.action import action, database
 from hetero_airflow.cli.device_text import count, pairs_text
-from hetero_airflow.cli.output import cell, table
+from hetero_airflow.cli.output import cell, show, show_json, table
+from hetero_airflow.discovery.discover import discover
+from hetero_airflow.errors import HeteroError
+from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.hold import Hold, with_holds
 from hetero_airflow.model.worker import Inventory
+from hetero_airflow.store.sql.holds import read_holds
+from hetero_airflow.store.sql.transaction import read_transaction
 from hetero_airflow.units import format_bytes
 
 
+@action
+def devices(args: Namespace) -> None:
+    """Discover this machine's devices, and show the holds on them if a database answers."""
+    configuration = read_configuration()
+    inventory = discover(
+        configuration.worker_id, labels=configuration.labels, probe_timeout_s=configuration.probe_timeout_s
+    )
+    worker = with_holds(inventory.worker, holds_here(database(), configuration.worker_id))
+    inventory = inventory.model_copy(update={"worker": worker})
+    if args.json:
+        show_json(inventory.model_dump(mode="json"))
+    else:
+        show(*device_report(inventory))
+
+
+def holds_here(engine: Engine, worker_id: str) -> tuple[Hold, ...]:
+    """The holds on a worker and its devices; none if the database does not answer."""
+    try:
+        with read_transaction(engine) as connection:
+            return tuple(read_holds(connection, [worker_id]).get(worker_id, ()))
+    except HeteroError:
+        return ()
+
+
 def device_report(inventory: Inventory) -> Iterator[RenderableType]:
-    """The devices as a table, then the software, the labels, and a line for each problem."""
+    """The devices as a table, then the software, the labels, and a line for each problem. Pure."""
     worker = inventory.worker
     readings = {reading.device_id: reading for reading in inventory.telemetry}
-    devices = {device.id: device for device in worker.devices}
+    by_id = {device.id: device for device in worker.devices}
     accelerators = [device for device in worker.devices if device.kind != "cpu" and device.leasable]
     simulated = sum(device.simulated for device in accelerators)
     mark = f", {simulated} of them simulated" if simulated else ""
     yield cell(f"Worker {worker.id}: {count(len(accelerators), 'accelerator')} to lease{mark}", style="bold")
     rows = [
         (
-            cell(*_identity(device, devices)),
+            cell(*_identity(device, by_id)),
             cell(*_memory(device, readings.get(device.id))),
             cell(*_use(readings.get(device.id))),
-            cell(*_place(device, devices)),
+            cell(*_place(device, by_id)),
             cell("yes") if device.leasable else cell("no", style="red"),
         )
         for device in worker.devices
@@ -89,6 +122,6 @@ def _place(device: Device, devices: Mapping[str, Device]) -> Iterator[str]:
 
 
 def _short_name(device_id: str, devices: Mapping[str, Device]) -> str:
-    """The number that the vendor's tools show, where the device is known."""
+    """The number that the vendor's tools show; the id if the device is unknown."""
     device = devices.get(device_id)
     return f"{device.kind} {device.index}" if device else device_id

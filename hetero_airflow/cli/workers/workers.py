@@ -1,17 +1,20 @@
-"""``airflow hetero workers``: the workers of a snapshot as people and programs read them. Pure."""
+"""``airflow hetero workers``: the known workers, their devices, and how much of them is leased."""
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import RenderableType
 
+from hetero_airflow.cli.action import action, open_store
 from hetero_airflow.cli.device_text import count, pairs_text
-from hetero_airflow.cli.output import age, cell, table
+from hetero_airflow.cli.output import age, cell, show, show_json, table
 from hetero_airflow.errors import SettingsError, shorten
+from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.heartbeat import WorkerHeartbeat
 from hetero_airflow.model.snapshot import Snapshot
@@ -20,15 +23,29 @@ from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.units import MILLI_PER_DEVICE, format_bytes
 
 NO_WORKERS = (
-    "No worker is known. The scheduler reports its own once it runs with HeteroExecutor; "
+    "No worker is known. A scheduler that runs with HeteroExecutor reports its own worker; "
     "`airflow hetero config --check` says what is missing."
 )
 
 
-def workers_at_site(snapshot: Snapshot, site: str) -> Snapshot:
-    """The snapshot with the workers of that site only.
+@action
+def workers(args: Namespace) -> None:
+    """Print the workers that the store knows."""
+    store = open_store()
+    snapshot, last_seen = store.snapshot(), store.last_seen()
+    if args.site:
+        snapshot = workers_at_site(snapshot, args.site)
+    if args.json:
+        show_json(workers_json(snapshot, last_seen, store.telemetry()))
+    else:
+        timeout_s = read_configuration().worker_timeout_s
+        show(*worker_report(snapshot, last_seen, store.heartbeats(), datetime.now(UTC), timeout_s))
 
-    :raises SettingsError: no worker is there
+
+def workers_at_site(snapshot: Snapshot, site: str) -> Snapshot:
+    """The snapshot with only the workers of one site.
+
+    :raises SettingsError: the site has no worker
     """
     here = tuple(worker for worker in snapshot.workers if worker.labels.get(SITE_LABEL) == site)
     if not here:
@@ -36,10 +53,10 @@ def workers_at_site(snapshot: Snapshot, site: str) -> Snapshot:
         raise SettingsError(
             f"--site {shorten(site)}",
             found=f"workers of {', '.join(map(shorten, sites)) or 'no site'}",
-            remedy=f"A worker says where it stands by its label {SITE_LABEL}",
+            remedy=f"The label {SITE_LABEL} of a worker names its site",
         )
     ids = {worker.id for worker in here}
-    return replace(snapshot, workers=here, holds=tuple(bar for bar in snapshot.holds if bar.worker_id in ids))
+    return replace(snapshot, workers=here, holds=tuple(hold for hold in snapshot.holds if hold.worker_id in ids))
 
 
 def worker_report(
@@ -49,51 +66,63 @@ def worker_report(
     now: datetime,
     worker_timeout_s: float,
 ) -> Iterator[RenderableType]:
-    """The workers as a table: one row a worker, in it one line for each model of its devices."""
+    """The workers as a table with one row per worker, then a line for each thing that needs attention. Pure."""
     if not snapshot.workers:
         yield cell(NO_WORKERS)
         return
-    rows = []
-    silent = []
-    for worker in snapshot.workers:
-        seen = last_seen.get(worker.id)
-        is_online = worker.state is WorkerState.ONLINE
-        rows.append(
-            (
-                cell(worker.id, *_identity_lines(worker)),
-                cell(worker.state, *_hold_kinds(worker, snapshot), style="green" if is_online else "red"),
-                cell("never" if seen is None else f"{age(seen, now)} ago"),
-                cell(*_lines(worker, snapshot)),
-            )
+    rows = [
+        (
+            cell(worker.id, *_identity_lines(worker)),
+            cell(
+                worker.state,
+                *_hold_kinds(worker, snapshot),
+                style="green" if worker.state is WorkerState.ONLINE else "red",
+            ),
+            cell(f"{age(last_seen[worker.id], now)} ago" if worker.id in last_seen else "never"),
+            cell(*_lines(worker, snapshot)),
         )
-        if is_online and seen is not None and (now - seen).total_seconds() > worker_timeout_s:
-            silent.append(worker.id)
+        for worker in snapshot.workers
+    ]
     yield table(("WORKER", "STATE", "LAST SEEN", "LEASED / TOTAL"), rows, whole=0)
-    for worker_id in silent:
-        yield cell(f"Worker {worker_id} is silent and no scheduler has said so: does one run?", style="yellow")
+    for line in (*_liveness_lines(snapshot, last_seen, heartbeats, now, worker_timeout_s), *_problem_lines(snapshot)):
+        yield cell(line, style="yellow")
+
+
+def _liveness_lines(
+    snapshot: Snapshot,
+    last_seen: Mapping[str, datetime],
+    heartbeats: Mapping[str, WorkerHeartbeat],
+    now: datetime,
+    worker_timeout_s: float,
+) -> Iterator[str]:
     for worker in snapshot.workers:
-        there = heartbeats[worker.id].leases if worker.id in heartbeats else ()
-        if worker.state is WorkerState.LOST and there:
-            left = ", ".join(sorted(there))
-            yield cell(f"Worker {worker.id} is back once no process of the leases {left} is there.", style="yellow")
-    for bar in snapshot.holds:
-        name = f"{bar.worker_id}/{bar.device_id}" if bar.device_id else bar.worker_id
-        yield cell(f"{name} is {bar}.", style="yellow")
+        age_s = (now - last_seen.get(worker.id, now)).total_seconds()
+        if worker.state is WorkerState.ONLINE and age_s > worker_timeout_s:
+            yield f"Worker {worker.id} sends no heartbeat, and no scheduler has marked it lost: does a scheduler run?"
+    for worker in snapshot.workers:
+        leases = ", ".join(sorted(heartbeats[worker.id].leases)) if worker.id in heartbeats else ""
+        if worker.state is WorkerState.LOST and leases:
+            yield f"Worker {worker.id} comes back when no process of the leases {leases} is left on it."
+
+
+def _problem_lines(snapshot: Snapshot) -> Iterator[str]:
+    for hold in snapshot.holds:
+        yield f"{hold.worker_id}/{hold.device_id} is {hold}." if hold.device_id else f"{hold.worker_id} is {hold}."
     for worker in snapshot.workers:
         for problem in worker.problems:
-            yield cell(f"Worker {worker.id} may have more devices: {problem}", style="yellow")
+            yield f"Worker {worker.id} may have more devices: {problem}"
 
 
 def workers_json(
     snapshot: Snapshot, last_seen: Mapping[str, datetime], telemetry: Mapping[tuple[str, str], Telemetry]
 ) -> list[dict[str, Any]]:
-    """The workers as JSON values, each device with its last reading and what is leased of it."""
+    """The workers as JSON values; each device has its last telemetry and its leased amount. Pure."""
     return [
         {
             **worker.model_dump(mode="json", exclude={"devices"}),
             "bars": [
-                {**asdict(bar), "since": bar.since.isoformat(), "until": bar.until and bar.until.isoformat()}
-                for bar in snapshot.holds_of(worker.id)
+                {**asdict(hold), "since": hold.since.isoformat(), "until": hold.until and hold.until.isoformat()}
+                for hold in snapshot.holds_of(worker.id)
             ],
             "last_seen": last_seen[worker.id].isoformat() if worker.id in last_seen else None,
             "devices": [
@@ -112,7 +141,7 @@ def workers_json(
 
 
 def _hold_kinds(worker: Worker, snapshot: Snapshot) -> Iterator[str]:
-    yield from dict.fromkeys(bar.kind for bar in snapshot.holds_of(worker.id) if not bar.device_id)
+    yield from dict.fromkeys(hold.kind for hold in snapshot.holds_of(worker.id) if not hold.device_id)
 
 
 def _reading(telemetry: Telemetry | None) -> dict[str, Any] | None:
@@ -148,9 +177,12 @@ def _lines(worker: Worker, snapshot: Snapshot) -> Iterator[str]:
 
 
 def _model_line(name: str, devices: list[Device], used: list[int]) -> str:
-    """How much of the devices of one model is leased; those that can't be leased count only while they are held."""
-    total = sum(device.leasable or held > 0 for device, held in zip(devices, used, strict=True))
-    shared = any(held % MILLI_PER_DEVICE for held in used)
+    """How much of the devices of one model is leased; a device that can't be leased counts only while it is in use.
+
+    :param used: of each device, in thousandths
+    """
+    total = sum(device.leasable or milli > 0 for device, milli in zip(devices, used, strict=True))
+    shared = any(milli % MILLI_PER_DEVICE for milli in used)
     blocked = sum(not device.leasable for device in devices)
     text = f"{sum(used) / MILLI_PER_DEVICE:g} / {total} {name}"
     text += ", cooperative shares" if shared else ""

@@ -36,15 +36,15 @@ def a_store(*pending: object) -> MemoryStore:
     return store
 
 
-def story_of(store: MemoryStore, task_id: str, map_index: int = -1) -> RequestHistory:
-    request_history = store.request_history("dag", "run", task_id, map_index)
-    assert request_history is not None
-    return request_history
+def history_of(store: MemoryStore, task_id: str, map_index: int = -1) -> RequestHistory:
+    history = store.request_history("dag", "run", task_id, map_index)
+    assert history is not None
+    return history
 
 
 def text_of(render, store: MemoryStore, task_id: str, map_index: int = -1) -> str:
     workers = {worker.id: worker for worker in store.snapshot().workers}
-    return render(explain_report(story_of(store, task_id, map_index), workers, NOW))
+    return render(explain_report(history_of(store, task_id, map_index), workers, NOW))
 
 
 def wait(request_id: str, position: int) -> Wait:
@@ -88,10 +88,7 @@ fifo: waits at position 2
 def test_a_task_that_nobody_decided_on_yet(render):
     assert (
         text_of(render, a_store(a_pending("r1")), "r1").splitlines()[-1]
-        == (
-            "Waiting    The scheduler has not decided on it yet; if this stays so, no scheduler runs with"
-            "\n           HeteroExecutor"
-        ).splitlines()[-1]
+        == "Waiting    no decision yet; if this does not change, no scheduler runs with HeteroExecutor"
     )
 
 
@@ -120,7 +117,7 @@ fifo: placed
     possible: worker-b (GPU-7), score 20.25 = real 20 + memory 0.25
     possible: worker-c (GPU-8), score 1 = real 0 + memory 1
 worker-a (GPU-0) won: it scored 21.5, the next best worker-b (GPU-7) 20.25
-what told: memory 1.5 against 0.25"""
+the largest difference: memory 1.5 against 0.25"""
     )
 
 
@@ -136,7 +133,7 @@ what told: memory 1.5 against 0.25"""
             1,
             [
                 "Alternative 2 was taken",
-                "worker-a (GPU-0) won: worker-b (GPU-0) scored 1 too, and of equals the first is taken",
+                "worker-a (GPU-0) won: worker-b (GPU-0) also scored 1, and the first of equal candidates is taken",
             ],
         ),
         ([CandidateAccount("worker-a", ("GPU-0",), 1.0), CandidateAccount("worker-b", ("GPU-0",), 2.0)], 0, []),
@@ -167,8 +164,8 @@ Priority   medium, weight 1
 Submitted  2026-01-01 00:00:00 UTC, 1 min 10 s ago
 Ended      2026-01-01 00:00:10 UTC, 1 min ago: model: asked nvidia/h100, found nvidia/a100-sxm4-40gb
            (worker worker-a)
-           No known worker could ever run it. Nearest: worker worker-a has 1 × nvidia/a100-sxm4-40gb
-           + 1 × nvidia/a100-sxm4-40gb (simulated) (model: asked nvidia/h100, found
+           No known worker can ever run it. Nearest: worker worker-a has 1 × nvidia/a100-sxm4-40gb +
+           1 × nvidia/a100-sxm4-40gb (simulated) (model: asked nvidia/h100, found
            nvidia/a100-sxm4-40gb)
 
 Decided 1 min ago, 2026-01-01 00:00:10 UTC
@@ -227,7 +224,7 @@ def test_a_wait_that_ends_by_itself_says_when(render):
     lines = text_of(render, store, "r1").splitlines()
     assert "2 × gpu (topology=nvlink@10m)" in lines[1]
     assert lines[5].strip() == (
-        "scattered: asked 2 × gpu (topology=nvlink), found 2 free; in 7 min what is there is taken"
+        "scattered: asked 2 × gpu (topology=nvlink), found 2 free; in 7 min it takes what is free"
     )
 
 
@@ -241,14 +238,14 @@ def test_names_in_accounts_break_no_line(render):
     ]
 
 
-def test_json_is_the_whole_story():
+def test_json_is_the_whole_history():
     store = a_store(a_pending("r1"))
     store.commit(Plan((wait("r1", 1),)), DECIDED, EPOCH + LATER)
-    request_history = story_of(store, "r1")
-    assert history_json(request_history) == {
+    history = history_of(store, "r1")
+    assert history_json(history) == {
         "pending": {
             "id": "r1",
-            "request": request_history.pending.request.model_dump(mode="json"),
+            "request": history.pending.request.model_dump(mode="json"),
             "submitted_at": "2026-01-01T00:00:00Z",
             "weight": 1,
             "dag_id": "dag",
@@ -264,6 +261,6 @@ def test_json_is_the_whole_story():
         "ended_at": None,
         "cause": "",
         "leases": [],
-        "decisions": [dict(request_history.decisions[0])],
+        "decisions": [dict(history.decisions[0])],
     }
-    assert history_json(replace(request_history, ended_at=NOW))["ended_at"] == "2026-01-01T00:01:10Z"
+    assert history_json(replace(history, ended_at=NOW))["ended_at"] == "2026-01-01T00:01:10Z"

@@ -68,7 +68,7 @@ def test_the_text_for_the_dag_file_is_never_broken(render, store):
 
 def test_what_nobody_knows_is_not_made_up(render, store):
     assert parts(render, store, foreseen(store))[0][-1] == (
-        "Starts     not known: it may wait for dag.runs, and it is not known how much longer that takes"
+        "Starts     unknown: it may wait for dag.runs, and their durations are unknown"
     )
 
 
@@ -86,20 +86,20 @@ def test_a_refused_task_has_only_what_would_start_it(render, store):
 @pytest.mark.parametrize(
     ("seen", "lines"),
     [
-        (StartEstimate(Interval(0, 0, 0)), ["now: the scheduler's next round places it"]),
+        (StartEstimate(Interval(0, 0, 0)), ["now: the scheduler's next cycle places it"]),
         (
             StartEstimate(Interval(30, 600, 7290)),
-            ["in about 10 min, with four chances of five between 30 s and 2 h 1 min"],
+            ["in about 10 min; with a probability of 80 % in 30 s to 2 h 1 min"],
         ),
         (
             StartEstimate(Interval(60, 60, 60), (("d", "a"), ("d", "b"))),
-            ["in about 1 min, at 2026-01-01 00:02:00 UTC", "or sooner: it is not known how long d.a, d.b will take"],
+            ["in about 1 min, at 2026-01-01 00:02:00 UTC", "or sooner: the durations of d.a, d.b are unknown"],
         ),
         (
             StartEstimate(beyond_s=5400.0),
-            ["hardly in less than 1 h 30 min: so much stands before it that no more is foreseen"],
+            ["not in less than 1 h 30 min; the queue before it is too long for a forecast"],
         ),
-        (StartEstimate(), ["not known: no end of a task that runs will help"]),
+        (StartEstimate(), ["unknown: it does not start even when all running tasks have ended"]),
     ],
 )
 def test_a_start_is_said_as_people_say_it(seen, lines):
@@ -124,7 +124,7 @@ def test_of_what_has_its_devices_or_was_withdrawn_nothing_is_foreseen(store):
 def test_what_starts_now_needs_no_change(store):
     store.record([RequestSubmitted(a_pending("small", "cpu:2"))], NOW)
     seen = foreseen(store, task_id="small")
-    assert (seen.starts_now, seen.answer) == (True, None)
+    assert (seen.starts_now, seen.change) == (True, None)
 
 
 def test_json_has_the_numbers_and_the_request(store):

@@ -8,7 +8,7 @@ from hetero_airflow.cli.requests.missing_request import missing_request_cause
 @pytest.mark.parametrize(
     ("runs", "has_run", "states", "map_index", "expected"),
     [
-        ([], False, {}, -1, ("no run of a DAG dag", "`airflow dags list` names the DAGs")),
+        ([], False, {}, -1, ("no run of a DAG dag", "`airflow dags list` shows the DAGs")),
         (["r9", "r8"], False, {}, -1, ("no such run", "Its newest runs are r9, r8")),
         ([f"r{n}" for n in range(6)], False, {}, -1, ("no such run", "Its newest runs are r0, r1, r2, r3, r4, …")),
         (["r"], True, {}, -1, ("no such task in the run", "Its tasks are train, test")),
@@ -25,14 +25,14 @@ from hetero_airflow.cli.requests.missing_request import missing_request_cause
             True,
             {-1: None},
             -1,
-            ("that it has not been queued yet", "Ask again when it is: a task asks for its devices then"),
+            ("a task that is not queued yet", "Try again when it is queued: it requests its devices then"),
         ),
         (
             ["r"],
             True,
             {2: "scheduled"},
             2,
-            ("that it has not been queued yet", "Ask again when it is: a task asks for its devices then"),
+            ("a task that is not queued yet", "Try again when it is queued: it requests its devices then"),
         ),
         (
             ["r"],
@@ -40,8 +40,8 @@ from hetero_airflow.cli.requests.missing_request import missing_request_cause
             {-1: "running"},
             -1,
             (
-                "no request of it; it is running",
-                "It asks for no device, was not sent to HeteroExecutor, or its history was pruned",
+                "no request; the task instance is running",
+                "It requests no device, it does not run with HeteroExecutor, or its history was pruned",
             ),
         ),
     ],

@@ -152,5 +152,5 @@ def test_the_command_prints_what_kubectl_takes(installation):
     assert limits(pod) == {"nvidia.com/gpu": "2"}
     wrong = installation.run("hetero", "render", "nowhere", "shell")
     assert (wrong.returncode, wrong.stdout) == (1, "")
-    assert "none of that id" in wrong.stderr
+    assert "no DAG with this id" in wrong.stderr
     assert "Traceback" not in wrong.stderr

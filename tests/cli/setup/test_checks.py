@@ -19,7 +19,7 @@ from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.testing import a_cpu, a_device, a_worker
 
-POOL_COST = "Airflow queues no device task at all"
+POOL_COST = "Airflow queues no device task"
 DRIVER = "[database] sql_alchemy_conn"
 
 
@@ -55,17 +55,17 @@ CHECKPOINTS = "[hetero] checkpoint_url"
 @pytest.mark.parametrize("engine", ["celery", "edge", "kubernetes"])
 def test_where_a_task_may_go_on_on_another_host_checkpoints_need_a_place_that_it_sees(engine):
     (lacking,) = check_checkpoints(engine, "")
-    assert (lacking.subject, lacking.is_well) == (CHECKPOINTS, False)
+    assert (lacking.subject, lacking.is_ok) == (CHECKPOINTS, False)
     assert "AIRFLOW_HOME of each host" in lacking.found
     assert "s3://bucket/prefix" in lacking.remedy
     assert "starts at step 0" in lacking.cost
     assert list(check_checkpoints(engine, "file:///shared")) == [
-        Finding(CHECKPOINTS, "file:///shared, which all hosts must share")
+        Finding(CHECKPOINTS, "file:///shared; all hosts must share this folder")
     ]
     assert list(check_checkpoints(engine, "s3://models/a")) == [Finding(CHECKPOINTS, "s3://models/a")]
     for url in ("shared/folder", "s3://key:secret@models"):
         (unreadable,) = check_checkpoints(engine, url)
-        assert not unreadable.is_well
+        assert not unreadable.is_ok
         assert "secret" not in str(unreadable)
 
 
@@ -76,7 +76,7 @@ def test_on_one_host_checkpoints_need_no_place_of_their_own():
 @pytest.mark.parametrize(
     ("url", "finding"),
     [
-        ("sqlite:////a.db", Finding(DRIVER, "SQLite, which serves one scheduler only")),
+        ("sqlite:////a.db", Finding(DRIVER, "SQLite, which supports only one scheduler")),
         ("postgresql+psycopg2://u:secret@h/d", Finding(DRIVER, "postgresql+psycopg2")),
         ("postgresql+psycopg://u:secret@h/d", Finding(DRIVER, "postgresql+psycopg")),
         (
@@ -85,7 +85,7 @@ def test_on_one_host_checkpoints_need_no_place_of_their_own():
                 DRIVER,
                 "postgresql://",
                 "Write postgresql+psycopg2://",
-                "SQLAlchemy 2.1 takes it for psycopg 3, other versions for psycopg2",
+                "SQLAlchemy 2.1 reads it as psycopg 3, other versions as psycopg2",
             ),
         ),
         (
@@ -94,7 +94,7 @@ def test_on_one_host_checkpoints_need_no_place_of_their_own():
                 DRIVER,
                 "mysql+pymysql",
                 "Use postgresql+psycopg2:// or SQLite",
-                "leases are only known to be exclusive on these two",
+                "leases are tested to be exclusive on these two only",
             ),
         ),
     ],
@@ -107,7 +107,7 @@ def test_the_driver_is_named_and_no_secret(url, finding):
     ("slots", "finding"),
     [
         (-1, Finding("pool p", "no limit")),
-        (4, Finding("pool p", "4 slots: no more device tasks than that wait or run at a time")),
+        (4, Finding("pool p", "4 slots: at most so many device tasks wait or run at a time")),
         (0, Finding("pool p", "0 slots", "Set its slots to -1, no limit", POOL_COST)),
         (
             None,
@@ -136,7 +136,7 @@ def test_parallelism_must_let_every_accelerator_work():
         subject,
         "1, for 2 accelerators",
         "Set it to 2 or more",
-        "only 1 task can run at a time, and devices stay idle",
+        "only 1 task can run at a time, and other devices stay idle",
     )
 
 

@@ -14,10 +14,10 @@ SETTINGS = (
 )
 NOTES = """\
 # The executor creates the pool devices\\n of device tasks at its first start.
-# The tables come with: airflow db migrate
-# SQLite serves one scheduler. A PostgreSQL URL names its driver, as in postgresql+psycopg2://user@host/airflow,
-# since SQLAlchemy 2.1 takes postgresql:// for psycopg 3.
-# Is all as it should be? airflow hetero config --check"""
+# This creates the tables: airflow db migrate
+# SQLite supports one scheduler. A PostgreSQL URL names its driver, as in postgresql+psycopg2://user@host/airflow,
+# since SQLAlchemy 2.1 reads postgresql:// as psycopg 3.
+# This checks the installation: airflow hetero config --check"""
 
 
 def test_ini_text_is_what_airflow_cfg_takes():

@@ -19,4 +19,4 @@ def test_the_place_of_checkpoints_is_looked_at_where_tasks_move_between_hosts(mo
     monkeypatch.setenv("AIRFLOW__HETERO__ENGINE", engine)
     monkeypatch.setenv("AIRFLOW__HETERO__CHECKPOINT_URL", url)
     findings = check_installation(create_engine("sqlite://"))
-    assert [one.is_well for one in findings if one.subject == "[hetero] checkpoint_url"] == expected
+    assert [one.is_ok for one in findings if one.subject == "[hetero] checkpoint_url"] == expected

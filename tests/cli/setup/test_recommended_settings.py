@@ -17,14 +17,14 @@ RECOMMENDED = {(each.section, each.option): each.value for each in recommendatio
 def wanted(queue: str = "hetero", **given: str) -> dict[str, tuple[str, bool]]:
     """Option → (wanted, whether it is well), for an installation that has the given options and nothing else."""
     settings = recommended_settings(queue, lambda section, option: given.get(option))
-    return {each.recommendation.option: (each.wanted, each.is_well) for each in settings}
+    return {each.recommendation.option: (each.wanted, each.is_ok) for each in settings}
 
 
 def test_an_empty_installation_gets_all_that_is_recommended():
     assert wanted() == {option: (value, False) for (_, option), value in RECOMMENDED.items()}
 
 
-def test_what_is_recommended_is_well():
+def test_what_is_recommended_is_ok():
     assert wanted(**{option: value for (_, option), value in RECOMMENDED.items()}) == {
         option: (value, True) for (_, option), value in RECOMMENDED.items()
     }
@@ -61,17 +61,17 @@ def test_other_executors_stay_the_default(current, expected):
 
 
 @pytest.mark.parametrize(
-    ("current", "is_well"),
+    ("current", "is_ok"),
     [("60", True), ("20.5", True), ("61", False), ("0", False), ("-1", False), ("soon", False), ("nan", False)],
 )
-def test_a_time_is_well_if_it_is_as_short(current, is_well):
-    expected = (current if is_well else "60", is_well)
+def test_a_time_is_ok_if_it_is_as_short(current, is_ok):
+    expected = (current if is_ok else "60", is_ok)
     assert wanted(task_instance_heartbeat_timeout=current)["task_instance_heartbeat_timeout"] == expected
 
 
-@pytest.mark.parametrize(("current", "is_well"), [("20", True), ("100", True), ("19", False), ("many", False)])
-def test_a_count_is_well_if_it_is_as_great(current, is_well):
-    expected = (current if is_well else "20", is_well)
+@pytest.mark.parametrize(("current", "is_ok"), [("20", True), ("100", True), ("19", False), ("many", False)])
+def test_a_count_is_ok_if_it_is_as_great(current, is_ok):
+    expected = (current if is_ok else "20", is_ok)
     assert wanted(execution_api_retries=current)["execution_api_retries"] == expected
 
 

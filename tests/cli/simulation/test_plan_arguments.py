@@ -109,8 +109,8 @@ def test_the_ranks_of_gangs_are_planned_as_such_and_one_gang_where_their_number_
     [
         ("", {}, "found no DAG. Define one in it."),
         (DAG, {"dag_id": "other"}, "found nightly. Name one of them: --dag-id"),
-        (DAG, {"at": "noon"}, "--at 'noon'; found no time."),
-        (DAG, {"conf": "[1]"}, "--conf '[1]'; found no JSON object."),
+        (DAG, {"at": "noon"}, "--at 'noon'; found a text that is not a time."),
+        (DAG, {"conf": "[1]"}, "--conf '[1]'; found a text that is not a JSON object."),
         (DAG, {"conf": '{"size": "many"}'}, "found the quantity 'many'"),
         (DAG, {"snapshot": "/nowhere/at/all.json"}, "found FileNotFoundError."),
         (DAG, {"assume": "soon"}, "--assume='soon'; found no duration."),
@@ -129,7 +129,7 @@ def test_an_unknown_policy_is_an_error(tmp_path):
 
 
 def test_durations_of_plain_tasks_come_from_the_interval_of_ten():
-    from hetero_airflow.cli.simulation.task_durations import _interval
+    from hetero_airflow.cli.simulation.task_history import _interval
 
     assert _interval([5.0]) == Interval(5.0, 5.0, 5.0)
     assert _interval([float(n) for n in range(1, 12)]) == Interval(2.0, 6.0, 10.0)

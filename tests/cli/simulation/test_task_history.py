@@ -10,8 +10,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import NullPool, create_engine
 
-from hetero_airflow.cli.simulation.task_durations import plain_durations
-from hetero_airflow.cli.simulation.task_history import history_workload
+from hetero_airflow.cli.simulation.task_history import history_workload, plain_durations
 from hetero_airflow.errors import TraceError
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
@@ -67,7 +66,7 @@ def test_ended_task_instances_arrive_when_they_were_queued_and_take_as_long_as_t
 
 
 def test_a_span_in_which_nothing_ended_is_an_error(engine):
-    with pytest.raises(TraceError, match="no task instance that ended"):
+    with pytest.raises(TraceError, match="no ended task instance"):
         history_workload(engine, SqlStore(engine), 0.01, NOW, CLASSES)
 
 

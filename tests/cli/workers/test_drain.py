@@ -5,16 +5,9 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import create_engine
 
-from hetero_airflow.cli.workers.drain import (
-    MAX_REASON,
-    Target,
-    drain_hold,
-    drain_report,
-    find_target,
-    holds_here,
-    undrain_events,
-    undrain_report,
-)
+from hetero_airflow.cli.workers.devices import holds_here
+from hetero_airflow.cli.workers.drain import MAX_REASON, Target, drain_hold, drain_report, find_target
+from hetero_airflow.cli.workers.undrain import undrain_events, undrain_report
 from hetero_airflow.cli.workers.workers import worker_report, workers_json
 from hetero_airflow.errors import HeteroError
 from hetero_airflow.model.device_health import DeviceHealth, HealthState
@@ -45,9 +38,9 @@ def store():
 
 def drain(store, text, now=LATER, moves=False, reason=""):
     before = store.snapshot()
-    bar = drain_hold(find_target(text, before), before, moves=moves, reason=reason, now=now)
-    store.record([HoldPlaced(bar)], now)
-    return bar
+    hold = drain_hold(find_target(text, before), before, moves=moves, reason=reason, now=now)
+    store.record([HoldPlaced(hold)], now)
+    return hold
 
 
 def undrain(store, text):
@@ -104,45 +97,45 @@ def test_a_device_that_is_gone_can_be_undrained_for_as_long_as_it_is_barred(stor
 
 
 def test_a_drained_device_says_who_brings_it_back(store, render):
-    bar = drain(store, "worker-a/GPU-0", reason="new fan")
-    assert bar == Hold(
+    hold = drain(store, "worker-a/GPU-0", reason="new fan")
+    assert hold == Hold(
         "worker-a", "GPU-0", HoldKind.DRAINED, "new fan", LATER, "a person runs `airflow hetero undrain worker-a/GPU-0`"
     )
     assert (
-        render(drain_report(bar, store.snapshot()))
+        render(drain_report(hold, store.snapshot()))
         == """\
 worker-a/GPU-0 is drained: 1 device out, new fan.
-1 task there, left to finish:
+1 running task, to finish there:
   dag.r1[3] in run run, on GPU-0, cpu"""
     )
 
 
 def test_tasks_that_shall_move_are_named(store, render):
-    bar = drain(store, "worker-a", moves=True)
+    hold = drain(store, "worker-a", moves=True)
     assert (
-        render(drain_report(bar, store.snapshot()), width=120)
+        render(drain_report(hold, store.snapshot()), width=120)
         == """\
 worker-a is drained: 3 devices out, no reason given.
-1 task there, told to save and go on elsewhere at the scheduler's next heartbeat:
+1 running task, to save at the scheduler's next heartbeat and go on elsewhere:
   dag.r1[3] in run run, on GPU-0, cpu"""
     )
 
 
 def test_a_worker_without_tasks_says_so(store, render):
-    bar = drain(store, "worker-b")
-    assert render(drain_report(bar, store.snapshot())).splitlines()[1] == "No task runs there."
+    hold = drain(store, "worker-b")
+    assert render(drain_report(hold, store.snapshot())).splitlines()[1] == "No task runs there."
 
 
 def test_draining_again_keeps_when_and_why_and_may_add_the_move(store):
     first = drain(store, "worker-a", EPOCH, reason="new fan")
     second = drain(store, "worker-a", LATER, moves=True)
     assert (second.since, second.cause, second.moves) == (EPOCH, "new fan", True)
-    assert [bar for bar in store.snapshot().holds if bar.kind is HoldKind.DRAINED] == [second]
+    assert [hold for hold in store.snapshot().holds if hold.kind is HoldKind.DRAINED] == [second]
     assert first != second
 
 
 def test_a_reason_that_is_too_long_is_refused(store):
-    with pytest.raises(HeteroError, match=f"Say it in {MAX_REASON}"):
+    with pytest.raises(HeteroError, match=f"Use at most {MAX_REASON}"):
         drain(store, "worker-a", reason="x" * (MAX_REASON + 1))
 
 
@@ -178,7 +171,7 @@ def test_a_device_of_a_drained_worker_stays_out(store, render):
 
 def test_what_was_not_out_is_left_alone(store, render):
     before = store.snapshot()
-    assert render(undrain(store, "worker-b/GPU-0")) == "worker-b/GPU-0 was not out."
+    assert render(undrain(store, "worker-b/GPU-0")) == "worker-b/GPU-0 has no hold; it takes tasks already."
     assert store.snapshot() is before
 
 

@@ -15,7 +15,8 @@ from local_airflow import LocalAirflow
 from sqlalchemy import Engine, NullPool, create_engine, select
 
 from hetero_airflow.agent.tokens import hash_secret
-from hetero_airflow.cli.workers.enroll import check_name, enroll_worker, revoke_worker
+from hetero_airflow.cli.workers.enroll import check_name, enroll_worker
+from hetero_airflow.cli.workers.revoke import revoke_worker
 from hetero_airflow.errors import HeteroError, IdentityError
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store import tables
@@ -42,7 +43,7 @@ def secret_in(text: str) -> str:
 
 def test_a_secret_is_shown_once_and_kept_as_a_hash(database, render):
     text = render(enroll_worker(database, "node-7", NOW))
-    assert text.startswith("Worker node-7 may enrol one agent within 1 h. On its host:\n")
+    assert text.startswith("Worker node-7 can enrol one agent within 1 h. Run this on its host:\n")
     secret = secret_in(text)
     with database.connect() as connection:
         (row,) = connection.execute(select(tables.worker_key))
@@ -53,14 +54,14 @@ def test_a_secret_is_shown_once_and_kept_as_a_hash(database, render):
 def test_a_revoked_worker_is_told_apart_from_an_unused_secret(database, render):
     render(enroll_worker(database, "node-7", NOW))
     text = render(revoke_worker(database, "node-7", NOW))
-    assert text == "Worker node-7 is revoked. Its secret enrols nothing now."
+    assert text == "Worker node-7 is revoked. Its secret is not valid any more."
     with pytest.raises(IdentityError, match="revoked already"):
         list(revoke_worker(database, "node-7", NOW))
 
 
 @pytest.mark.parametrize("name", ["", "<b>", "a\x1b[31m", "a\nb", "a,b", "w" * 257])
 def test_a_name_that_no_worker_may_have_is_refused(database, name):
-    with pytest.raises(HeteroError, match="Give it another one"):
+    with pytest.raises(HeteroError, match="Use another name"):
         list(enroll_worker(database, name, NOW))
     assert check_name("node-7/gpu 0") == "node-7/gpu 0"
 

@@ -70,7 +70,7 @@ worker-c        online  5 min 1 s ago  0 / 8 cpu cores
 engine local                           0B / 64GiB of host memory
 worker-d        online  never          0 / 8 cpu cores
 engine local                           0B / 64GiB of host memory
-Worker worker-c is silent and no scheduler has said so: does one run?
+Worker worker-c sends no heartbeat, and no scheduler has marked it lost: does a scheduler run?
 Worker worker-c may have more devices: nvidia: no answer within 10 s."""
     )
 
@@ -129,7 +129,7 @@ def test_one_site_can_be_looked_at_alone():
     snapshot = a_snapshot_of_sites()
     found = workers_at_site(snapshot, "berlin")
     assert ([worker.id for worker in found.workers], [bar.worker_id for bar in found.holds]) == (["a"], ["a"])
-    with pytest.raises(SettingsError, match=r"--site 'paris'; found workers of 'berlin', 'oslo'\. A worker says"):
+    with pytest.raises(SettingsError, match=r"--site 'paris'; found workers of 'berlin', 'oslo'\. The label"):
         workers_at_site(snapshot, "paris")
     with pytest.raises(SettingsError, match="found workers of no site"):
         workers_at_site(replace(snapshot, workers=snapshot.workers[2:]), "berlin")
@@ -138,6 +138,6 @@ def test_one_site_can_be_looked_at_alone():
 def test_a_lost_worker_whose_agent_speaks_says_what_keeps_it_out(render):
     told = {key: WorkerHeartbeat(NOW, frozenset({"r2.2", "r1.1"})) for key in ("worker-a", "worker-b")}
     lines = render(worker_report(a_snapshot(), LAST_SEEN, told, NOW, worker_timeout_s=300)).splitlines()
-    assert [line for line in lines if "is back once" in line] == [
-        "Worker worker-b is back once no process of the leases r1.1, r2.2 is there."
+    assert [line for line in lines if "comes back when" in line] == [
+        "Worker worker-b comes back when no process of the leases r1.1, r2.2 is left on it."
     ]

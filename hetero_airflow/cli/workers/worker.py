@@ -1,0 +1,71 @@
+"""``airflow hetero worker``: the agent of a worker host. It opens no database; it reports to Airflow's API server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from argparse import Namespace
+from pathlib import Path
+
+from airflow.configuration import AIRFLOW_HOME
+
+from hetero_airflow.agent.agent import Agent
+from hetero_airflow.agent.error_watch import ErrorWatch
+from hetero_airflow.agent.lease_watch import LeaseWatch
+from hetero_airflow.agent.protocol import ENROLMENT_VARIABLE, SCHEDULER_ENGINE
+from hetero_airflow.agent.startup import StopSignals, key_path, open_connection
+from hetero_airflow.cli.action import action
+from hetero_airflow.cli.workers.enroll import check_name
+from hetero_airflow.discovery.inventory_watch import InventoryWatch
+from hetero_airflow.engines.remote import worker_queue
+from hetero_airflow.errors import HeteroError
+from hetero_airflow.executor.configuration import Configuration, parse_labels, read_configuration
+
+log = logging.getLogger(__name__)
+
+
+@action
+def worker(args: Namespace) -> None:
+    """Run the agent of this host."""
+    home = Path(AIRFLOW_HOME)
+    run_agent(read_configuration(), home, url=args.url, name=args.name, engine=args.engine, labels=args.labels)
+
+
+def run_agent(
+    configuration: Configuration, home: Path, *, url: str, name: str | None, engine: str, labels: str | None
+) -> None:
+    """Run the agent of this host until a signal asks it to stop.
+
+    The first signal lets the tasks of this host finish. A second one ends the agent at once, and the tasks are lost.
+
+    :raises HeteroError: the agent has no key, the server refuses it for good, or the labels can't be read
+    """
+    worker_id = check_name(name or configuration.worker_id)
+    if engine == SCHEDULER_ENGINE:
+        raise HeteroError(
+            f"--engine {engine}", found="the scheduler's own engine", remedy="Name the engine that runs tasks here"
+        )
+    worker_labels = configuration.labels if labels is None else parse_labels(labels, "--labels")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs a line for each heartbeat
+    log.info("Queue %s belongs to this worker alone.", worker_queue(worker_id))
+    leases = LeaseWatch(worker_id)
+    signals, rng = StopSignals(), random.Random()  # noqa: S311  spreads retries, nothing secret
+    signals.listen()
+    secret = os.environ.pop(ENROLMENT_VARIABLE, "")  # the processes that discovery starts must not see it
+    connection = open_connection(url, worker_id, key_path(home, worker_id), secret, pause=signals.pause, rng=rng)
+    if connection is None:
+        return
+    watch = InventoryWatch(
+        worker_id,
+        worker_labels,
+        interval_s=configuration.discovery_interval_s,
+        probe_timeout_s=configuration.probe_timeout_s,
+    )
+    errors = ErrorWatch()
+    try:
+        Agent(worker_id, engine, watch, leases, errors, connection, pause=signals.pause, rng=rng).run()
+    finally:
+        watch.close()
+        errors.close()
+        connection.close()
