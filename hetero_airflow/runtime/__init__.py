@@ -1,4 +1,7 @@
-"""What runs inside the task. Never imports airflow or SQLAlchemy, so it works in a plain container.
+"""Code that runs inside a device task. It never imports airflow or SQLAlchemy, so it works in a plain container.
+
+DAG authors use `current_lease`, `torch_device` and the module `checkpoint`. The other modules serve these: the loop and
+its notice to stop, the ``state/`` of a training, and the processes of a ``gang/``.
 
 >>> from hetero_airflow.runtime import current_lease
 >>> current_lease()
@@ -10,7 +13,6 @@ environment. Run the task with HeteroExecutor; `airflow hetero config --check` s
 
 from __future__ import annotations
 
-from hetero_airflow.runtime.task_lease import TaskLease, current_lease
-from hetero_airflow.runtime.torch_device import torch_device
+from hetero_airflow.runtime.task_lease import TaskLease, current_lease, torch_device
 
 __all__ = ["TaskLease", "current_lease", "torch_device"]

@@ -1,7 +1,4 @@
-"""Checkpoints for those whose loop is not their own: Lightning's Trainer, and what Accelerate has prepared.
-
-Neither library is imported before one of these is called.
-"""
+"""Checkpoints for Lightning's Trainer and for Accelerate. The libraries are imported only when these are called."""
 
 from __future__ import annotations
 
@@ -18,64 +15,64 @@ from hetero_airflow.runtime.step_loop import StepLoop
 def lightning_checkpoint(every: object = "5m") -> Any:
     """A callback for Lightning's Trainer that resumes, saves by `every`, and stops at a notice.
 
-    A step is an optimizer step. Lightning begins an epoch that was interrupted with its first batch again, unless its
-    loader is one with a ``state_dict`` (torchdata's StatefulDataLoader). For strategies that shard the model, save with
-    `checkpoint.save_distributed` instead.
+    A step is an optimizer step. Lightning restarts an interrupted epoch from its first batch, unless the loader has a
+    ``state_dict`` (torchdata's StatefulDataLoader). If the strategy shards the model, use `checkpoint.save_distributed`
+    instead.
 
     ::
 
         trainer = Trainer(max_epochs=10, callbacks=[lightning_checkpoint(every="5m")], enable_checkpointing=False)
 
-    :raises RequestError: an `every` that can't be used; when training begins
+    :raises RequestError: an invalid `every`; raised when training begins
     """
     lightning: Any = import_module("lightning.pytorch")
 
     class LightningCheckpoint(lightning.Callback):  # type: ignore[misc]
-        """Made here, since its base class is imported here."""
+        """Defined here because its base class is imported here."""
 
         _loop: StepLoop
         _step = -1
 
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-            """Optimizers are there, and no batch is done yet."""
+            """Restore; the optimizers exist, and no batch is done yet."""
             parts = {"module": pl_module, "trainer": TrainerState(trainer), "rng": Rng()}
             self._loop = StepLoop(checkpoint.session(), MAX_STEPS, every, state=parts)
             self._loop.begin()
             self._step = trainer.global_step - 1
 
         def on_train_batch_end(self, trainer: Any, *_: object) -> None:
-            """A batch is done; while gradients are accumulated, no step is."""
+            """Save and stop after an optimizer step; a batch that only accumulates gradients is not one."""
             if trainer.global_step - 1 != self._step:
                 self._step = trainer.global_step - 1
                 self._loop.after(self._step)
 
         def on_fit_end(self, *_: object) -> None:
-            """All is trained: what is being saved has to arrive."""
+            """Wait for the last save."""
             self._loop.end()
 
     return LightningCheckpoint()
 
 
 class TrainerState:
-    """What Lightning's Trainer knows beside the module: optimizers, schedulers, precision, and where it is."""
+    """The state of Lightning's Trainer without the module: optimizers, schedulers, precision, loop position."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
     def state_dict(self) -> dict[str, Any]:
-        """As the Trainer puts it into its own checkpoints."""
+        """The same parts that the Trainer puts into its own checkpoints."""
         trainer = self._trainer
         return {
-            "optimizers": [one.state_dict() for one in trainer.optimizers],
-            "schedulers": [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs],
+            "optimizers": [optimizer.state_dict() for optimizer in trainer.optimizers],
+            "schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
             "precision": trainer.precision_plugin.state_dict(),
             "loop": trainer.fit_loop.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put it back, before the loop runs."""
+        """Restore it before the loop runs."""
         trainer = self._trainer
-        schedulers = [one.scheduler for one in trainer.lr_scheduler_configs]
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         _load_each(trainer.optimizers, state["optimizers"])
         _load_each(schedulers, state["schedulers"])
         trainer.precision_plugin.load_state_dict(state["precision"])
@@ -83,7 +80,7 @@ class TrainerState:
 
 
 class AccelerateState:
-    """All that an Accelerator has prepared or registered, as a state for `checkpoint.steps` or `checkpoint.save`.
+    """All objects that an Accelerator prepared or registered, as a state for `checkpoint.steps` or `checkpoint.save`.
 
     Call `accelerator.prepare` first. Accelerate's own `save_state` pickles, so it is not used.
 
@@ -97,11 +94,11 @@ class AccelerateState:
         self._accelerator = accelerator
 
     def state_dict(self) -> dict[str, Any]:
-        """Of models (unwrapped), optimizers, schedulers, the gradient scaler, and objects for checkpointing."""
-        return {name: [one.state_dict() for one in parts] for name, parts in self._parts().items()}
+        """The states of models (unwrapped), optimizers, schedulers, gradient scaler, and registered objects."""
+        return {name: [part.state_dict() for part in parts] for name, parts in self._parts().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put it back into what is prepared now, in the same order."""
+        """Restore the objects that are prepared now, in the same order."""
         for name, parts in self._parts().items():
             _load_each(parts, state[name])
 

@@ -1,6 +1,6 @@
-"""Checkpoints from inside the task: save, find the latest one, stop when asked to.
+"""Checkpoints from inside a task: save, load the latest one, stop at a notice.
 
-A loop that can be interrupted after any step, and that goes on where it was on whatever device it has next::
+A loop that can be interrupted after any step, and continues there later, on the same or another device::
 
     from hetero_airflow.runtime import checkpoint
 
@@ -8,7 +8,7 @@ A loop that can be interrupted after any step, and that goes on where it was on 
     for step in checkpoint.steps(10_000, every="5m", state=state):
         train(next(data))
 
-A loop that keeps its state itself::
+A loop that saves its state itself::
 
     last = checkpoint.latest()
     weights = last.state["weights"] if last else fresh()
@@ -17,8 +17,8 @@ A loop that keeps its state itself::
         if checkpoint.is_due():
             checkpoint.save(step, {"weights": weights}, metrics={"loss": loss})
 
-The place is in the environment that the executor gives the task; on a laptop it is the folder ``checkpoints``. One
-process has one place, hence functions and not an object to hand around.
+The executor passes the place of the checkpoints in the environment. Without an executor it is the folder
+``checkpoints``. A process has only one place, so this module has functions and no object to pass around.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
 
 
 def session() -> CheckpointSession:
-    """The dealings of this process with its checkpoints; opens no connection yet.
+    """The checkpoint session of this process; it opens no connection yet.
 
     :raises SettingsError: the place in the environment, or the settings of its store, can't be read
     """
@@ -80,18 +80,18 @@ def save(
     wait: bool = False,
     final: bool = False,
 ) -> None:
-    """Keep the state after a step (counted from 0).
+    """Save the state after a step (counted from 0).
 
-    The state is made of JSON values, tensors, arrays, bytes, tuples, and objects with ``state_dict()``; `files` maps
-    names to paths. All of it is copied before this returns; it is written and published in the background, after the
-    save before. With `wait` it is published on return. `final` says that the work is done and nothing comes after.
+    A state consists of JSON values, tensors, arrays, bytes, tuples, and objects with ``state_dict()``. `files` maps
+    names to paths. Everything is copied before this returns, then written and published in the background, after the
+    previous save. With `wait`, it is published on return. `final` marks the checkpoint of finished work.
 
-    Of several processes only rank 0 saves, and the others return at once. Outside `steps`, a single process that was
-    given a notice waits for its save and is `Stopped` by it.
+    In a task of several processes only rank 0 saves; the others return at once. Outside of `steps`, if a single process
+    has a notice, this waits for the save and raises `Stopped`.
 
-    :raises InvalidCheckpoint: a part of the state that only pickle could keep, a metric that is no finite number, or a
-        name that would leave the checkpoint; nothing was saved
-    :raises CheckpointError: this save failed, or the one before did in the background
+    :raises InvalidCheckpoint: a part of the state that only pickle can represent, a metric that is not a finite number,
+        or a file name outside of the checkpoint; nothing is saved
+    :raises CheckpointError: this save failed, or the previous one failed in the background
     """
     session().save(step, state, metrics=metrics, files=files, wait=wait, final=final)
 
@@ -104,21 +104,21 @@ def save_distributed(
     wait: bool = False,
     final: bool = False,
 ) -> None:
-    """Keep a state whose tensors are sharded over the ranks (FSDP, DTensor), after a step; all ranks call it.
+    """Save a state whose tensors are sharded over the ranks (FSDP, DTensor), after a step. All ranks call it.
 
-    `state_dict` is what torch.distributed.checkpoint takes: dicts and lists, of tensors and JSON values. Each rank
-    copies and writes its own shards in the background, and rank 0 publishes all of them as one checkpoint.
+    `state_dict` has the form that torch.distributed.checkpoint takes: dicts and lists of tensors and JSON values. Each
+    rank copies its shards and writes them in the background; rank 0 publishes all of them as one checkpoint.
 
-    :raises InvalidCheckpoint: a part that can't be kept, or ranks that do not share rank 0's temporary folder
-    :raises CheckpointError: this save failed, or the one before did in the background
+    :raises InvalidCheckpoint: a part that can't be saved, or ranks that do not share rank 0's temporary folder
+    :raises CheckpointError: this save failed, or the previous one failed in the background
     """
     _save_distributed(session(), step, state_dict, metrics=metrics, wait=wait, final=final)
 
 
 def load_distributed(state_dict: MutableMapping[str, Any]) -> int | None:
-    """Fill a sharded state from the latest checkpoint, whatever the number of ranks that saved it; all ranks call it.
+    """Fill a sharded state from the latest checkpoint, saved by any number of ranks. All ranks call it.
 
-    Tensors are filled in place and the other values are replaced. The step of the checkpoint; None if there is none.
+    Tensors are filled in place, and other values are replaced. Returns the checkpoint's step; None without one.
 
     :raises InvalidCheckpoint: the checkpoint lacks a part of the state
     """
@@ -126,10 +126,10 @@ def load_distributed(state_dict: MutableMapping[str, Any]) -> int | None:
 
 
 def latest() -> Checkpoint | None:
-    """The newest checkpoint of this task that is whole; None before the first, and after the task was cleared.
+    """The newest intact checkpoint of this task; None before the first one, and after the task was cleared.
 
-    The first call begins this run: an earlier one that still lives can't publish from then on. A damaged checkpoint is
-    warned of, and the one before it is taken.
+    The first call begins this run: an earlier run that is still alive can't publish any more. If a checkpoint is
+    damaged, a warning is logged and the previous one is returned.
 
     :raises FencedOut: a later run has begun
     :raises CheckpointStoreUnavailable: the store does not answer
@@ -138,9 +138,9 @@ def latest() -> Checkpoint | None:
 
 
 def open_published(found: Mapping[str, Any]) -> Checkpoint:
-    """A checkpoint of another task, as `CheckpointSensor` returned it: that very one, or an error.
+    """The checkpoint of another task that `CheckpointSensor` returned.
 
-    :raises InvalidCheckpoint: it is no longer kept, or it is damaged
+    :raises InvalidCheckpoint: it is not kept any more, or it is damaged
     :raises CheckpointStoreUnavailable: the store does not answer
     """
     return read_published(session().place, found)
@@ -149,39 +149,39 @@ def open_published(found: Mapping[str, Any]) -> Checkpoint:
 def steps(
     total: int, every: object = "5m", state: Any = None, metrics: Mapping[str, float] | None = None
 ) -> Iterator[int]:
-    """The steps that are left to do, from the one after the latest checkpoint to `total` - 1.
+    """The remaining steps, from the one after the latest checkpoint to `total` - 1.
 
     `every` is a duration (``"5m"``) or a number of steps (``100``). `state` is an object with ``state_dict()`` and
-    ``load_state_dict()``, or a mapping of such: it is restored before the first step, saved by `every`, and saved after
-    the last one. `metrics` is a mapping that the body keeps up to date. Without a `state` the body saves, where
-    `is_due` says so.
+    ``load_state_dict()``, or a mapping of such objects. It is restored before the first step, saved by `every`, and
+    saved after the last step. `metrics` is a mapping that the loop body updates. Without a `state`, the loop body saves
+    when `is_due` is true.
 
-    At a notice the step that runs is finished and saved, and `Stopped` is raised. If it can't be saved, the log says
-    so, the checkpoint before stays, and the task stops all the same. A periodic save that fails because the store does
-    not answer is logged, and tried again when the next one is due.
+    At a notice, the current step ends and is saved, then `Stopped` is raised. If that save fails, the error is logged,
+    the previous checkpoint stays, and the task stops. If a periodic save fails because the store does not answer, the
+    error is logged, and the next periodic save tries again.
 
-    Under torch.distributed every rank has to loop; rank 0 decides and saves.
+    Under torch.distributed every rank must loop; rank 0 decides and saves.
 
-    :raises RequestError: an argument that can't be used; at once, before the first step
+    :raises RequestError: an invalid argument; raised before the first step
     :raises CheckpointError: a save failed
     """
     return iter(StepLoop(session(), total, every, state, metrics))
 
 
 def is_due() -> bool:
-    """Whether the task should save now: by the loop's `every`, or at a notice. Outside `steps`, only at a notice."""
-    loops = session().is_due
-    return should_stop() if loops is None else loops()
+    """Whether the task should save now: by the loop's `every`, or at a notice. Outside of `steps`, only at a notice."""
+    loop_is_due = session().is_due
+    return should_stop() if loop_is_due is None else loop_is_due()
 
 
 def should_stop() -> bool:
-    """Whether the task was given notice to save and stop. Takes about a microsecond."""
+    """Whether the task has a notice to save and stop. Takes about a microsecond."""
     return session().should_stop()
 
 
 def wait() -> None:
-    """Returns when everything that was saved is published.
+    """Return when all saves are published.
 
-    :raises CheckpointError: it could not be
+    :raises CheckpointError: a save failed
     """
     session().wait()

@@ -1,7 +1,7 @@
-"""The notice: how a task learns that it shall save and stop, and how it says that it has.
+"""The notice that asks a task to save and stop, and the task's answer.
 
-A file in the folder that the task shares with its supervisor. To look for it costs one `stat`, so a task can look at
-every step, and every process of the task sees it: a rank of torchrun, a shell script, a container.
+The notice is a file in the folder that the task shares with its supervisor. A check costs one `stat`, so a task can
+check at every step. Every process of the task sees the file: a rank of torchrun, a shell script, a container.
 """
 
 from __future__ import annotations
@@ -13,34 +13,33 @@ from pathlib import Path
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 NOTICE = "notice"
-"""Name of the file within the folder."""
+"""Name of the file in the folder."""
 
 EXIT_STOPPED = 85
-"""Exit code of a process that has saved and stopped on request. The number is HTCondor's, whose self-checkpointing
-jobs end with 85 by convention: https://htcondor.readthedocs.io/en/latest/users-manual/self-checkpointing-applications.html
+"""Exit code of a process that saved and stopped on request. HTCondor's self-checkpointing jobs use the same code:
+https://htcondor.readthedocs.io/en/latest/users-manual/self-checkpointing-applications.html
 """
 
-
 DUMP_SIGNAL = signal.SIGUSR1
-"""Makes a process of the task that has registered for it write the stacks of its threads into the task's log."""
+"""Asks a process of the task to write the stacks of its threads to the task's log, if the process listens for it."""
 
 
 class Notice(BaseModel):
-    """Why a task shall stop, and until when it may save."""
+    """Why a task must stop, and until when it can save."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     cause: str
-    """For people: ``preempted by train/fit``."""
+    """A text for people, such as ``preempted by train/fit``."""
     by: AwareDatetime
-    """The task is stopped then, saved or not."""
+    """At this time the task is stopped, saved or not."""
 
 
 class Stopped(SystemExit):
-    """The task has stopped on request, at a step boundary; its last checkpoint is where it goes on from.
+    """The task stops on request between two steps; the next run continues from its last checkpoint.
 
-    No `Exception`, so that no ``except Exception`` of a training loop swallows it. Where nobody catches it, the process
-    ends with the code 85.
+    It is not an `Exception`, so ``except Exception`` in a training loop does not catch it. If nothing catches it, the
+    process ends with the code 85.
 
     >>> stopped = Stopped(step=41, cause="preempted")
     >>> stopped.code, stopped.step
@@ -50,7 +49,7 @@ class Stopped(SystemExit):
     def __init__(self, *, step: int | None, cause: str) -> None:
         super().__init__(EXIT_STOPPED)
         self.step = step
-        """The step of the last checkpoint that is kept; None if there is none."""
+        """The step of the last published checkpoint; None without one."""
         self.cause = cause
 
     def __str__(self) -> str:
@@ -59,17 +58,17 @@ class Stopped(SystemExit):
 
 
 def give_notice(folder: Path, notice: Notice) -> None:
-    """Tell the task of this folder to save and stop; a second notice takes the place of the first."""
+    """Ask the task of this folder to save and stop; a second notice replaces the first."""
     replace_file(folder / NOTICE, notice.model_dump_json().encode())
 
 
 def has_notice(folder: Path | None) -> bool:
-    """Whether the task shall stop. Takes about a microsecond."""
-    return folder is not None and os.path.exists(folder / NOTICE)  # half the time of Path.exists
+    """Whether the task must stop. Takes about a microsecond."""
+    return folder is not None and os.path.exists(folder / NOTICE)  # takes half the time of Path.exists
 
 
 def read_notice(folder: Path | None) -> Notice | None:
-    """The notice; None if there is none or it says nothing that can be read (which stops the task all the same)."""
+    """The notice; None if there is none, or if it can't be read, in which case the task stops too."""
     if folder is None:
         return None
     try:
@@ -79,7 +78,7 @@ def read_notice(folder: Path | None) -> Notice | None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one, never half of it."""
+    """Write a file; a reader sees the whole old content or the whole new content."""
     draft = path.with_name(f"{path.name}.{os.getpid()}~")
     draft.write_bytes(content)
     draft.replace(path)

@@ -1,4 +1,4 @@
-"""How far the task is, for its supervisor: a file in the folder that they share."""
+"""The task's progress, which it writes to a file in the folder that it shares with its supervisor."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ from hetero_airflow.clock import Clock, SystemClock
 from hetero_airflow.runtime.notice import replace_file
 
 PROGRESS = "progress"
-"""Name of the file within the folder."""
+"""Name of the file in the folder."""
 
 INTERVAL_S = 1.0
-"""A step is written at most this often; a checkpoint or a new phase at once."""
+"""The least time between two writes of a step. A checkpoint or a new phase is written at once."""
 
 logger = logging.getLogger(__name__)
 
 
 class Phase(StrEnum):
-    """What the task does."""
+    """What the task does now."""
 
     STARTING = "starting"
-    """It has looked for its checkpoint, and no step is done yet: compilation, warm-up, the first step."""
+    """It has loaded its checkpoint, and no step is done yet: compilation, warm-up, the first step."""
     STEPPING = "stepping"
-    """It goes from step to step."""
+    """It runs its steps."""
     STOPPING = "stopping"
-    """It has seen a notice and saves."""
+    """It saves because of a notice."""
     DONE = "done"
     """All steps are done and saved."""
 
 
 class Progress(BaseModel):
-    """How far a task is."""
+    """The progress of a task."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: int | None = None
-    """The last step that is done, counted from 0; None before the first."""
+    """The last finished step, counted from 0; None before the first."""
     at: AwareDatetime
     """When this was written."""
     saved_step: int | None = None
-    """That of the newest checkpoint that is published; None without one."""
+    """The step of the newest published checkpoint; None without one."""
     saved_at: AwareDatetime | None = None
-    """When that was published; None also where the next run may not find it: see `CheckpointPlace.is_host_bound`."""
+    """When it was published; None also if the next run may not find it, see `CheckpointPlace.is_host_bound`."""
     phase: Phase = Phase.STARTING
 
 
 class ProgressFile:
-    """Keeps the file up to date; costs a comparison a step, and a write of about 50 us each second.
+    """Keeps the file up to date. The cost is one comparison per step, and a write of about 50 us each second.
 
-    May be called from the task's thread and from the saver's at once. That it can't be written is logged once and
-    stops nobody: the supervisor then knows less.
+    The task's thread and the saver's thread can call it at the same time. A failed write is logged once and raises
+    nothing; the supervisor then knows less.
     """
 
     def __init__(self, folder: Path | None, clock: Clock | None = None) -> None:
@@ -69,7 +69,7 @@ class ProgressFile:
         self._phase = Phase.STARTING
 
     def done(self, step: int) -> None:
-        """A step is done."""
+        """Record a finished step."""
         self._step = step
         if self._phase is Phase.STARTING:
             self.enter(Phase.STEPPING)
@@ -77,12 +77,12 @@ class ProgressFile:
             self._write()
 
     def saved(self, step: int, at: datetime | None) -> None:
-        """A checkpoint is published; `at` is None if the next run may not find it."""
+        """Record a published checkpoint; `at` is None if the next run may not find it."""
         self._saved = (step, at)
         self._write()
 
     def enter(self, phase: Phase) -> None:
-        """Another phase begins."""
+        """Begin another phase."""
         self._phase = phase
         self._write()
 
@@ -96,12 +96,12 @@ class ProgressFile:
             try:
                 replace_file(self._path, progress.model_dump_json().encode())
             except OSError as error:
-                logger.warning("The progress of this task can't be written and its supervisor won't see it: %s", error)
+                logger.warning("This task can't write its progress, so its supervisor does not see it: %s", error)
                 self._path = None
 
 
 def read_progress(folder: Path) -> Progress | None:
-    """How far the task of this folder is; None if it has not said so yet."""
+    """The progress of the task of this folder; None if it wrote none yet."""
     try:
         return Progress.model_validate_json((folder / PROGRESS).read_bytes())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The checkpoint of another task, as `CheckpointSensor` has found it."""
+"""The checkpoint of another task that `CheckpointSensor` found."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from hetero_airflow.runtime.scratch_folder import ScratchFolder
 from hetero_airflow.runtime.session import Checkpoint
 
 
-def read_published(own: CheckpointPlace, found: Mapping[str, Any]) -> Checkpoint:
-    """The very checkpoint that was found; see `checkpoint.open_published`.
+def read_published(own_place: CheckpointPlace, found: Mapping[str, Any]) -> Checkpoint:
+    """Load the checkpoint that the sensor found; see `checkpoint.open_published`.
 
-    :param own: the place of this task: what it may open, its endpoint and credentials, holds for the other's too
+    :param own_place: the place of this task, whose endpoint and credentials are used for the other task's place too
     """
     try:
         url, path, key, digest = (str(found[name]) for name in ("url", "path", "key", "digest"))
     except (KeyError, TypeError):
         raise InvalidCheckpoint(
-            f"the checkpoint {shorten(found)}", found="no url, path, key and digest", remedy="Give what the sensor gave"
+            f"the checkpoint {shorten(found)}",
+            found="no url, path, key and digest",
+            remedy="Pass the value that the sensor returned",
         ) from None
-    place = own.model_copy(update={"url": url, "path": path})
+    place = own_place.model_copy(update={"url": url, "path": path})
     store = open_store(place)
     index = read_index(store, path)
     entries = () if index is None else index.entries
@@ -32,8 +34,8 @@ def read_published(own: CheckpointPlace, found: Mapping[str, Any]) -> Checkpoint
     if entry is None:
         raise InvalidCheckpoint(
             f"checkpoint {shorten(key)} of {shorten(path, 200)}",
-            found=f"{len(entries)} others there: it was retired, or its task began anew",
-            remedy='Let that task keep more of them: checkpoint={"keep_last": 20}',
+            found=f"{len(entries)} other checkpoints: it was deleted, or its task was cleared",
+            remedy='Let that task keep more checkpoints: checkpoint={"keep_last": 20}',
         )
     scratch = ScratchFolder()
     folder = scratch.path()

@@ -1,9 +1,9 @@
-"""One of several processes of a task: runs the user's script, and leaves word of how it ended.
+"""One rank of a task with several processes: it runs the user's script, and writes a file that says how it ended.
 
-torchrun starts it, as ``python -m hetero_airflow.runtime.rank_process [-m] TARGET ARGUMENTS``. It is here so that a
-rank that saved and stopped at a notice is no failure to torchrun, which would start it again; so that the rank that
-failed first can be told from those that lost it; and so that no rank outlives torchrun. What it writes goes to its
-own named pipe, and lines of two ranks never mix.
+torchrun starts it as ``python -m hetero_airflow.runtime.rank_process [-m] TARGET ARGUMENTS``. It has three purposes.
+torchrun does not see a failure, and does not restart the rank, when the rank saves and stops at a notice. The rank that
+failed first can be distinguished from ranks that failed because they lost it. No rank outlives torchrun. Each rank
+writes its output to a named pipe of its own, so that lines of two ranks never mix.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from pydantic import BaseModel, ConfigDict
 from hetero_airflow.runtime.notice import DUMP_SIGNAL, EXIT_STOPPED, Stopped, replace_file
 
 RANKS_VARIABLE = "HETERO_AIRFLOW_RANKS"
-"""Environment variable that names the folder of these words and pipes; it also marks the ranks' own children."""
+"""Environment variable with the folder of the ranks' files and pipes; it also marks the children of ranks."""
 
 RESULT_VARIABLE = "HETERO_AIRFLOW_RESULT"
-"""Environment variable that names the file to which rank 0 may write the task's result, as JSON."""
+"""Environment variable with the file to which rank 0 can write the task's result, as JSON."""
 
 PARENT_VARIABLE = "HETERO_AIRFLOW_PARENT"
-"""Environment variable with the pid of the process that a child shall not outlive."""
+"""Environment variable with the pid of the process that a child must not outlive."""
 
 MAX_TEXT = 16_384
-"""Characters of one exception's message that are kept, from its end."""
+"""How many characters of an exception's message are kept, from its end."""
 
 MAX_CHAIN = 8
 
@@ -43,37 +43,37 @@ _RUNPY = runpy.run_path.__code__.co_filename
 
 
 class RankExit(BaseModel):
-    """How a rank ended, in its own words: well, stopped, or raising. One that was killed leaves none."""
+    """How a rank ended, written by the rank: normally, stopped, or with an exception. A killed rank writes none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rank: int
     restart: int
-    """How often torchrun had started the ranks again."""
+    """How often torchrun has restarted the ranks."""
     at_s: float
-    """Seconds since 1970: which rank was first."""
+    """The time of the end in seconds since 1970, to find the first rank."""
     stopped: str | None = None
-    """Why it stopped on request, if it did."""
+    """The cause of the notice, if it stopped on request."""
     saved_step: int | None = None
-    """Then: that of the checkpoint that is kept."""
+    """Then: the step of the last published checkpoint."""
     raised: tuple[tuple[str, str], ...] = ()
-    """(type, text) of the exception that ended it, and of those that this one came from."""
+    """(type, text) of the exception that ended it, and of that exception's causes."""
     lost: tuple[int, ...] = ()
-    """Then: ranks that had gone before without a word, so that it may have failed for lack of them."""
+    """Then: ranks that were gone before without a file; this rank may have failed because of them."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the target as the main program; the exit code."""
+    """Run the target as the main program; return the exit code."""
     die_with_parent()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
     folder, rank = Path(os.environ[RANKS_VARIABLE]), int(os.environ["RANK"])
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     _redirect_output(output_pipe(folder, int(os.environ["LOCAL_RANK"])))
-    _exit_path(folder, restart, rank).unlink(missing_ok=True)  # started again for lack of others, it counts as the same
+    _exit_path(folder, restart, rank).unlink(missing_ok=True)  # torchrun can start a rank twice if others are missing
     replace_file(_pid_path(folder, restart, rank), str(os.getpid()).encode())
-    end, code = _run(list(argv), RankExit(rank=rank, restart=restart, at_s=0), folder)
-    with suppress(OSError):  # a full disk must not hide how it ended from torchrun, too
-        replace_file(_exit_path(folder, restart, rank), end.model_dump_json().encode())
+    result, code = _run(list(argv), RankExit(rank=rank, restart=restart, at_s=0), folder)
+    with suppress(OSError):  # torchrun needs the exit code even if the disk is full
+        replace_file(_exit_path(folder, restart, rank), result.model_dump_json().encode())
     return code
 
 
@@ -83,44 +83,44 @@ def output_pipe(folder: Path, local_rank: int) -> Path:
 
 
 def read_rank_exits(folder: Path) -> Iterator[RankExit]:
-    """What the ranks have left word of so far."""
+    """The ends of ranks that are known so far."""
     for path in folder.glob("end-*.json"):
-        with suppress(FileNotFoundError):  # the rank was started again meanwhile
+        with suppress(FileNotFoundError):  # the rank was restarted meanwhile
             yield RankExit.model_validate_json(path.read_bytes())
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it is gone. Linux only."""
+    """Let the kernel kill this process when its parent ends. Linux only."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(os.environ[PARENT_VARIABLE]):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def latest_rank_exits(folder: Path) -> list[RankExit]:
-    """Those of the last start, in the order in which they ended."""
+    """The ends of ranks since the last start, in order of time."""
     last = max((int(path.name.split("-")[1]) for path in folder.glob("pid-*")), default=0)
-    return sorted((end for end in read_rank_exits(folder) if end.restart == last), key=lambda end: end.at_s)
+    return sorted((rank for rank in read_rank_exits(folder) if rank.restart == last), key=lambda rank: rank.at_s)
 
 
-def _run(argv: list[str], end: RankExit, folder: Path) -> tuple[RankExit, int]:
-    """Do as `python [-m] TARGET ARGUMENTS` would."""
+def _run(argv: list[str], base: RankExit, folder: Path) -> tuple[RankExit, int]:
+    """Run the target like `python [-m] TARGET ARGUMENTS`; return its end and the exit code."""
     try:
         _run_target(argv)
     except Stopped as error:
-        return _at_now(end, stopped=error.cause, saved_step=error.step), 0
+        return _at_now(base, stopped=error.cause, saved_step=error.step), 0
     except SystemExit as error:
         if error.code == EXIT_STOPPED:
-            return _at_now(end, stopped=f"exit code {EXIT_STOPPED}"), 0
+            return _at_now(base, stopped=f"exit code {EXIT_STOPPED}"), 0
         if error.code not in (None, 0):
             if not isinstance(error.code, int):
                 print(error.code, file=sys.stderr)
-            return _failed(end, error, folder), error.code if isinstance(error.code, int) else 1
-    except BaseException as error:  # noqa: BLE001  it is shown as Python would show it
-        failed = _failed(end, error, folder)
+            return _failed(base, error, folder), error.code if isinstance(error.code, int) else 1
+    except BaseException as error:  # noqa: BLE001  it is shown like Python shows it
+        failed = _failed(base, error, folder)
         shown = error.with_traceback(_target_traceback(error.__traceback__))
         sys.excepthook(type(shown), shown, shown.__traceback__)
         return failed, 1
-    return _at_now(end), 0
+    return _at_now(base), 0
 
 
 def _run_target(argv: list[str]) -> None:
@@ -133,11 +133,11 @@ def _run_target(argv: list[str]) -> None:
         runpy.run_path(argv[0], run_name="__main__")
 
 
-def _target_traceback(found: TracebackType | None) -> TracebackType | None:
-    """A traceback without what ran the target."""
-    while found is not None and found.tb_next and found.tb_frame.f_code.co_filename in (__file__, _RUNPY):
-        found = found.tb_next
-    return found
+def _target_traceback(traceback: TracebackType | None) -> TracebackType | None:
+    """The traceback from the target on, without this module and runpy."""
+    while traceback is not None and traceback.tb_next and traceback.tb_frame.f_code.co_filename in (__file__, _RUNPY):
+        traceback = traceback.tb_next
+    return traceback
 
 
 def _redirect_output(pipe: Path) -> None:
@@ -147,13 +147,13 @@ def _redirect_output(pipe: Path) -> None:
     os.close(output)
 
 
-def _at_now(end: RankExit, **fields: object) -> RankExit:
-    return end.model_copy(update={"at_s": time.time(), **fields})
+def _at_now(base: RankExit, **fields: object) -> RankExit:
+    return base.model_copy(update={"at_s": time.time(), **fields})
 
 
-def _failed(end: RankExit, error: BaseException, folder: Path) -> RankExit:
-    chain = tuple((_type_name(one), str(one)[-MAX_TEXT:]) for one in _chain(error))
-    return _at_now(end, raised=chain, lost=tuple(_lost_ranks(folder, end)))
+def _failed(base: RankExit, error: BaseException, folder: Path) -> RankExit:
+    chain = tuple((_type_name(cause), str(cause)[-MAX_TEXT:]) for cause in _chain(error))
+    return _at_now(base, raised=chain, lost=tuple(_lost_ranks(folder, base)))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -169,11 +169,12 @@ def _type_name(error: BaseException) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _lost_ranks(folder: Path, end: RankExit) -> Iterator[int]:
-    """Ranks of the same start that are no more, and left no word."""
-    for path in folder.glob(f"pid-{end.restart}-*"):
+def _lost_ranks(folder: Path, base: RankExit) -> Iterator[int]:
+    """Ranks of the same start that are gone and wrote no file."""
+    for path in folder.glob(f"pid-{base.restart}-*"):
         rank = int(path.name.split("-")[2])
-        if rank != end.rank and _is_gone(int(path.read_text())) and not _exit_path(folder, end.restart, rank).exists():
+        has_file = _exit_path(folder, base.restart, rank).exists
+        if rank != base.rank and _is_gone(int(path.read_text())) and not has_file():
             yield rank
 
 

@@ -1,4 +1,4 @@
-"""How often a loop saves: every so many steps, or every so much time."""
+"""How often a loop saves: after a number of steps, or after a duration."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hetero_airflow.errors import RequestError
 from hetero_airflow.units import parse_duration_s
 
 MAX_STEPS = 10**12
-"""A step is kept in twelve digits."""
+"""The key of a checkpoint has twelve digits for the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveInterval:
-    """Exactly one of the two is given.
+    """A number of steps or a duration; exactly one is not None.
 
     >>> SaveInterval.parse("5m"), SaveInterval.parse(100)
     (SaveInterval(steps=None, seconds=300.0), SaveInterval(steps=100, seconds=None))
@@ -25,14 +25,14 @@ class SaveInterval:
 
     @classmethod
     def parse(cls, value: object) -> SaveInterval:
-        """From a number of steps, a duration such as ``"5m"``, or a timedelta.
+        """Read a number of steps, a duration such as ``"5m"``, or a timedelta.
 
-        :raises RequestError: neither, zero, negative or too large
+        :raises RequestError: another type, or a value that is zero, negative or too large
         """
         if isinstance(value, int) and not isinstance(value, bool):
             if not 0 < value < MAX_STEPS:
                 raise RequestError(
-                    "every", value, found="no number of steps between saves", remedy="Use 1 or more, or a duration"
+                    "every", value, found="a number of steps out of range", remedy="Use 1 or more, or a duration"
                 )
             return cls(value, None)
         if not isinstance(value, (str, timedelta)):
@@ -45,7 +45,7 @@ class SaveInterval:
         return cls(None, parse_duration_s(value, "every"))
 
     def is_due(self, step: int, since_s: float) -> bool:
-        """Whether to save after this step (counted from 0), so many seconds after the last save.
+        """Whether to save after this step (counted from 0), `since_s` seconds after the last save.
 
         >>> SaveInterval.parse(100).is_due(99, since_s=0), SaveInterval.parse("5m").is_due(99, since_s=299)
         (True, False)

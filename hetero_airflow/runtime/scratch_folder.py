@@ -1,7 +1,7 @@
-"""Where a checkpoint lies while it is on its way to the store or from it: a folder of this process's own.
+"""A temporary folder of this process, for checkpoints on their way to or from the store.
 
-It is under `TMPDIR`. A process that is killed can't clean up, and a task that is killed again and again would fill the
-disk: so each folder is locked by its process, and the next one to come removes those that nobody locks.
+It is under `TMPDIR`. A killed process can't clean up, and repeated kills would fill the disk. So each process locks its
+folder, and the next process removes the folders that are not locked.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 PREFIX = "hetero-airflow-checkpoint-"
 LOCK = "lock~"
 FRESH_S = 60.0
-"""A folder this young may belong to a process that is about to lock it."""
+"""A folder that is younger than this may belong to a process that is about to lock it."""
 
 
 class ScratchFolder:
-    """A folder for this process's checkpoints, removed when it ends."""
+    """A folder for checkpoints of this process, which is removed when the process ends."""
 
     def __init__(self) -> None:
         parent = Path(tempfile.gettempdir())
@@ -34,19 +34,19 @@ class ScratchFolder:
         weakref.finalize(self, _remove, self._root, lock, os.getpid())
 
     def path(self) -> Path:
-        """Where nothing is yet."""
+        """A new path in the folder; nothing exists there."""
         return self._root / secrets.token_hex(8)
 
 
 def _remove(root: Path, lock: int, owner: int) -> None:
-    if os.getpid() == owner:  # a fork has it too, and ends before
+    if os.getpid() == owner:  # a forked child has this finalizer too, and ends first
         shutil.rmtree(root, ignore_errors=True)
         os.close(lock)
 
 
 def _remove_abandoned(parent: Path) -> None:
     for root in parent.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # locked, another user's, or gone meanwhile
+        with contextlib.suppress(OSError):  # locked, owned by another user, or removed meanwhile
             if time.time() - root.stat(follow_symlinks=False).st_mtime > FRESH_S and not root.is_symlink():
                 _remove_unlocked(root)
 

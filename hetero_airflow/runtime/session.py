@@ -1,4 +1,4 @@
-"""One process's dealings with its checkpoints: where they are, that it may publish there, and what it has saved."""
+"""The checkpoint session of one process: its place, its claim to publish there, and its saves."""
 
 from __future__ import annotations
 
@@ -34,34 +34,34 @@ from hetero_airflow.runtime.state.tree import StagedState, stage
 from hetero_airflow.settings import CHECKPOINT_VARIABLE
 
 LOCAL_FOLDER = "checkpoints"
-"""Without a supervisor: under the working directory."""
+"""The folder in the working directory that is used without a supervisor."""
 
 logger = logging.getLogger(__name__)
 
 
 class Checkpoint:
-    """A checkpoint as it was found: every file of it was compared with its digest."""
+    """A loaded checkpoint. Each of its files matches its digest."""
 
     def __init__(self, entry: CheckpointEntry, folder: Path, scratch: ScratchFolder) -> None:
         self.step = entry.step
-        """The last step that is done in it, counted from 0."""
+        """Its last finished step, counted from 0."""
         self.metrics = entry.metrics
         self.is_final = entry.is_final
-        """Nothing comes after it: the work was done."""
+        """Whether the work was finished."""
         self.published_at: datetime = entry.published_at
         self.folder = folder
-        """Its files, while this object lives."""
+        """The folder of its files; it exists as long as this object."""
         self.files = folder / FILES
-        """The folder of what was saved as ``files``; empty if nothing was."""
+        """The folder of the files that were saved as ``files``; it can be empty."""
         self.files.mkdir(exist_ok=True)
-        self._scratch = scratch  # ends with the last one that has something in it
+        self._scratch = scratch  # lives as long as a checkpoint in it
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
     @cached_property
     def state(self) -> Any:
-        """What was saved, read when it is first asked for; tensors are on the CPU.
+        """The saved state, read at the first access; tensors are on the CPU.
 
-        :raises InvalidCheckpoint: it is no such state
+        :raises InvalidCheckpoint: the files are not a state
         """
         return read_state(self.folder)
 
@@ -70,7 +70,7 @@ class Checkpoint:
 
 
 class CheckpointSession:
-    """The checkpoints of this process. The claim is made when one is first asked for or saved, by rank 0 alone."""
+    """The checkpoints of this process. Rank 0 makes the claim at the first load or save."""
 
     def __init__(
         self, place: CheckpointPlace, store: CheckpointStore, control: Path | None, clock: Clock | None = None
@@ -80,23 +80,23 @@ class CheckpointSession:
         self.control = control
         self.collectives = RankCollectives()
         self.background = RankCollectives()
-        """For the thread that saves: two threads may not share a process group."""
+        """For the saving thread, since two threads must not share a process group."""
         self.is_due: Callable[[], bool] | None = None
-        """Of the loop of `steps` that goes on; then it is the one that stops, at the end of a step."""
+        """Set by the running loop of `steps`, which then stops at the end of a step."""
         self.saved_step: int | None = None
-        """The last step that was given to be saved."""
+        """The last step that was passed to a save."""
         self.published_step: int | None = None
-        """That of the newest checkpoint that is published, as far as this process knows."""
+        """The step of the newest published checkpoint that this process knows."""
         self._clock = clock or SystemClock()
         self._saver = BackgroundSaver()
         self._scratch: ScratchFolder | None = None
         self._claim: WriteClaim | None = None
         self._latest: Checkpoint | None = None
-        self._staged: StagedState | None = None  # the last one's memory, for the next
+        self._staged: StagedState | None = None  # its memory is reused by the next save
         self.progress = ProgressFile(control if rank() == 0 else None, self._clock)
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; waits for a save under way."""
+        """The newest intact checkpoint; waits for a running save."""
         self.begin()
         self.wait()
         if self._latest is not None:
@@ -114,7 +114,7 @@ class CheckpointSession:
         return self._latest
 
     def forget_latest(self) -> None:
-        """Let go of the checkpoint that was loaded, and of the memory and the disk that it takes."""
+        """Release the loaded checkpoint, with its memory and disk space."""
         self._latest = None
 
     def save(
@@ -128,13 +128,12 @@ class CheckpointSession:
         final: bool,
     ) -> None:
         """Copy a state and publish it in the background; see `checkpoint.save`."""
-
         number = check_step(step)
-        checked = check_metrics(metrics or {})
+        valid_metrics = check_metrics(metrics or {})
         if rank() == 0:
             self.begin()
             self.wait()
-            self._copy_and_submit(number, state, files or {}, checked, final=final)
+            self._copy_and_submit(number, state, files or {}, valid_metrics, final=final)
         self.saved_step = number
         if wait:
             self.wait()
@@ -163,16 +162,16 @@ class CheckpointSession:
     def submit(
         self, step: int, folder: Path, write: Callable[[], object], *, metrics: Mapping[str, float], final: bool
     ) -> None:
-        """Let `write` complete a folder and publish it, in the background; call `wait` before."""
-        right = self.begin()
-        assert right is not None
+        """Complete a folder with `write` and publish it, in the background. Call `wait` first."""
+        claim = self.begin()
+        assert claim is not None
         self.forget_latest()
 
         def work() -> None:
             try:
                 write()
                 entry = publish(
-                    self.store, right, folder, step=step, metrics=metrics, now=self._clock.now(), is_final=final
+                    self.store, claim, folder, step=step, metrics=metrics, now=self._clock.now(), is_final=final
                 )
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -182,11 +181,11 @@ class CheckpointSession:
         self._saver.start(step, work)
 
     def follow(self, step: int, written: Callable[[], object]) -> None:
-        """Let this rank's part be written in the background; rank 0 publishes it."""
+        """Write this rank's part in the background; rank 0 publishes it."""
         self._saver.start(step, written)
 
     def wait(self) -> None:
-        """Returns when all that was saved is published."""
+        """Return when all saves are published."""
         self._saver.wait()
 
     def should_stop(self) -> bool:
@@ -194,16 +193,16 @@ class CheckpointSession:
         return has_notice(self.control)
 
     def stopped(self) -> Stopped:
-        """What to raise when the task stops at a notice."""
+        """The exception with which the task stops at a notice."""
         notice = read_notice(self.control)
         stopped = Stopped(step=self.published_step, cause=notice.cause if notice else "a notice")
         logger.warning("This task has %s.", stopped)
         return stopped
 
     def folder(self) -> Path:
-        """A new local folder for a checkpoint.
+        """Make a local folder for a checkpoint.
 
-        :raises CheckpointStoreUnavailable: none can be made
+        :raises CheckpointStoreUnavailable: the folder can't be made
         """
         folder = self._scratch_folder().path()
         try:
@@ -220,7 +219,7 @@ class CheckpointSession:
         return self._scratch
 
     def begin(self) -> WriteClaim | None:
-        """Fence out earlier runs, once; the right to publish, which rank 0 alone has.
+        """Fence out earlier runs, once. Returns the claim to publish, which only rank 0 has.
 
         :raises FencedOut: a later run has begun
         """
@@ -228,8 +227,8 @@ class CheckpointSession:
             self._claim = claim_place(self.store, self.place)
             if self.place.is_host_bound:
                 logger.warning(
-                    "Checkpoints go to %s, which only this host sees: on another one this task starts at step 0. Set "
-                    "[hetero] checkpoint_url to s3://bucket/prefix or file:///shared/folder, on every host.",
+                    "Only this host sees the checkpoints in %s. On another host, this task starts at step 0. "
+                    "Set [hetero] checkpoint_url to s3://bucket/prefix or file:///shared/folder, on every host.",
                     self.place.url,
                 )
         return self._claim
@@ -240,9 +239,9 @@ class CheckpointSession:
 
 
 def read_place(text: str | None) -> CheckpointPlace:
-    """Where the checkpoints of this process are: as its supervisor says, else in a folder beside it.
+    """The place of this process's checkpoints: from its supervisor, else a local folder.
 
-    :raises SettingsError: what the supervisor says can't be read
+    :raises SettingsError: the supervisor's text can't be read
     """
     if not text:
         return CheckpointPlace(url=Path(LOCAL_FOLDER).absolute().as_uri(), path="local")
@@ -257,9 +256,9 @@ def read_place(text: str | None) -> CheckpointPlace:
 
 
 def check_step(step: object) -> int:
-    """A step as a number.
+    """The step as an int.
 
-    :raises InvalidCheckpoint: it is none that a checkpoint can have
+    :raises InvalidCheckpoint: it is not a valid step
     """
     try:
         number = -1 if isinstance(step, bool) else operator.index(step)  # type: ignore[arg-type]
@@ -268,7 +267,7 @@ def check_step(step: object) -> int:
     if not 0 <= number < MAX_STEPS:
         raise InvalidCheckpoint(
             f"step={shorten(step)}",
-            found="no step",
-            remedy="Give the number of the step that is done, from 0 on",
+            found="a value that is not a step",
+            remedy="Pass the number of the finished step, from 0",
         )
     return number

@@ -1,4 +1,4 @@
-"""The loop of a task that can be interrupted between any two steps."""
+"""The loop of a task, which can be interrupted between any two steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class _NextAction(IntEnum):
-    """What comes after a step, for all ranks."""
+    """What all ranks do after a step."""
 
     GO_ON = 0
     SAVE = 1
@@ -34,9 +34,9 @@ class _NextAction(IntEnum):
 
 
 class StepLoop:
-    """Yields the steps that are left to do, and saves and stops between them; see `checkpoint.steps`.
+    """Yields the remaining steps, and saves and stops between them; see `checkpoint.steps`.
 
-    :raises RequestError: a `total`, `every` or `state` that can't be used
+    :raises RequestError: an invalid `total`, `every` or `state`
     """
 
     def __init__(
@@ -49,7 +49,9 @@ class StepLoop:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         if isinstance(total, bool) or not isinstance(total, int) or not 0 <= total <= MAX_STEPS:
-            raise RequestError("total", total, found="no number of steps", remedy="Give a whole number from 0 on")
+            raise RequestError(
+                "total", total, found="a value that is not a number of steps", remedy="Use a whole number from 0"
+            )
         self._session = session
         self._total = total
         self._every = SaveInterval.parse(every)
@@ -72,25 +74,25 @@ class StepLoop:
         self.end()
 
     def begin(self) -> int:
-        """Restore the state; the first step that is left to do.
+        """Restore the state; return the first remaining step.
 
-        :raises Stopped: at a notice that is there already: nothing was done since the last checkpoint
+        :raises Stopped: there is a notice already; nothing was done since the last checkpoint
         """
         session = self._session
         first = self._resume()
-        if session.collectives.on(session.should_stop()):
+        if session.collectives.broadcast(session.should_stop()):
             raise session.stopped()
         session.is_due = self._is_due
         return first
 
     def after(self, step: int) -> None:
-        """At the end of a step: save if it is due, stop if there is a notice."""
+        """End a step: save if it is due, stop if there is a notice."""
         self._step = step
         self._session.progress.done(step)
         self._after_step()
 
     def end(self) -> None:
-        """All steps are done: returns when what was saved is published."""
+        """Return when all saves are published, after the last step."""
         self._session.is_due = None
         self._session.wait()
         self._session.progress.enter(Phase.DONE)
@@ -99,17 +101,17 @@ class StepLoop:
         session = self._session
         session.progress.enter(Phase.STARTING)
         session.begin()
-        session.collectives.wait()  # no rank looks before the others are fenced out
+        session.collectives.wait()  # no rank reads before earlier runs are fenced out
         last = session.latest() if self._state is not None or rank() == 0 else None
         if last is not None and self._state is not None:
             restore(self._state, last.state)
         session.forget_latest()
         self._saved_at = self._monotonic()
-        own = 0 if last is None else last.step + 1
-        first = session.collectives.on(own)
-        if not session.collectives.all(self._state is None or own == first):
+        own_first = 0 if last is None else last.step + 1
+        first = session.collectives.broadcast(own_first)
+        if not session.collectives.all(self._state is None or own_first == first):
             raise InvalidCheckpoint(
-                f"that all ranks go on after step {first - 1}",
+                f"that all ranks continue after step {first - 1}",
                 found="ranks that do not see that checkpoint",
                 remedy="Set [hetero] checkpoint_url to a place that all workers of the gang reach",
             )
@@ -118,9 +120,9 @@ class StepLoop:
         return first
 
     def _is_due(self) -> bool:
-        return self._session.collectives.on(self._then()) != _NextAction.GO_ON
+        return self._session.collectives.broadcast(self._next_action()) != _NextAction.GO_ON
 
-    def _then(self) -> _NextAction:
+    def _next_action(self) -> _NextAction:
         if self._session.should_stop():
             return _NextAction.STOP
         is_due = self._every.is_due(self._step, self._monotonic() - self._saved_at)
@@ -132,28 +134,28 @@ class StepLoop:
             has_saved = session.saved_step == self._step
             if has_saved:
                 self._saved_at = self._monotonic()
-            if session.collectives.on(has_saved and session.should_stop()):
+            if session.collectives.broadcast(has_saved and session.should_stop()):
                 self._stop()
             return
         is_last = self._step == self._total - 1
-        then = session.collectives.on(self._then())
-        if then == _NextAction.STOP:
+        action = session.collectives.broadcast(self._next_action())
+        if action == _NextAction.STOP:
             self._stop(is_last=is_last)
         elif is_last:
             self._save(wait=True, final=True)
-        elif then == _NextAction.SAVE:
-            with suppress(CheckpointStoreUnavailable):  # it is in the log, and the store may be back the next time
+        elif action == _NextAction.SAVE:
+            with suppress(CheckpointStoreUnavailable):  # it is logged, and the store may answer the next time
                 self._save()
             self._saved_at = self._monotonic()
 
     def _save(self, *, wait: bool = False, final: bool = False) -> None:
         session = self._session
-        with suppress(CheckpointStoreUnavailable):  # of the save before, which is in the log
+        with suppress(CheckpointStoreUnavailable):  # of the previous save, which is logged
             session.wait()
         session.save(self._step, self._state, metrics=self._metrics, files=None, wait=wait, final=final)
 
     def _stop(self, *, is_last: bool = False) -> None:
-        """Keep what can be kept, and stop; the last step is followed by nothing, so that there is nothing to stop."""
+        """Save and stop. After the last step it only saves, since nothing is left to stop."""
         session = self._session
         session.progress.enter(Phase.STOPPING)
         try:
@@ -164,9 +166,9 @@ class StepLoop:
         except FencedOut:
             raise
         except CheckpointError:
-            logger.exception("Step %d is lost: the task has to stop and can't save it", self._step)
+            logger.exception("Step %d is lost: the task must stop and can't save it", self._step)
         else:
             if is_last:
                 return
-        session.collectives.wait()  # a rank that ends early would have the others killed while they save
+        session.collectives.wait()  # if a rank ends early, torchrun kills the others while they save
         raise session.stopped()

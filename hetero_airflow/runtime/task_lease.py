@@ -1,8 +1,9 @@
-"""What a task is told of its lease, and how it travels: as JSON in one environment variable."""
+"""The lease as the task sees it. It travels as JSON in an environment variable."""
 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -12,40 +13,42 @@ from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.settings import LEASE_VARIABLE
 
+if TYPE_CHECKING:
+    import torch
+
 _TORCH_TYPES = {"nvidia": "cuda", "amd": "cuda", "ascend": "npu", "google": "xla"}
 """Vendor → torch's device type; ROCm builds of torch call their devices cuda."""
 
-
 _TORCH_BACKENDS = {"cuda": "nccl", "npu": "hccl"}
-"""torch's device type → what its collectives go by; Gloo for all others."""
+"""torch's device type → the backend of its collectives; Gloo for all others."""
 
 
 class TaskGang(BaseModel):
-    """The tasks that were placed together with this one, each on a lease of its own."""
+    """The gang of this task. Each member has its own lease."""
 
     model_config = ConfigDict(frozen=True)
 
     name: str
-    """Of this placement of the gang: placed anew, it has another one."""
+    """The name of this placement of the gang; a new placement gets a new name."""
     rank: int
-    """This task's place in the gang, from 0; rank 0 is the leader."""
+    """The number of this task in the gang, from 0; rank 0 is the leader."""
     hosts: tuple[str, ...]
-    """Of the members' workers, by rank."""
+    """The hosts of the members' workers, by rank."""
     leader: str
     """Id of the leader's lease."""
     first_index: int
     """The leader's map index."""
     network: dict[str, str] = {}
-    """Variables that the labels of this worker make: see `gang_network.network_settings`."""
+    """Variables that the labels of this worker define: see `gang.network.network_settings`."""
 
     @property
     def size(self) -> int:
-        """How many tasks there are."""
+        """The number of tasks."""
         return len(self.hosts)
 
 
 class TaskLease(BaseModel):
-    """The devices that this task may use, and no other task does.
+    """The devices that this task can use, and no other task does.
 
     >>> lease = TaskLease(id="l1", token=7, worker="host-a", vendor="nvidia", kind="gpu", model="a100-sxm4-40gb",
     ...                   ids=("GPU-8f",), indexes=(3,), memory_bytes=2**35, share=None)
@@ -57,55 +60,55 @@ class TaskLease(BaseModel):
 
     id: str
     token: int
-    """Fencing token: greater than that of every lease granted before."""
+    """Fencing token: greater than the token of every earlier lease."""
     worker: str
     vendor: str
     kind: str
     model: str
     ids: tuple[str, ...]
-    """Names that the vendor's software accepts, in the order of its own numbers."""
+    """Device names that the vendor's software accepts, in the order of the software's numbers."""
     indexes: tuple[int, ...]
-    """The numbers that the vendor's tools show on the host."""
+    """The device numbers that the vendor's tools show on the host."""
     memory_bytes: int
-    """Of each device; of a share, what the share comes to; of a CPU, the host memory asked for, 0 if none was."""
+    """The memory of each device, or of the share. For a CPU, the requested host memory, 0 if none."""
     share: float | None
-    """None for whole devices. A share is cooperative: the task is told it and frameworks are set to keep
-    to it, but no hardware barrier stops a task that takes more."""
+    """None for whole devices. A share is cooperative: frameworks are configured to keep to it, but no hardware limit
+    stops a task that uses more."""
     cores: tuple[int, ...] = ()
-    """Ids of the CPU cores that are this task's alone; empty if it asked for none."""
+    """Ids of the CPU cores that only this task uses; empty if it requested none."""
     alternative: int = 0
-    """Which of the request's alternatives was placed, from 0."""
+    """The number of the alternative of the request that was placed, from 0."""
     simulated: bool = False
     """True if the devices are not real."""
     is_slot: bool = False
-    """True if the ids are slots of a node, whose device plugin chose the devices and shows the task no others."""
+    """True if the ids are slots of a Kubernetes node. Its device plugin chose the devices and hides all others."""
     gang: TaskGang | None = None
-    """None for a task that was placed by itself."""
+    """None for a task without a gang."""
     is_remote: bool = False
-    """Whether the next run of the task may be on another host."""
+    """Whether the next run of the task can be on another host."""
 
     @property
     def count(self) -> int:
-        """How many devices; of a CPU, how many cores."""
+        """The number of devices, or of cores for a CPU."""
         return len(self.cores) if self.kind == "cpu" else len(self.ids)
 
     @property
     def is_cooperative(self) -> bool:
-        """Whether the device is shared, with nothing but the tasks' good behaviour between them."""
+        """Whether the device is shared, and only the tasks themselves keep to their shares."""
         return self.share is not None
 
     @property
     def torch_device(self) -> str:
-        """The first device as torch names it. ``cpu`` for CPUs, FPGAs and simulated devices.
+        """Torch's name of the first device; ``cpu`` for CPUs, FPGAs and simulated devices.
 
-        Only leased devices are visible to the process, so the first is always number 0.
+        The process sees only leased devices, so the first one always has number 0.
         """
         kind = None if self.simulated else _TORCH_TYPES.get(self.vendor)
         return f"{kind}:0" if kind and self.kind != "cpu" else "cpu"
 
     @property
     def torch_backend(self) -> str:
-        """What torch.distributed's collectives between such devices go by: ``nccl``, ``hccl`` or ``gloo``."""
+        """The backend of torch.distributed for such devices: ``nccl``, ``hccl`` or ``gloo``."""
         return _TORCH_BACKENDS.get(self.torch_device.partition(":")[0], "gloo")
 
     def __str__(self) -> str:
@@ -115,7 +118,7 @@ class TaskLease(BaseModel):
 
 
 def task_lease(lease: Lease, worker: Worker, alternative: Alternative) -> TaskLease:
-    """What the task is told of a lease that the store granted on this worker."""
+    """A lease that the store granted on this worker, in the form for the task."""
     devices = {device.id: device for device in worker.devices}
     cpu_cores = tuple(core for claim in lease.claims for core in claim.cores)
     claims = [claim for claim in lease.claims if devices[claim.device_id].kind != "cpu"] or list(lease.claims)
@@ -142,7 +145,7 @@ def task_lease(lease: Lease, worker: Worker, alternative: Alternative) -> TaskLe
 def current_lease() -> TaskLease:
     """The lease of this process.
 
-    :raises NoLeaseError: the process runs without one, as under `dag.test()` or another executor
+    :raises NoLeaseError: the process has no lease, for example under `dag.test()` or another executor
     """
     text = os.environ.get(LEASE_VARIABLE)
     if not text:
@@ -155,5 +158,26 @@ def current_lease() -> TaskLease:
         return TaskLease.model_validate_json(text)
     except ValidationError as error:
         raise NoLeaseError(
-            f"the device lease in {LEASE_VARIABLE}", found=shorten(text), remedy="Leave that variable to HeteroExecutor"
+            f"the device lease in {LEASE_VARIABLE}",
+            found=shorten(text),
+            remedy="Unset it; only HeteroExecutor sets it",
         ) from error
+
+
+def torch_device() -> torch.device:
+    """The device to train on: the leased device; without a lease the first GPU, else the CPU. Needs torch.
+
+    If there are several devices, each process that torchrun started has its own. For a share, this sets torch's memory
+    limit for this process.
+    """
+    import torch
+
+    if LEASE_VARIABLE not in os.environ:
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    lease = current_lease()
+    device = torch.device(lease.torch_device)
+    if device.type != "cpu":
+        device = torch.device(device.type, int(os.environ.get("LOCAL_RANK", "0")))
+    if lease.share is not None and device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(lease.share, device)
+    return device

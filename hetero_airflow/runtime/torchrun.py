@@ -1,6 +1,6 @@
-"""torchrun that dies with the task that started it, and says how each rank ended.
+"""torchrun that ends with its task, and reports the exit codes of its ranks.
 
-Takes torchrun's own arguments: ``python -m hetero_airflow.runtime.torchrun --standalone --nproc-per-node=2 train.py``.
+It takes torchrun's arguments: ``python -m hetero_airflow.runtime.torchrun --standalone --nproc-per-node=2 train.py``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from hetero_airflow.runtime.notice import replace_file
 from hetero_airflow.runtime.rank_process import PARENT_VARIABLE, RANKS_VARIABLE, die_with_parent
 
 EXIT_CODES = "exit-codes.json"
-"""Rank → exit code of its process, of those that failed when torchrun gave up; negative for a signal."""
+"""Rank → exit code, for the ranks that failed when torchrun gave up; negative for a signal."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run torchrun; the exit code."""
+    """Run torchrun; return the exit code."""
     die_with_parent()
     os.environ[PARENT_VARIABLE] = str(os.getpid())
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -36,13 +36,13 @@ def main(argv: Sequence[str]) -> int:
         replace_file(Path(os.environ[RANKS_VARIABLE]) / EXIT_CODES, json.dumps(codes).encode())
         print(error, file=sys.stderr)
         return 1
-    except SignalException as error:  # it has stopped its ranks
+    except SignalException as error:  # torchrun has stopped its ranks
         return 128 + int(error.sigval)
     return 0
 
 
 def read_exit_codes(folder: Path) -> dict[int, int]:
-    """What was said there; nothing if torchrun did not give up, or was killed."""
+    """The exit codes of failed ranks; none if torchrun did not give up, or was killed."""
     try:
         return {int(rank): int(code) for rank, code in json.loads((folder / EXIT_CODES).read_bytes()).items()}
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Makes the leased devices the only ones that the vendors' software sees.
+"""Limits the vendors' software to the leased devices.
 
 Sources of the variables' meaning: NVIDIA's CUDA programming guide (CUDA_VISIBLE_DEVICES takes
 UUIDs of GPUs and MIG instances), AMD's ROCm "GPU isolation" page (ROCR_VISIBLE_DEVICES selects
@@ -23,15 +23,15 @@ _HIDDEN = {
     "ASCEND_RT_VISIBLE_DEVICES": "",
     "TPU_VISIBLE_CHIPS": "",
 }
-"""What each vendor's software is told by a lease that has none of its devices."""
+"""The variables for vendors of which the lease has no device."""
 
 _TPU_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 
 
 def lease_environment(lease: TaskLease, inherited: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that bind a process to its lease; set them before a framework is imported.
+    """The variables that bind a process to its lease. Set them before a framework is imported.
 
-    `inherited` is the environment that they are added to: options that it holds are kept.
+    :param inherited: the environment to which they are added; its options for torch's allocator are kept
 
     >>> lease = TaskLease(id="l", token=1, worker="a", vendor="nvidia", kind="gpu", model="a100", ids=("GPU-8f",),
     ...                   indexes=(3,), memory_bytes=2**35, share=0.5)
@@ -39,8 +39,8 @@ def lease_environment(lease: TaskLease, inherited: Mapping[str, str] | None = No
     >>> environment["CUDA_VISIBLE_DEVICES"], environment["XLA_PYTHON_CLIENT_MEM_FRACTION"]
     ('GPU-8f', '0.5')
     """
-    bound = {} if lease.is_slot else {**_HIDDEN, **_visible(lease)}  # a pod sees its own devices and no others
-    variables = {LEASE_VARIABLE: lease.model_dump_json(), **bound}
+    visible = {} if lease.is_slot else {**_HIDDEN, **_visible(lease)}  # a pod sees only its own devices anyway
+    variables = {LEASE_VARIABLE: lease.model_dump_json(), **visible}
     if lease.share is not None:
         options = [(inherited or {}).get("PYTORCH_ALLOC_CONF"), f"per_process_memory_fraction:{lease.share:g}"]
         variables["PYTORCH_ALLOC_CONF"] = ",".join(option for option in options if option)
@@ -62,18 +62,18 @@ def _visible(lease: TaskLease) -> dict[str, str]:
         return {"ASCEND_RT_VISIBLE_DEVICES": indexes}
     if lease.vendor == "google":
         bounds = _TPU_BOUNDS.get(len(lease.ids))
-        part = {"TPU_CHIPS_PER_PROCESS_BOUNDS": bounds, "TPU_PROCESS_BOUNDS": "1,1,1"} if bounds else {}
-        return {"TPU_VISIBLE_CHIPS": indexes, **part}
+        shape = {"TPU_CHIPS_PER_PROCESS_BOUNDS": bounds, "TPU_PROCESS_BOUNDS": "1,1,1"} if bounds else {}
+        return {"TPU_VISIBLE_CHIPS": indexes, **shape}
     return {}
 
 
 @contextmanager
 def bound_to_lease(lease: TaskLease) -> Iterator[None]:
-    """Within: environment and CPU affinity of the lease, for this process and all it starts. Then as before."""
+    """Set the lease's environment and CPU affinity for this process and its children; restore them at the end."""
     variables = lease_environment(lease, os.environ)
     before = {name: os.environ.get(name) for name in variables}
     affinity = os.sched_getaffinity(0)
-    cores = set() if lease.is_slot else affinity.intersection(lease.cores)  # a pod's are a number: its cgroup counts
+    cores = set() if lease.is_slot else affinity.intersection(lease.cores)  # the cgroup of a pod limits its cores
     try:
         os.environ.update(variables)
         if cores:

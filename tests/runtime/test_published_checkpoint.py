@@ -29,7 +29,7 @@ def test_one_that_is_kept_no_longer_is_an_error_that_says_what_to_do(begin, plac
     saved(begin, 1)
     first = found(place, tmp_path / "store", 1)
     saved(begin, 3, 5, 7)
-    with pytest.raises(InvalidCheckpoint, match=r"retired.*keep_last"):
+    with pytest.raises(InvalidCheckpoint, match=r"deleted.*keep_last"):
         read_published(place, first)
 
 
@@ -45,5 +45,5 @@ def test_what_would_leave_the_store_is_refused(begin, place, tmp_path, change):
 @pytest.mark.parametrize("nonsense", [None, {}, {"step": 3}, "path"])
 def test_what_no_sensor_said_is_refused(nonsense, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidCheckpoint, match="Give what the sensor gave"):
+    with pytest.raises(InvalidCheckpoint, match="Pass the value that the sensor returned"):
         checkpoint.open_published(nonsense)

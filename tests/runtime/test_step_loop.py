@@ -277,7 +277,7 @@ def test_a_state_that_could_not_be_restored_is_refused_by_its_place(begin: Begin
 def test_a_state_under_another_name_is_no_state(begin: Begin) -> None:
     for _ in StepLoop(begin(), 2, 1, state={"model": Counting()}):
         pass
-    with pytest.raises(InvalidCheckpoint, match=r"state\['net'\]; found a checkpoint that has only 'model'"):
+    with pytest.raises(InvalidCheckpoint, match=r"state\['net'\]; found a checkpoint with only 'model'"):
         list(StepLoop(begin(), 2, 1, state={"net": Counting()}))
 
 
@@ -312,7 +312,7 @@ def test_steps_say_how_far_they_are(begin: Begin, control: Path, caplog) -> None
 class FollowersAgreement(RankCollectives):
     """That of a rank which is told by rank 0 to go on after another step than it has seen."""
 
-    def on(self, value: int) -> int:
+    def broadcast(self, value: int) -> int:
         return 4
 
     def all(self, value: bool) -> bool:
@@ -323,5 +323,5 @@ def test_a_rank_that_does_not_see_the_checkpoint_of_the_others_stops_them_all(be
     run(begin(), 3)
     session = begin()
     session.collectives = FollowersAgreement()
-    with pytest.raises(InvalidCheckpoint, match="go on after step 3; found ranks that do not see that checkpoint"):
+    with pytest.raises(InvalidCheckpoint, match="continue after step 3; found ranks that do not see that checkpoint"):
         run(session, 8)

@@ -82,7 +82,7 @@ def test_cores_that_the_host_does_not_give_us_do_not_break_the_task():
 
 def test_a_lease_that_cannot_be_read_is_a_clear_error(monkeypatch):
     monkeypatch.setenv(LEASE_VARIABLE, '{"id": 1}')
-    with pytest.raises(NoLeaseError, match="Leave that variable to HeteroExecutor"):
+    with pytest.raises(NoLeaseError, match="only HeteroExecutor sets it"):
         current_lease()
 
 

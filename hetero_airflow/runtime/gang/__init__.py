@@ -1,1 +1,1 @@
-"""Gang."""
+"""The processes of one task and of a gang: their addresses, their rendezvous, and how they agree."""

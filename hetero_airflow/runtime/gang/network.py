@@ -1,4 +1,4 @@
-"""How the members of a gang reach each other: settings from the labels of their workers, and their own addresses."""
+"""How the members of a gang reach each other: network settings from worker labels, and the address of a host."""
 
 from __future__ import annotations
 
@@ -12,59 +12,59 @@ import psutil
 from hetero_airflow.errors import SettingsError
 
 INTERFACE_LABEL = "hetero/ifname"
-"""Label of a worker: the network interface by which it reaches the workers of a gang."""
+"""Label of a worker: the network interface by which it reaches the other workers of a gang."""
 
 _SETTING = re.compile(r"(nccl|gloo|hccl)/([a-z0-9_]{1,64})")
-_ELSEWHERE = "192.0.2.1"
-"""RFC 5737: nobody's. To connect a datagram socket to it sends nothing, and chooses the default route's interface."""
+_UNUSED_ADDRESS = "192.0.2.1"
+"""Reserved by RFC 5737. Connecting a datagram socket to it sends nothing, and selects the default route's interface."""
 
 
 def network_settings(labels: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that a worker's labels make: the interface, and any of NCCL's, Gloo's and HCCL's own.
+    """The environment variables that a worker's labels define: the interface, and settings of NCCL, Gloo and HCCL.
 
     >>> network_settings({"hetero/ifname": "ib0", "nccl/ib_hca": "mlx5_0", "zone": "a"})
     {'GLOO_SOCKET_IFNAME': 'ib0', 'NCCL_SOCKET_IFNAME': '=ib0', 'HCCL_SOCKET_IFNAME': '=ib0', 'NCCL_IB_HCA': 'mlx5_0'}
     """
-    found = {}
+    variables = {}
     name = labels.get(INTERFACE_LABEL)
-    if name:  # with =, the two take the name for itself and not for the beginning of names
-        found = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}", "HCCL_SOCKET_IFNAME": f"={name}"}
+    if name:  # with =, NCCL and HCCL match the exact name, not a prefix
+        variables = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}", "HCCL_SOCKET_IFNAME": f"={name}"}
     for label, value in sorted(labels.items()):
         setting = _SETTING.fullmatch(label)
         if setting is not None:
-            found[f"{setting[1]}_{setting[2]}".upper()] = value
-    return found
+            variables[f"{setting[1]}_{setting[2]}".upper()] = value
+    return variables
 
 
 def host_address(interface: str | None) -> str:
-    """The address by which others reach this host: of that interface, else of the default route, else loopback.
+    """The address by which other hosts reach this one: of the interface, else of the default route, else loopback.
 
-    :raises SettingsError: this host has no such interface, or it has no address
+    :raises SettingsError: this host has no such interface, or the interface has no address
     """
     if interface is not None:
         addresses = psutil.net_if_addrs().get(interface, [])
         for family in (socket.AF_INET, socket.AF_INET6):
-            for one in addresses:
-                if one.family == family:
-                    return str(one.address)
+            for address in addresses:
+                if address.family == family:
+                    return str(address.address)
         raise SettingsError(
             f"the label {INTERFACE_LABEL}={interface} of this worker",
             found="an interface without an address" if addresses else f"only {', '.join(psutil.net_if_addrs())}",
             remedy="Name the interface by which the workers of a gang reach each other",
         )
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        probe.connect((_ELSEWHERE, 9))
-        return str(probe.getsockname()[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams, suppress(OSError):
+        datagrams.connect((_UNUSED_ADDRESS, 9))
+        return str(datagrams.getsockname()[0])
     return "127.0.0.1"
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the interface of this host that has the address.
+    """The name of this host's interface with the address.
 
     >>> interface_of("127.0.0.1")
     'lo'
     """
     for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == address for one in addresses):
+        if any(candidate.address == address for candidate in addresses):
             return name
     return None

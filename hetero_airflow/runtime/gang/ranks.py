@@ -1,4 +1,4 @@
-"""The processes of one task: which of them this is, and how they decide the same thing at the same step."""
+"""The processes of one task: the rank of this one, and how all of them take the same decision at the same step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def process_group() -> Any:
-    """torch.distributed, if this process is in a group of several; else None. Imports nothing."""
+    """torch.distributed, if this process is in a group of several; else None. It imports nothing."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -20,7 +20,7 @@ def process_group() -> Any:
 
 
 def rank() -> int:
-    """The number of this process among those of its task; torchrun says it before a group is there."""
+    """The number of this process in its task; torchrun sets it before a process group exists."""
     distributed = process_group()
     if distributed is not None:
         return int(distributed.get_rank())
@@ -29,59 +29,59 @@ def rank() -> int:
 
 
 class RankCollectives:
-    """Lets rank 0 decide for all, on a Gloo group of its own, so that it mixes with no collective of the training.
+    """Collectives by which rank 0 decides for all ranks. They use their own Gloo group, apart from the training's.
 
-    Every rank has to ask at the same places. Takes about 0.1 ms between processes of one host; without other
-    processes, nothing.
+    Every rank must call the same methods in the same order. A call takes about 0.1 ms between processes of one host,
+    and no time in a single process.
     """
 
     def __init__(self) -> None:
         self._group: dist.ProcessGroup | None = None
 
     def group(self) -> dist.ProcessGroup | None:
-        """The group itself; None without other processes. The first call is a collective one."""
+        """The Gloo group; None in a single process. The first call is a collective."""
         distributed = process_group()
         if distributed is not None and self._group is None:
             self._group = distributed.new_group(backend="gloo")
         return self._group
 
-    def on(self, value: int) -> int:
-        """What rank 0 says here; returns when this rank has heard it."""
+    def broadcast(self, value: int) -> int:
+        """The value of rank 0."""
         distributed = process_group()
         if distributed is None:
             return value
         import torch
 
-        said = torch.tensor([value])
-        distributed.broadcast(said, src=0, group=self.group())
-        return int(said.item())
+        tensor = torch.tensor([value])
+        distributed.broadcast(tensor, src=0, group=self.group())
+        return int(tensor.item())
 
     def all(self, value: bool) -> bool:
-        """Whether every rank says yes."""
+        """Whether the value is true on every rank."""
         distributed = process_group()
         if distributed is None:
             return value
         import torch
 
-        said = torch.tensor([int(value)])
-        distributed.all_reduce(said, op=distributed.ReduceOp.MIN, group=self.group())
-        return bool(said.item())
+        tensor = torch.tensor([int(value)])
+        distributed.all_reduce(tensor, op=distributed.ReduceOp.MIN, group=self.group())
+        return bool(tensor.item())
 
     def folder(self, path: Path | None) -> Path:
-        """The folder that rank 0 names."""
+        """The path of rank 0."""
         text = b"" if path is None else os.fsencode(path)
-        size = self.on(len(text))
+        size = self.broadcast(len(text))
         distributed = process_group()
         if distributed is None:
             return Path(os.fsdecode(text))
         import torch
 
-        said = torch.tensor(list(text.ljust(size, b"\0")), dtype=torch.uint8)
-        distributed.broadcast(said, src=0, group=self.group())
-        return Path(os.fsdecode(bytes(said.tolist())))
+        tensor = torch.tensor(list(text.ljust(size, b"\0")), dtype=torch.uint8)
+        distributed.broadcast(tensor, src=0, group=self.group())
+        return Path(os.fsdecode(bytes(tensor.tolist())))
 
     def wait(self) -> None:
-        """Returns when all ranks have come here."""
+        """Return when all ranks have called this."""
         distributed = process_group()
         if distributed is not None:
             distributed.barrier(group=self.group())

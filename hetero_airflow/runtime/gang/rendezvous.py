@@ -1,11 +1,11 @@
-"""Where the torchruns of a gang meet: each worker's one at the place that the gang gave it, all of them or none.
+"""The rendezvous of the torchruns of a gang: all workers join, each with the rank that the gang gave it.
 
-Registered with torchrun as the rendezvous backend ``hetero``. torchrun's own c10d backend numbers the workers by
-address and process id, so that the ranks of a task would be other ones after each start, and its static backend never
-starts the ranks of the other workers again when one has failed. Here a worker whose ranks failed goes into the next
-round, the others find that somebody waits there and follow, and a round begins when all have come.
+It is registered with torchrun as the backend ``hetero``. torchrun's c10d backend numbers workers by address and process
+id, so the ranks of a task would change with each start. Its static backend never restarts the ranks of other workers
+when one fails. Here, a worker whose ranks failed joins the next round; the other workers see that it waits there and
+follow. A round begins when all workers have joined.
 
-The store is torch's TCPStore, in the leader's torchrun, on a socket that was open before the others were told of it.
+The store is torch's TCPStore in the leader's torchrun. Its socket is open before the other workers learn its address.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from torch.distributed.elastic.rendezvous import (
 BACKEND = "hetero"
 
 JOIN_TIMEOUT_S = 600.0
-"""As torchrun's own: for so long a worker waits for the others. Who is told to stop meanwhile, stops."""
+"""How long a worker waits for the others, as in torchrun. A worker with a notice stops earlier."""
 
 _CONNECT_S = 5.0
-"""One attempt; between two of them a signal is heard."""
+"""The timeout of one attempt to connect; signals are handled between attempts."""
 
-_LOOK_S = 0.02
+_POLL_S = 0.02
 
 
 class GangRendezvous(RendezvousHandler):
-    """The meetings of one worker of a gang with the others.
+    """The rendezvous of one worker of a gang.
 
-    :param rank: of this worker in the gang
-    :param size: how many workers there are
-    :param address: of this worker, where the ranks of the others reach its rank 0
+    :param rank: the rank of this worker in the gang
+    :param size: the number of workers
+    :param address: where the ranks of other workers reach this worker's rank 0
     """
 
     def __init__(self, store: Any, run_id: str, rank: int, size: int, address: str) -> None:
@@ -57,13 +57,13 @@ class GangRendezvous(RendezvousHandler):
         return BACKEND
 
     def get_run_id(self) -> str:
-        """The gang."""
+        """The name of the gang."""
         return self._run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for all workers of the gang.
 
-        :raises RendezvousTimeoutError: they have not come in time
+        :raises RendezvousTimeoutError: not all workers join in time
         :raises RendezvousConnectionError: the leader is gone
         """
         self._round += 1
@@ -72,31 +72,31 @@ class GangRendezvous(RendezvousHandler):
             self._store.add(self._arrivals(self._round), 1)
             while self._store.add(self._arrivals(self._round), 0) < self._size:
                 if time.monotonic() > end:
-                    raise RendezvousTimeoutError(f"not all {self._size} workers of gang {self._run_id} have come")
-                time.sleep(_LOOK_S)
-            # of this round alone: what ranks of the round before had left in a store would mislead them
-            own = PrefixStore(f"round-{self._round}", self._store)
-            meeting = RendezvousStoreInfo.build(self._rank, own, self._address)
+                    raise RendezvousTimeoutError(f"not all {self._size} workers of gang {self._run_id} joined")
+                time.sleep(_POLL_S)
+            # each round has its own prefix, since values from ranks of an earlier round would be wrong
+            store = PrefixStore(f"round-{self._round}", self._store)
+            info = RendezvousStoreInfo.build(self._rank, store, self._address)
         except DistError as error:
             raise RendezvousConnectionError(f"the leader of gang {self._run_id} is gone") from error
-        return RendezvousInfo(own, self._rank, self._size, meeting)
+        return RendezvousInfo(store, self._rank, self._size, info)
 
     def num_nodes_waiting(self) -> int:
-        """How many workers have gone on to the next round."""
+        """The number of workers that wait in the next round."""
         try:
             return int(self._store.add(self._arrivals(self._round + 1), 0))
-        except DistError:  # the leader is gone: if that is no good end, the ranks find out, and the executor
+        except DistError:  # the leader is gone; if it failed, the ranks and the executor notice it
             return 0
 
     def is_closed(self) -> bool:
-        """Never: the gang is over with its leases."""
+        """Never; the gang ends with its leases."""
         return False
 
     def set_closed(self) -> None:
-        """Nothing to do: see `is_closed`."""
+        """Do nothing, see `is_closed`."""
 
     def shutdown(self) -> bool:
-        """Nothing to do: the store ends with the leader's process."""
+        """Do nothing; the store ends with the leader's process."""
         return True
 
     @staticmethod
@@ -105,19 +105,19 @@ class GangRendezvous(RendezvousHandler):
 
 
 def register() -> None:
-    """Make the backend known to torchrun; its ``--rdzv-conf`` takes ``rank``, and the leader's ``listen_fd``."""
-    rendezvous_handler_registry.register(BACKEND, _created)
+    """Register the backend with torchrun. Its ``--rdzv-conf`` has ``rank``, and for the leader ``listen_fd``."""
+    rendezvous_handler_registry.register(BACKEND, _create)
 
 
-def _created(parameters: RendezvousParameters) -> GangRendezvous:
+def _create(parameters: RendezvousParameters) -> GangRendezvous:
     rank = parameters.get_as_int("rank")
     assert rank is not None
-    store = _joined_store(parameters, parameters.get_as_int("listen_fd"))
+    store = _join_store(parameters, parameters.get_as_int("listen_fd"))
     address = parameters.local_addr or parameters.endpoint.rpartition(":")[0]
     return GangRendezvous(store, parameters.run_id, rank, parameters.max_nodes, address)
 
 
-def _joined_store(parameters: RendezvousParameters, listen_fd: int | None) -> TCPStore:
+def _join_store(parameters: RendezvousParameters, listen_fd: int | None) -> TCPStore:
     host, _, port = parameters.endpoint.rpartition(":")
     timeout = timedelta(seconds=JOIN_TIMEOUT_S)
     if listen_fd is not None:
@@ -132,7 +132,7 @@ def _joined_store(parameters: RendezvousParameters, listen_fd: int | None) -> TC
         except DistError as error:
             if time.monotonic() > end:
                 raise RendezvousConnectionError(f"no leader of gang {parameters.run_id} at {host}") from error
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         else:
             store.set_timeout(timeout)
             return store

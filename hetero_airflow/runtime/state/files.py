@@ -1,4 +1,4 @@
-"""The files of a state: ``state.json`` with its tree, and its arrays as safetensors."""
+"""The files of a state: ``state.json`` with its tree, and a safetensors file with its arrays."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TENSORS = "tensors-00000-of-00001.safetensors"
 def write_state(staged: StagedState, folder: Path) -> list[Path]:
     """Write a state's files into a folder.
 
-    :raises OSError: it does not fit, or can't be written
-    :raises InvalidCheckpoint: safetensors has no word for one of its types
+    :raises OSError: the disk is full, or a file can't be written
+    :raises InvalidCheckpoint: safetensors can't represent one of the types
     """
     tree = folder / TREE
     tree.write_bytes(staged.text())
@@ -32,23 +32,23 @@ def write_state(staged: StagedState, folder: Path) -> list[Path]:
 
 
 def read_state(folder: Path) -> Any:
-    """The state whose files lie in a folder; tensors are on the CPU. Nothing in them can run.
+    """Read the state in a folder; tensors are on the CPU. The files can't run code.
 
-    :raises InvalidCheckpoint: they are no such files, such as a pickle under another name
+    :raises InvalidCheckpoint: the files are not a state, for example a pickle under another name
     """
     tree, tensors = folder / TREE, folder / TENSORS
     if not tree.is_file():
         raise InvalidCheckpoint(
             f"the state of the checkpoint in {folder}",
             found=f"no {TREE}",
-            remedy="A sharded state is loaded with checkpoint.load_distributed()",
+            remedy="Load a sharded state with checkpoint.load_distributed()",
         )
     with _Arrays(tensors) as arrays:
         return restore_tree(tree.read_bytes(), arrays.get)
 
 
 class _Arrays:
-    """The arrays of a file, read when they are asked for, each once: what was shared is shared again."""
+    """The arrays of a file. Each is read once, at its first access, so that shared arrays are shared again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -73,7 +73,7 @@ class _Arrays:
             raise InvalidCheckpoint(
                 f"{shorten(name)} in {self._path.name}",
                 found=_describe_file(self._path, error),
-                remedy="Only safetensors are loaded: convert a foreign file, or take the checkpoint before",
+                remedy="Only safetensors are loaded: convert the file, or use the previous checkpoint",
             ) from error
         return self._read[key]
 
@@ -89,8 +89,8 @@ class _Arrays:
 def _describe_file(path: Path, error: Exception) -> str:
     start = path.read_bytes()[:4] if path.is_file() else b""
     if start[:2] == b"PK" or start[:1] == b"\x80":
-        return "a pickle (what torch.save writes), which can run code and is never opened"
-    return f"no such thing ({shorten(str(error))})"
+        return "a pickle (as torch.save writes), which can run code and is never opened"
+    return f"not a safetensors file ({shorten(str(error))})"
 
 
 def _write_arrays(arrays: dict[str, Any], path: Path) -> None:
@@ -107,7 +107,7 @@ def _write_arrays(arrays: dict[str, Any], path: Path) -> None:
 
             save_tensors({name: torch.as_tensor(array) for name, array in arrays.items()}, path)
     except SafetensorError as error:
-        number = re.search(r"\(os error (\d+)\)", str(error))  # as Rust writes errno
+        number = re.search(r"\(os error (\d+)\)", str(error))  # Rust's form of errno
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error

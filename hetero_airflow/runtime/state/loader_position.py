@@ -1,4 +1,4 @@
-"""The place in the data: a DataLoader that can be left in the middle of an epoch and taken up there."""
+"""The position in the data: a DataLoader that can be interrupted in an epoch and continued there."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class LoaderPosition:
-    """Goes through a DataLoader, epoch after epoch without end, and knows where it is.
+    """Iterates over a DataLoader, epoch after epoch without end, and knows its position.
 
-    On resuming, the order of the epoch is drawn again as it was, and the batches that were trained on are skipped
-    without being loaded. With workers, random numbers that a data set draws inside them are not repeated. A loader with
-    a ``state_dict`` of its own (torchdata's StatefulDataLoader) is put into the state as it is.
+    On resuming, it draws the same order of the epoch again, and skips the batches that were used without loading them.
+    Random numbers that a data set draws inside of loader workers are not repeated. A loader with its own ``state_dict``
+    (torchdata's StatefulDataLoader) needs no `LoaderPosition`: put it into the state directly.
 
     ::
 
@@ -35,7 +35,7 @@ class LoaderPosition:
         self.epoch = 0
         """Counted from 0."""
         self.batch = 0
-        """How many batches of the epoch were given out."""
+        """The number of batches of the epoch that were returned."""
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -48,17 +48,17 @@ class LoaderPosition:
             return batch
         if not self.batch:
             raise RequestError(
-                "loader", self._loader, found="a data loader without a batch", remedy="Look at the data set's length"
+                "loader", self._loader, found="a data loader without a batch", remedy="Check the length of the data set"
             )
         self.epoch, self.batch, self._start, self._batches = self.epoch + 1, 0, None, None
         return next(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch, batch, and the generators as they were when the epoch began."""
+        """Epoch, batch, and the states of the generators at the start of the epoch."""
         return {"epoch": self.epoch, "batch": self.batch, "start": self._start if self.batch else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on there at the next batch."""
+        """Continue from this position at the next batch."""
         self.epoch, self.batch, self._start = state["epoch"], state["batch"], state["start"]
         self._batches = None
 
@@ -67,7 +67,10 @@ class LoaderPosition:
         if set_epoch is not None:
             set_epoch(self.epoch)
         if self._start is None:
-            self._start = {"rng": Rng().state_dict(), "own": [one.get_state() for one in self._generators()]}
+            self._start = {
+                "rng": Rng().state_dict(),
+                "own": [generator.get_state() for generator in self._generators()],
+            }
             return iter(self._loader)
         now = Rng().state_dict()
         Rng().load_state_dict(self._start["rng"])
@@ -79,14 +82,14 @@ class LoaderPosition:
 
     def _generators(self) -> list[torch.Generator]:
         owners = (self._loader, self._loader.sampler)
-        found = {id(one): one for owner in owners if (one := getattr(owner, "generator", None)) is not None}
-        return list(found.values())
+        generators = (getattr(owner, "generator", None) for owner in owners)
+        return list({id(generator): generator for generator in generators if generator is not None}.values())
 
 
 def _without_first(loader: DataLoader[Any], count: int) -> Iterator[Any]:
-    """The batches after the first `count`; the order of all of them is drawn before this returns.
+    """The batches after the first `count`. The order of all batches is drawn before this returns.
 
-    Only the sampler is asked for those that are left out, where the loader is a plain one over a data set with indexes.
+    For a plain loader over an indexed data set, skipped batches are only drawn from the sampler and not loaded.
     """
     from torch.utils.data import DataLoader, IterableDataset
 
@@ -115,7 +118,7 @@ def _without_first(loader: DataLoader[Any], count: int) -> Iterator[Any]:
 
 
 class _RemainingBatches:
-    """A batch sampler without its first batches, that begins when it is told or asked, whichever comes first."""
+    """A batch sampler without its first batches. It draws them at `begin`, or at the first batch if that is earlier."""
 
     def __init__(self, batches: Iterable[list[int]], count: int) -> None:
         self._all = batches

@@ -1,4 +1,4 @@
-"""What of a training is put back in place: its objects, and the random generators of its process."""
+"""Restoring a training: its objects, and the random generators of its process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Rng:
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the generators of the libraries that are imported stand."""
+        """The states of the generators of all imported libraries."""
         state: dict[str, Any] = {"python": random.getstate()}
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
         if numpy is not None:
@@ -37,7 +37,7 @@ class Rng:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put the generators back; those of GPUs that are not here are left out."""
+        """Restore the generators; those of missing GPUs are skipped."""
         version, numbers, gauss = state["python"]
         random.setstate((version, tuple(numbers), gauss))
         if "numpy" in state:
@@ -53,28 +53,28 @@ class Rng:
 
 
 def restore(state: Any, saved: Any, where: str = "state") -> None:
-    """Give an object, or each of a mapping of objects, what was saved of it.
+    """Restore an object, or each object of a mapping, from its saved state.
 
-    :raises InvalidCheckpoint: nothing was saved under that name
+    :raises InvalidCheckpoint: the checkpoint has no such name
     """
     if not isinstance(state, Mapping):
         state.load_state_dict(saved)
         return
     for name, item in state.items():
         if not isinstance(saved, Mapping) or name not in saved:
-            there = ", ".join(map(str, saved)) if isinstance(saved, Mapping) else type(saved).__name__
+            names = ", ".join(map(str, saved)) if isinstance(saved, Mapping) else type(saved).__name__
             raise InvalidCheckpoint(
                 f"to restore {where}[{name!r}]",
-                found=f"a checkpoint that has only {shorten(there)}",
-                remedy="Use the names it was saved under, or clear the task to start fresh",
+                found=f"a checkpoint with only {shorten(names)}",
+                remedy="Use the names of the save, or clear the task to start from the beginning",
             )
         restore(item, saved[name], f"{where}[{name!r}]")
     for name in [name for name in saved if name not in state]:
-        logger.warning("The checkpoint holds %s[%r], which this task does not ask for; it is left out", where, name)
+        logger.warning("The checkpoint has %s[%r], which this task does not restore; it is ignored", where, name)
 
 
 def check_restorable(state: Any, where: str = "state") -> None:
-    """Refuse a state that could be saved and not be restored in place.
+    """Refuse a state that could be saved but not restored in place.
 
     :raises RequestError: a part without state_dict() or load_state_dict()
     """
@@ -86,5 +86,5 @@ def check_restorable(state: Any, where: str = "state") -> None:
             where,
             state,
             found=f"a {type(state).__name__}, without state_dict() and load_state_dict()",
-            remedy="Leave it out and save it yourself where checkpoint.is_due(), or wrap it",
+            remedy="Save it in the loop body when checkpoint.is_due() is true, or wrap it",
         )

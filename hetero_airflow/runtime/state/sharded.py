@@ -1,8 +1,8 @@
-"""A sharded state: every rank of torch.distributed writes its own part, and rank 0 publishes all of them as one.
+"""A sharded state: every rank of torch.distributed writes its part, and rank 0 publishes all parts as one checkpoint.
 
-torch.distributed.checkpoint (DCP) plans who writes what and reads it back for another number of ranks; its
-safetensors writer is used, since its own format is pickled. What is no tensor goes into ``state.json``, as rank 0 has
-it. The ranks put their parts together in one folder under `TMPDIR`, which all of them must see: those of one host do.
+torch.distributed.checkpoint (DCP) plans the parts, and can read them with another number of ranks. Its safetensors
+writer is used, since its default format is pickle. Values that are not tensors go into ``state.json``, from rank 0. All
+ranks write to one folder under `TMPDIR`, which all of them must see, as ranks of one host do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 SHARDS = "sharded"
-"""The folder of the ranks' files within a checkpoint."""
+"""The folder of the ranks' files in a checkpoint."""
 
 
 def save_distributed(
@@ -34,23 +34,23 @@ def save_distributed(
     wait: bool,
     final: bool,
 ) -> None:
-    """Every rank's part of a state, under one manifest; see `checkpoint.save_distributed`."""
+    """Save every rank's part of a state under one manifest; see `checkpoint.save_distributed`."""
     number = check_step(step)
-    checked = check_metrics(metrics or {})
+    valid_metrics = check_metrics(metrics or {})
     session.begin()
     session.wait()
     folder = session.collectives.folder(session.folder() if rank() == 0 else None)
-    written = _write_shards(session, _tensors(state_dict), folder / SHARDS)
+    wait_for_shards = _write_shards(session, _tensors(state_dict), folder / SHARDS)
     if rank() == 0:
-        rest = stage(_others(state_dict))
+        others = stage(_without_tensors(state_dict))
 
         def write() -> None:
-            written()
-            write_state(rest, folder)
+            wait_for_shards()
+            write_state(others, folder)
 
-        session.submit(number, folder, write, metrics=checked, final=final)
+        session.submit(number, folder, write, metrics=valid_metrics, final=final)
     else:
-        session.follow(number, written)
+        session.follow(number, wait_for_shards)
     session.saved_step = number
     if wait:
         session.wait()
@@ -58,31 +58,31 @@ def save_distributed(
 
 
 def load_distributed(session: CheckpointSession, state_dict: MutableMapping[str, Any]) -> int | None:
-    """Fill a state of this many ranks from the latest checkpoint; see `checkpoint.load_distributed`."""
+    """Fill the state of these ranks from the latest checkpoint; see `checkpoint.load_distributed`."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
     last = session.latest() if rank() == 0 else None
-    step = session.collectives.on(-1 if last is None else last.step)
+    step = session.collectives.broadcast(-1 if last is None else last.step)
     if step < 0:
         return None
     folder = session.collectives.folder(None if last is None else last.folder)
-    if not session.collectives.on((folder / SHARDS).is_dir()):
+    if not session.collectives.broadcast((folder / SHARDS).is_dir()):
         raise InvalidCheckpoint(
             f"the sharded state of step {step}",
-            found="one that checkpoint.save() has saved",
+            found="a state that checkpoint.save() saved",
             remedy="Load it with checkpoint.latest()",
         )
     tensors = _tensors(state_dict)
     if tensors:
         load(tensors, storage_reader=HuggingFaceStorageReader(str(folder / SHARDS)))
     _fill(state_dict, read_state(folder), "state")
-    session.collectives.wait()  # the folder is rank 0's
+    session.collectives.wait()  # rank 0 owns the folder
     return step
 
 
 def _write_shards(session: CheckpointSession, tensors: dict[str, torch.Tensor], folder: Path) -> Callable[[], object]:
-    """Copy this rank's tensors and begin to write them; what is returned waits for all ranks' files."""
+    """Copy this rank's tensors and begin to write them; returns a function that waits for the files of all ranks."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
 
@@ -91,38 +91,38 @@ def _write_shards(session: CheckpointSession, tensors: dict[str, torch.Tensor], 
     session.collectives.wait()
     if not session.collectives.all(folder.is_dir()):
         raise InvalidCheckpoint(
-            "to save the parts of all ranks together",
+            "to save the parts of all ranks in one folder",
             found="ranks that do not see rank 0's temporary folder",
             remedy="Set TMPDIR to a folder that all hosts share",
         )
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    begun = async_save(tensors, storage_writer=writer, process_group=session.background.group())
-    return (begun.upload_completion if isinstance(begun, AsyncSaveResponse) else begun).result
+    response = async_save(tensors, storage_writer=writer, process_group=session.background.group())
+    return (response.upload_completion if isinstance(response, AsyncSaveResponse) else response).result
 
 
 def _tensors(state: object, where: str = "state") -> dict[str, Any]:
-    """The tensors of a state by their place in it."""
+    """The tensors of a state, by their place in it."""
     import torch
 
     if isinstance(state, torch.Tensor):
         return {where: state}
     parts = state.items() if isinstance(state, Mapping) else enumerate(state) if isinstance(state, list) else ()
-    return {name: one for key, part in parts for name, one in _tensors(part, f"{where}[{key!r}]").items()}
+    return {name: tensor for key, part in parts for name, tensor in _tensors(part, f"{where}[{key!r}]").items()}
 
 
-def _others(state: Any) -> Any:
+def _without_tensors(state: Any) -> Any:
     """The state with None for each tensor."""
     import torch
 
     if isinstance(state, torch.Tensor):
         return None
     if isinstance(state, Mapping):
-        return {key: _others(part) for key, part in state.items()}
-    return [_others(part) for part in state] if isinstance(state, list) else state
+        return {key: _without_tensors(part) for key, part in state.items()}
+    return [_without_tensors(part) for part in state] if isinstance(state, list) else state
 
 
 def _fill(state: Any, saved: Any, where: str) -> None:
-    """Put what is no tensor back, in place."""
+    """Restore the values that are not tensors, in place."""
     import torch
 
     keys = list(state) if isinstance(state, Mapping) else list(range(len(state)))
@@ -131,12 +131,12 @@ def _fill(state: Any, saved: Any, where: str) -> None:
         if isinstance(state[key], torch.Tensor):
             continue
         try:
-            found = saved[key]
+            value = saved[key]
         except (KeyError, IndexError, TypeError) as error:
             raise InvalidCheckpoint(
-                f"to restore {place}", found="a checkpoint without it", remedy="Give the state that was saved"
+                f"to restore {place}", found="a checkpoint without it", remedy="Pass a state with the saved names"
             ) from error
         if isinstance(state[key], (dict, list)):
-            _fill(state[key], found, place)
+            _fill(state[key], value, place)
         else:
-            state[key] = found
+            state[key] = value

@@ -1,10 +1,10 @@
-"""A task's state without pickle: a JSON tree, and beside it the arrays that the tree names.
+"""A task's state without pickle: a JSON tree, and the arrays that the tree names.
 
-JSON says most of it. What JSON has no word for is an object with the key ``$``: tensors, arrays and bytes (by the name
-of their array), tuples, mappings with keys that are no texts, floats that are not finite, integers past 64 bits.
+A value that JSON can't represent becomes an object with the key ``$``: tensors, arrays and bytes (by the name of their
+array), tuples, mappings with keys that are not strings, floats that are not finite, integers beyond 64 bits.
 
-Pickle was rejected: to load it is to run it. What pickle alone can carry (objects, functions, sets) is refused when it
-is saved, by its place in the tree, and not found out when it is needed.
+Pickle was rejected because loading it can run code. Values that only pickle can represent (objects, functions, sets)
+are refused at the save, with their place in the tree, and not discovered at the load.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
 TAG = "$"
 MAX_DEPTH = 100
-"""Levels of nesting; a state that holds itself goes past any."""
+"""Levels of nesting; a state that contains itself exceeds any limit."""
 
 MAX_PLACE = 200
-"""Characters of a place in the state that an error shows."""
+"""How many characters of a place in the state an error shows."""
 
 _MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
-"""Kinds of mappings that come back as what they were; torch's schedulers count on a Counter."""
+"""Types of mappings that are restored as the same type; torch's schedulers need a Counter."""
 
 
 @dataclass(slots=True)
 class StagedState:
-    """A copy of a state that nothing else refers to: it stays as it was while the task goes on."""
+    """A copy of a state that nothing else refers to, so it does not change while the task continues."""
 
     tree: Any
     """JSON."""
     arrays: dict[str, torch.Tensor | np.ndarray[Any, Any]] = field(default_factory=dict)
-    """By their place in the state, such as ``state['model']['0.weight']``; in host memory, contiguous."""
+    """The arrays by their place in the state, such as ``state['model']['0.weight']``; in host memory, contiguous."""
     _spare: dict[str, torch.Tensor | np.ndarray[Any, Any]] = field(default_factory=dict)
-    """Arrays of a state that is published, to be written over: fresh memory costs ten times the copy."""
+    """Arrays of a published state, to reuse their memory: new memory costs ten times as much as the copy."""
     _seen: dict[tuple[Any, ...], tuple[str, torch.Tensor]] = field(default_factory=dict)
-    """While it is made: what was copied, held so that no other tensor can come to lie at the same address."""
+    """Tensors copied so far; references to them keep another tensor from getting the same address."""
 
     def text(self) -> bytes:
         """The tree as JSON."""
@@ -53,16 +53,16 @@ class StagedState:
 
 
 def stage(state: object, over: StagedState | None = None) -> StagedState:
-    """Copy a state to host memory, over a staged one that is not needed any more.
+    """Copy a state to host memory, and reuse the memory of a staged state that is not needed any more.
 
-    An object with ``state_dict()`` is asked for it. A tensor that is there twice (tied weights) is kept once.
-    Tensors come from a GPU by way of pinned memory; returns when all are here.
+    An object with ``state_dict()`` is replaced by it. A tensor that occurs twice (tied weights) is copied once.
+    Tensors on a GPU are copied through pinned memory. This returns when all copies are complete.
 
     >>> staged = stage({"step": 3, "best": float("inf"), "range": (0, 1)})
     >>> staged.tree["best"], staged.tree["range"]
     ({'$': 'float', 'value': 'inf'}, {'$': 'tuple', 'items': [0, 1]})
 
-    :raises InvalidCheckpoint: it holds something that can't be kept without pickle; says where
+    :raises InvalidCheckpoint: a value that only pickle can represent; the error says where
     """
     staged = StagedState(tree=None, _spare=over.arrays if over else {})
     staged.tree = _encode(state, "state", staged, 0)
@@ -75,12 +75,14 @@ def stage(state: object, over: StagedState | None = None) -> StagedState:
 
 
 def restore_tree(text: bytes, array: Callable[[str, str], Any]) -> Any:
-    """The state that `stage` made this text of; `array` gives an array by its name and kind (``torch`` or ``numpy``).
+    """The state from the text that `stage` made.
+
+    :param array: gives an array by its name and kind (``torch`` or ``numpy``)
 
     >>> restore_tree(stage({7: [1.5, float("-inf"), (None, True)]}).text(), array=lambda name, kind: None)
     {7: [1.5, -inf, (None, True)]}
 
-    :raises InvalidCheckpoint: no such text
+    :raises InvalidCheckpoint: the text is not such a tree
     """
     try:
         return _Decoder(array).decode(json.loads(text))
@@ -90,14 +92,14 @@ def restore_tree(text: bytes, array: Callable[[str, str], Any]) -> Any:
         raise InvalidCheckpoint(
             "the state of a checkpoint",
             found=f"a tree that can't be read ({type(error).__name__}: {shorten(str(error))})",
-            remedy="Load it with the version of hetero-airflow that saved it, or take the checkpoint before",
+            remedy="Load it with the version of hetero-airflow that saved it, or use the previous checkpoint",
         ) from error
 
 
 def _encode(value: Any, where: str, staged: StagedState, depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise _refused(
-            where, found=f"more than {MAX_DEPTH} levels of nesting", remedy="Flatten it; a state can't hold itself"
+            where, found=f"more than {MAX_DEPTH} levels of nesting", remedy="Flatten it; a state can't contain itself"
         )
     kind = type(value)
     if value is None or kind in (bool, str):
@@ -126,13 +128,15 @@ def _encode_mapping(value: Mapping[Any, Any], where: str, staged: StagedState, d
     for key, item in value.items():
         if not (key is None or type(key) in (bool, int, str) or (type(key) is float and math.isfinite(key))):
             raise _refused(
-                where, found=f"the key {shorten(key)} of the type {_name(key)}", remedy="Use texts or numbers as keys"
+                where, found=f"the key {shorten(key)} of the type {_name(key)}", remedy="Use strings or numbers as keys"
             )
         items.append((key, _encode(item, f"{where}[{key!r}]", staged, depth + 1)))
     if type(value) is dict and all(type(key) is str for key in value) and TAG not in value:
         return dict(items)
     encoded = {TAG: _MAPPINGS[type(value)], "items": [[_encode(key, where, staged, 0), item] for key, item in items]}
-    versions = getattr(value, "_metadata", None)  # of a module's parts: load_state_dict upgrades old ones by it
+    versions = getattr(
+        value, "_metadata", None
+    )  # versions of a module's parts, from which load_state_dict upgrades old states
     if versions:
         encoded["metadata"] = _encode(dict(versions), where, staged, depth + 1)
     return encoded
@@ -149,8 +153,8 @@ def _encode_foreign(value: Any, where: str, staged: StagedState, depth: int) -> 
     raise _refused(
         where,
         found=f"an object of the type {_name(value)}",
-        remedy="Save what it holds as numbers, texts, lists, dicts, tensors or arrays, or give it state_dict() and "
-        "load_state_dict(); what can only be pickled is not kept",
+        remedy="Save its content as numbers, strings, lists, dicts, tensors or arrays, or give it state_dict() and "
+        "load_state_dict(); pickle is not used",
     )
 
 
@@ -209,8 +213,8 @@ def _copy(tensor: torch.Tensor, spare: object) -> torch.Tensor:
         target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_pinned)
     if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_neg():
         return target.copy_(tensor, non_blocking=True)
-    # One thread: torch's own copy takes all cores and waits for the slowest, 0.7 s in place of 0.04 s for 100 MB on two
-    # cores that ten processes shared (2026-11).
+    # numpy copies in one thread. torch's copy uses all cores and waits for the slowest: 0.7 s instead of 0.04 s for
+    # 100 MB, on two cores that ten processes shared (2026-11).
     import numpy as np
 
     np.copyto(_bytes(target), _bytes(tensor))
@@ -220,8 +224,8 @@ def _copy(tensor: torch.Tensor, spare: object) -> torch.Tensor:
 def _bytes(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     import torch
 
-    seen: np.ndarray[Any, Any] = tensor.reshape(-1).view(torch.uint8).numpy()
-    return seen
+    view: np.ndarray[Any, Any] = tensor.reshape(-1).view(torch.uint8).numpy()
+    return view
 
 
 def _keep(array: np.ndarray[Any, Any], where: str, staged: StagedState) -> str:
@@ -237,7 +241,7 @@ def _keep(array: np.ndarray[Any, Any], where: str, staged: StagedState) -> str:
 
 
 class _Decoder:
-    """Turns tagged objects back; an unknown tag is an error, not a guess."""
+    """Restores tagged objects; an unknown tag is an error."""
 
     def __init__(self, array: Callable[[str, str], Any]) -> None:
         self._array = array
@@ -271,7 +275,7 @@ class _Decoder:
             if value.get("complex"):
                 array = array.view(f"c{2 * array.itemsize}")[..., 0]
             return array[()] if value.get("scalar") else array
-        raise ValueError(f"unknown form {shorten(tag)}")
+        raise ValueError(f"unknown tag {shorten(tag)}")
 
     def _tensor(self, value: dict[str, Any]) -> Any:
         tensor = self._array(value["array"], "torch")

@@ -6,7 +6,7 @@ from hetero_airflow.runtime.gang.ranks import RankCollectives, process_group, ra
 def test_a_process_alone_agrees_with_itself(tmp_path) -> None:
     collectives = RankCollectives()
     assert process_group() is None
-    assert (collectives.on(3), collectives.all(False), collectives.all(True)) == (3, False, True)
+    assert (collectives.broadcast(3), collectives.all(False), collectives.all(True)) == (3, False, True)
     assert collectives.folder(tmp_path) == tmp_path
     assert collectives.group() is None
     collectives.wait()

@@ -69,7 +69,7 @@ def test_who_goes_on_to_the_next_round_is_seen_by_the_others(workers):
 
 def test_who_waits_in_vain_says_so(workers, monkeypatch):
     monkeypatch.setattr(rendezvous, "JOIN_TIMEOUT_S", 0.1)
-    with pytest.raises(RendezvousTimeoutError, match="not all 2 workers of gang g have come"):
+    with pytest.raises(RendezvousTimeoutError, match="not all 2 workers of gang g joined"):
         workers[1].next_rendezvous()
 
 
