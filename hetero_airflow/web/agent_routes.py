@@ -1,11 +1,11 @@
-"""The routes for workers' agents. A worker speaks for itself alone: its token, and what it says, name the same one."""
+"""The routes for workers' agents. The token and the body of a request must name the same worker."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from hetero_airflow.agent.protocol import (
     MAX_HEARTBEAT_BYTES,
     MAX_INVENTORY_BYTES,
     MAX_SMALL_BYTES,
+    DeviceError,
     Enrolment,
     Heartbeat,
     InventoryReport,
@@ -28,29 +29,36 @@ from hetero_airflow.agent.protocol import (
     read_body,
 )
 from hetero_airflow.agent.tokens import TokenClaims, TokenRefused, hash_secret, read_public_key, request_digest
+from hetero_airflow.discovery.health.ecc_counters import ecc_text
+from hetero_airflow.health.error_classes import ErrorClass, classify_xid
+from hetero_airflow.health.transitions import HealthChanged, ObservedError, error_changes
 from hetero_airflow.model.hold import Hold, HoldKind
-from hetero_airflow.store.sql.agent_messages import Admission, AgentMessage, AgentReply
+from hetero_airflow.store.sql.agent_messages import Admission, AgentMessage
 from hetero_airflow.store.sql.worker_keys import WorkerKeys
 from hetero_airflow.store.store import HoldPlaced, WorkerAlive, WorkerSeen
-from hetero_airflow.web.device_errors import health_changes
 from hetero_airflow.web.key_ring import KeyRing
 from hetero_airflow.web.refusals import RefusalLog, RequestRefused
 from hetero_airflow.web.write_batcher import WriteBatcher
 
 BODY_TIMEOUT_S = 30.0
+MAX_ERROR_AGE = timedelta(days=1)
+"""An older error gets this age, and an error of the future counts as of now, so no wrong clock holds a device forever.
+
+A fatal error counts as of now too: otherwise the quarantine of an error that is reported late would be over.
+"""
 MAX_ENROLLING = 8
 _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
 _REFUSALS: dict[Admission, tuple[RefusalCode, str, str]] = {
-    Admission.REPLAYED: (RefusalCode.REPLAYED, "one that was taken before", "Sign a new token for each request"),
+    Admission.REPLAYED: (RefusalCode.REPLAYED, "one that was accepted before", "Sign a new token for each request"),
     Admission.REVOKED: (
         RefusalCode.UNKNOWN_KEY,
         "a key that was revoked",
-        "Enrol the agent anew: `airflow hetero enroll`",
+        "Enrol the agent again: `airflow hetero enroll`",
     ),
     Admission.SUPERSEDED: (
         RefusalCode.SUPERSEDED,
-        "another agent that began later with the same key",
-        "Run one agent a worker, and give each a key of its own",
+        "another agent that started later with the same key",
+        "Run one agent per worker, each with its own key",
     ),
 }
 
@@ -58,13 +66,13 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class AgentRoutes:
-    """The handlers; what they share is one process's."""
+    """The handlers of one process."""
 
     def __init__(self, engine: Callable[[], Engine], refusals: RefusalLog) -> None:
         self._engine = engine
         self._refusals = refusals
         self._ring = KeyRing(lambda since: self._keys.changes(since))
-        self._desk = WriteBatcher(lambda told, now: self._keys.take(told, now))
+        self._batcher = WriteBatcher(lambda messages, now: self._keys.take(messages, now))
         self._enrolling = 0
 
     @cached_property
@@ -72,7 +80,7 @@ class AgentRoutes:
         return WorkerKeys(self._engine())
 
     def router(self) -> APIRouter:
-        """All of them."""
+        """The routes to the handlers."""
         router = APIRouter()
         router.add_api_route(ENROLMENT_PATH, self.enrol, methods=["POST"], response_model=None)
         router.add_api_route(INVENTORY_PATH, self.inventory, methods=["PUT"], response_model=None)
@@ -80,86 +88,100 @@ class AgentRoutes:
         return router
 
     async def enrol(self, request: Request) -> Response:
-        """Take an agent's public key for the worker whose one-time secret it bears."""
+        """Store the public key of the agent that sends a worker's one-time secret."""
         secret = _bearer(request)
         if not _SECRET.fullmatch(secret):
             raise _unauthenticated("no enrolment secret")
         if self._enrolling >= MAX_ENROLLING:
-            raise _refused(RefusalCode.UNAVAILABLE, f"{MAX_ENROLLING} others that enrol now", "Try again")
+            raise _refused(RefusalCode.UNAVAILABLE, f"{MAX_ENROLLING} enrolments at present", "Try again")
         self._enrolling += 1
         try:
             hashed = hash_secret(secret)
             if not await asyncio.to_thread(self._keys.knows_secret, hashed):
-                raise _refused(RefusalCode.ENROLMENT, "a secret that enrols no worker", "Ask for a new one")
+                raise _refused(
+                    RefusalCode.ENROLMENT,
+                    "a secret that enrols no worker",
+                    "Make a new one with `airflow hetero enroll`",
+                )
             enrolment = self._parse(Enrolment, await _read_bounded(request, MAX_SMALL_BYTES), "")
             read_public_key(enrolment.public_key)
-            told = (enrolment.worker, hashed, enrolment.public_key, datetime.now(UTC))
-            await asyncio.to_thread(self._keys.enrol, *told)
+            key = (enrolment.worker, hashed, enrolment.public_key)
+            await asyncio.to_thread(self._keys.enrol, *key, datetime.now(UTC))
         finally:
             self._enrolling -= 1
         return Response(status_code=204)
 
     async def inventory(self, request: Request) -> Response:
-        """Take a worker's inventory."""
+        """Record a worker's inventory."""
         claims, key, body = await self._read(request, INVENTORY_PATH, MAX_INVENTORY_BYTES)
         report = self._parse(InventoryReport, body, claims.sub)
         _check_own(claims, report.worker.id)
-        return await self._tell(
-            AgentMessage(
-                claims.sub, key, claims.nonce, claims.ins, WorkerSeen(report.worker, report.telemetry, report.leases)
-            )
-        )
+        event = WorkerSeen(report.worker, report.telemetry, report.leases)
+        return await self._write(AgentMessage(claims.sub, key, claims.nonce, claims.ins, event))
 
     async def heartbeat(self, request: Request) -> Response:
-        """Take note that a worker is there, or that it leaves."""
+        """Record a heartbeat, with which a worker may say that it leaves."""
         claims, key, body = await self._read(request, HEARTBEAT_PATH, MAX_HEARTBEAT_BYTES)
-        beat = self._parse(Heartbeat, body, claims.sub)
-        _check_own(claims, beat.worker)
-        alive = WorkerAlive(claims.sub, beat.telemetry, beat.leases)
-        leaving = _leaving(claims.sub) if beat.is_leaving else None
-        errors = health_changes(claims.sub, beat.errors, datetime.now(UTC))
-        return await self._tell(AgentMessage(claims.sub, key, claims.nonce, claims.ins, alive, leaving, errors))
+        heartbeat = self._parse(Heartbeat, body, claims.sub)
+        _check_own(claims, heartbeat.worker)
+        alive = WorkerAlive(claims.sub, heartbeat.telemetry, heartbeat.leases)
+        leaving = _leaving(claims.sub) if heartbeat.is_leaving else None
+        errors = health_changes(claims.sub, heartbeat.errors, datetime.now(UTC))
+        return await self._write(AgentMessage(claims.sub, key, claims.nonce, claims.ins, alive, leaving, errors))
 
     async def _read(self, request: Request, path: str, limit: int) -> tuple[TokenClaims, str, bytes]:
-        """Who asks, with which key, and the body that the token is for; no body is read for a stranger."""
+        """The token, its key, and the body. The body is read only after the token is verified."""
         claims, key = await self._ring.read(_bearer(request), datetime.now(UTC))
         self._refusals.check_flooding(claims.sub)
         body = await _read_bounded(request, limit, claims.sub)
         if claims.req != request_digest(request.method, path, body):
-            raise TokenRefused(
-                RefusalCode.FOREIGN,
-                found="a token that was signed for another request",
-                remedy="Sign one for each request",
-            )
+            found = "a token that was signed for another request"
+            raise TokenRefused(RefusalCode.FOREIGN, found=found, remedy="Sign a new token for each request")
         return claims, key, body
 
     def _parse(self, model: type[M], body: bytes, worker: str) -> M:
         try:
             return read_body(model, body)
         except ValueError as error:
-            remedy = "Send what this version of hetero-airflow reads"
+            remedy = "Run the agent and the API server with one version of hetero-airflow"
             raise _refused(RefusalCode.INVALID, str(error), remedy, worker) from error
 
-    async def _tell(self, told: AgentMessage) -> Response:
-        answer = await self._desk.tell(told)
-        if answer.outcome is not Admission.TAKEN:
-            code, found, remedy = _REFUSALS[answer.outcome]
-            raise _refused(code, found, remedy, told.worker_id)
-        return Response(_server_reply(answer).model_dump_json(exclude_defaults=True), media_type="application/json")
+    async def _write(self, message: AgentMessage) -> Response:
+        reply = await self._batcher.write(message)
+        if reply.outcome is not Admission.TAKEN:
+            code, found, remedy = _REFUSALS[reply.outcome]
+            raise _refused(code, found, remedy, message.worker_id)
+        body = ServerReply(inventory=reply.digest, leases=reply.leases, end=reply.end, contested=reply.contested)
+        return Response(body.model_dump_json(exclude_defaults=True), media_type="application/json")
 
 
-def _server_reply(answer: AgentReply) -> ServerReply:
-    return ServerReply(inventory=answer.digest, leases=answer.leases, end=answer.end, contested=answer.contested)
+def health_changes(worker_id: str, errors: Iterable[DeviceError], now: datetime) -> tuple[HealthChanged, ...]:
+    """How errors change the health of the worker's devices, by the same rules as on a scheduler's own host.
+
+    A repeated error counts once.
+    """
+    return tuple(error_changes(worker_id, (_observed(error, now) for error in errors)))
+
+
+def _observed(error: DeviceError, now: datetime) -> ObservedError:
+    if error.xid is not None:
+        error_class, text = classify_xid(error.xid)
+    else:
+        error_class, text = ErrorClass.FATAL, ecc_text(error.ecc_errors or 0)
+    at = now if error_class is ErrorClass.FATAL else min(max(error.at, now - MAX_ERROR_AGE), now)
+    return ObservedError(error.device_id, error_class, text, at, source=f"{text} at {error.at.isoformat()}")
 
 
 def _leaving(worker_id: str) -> HoldPlaced:
-    back = "an agent starts there again"
-    return HoldPlaced(Hold(worker_id, "", HoldKind.LEAVING, "its agent was told to stop", datetime.now(UTC), back))
+    cause, returns = "its agent was told to stop", "an agent starts there again"
+    return HoldPlaced(Hold(worker_id, "", HoldKind.LEAVING, cause, datetime.now(UTC), returns))
 
 
 def _check_own(claims: TokenClaims, worker_id: str) -> None:
     if worker_id != claims.sub:
-        raise _refused(RefusalCode.FOREIGN, "one that speaks for another worker", "Speak for your own", claims.sub)
+        raise _refused(
+            RefusalCode.FOREIGN, "a request for another worker", "Send requests for your own worker", claims.sub
+        )
 
 
 def _bearer(request: Request) -> str:
@@ -170,7 +192,7 @@ def _bearer(request: Request) -> str:
 
 
 async def _read_bounded(request: Request, limit: int, worker: str = "") -> bytes:
-    """The body, unless it is longer than the limit, or comes too slowly."""
+    """The body. Refuses one that is longer than the limit or takes too long."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):

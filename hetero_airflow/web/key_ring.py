@@ -1,7 +1,7 @@
-"""The enrolled keys in this process's memory: which of them has signed a request.
+"""The enrolled keys in this process's memory, which verify the tokens of requests.
 
-Whether a key still counts is decided where the request is written, in the transaction; so what is old here can refuse
-a request for a moment, until it is read again, but never let one pass.
+The transaction that writes a request checks again whether the key is still valid. So an outdated key ring may refuse a
+request until it is read again, but it can't admit a request with a revoked key.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hetero_airflow.agent.tokens import (
 from hetero_airflow.store.sql.worker_keys import KeyChange
 
 GATHER_S = 0.2
-"""So long whoever has no known key waits for others, so that no flood of them asks the database more often."""
+"""Requests without a known key wait this long and share one read, so a flood of them can't overload the database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class _EnrolledKey:
 
 
 class KeyRing:
-    """Reads the keys that changed whenever one is missing or does not fit.
+    """Reads the changed keys whenever a key is missing or does not fit.
 
-    :param changes: the keys that changed after a sequence; blocks, so it is called in a thread
+    :param changes: returns the keys that changed after a sequence; blocks, so it is called in a thread
     """
 
     def __init__(self, changes: Callable[[int], Sequence[KeyChange]]) -> None:
@@ -47,9 +47,9 @@ class KeyRing:
         self._reading: asyncio.Task[None] | None = None
 
     async def read(self, token: str, now: datetime) -> tuple[TokenClaims, str]:
-        """What a token says, and the public key that has signed it.
+        """The content of a token, and the public key that verified it.
 
-        :raises TokenRefused: it is none, its time is over, or no enrolled key of its worker has signed it
+        :raises TokenRefused: the token is invalid or expired, or no enrolled key of its worker signed it
         :raises StoreUnavailable: a key is missing and the database does not answer
         """
         worker = claimed_worker(token)
@@ -67,7 +67,7 @@ class KeyRing:
         return read_token(token, newer.key, now), newer.digits
 
     async def _refresh(self) -> None:
-        """Read what changed, beginning after this was called; all who wait share one reading."""
+        """Read the changes. The read starts after this call; all waiting requests share one read."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
         await asyncio.shield(self._reading)

@@ -1,4 +1,4 @@
-"""Requests that are refused: what they are answered, how often that is logged, and who has to wait."""
+"""Refused requests: their answers, a limit for their log lines, and a limit for invalid bodies."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ STATUS: dict[RefusalCode, int] = {
 RETRY_AFTER_S = {RefusalCode.FLOODING: 60, RefusalCode.UNAVAILABLE: 5}
 
 _UNAVAILABLE = HeteroError("a request", found="a database that does not answer now", remedy="Try again later")
-"""What is told instead of a database's own words, which are for the log."""
+"""The answer instead of the text of a database error, which only the log gets."""
 
 _PERIOD_S = 60.0
 _MAX_BAD_BODIES = 20
-"""Of one worker in a period."""
+"""Of one worker per period."""
 _MAX_KNOWN = 1000
 
 
 class RequestRefused(HeteroError):
-    """A request that is not taken; `code` says why, `worker` who asked, as far as that is certain."""
+    """A refused request; `code` says why, `worker` is the verified worker or empty."""
 
     def __init__(self, code: RefusalCode, asked: str, *, found: str, remedy: str, worker: str = "") -> None:
         self.code, self.worker = code, worker
@@ -51,7 +51,7 @@ class RequestRefused(HeteroError):
 
 
 class RefusalLog:
-    """Counts refusals for a minute at a time, so that neither the log nor the parser can be flooded.
+    """Counts refusals per minute, so that no client can flood the log or the parser.
 
     :param clock: seconds that only grow
     """
@@ -60,63 +60,61 @@ class RefusalLog:
         self._clock = clock
         self._since = clock()
         self._logged: OrderedDict[tuple[str, RefusalCode], int] = OrderedDict()
-        """(who, why) → how often, in this period; what is oldest is forgotten first."""
+        """(worker, code) → number of refusals in this period; the oldest entry is dropped first."""
         self._bad_bodies: Counter[str] = Counter()
 
     def note(self, worker: str, code: RefusalCode, text: str) -> None:
-        """Log the first of a kind in each minute; a worker that nobody has proved is ``""``."""
-        self._turn()
+        """Log the first refusal of a kind in each minute. The worker is ``""`` if it is not verified."""
+        self._start_period()
         key = (worker, code)
         self._logged[key] = self._logged.get(key, 0) + 1
         if self._logged[key] == 1:
-            who = f"worker {shorten(worker)}" if worker else "someone unknown"
-            log.warning("Refused a request of %s as %s: %s", who, code, shorten(text, 400))
+            log.warning("Refused a request of %s as %s: %s", _client(worker), code, shorten(text, 400))
         while len(self._logged) > _MAX_KNOWN:
             self._logged.popitem(last=False)
         if code in (RefusalCode.INVALID, RefusalCode.TOO_LARGE) and worker:
             self._bad_bodies[worker] += 1
 
     def check_flooding(self, worker: str) -> None:
-        """Whether a worker may send another body.
+        """Refuse a worker that sends too many invalid bodies.
 
-        :raises Refused: it has sent too many that can't be read
+        :raises RequestRefused: the worker reached the limit of this period
         """
-        self._turn()
+        self._start_period()
         if self._bad_bodies[worker] >= _MAX_BAD_BODIES:
             raise RequestRefused(
                 RefusalCode.FLOODING,
                 "a request of a worker's agent",
-                found=f"{self._bad_bodies[worker]} bodies in a minute that could not be read",
+                found=f"{self._bad_bodies[worker]} invalid bodies in a minute",
                 remedy="Run the agent and the API server with one version of hetero-airflow",
                 worker=worker,
             )
 
-    def _turn(self) -> None:
+    def _start_period(self) -> None:
         if self._clock() - self._since < _PERIOD_S:
             return
         for (worker, code), times in self._logged.items():
             if times > 1:
-                who = f"worker {shorten(worker)}" if worker else "someone unknown"
-                log.warning("Refused %s requests of %s as %s within %.0f s.", times, who, code, _PERIOD_S)
+                log.warning("Refused %s requests of %s as %s within %.0f s.", times, _client(worker), code, _PERIOD_S)
         self._logged.clear()
         self._bad_bodies.clear()
         self._since = self._clock()
 
 
 def answer_refusal(refusals: RefusalLog, error: HeteroError) -> JSONResponse:
-    """The answer to a request that failed with one of our errors: the three parts of its text, and a code."""
+    """The answer to a request that failed with an error of this project: its code and the three parts of its text."""
     code, worker = _code(error), getattr(error, "worker", "")
     refusals.note(worker, code, str(error))
     headers = {"Retry-After": str(RETRY_AFTER_S[code])} if code in RETRY_AFTER_S else {}
     if STATUS[code] == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    told = _UNAVAILABLE if code is RefusalCode.UNAVAILABLE else error
-    body = {"code": code, "asked": told.asked, "found": told.found, "remedy": told.remedy}
+    public = _UNAVAILABLE if code is RefusalCode.UNAVAILABLE else error
+    body = {"code": code, "asked": public.asked, "found": public.found, "remedy": public.remedy}
     return JSONResponse(body, STATUS[code], headers)
 
 
 def refusal_handler(refusals: RefusalLog) -> Callable[[Request, Exception], JSONResponse]:
-    """As FastAPI takes it, for `HeteroError`."""
+    """FastAPI's handler for `HeteroError`."""
 
     def handle(_request: Request, error: Exception) -> JSONResponse:
         if not isinstance(error, HeteroError):
@@ -134,3 +132,7 @@ def _code(error: HeteroError) -> RefusalCode:
     if isinstance(error, StoreUnavailable):
         return RefusalCode.UNAVAILABLE
     raise error
+
+
+def _client(worker: str) -> str:
+    return f"worker {shorten(worker)}" if worker else "an unknown client"

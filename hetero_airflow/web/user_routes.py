@@ -1,7 +1,7 @@
-"""The routes for people and their programs, by Airflow's own login and permissions: read only.
+"""The read-only routes for users and their programs, with Airflow's login and permissions.
 
-Workers, devices and what would help are for whoever may see Airflow's jobs; of the queue, each sees the tasks of the
-DAGs that he may read.
+Workers, devices and wanted workers need the permission to see Airflow's jobs. In the queue, a user sees the tasks of
+the DAGs that the user may read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
 from fastapi import APIRouter, Depends, Query
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from sqlalchemy import Engine
 
 from hetero_airflow.model.device import Device, Telemetry
@@ -44,14 +44,14 @@ class WorkerRow(BaseModel):
     labels: dict[str, str]
     runtime: dict[str, str]
     problems: tuple[str, ...]
-    bars: list[str]
-    """Why it, or a device of it, gets no new task."""
+    holds: list[str] = Field(serialization_alias="bars")
+    """Why the worker, or a device of it, gets no new task."""
     devices: int
     leasable: int
 
 
 class DeviceRow(BaseModel):
-    """One device, with its last reading and what is leased of it."""
+    """One device, with its last reading and its leased share."""
 
     worker: str
     worker_state: WorkerState
@@ -76,24 +76,24 @@ class DevicePage(BaseModel):
 
 
 class QueuePage(BaseModel):
-    """A page of what waits, and one of what runs."""
+    """A page of waiting requests and a page of live leases."""
 
     waiting: list[WaitingRequest]
     leases: list[LiveLease]
 
 
 class MoreWorkers(BaseModel):
-    """What would help now: how many more workers of which type would let all that waits start."""
+    """How many more workers of which type would let all waiting requests start now."""
 
     workers: int
-    """Of the types that were asked for, together."""
+    """Sum over `types`."""
     types: tuple[WantedType, ...]
-    """Every known type, or the one that was asked for."""
+    """Every known type, or the requested one."""
     waiting: int
     fitting: int
-    """Of those that wait: for whom the devices are free already."""
+    """Waiting requests whose devices are free already."""
     unservable: int
-    """For whom no known type would do."""
+    """Waiting requests that no known type can run."""
 
 
 class UserRoutes:
@@ -108,7 +108,7 @@ class UserRoutes:
         return SqlStore(self._engine())
 
     def router(self) -> APIRouter:
-        """All of them."""
+        """The routes to the handlers."""
         router = APIRouter(dependencies=[Depends(requires_access_view(AccessView.JOBS))])
         router.add_api_route("/workers", self.workers, methods=["GET"])
         router.add_api_route("/devices", self.devices, methods=["GET"])
@@ -117,34 +117,33 @@ class UserRoutes:
         return router
 
     def workers(self, offset: Offset = 0, limit: Limit = 100) -> WorkerPage:
-        """The workers by id."""
+        """The workers, ordered by id."""
         snapshot, seen = self._store.snapshot(), self._store.last_seen()
         page = snapshot.workers[offset : offset + limit]
-        return WorkerPage(
-            total=len(snapshot.workers), workers=[_worker_row(one, snapshot, seen.get(one.id)) for one in page]
-        )
+        rows = [_worker_row(worker, snapshot, seen.get(worker.id)) for worker in page]
+        return WorkerPage(total=len(snapshot.workers), workers=rows)
 
     def devices(self, worker: str | None = None, offset: Offset = 0, limit: Limit = 100) -> DevicePage:
-        """The devices, by worker and as its inventory orders them; of all workers, or of one."""
+        """The devices of all workers, or of one, in the order of workers and their inventories."""
         snapshot = self._store.snapshot()
-        found = [(own, device) for own in snapshot.workers if worker in (None, own.id) for device in own.devices]
-        page = found[offset : offset + limit]
+        devices = [(host, device) for host in snapshot.workers if worker in (None, host.id) for device in host.devices]
+        page = devices[offset : offset + limit]
         telemetry = self._store.telemetry() if page else {}
         rows = [
             DeviceRow(
-                worker=own.id,
-                worker_state=own.state,
+                worker=host.id,
+                worker_state=host.state,
                 device=device,
-                telemetry=telemetry.get((own.id, device.id)),
-                leased_milli=snapshot.used(own.id, device.id).share_milli,
+                telemetry=telemetry.get((host.id, device.id)),
+                leased_milli=snapshot.used(host.id, device.id).share_milli,
                 capacity_milli=device.capacity_milli,
             )
-            for own, device in page
+            for host, device in page
         ]
-        return DevicePage(total=len(found), devices=rows)
+        return DevicePage(total=len(devices), devices=rows)
 
     def queue(self, user: GetUserDep, offset: Offset = 0, limit: Limit = 100) -> QueuePage:
-        """What waits in the order of the last cycle, with its reasons, and what holds devices."""
+        """The waiting requests in the order of the last cycle, with their reasons, and the live leases."""
         readable: set[str] = get_auth_manager().get_authorized_dag_ids(user=user)
         with read_transaction(self._engine()) as connection:
             return QueuePage(
@@ -153,18 +152,18 @@ class UserRoutes:
             )
 
     def wanted_workers(self, type: TypeName = None) -> MoreWorkers:
-        """How many more workers would let all that waits start, by type or of one; none of a type that is not known."""
+        """How many more workers would let all waiting requests start, by type or of one type; 0 for an unknown type."""
         snapshot = self._store.snapshot()
         if self._wanted is None or self._wanted[0] is not snapshot:
             self._wanted = (snapshot, wanted_workers(snapshot))
-        found = self._wanted[1]
-        types = tuple(one for one in found.types if type in (None, one.type))
+        wanted = self._wanted[1]
+        types = tuple(row for row in wanted.types if type in (None, row.type))
         return MoreWorkers(
-            workers=sum(one.workers for one in types),
+            workers=sum(row.workers for row in types),
             types=types,
-            waiting=found.waiting,
-            fitting=found.fitting,
-            unservable=found.unservable,
+            waiting=wanted.waiting,
+            fitting=wanted.fitting,
+            unservable=wanted.unservable,
         )
 
 
@@ -175,7 +174,7 @@ def _worker_row(worker: Worker, snapshot: Snapshot, seen: datetime | None) -> Wo
     return WorkerRow(
         **shared,
         last_seen=seen,
-        bars=[f"{bar.device_id or 'worker'}: {bar}" for bar in snapshot.holds_of(worker.id)],
+        holds=[f"{hold.device_id or 'worker'}: {hold}" for hold in snapshot.holds_of(worker.id)],
         devices=len(worker.devices),
         leasable=sum(device.leasable for device in worker.devices),
     )

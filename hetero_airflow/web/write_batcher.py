@@ -1,7 +1,7 @@
-"""What agents tell, gathered for a moment and written together: a transaction a round, not one a heartbeat.
+"""Collects the messages of agents for a moment and writes them together: one transaction per batch, not per message.
 
-An agent is answered when what it told is in the database, so what was answered is never lost. A thousand agents at 5 s
-are six heartbeats a round; ``tests/benchmarks/bench_agents.py`` prints what they cost.
+An agent gets its reply when its message is in the database, so no confirmed message is lost. A thousand agents with a
+heartbeat every 5 s make six messages per batch; ``tests/benchmarks/bench_agents.py`` prints the cost.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ GATHER_S = 0.03
 MAX_WAITING = 5000
 MAX_BATCH = 500
 MAX_INVENTORIES = 20
-"""In a round: each takes some milliseconds, for which heartbeats wait."""
+"""Inventories in one batch: each takes some milliseconds, and the heartbeats have to wait."""
 
 
 class WriteBatcher:
-    """Writes in rounds, one at a time; what comes in meanwhile is for the next.
+    """Writes one batch at a time; messages that arrive meanwhile go into the next batch.
 
-    :param take: writes a round and says what became of each; blocks, so it is called in a thread
+    :param take: writes a batch and returns the reply to each message; blocks, so it is called in a thread
     """
 
     def __init__(self, take: Callable[[Sequence[AgentMessage], datetime], list[AgentReply]]) -> None:
@@ -33,28 +33,30 @@ class WriteBatcher:
         self._waiting: deque[tuple[AgentMessage, asyncio.Future[AgentReply]]] = deque()
         self._writing: asyncio.Task[None] | None = None
 
-    async def tell(self, told: AgentMessage) -> AgentReply:
-        """What became of it, once it is written.
+    async def write(self, message: AgentMessage) -> AgentReply:
+        """Write the message; returns its reply.
 
-        :raises StoreUnavailable: the database does not answer, or too many wait for it
+        :raises StoreUnavailable: the database does not answer, or too many messages wait
         """
         if len(self._waiting) >= MAX_WAITING:
             raise StoreUnavailable(
-                "to write what agents tell", found=f"{MAX_WAITING} that wait", remedy="Look why the database is slow"
+                "to write a message of an agent",
+                found=f"{MAX_WAITING} waiting messages",
+                remedy="Find out why the database is slow",
             )
         future: asyncio.Future[AgentReply] = asyncio.get_running_loop().create_future()
-        self._waiting.append((told, future))
+        self._waiting.append((message, future))
         if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write())
+            self._writing = asyncio.create_task(self._write_batches())
         return await future
 
-    async def _write(self) -> None:
+    async def _write_batches(self) -> None:
         while self._waiting:
             await asyncio.sleep(GATHER_S)
-            batch = self._next_round()
+            batch = self._next_batch()
             try:
-                answers = await asyncio.to_thread(self._take, [told for told, _ in batch], datetime.now(UTC))
-            except Exception as error:  # noqa: BLE001  it belongs to those who wait, whatever it is
+                answers = await asyncio.to_thread(self._take, [message for message, _ in batch], datetime.now(UTC))
+            except Exception as error:  # noqa: BLE001  every error goes to the waiting requests
                 for _, future in batch:
                     if not future.done():
                         future.set_exception(error)
@@ -63,19 +65,19 @@ class WriteBatcher:
                 if not future.done():
                     future.set_result(answer)
 
-    def _next_round(self) -> list[tuple[AgentMessage, asyncio.Future[AgentReply]]]:
-        """What waits, in order, without those whose client has gone; the inventories that are too many stay."""
+    def _next_batch(self) -> list[tuple[AgentMessage, asyncio.Future[AgentReply]]]:
+        """The next messages in order, without those of disconnected clients; inventories above the limit wait."""
         batch: list[tuple[AgentMessage, asyncio.Future[AgentReply]]] = []
         later: list[tuple[AgentMessage, asyncio.Future[AgentReply]]] = []
         inventories = 0
         while self._waiting and len(batch) < MAX_BATCH:
-            told, future = self._waiting.popleft()
+            message, future = self._waiting.popleft()
             if future.done():
                 continue
-            inventories += isinstance(told.event, WorkerSeen)
-            if isinstance(told.event, WorkerSeen) and inventories > MAX_INVENTORIES:
-                later.append((told, future))
+            inventories += isinstance(message.event, WorkerSeen)
+            if isinstance(message.event, WorkerSeen) and inventories > MAX_INVENTORIES:
+                later.append((message, future))
             else:
-                batch.append((told, future))
+                batch.append((message, future))
         self._waiting.extendleft(reversed(later))
         return batch

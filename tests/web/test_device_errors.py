@@ -11,7 +11,7 @@ from hetero_airflow.agent.protocol import HEARTBEAT_PATH, MAX_ERRORS, DeviceErro
 from hetero_airflow.model.device_health import HealthState
 from hetero_airflow.model.hold import HoldKind
 from hetero_airflow.testing import a_cpu, a_device
-from hetero_airflow.web.device_errors import health_changes
+from hetero_airflow.web.agent_routes import health_changes
 
 
 def xid(number=79, device_id="GPU-0", at=None) -> DeviceError:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from hetero_airflow.web import server_heartbeat
+from hetero_airflow.web import app as app_module
 from tests.api_server import make_app
 
 
@@ -21,12 +21,12 @@ async def serve(engine, condition) -> None:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(server_heartbeat, "SERVER_HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(app_module, "SERVER_HEARTBEAT_S", 0.05)
 
 
 def test_it_is_there_since_it_serves_and_a_restart_begins_anew(engine, store):
     at = datetime.now(UTC)
-    asyncio.run(serve(engine, lambda: (sight := store.server_heartbeat()) and sight.at > sight.since))
+    asyncio.run(serve(engine, lambda: (beat := store.server_heartbeat()) and beat.at > beat.since))
     first = store.server_heartbeat()
     assert at < first.since < first.at
     asyncio.run(serve(engine, lambda: store.server_heartbeat().since > first.since))
@@ -46,4 +46,4 @@ def test_a_database_that_is_away_is_said_once_and_weathered(engine, store, caplo
         return len(turns) > 30 and store.server_heartbeat()
 
     asyncio.run(serve(engine, condition))
-    assert caplog.text.count("Workers' agents are not heard") == 1
+    assert caplog.text.count("can't record the heartbeats of agents") == 1
