@@ -1,10 +1,10 @@
-"""What would help now: how many more workers of which type would let all requests that wait start. Pure.
+"""How many more workers of which type would let all waiting requests start now. Pure.
 
-Known workers are the types that can be had, those that are lost now among them: a fleet that was scaled to zero
-says what it can be scaled to. All that waits is packed with the real matcher, the hungriest first (first fit
-decreasing; Johnson 1974), into what is free now and then into new workers; each new one is of the smallest type that
-can give the request its most wanted alternative. The number is enough, and not always the least: bin packing is
-NP-hard. Not looked at: whose turn it is, and how far apart the members of a gang would stand.
+The types are those of the known workers, lost ones included, so that a fleet that was scaled to zero has types too. The
+matcher packs the waiting requests, the largest first (first fit decreasing; Johnson 1974), into free devices and then
+into new workers. A new worker is of the smallest type that can serve the request by its first possible alternative. The
+result is enough, but not always the least, since bin packing is NP-hard. It ignores the order of the queue and the
+distance between the members of a gang.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.model.worker_type import worker_type
 
 _GRANTED_S = 0.0
-"""When what is packed here would be granted: the matcher asks, and `TightFitScorer` does not look at it."""
+"""The matcher needs a time of the grant; the scorer does not use it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,28 +32,28 @@ class WantedType:
     type: str
     workers: int
     requests: int
-    """How many of those that wait would start on them."""
+    """Waiting requests that would start on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantedWorkers:
-    """What would help now."""
+    """The workers that would let all waiting requests start now."""
 
     types: tuple[WantedType, ...]
-    """Every known type by its name, also those of which none is wanted."""
+    """Every known type by its name, also those of which no worker is wanted."""
     waiting: int
     fitting: int
-    """Of those that wait: for whom the devices are free already."""
+    """Waiting requests whose devices are free already."""
     unservable: int
-    """For whom no known type would do."""
+    """Waiting requests that no known type can serve."""
 
 
 def wanted_workers(snapshot: Snapshot) -> WantedWorkers:
-    """How many more workers of which type would let what waits start.
+    """How many more workers of which type would let all waiting requests start.
 
     >>> from hetero_airflow.testing import a_pending, a_worker
-    >>> waits = tuple(a_pending(f"r{n}", "gpu:2") for n in range(3))
-    >>> wanted_workers(Snapshot(0, workers=(a_worker(),), pending=waits))
+    >>> waiting = tuple(a_pending(f"r{n}", "gpu:2") for n in range(3))
+    >>> wanted_workers(Snapshot(0, workers=(a_worker(),), pending=waiting))
     WantedWorkers(types=(WantedType(type='2x-nvidia-a100-sxm4-40gb', workers=2, requests=2),), waiting=3, fitting=1, \
 unservable=0)
     """
@@ -65,10 +65,8 @@ unservable=0)
             unservable += len(unit)
             continue
         fitting += types.count("")
-    wanted = tuple(
-        WantedType(name, packing.opened[name], packing.served[name])
-        for name in sorted(one.name for one in packing.types)
-    )
+    names = sorted(type_.name for type_ in packing.types)
+    wanted = tuple(WantedType(name, packing.new_workers[name], packing.served[name]) for name in names)
     return WantedWorkers(wanted, len(snapshot.pending), fitting, unservable)
 
 
@@ -76,33 +74,34 @@ unservable=0)
 class _WorkerType:
     name: str
     state: OccupancyState
-    """Of a new worker."""
+    """The state of a new worker."""
     size: tuple[int, int]
-    """Accelerators and cores: the smaller one is preferred."""
+    """Accelerators and cores; a smaller type is preferred."""
 
 
 @dataclass(slots=True)
 class _FittingStates:
-    """The states on which an alternative fits, as far as they were looked at."""
+    """The states of workers that fit an alternative."""
 
-    seen: int = 0
+    checked: int = 0
+    """How many states were checked."""
     fits: list[tuple[str, OccupancyState]] = field(default_factory=list)
 
 
 class _WorkerPacking:
-    """Free room and new workers, filled one request after the other."""
+    """Present and new workers that are filled with one request after the other."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._matcher = Matcher(TightFitScorer())
-        self.opened: Counter[str] = Counter()
+        self.new_workers: Counter[str] = Counter()
         """Type → new workers."""
         self.served: Counter[str] = Counter()
         """Type → requests on new workers."""
-        self._room: Counter[tuple[str, OccupancyState]] = Counter()
-        """(type of new workers or "" for present ones, state) → how many there are."""
-        self._order: list[tuple[str, OccupancyState]] = []
-        """All keys that ever were in `_room`; present workers first."""
-        self._known: defaultdict[str, _FittingStates] = defaultdict(_FittingStates)
+        self._workers: Counter[tuple[str, OccupancyState]] = Counter()
+        """(type of new workers or "" for present ones, state) → how many workers there are."""
+        self._keys: list[tuple[str, OccupancyState]] = []
+        """All keys that ever were in `_workers`; present workers first."""
+        self._fitting: defaultdict[str, _FittingStates] = defaultdict(_FittingStates)
         used = UsageByWorker.of(snapshot.usage).by_worker
         for worker in snapshot.workers:
             if worker.state is WorkerState.ONLINE:
@@ -116,64 +115,66 @@ class _WorkerPacking:
         return _WorkerType(name, state, (state.shape.accelerators, cores))
 
     def add(self, unit: Sequence[PendingRequest]) -> list[str] | None:
-        """Pack a request or all members of a gang; on which types of new workers ("" for a present one).
+        """Pack a request or all members of a gang; the type of the new worker of each ("" for a present worker).
 
-        None, and nothing packed, where it can't be done.
+        Packs nothing and returns None if they can't all be served.
         """
-        before = (self._room.copy(), self.opened.copy()) if len(unit) > 1 else None
+        before = (self._workers.copy(), self.new_workers.copy()) if len(unit) > 1 else None
         types: list[str] = []
-        for one in unit:
-            found = self._add(one.request)
-            if found is None:
+        for pending in unit:
+            name = self._add(pending.request)
+            if name is None:
                 if before is not None:
-                    self._room, self.opened = before
+                    self._workers, self.new_workers = before
                 return None
-            types.append(found)
+            types.append(name)
         self.served.update(name for name in types if name)
         return types
 
     def _add(self, request: DeviceRequest) -> str | None:
         for alternative in request.alternatives:
-            spot = next((one for one in self._spots(alternative) if self._room[one]), None)
-            if spot is not None:
-                return self._take(alternative, spot)
+            key = next((key for key in self._fitting_keys(alternative) if self._workers[key]), None)
+            if key is not None:
+                return self._take(alternative, key)
         for alternative in request.alternatives:
-            able = [one for one in self.types if isinstance(self._matcher.outcome(alternative, one.state, None), Fit)]
+            able = [type_ for type_ in self.types if self._fits(alternative, type_.state)]
             if able:
-                best = min(able, key=lambda one: (one.size, one.name))
-                self.opened[best.name] += 1
+                best = min(able, key=lambda type_: (type_.size, type_.name))
+                self.new_workers[best.name] += 1
                 self._put(best.name, best.state)
                 return self._take(alternative, (best.name, best.state))
         return None
 
-    def _spots(self, alternative: Alternative) -> Iterator[tuple[str, OccupancyState]]:
-        """The states on which it fits, whether any worker is in them or not; each state is looked at once."""
-        known = self._known[alternative.key]
-        yield from known.fits
-        while known.seen < len(self._order):
-            spot = self._order[known.seen]
-            known.seen += 1
-            if isinstance(self._matcher.outcome(alternative, spot[1], None), Fit):
-                known.fits.append(spot)
-                yield spot
+    def _fits(self, alternative: Alternative, state: OccupancyState) -> bool:
+        return isinstance(self._matcher.outcome(alternative, state, None), Fit)
 
-    def _take(self, alternative: Alternative, spot: tuple[str, OccupancyState]) -> str:
-        name, state = spot
+    def _fitting_keys(self, alternative: Alternative) -> Iterator[tuple[str, OccupancyState]]:
+        """The keys of the states that fit, even if no worker is in them now; each state is checked once."""
+        known = self._fitting[alternative.key]
+        yield from known.fits
+        while known.checked < len(self._keys):
+            key = self._keys[known.checked]
+            known.checked += 1
+            if self._fits(alternative, key[1]):
+                known.fits.append(key)
+                yield key
+
+    def _take(self, alternative: Alternative, key: tuple[str, OccupancyState]) -> str:
+        name, state = key
         fit = self._matcher.outcome(alternative, state, None)
-        assert isinstance(fit, Fit), "it was found to fit"
-        self._room[spot] -= 1
+        assert isinstance(fit, Fit), "the state fits"
+        self._workers[key] -= 1
         self._put(name, self._matcher.taken(state, fit, _GRANTED_S))
         return name
 
     def _put(self, name: str, state: OccupancyState) -> None:
-        spot = (name, state)
-        if spot not in self._room:
-            self._order.append(spot)
-        self._room[spot] += 1
+        if (name, state) not in self._workers:
+            self._keys.append((name, state))
+        self._workers[name, state] += 1
 
 
 def _templates(workers: Iterable[Worker]) -> dict[str, Worker]:
-    """Type → the worker of it that has most to lease, the first of equals: what a new one is taken to be like."""
+    """Type → its worker with the most leasable devices, the first of equals; a new worker is assumed to be like it."""
     best: dict[str, Worker] = {}
     for worker in workers:
         name = worker_type(worker)
@@ -189,10 +190,11 @@ def _leasable(worker: Worker) -> int:
 def _units(pending: Iterable[PendingRequest]) -> Iterable[list[PendingRequest]]:
     """Gangs, and single requests, in the order of the queue."""
     units: defaultdict[tuple[str, str], list[PendingRequest]] = defaultdict(list)
-    for one in pending:
-        units["gang" if one.gang else "", one.gang or one.id].append(one)
+    for request in pending:
+        units["gang" if request.gang else "", request.gang or request.id].append(request)
     return units.values()
 
 
 def _requested_milli(unit: Sequence[PendingRequest]) -> int:
-    return max(device_count(way) * way.share_milli for one in unit for way in one.request.alternatives[:1])
+    firsts = [pending.request.alternatives[0] for pending in unit]
+    return max(device_count(alternative) * alternative.share_milli for alternative in firsts)

@@ -1,4 +1,4 @@
-"""What DAGs have held of devices in runs that have ended, the less of it the longer ago. Pure."""
+"""The device-time that each DAG used in ended runs, which decays with time. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hetero_airflow.model.estimates import decayed
 
 
 class PastUse:
-    """Adds up runs as they end.
+    """Adds up the device-time of runs.
 
     >>> from datetime import timedelta
     >>> from hetero_airflow.testing import EPOCH
@@ -23,10 +23,13 @@ class PastUse:
     def __init__(self) -> None:
         self._used: dict[tuple[str, str], tuple[float, datetime]] = {}
         self.at: datetime | None = None
-        """As of when `device_s` counts: the latest end."""
+        """The time to which `device_s` is decayed: the latest end of a run."""
 
     def add(self, dag_id: str, device_s: Mapping[str, float], ended_at: datetime) -> None:
-        """Take in a run: device class → devices × seconds that it held them."""
+        """Add a run.
+
+        :param device_s: device class → devices × seconds
+        """
         self.at = ended_at if self.at is None else max(self.at, ended_at)
         for name, amount in device_s.items():
             before, at = self._used.get((dag_id, name), (0.0, ended_at))
@@ -38,7 +41,7 @@ class PastUse:
         """DAG id → device class → device-seconds, decayed until `at`."""
         if self.at is None:
             return {}
-        told: dict[str, dict[str, float]] = {}
+        device_s: dict[str, dict[str, float]] = {}
         for (dag_id, name), (amount, at) in self._used.items():
-            told.setdefault(dag_id, {})[name] = decayed(amount, at, self.at)
-        return told
+            device_s.setdefault(dag_id, {})[name] = decayed(amount, at, self.at)
+        return device_s

@@ -1,15 +1,13 @@
-"""Speeds and works from what runs took: medians, drawn towards what is known of alike tasks. Pure.
+"""Estimates speeds and amounts of work from runs: medians, shrunk towards those of similar tasks. Pure.
 
-The model, in logarithms: the seconds of a run are its task's level, less the speed of the device class,
-plus what is the run's own. A level is in seconds of a device of speed 1 (a V100). Everything is a
-weighted median, so that a few wild runs don't move it, and newer runs weigh more. Each figure is then
-drawn towards the next wider one by how many runs that is worth, as in empirical Bayes with known ratios
-of variances (Morris, JASA 78, 1983): a task's level towards its DAG's typical one, that towards all
-tasks'; a class's measured seconds towards those that the level and the data sheets foretell; the
-sheets towards what tasks that ran on several classes have shown here.
+The model, in logarithms: seconds of a run = level of its task − speed of the device class + noise. A level is in
+seconds on a device of speed 1 (a V100). All figures are weighted medians, so that a few outliers do not move them, and
+newer runs weigh more. Each figure is then shrunk towards a wider one, which counts as a number of runs, as in empirical
+Bayes with known ratios of variances (Morris, JASA 78, 1983): a task's level towards that of its DAG, this towards that
+of all tasks; the measured seconds on a class towards those by the level and the data sheets; the data sheets towards
+what tasks on several classes show here.
 
-What it does not know: that a preempted run spent part of its time restoring, and that a run with
-another number of devices is another task in truth.
+The model ignores that a preempted run spends time restoring, and that another number of devices makes another task.
 """
 
 from __future__ import annotations
@@ -27,61 +25,61 @@ HALF_LIFE_RUNS = 8.0
 """Runs of a task after which an older one weighs half."""
 
 TASK_PRIOR = 0.1
-"""Runs that the DAG's typical level is worth: durations of one task's runs differ by a factor of about 1.5, those of a
-DAG's tasks by one of 4 and more; (ln 1.5 / ln 4)² is 0.09."""
+"""The DAG's typical level counts as so many runs. Durations of one task differ by a factor of about 1.5, those of a
+DAG's tasks by 4 and more; (ln 1.5 / ln 4)² is 0.09."""
 
 DAG_PRIOR = 1.0
-"""Tasks that the typical level of all tasks is worth."""
+"""The typical level of all tasks counts as so many tasks."""
 
 CLASS_PRIOR = 0.5
-"""Runs on a device class that the sheets' word is worth: they are off by a factor of 1.6 in the median (see
-`device_speeds.COMPUTE_WEIGHT`), runs differ by 1.5; (ln 1.5 / ln 1.6)² is 0.7, less since runs come from here."""
+"""The data sheets count as so many runs on a device class. They are off by a factor of 1.6 in the median (see
+`device_speeds.COMPUTE_WEIGHT`), runs differ by 1.5; (ln 1.5 / ln 1.6)² is 0.7, less since runs are of this cluster."""
 
 SHEET_PRIOR = 2.0
-"""Tasks measured on several classes that a sheet is worth."""
+"""A data sheet counts as so many tasks that were measured on several classes."""
 
 SPREAD_PRIOR = 4.0
-"""Runs that the usual spread is worth."""
+"""The usual spread counts as so many runs."""
 
 USUAL_SPREAD = math.log(1.5)
-"""Until tasks show theirs: one run of ten is shorter by this factor than the middle one, one is longer by it."""
+"""The spread before there are runs: of ten, one is shorter than the median by this factor, and one is longer."""
 
 MAX_DEVIATION = math.log(20.0)
-"""A run that took more than 20 times its task's typical time, or less than a twentieth, counts as that much."""
+"""A run counts at most as 20 times its task's typical time, and at least as a twentieth."""
 
 MIN_RUN_S = 1e-3
-"""No run is taken to be shorter."""
+"""A shorter run counts as this long."""
 
 _MIN_SPREAD = math.log(1.01)
 _MANY_RUNS = 5
 _SINGLE_CLASS_SHARE = 0.95
-"""Part of a run's seconds on one class from which on it says what that class is worth."""
+"""A run with this share of its seconds on one class measures that class."""
 
 ClassSeconds = Mapping[str, float]
-"""Device class → seconds that one finished run held its devices there; finite, above zero, not empty."""
+"""Device class → seconds for which one finished run held such devices; finite, above zero, not empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSummary:
-    """What the runs of one task say by themselves; in logarithms of seconds."""
+    """The runs of one task alone; in logarithms of seconds."""
 
     weight: float
-    """How many runs they are worth: the newest is one, older ones are less."""
+    """The weight of all runs: 1 for the newest, less for older ones."""
     measured: Mapping[str, tuple[float, float]]
     """Device class → typical seconds of runs on it alone, and their weight."""
     level: float
-    """Typical seconds on a device of speed 1, by the sheets."""
+    """Typical seconds on a device of speed 1, by the data sheets."""
     parts: Mapping[str, float]
-    """Device class → part of the weight of the runs that the level is from."""
+    """Device class → its part of the weight of the runs in the level."""
     by_sheets: bool
-    """False where no sheet relates the classes: each counts as a device of speed 1."""
+    """False if no data sheet relates the classes: then each counts as a device of speed 1."""
     spread: tuple[float, float]
-    """By how much the tenth shortest and the tenth longest of ten runs differ from the middle one."""
+    """How far the 10 % and the 90 % quantile of the runs are from the median."""
 
 
 @dataclass(frozen=True, slots=True)
 class FittedSpeeds:
-    """What runs say; in the terms of `Estimates`, where one unit of work is a task's typical run."""
+    """The estimates of all runs, as in `Estimates`; one unit of work is a task's typical run."""
 
     speeds: Mapping[TaskName, Mapping[str, float]]
     works: Mapping[TaskName, Interval]
@@ -121,7 +119,7 @@ def summarize(runs: Sequence[ClassSeconds]) -> TaskSummary:
 
 
 def fit_speeds(tasks: Mapping[TaskName, TaskSummary], device_classes: Iterable[str]) -> FittedSpeeds:
-    """Speeds of each task on each class that it ran on, and on those given that a data sheet relates to them.
+    """Speeds of each task on each class on which it ran, and on those of the given classes that have a data sheet.
 
     >>> hundred = summarize([{"nvidia/v100": 100.0}] * 20)
     >>> fitted = fit_speeds({("dag", "train"): hundred}, {"nvidia/v100", "nvidia/a100", "acme/x1"})
@@ -149,7 +147,7 @@ def fit_speeds(tasks: Mapping[TaskName, TaskSummary], device_classes: Iterable[s
 
 
 def weighted_median(pairs: Iterable[tuple[float, float]]) -> float:
-    """The value, of (value, weight), on both sides of which lies at most half of the weight; the mean of two such.
+    """The value of (value, weight) pairs with at most half of the weight on each side; the mean if there are two.
 
     >>> weighted_median([(1.0, 1.0), (2.0, 1.0), (1e9, 1.5)]), weighted_median([(1.0, 1.0), (3.0, 1.0)])
     (2.0, 2.0)
@@ -165,7 +163,7 @@ def weighted_median(pairs: Iterable[tuple[float, float]]) -> float:
 
 
 def _quantile(pairs: Iterable[tuple[float, float]], part: float) -> float:
-    """The value below which that part of the weight lies; linear between the middles of neighbours' weights."""
+    """The value below which that part of the weight lies; linear between the centres of neighbouring weights."""
     ordered = sorted(pairs)
     total = math.fsum(weight for _, weight in ordered)
     below, before = 0.0, (0.0, ordered[0][0])
@@ -187,48 +185,51 @@ def _log_sheet_speed(device_class: str) -> float:
 
 
 def _log_work(run: ClassSeconds, speed_log: Callable[[str], float]) -> float:
-    """The logarithm of a run's work, given those of the speeds."""
+    """The logarithm of a run's work.
+
+    :param speed_log: device class → logarithm of its speed
+    """
     if len(run) == 1:
         ((name, seconds),) = run.items()
         return math.log(seconds) + speed_log(name)
     return math.log(math.fsum(seconds * math.exp(speed_log(name)) for name, seconds in run.items()))
 
 
-def _shrunk(own: float, weight: float, prior: float, worth: float) -> float:
-    return (weight * own + worth * prior) / (weight + worth)
+def _shrunk(measured: float, weight: float, prior: float, prior_weight: float) -> float:
+    return (weight * measured + prior_weight * prior) / (weight + prior_weight)
 
 
 def _spread(works: Sequence[tuple[float, float]]) -> tuple[float, float]:
     middle = weighted_median(works)
-    own = [(min(max(log - middle, -MAX_DEVIATION), MAX_DEVIATION), weight) for log, weight in works]
-    return -_quantile(own, 0.1), _quantile(own, 0.9)
+    deviations = [(min(max(log - middle, -MAX_DEVIATION), MAX_DEVIATION), weight) for log, weight in works]
+    return -_quantile(deviations, 0.1), _quantile(deviations, 0.9)
 
 
 def _seconds(task: TaskSummary, level: float, sheets: Mapping[str, float]) -> dict[str, float]:
     """Device class → the logarithm of the seconds of a typical run on it."""
-    found = {name: level - log for name, log in sheets.items()} if task.by_sheets else {}
+    logs = {name: level - log for name, log in sheets.items()} if task.by_sheets else {}
     for name, (log, weight) in task.measured.items():
-        found[name] = _shrunk(log, weight, found[name], CLASS_PRIOR) if name in found else log
-    found = found or dict.fromkeys(task.parts, level)
+        logs[name] = _shrunk(log, weight, logs[name], CLASS_PRIOR) if name in logs else log
+    logs = logs or dict.fromkeys(task.parts, level)
     shortest, longest = math.log(MIN_RUN_S), math.log(MAX_DURATION_S)
-    return {name: min(max(found[name], shortest), longest) for name in sorted(found)}
+    return {name: min(max(logs[name], shortest), longest) for name in sorted(logs)}
 
 
 def _corrections(known: Iterable[str], tasks: Iterable[TaskSummary]) -> dict[str, float]:
-    """Device class → what to add to the logarithm of its sheet's speed, as tasks that ran on several classes say."""
-    shown: defaultdict[str, list[float]] = defaultdict(list)
+    """Device class → what tasks on several classes show to add to the logarithm of its data sheet's speed."""
+    errors: defaultdict[str, list[float]] = defaultdict(list)
     for task in tasks:
         measured = {name: log for name, (log, _) in task.measured.items() if data_sheet_speed(name)}
         for name, log in measured.items() if len(measured) > 1 else ():
-            shown[name].append(task.level - log - _log_sheet_speed(name))
+            errors[name].append(task.level - log - _log_sheet_speed(name))
     return {
-        name: _shrunk(_median(shown[name]), len(shown[name]), 0.0, SHEET_PRIOR) if name in shown else 0.0
+        name: _shrunk(_median(errors[name]), len(errors[name]), 0.0, SHEET_PRIOR) if name in errors else 0.0
         for name in known
     }
 
 
 def _typical_levels(tasks: Mapping[TaskName, TaskSummary], levels: Mapping[TaskName, float]) -> dict[TaskName, float]:
-    """Task → the typical level of its DAG's tasks, drawn towards that of all tasks of the same kind of level."""
+    """Task → the typical level of its DAG's tasks, shrunk towards that of all tasks with the same kind of level."""
     everywhere: defaultdict[bool, list[float]] = defaultdict(list)
     by_dag: defaultdict[tuple[str, bool], list[float]] = defaultdict(list)
     for name, level in levels.items():
@@ -240,16 +241,16 @@ def _typical_levels(tasks: Mapping[TaskName, TaskSummary], levels: Mapping[TaskN
 
 
 def _works(tasks: Mapping[TaskName, TaskSummary]) -> dict[TaskName, Interval]:
-    """Task → a run's work, where the typical one is 1.
+    """Task → a run's work, where the typical work is 1.
 
-    Wider by what is not known of the typical one: a median of n values varies by π/2n of their variance.
+    The interval includes the error of the typical work: a median of n values has π/2n of their variance.
     """
     many = [task.spread for task in tasks.values() if task.weight >= _MANY_RUNS]
     usual = [_median([USUAL_SPREAD, *(spread[side] for spread in many)]) for side in (0, 1)]
     works = {}
     for name, task in tasks.items():
-        doubt = math.sqrt(1 + math.pi / 2 * max(len(task.measured), 1) / task.weight)
-        drawn = (_shrunk(task.spread[side], task.weight, usual[side], SPREAD_PRIOR) for side in (0, 1))
-        below, above = (max(spread, _MIN_SPREAD) * doubt for spread in drawn)
+        error = math.sqrt(1 + math.pi / 2 * max(len(task.measured), 1) / task.weight)
+        spreads = (_shrunk(task.spread[side], task.weight, usual[side], SPREAD_PRIOR) for side in (0, 1))
+        below, above = (max(spread, _MIN_SPREAD) * error for spread in spreads)
         works[name] = Interval(math.exp(-below), 1.0, math.exp(above))
     return works
