@@ -39,7 +39,7 @@ class ErrorWatch:
     def take_inventory(self, inventory: Inventory) -> None:
         """Find new ECC errors in an inventory."""
         self._has_xids = can_have_xids(inventory.worker.devices)
-        for device_id, more in self._ecc.take(valid_readings(inventory.telemetry)):
+        for device_id, more in self._ecc.new_errors(valid_readings(inventory.telemetry)):
             self._keep(DeviceError(device_id=device_id, at=self._now(), ecc_errors=more))
 
     def unconfirmed(self) -> tuple[DeviceError, ...]:

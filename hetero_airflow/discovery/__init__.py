@@ -1,11 +1,11 @@
-"""Discovery: one probe a vendor, each a function that reads and a pure one that parses.
+"""Discovery of the devices on a worker host. One probe a vendor: a function that reads, and a pure one that parses.
 
-To add a vendor: write ``discovery/<vendor>.py``, add a row to `PROBES`, and put real outputs of
-its tool into ``tests/fixtures/<vendor>/``. A row in `TRACES` is optional.
+To add a vendor: write ``discovery/<vendor>.py``, add a row to `PROBES`, and put real outputs of its tool into
+``tests/fixtures/<vendor>/``. A row in `TRACES` is optional. `sources` has what several probes read with, `health` has
+the watches for device errors and the burn-in.
 
-Each probe runs in a process of its own with a time limit (`isolation`). Rejected were threads, since
-a call into a hung driver can't be ended, and one process for all, since a library that crashes would
-take the other vendors' answers with it.
+Each probe runs in its own process with a time limit (`isolation`). Rejected: threads, since a call into a hung driver
+can't be ended; one process for all probes, since a library that crashes would lose the other vendors' results.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TRACES: dict[str, tuple[str, ...]] = {
     "fpga": ("/sys/class/fpga_manager/*", "/sys/class/fpga_region/*", "/sys/bus/pci/drivers/xocl"),
     "simulated": (f"${SIMULATED_DEVICES_VARIABLE}",),
 }
-"""Probe name → what is there wherever its vendor is: paths with wildcards, ``$`` environment variables.
+"""Probe name → traces of its vendor: paths with wildcards, or ``$`` and an environment variable.
 
-A probe none of whose traces is there is not run, which saves a process; one without a row always is.
+A probe runs only if one of its traces exists, which saves a process. A probe without a row always runs.
 """

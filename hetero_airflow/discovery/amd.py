@@ -1,4 +1,4 @@
-"""AMD GPUs, through the library amdsmi where it can be imported, else through the tool amd-smi.
+"""AMD GPUs, through the library amdsmi if it can be imported, else through the tool amd-smi.
 
 The commands are ``amd-smi static --json``, ``amd-smi metric --json`` and, for several GPUs,
 ``amd-smi topology --json``. Of an RX 6600 the first says (ROCm 6; shortened)::
@@ -19,8 +19,8 @@ and the second::
       "ecc": {"total_uncorrectable_count": 0},
       "mem_usage": {"free_vram": {"value": 7974, "unit": "MB"}}}]
 
-Neither is asked what the PCIe link carries: the library says Mb/s where the kernel says GB/s of the same number, which
-is of both directions together, and the counter of the directions that old chips have takes a second to read.
+Neither reads the traffic of the PCIe link: the library says Mb/s where the kernel says GB/s for the same number, and
+that number is the sum of both directions. The counter for each direction, on old chips, takes a second to read.
 
 ROCm 7 puts both lists into ``{"gpu_data": [...]}``. "MB" are mebibytes: 65520 on an MI210 of 64 GiB.
 """
@@ -56,7 +56,7 @@ _MIB = 1 << 20
 def probe() -> ProbeResult:
     """The AMD GPUs that the driver shows to this process.
 
-    :raises ProbeError: amd-smi fails or answers with something that can't be read
+    :raises ProbeError: amd-smi fails or gives an unreadable answer
     """
     answers = read_library()
     if answers is not None:
@@ -91,8 +91,8 @@ def parse_json(text: str) -> Any:
 def parse(static: Any, metric: Any, topology: Any = ()) -> ProbeResult:
     """Devices and telemetry from the three answers of amd-smi, joined by the GPU's number.
 
-    The id is what ROCR_VISIBLE_DEVICES takes: ``GPU-`` and the serial number of the chip. Where there
-    is none, or partitions share it, it is the PCI address.
+    The id is the value for ROCR_VISIBLE_DEVICES: ``GPU-`` and the chip's serial number. Without a serial number, or if
+    partitions share it, the id is the PCI address.
     """
     gpus = _gpus(static)
     serials = Counter(_serial(gpu) for gpu in gpus.values())
@@ -109,7 +109,7 @@ def parse(static: Any, metric: Any, topology: Any = ()) -> ProbeResult:
 
 
 def _gpus(answer: Any) -> dict[int, Mapping[str, Any]]:
-    """GPU number → its object, for the forms of ROCm 6 and 7."""
+    """GPU number → its object, for the formats of ROCm 6 and 7."""
     entries = answer.get("gpu_data") if isinstance(answer, Mapping) else answer
     gpus: dict[int, Mapping[str, Any]] = {}
     for entry in entries if isinstance(entries, (list, tuple)) else ():
@@ -167,7 +167,7 @@ def _device(number: int, gpu: Mapping[str, Any], ids: Mapping[int, str], links: 
 
 
 def _model(gpu: Mapping[str, Any]) -> str:
-    """``instinct-mi210``; the board's name where the chip's says nothing but "AMD Radeon Graphics"."""
+    """A name such as ``instinct-mi210``; the board's name if the chip's is only "AMD Radeon Graphics"."""
     names = [to_word(_at(gpu, *path), "") for path in (("asic", "market_name"), ("board", "product_name"))]
     named = [name.removeprefix("amd-") for name in names if any(character.isdigit() for character in name)]
     return to_word(named[0] if named else names[0] or names[1])

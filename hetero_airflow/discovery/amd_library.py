@@ -1,8 +1,7 @@
-"""AMD's Python library amdsmi, its answers brought into the form of ``amd-smi --json``.
+"""AMD's Python library amdsmi: its answers in the format of ``amd-smi --json``.
 
-It comes with ROCm (``/opt/rocm/share/amd_smi``) and needs libamd_smi.so; it is quicker than the
-tool, which starts a Python of its own for each of three commands. Its calls and their answers
-on ROCm 7.0::
+It comes with ROCm (``/opt/rocm/share/amd_smi``) and needs libamd_smi.so. It is faster than the tool, which starts
+Python for each of three commands. Its calls and answers on ROCm 7.0::
 
     amdsmi_get_gpu_asic_info(handle)    {'market_name': 'AMD Instinct MI210', 'asic_serial': '0x...', ...}
     amdsmi_get_gpu_device_bdf(handle)   '0000:23:00.0'
@@ -25,15 +24,15 @@ _XGMI = 2
 
 
 def read_library(name: str = "amdsmi") -> tuple[list[Any], list[Any], list[Any]] | None:
-    """The static, metric and topology answers of all GPUs; None where the library can't be used."""
+    """The static, metric and topology answers of all GPUs; None if the library can't be used."""
     try:
         amdsmi: Any = import_module(name)
     except (ImportError, OSError, AttributeError, KeyError):
-        return None  # not installed, or without its shared library, which it looks for while it is imported
+        return None  # not installed, or its shared library, which the import loads, is missing
     try:
         amdsmi.amdsmi_init()
     except amdsmi.AmdSmiException:
-        return None  # no driver: the tool says the same in words
+        return None  # no driver: the tool gives a message for this
     try:
         return _read(amdsmi)
     finally:
@@ -45,7 +44,7 @@ def _read(amdsmi: Any) -> tuple[list[Any], list[Any], list[Any]]:
         try:
             return getattr(amdsmi, call)(*arguments)
         except (amdsmi.AmdSmiException, AttributeError):
-            return None  # a call that this chip or this version of the library does not have
+            return None  # this chip or this version of the library has no such call
 
     handles = list(ask("amdsmi_get_processor_handles") or ())
     static, metric, topology = [], [], []

@@ -1,6 +1,6 @@
 """Huawei Ascend NPUs, through the tool npu-smi.
 
-``npu-smi info`` draws two tables; the first has two rows a chip. On a host of two 910B4 (npu-smi 25.2.2)::
+``npu-smi info`` prints two tables; the first has two rows a chip. On a host with two 910B4 (npu-smi 25.2.2)::
 
     +------------------------------------------------------------------------------------------------+
     | npu-smi 25.2.2                   Version: 25.2.2                                               |
@@ -12,8 +12,8 @@
     | 0                         | 0000:0E:00.0  | 0           0    / 0          61825/ 65536         |
     +===========================+===============+====================================================+
 
-Cards of several chips have a second number in a chip's second row (``Phy-ID`` or ``Device``), and a 310P has
-no column for HBM. ``npu-smi info -m`` gives each chip's logic id, which ASCEND_RT_VISIBLE_DEVICES takes::
+Cards with several chips have a second number in a chip's second row (``Phy-ID`` or ``Device``). A 310P has no column
+for HBM. ``npu-smi info -m`` gives each chip's logic id, the value for ASCEND_RT_VISIBLE_DEVICES::
 
     NPU ID                         Chip ID                        Chip Logic ID                  Chip Name
     0                              0                              0                              Ascend 910B4
@@ -47,11 +47,11 @@ _MIB = 1 << 20
 _USAGE = re.compile(r"([0-9]{1,9})\s*/\s*([0-9]{1,9})", re.ASCII)
 _VERSION = re.compile(r"Version:\s*(\S{1,40})")
 _HEALTHY = frozenset({"OK", "Warning"})
-"""A warning does not stop work; Alarm, Critical and UNKNOWN may."""
+"""A device with a warning works; with Alarm, Critical or UNKNOWN it may not."""
 
 
 class _Chip(NamedTuple):
-    """A chip's two rows, cell by cell; texts as they stand."""
+    """The cells of a chip's two rows, as they are."""
 
     npu: str
     name: str
@@ -69,7 +69,7 @@ class _Chip(NamedTuple):
 def probe() -> ProbeResult:
     """The Ascend NPUs that npu-smi shows to this process.
 
-    :raises ProbeError: npu-smi fails or answers with something that can't be read
+    :raises ProbeError: npu-smi fails or gives an unreadable answer
     """
     tool = find_tool("npu-smi", "/usr/local/sbin", "/usr/local/bin")
     if tool is None:
@@ -78,7 +78,7 @@ def probe() -> ProbeResult:
     try:
         mapping = run_tool(tool, "info", "-m")
     except ProbeError:
-        mapping = ""  # older tools have no -m; the numbers in the table stand in
+        mapping = ""  # older tools have no -m; then the numbers in the table count
     result = parse(info, mapping)
     return ProbeResult(
         tuple(d.model_copy(update={"numa_node": read_numa_node(d.pci)}) for d in result.devices),
@@ -89,7 +89,7 @@ def probe() -> ProbeResult:
 def parse(info: str, mapping: str = "") -> ProbeResult:
     """Devices and telemetry from the two answers of npu-smi; `mapping` may be empty.
 
-    The id is the chip's PCI address. Chips that share one are named by their card and chip.
+    The id is the chip's PCI address; for chips that share one, the numbers of card and chip.
 
     :raises ProbeError: the first answer has no table of chips
     """
@@ -118,7 +118,7 @@ def parse(info: str, mapping: str = "") -> ProbeResult:
                 index=position if logic_id is None else logic_id,
                 memory_bytes=total or 0,
                 leasable=chip.health in _HEALTHY,
-                problem=None if chip.health == "OK" else f'npu-smi calls its health "{chip.health[:40]}".',
+                problem=None if chip.health == "OK" else f'npu-smi reports the health "{chip.health[:40]}".',
                 driver=driver,
                 pci=pci,
                 details={
@@ -141,13 +141,13 @@ def parse(info: str, mapping: str = "") -> ProbeResult:
 
 
 def _chips(info: str) -> list[_Chip]:
-    """The pairs of rows of the first table; rows that do not fit are left out."""
+    """The pairs of rows of the first table; other rows are left out."""
     chips: list[_Chip] = []
     first: tuple[list[str], str, list[str]] | None = None
     for line in info.splitlines():
         if len(chips) >= MAX_CHIPS:
             break
-        # The table of processes has four columns, so none of its rows fits.
+        # The table of processes has four columns, so its rows don't match.
         texts = line.strip().strip("|").split("|")
         left, middle, right = [text.split() for text in texts] if len(texts) == 3 else ([], [], [])
         if not left or not _is_number(left[0]) or not middle:
@@ -156,7 +156,7 @@ def _chips(info: str) -> list[_Chip]:
             first = (left, middle[0], right) if len(left) > 1 else None
         elif first is not None:
             (npu, *name), health, readings = first
-            # HBM is the last column where there is one; a 310P has other memory only.
+            # HBM is the last column, if there is one; a 310P has only other memory.
             usage = [(used, total) for used, total in _USAGE.findall(texts[2]) if total != "0"]
             chips.append(
                 _Chip(
@@ -182,7 +182,7 @@ def _is_number(text: str) -> bool:
 
 
 def _logic_ids(mapping: str) -> dict[tuple[str, str], int]:
-    """(NPU, chip) → logic id. Ascend 950 adds columns, so they are found by the header's names."""
+    """(NPU, chip) → logic id. The header's names select the columns, since Ascend 950 has more of them."""
     lines = [re.split(r"\s{2,}", line.strip()) for line in mapping[:262144].splitlines()]
     header = next((line for line in lines if "Chip Logic ID" in line), None)
     if header is None or not {"NPU ID", "Chip ID"} <= set(header):
@@ -196,7 +196,7 @@ def _logic_ids(mapping: str) -> dict[tuple[str, str], int]:
 
 
 def _model(name: str, chips_on_card: int) -> str:
-    """``910b4-1`` from ``910B4-1``; npu-smi calls the 910C, two chips on a card, ``Ascend910``.
+    """``910b4-1`` from ``910B4-1``; npu-smi names the 910C, with two chips on a card, ``Ascend910``.
 
     >>> _model("310P3", 1), _model("Ascend910", 2), _model("Ascend 910B4", 1)
     ('310p3', '910c', '910b4')

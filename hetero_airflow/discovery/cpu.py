@@ -1,8 +1,8 @@
-"""CPU cores and host memory: psutil, /proc/cpuinfo, /sys, control groups.
+"""CPU cores and host memory, from psutil, /proc/cpuinfo, /sys and control groups.
 
-The host is one device with the id ``cpu``. Its cores are those that this process may run on
-(affinity), no more than its CPU quota keeps busy; its memory is what the tightest control group
-leaves. A container therefore offers what it was given, not what the host has.
+The host is one device with the id ``cpu``. Its cores are those that this process may run on (affinity), at most as many
+as the CPU quota allows. Its memory is the smallest limit of the control groups. So a container offers its own limits,
+not the host's hardware.
 
 ``/proc/cpuinfo`` of an AMD host begins with::
 
@@ -12,7 +12,7 @@ leaves. A container therefore offers what it was given, not what the host has.
     model           : 1
     model name      : AMD EPYC 7763 64-Core Processor
 
-and of an Arm host names no model, only its maker (0x48 is HiSilicon)::
+On an Arm host it has no model, only the maker (0x48 is HiSilicon)::
 
     processor       : 0
     BogoMIPS        : 200.00
@@ -57,7 +57,7 @@ def probe() -> ProbeResult:
 
 
 def read(root: Path) -> dict[str, Any]:
-    """What the kernel and psutil say; `root` is another folder in tests."""
+    """The values of the kernel and psutil; `root` is another folder in tests."""
     memory = psutil.virtual_memory()
     cpus = root / "sys/devices/system/cpu"
     return {
@@ -81,9 +81,9 @@ def read(root: Path) -> dict[str, Any]:
 
 
 def parse(facts: Mapping[str, Any]) -> ProbeResult:
-    """The one device that these facts describe. Utilization is the load of the last minute a core, at most 1.
+    """The one device that these facts describe. Its utilization is the last minute's load per core, at most 1.
 
-    :raises ProbeError: no core or no memory, which no host has
+    :raises ProbeError: there is no core or no memory
     """
     cpuinfo = _fields(facts.get("cpuinfo"))
     cores = _ordered(facts.get("affinity") or (), facts.get("nodes") or {})
@@ -126,7 +126,7 @@ def parse(facts: Mapping[str, Any]) -> ProbeResult:
 
 
 def _fields(cpuinfo: object) -> dict[str, str]:
-    """The fields of the first processor, names in lower case."""
+    """The fields of the first processor, with names in lower case."""
     fields: dict[str, str] = {}
     for line in (cpuinfo if isinstance(cpuinfo, str) else "").splitlines():
         name, _, value = line.partition(":")
@@ -135,7 +135,7 @@ def _fields(cpuinfo: object) -> dict[str, str]:
 
 
 def _model(name: str | None, machine: object) -> str:
-    """A short word: ``epyc-7763``, or the architecture where the kernel names no model.
+    """A short name such as ``epyc-7763``; the architecture if the kernel names no model.
 
     >>> _model("Intel(R) Xeon(R) Platinum 8480+", "x86_64"), _model(None, "aarch64")
     ('xeon-platinum-8480+', 'aarch64')
@@ -144,7 +144,7 @@ def _model(name: str | None, machine: object) -> str:
 
 
 def _ordered(affinity: Any, nodes: Mapping[str, Any]) -> tuple[int, ...]:
-    """The cores ordered by NUMA node, then by number; those of no node come last."""
+    """The cores by NUMA node, then by number; cores without a node come last."""
     node_of = {
         core: int(name.removeprefix("node"))
         for name, text in nodes.items()

@@ -1,8 +1,8 @@
-"""What this host has: all probes, joined to one worker.
+"""Runs all probes and joins their results to one worker's inventory.
 
-Measured in November 2026 on 2 cores of an AMD EPYC with other work on them (load 6), median of 7: 0.44 s on
-a host without accelerators, nearly all of it the start of one Python process that imports pydantic;
-1.1 s if all seven probes run; 0.58 s with 1024 simulated devices. Neither airflow nor torch is imported.
+Measured in November 2026 on 2 busy cores of an AMD EPYC (load 6), median of 7: 0.44 s on a host without accelerators,
+nearly all of it the start of one Python process that imports pydantic; 1.1 s if all seven probes run; 0.58 s with 1024
+simulated devices. Neither airflow nor torch is imported.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from hetero_airflow.discovery import GROUP, PROBES, TRACES
 from hetero_airflow.discovery.isolation import probe_line, problem_lines, run_probes
@@ -25,19 +25,19 @@ MAX_SOFTWARE = 256
 
 
 def discover(worker_id: str, *, labels: Mapping[str, str] = {}, probe_timeout_s: float = 10) -> Inventory:
-    """The worker that this host is, with its devices, their readings, and a line for each probe that failed.
+    """This host as a worker: its devices, their readings, and a line for each probe that failed.
 
-    Blocks until every probe has answered, at most about `probe_timeout_s` seconds; no probe can make
-    it raise. Devices come in the order of `PROBES`; an id that appears again is dropped and reported.
+    Blocks until every probe has answered, at most about `probe_timeout_s` seconds. No probe can make it raise. Devices
+    come in the order of `PROBES`; a duplicate id is dropped and reported.
 
-    :raises pydantic.ValidationError: a worker id that is empty or too long, or labels that are no texts
+    :raises pydantic.ValidationError: an empty or too long worker id, or labels that are not texts
     """
     wanted = [name for name in dict.fromkeys(names(GROUP, PROBES)) if has_trace(name, os.environ)]
     return build_inventory(worker_id, run_probes(wanted, probe_timeout_s), runtime_versions(), labels)
 
 
 def has_trace(name: str, environment: Mapping[str, str]) -> bool:
-    """Whether the probe may find anything: one of its `TRACES` is there, or it has none.
+    """Whether the probe may find a device: one of its `TRACES` exists, or it has none.
 
     >>> has_trace("simulated", {}), has_trace("cpu", {})
     (False, True)
@@ -54,30 +54,19 @@ def build_inventory(
     runtime: Mapping[str, str],
     labels: Mapping[str, str] = {},
 ) -> Inventory:
-    """The inventory that probes' results make; pure but for the host's name."""
+    """The inventory from the probes' results; pure except for the host's name."""
     devices: dict[str, Device] = {}
-    origin: dict[str, str] = {}
     telemetry: list[Telemetry] = []
     problems = problem_lines(results)
     software = dict(runtime)
+    probe_of: dict[str, str] = {}
     for name, result in results.items():
         if isinstance(result, str):
             continue
-        own: set[str] = set()
-        left_out = 0
-        for device in result.devices:
-            if device.id in origin:
-                problems.append(probe_line(name, f"{device.id} was found by {origin[device.id]} already; kept once."))
-            elif len(devices) >= MAX_DEVICES:
-                left_out += 1
-            else:
-                devices[device.id] = device
-                origin[device.id] = name
-                own.add(device.id)
-        if left_out:
-            problems.append(probe_line(name, f"{left_out} devices left out; a worker has at most {MAX_DEVICES}."))
-        # One reading a device; a second with the same id belongs to what was dropped.
-        telemetry += {t.device_id: t for t in reversed(result.telemetry) if t.device_id in own}.values()
+        problems += _add_devices(name, result, devices, probe_of)
+        # One reading a device; a second one with its id belongs to a device that was dropped.
+        readings = {t.device_id: t for t in reversed(result.telemetry) if probe_of.get(t.device_id) == name}
+        telemetry += readings.values()
         for key, text in list(result.runtime.items())[:MAX_SOFTWARE]:
             if len(software) < MAX_SOFTWARE and 0 < len(key) <= 128:
                 software.setdefault(key.lower(), to_text(text) or "0")
@@ -90,3 +79,17 @@ def build_inventory(
         problems=tuple(result for result in results.values() if isinstance(result, str))[:32],
     )
     return Inventory(worker=worker, telemetry=tuple(telemetry), problems=tuple(problems))
+
+
+def _add_devices(name: str, result: ProbeResult, devices: dict[str, Device], probe_of: dict[str, str]) -> Iterator[str]:
+    """Add a probe's new devices to `devices` and `probe_of`; yields a line for each problem."""
+    left_out = 0
+    for device in result.devices:
+        if device.id in probe_of:
+            yield probe_line(name, f"{device.id} is a duplicate: {probe_of[device.id]} found it first.")
+        elif len(devices) >= MAX_DEVICES:
+            left_out += 1
+        else:
+            devices[device.id], probe_of[device.id] = device, name
+    if left_out:
+        yield probe_line(name, f"{left_out} devices left out; a worker has at most {MAX_DEVICES}.")

@@ -1,13 +1,13 @@
 """FPGA cards of Xilinx and Intel on the PCI bus, and the FPGA part of a system on a chip.
 
-Cards are known by the PCI ids that their kernel drivers, xocl and dfl-pci, list. An Alveo card has
-two functions; the second, the user's, is the one that XRT opens by its address. Of a U250::
+Cards are recognised by the PCI ids that their kernel drivers, xocl and dfl-pci, list. An Alveo card has two functions;
+XRT opens the second one (the user function) by its address. A U250::
 
     /sys/bus/pci/devices/0000:65:00.1/vendor    0x10ee
     /sys/bus/pci/devices/0000:65:00.1/device    0x5005
     /sys/bus/pci/devices/0000:65:00.1/driver    -> ../../../bus/pci/drivers/xocl
 
-A Zynq has no card; its FPGA manager stands for it::
+A Zynq has no card; its FPGA manager represents it::
 
     /sys/class/fpga_manager/fpga0/name     Xilinx ZynqMP FPGA Manager
     /sys/class/fpga_manager/fpga0/state    operating
@@ -40,7 +40,7 @@ _CARDS: dict[tuple[str, str, str | None], tuple[str, str, int]] = {
     (INTEL, "0xbcce", "0x1770"): ("intel", "n6000-agilex", 16),
     (INTEL, "0xbcce", "0x1771"): ("intel", "n6001-agilex", 16),
 }
-"""(vendor, device, subsystem where it matters) → vendor, model, GiB of HBM or else of DDR on the card (data sheets)."""
+"""(vendor, device, subsystem if it matters) → vendor, model, GiB of HBM or else of DDR on the card (data sheets)."""
 
 _MANAGERS = (("xilinx", "xilinx"), ("altera", "intel"), ("intel", "intel"), ("stratix", "intel"))
 """A word in the name of an FPGA manager → its vendor."""
@@ -52,7 +52,7 @@ def probe() -> ProbeResult:
 
 
 def read(root: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """PCI devices of the two vendors that are FPGA cards, and FPGA managers; `root` is another folder in tests."""
+    """FPGA cards of the two vendors on the PCI bus, and FPGA managers; `root` is another folder in tests."""
     cards: list[dict[str, Any]] = []
     for device in read_pci(root, frozenset({XILINX, INTEL})):
         if _card(device):
@@ -76,7 +76,7 @@ def read(root: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 def parse(cards: Sequence[Mapping[str, Any]], managers: Sequence[Mapping[str, Any]]) -> ProbeResult:
-    """Devices from what the kernel shows; a manager that belongs to a card on the PCI bus is no device of its own."""
+    """Devices from the kernel's answers. A manager of a card on the PCI bus is not another device."""
     devices: list[Device] = []
     for card in cards:
         known, pci = _card(card), to_pci(card.get("pci"))

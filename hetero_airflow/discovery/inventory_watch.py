@@ -1,4 +1,4 @@
-"""Looks at the hardware of this host again and again, without ever blocking the caller's loop."""
+"""Runs discovery on this host again and again without blocking the caller's loop."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from hetero_airflow.model.worker import Inventory, Worker
 log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "hetero_airflow.discovery")
-"""Prints an `Inventory` as JSON; gets the worker's id, its labels, and the time limit of a probe."""
+"""Prints an `Inventory` as JSON. Arguments: the worker's id, its labels, and the time limit of a probe."""
 
 
 def with_missing_devices(worker: Worker, known: Worker) -> Worker:
-    """The worker with the devices that were known before, where a probe failed: not seen is not gone.
+    """The worker; if a probe failed, with the devices that it had before, since they may still exist.
 
-    They get no task until a discovery sees them again.
+    Such a device gets no task until a discovery finds it again.
     """
     if not worker.problems:
         return worker
-    seen = {device.id for device in worker.devices}
-    lost = {"leasable": False, "problem": f"not seen now: {worker.problems[0]}"[:500]}
-    unseen = tuple(device.model_copy(update=lost) for device in known.devices if device.id not in seen)
-    return worker.model_copy(update={"devices": worker.devices + unseen})
+    present = {device.id for device in worker.devices}
+    update = {"leasable": False, "problem": f"not found now: {worker.problems[0]}"[:500]}
+    missing = tuple(device.model_copy(update=update) for device in known.devices if device.id not in present)
+    return worker.model_copy(update={"devices": worker.devices + missing})
 
 
 class InventoryWatch:
-    """Runs discovery in a process of its own; `poll` picks up what it found.
+    """Runs discovery in its own process; `poll` returns the result.
 
-    :param interval_s: between the beginnings of two discoveries; twice the probes' time limit if that is more
+    :param interval_s: between the starts of two discoveries; at least twice the probes' time limit
     """
 
     def __init__(self, worker_id: str, labels: Mapping[str, str], *, interval_s: float, probe_timeout_s: float) -> None:
-        self._words = (worker_id, json.dumps(dict(labels)), str(probe_timeout_s))
+        self._arguments = (worker_id, json.dumps(dict(labels)), str(probe_timeout_s))
         self._interval_s = max(interval_s, 2 * probe_timeout_s)
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
@@ -49,10 +49,10 @@ class InventoryWatch:
         self._problems: tuple[str, ...] = ()
 
     def poll(self) -> Inventory | None:
-        """The newest inventory if one has just come in; starts a discovery when one is due. Never blocks."""
+        """A new inventory if there is one; starts a discovery when one is due. Never blocks."""
         if self._process is None:
             if time.monotonic() >= self._next_at:
-                self._begin()
+                self._start()
             return None
         if self._process.poll() is None:
             if time.monotonic() >= self._next_at:
@@ -61,7 +61,7 @@ class InventoryWatch:
         return self._finish()
 
     def close(self) -> None:
-        """Stop a discovery that is under way."""
+        """Stop a running discovery."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -69,10 +69,10 @@ class InventoryWatch:
         if self._output is not None:
             self._output.close()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._next_at = time.monotonic() + self._interval_s
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed when the process has ended
-        self._process = subprocess.Popen([*COMMAND, *self._words], stdin=subprocess.DEVNULL, stdout=self._output)
+        self._process = subprocess.Popen([*COMMAND, *self._arguments], stdin=subprocess.DEVNULL, stdout=self._output)
 
     def _finish(self) -> Inventory | None:
         assert self._process is not None
@@ -82,12 +82,12 @@ class InventoryWatch:
             output.seek(0)
             text = output.read()
         if code != 0:
-            log.warning("Discovery ended with code %s; the last inventory is kept.", code)
+            log.warning("Discovery ended with code %s; the last inventory stays in use.", code)
             return None
         try:
             inventory = Inventory.model_validate_json(text)
         except ValidationError as error:
-            log.warning("Discovery answered with something unreadable; the last inventory is kept: %s", error)
+            log.warning("Discovery gave an unreadable answer; the last inventory stays in use: %s", error)
             return None
         if inventory.problems != self._problems:
             self._problems = inventory.problems

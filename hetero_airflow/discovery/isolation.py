@@ -1,7 +1,7 @@
-"""Runs probes, each in a process of its own, so that none can hang, crash or flood discovery.
+"""Runs each probe in its own process, so that no probe can hang, crash or flood discovery.
 
-All processes start together and share one time limit; a selector reads their answers, bounded. An
-ended process takes its whole process group with it, so no vendor's tool is left behind.
+All processes start together and share one time limit. A selector reads their answers up to a size limit. At the end
+each process's whole group is killed, so no vendor's tool stays behind.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ MAX_ANSWER_BYTES = 4 << 20
 
 MAX_LINE = 500
 _MODULE = "hetero_airflow.discovery.probe_process"
-_MAX_WORDS_BYTES = 4096
+_MAX_STDERR_BYTES = 4096
 _GRACE_S = 1.0
-"""How long a process that was killed may take to go; one that waits for a driver in the kernel may never."""
+"""How long a killed process may take to end; a process that waits for a driver in the kernel may never end."""
 
 
 @dataclass
@@ -38,32 +38,32 @@ class _ProbeProcess:
     name: str
     process: subprocess.Popen[bytes]
     answer: bytearray = field(default_factory=bytearray)
-    words: bytearray = field(default_factory=bytearray)
-    """The end of what it wrote to standard error."""
+    stderr: bytearray = field(default_factory=bytearray)
+    """The end of its standard error."""
     is_done: bool = False
-    """It closed its answer, or said too much."""
+    """It has closed its answer, or its answer is too long."""
 
 
 def run_probes(names: Iterable[str], timeout_s: float) -> dict[str, ProbeResult | str]:
-    """Probe name → its result, or one line that says why there is none. Blocks for about `timeout_s` at most."""
+    """Probe name → its result, or one line with the reason for none. Blocks for about `timeout_s` at most."""
     results: dict[str, ProbeResult | str] = {}
-    children: list[_ProbeProcess] = []
+    probes: list[_ProbeProcess] = []
     deadline = time.monotonic() + timeout_s
     try:
         for name in names:
             results[name] = ""  # keeps the order
             try:
-                children.append(_ProbeProcess(name, _start_process(name, timeout_s)))
+                probes.append(_ProbeProcess(name, _start_process(name, timeout_s)))
             except OSError as error:
                 results[name] = probe_line(
                     name, f"{sys.executable} can't be started: {error}. Check the host's limits."
                 )
-        _read_replies(children, deadline)
-        for child in children:
-            results[child.name] = _result_of(child, timeout_s, deadline)
+        _read_replies(probes, deadline)
+        for probe in probes:
+            results[probe.name] = _result_of(probe, timeout_s, deadline)
     finally:
-        for child in children:
-            _end_process(child.process)
+        for probe in probes:
+            _end_process(probe.process)
     return results
 
 
@@ -77,7 +77,7 @@ def probe_line(name: str, text: str) -> str:
 
 
 def _start_process(name: str, timeout_s: float) -> subprocess.Popen[bytes]:
-    # -P: a file in the working directory must not stand in for a vendor's library.
+    # -P: no file in the working directory may replace a vendor's library.
     return subprocess.Popen(  # this Python, no shell
         [sys.executable, "-P", "-m", _MODULE, name, str(timeout_s + 2 * _GRACE_S)],
         stdin=subprocess.DEVNULL,
@@ -87,59 +87,62 @@ def _start_process(name: str, timeout_s: float) -> subprocess.Popen[bytes]:
     )
 
 
-def _read_replies(children: Iterable[_ProbeProcess], deadline: float) -> None:
-    """Read all pipes until each answer is complete or too long, or time is up."""
+def _read_replies(probes: Iterable[_ProbeProcess], deadline: float) -> None:
+    """Read all pipes until each answer is complete or too long, or until the deadline."""
     with selectors.DefaultSelector() as selector:
-        for child in children:
-            for pipe in (child.process.stdout, child.process.stderr):
+        for probe in probes:
+            for pipe in (probe.process.stdout, probe.process.stderr):
                 assert pipe is not None
-                selector.register(pipe, selectors.EVENT_READ, child)
-        waiting = {child.name for child in children}
+                selector.register(pipe, selectors.EVENT_READ, probe)
+        waiting = list(probes)
         while waiting and (left := deadline - time.monotonic()) > 0:
             for key, _ in selector.select(left):
-                child = key.data
-                data = os.read(key.fd, 65536)
-                if not data:
-                    selector.unregister(key.fileobj)
-                if key.fileobj is child.process.stderr:
-                    child.words = (child.words + data)[-_MAX_WORDS_BYTES:]
-                    continue
-                child.answer += data
-                if not data or len(child.answer) > MAX_ANSWER_BYTES:
-                    child.is_done = True
-                    waiting.discard(child.name)
-                    if data:
-                        selector.unregister(key.fileobj)
+                _read_pipe(selector, key)
+            waiting = [probe for probe in waiting if not probe.is_done]
 
 
-def _result_of(child: _ProbeProcess, timeout_s: float, deadline: float) -> ProbeResult | str:
-    by_hand = f'Run "python -m {_MODULE} {child.name}" by hand.'
-    if not child.is_done:
-        return probe_line(child.name, f"no answer within {timeout_s:g} s. {by_hand} Or raise [hetero] probe_timeout_s.")
-    if len(child.answer) > MAX_ANSWER_BYTES:
-        return probe_line(child.name, f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB. {by_hand}")
+def _read_pipe(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+    probe: _ProbeProcess = key.data
+    data = os.read(key.fd, 65536)
+    is_open = bool(data)
+    if key.fileobj is probe.process.stderr:
+        probe.stderr = (probe.stderr + data)[-_MAX_STDERR_BYTES:]
+    else:
+        probe.answer += data
+        is_open = is_open and len(probe.answer) <= MAX_ANSWER_BYTES
+        probe.is_done = not is_open
+    if not is_open:
+        selector.unregister(key.fileobj)
+
+
+def _result_of(probe: _ProbeProcess, timeout_s: float, deadline: float) -> ProbeResult | str:
+    by_hand = f'Run "python -m {_MODULE} {probe.name}" by hand.'
+    if not probe.is_done:
+        return probe_line(probe.name, f"no answer within {timeout_s:g} s. {by_hand} Or raise [hetero] probe_timeout_s.")
+    if len(probe.answer) > MAX_ANSWER_BYTES:
+        return probe_line(probe.name, f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB. {by_hand}")
     try:
-        answer = ProbeReply.model_validate_json(bytes(child.answer))
+        answer = ProbeReply.model_validate_json(bytes(probe.answer))
     except ValidationError:
-        return probe_line(child.name, f"{_exit_text(child, deadline)}. {by_hand}")
+        return probe_line(probe.name, f"{_exit_text(probe, deadline)}. {by_hand}")
     if answer.result is None:
-        return probe_line(child.name, answer.error or f"an empty answer. {by_hand}")
+        return probe_line(probe.name, answer.error or f"an empty answer. {by_hand}")
     return answer.result
 
 
-def _exit_text(child: _ProbeProcess, deadline: float) -> str:
-    """How a process that gave no proper answer ended, and its last words."""
+def _exit_text(probe: _ProbeProcess, deadline: float) -> str:
+    """How a process without a valid answer ended, and the end of its output."""
     with suppress(subprocess.TimeoutExpired):
-        child.process.wait(max(0.1, min(_GRACE_S, deadline - time.monotonic())))
-    code = child.process.returncode
+        probe.process.wait(max(0.1, min(_GRACE_S, deadline - time.monotonic())))
+    code = probe.process.returncode
     if code is not None and code < 0:
         with suppress(ValueError):
             return f"its process was ended by {signal.Signals(-code).name}"
-    said = child.answer or child.words
-    words = shorten(bytes(said[-120:]).decode(errors="replace").strip(), limit=160)
-    if child.answer:
-        return f"its process answered {len(child.answer)} bytes that are no result, ending in {words}"
-    return f"its process ended with code {code} and no answer" + (f", its last words {words}" if said else "")
+    output = probe.answer or probe.stderr
+    end = shorten(bytes(output[-120:]).decode(errors="replace").strip(), limit=160)
+    if probe.answer:
+        return f"its process answered {len(probe.answer)} bytes that are no result, ending in {end}"
+    return f"its process ended with code {code} and no answer" + (f", its last output {end}" if output else "")
 
 
 def _end_process(process: subprocess.Popen[bytes]) -> None:
@@ -153,9 +156,8 @@ def _end_process(process: subprocess.Popen[bytes]) -> None:
 
 
 def problem_lines(results: Mapping[str, ProbeResult | str]) -> list[str]:
-    """The lines of all probes: one for each that gave no result, and those that the others report."""
+    """The lines of all probes: one for each probe without a result, and the problems that the others report."""
     lines: list[str] = []
     for name, result in results.items():
-        texts = [result] if isinstance(result, str) else [probe_line(name, text) for text in result.problems[:32]]
-        lines += texts
+        lines += [result] if isinstance(result, str) else [probe_line(name, text) for text in result.problems[:32]]
     return lines

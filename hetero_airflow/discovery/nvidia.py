@@ -1,7 +1,7 @@
 """NVIDIA GPUs and their MIG instances, through NVML (the package nvidia-ml-py).
 
-`read` asks NVML and writes down its answers; `parse` makes devices of them. For one GPU of a DGX A100
-the answers are, call by call (``None`` where NVML says "not supported")::
+`read` collects NVML's answers; `parse` turns them into devices. For one GPU of a DGX A100 the calls and answers are
+(``None`` if NVML says "not supported")::
 
     nvmlSystemGetDriverVersion()            '550.54.15'
     nvmlSystemGetCudaDriverVersion_v2()     12040
@@ -12,9 +12,9 @@ the answers are, call by call (``None`` where NVML says "not supported")::
     nvmlDeviceGetMigMode(handle)            [0, 0]
     nvmlDeviceGetPcieThroughput(handle, 0)  26700    (0: sent, 1: received; KB/s, measured for 20 ms while it blocks)
 
-NVML has no call for the last XID: it tells an XID only to whoever was waiting in an event set when
-it happened. A probe is not, so `Telemetry.xid` stays None, and what NVML does keep is used instead:
-the recovery action that the driver asks for, and memory rows that could not be replaced.
+NVML has no call for the last XID: it reports an XID only to a process that waits in an event set at that moment (see
+`health.xid_watch`). So a probe leaves `Telemetry.xid` None, and uses what NVML keeps: the recovery action that the
+driver asks for, and memory rows that could not be replaced.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _RECOVERY = {
     6: "asks for a reset of its bus",
     7: "asks for a reboot of the host",
 }
-"""nvmlDeviceGpuRecoveryAction_t values that make a GPU useless; 3 and 5 concern its links only."""
+"""nvmlDeviceGpuRecoveryAction_t values that make a GPU unusable; 3 and 5 concern only its links."""
 
 _PROHIBITED = 2
 """NVML_COMPUTEMODE_PROHIBITED: no process may compute on the GPU."""
@@ -60,7 +60,7 @@ _PROFILE = re.compile(r"\bMIG\s+([0-9][0-9a-z.+-]*)", re.IGNORECASE)
 def probe() -> ProbeResult:
     """The NVIDIA GPUs that NVML shows to this process.
 
-    :raises ProbeError: NVML is there but can't be used
+    :raises ProbeError: NVML is installed but unusable
     """
     pynvml = import_module("pynvml")
     try:
@@ -169,7 +169,7 @@ def _recovery_action(pynvml: Any, ask: Callable[..., Any], handle: Any) -> int |
 
 
 def parse(raw: Mapping[str, Any]) -> ProbeResult:
-    """Devices and telemetry from NVML's answers; a GPU in MIG mode is followed by its instances."""
+    """Devices and telemetry from NVML's answers. The instances of a GPU in MIG mode follow it."""
     devices: list[Device] = []
     telemetry: list[Telemetry] = []
     problems: list[str] = []
@@ -192,7 +192,7 @@ def parse(raw: Mapping[str, Any]) -> ProbeResult:
 
 
 def to_model(name: object) -> str:
-    """The model without its maker, in lower case; lines such as GeForce and Tesla stay, so both words match.
+    """The model in lower case without its maker. Series such as GeForce and Tesla stay, so both words match.
 
     >>> to_model("NVIDIA A100-SXM4-80GB"), to_model("NVIDIA GeForce RTX 4090"), to_model("Tesla V100-SXM2-32GB")
     ('a100-sxm4-80gb', 'geforce-rtx-4090', 'tesla-v100-sxm2-32gb')
@@ -245,14 +245,14 @@ def _instance(mig: Mapping[str, Any], parent: Device, fault: str | None) -> Devi
 
 
 def _fault(gpu: Mapping[str, Any]) -> str | None:
-    """Why neither the GPU nor an instance of it must be leased; None for a usable one."""
+    """Why neither the GPU nor its instances may be leased; None for a usable GPU."""
     if gpu.get("compute_mode") == _PROHIBITED and not _sickness(gpu):
         return f'Its compute mode is "prohibited"; run "nvidia-smi -i {gpu.get("index")} -c DEFAULT".'
     return _sickness(gpu)
 
 
 def _sickness(gpu: Mapping[str, Any]) -> str | None:
-    """What the driver says against the hardware; None for a healthy one."""
+    """What the driver reports against the hardware; None for a healthy GPU."""
     action = _RECOVERY.get(gpu.get("recovery_action") or 0)
     if action:
         return f"The driver says that the GPU {action}; drain it and do so."
@@ -262,7 +262,7 @@ def _sickness(gpu: Mapping[str, Any]) -> str | None:
 
 
 def _mig(gpu: Mapping[str, Any]) -> str | None:
-    """Why a GPU in MIG mode is not leased as a whole; None for one that is not in MIG mode."""
+    """Why a GPU in MIG mode is not leased as a whole; None for a GPU that is not in MIG mode."""
     if (gpu.get("mig_mode") or (0,))[0] != 1:
         return None
     if gpu.get("mig"):

@@ -1,6 +1,6 @@
 """Runs one probe and writes its answer as JSON: ``python -m hetero_airflow.discovery.probe_process nvidia``.
 
-What vendors' libraries print goes to standard error, so that it can't spoil the answer.
+Output that vendors' libraries print goes to standard error, so that it can't damage the answer.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from hetero_airflow.registry import load
 
 
 class ProbeReply(BaseModel):
-    """A probe's result, or else the text of what it raised."""
+    """A probe's result, or the text of its exception."""
 
     result: ProbeResult | None = None
     error: str | None = None
 
 
 def run_probe(name: str) -> ProbeReply:
-    """The answer of a probe of `PROBES` or of an entry point; whatever the probe raises becomes a text."""
+    """The answer of a probe of `PROBES` or of an entry point. An exception of the probe becomes a text."""
     try:
         result = load(GROUP, PROBES, name)()
     except HeteroError as error:
         return ProbeReply(error=str(error))
-    except Exception as error:  # noqa: BLE001  # a probe of another package may raise anything
+    except Exception as error:  # noqa: BLE001  a probe of another package may raise anything
         return ProbeReply(error=f"raised {type(error).__name__}: {error}")
     if not isinstance(result, ProbeResult):
         return ProbeReply(error=f"returned a {type(result).__name__}, not a ProbeResult")
@@ -40,9 +40,9 @@ def run_probe(name: str) -> ProbeReply:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Arguments: the probe's name, and optionally after how many seconds the process ends itself."""
+    """Arguments: the probe's name, and optionally a number of seconds after which the process ends itself."""
     if len(arguments) > 1:
-        # Ends a hung probe even if discovery itself was killed meanwhile.
+        # Ends a hung probe even if discovery itself was killed.
         signal.alarm(math.ceil(float(arguments[1])))
     with os.fdopen(os.dup(1), "wb") as answer:
         os.dup2(2, 1)

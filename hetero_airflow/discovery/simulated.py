@@ -1,7 +1,7 @@
-"""Devices that are not there, for demonstrations, tests and rehearsals of a larger cluster.
+"""Simulated devices, for demonstrations, tests and rehearsals of a larger cluster.
 
-``HETERO_AIRFLOW_SIMULATED_DEVICES="nvidia/h100-80gb:4,ascend/910b:2,mig-1g.10gb:2"`` adds eight. They are
-marked ``simulated`` everywhere, their ids say so, and no library will find them.
+``HETERO_AIRFLOW_SIMULATED_DEVICES="nvidia/h100-80gb:4,ascend/910b:2,mig-1g.10gb:2"`` adds eight devices. They are
+marked ``simulated`` everywhere, also in their ids, and no library finds them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from hetero_airflow.settings import SIMULATED_DEVICES_VARIABLE
 MAX_DEVICES = 1024
 MAX_TEXT = 8192
 DEFAULT_MEMORY_BYTES = 16 << 30
-"""Of a model that neither its name nor the catalogue gives a size."""
+"""For a model without a size in its name or in the catalogue."""
 
 _SIZE = re.compile(r"(?:^|[.-])([0-9]{1,4})gb\b")
 _EXAMPLE = 'Write it as "nvidia/h100-80gb:4,ascend/910b:2"'
 
 
 def probe() -> ProbeResult:
-    """The devices that the environment variable names.
+    """The devices in the environment variable.
 
     :raises ProbeError: it can't be read, or names too many
     """
@@ -36,7 +36,7 @@ def probe() -> ProbeResult:
 
 
 def parse(text: str) -> ProbeResult:
-    """The devices that a text names: device texts joined by commas, each with a model or a MIG profile.
+    """The devices in a text: device texts joined by commas, each with a model or a MIG profile.
 
     >>> [device.id for device in parse("nvidia/h100-80gb:2").devices]
     ['simulated-nvidia-h100-80gb-0', 'simulated-nvidia-h100-80gb-1']
@@ -95,10 +95,10 @@ def _read_part(asked: str, part: str) -> tuple[str, str, str, str | None, int]:
 
 
 def _memory_bytes(name: str) -> int:
-    """The size in the name (``h100-80gb``, ``1g.10gb``), or the catalogue's of the model it is a kind of."""
-    said = _SIZE.search(name)
-    if said:
-        return int(said[1]) << 30
+    """The size in the name (``h100-80gb``, ``1g.10gb``), or the catalogue's size of its model."""
+    size = _SIZE.search(name)
+    if size:
+        return int(size[1]) << 30
     tokens = model_tokens(name)
     known = [model for model in MODELS if matches_model(model, tokens)]
     return MODELS[max(known, key=len)][2] if known else DEFAULT_MEMORY_BYTES

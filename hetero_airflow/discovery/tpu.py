@@ -1,8 +1,8 @@
 """Google TPU chips, from /sys/bus/pci, their device nodes and the environment of a TPU VM.
 
-A TPU is a PCI device of Google (0x1ae0) whose device id names its generation; network cards and disks
-of a Google VM have the same vendor and other ids. Up to v4 its node is ``/dev/accel<n>``, later it
-is ``/dev/vfio/<IOMMU group>``. Of a v5e host with one chip::
+A TPU is a PCI device of Google (0x1ae0); its device id gives its generation. Network cards and disks of a Google VM
+have the same vendor and other device ids. The device node is ``/dev/accel<n>`` up to v4, later ``/dev/vfio/<IOMMU
+group>``. A v5e host with one chip::
 
     /sys/bus/pci/devices/0000:00:04.0/vendor        0x1ae0
     /sys/bus/pci/devices/0000:00:04.0/device        0x0063
@@ -10,7 +10,7 @@ is ``/dev/vfio/<IOMMU group>``. Of a v5e host with one chip::
     /sys/bus/pci/devices/0000:00:04.0/iommu_group   -> ../../../kernel/iommu_groups/0
     TPU_ACCELERATOR_TYPE=v5litepod-1
 
-The driver shows neither memory in use nor temperature to others than the process that runs on the chip.
+The driver shows memory in use and temperature only to the process that runs on the chip.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MODELS = {
     ("0x005e", None): "v4", ("0x0063", None): "v5e", ("0x0062", None): "v5p", ("0x006f", None): "v6e",
     ("0x0076", None): "v7x",
 }  # fmt: skip
-"""(device id, subsystem id where it matters) → generation, as Google's tpu-info and torch_xla have them."""
+"""(device id, subsystem id if it matters) → generation, as in Google's tpu-info and torch_xla."""
 
 _MEMORY_GIB = {"v2": 16, "v3": 32, "v4": 32, "v5e": 16, "v5p": 95, "v6e": 32, "v7x": 192}
 """HBM of a chip, from Google's pages on TPU versions."""
@@ -45,7 +45,7 @@ def probe() -> ProbeResult:
 
 
 def read(root: Path) -> list[dict[str, Any]]:
-    """Google's PCI devices, each with the ``node`` that this process can see, or None; `root` is another in tests."""
+    """Google's PCI devices, each with the ``node`` that this process sees, or None; `root` is another one in tests."""
     chips: list[dict[str, Any]] = []
     for device in read_pci(root, frozenset({GOOGLE})):
         folder = root / "sys/bus/pci/devices" / str(device["pci"])
@@ -57,9 +57,9 @@ def read(root: Path) -> list[dict[str, Any]]:
 
 
 def parse(chips: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> ProbeResult:
-    """Devices in the order of their PCI addresses; a chip without a node can't be leased.
+    """Devices in the order of their PCI addresses. A chip without a node is not leasable.
 
-    The index is the number of ``/dev/accel<n>``, or else the place in that order, as TPU_VISIBLE_CHIPS counts.
+    The index is the number of ``/dev/accel<n>``, or else the position in this order, as TPU_VISIBLE_CHIPS counts.
     """
     devices: list[Device] = []
     accelerator = to_text(environment.get("TPU_ACCELERATOR_TYPE"))
@@ -79,7 +79,7 @@ def parse(chips: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) ->
                 index=int(accel[1]) if accel else len(devices),
                 memory_bytes=_MEMORY_GIB[model] << 30,
                 leasable=node is not None,
-                problem=None if node else "Its device node is not here; give the container /dev/vfio or /dev/accel*.",
+                problem=None if node else "Its device node is missing; give the container /dev/vfio or /dev/accel*.",
                 numa_node=to_numa_node(to_text(chip.get("numa_node"))),
                 pci=pci,
                 details={

@@ -114,3 +114,12 @@ def classify_xid(xid: int) -> tuple[ErrorClass, str]:
         return ErrorClass.COUNTED, f"XID {xid}"
     error_class, text = XIDS[xid]
     return error_class, f"XID {xid}, {text}"
+
+
+def ecc_text(errors: int) -> str:
+    """A number of ECC errors, for people.
+
+    >>> ecc_text(1), ecc_text(2)
+    ('1 uncorrected ECC error', '2 uncorrected ECC errors')
+    """
+    return f"{errors} uncorrected ECC error{'s' if errors > 1 else ''}"

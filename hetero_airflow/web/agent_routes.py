@@ -29,8 +29,7 @@ from hetero_airflow.agent.protocol import (
     read_body,
 )
 from hetero_airflow.agent.tokens import TokenClaims, TokenRefused, hash_secret, read_public_key, request_digest
-from hetero_airflow.discovery.health.ecc_counters import ecc_text
-from hetero_airflow.health.error_classes import ErrorClass, classify_xid
+from hetero_airflow.health.error_classes import ErrorClass, classify_xid, ecc_text
 from hetero_airflow.health.transitions import HealthChanged, ObservedError, error_changes
 from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.store.sql.agent_messages import Admission, AgentMessage

@@ -126,7 +126,9 @@ def test_no_library_and_no_tool_is_an_empty_result(monkeypatch, tmp_path):
     monkeypatch.setattr(amd, "NODES", f"{tmp_path}/kfd")
     assert amd.probe() == ProbeResult()
     (tmp_path / "kfd").touch()
-    line = f"{tmp_path}/kfd is here, but amd-smi is not, so no device can be told; install the package amd-smi-lib."
+    line = (
+        f"{tmp_path}/kfd exists, but amd-smi does not, so its devices can't be read; install the package amd-smi-lib."
+    )
     assert amd.probe() == ProbeResult(problems=(line,))
 
 

@@ -74,7 +74,7 @@ def test_the_logic_id_of_the_mapping_is_the_index(fixture_text):
 def test_a_sick_chip_says_so(fixture_text, health, is_leasable):
     text = fixture_text("ascend/npu-smi-info-910b4.txt").replace("| OK     ", f"| {health:7}", 1)
     devices = ascend.parse(text).devices
-    assert (devices[0].leasable, devices[0].problem) == (is_leasable, f'npu-smi calls its health "{health}".')
+    assert (devices[0].leasable, devices[0].problem) == (is_leasable, f'npu-smi reports the health "{health}".')
     assert (devices[1].leasable, devices[1].problem) == (True, None)
     assert [device.details.get(SICK_KEY, False) for device in devices[:2]] == [not is_leasable, False]
 
@@ -104,7 +104,7 @@ def test_no_tool_is_an_empty_result(monkeypatch, tmp_path):
     monkeypatch.setattr(ascend, "NODES", f"{tmp_path}/davinci0")
     assert ascend.probe() == ProbeResult()
     (tmp_path / "davinci0").touch()
-    line = "is here, but npu-smi is not, so no device can be told; mount it and /usr/local/Ascend/driver."
+    line = "exists, but npu-smi does not, so its devices can't be read; mount it and /usr/local/Ascend/driver."
     assert ascend.probe() == ProbeResult(problems=(f"{tmp_path}/davinci0 {line}",))
 
 

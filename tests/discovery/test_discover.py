@@ -101,7 +101,7 @@ def test_ids_found_twice_are_kept_once_and_reported():
             problems=("amd: no answer within 10 s.",),
         ),
         telemetry=(Telemetry(device_id="GPU-0", xid=1),),
-        problems=("amd: no answer within 10 s.", "acme: GPU-0 was found by nvidia already; kept once."),
+        problems=("amd: no answer within 10 s.", "acme: GPU-0 is a duplicate: nvidia found it first."),
     )
 
 

@@ -60,7 +60,7 @@ def test_an_inventory_comes_in_and_its_problems_are_logged_once(watch, caplog):
 def test_a_discovery_that_fails_keeps_the_last_inventory_and_says_so(watch, caplog, code):
     one = watch(code)
     assert poll(one, 2) is None
-    assert any("the last inventory is kept" in record.getMessage() for record in caplog.records)
+    assert any("the last inventory stays in use" in record.getMessage() for record in caplog.records)
 
 
 def test_a_discovery_that_hangs_is_ended_and_tried_again(watch, caplog):

@@ -105,7 +105,7 @@ def test_each_failure_is_one_line_and_the_others_are_not_touched():
     expected = {
         "crashes": "crashes: its process was ended by SIGSEGV. Run",
         "garbage": "garbage: its process answered 9 bytes that are no result, ending in '{]rubbish'. Run",
-        "exits": "exits: its process ended with code 3 and no answer, its last words 'license expired'. Run",
+        "exits": "exits: its process ended with code 3 and no answer, its last output 'license expired'. Run",
         "raises": "raises: raised RuntimeError: two lines xxx",
         "wrong_type": "wrong_type: returned a dict, not a ProbeResult",
         "missing": "missing: hetero_airflow.probes 'missing'; found odd_probes:missing can't be imported: ",

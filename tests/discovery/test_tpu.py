@@ -28,7 +28,7 @@ def test_a_v5e_host_with_one_of_two_chips_in_the_container(fixture_tree):
                 numa_node=1,
                 pci="0000:00:05.0",
                 leasable=False,
-                problem="Its device node is not here; give the container /dev/vfio or /dev/accel*.",
+                problem="Its device node is missing; give the container /dev/vfio or /dev/accel*.",
                 details={"node": None, **details},
                 **common,
             ),

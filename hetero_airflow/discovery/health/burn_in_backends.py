@@ -9,14 +9,14 @@ import numpy as np
 import psutil
 
 _CPU_PART = 0.25
-"""Of the host's free memory that a CPU's burn-in writes at most: others live there."""
+"""Part of the host's free memory that a CPU's burn-in writes at most; other processes need the rest."""
 
 _MIX = 0x9E3779B97F4A7C15 - (1 << 64)
-"""Odd, so that the products with a word's number differ for all words; the golden ratio, as in Fibonacci hashing."""
+"""Odd, so that its products with the words' numbers all differ; the golden ratio, as in Fibonacci hashing."""
 
 
 class UntestableError(Exception):
-    """Nothing can be said of the device here."""
+    """The device can't be tested here."""
 
 
 class ComputeBackend(Protocol):
@@ -26,31 +26,31 @@ class ComputeBackend(Protocol):
     precisions: tuple[str, ...]
 
     def matrices(self, precision: str) -> tuple[Any, Any]:
-        """Two square matrices of random -1, 0 and 1, the same for each call."""
+        """Two square matrices of random -1, 0 and 1, the same in each call."""
         ...
 
     def multiply(self, a: Any, b: Any) -> Any:
-        """Their product, when it is there."""
+        """Their product; waits until it is computed."""
         ...
 
     def is_equal(self, a: Any, b: Any) -> bool:
-        """Bit by bit."""
+        """Whether two matrices are equal bit by bit."""
         ...
 
     def to_host(self, matrix: Any) -> Any:
-        """As a numpy array of 64-bit integers."""
+        """The matrix as a numpy array of 64-bit integers."""
         ...
 
     def allocate(self) -> list[Any]:
-        """Blocks of 64-bit words: most of the free memory."""
+        """Blocks of 64-bit words, most of the free memory together."""
         ...
 
     def write(self, block: Any, pattern: int, offset: int) -> None:
-        """Each word the pattern, or with the pattern 0 its number, counted from the offset."""
+        """Set each word to the pattern; with pattern 0, to its number from the offset times an odd constant."""
         ...
 
     def holds(self, block: Any, pattern: int, offset: int) -> bool:
-        """Whether each word is as `write` left it."""
+        """Whether each word is as `write` set it."""
         ...
 
 
@@ -60,10 +60,10 @@ def _random_signs(size: int) -> tuple[Any, Any]:
 
 
 class NumpyBackend:
-    """The CPU that this process may use.
+    """The CPU, with numpy.
 
     :param size: rows of the matrices
-    :param memory_bytes: how much memory is written, at most
+    :param memory_bytes: upper limit of the memory that is written
     """
 
     name = "cpu"
@@ -74,34 +74,34 @@ class NumpyBackend:
         self._words = min(memory_bytes, int(psutil.virtual_memory().available * _CPU_PART)) // 8
 
     def matrices(self, precision: str) -> tuple[Any, Any]:
-        """Two square matrices of random -1, 0 and 1."""
+        """See `ComputeBackend.matrices`."""
         a, b = _random_signs(self._size)
         return a.astype(precision), b.astype(precision)
 
     def multiply(self, a: Any, b: Any) -> Any:
-        """Their product."""
+        """See `ComputeBackend.multiply`."""
         return a @ b
 
     def is_equal(self, a: Any, b: Any) -> bool:
-        """Bit by bit."""
+        """See `ComputeBackend.is_equal`."""
         return bool(np.array_equal(a, b))
 
     def to_host(self, matrix: Any) -> Any:
-        """As 64-bit integers."""
+        """See `ComputeBackend.to_host`."""
         return matrix.astype(np.int64)
 
     def allocate(self) -> list[Any]:
-        """Blocks of 64-bit words."""
+        """See `ComputeBackend.allocate`."""
         full, rest = divmod(self._words, self._block_words)
         sizes = [self._block_words] * full + [rest] * bool(rest)
         return [np.empty(size, np.int64) for size in sizes]
 
     def write(self, block: Any, pattern: int, offset: int) -> None:
-        """Each word the pattern, or with the pattern 0 its number."""
+        """See `ComputeBackend.write`."""
         block[:] = pattern or self._numbers(len(block), offset)
 
     def holds(self, block: Any, pattern: int, offset: int) -> bool:
-        """Whether each word is as it was written."""
+        """See `ComputeBackend.holds`."""
         return bool(np.all(block == (pattern or self._numbers(len(block), offset))))
 
     def _numbers(self, count: int, offset: int) -> Any:
@@ -112,8 +112,8 @@ class NumpyBackend:
 class TorchBackend:
     """A device that torch computes on.
 
-    :param module: torch's module of the device type: ``torch.cuda``
-    :param part: of its free memory that is written
+    :param module: torch's module of the device type, such as ``torch.cuda``
+    :param part: of the free memory that is written
     """
 
     precisions: tuple[str, ...] = ("float16", "float32")
@@ -124,43 +124,43 @@ class TorchBackend:
         self.name = f"{device} {module.get_device_name(device)}"
 
     def matrices(self, precision: str) -> tuple[Any, Any]:
-        """Two square matrices of random -1, 0 and 1."""
+        """See `ComputeBackend.matrices`."""
         dtype = getattr(self._torch, precision)
         a, b = (self._torch.from_numpy(matrix).to(self._device, dtype) for matrix in _random_signs(self._size))
         return a, b
 
     def multiply(self, a: Any, b: Any) -> Any:
-        """Their product, when it is there."""
+        """See `ComputeBackend.multiply`."""
         product = a @ b
         self._module.synchronize()
         return product
 
     def is_equal(self, a: Any, b: Any) -> bool:
-        """Bit by bit."""
+        """See `ComputeBackend.is_equal`."""
         return bool(self._torch.equal(a, b))
 
     def to_host(self, matrix: Any) -> Any:
-        """As 64-bit integers."""
+        """See `ComputeBackend.to_host`."""
         return matrix.double().cpu().numpy().astype(np.int64)
 
     def allocate(self) -> list[Any]:
-        """Blocks of 64-bit words. Room for the comparison of one of them is left."""
+        """See `ComputeBackend.allocate`. Leaves room for the comparison of one block."""
         self._module.empty_cache()
         free, _ = self._module.mem_get_info()
         words = int((free - 3 * 8 * self._block_words) * self._part) // 8
         if words < self._block_words:
-            raise UntestableError(f"only {free >> 20} MiB of its memory are free: something else uses it")
+            raise UntestableError(f"only {free >> 20} MiB of its memory are free: another process uses it")
         blocks: list[Any] = []
         try:
             while len(blocks) * self._block_words < words:
                 blocks.append(self._torch.empty(self._block_words, dtype=self._torch.int64, device=self._device))
         except self._torch.OutOfMemoryError:
             if not blocks:
-                raise UntestableError("its memory is taken by something else") from None
+                raise UntestableError("another process uses its memory") from None
         return blocks
 
     def write(self, block: Any, pattern: int, offset: int) -> None:
-        """Each word the pattern, or with the pattern 0 its number."""
+        """See `ComputeBackend.write`."""
         if pattern:
             block.fill_(pattern)
         else:
@@ -170,7 +170,7 @@ class TorchBackend:
         self._module.synchronize()
 
     def holds(self, block: Any, pattern: int, offset: int) -> bool:
-        """Whether each word is as it was written."""
+        """See `ComputeBackend.holds`."""
         if pattern:
             return bool((block == pattern).all())
         end = offset + len(block)
@@ -181,8 +181,8 @@ class TorchBackend:
 def torch_backend(device: str, size: int, part: float, block_bytes: int) -> ComputeBackend:
     """A `TorchBackend` on ``cuda:0`` (also AMD's) or ``npu:0``.
 
-    :raises UntestableError: torch is missing here, or was built without what the device needs
-    :raises RuntimeError: torch could use such a device, but sees none
+    :raises UntestableError: torch is not installed, or is built without support for the device
+    :raises RuntimeError: torch supports such a device, but sees none
     """
     kind = device.partition(":")[0]
     try:
@@ -197,7 +197,7 @@ def torch_backend(device: str, size: int, part: float, block_bytes: int) -> Comp
         raise UntestableError(f"torch {torch.__version__} here does not compute on {kind} devices")
     module = getattr(torch, kind)
     if not module.is_available():
-        raise RuntimeError(f"torch {torch.__version__} sees no {kind} device, though one should be there")
+        raise RuntimeError(f"torch {torch.__version__} sees no {kind} device, though one should exist")
     module.set_device(device)
     if kind == "cuda":
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False

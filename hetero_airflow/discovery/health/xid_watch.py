@@ -1,9 +1,9 @@
-"""Tells the XIDs of NVIDIA's driver as they happen, through an event set of NVML.
+"""Reports XIDs of NVIDIA's driver when they happen, through an event set of NVML.
 
-NVML tells an XID only to whoever waits in an event set when it happens, so a process waits there all the time: ``python
--m hetero_airflow.discovery.health.xid_watch PID`` writes one JSON line for each and ends when process PID is not its
-parent any more. It is a process, not a thread, for the same reason as the probes (`hetero_airflow.discovery`): a call
-into a hung driver can't be ended. `XidWatch` starts it and reads what it says. The calls, on a GPU that falls off::
+NVML reports an XID only to a process that waits in an event set at that moment. So one process waits all the time:
+``python -m hetero_airflow.discovery.health.xid_watch PID`` writes one JSON line for each XID, and ends when process PID
+is no longer its parent. `XidWatch` starts it and reads the lines. It is a process, not a thread, because a call into a
+hung driver can't be ended (see `hetero_airflow.discovery`). The calls, for a GPU that falls off the bus::
 
     nvmlDeviceGetSupportedEventTypes(handle)                     0x1f
     nvmlDeviceRegisterEvents(handle, nvmlEventTypeXidCriticalError, events)
@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import import_module
@@ -31,11 +31,11 @@ from hetero_airflow.model.device import Device
 COMMAND = (sys.executable, "-P", "-m", "hetero_airflow.discovery.health.xid_watch")
 
 XID_FALLEN_OFF = 79
-"""Also told of a GPU that NVML calls lost: the driver's own message may have come before anybody waited."""
+"""Also reported for a GPU that NVML calls lost: the driver's own event may have come before the process waited."""
 
 _WAIT_MS = 1000
-_TELL_EVERY_S = 1.0
-_AGAIN_S = 60.0
+_REPORT_EVERY_S = 1.0
+_RESTART_AFTER_S = 60.0
 _MAX_READ_BYTES = 1 << 16
 
 
@@ -50,7 +50,7 @@ class XidEvent(BaseModel):
 
 
 class XidWatch:
-    """Runs the process that waits, and reads what it says; `poll` never blocks."""
+    """Runs the waiting process and reads its output; `poll` never blocks."""
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
         self._command = [*command, str(os.getpid())]
@@ -61,19 +61,18 @@ class XidWatch:
     def poll(self) -> list[XidEvent]:
         """The XIDs since the last call, in their order.
 
-        Starts the process if none runs, at most once a minute; not again after it found that there is nothing to
-        wait for.
+        Starts the process if none runs, at most once a minute; never again after it found no GPU that can have XIDs.
         """
         if self._process is None:
             if time.monotonic() >= self._start_at:
                 self._start()
             return []
         has_ended = self._process.poll() is not None
-        seen = self._read()
+        events = self._read()
         if has_ended:
-            self._start_at = float("inf") if self._process.returncode == 0 else time.monotonic() + _AGAIN_S
+            self._start_at = float("inf") if self._process.returncode == 0 else time.monotonic() + _RESTART_AFTER_S
             self.close()
-        return seen
+        return events
 
     def close(self) -> None:
         """End the process; may be called again."""
@@ -85,7 +84,7 @@ class XidWatch:
             self._process, self._rest = None, b""
 
     def _start(self) -> None:
-        self._start_at = time.monotonic() + _AGAIN_S
+        self._start_at = time.monotonic() + _RESTART_AFTER_S
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
@@ -101,35 +100,35 @@ class XidWatch:
             return []
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._rest = self._rest[-_MAX_READ_BYTES:]
-        seen = []
+        events = []
         for line in lines:
-            with suppress(ValidationError):  # a line of a library that does not know better
-                seen.append(XidEvent.model_validate_json(line))
-        return seen
+            with suppress(ValidationError):  # a line that a library prints
+                events.append(XidEvent.model_validate_json(line))
+        return events
 
 
 def can_have_xids(devices: Iterable[Device]) -> bool:
-    """Whether one of them is of the driver that tells XIDs."""
+    """Whether one of the devices has a driver that reports XIDs."""
     return any(device.vendor == "nvidia" and not device.simulated for device in devices)
 
 
 def report_xids(
-    pynvml: Any, tell: Callable[[XidEvent], None], is_wanted: Callable[[], bool], now: Callable[[], datetime]
+    pynvml: Any, report: Callable[[XidEvent], None], is_wanted: Callable[[], bool], now: Callable[[], datetime]
 ) -> None:
-    """Tell XIDs until nobody wants them, or until there is no GPU left that could have one.
+    """Report XIDs while `is_wanted`, or until no GPU is left that can have one.
 
-    The same XID of the same GPU is told once a second at most, so that a storm of them costs nothing.
+    The same XID of the same GPU is reported at most once a second, so that many of them cost nothing.
 
     :param pynvml: the module, after nvmlInit()
     """
-    told: dict[tuple[str, int], datetime] = {}
+    reported: dict[tuple[str, int], datetime] = {}
 
-    def tell_once(uuid: str, xid: int) -> None:
+    def report_limited(uuid: str, xid: int) -> None:
         at = now()
-        before = told.get((uuid, xid))
-        if before is None or not 0 <= (at - before).total_seconds() < _TELL_EVERY_S:
-            told[uuid, xid] = at
-            tell(XidEvent(uuid=uuid, xid=xid, at=at))
+        before = reported.get((uuid, xid))
+        if before is None or not 0 <= (at - before).total_seconds() < _REPORT_EVERY_S:
+            reported[uuid, xid] = at
+            report(XidEvent(uuid=uuid, xid=xid, at=at))
 
     handles = _handles(pynvml)
     while handles and is_wanted():
@@ -137,38 +136,48 @@ def report_xids(
         try:
             if not _register(pynvml, handles, events):
                 return
-            names = {_address(handle): uuid for uuid, handle in handles.items()}
-            while is_wanted():
-                try:
-                    event = pynvml.nvmlEventSetWait(events, _WAIT_MS)
-                except pynvml.NVMLError_Timeout:
-                    continue
-                if event.eventType == pynvml.nvmlEventTypeXidCriticalError and _address(event.device) in names:
-                    tell_once(names[_address(event.device)], int(event.eventData))
+            _wait_for_xids(pynvml, events, handles, report_limited, is_wanted)
         except pynvml.NVMLError_GpuIsLost:
             lost = [uuid for uuid, handle in handles.items() if _is_lost(pynvml, handle)]
             if not lost:
                 raise
             for uuid in lost:
-                tell_once(uuid, XID_FALLEN_OFF)
+                report_limited(uuid, XID_FALLEN_OFF)
                 del handles[uuid]
         finally:
             with suppress(pynvml.NVMLError):
                 pynvml.nvmlEventSetFree(events)
 
 
+def _wait_for_xids(
+    pynvml: Any,
+    events: Any,
+    handles: Mapping[str, Any],
+    report: Callable[[str, int], None],
+    is_wanted: Callable[[], bool],
+) -> None:
+    uuids = {_address(handle): uuid for uuid, handle in handles.items()}
+    while is_wanted():
+        try:
+            event = pynvml.nvmlEventSetWait(events, _WAIT_MS)
+        except pynvml.NVMLError_Timeout:
+            continue
+        if event.eventType == pynvml.nvmlEventTypeXidCriticalError and _address(event.device) in uuids:
+            report(uuids[_address(event.device)], int(event.eventData))
+
+
 def _handles(pynvml: Any) -> dict[str, Any]:
-    found = {}
+    handles = {}
     for index in range(pynvml.nvmlDeviceGetCount()):
         with suppress(pynvml.NVMLError):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             uuid = pynvml.nvmlDeviceGetUUID(handle)
-            found[uuid.decode() if isinstance(uuid, bytes) else uuid] = handle
-    return found
+            handles[uuid.decode() if isinstance(uuid, bytes) else uuid] = handle
+    return handles
 
 
 def _register(pynvml: Any, handles: dict[str, Any], events: Any) -> bool:
-    """Wait for XIDs of these from now on; whether there is one that has any."""
+    """Register the GPUs for XID events. Returns whether one of them supports these."""
     has_any = False
     for handle in handles.values():
         with suppress(pynvml.NVMLError_NotSupported):
@@ -190,12 +199,12 @@ def _is_lost(pynvml: Any, handle: Any) -> bool:
 
 
 def _address(handle: Any) -> int | None:
-    """What stays the same of a handle: NVML gives the same pointer each time, and Python a new object."""
+    """The pointer in a handle: NVML gives the same one each time, Python a new object."""
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Argument: the id of the process for which it runs."""
+    """Argument: the id of the parent process."""
     parent = int(arguments[0])
     pynvml = import_module("pynvml")
     try:
@@ -203,13 +212,13 @@ def main(arguments: Sequence[str]) -> int:
     except pynvml.NVMLError_LibraryNotFound:
         return 0
     with os.fdopen(os.dup(1), "wb", buffering=0) as answer:
-        os.dup2(2, 1)  # what the library prints can't spoil the answer
+        os.dup2(2, 1)  # output that the library prints can't damage the answer
 
-        def tell(seen: XidEvent) -> None:
-            answer.write(seen.model_dump_json().encode() + b"\n")
+        def report(event: XidEvent) -> None:
+            answer.write(event.model_dump_json().encode() + b"\n")
 
         with suppress(BrokenPipeError):
-            report_xids(pynvml, tell, lambda: os.getppid() == parent, lambda: datetime.now(UTC))
+            report_xids(pynvml, report, lambda: os.getppid() == parent, lambda: datetime.now(UTC))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What control groups leave of this host to this process, for cgroup v1 and v2."""
+"""The limits that control groups (cgroup v1 and v2) set for this process."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class MemoryLimit(NamedTuple):
 
     limit: int
     working_set: int
-    """Used, without the file cache that the kernel would drop first."""
+    """Memory in use, without the file cache that the kernel would drop first."""
 
 
 def memory_limits(root: Path = Path("/")) -> list[MemoryLimit]:
-    """All memory limits that bind this process; each group above it may set one."""
+    """All memory limits of this process; each group above it may set one."""
     limits = []
     for folder, is_v2 in _folders(root, "memory"):
         limit = _number(folder / ("memory.max" if is_v2 else "memory.limit_in_bytes"))
@@ -31,7 +31,7 @@ def memory_limits(root: Path = Path("/")) -> list[MemoryLimit]:
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """How many cores' worth of time the tightest quota grants; None where there is none."""
+    """The smallest CPU quota, in cores; None if there is none."""
     quotas = []
     for folder, is_v2 in _folders(root, "cpu"):
         if is_v2:
@@ -45,7 +45,7 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 def _folders(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
-    """The folders of this process's groups, from its own up to the root, and whether they are v2."""
+    """(folder, whether it is v2) of this process's groups, from its own up to the root."""
     for line in (read_text(root / "proc/self/cgroup", limit=65536) or "").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -74,7 +74,7 @@ def _stat(path: Path, name: str) -> int:
 
 
 def usable_cores(cores: int, quota: float | None) -> int:
-    """How many of `cores` a quota of CPU time keeps busy, at least one.
+    """How many of `cores` a quota of CPU time can keep busy; at least one.
 
     >>> usable_cores(64, 2.5), usable_cores(64, None), usable_cores(64, 0.5)
     (2, 64, 1)

@@ -1,11 +1,11 @@
-"""Versions of the software on this host, from package metadata and version files; nothing is imported.
+"""Versions of the software on this host, from package metadata and version files. Nothing is imported.
 
 Files, with real contents::
 
     /opt/rocm/.info/version                                                     6.4.1-83
     /usr/local/Ascend/ascend-toolkit/latest/*-linux/ascend_toolkit_install.info version=8.3.RC2
 
-CUDA's version comes from the driver, so the NVIDIA probe tells it.
+CUDA's version comes from the driver, so the NVIDIA probe reports it.
 """
 
 from __future__ import annotations
@@ -20,33 +20,25 @@ from hetero_airflow.discovery.sources.tools_and_files import read_text
 from hetero_airflow.discovery.sources.values import to_version
 
 PACKAGES: dict[str, tuple[str, ...]] = {
-    "torch": ("torch",),
-    "torch-npu": ("torch-npu",),
-    "torch-xla": ("torch-xla",),
-    "torchvision": ("torchvision",),
+    **{name: (name,) for name in ("torch", "torch-npu", "torch-xla", "torchvision")},
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tensorflow-gpu"),
-    "jax": ("jax",),
-    "jaxlib": ("jaxlib",),
     "libtpu": ("libtpu", "libtpu-nightly"),
-    "mindspore": ("mindspore",),
     "paddlepaddle": ("paddlepaddle-gpu", "paddlepaddle"),
     "onnxruntime": ("onnxruntime-gpu", "onnxruntime", "onnxruntime-rocm"),
-    "transformers": ("transformers",),
-    "vllm": ("vllm",),
-    "numpy": ("numpy",),
+    **{name: (name,) for name in ("jax", "jaxlib", "mindspore", "transformers", "vllm", "numpy")},
 }
-"""Name that a request uses → distributions that provide it, the first installed one counts."""
+"""Name in a request → distributions that provide it; the first installed one counts."""
 
 
 def runtime_versions(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Software name → PEP 440 version, of what is installed here; ``torch 2.13.0+cpu`` is ``2.13.0``."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    """Software name → PEP 440 version, of the installed software; ``torch 2.13.0+cpu`` is ``2.13.0``."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
     for name, distributions in PACKAGES.items():
-        found[name] = next(filter(None, map(_package_version, distributions)), None)
+        versions[name] = next(filter(None, map(_package_version, distributions)), None)
     rocm = environment.get("ROCM_PATH") or "/opt/rocm"
-    found["rocm"] = to_version(read_text(_under(root, rocm) / ".info/version"))
-    found["cann"] = next(filter(None, map(_cann_version, _cann_files(root, environment))), None)
-    return {name: text for name, text in found.items() if text}
+    versions["rocm"] = to_version(read_text(_under(root, rocm) / ".info/version"))
+    versions["cann"] = next(filter(None, map(_cann_version, _cann_files(root, environment))), None)
+    return {name: text for name, text in versions.items() if text}
 
 
 def _package_version(distribution: str) -> str | None:

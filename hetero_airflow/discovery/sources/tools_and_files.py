@@ -1,4 +1,4 @@
-"""What probes read with: one tool of a vendor, one small file, the PCI devices of this host."""
+"""Runs a vendor's tool, reads small files, and lists the PCI devices of this host."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from hetero_airflow.discovery.sources.values import to_pci
 from hetero_airflow.errors import ProbeError, shorten
 
 MAX_OUTPUT_BYTES = 8 << 20
-"""A tool that says more than this says nothing; amd-smi says 15 kB a GPU."""
+"""Limit of a tool's output; amd-smi writes 15 kB a GPU."""
 
 TOOL_TIMEOUT_S = 60.0
-"""The last line of defence: discovery ends the whole probe much sooner."""
+"""A last limit: discovery ends the whole probe much sooner."""
 
 
 def find_tool(name: str, *folders: str) -> str | None:
-    """The absolute path of a tool on PATH, or else in one of the folders its vendor installs to."""
-    found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(folders) or os.devnull)
-    return os.path.abspath(found) if found else None
+    """The absolute path of a tool on PATH, or else in one of its vendor's usual folders."""
+    path = shutil.which(name) or shutil.which(name, path=os.pathsep.join(folders) or os.devnull)
+    return os.path.abspath(path) if path else None
 
 
 def missing_tool_problem(nodes: str, tool: str, remedy: str) -> tuple[str, ...]:
-    """One line where a driver's device nodes (a path with wildcards) are here but its tool is not; else none.
+    """One line if a driver's device nodes (a path with wildcards) exist but its tool does not; else none.
 
     >>> missing_tool_problem("/dev/nowhere*", "acme-smi", "install it")
     ()
     """
     node = next(glob.iglob(nodes), None)
-    return (f"{node} is here, but {tool} is not, so no device can be told; {remedy}.",) if node else ()
+    return (f"{node} exists, but {tool} does not, so its devices can't be read; {remedy}.",) if node else ()
 
 
 def run_tool(path: str, *arguments: str, timeout_s: float = TOOL_TIMEOUT_S) -> str:
-    """What the tool wrote to its standard output. Blocks; no shell.
+    """The tool's standard output. Blocks; uses no shell.
 
-    :raises ProbeError: it can't be started, hangs, fails, or floods
+    :raises ProbeError: it can't be started, hangs, fails, or writes too much
     """
     asked = " ".join((os.path.basename(path), *arguments))
     deadline = time.monotonic() + timeout_s
@@ -49,7 +49,7 @@ def run_tool(path: str, *arguments: str, timeout_s: float = TOOL_TIMEOUT_S) -> s
             [path, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
     except OSError as error:
-        raise ProbeError(asked, found=f"{path} that can't be started: {error}", remedy="Install it anew") from error
+        raise ProbeError(asked, found=f"{path} that can't be started: {error}", remedy="Install it again") from error
     try:
         output = _read_pipe(process, deadline)
         if output is not None and len(output) <= MAX_OUTPUT_BYTES:
@@ -67,13 +67,13 @@ def run_tool(path: str, *arguments: str, timeout_s: float = TOOL_TIMEOUT_S) -> s
         raise ProbeError(asked, found=f"more than {MAX_OUTPUT_BYTES} bytes", remedy="Run it by hand")
     text = output.decode(errors="replace")
     if process.returncode != 0:
-        said = shorten(text.strip()[-200:], limit=160)
-        raise ProbeError(asked, found=f"exit code {process.returncode} and {said}", remedy="Run it by hand")
+        end = shorten(text.strip()[-200:], limit=160)
+        raise ProbeError(asked, found=f"exit code {process.returncode} and {end}", remedy="Run it by hand")
     return text
 
 
 def _read_pipe(process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
-    """All that the process writes, up to a little over the limit; None when time is up."""
+    """The process's output, up to a little over the limit; None after the deadline."""
     assert process.stdout is not None
     output = bytearray()
     with selectors.DefaultSelector() as selector:
@@ -89,7 +89,7 @@ def _read_pipe(process: subprocess.Popen[bytes], deadline: float) -> bytes | Non
 
 
 def read_text(path: Path, limit: int = 4096) -> str | None:
-    """The first `limit` bytes of a file, stripped; None where it can't be read."""
+    """The first `limit` bytes of a file, stripped; None if it can't be read."""
     try:
         with path.open("rb") as file:
             return file.read(limit).decode(errors="replace").strip()
@@ -98,7 +98,7 @@ def read_text(path: Path, limit: int = 4096) -> str | None:
 
 
 def read_pci(root: Path, vendors: frozenset[str]) -> Iterator[dict[str, str | None]]:
-    """The PCI devices of some vendors (ids as ``0x1ae0``), ordered by address, each as its files in /sys say.
+    """The PCI devices of some vendors (ids as ``0x1ae0``), ordered by address, each with the values of its /sys files.
 
     ``{"pci": "0000:00:04.0", "vendor": "0x1ae0", "device": "0x0063", "subsystem_device": "0x0000",
     "numa_node": "0", "driver": "vfio-pci", "iommu_group": "0"}``
@@ -115,12 +115,12 @@ def read_pci(root: Path, vendors: frozenset[str]) -> Iterator[dict[str, str | No
 
 
 def read_numa_node(pci: str | None, root: Path = Path("/")) -> int | None:
-    """The NUMA node of a PCI device; None where the kernel names none."""
+    """The NUMA node of a PCI device; None if the kernel names none."""
     return to_numa_node(read_text(root / f"sys/bus/pci/devices/{pci}/numa_node")) if to_pci(pci) else None
 
 
 def to_numa_node(text: str | None) -> int | None:
-    """A NUMA node from the kernel's text, which is ``-1`` where there is none."""
+    """A NUMA node from the kernel's text, which is ``-1`` for none."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 5 else None
 
 

@@ -1,4 +1,4 @@
-"""Untrusted answers of vendors' tools → values that the model accepts. Pure; None where nothing valid is there."""
+"""Untrusted answers of vendors' tools → values that the model accepts; None for an invalid answer. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def to_word(value: object, fallback: str = "unknown") -> str:
 
 
 def to_text(value: object, limit: int = 64) -> str | None:
-    """The printable characters of a text, or None for nothing, ``N/A`` and what is no text.
+    """The printable characters of a text; None for an empty text, ``N/A`` and anything that is no text.
 
     >>> to_text(" 550.54.15 "), to_text("N/A"), to_text(None)
     ('550.54.15', None, None)
@@ -41,7 +41,7 @@ def to_text(value: object, limit: int = 64) -> str | None:
         value = value[: 4 * limit].decode(errors="replace")
     if not isinstance(value, str):
         return None
-    # Surrogates can't be written as UTF-8, and JSON from a tool may hold them.
+    # Surrogates can't be written as UTF-8, and a tool's JSON may have them.
     text = "".join(c if c.isprintable() else " " for c in value[: 4 * limit] if not "\ud800" <= c <= "\udfff")
     text = " ".join(text.split())[:limit].rstrip()
     return None if text.lower() in _ABSENT else text
@@ -56,8 +56,8 @@ def to_number(value: object) -> float | None:
     if isinstance(value, dict):
         value = value.get("value")
     if isinstance(value, str):
-        found = _NUMBER.match(value.strip()[:40])
-        value = float(found[0]) if found else None
+        match = _NUMBER.match(value.strip()[:40])
+        value = float(match[0]) if match else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -78,7 +78,7 @@ def to_count(value: object, limit: int = 1 << 53) -> int | None:
 
 
 def to_bytes(value: object, unit_bytes: int = 1) -> int | None:
-    """A size in bytes, from a number of `unit_bytes` each; None above one pebibyte.
+    """A size in bytes, from a number of units; None above one pebibyte.
 
     >>> to_bytes("65536", 2**20)
     68719476736
@@ -100,20 +100,20 @@ def to_share(percent: object) -> float | None:
 
 
 def to_version(value: object) -> str | None:
-    """The first version in a text that PEP 440 can compare, as it is spelled there.
+    """The first version in a text that PEP 440 can compare, in its original spelling.
 
-    What follows it is cut off: local parts (``+cpu``), which no specifier needs, and builds (``-83``).
+    The rest is cut off: local parts (``+cpu``), which no specifier needs, and builds (``-83``).
 
     >>> to_version("2.13.0+cpu"), to_version("8.3.RC2"), to_version("24.1.rc3.7"), to_version("6.4.1-83")
     ('2.13.0', '8.3.rc2', '24.1.rc3', '6.4.1')
     """
     text = (to_text(value, limit=128) or "").lower()
     whole = text.partition("+")[0]
-    for found in _VERSION.finditer(text):
-        if ("." in found[0] or found[0] == whole) and len(found[0]) <= 64:
+    for match in _VERSION.finditer(text):
+        if ("." in match[0] or match[0] == whole) and len(match[0]) <= 64:
             with suppress(InvalidVersion):
-                Version(found[0])
-                return found[0]
+                Version(match[0])
+                return match[0]
     return None
 
 
@@ -123,19 +123,19 @@ def to_pci(value: object) -> str | None:
     >>> to_pci("00000000:07:00.0"), to_pci("0000:C1:00.0"), to_pci("none")
     ('0000:07:00.0', '0000:c1:00.0', None)
     """
-    found = _PCI.fullmatch((to_text(value) or "").lower())
-    return f"{int(found[1] or '0', 16):04x}:{found[2]}" if found else None
+    match = _PCI.fullmatch((to_text(value) or "").lower())
+    return f"{int(match[1] or '0', 16):04x}:{match[2]}" if match else None
 
 
 def to_ids(value: object, limit: int = 8192) -> tuple[int, ...]:
-    """The numbers of a kernel list such as ``0-3,8``, each below `limit`; what can't be read is left out.
+    """The numbers of a kernel list such as ``0-3,8``, each below `limit`; unreadable parts are left out.
 
     >>> to_ids("0-3,8")
     (0, 1, 2, 3, 8)
     """
     ids: list[int] = []
     for part in (value if isinstance(value, str) else "").strip()[:65536].split(","):
-        found = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part, re.ASCII)
-        if found and len(ids) < limit:
-            ids.extend(range(int(found[1]), min(int(found[2] or found[1]) + 1, limit)))
+        match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part, re.ASCII)
+        if match and len(ids) < limit:
+            ids.extend(range(int(match[1]), min(int(match[2] or match[1]) + 1, limit)))
     return tuple(ids[:limit])

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from hetero_airflow.discovery.health.burn_in import BurnInResult
-from hetero_airflow.discovery.health.ecc_counters import EccCounters, ecc_text
+from hetero_airflow.discovery.health.ecc_counters import EccCounters
 from hetero_airflow.discovery.health.xid_watch import XidWatch, can_have_xids
 from hetero_airflow.executor.device_health.burn_in_runs import BurnInRuns
-from hetero_airflow.health.error_classes import ErrorClass, classify_xid
+from hetero_airflow.health.error_classes import ErrorClass, classify_xid, ecc_text
 from hetero_airflow.health.transitions import ObservedError
 from hetero_airflow.model.device import SICK_KEY, Device
 from hetero_airflow.model.hold import HoldKind, holds_on
@@ -46,7 +46,7 @@ class HostHealth:
             if device.details.get(SICK_KEY) and is_news and device.parent is None:
                 text = device.problem or "its driver says so"
                 self._errors.append(ObservedError(device.id, ErrorClass.FATAL, text, now))
-        for device_id, more in self._ecc.take(inventory.telemetry):
+        for device_id, more in self._ecc.new_errors(inventory.telemetry):
             self._errors.append(ObservedError(device_id, ErrorClass.FATAL, ecc_text(more), now))
 
     def take_errors(self) -> list[ObservedError]:

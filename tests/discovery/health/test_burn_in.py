@@ -150,7 +150,7 @@ def test_a_stuck_bit_is_found_through_torch(monkeypatch):
 
 
 def test_a_device_whose_memory_others_use_is_not_judged():
-    with pytest.raises(UntestableError, match="something else uses it"):
+    with pytest.raises(UntestableError, match="another process uses it"):
         run_checks(a_torch_bench(free=3 * BLOCK), 0.01)
 
 
