@@ -1,7 +1,7 @@
-"""From the section [hetero] to the place of a task's checkpoints, and from an Airflow connection to credentials.
+"""The place of a task's checkpoints from the section [hetero], and its credentials from an Airflow connection.
 
-The one place where the options ``checkpoint_url``, ``checkpoint_conn_id`` and ``checkpoint_endpoints`` are
-read: the device operator uses it for the task's own checkpoints, sensors and triggers for those of others.
+Only this module reads the options ``checkpoint_url``, ``checkpoint_conn_id`` and ``checkpoint_endpoints``. The device
+operator uses it for the checkpoints of its task, sensors and triggers for those of other tasks.
 """
 
 from __future__ import annotations
@@ -23,29 +23,27 @@ from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.settings import SECTION, default
 
 ENDPOINT_VARIABLE = "AWS_ENDPOINT_URL_S3"
-"""boto3's variable for the endpoint of S3 alone: other services of a task are not sent there."""
+"""boto3's variable for the endpoint of S3 alone, not of other services."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
-    """The options of [hetero] that say where checkpoints go. Holds no secret."""
+    """The options of [hetero] about checkpoints. Contains no secret."""
 
     url: str
     """``file:///folder`` or ``s3://bucket/prefix``."""
     conn_id: str = ""
-    """Empty: what boto3 finds by itself."""
+    """Empty: boto3 searches for credentials itself."""
     endpoints: tuple[str, ...] = ()
-    """May be used beside AWS's own and the connection's."""
+    """Endpoints that are allowed besides those of AWS and of the connection."""
     is_default: bool = False
-    """Nobody said where: the URL is of a folder that is not known to be shared with other hosts."""
+    """No URL is configured: other hosts may not share the folder of this one."""
 
 
 def checkpoint_options() -> CheckpointOptions:
-    """The options as configured on this host.
+    """The options as configured on this host. Endpoints are checked when a store is opened.
 
-    Endpoints are compared when a store is opened.
-
-    :raises SettingsError: a URL that can't be read
+    :raises SettingsError: the URL can't be read
     """
     endpoints = tuple(text.strip() for text in _text("checkpoint_endpoints").split(",") if text.strip())
     configured = _text("checkpoint_url")
@@ -65,11 +63,11 @@ def checkpoint_place(
     options: CheckpointOptions,
     credentials: Mapping[str, str] | None = None,
 ) -> CheckpointPlace:
-    """Where the checkpoints of a task instance are.
+    """The place of the checkpoints of a task instance.
 
     :param epoch: the task instance's ``max_tries``; None: see `CheckpointPlace.epoch`
     :param token: fencing token of the lease; None without one
-    :param credentials: see `store_credentials`; the endpoint among them is used, and allowed
+    :param credentials: see `store_credentials`; their endpoint is used and allowed
 
     >>> options = CheckpointOptions("s3://models/team-a", endpoints=("https://minio.example:9000",))
     >>> checkpoint_place("etl", "fit", "r1", -1, epoch=2, token=7, options=options).path
@@ -88,9 +86,7 @@ def checkpoint_place(
 
 
 def store_credentials(conn_id: str) -> Mapping[str, str]:
-    """boto3's environment variables for the connection; none without a connection.
-
-    Blocks: within a trigger, call it in a thread.
+    """boto3's environment variables for the connection; empty without one. Blocks: a trigger calls it in a thread.
 
     :raises SettingsError: there is no such connection, or it can't be read
     """
@@ -107,9 +103,9 @@ def store_credentials(conn_id: str) -> Mapping[str, str]:
 
 
 def credentials_of(connection: Any) -> Mapping[str, str]:
-    """boto3's environment variables for a connection of Airflow, whichever of its classes that is of.
+    """boto3's environment variables for a connection of any of Airflow's connection classes.
 
-    :raises SettingsError: its extra is no JSON object
+    :raises SettingsError: its extra is not a JSON object
     """
     try:
         extra = json.loads(connection.extra or "{}")
@@ -121,14 +117,14 @@ def credentials_of(connection: Any) -> Mapping[str, str]:
             found="an extra that is no JSON object",
             remedy='Write it as {"region_name": "eu-central-1", "endpoint_url": "https://minio.example:9000"}',
         )
-    found = {
+    variables = {
         "AWS_ACCESS_KEY_ID": connection.login,
         "AWS_SECRET_ACCESS_KEY": connection.password,
         "AWS_SESSION_TOKEN": extra.get("aws_session_token"),
         "AWS_DEFAULT_REGION": extra.get("region_name"),
         ENDPOINT_VARIABLE: extra.get("endpoint_url"),
     }
-    return {name: str(value) for name, value in found.items() if value}
+    return {name: str(value) for name, value in variables.items() if value}
 
 
 def _text(name: str) -> str:

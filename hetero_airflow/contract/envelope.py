@@ -1,9 +1,8 @@
-"""How a request reaches the executor, and a lease the worker.
+"""How a request travels to the executor, and a lease to the worker.
 
-The request is plain data in the task's ``executor_config`` under `KEY`: one entry for each
-different instance of the task, and a stride, since a mapped task may ask for another device in
-each. An entry holds either a finished request or, where an argument is a Jinja template, the
-arguments that `DeviceRequest.parse` gets once they are rendered. The lease travels in the
+The request is plain data in the task's ``executor_config`` under `ENVELOPE_KEY`. It has one entry for each different
+instance of the task, and a stride, since each instance of a mapped task may request another device. An entry is a
+finished request, or the arguments of `DeviceRequest.parse` if one of them is a Jinja template. The lease travels in the
 workload's ``context_carrier``, a field that every engine passes on.
 """
 
@@ -22,7 +21,7 @@ from hetero_airflow.runtime.task_lease import TaskLease
 ENVELOPE_KEY = "hetero"
 
 ARGUMENTS = ("device", "quota", "runtime", "driver", "labels", "topology", "priority", "wait_timeout")
-"""What a device operator takes and `DeviceRequest.parse` reads."""
+"""The arguments of a device operator that `DeviceRequest.parse` reads."""
 
 _NO_GANG = GangSize()
 
@@ -31,7 +30,7 @@ RequestOrTemplate = DeviceRequest | Mapping[str, Any]
 
 
 def pack_request(instances: Iterable[Mapping[str, Any]], stride: int = 1, gang: GangSize = _NO_GANG) -> dict[str, Any]:
-    """The value of ``executor_config[KEY]`` for the arguments of a task's instances.
+    """The value of ``executor_config[ENVELOPE_KEY]`` for the arguments of a task's instances.
 
     Instance `map_index` takes entry ``(map_index // stride) % len(entries)`` and is in gang ``map_index // gang.most``.
 
@@ -46,36 +45,36 @@ def pack_request(instances: Iterable[Mapping[str, Any]], stride: int = 1, gang: 
 
 
 def unpack_request(executor_config: object, map_index: int) -> RequestOrTemplate | None:
-    """What a task instance asks for, or None if it asks for no device.
+    """The request of a task instance; None if it requests no device.
 
-    :raises RequestError: the key is there, but holds nothing that `pack_request` makes
+    :raises RequestError: the value under the key is not from `pack_request`
     """
     if not isinstance(executor_config, Mapping) or ENVELOPE_KEY not in executor_config:
         return None
-    held = executor_config[ENVELOPE_KEY]
+    packed = executor_config[ENVELOPE_KEY]
     try:
-        parse_gang(held.get("gang"))
-        entries: Sequence[Mapping[str, Any]] = held["requests"]
-        entry = entries[(max(map_index, 0) // held["stride"]) % len(entries)]
+        parse_gang(packed.get("gang"))
+        entries: Sequence[Mapping[str, Any]] = packed["requests"]
+        entry = entries[(max(map_index, 0) // packed["stride"]) % len(entries)]
         if "template" in entry:
             return {name: value for name, value in entry["template"].items() if name in ARGUMENTS}
         return DeviceRequest.model_validate(entry["request"])
     except (AttributeError, TypeError, KeyError, IndexError, ZeroDivisionError, ValidationError) as error:
         raise RequestError(
             f"executor_config[{ENVELOPE_KEY!r}]",
-            held,
+            packed,
             found="no device request",
             remedy="Leave that key to the device operators",
         ) from error
 
 
 def unpack_gang(executor_config: Mapping[str, Any] | None) -> GangSize:
-    """How many instances of the task are placed together; 1: each by itself. What `unpack_request` took is assumed."""
+    """How many instances of the task are placed together; 1: each by itself. `unpack_request` must have accepted it."""
     return parse_gang((executor_config or {}).get(ENVELOPE_KEY, {}).get("gang"))
 
 
 def is_template(value: object) -> bool:
-    """Whether a value has a Jinja expression anywhere in it."""
+    """Whether a value contains a Jinja expression."""
     if isinstance(value, str):
         return "{{" in value or "{%" in value
     if isinstance(value, Mapping):
@@ -94,11 +93,11 @@ def _entry(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def add_lease(context_carrier: Mapping[str, Any] | None, lease: TaskLease) -> dict[str, Any]:
-    """The carrier with the lease in it."""
+    """The context carrier with the lease in it."""
     return {**(context_carrier or {}), ENVELOPE_KEY: lease.model_dump_json()}
 
 
 def read_lease(context_carrier: Mapping[str, Any] | None) -> TaskLease | None:
-    """The lease that a workload carries, or None if our executor did not place it."""
+    """The lease in a workload's context carrier; None if ``HeteroExecutor`` did not place the task."""
     text = (context_carrier or {}).get(ENVELOPE_KEY)
     return TaskLease.model_validate_json(text) if text else None

@@ -1,4 +1,4 @@
-"""From what is known of a run's end to the record of it, for whoever saw it: task, supervisor or scheduler."""
+"""Records of failed runs, made by whichever process saw the end: task, supervisor or scheduler."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from hetero_airflow.runtime.task_lease import TaskLease
 _CGROUP = Path("/sys/fs/cgroup")
 
 _CERTAIN = frozenset({FailureClass.PREEMPTED, FailureClass.HUNG, FailureClass.HARDWARE})
-"""What an XID does not explain better."""
+"""Classes that a fatal XID does not replace."""
 
 
-def evidence_of_loss(loss: TerminationCause | None, xids: tuple[tuple[str, int], ...]) -> Evidence:
-    """What the scheduler knows of the end of a process and its supervisor.
+def evidence_of_loss(cause: TerminationCause | None, xids: tuple[tuple[str, int], ...]) -> Evidence:
+    """What the scheduler knows about the end of a process and its supervisor.
 
-    :param loss: what its cluster says; None where it says nothing, or there is none
-    :param xids: (device id, XID) of the fatal ones that the driver told of its devices while it ran
+    :param cause: what its cluster reports; None without a report, or without a cluster
+    :param xids: (device id, XID) of the fatal errors that the driver reported for its devices while it ran
     """
-    if loss is not None and loss.is_out_of_memory:
-        return Evidence(oom_kills=1, host_memory_bytes=loss.host_memory_bytes)
+    if cause is not None and cause.is_out_of_memory:
+        return Evidence(oom_kills=1, host_memory_bytes=cause.host_memory_bytes)
     return Evidence(is_gone=True, xids=xids)
 
 
@@ -35,16 +35,16 @@ def failure_of(
 ) -> Failure:
     """The record of a run that failed.
 
-    :param lease: under which it ran; None without one
+    :param lease: its lease; None without one
     :param epoch: the task instance's `max_tries`
-    :param step: the last that was done
+    :param step: the last step that it finished
     """
-    finding = classify(evidence)
+    classification = classify(evidence)
     is_cpu = lease is not None and lease.kind == "cpu"
     host_memory_bytes = lease.memory_bytes or None if lease and is_cpu else None
     return Failure(
-        failure_class=finding.failure_class,
-        evidence=finding.evidence,
+        failure_class=classification.failure_class,
+        evidence=classification.evidence,
         worker=lease.worker if lease else None,
         device_ids=lease.ids if lease and not is_cpu else (),
         at=now,
@@ -57,24 +57,26 @@ def failure_of(
 
 
 def with_xid_cause(failure: Failure, xids: Sequence[tuple[str, int]]) -> Failure:
-    """The failure as one of the hardware, where the driver told of a fatal error that the task itself could not see.
+    """The failure as a hardware failure, if the driver reported a fatal error that the task itself could not see.
 
-    :param xids: (device id, XID) of the fatal ones of its devices, while it ran
+    :param xids: as in `evidence_of_loss`
     """
     if not xids or failure.failure_class in _CERTAIN:
         return failure
-    finding = classify(Evidence(xids=tuple(xids)))
-    return failure.model_copy(update={"failure_class": finding.failure_class, "evidence": finding.evidence})
+    classification = classify(Evidence(xids=tuple(xids)))
+    return failure.model_copy(
+        update={"failure_class": classification.failure_class, "evidence": classification.evidence}
+    )
 
 
 def oom_kills(pid: int) -> int | None:
-    """How many processes the kernel has killed for want of memory in the cgroup of a process; None if it can't be told.
+    """How many processes in the cgroup of a process the kernel has killed because memory ran out; None if unknown.
 
-    Read from ``memory.events`` of cgroup v2, which holds lines such as ``oom_kill 3``.
+    Read from ``memory.events`` of cgroup v2, which has lines such as ``oom_kill 3``.
     """
     with suppress(OSError, ValueError, IndexError):
-        own = Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
-        for line in (_CGROUP / own / "memory.events").read_text().splitlines():
+        cgroup = Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
+        for line in (_CGROUP / cgroup / "memory.events").read_text().splitlines():
             name, _, count = line.partition(" ")
             if name == "oom_kill":
                 return int(count)

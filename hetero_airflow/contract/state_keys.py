@@ -1,8 +1,8 @@
-"""What we keep in Airflow's task state store, and under which keys. All tries of a task share it; no clear wipes it."""
+"""The keys that this package uses in Airflow's task state store. All tries of a task share it; no clear wipes it."""
 
 from __future__ import annotations
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from hetero_airflow.runtime.notice import Notice
 from hetero_airflow.runtime.progress_file import Progress
@@ -17,14 +17,14 @@ PROGRESS = "hetero.progress"
 """A `LeaseProgress`, from the coordinator to the executor."""
 
 FAILURES = "hetero.failures"
-"""Why earlier runs failed: what the next one does differently depends on it."""
+"""Why earlier runs failed. The next run is adjusted to it."""
 
 CHECKPOINT = "hetero.checkpoint"
 """Where the checkpoints are (url, path, epoch), for people, and for a retry under another configuration."""
 
 
 class LeaseNotice(BaseModel):
-    """A notice to whoever runs under a lease; that of an earlier lease is void."""
+    """A notice to the run under a lease; a notice to an earlier lease is void."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -33,10 +33,10 @@ class LeaseNotice(BaseModel):
 
 
 class LeaseProgress(BaseModel):
-    """How far the task has come under a lease."""
+    """The progress of the run under a lease."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
 
     lease_id: str
     progress: Progress
-    told_at: AwareDatetime
+    reported_at: AwareDatetime = Field(alias="told_at")

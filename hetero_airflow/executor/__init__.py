@@ -1,4 +1,8 @@
-"""Where the plugin drives Airflow: executor, coordinator, configuration, DB manager."""
+"""Code in Airflow's scheduler: the executor, and what it uses to place device tasks and to look after them.
+
+`executor` is what Airflow calls. `dispatcher` does the work: `reconcile` compares the waiting tasks with the store,
+`action_runner` and `task_starter` act on it, and `leases` watches the running tasks.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ __all__ = ["HeteroExecutor"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the executor when it is asked for: a worker that needs the coordinator never loads it."""
+    """Import the executor on first use: a worker never needs it."""
     if name == "HeteroExecutor":
         from hetero_airflow.executor.executor import HeteroExecutor
 

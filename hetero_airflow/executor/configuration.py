@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from airflow.configuration import conf
 from airflow.utils.net import get_hostname
+from pydantic import StrictStr, TypeAdapter, ValidationError
 
-from hetero_airflow import policies
+from hetero_airflow import engines, policies
 from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.executor.context.site_links import parse_site_links
 from hetero_airflow.model.team_shares import NO_TEAM_SHARES, TeamShares
 from hetero_airflow.recovery.rules import DEFAULTS, Rules, parse_rules
-from hetero_airflow.registry import names
+from hetero_airflow.registry import load, names
 from hetero_airflow.settings import SECTION, default
+
+_LABELS = TypeAdapter(dict[str, StrictStr])
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The options of `hetero_airflow.settings.OPTIONS`, parsed."""
+    """The parsed options of `hetero_airflow.settings.OPTIONS`."""
 
     policy: str
     pool: str
@@ -40,9 +43,9 @@ class Configuration:
 
 
 def read_configuration() -> Configuration:
-    """The options as configured.
+    """Read all options.
 
-    :raises SettingsError: an option that can't be read
+    :raises SettingsError: an option can't be read
     """
     return Configuration(
         policy=_policy(),
@@ -90,19 +93,40 @@ def _seconds(name: str) -> float:
     return value
 
 
-def parse_labels(text: str, asked: str) -> dict[str, str]:
-    """A worker's labels from a JSON object of texts; `asked` names the option that has it.
+def parse_labels(text: str, option: str) -> dict[str, str]:
+    """A worker's labels from a JSON object of texts; `option` is its name.
 
-    :raises SettingsError: it is none
+    :raises SettingsError: the text is not such an object
     """
     try:
-        labels = json.loads(text)
-    except (ValueError, RecursionError):
-        labels = None
-    if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
+        return _LABELS.validate_json(text)
+    except ValidationError:
         raise SettingsError(
-            f"{asked} = {shorten(text)}",
+            f"{option} = {shorten(text)}",
             found="no JSON object of texts",
             remedy='Write it as {"zone": "a", "rack": "7"}',
-        )
-    return labels
+        ) from None
+
+
+def configured_engine() -> Any:
+    """The class of the engine that ``[hetero] engine`` names.
+
+    :raises SettingsError: there is no such engine
+    """
+    name = _text("engine")
+    if name not in (known := names(engines.GROUP, engines.ENGINES)):
+        raise SettingsError(f"[{SECTION}] engine = {name}", found="no such engine", remedy=f"Use {', '.join(known)}")
+    return load(engines.GROUP, engines.ENGINES, name)
+
+
+class EngineTrait:
+    """A class attribute of the executor with the value in the configured engine's `EngineTraits`.
+
+    Airflow reads such attributes before it makes an executor.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> bool:
+        return bool(getattr(configured_engine().traits, self._name))

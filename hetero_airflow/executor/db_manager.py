@@ -1,4 +1,4 @@
-"""How `airflow db migrate` comes to make and change the store's tables."""
+"""Lets `airflow db migrate` create and change the store's tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STORE = Path(store.__file__).parent
 
 
 class HeteroDBManager(BaseDBManager):
-    """Airflow's hook for tables of a provider; named in the provider info under ``db-managers``."""
+    """Airflow's hook for the tables of a provider, under ``db-managers`` in the provider info."""
 
     metadata = tables.metadata
     migration_dir = str(_STORE / "migrations")
@@ -24,7 +24,7 @@ class HeteroDBManager(BaseDBManager):
     supports_table_dropping = True
 
     def get_alembic_config(self) -> Config:
-        """Airflow's configuration, with its engine: a bare URL would lose its connection arguments."""
+        """Alembic's configuration with Airflow's engine: a URL alone would lose the connection arguments."""
         config: Config = super().get_alembic_config()  # type: ignore[no-untyped-call]
         config.attributes["engine"] = settings.engine
         return config

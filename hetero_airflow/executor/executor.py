@@ -27,10 +27,9 @@ from hetero_airflow.errors import RequestError, StoreUnavailable
 from hetero_airflow.executor.airflow_db.forked_connections import close_in_children
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.cached_store import CachedSnapshotStore
-from hetero_airflow.executor.configuration import read_configuration
+from hetero_airflow.executor.configuration import EngineTrait, configured_engine, read_configuration
 from hetero_airflow.executor.context.dag_edges import DagEdges
 from hetero_airflow.executor.dispatcher import Dispatcher
-from hetero_airflow.executor.engine_choice import EngineTrait, configured_engine
 from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.policies import load_policy

@@ -1,4 +1,4 @@
-"""The settings of Airflow that make device tasks fast and safe, each with what it costs to leave it."""
+"""Recommended settings of Airflow for device tasks, each with the cost of leaving it as it is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hetero_airflow.contract.selection import COORDINATOR_CLASSPATH, COORDINATOR
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """One setting: section, option, the value to set, and what happens without it."""
+    """One setting: section, option, recommended value, and what happens without it."""
 
     section: str
     option: str
@@ -24,7 +24,7 @@ class Recommendation:
 
 
 def recommendations(queue: str, engine: str = "local") -> tuple[Recommendation, ...]:
-    """What to set, for device tasks that are sent to this queue, and run by this engine."""
+    """The settings for device tasks in this queue of Airflow, with this engine."""
     return (*_for_all(queue), *_FOR_ENGINE.get(engine, ()))
 
 
@@ -50,7 +50,7 @@ _FOR_ENGINE = {
         ),
     )
 }
-"""Engine → what it needs beside the rest; those of the section that the rest ends with come first."""
+"""Engine → its own settings; those of the section with which the others end come first."""
 
 
 def _for_all(queue: str) -> tuple[Recommendation, ...]:

@@ -147,7 +147,7 @@ class TaskMonitor:
         is_saved = self._told is None or progress.saved_step != self._told[0].saved_step
         if self._told is not None and not is_saved and (now - self._told[1]).total_seconds() < _REPORT_EVERY_S:
             return
-        told = LeaseProgress(lease_id=self._lease_id, progress=progress, told_at=now)
+        told = LeaseProgress(lease_id=self._lease_id, progress=progress, reported_at=now)
         self._states.set(PROGRESS, json.loads(told.model_dump_json()))
         self._told = (progress, now)
 

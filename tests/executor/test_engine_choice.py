@@ -5,7 +5,7 @@ from hetero_airflow import engines
 from hetero_airflow.engines.local import LocalEngine
 from hetero_airflow.errors import SettingsError
 from hetero_airflow.executor import HeteroExecutor
-from hetero_airflow.executor.engine_choice import configured_engine
+from hetero_airflow.executor.configuration import configured_engine
 from hetero_airflow.registry import load
 
 

@@ -1,8 +1,8 @@
-"""Connections to the database that processes inherit which a scheduler forks, such as LocalExecutor's.
+"""Database connections that forked processes inherit from a scheduler, such as those of LocalExecutor.
 
-The kernel closes a socket when the last process that has it ends, and these processes outlive a killed scheduler with
-their tasks. So the session of a scheduler that was killed in the middle of a transaction would keep its locks until
-the last of them ends, for PostgreSQL sees a client that is silent: no other scheduler could queue a task.
+The kernel closes a socket when the last process that has it ends. Forked processes and their tasks outlive a killed
+scheduler. If the scheduler was killed in the middle of a transaction, PostgreSQL sees a client that is idle, and keeps
+the locks of the session until the last of these processes ends. Meanwhile no other scheduler can queue a task.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from sqlalchemy import Engine, event
 
 
 def close_in_children(engine: Engine) -> None:
-    """Let no process that is forked from now on keep a connection of this engine open."""
+    """Close the connections of this engine in every process that is forked from now on."""
     if engine.dialect.name != "postgresql":
         return
-    engine.dispose()  # what was opened before, a process may have inherited already
+    engine.dispose()  # a process may have inherited the open ones already
     connections: weakref.WeakSet[Any] = weakref.WeakSet()
     sockets: list[int] = []
 
     @event.listens_for(engine, "connect")
-    def note(connection: Any, _record: object) -> None:
+    def add(connection: Any, _record: object) -> None:
         connections.add(connection)
 
-    def find() -> None:
+    def collect_sockets() -> None:
         sockets.clear()
         for connection in connections:
-            with suppress(Exception):  # the driver's own, of a connection that is closed
+            with suppress(Exception):  # the driver raises its own error for a closed connection
                 sockets.append(connection.fileno())
 
-    def let_go() -> None:
-        """In the child: a null device in each one's place, so that its number means nothing else to the driver."""
+    def replace_sockets() -> None:
+        """In the child: put a null device in place of each socket, so that the driver finds no other file there."""
         null = os.open(os.devnull, os.O_RDWR)
         for socket in sockets:
             os.dup2(null, socket, inheritable=False)
         os.close(null)
 
-    os.register_at_fork(before=find, after_in_child=let_go)
+    os.register_at_fork(before=collect_sockets, after_in_child=replace_sockets)

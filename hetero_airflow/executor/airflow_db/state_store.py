@@ -1,4 +1,4 @@
-"""Airflow's task state store, as the scheduler's process reaches it: through the backend, whoever's it is."""
+"""Airflow's task state store in the scheduler's process, through the configured backend."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ from airflow.utils.session import create_session
 
 
 def write_state(key: Any, name: str, text: str) -> None:
-    """Keep a JSON text under a name for the task of a key. A foreign backend may raise anything."""
+    """Store a JSON text under a name for the task of a key. The backend may raise any exception."""
     with create_session(scoped=False) as session:
         get_state_backend().set(_scope(key), name, text, session=session)
 
 
 def read_states(keys: Iterable[Any], name: str) -> dict[Any, str]:
-    """Key → JSON text, for those tasks that have one under that name. A foreign backend may raise anything."""
-    backend, found = get_state_backend(), {}
+    """Key → JSON text under that name, for the tasks that have one. The backend may raise any exception."""
+    backend = get_state_backend()
     with create_session(scoped=False) as session:
-        for key in keys:
-            text = backend.get(_scope(key), name, session=session)
-            if text is not None:
-                found[key] = text
-    return found
+        texts = {key: backend.get(_scope(key), name, session=session) for key in keys}
+    return {key: text for key, text in texts.items() if text is not None}
 
 
 def _scope(key: Any) -> TaskScope:

@@ -1,4 +1,4 @@
-"""What Airflow's database says of task instances."""
+"""Reads and writes Airflow's task instances."""
 
 from __future__ import annotations
 
@@ -27,34 +27,31 @@ from hetero_airflow.runtime.task_lease import TaskLease
 log = logging.getLogger(__name__)
 
 _MAX_GANGS = 100
-"""That one query asks for: databases have a limit on a statement's size."""
+"""The gangs in one query: databases limit the size of a statement."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskProcess:
-    """The process of one task try, as Airflow knows it; all absent if it knows nothing of the try."""
+    """The process of one task try, as Airflow knows it. All fields are empty if Airflow does not know the try."""
 
     state: str | None = None
-    """None once the try is history."""
+    """None if the try is over."""
     pid: int | None = None
     hostname: str = ""
     seen_at: datetime | None = None
-    """When Airflow last heard of the process; not its start, since a task that was deferred keeps its first one."""
+    """The time of its last heartbeat. Its start is no use: a task that was deferred keeps its first one."""
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the try is still to run or running."""
+        """Whether the try is to run, or runs."""
         return self.state in (TaskInstanceState.QUEUED, TaskInstanceState.RUNNING)
 
 
 class TaskInstances:
-    """Airflow's task instances, read and written in short sessions of our own.
-
-    The scoped session is the scheduler's, in the middle of its work.
-    """
+    """Airflow's task instances, in short sessions of its own: the scoped session belongs to the scheduler."""
 
     def processes(self, ids: Collection[str]) -> dict[str, TaskProcess]:
-        """Task instance id → its process, for those ids that Airflow still knows, past tries included."""
+        """Task instance id → its process, for the ids that Airflow still knows, including past tries."""
         if not ids:
             return {}
         uuids = [UUID(id_) for id_ in ids]
@@ -71,16 +68,16 @@ class TaskInstances:
             TaskInstance.hostname,
             func.coalesce(TaskInstance.last_heartbeat_at, TaskInstance.start_date),
         ).where(TaskInstance.id.in_(uuids))
-        found: dict[str, TaskProcess] = {}
+        processes: dict[str, TaskProcess] = {}
         with create_session(scoped=False) as session:
             for id_, pid, hostname, seen_at in session.execute(past):
-                found[str(id_)] = TaskProcess(None, pid, hostname or "", seen_at)
+                processes[str(id_)] = TaskProcess(None, pid, hostname or "", seen_at)
             for id_, state, pid, hostname, seen_at in session.execute(present):
-                found[str(id_)] = TaskProcess(state, pid, hostname or "", seen_at)
-        return found
+                processes[str(id_)] = TaskProcess(state, pid, hostname or "", seen_at)
+        return processes
 
     def queued(self, ids: Collection[str]) -> set[str]:
-        """Which of these are still QUEUED."""
+        """The ids of these tasks that are still QUEUED."""
         if not ids:
             return set()
         query = select(TaskInstance.id).where(
@@ -89,31 +86,30 @@ class TaskInstances:
         with create_session(scoped=False) as session:
             return {str(id_) for id_ in session.scalars(query)}
 
-    def members(self, seats: Collection[GangMember]) -> dict[str, dict[int, str | None]]:
-        """Gang → rank → state, of those task instances that are there; a state of None is one to be scheduled."""
-        leaders = {(seat.dag_id, seat.run_id, seat.task_id, seat.first_index): seat for seat in seats}
-        found: dict[str, dict[int, str | None]] = {seat.gang: {} for seat in seats}
+    def members(self, members: Collection[GangMember]) -> dict[str, dict[int, str | None]]:
+        """Gang → rank → state of the existing task instances of the gangs; None: not scheduled yet."""
+        gangs = {(member.dag_id, member.run_id, member.task_id, member.first_index): member.size for member in members}
+        states: dict[str, dict[int, str | None]] = {member.gang: {} for member in members}
         names = (TaskInstance.dag_id, TaskInstance.run_id, TaskInstance.task_id)
         with create_session(scoped=False) as session:
-            for at in range(0, len(leaders), _MAX_GANGS):
-                batch = list(leaders.items())[at : at + _MAX_GANGS]
-                chosen = [
+            for at in range(0, len(gangs), _MAX_GANGS):
+                batch = list(gangs.items())[at : at + _MAX_GANGS]
+                conditions = [
                     and_(
                         *(column == name for column, name in zip(names, key, strict=False)),
-                        TaskInstance.map_index.between(seat.first_index, seat.first_index + seat.size - 1),
+                        TaskInstance.map_index.between(first_index := key[3], first_index + size - 1),
                     )
-                    for key, seat in batch
+                    for key, size in batch
                 ]
-                query = select(*names, TaskInstance.map_index, TaskInstance.state).where(or_(*chosen))
-                sizes = {key[:3]: seat.size for key, seat in batch}
+                query = select(*names, TaskInstance.map_index, TaskInstance.state).where(or_(*conditions))
+                sizes = {key[:3]: size for key, size in batch}
                 for dag_id, run_id, task_id, index, state in session.execute(query):
-                    size = sizes[dag_id, run_id, task_id]
-                    seat = gang_member(dag_id, run_id, task_id, index, size)
-                    found[seat.gang][seat.rank] = state
-        return found
+                    member = gang_member(dag_id, run_id, task_id, index, sizes[dag_id, run_id, task_id])
+                    states[member.gang][member.rank] = state
+        return states
 
     def refresh_queued(self, ids: Collection[str], now: datetime) -> None:
-        """Tell Airflow that those of these that are still QUEUED are not stuck, or its time limit would revoke them."""
+        """Show Airflow that tasks which are still QUEUED are not stuck: else it revokes them after its time limit."""
         if not ids:
             return
         statement = (
@@ -126,18 +122,18 @@ class TaskInstances:
             session.execute(statement)
 
     def record_leases(self, leases: Iterable[tuple[ExecuteTask, TaskLease]]) -> None:
-        """Leave each task a record of its lease in its state store, where retries and Airflow's UI find it.
+        """Record the lease of each task in its state store, for retries and for Airflow's UI.
 
-        What can't be recorded is logged and passed over: the lease itself is in our own tables.
+        A record that can't be written is logged and skipped: the lease itself is in the store.
         """
         for workload, lease in leases:
             try:
                 write_state(workload.ti, LEASE, lease.model_dump_json())
-            except Exception as error:  # noqa: BLE001  the backend may be anybody's
-                log.warning("The lease of %s is not on record in the task state store: %s", workload.ti.key, error)
+            except Exception as error:  # noqa: BLE001  any backend may be configured
+                log.warning("The lease of %s can't be recorded in the task state store: %s", workload.ti.key, error)
 
     def epochs(self, ids: Collection[str]) -> dict[str, int]:
-        """Task instance id → its `max_tries`, which grows when the task is cleared; for those that are there."""
+        """Task instance id → its `max_tries`, which grows when the task is cleared; for the existing ones."""
         if not ids:
             return {}
         query = select(TaskInstance.id, TaskInstance.max_tries).where(TaskInstance.id.in_([UUID(id_) for id_ in ids]))
@@ -145,20 +141,20 @@ class TaskInstances:
             return {str(id_): max_tries for id_, max_tries in session.execute(query)}
 
     def rescheduled(self, ids: Collection[str]) -> list[str]:
-        """Which of these were sent back to be scheduled before, in the order given."""
+        """The ids of these tasks that were rescheduled before, in the same order."""
         if not ids:
             return []
         query = select(TaskReschedule.ti_id).where(TaskReschedule.ti_id.in_([UUID(id_) for id_ in ids])).distinct()
         with create_session(scoped=False) as session:
-            found = {str(id_) for id_ in session.scalars(query)}
-        return [id_ for id_ in ids if id_ in found]
+            rescheduled = {str(id_) for id_ in session.scalars(query)}
+        return [id_ for id_ in ids if id_ in rescheduled]
 
     def reschedule(self, id: str, now: datetime, at: datetime, *, even_queued: bool = False) -> bool:
-        """Send a task that runs back to be scheduled again, with the same try, from a time on; whether it still ran.
+        """Reschedule a running task at a time, with the same try. Returns whether it still ran.
 
-        Its supervisor's next heartbeat is refused, upon which it stops the process.
+        Airflow refuses the next heartbeat of its supervisor, which then stops the process.
 
-        :param even_queued: also one of which Airflow has not heard that it runs
+        :param even_queued: also a task of which Airflow does not know yet that it runs
         """
         states = (TaskInstanceState.RUNNING, *([TaskInstanceState.QUEUED] if even_queued else []))
         with create_session(scoped=False) as session:
@@ -172,7 +168,7 @@ class TaskInstances:
             return True
 
     def finish(self, ids: Collection[str], now: datetime) -> None:
-        """Have Airflow take those of these that are still QUEUED for done: they are not needed any more."""
+        """Mark the tasks that are still QUEUED as successful: they are not needed any more."""
         statement = (
             update(TaskInstance)
             .where(TaskInstance.id.in_([UUID(id_) for id_ in ids]), TaskInstance.state == TaskInstanceState.QUEUED)

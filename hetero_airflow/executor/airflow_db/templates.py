@@ -1,4 +1,4 @@
-"""Renders device arguments that hold Jinja templates, in the scheduler, before the task is placed."""
+"""Renders device arguments that are Jinja templates, in the scheduler, before the task is placed."""
 
 from __future__ import annotations
 
@@ -20,20 +20,17 @@ _ENVIRONMENT = SandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
 
 
 def render_request(session: Session, dag_id: str, run_id: str, arguments: Mapping[str, Any]) -> DeviceRequest:
-    """The request that the arguments make in this DAG run.
+    """The request from the arguments in this DAG run; for the names in templates see `run_context`.
 
-    Templates may use ``params``, ``dag_run`` (with conf, run_id, logical_date), ``run_id``,
-    ``logical_date`` and ``ds``.
-
-    :raises RequestError: a template that can't be rendered, or a rendered request that is not valid
+    :raises RequestError: a template can't be rendered, or the rendered request is not valid
     """
     return render_arguments(arguments, _context(session, dag_id, run_id))
 
 
 def render_arguments(arguments: Mapping[str, Any], context: Mapping[str, Any]) -> DeviceRequest:
-    """The request that the arguments make where templates see that context.
+    """The request from the arguments, with templates rendered in that context.
 
-    :raises RequestError: a template that can't be rendered, or a rendered request that is not valid
+    :raises RequestError: a template can't be rendered, or the rendered request is not valid
     """
     rendered = {name: _render(name, value, context) for name, value in arguments.items()}
     return DeviceRequest.parse(rendered.pop("device", None), **rendered)
@@ -58,7 +55,7 @@ def run_context(
     defaults: Mapping[str, Any],
     conf: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What templates see of a DAG run: ``params`` (the DAG's defaults and the run's conf), ``dag_run`` and so on."""
+    """The context of templates: ``params`` (the DAG's defaults and the run's conf), ``dag_run``, ``ds`` and others."""
     return {
         "params": {**defaults, **conf},
         "dag_run": {"conf": conf, "run_id": run_id, "logical_date": logical_date, "dag_id": dag_id},
@@ -72,7 +69,7 @@ def _render(field: str, value: Any, context: Mapping[str, Any]) -> Any:
     if isinstance(value, str):
         try:
             return _ENVIRONMENT.from_string(value).render(context)
-        except Exception as error:  # a template may raise anything; it is one task's error
+        except Exception as error:  # a template may raise anything; only this task fails
             raise RequestError(
                 field, value, found=f"a template that fails: {error}", remedy="Use params, dag_run, run_id or ds"
             ) from error

@@ -1,4 +1,4 @@
-"""What comes after which task, from the DAGs as Airflow has stored them."""
+"""The edges of DAGs, from Airflow's serialized DAGs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hetero_airflow.model.estimates import TaskName
 log = logging.getLogger(__name__)
 
 MAX_DAGS = 1000
-"""Those that were asked for last are remembered."""
+"""So many DAGs are kept: the last used ones."""
 
 Edges = Mapping[TaskName, tuple[TaskName, ...]]
 
 
 class DagEdges:
-    """Remembers the edges of DAGs, and reads them again where Airflow has a new version.
+    """Keeps the edges of DAGs, and reads them again if Airflow has a new version.
 
-    :param make_session: opens a session of our own on Airflow's database
+    :param make_session: opens a session on Airflow's database, not the scheduler's
     """
 
     def __init__(
@@ -33,12 +33,13 @@ class DagEdges:
     ) -> None:
         self._make_session = make_session
         self._dags: dict[str, tuple[str, Edges]] = {}
-        """DAG id → the hash of its newest version, and its edges."""
+        """DAG id → hash of its newest version, and its edges."""
         self._edges: Edges = {}
 
     def refresh(self, dag_ids: Collection[str]) -> Edges:
-        """Task → those that come right after it, of these DAGs and those asked for lately; the same object if it is
-        as before. A DAG that can't be read has none, with one warning a version. Blocks on the database.
+        """Task → its direct successors, in these DAGs and those of earlier calls; the same object if nothing changed.
+
+        A DAG that can't be read has no edges, and is logged once for each version. Blocks on the database.
         """
         if not dag_ids:
             return self._edges
@@ -68,8 +69,8 @@ def _read(session: Session, dag_id: str) -> Edges:
     try:
         row = session.scalar(SerializedDagModel.latest_item_select_object(dag_id))
         tasks = {} if row is None else row.dag.task_dict
-    except Exception as error:  # noqa: BLE001  what a DAG is made of may come from any package
-        log.warning("The edges of DAG %s can't be read, so its tasks stand alone: %s", dag_id, error)
+    except Exception as error:  # noqa: BLE001  a DAG may contain objects of any package
+        log.warning("The edges of DAG %s can't be read, so its tasks count as independent: %s", dag_id, error)
         return {}
     return {
         (dag_id, task_id): tuple((dag_id, after) for after in sorted(task.downstream_task_ids))

@@ -1,4 +1,4 @@
-"""All that a policy is told beside what the store holds: what runs taught, what DAGs look like, what is configured."""
+"""The policy context: what runs taught, the edges of DAGs, and what is configured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hetero_airflow.store.sql.store import SqlStore
 
 
 class PolicyContext:
-    """Keeps `Estimates` up to date."""
+    """Keeps the estimates up to date, and adds them to snapshots."""
 
     def __init__(self, store: SqlStore, shares: TeamShares, dags: DagEdges, links: SiteLinks) -> None:
         self._store = store
@@ -24,31 +24,31 @@ class PolicyContext:
         self._learner = Learner()
         self._learned: Estimates | None = None
         self.estimates = Estimates(shares=shares)
-        """As of the last `refresh`; the same object while nothing new is known."""
+        """As of the last `learn` or `refresh`; the same object while nothing changes."""
 
     def learn(self) -> None:
-        """Take in what ended runs say of speeds and durations, and what data sheets say of the devices there are.
+        """Learn speeds and durations from ended runs, and from the data sheets of the present devices.
 
         :raises StoreUnavailable: the database is down
         """
-        self._take_in(self._learner.refresh(self._store, device_classes(self._store.snapshot().workers)), self._edges)
+        self._update(self._learner.refresh(self._store, device_classes(self._store.snapshot().workers)), self._edges)
 
     def refresh(self) -> None:
-        """Learn, and read the DAGs of the requests that wait or run.
+        """Learn, and read the DAGs of the waiting and running requests.
 
         :raises StoreUnavailable: the database is down
         """
         snapshot = self._store.snapshot()
         learned = self._learner.refresh(self._store, device_classes(snapshot.workers))
-        dag_ids = {one.dag_id for one in (*snapshot.pending, *snapshot.holders.values())}
-        self._take_in(learned, self._dags.refresh(dag_ids))
+        dag_ids = {request.dag_id for request in (*snapshot.pending, *snapshot.holders.values())}
+        self._update(learned, self._dags.refresh(dag_ids))
 
-    def _take_in(self, learned: Estimates, edges: Edges) -> None:
+    def _update(self, learned: Estimates, edges: Edges) -> None:
         if learned is not self._learned or edges is not self._edges:
             self._learned, self._edges = learned, edges
             self.estimates = replace(learned, edges=edges, shares=self.estimates.shares)
 
     def add_to(self, snapshot: Snapshot, min_run_s: float) -> Snapshot:
-        """A snapshot with what policies are told besides: estimates, links of sites, what may be taken from whom."""
+        """The snapshot with the policy context: estimates, site links, and which leases may be preempted."""
         workers = self._links.labelled(snapshot.workers)
         return replace(snapshot, workers=workers, estimates=self.estimates, protects_unsaved=True, min_run_s=min_run_s)

@@ -1,43 +1,40 @@
-"""How fast sites reach each other, by configuration: for workers that do not say it of their site themselves."""
+"""The configured network links of sites, for workers whose labels do not have them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.model.link_speeds import MAX_NETWORK_GBPS
 from hetero_airflow.model.topology import SITE_LABEL, WIDE_AREA_LABEL
 from hetero_airflow.model.worker import Worker
 
+_LINKS = TypeAdapter(dict[str, Annotated[float, Field(gt=0, le=MAX_NETWORK_GBPS, strict=True)]])
 
-def parse_site_links(text: str, asked: str) -> dict[str, float]:
-    """Site → Gbit/s, from a JSON object; `asked` names the option that has it.
+
+def parse_site_links(text: str, option: str) -> dict[str, float]:
+    """Site → Gbit/s, from a JSON object; `option` is its name.
 
     >>> parse_site_links('{"berlin": 40, "oslo": 2.5}', "[hetero] site_links")
-    {'berlin': 40, 'oslo': 2.5}
+    {'berlin': 40.0, 'oslo': 2.5}
 
-    :raises SettingsError: it is none
+    :raises SettingsError: the text is not such an object
     """
     try:
-        links = json.loads(text)
-    except (ValueError, RecursionError):
-        links = None
-    if not isinstance(links, dict) or not all(map(_is_speed, links.values())):
+        return _LINKS.validate_json(text)
+    except ValidationError:
         raise SettingsError(
-            f"{asked} = {shorten(text)}",
+            f"{option} = {shorten(text)}",
             found=f"no JSON object of Gbit/s, above 0 and at most {MAX_NETWORK_GBPS:g}",
             remedy='Write it as {"berlin": 40, "oslo": 10}',
-        )
-    return links
-
-
-def _is_speed(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= MAX_NETWORK_GBPS
+        ) from None
 
 
 class SiteLinks:
-    """Labels workers with what their site's link carries; equal workers stay the same objects, on which policies rely.
+    """Labels workers with the speed of their site's link. Equal workers stay the same objects: policies rely on it.
 
     :param gbps: site → Gbit/s
     """
@@ -45,11 +42,11 @@ class SiteLinks:
     def __init__(self, gbps: Mapping[str, float]) -> None:
         self._gbps = gbps
         self._known: dict[str, tuple[Worker, Worker]] = {}
-        """Worker id → as the store has it, and labelled."""
+        """Worker id → the worker in the store, and the labelled one."""
         self._last: tuple[tuple[Worker, ...], tuple[Worker, ...]] = ((), ())
 
     def labelled(self, workers: tuple[Worker, ...]) -> tuple[Worker, ...]:
-        """The workers, those of a site that is configured with the label; the same object while nothing changed."""
+        """The workers, labelled if their site is configured; the same object while nothing changes."""
         if not self._gbps:
             return workers
         if self._last[0] is not workers:

@@ -91,5 +91,5 @@ def test_a_dag_that_can_not_be_read_stands_alone_and_is_named_once(
         assert edges.refresh({"dag"}) == {}
         assert edges.refresh({"dag"}) == {}
     assert [record.getMessage() for record in caplog.records] == [
-        "The edges of DAG dag can't be read, so its tasks stand alone: no such operator"
+        "The edges of DAG dag can't be read, so its tasks count as independent: no such operator"
     ]

@@ -109,7 +109,7 @@ def test_what_was_saved_is_known_to_the_store_once(bench, written):
     bench.beat(1)
     lease = bench.lease(low)
     at = bench.clock.now()
-    told = LeaseProgress(lease_id=lease.id, progress=Progress(step=3, at=at, saved_step=3, saved_at=at), told_at=at)
+    told = LeaseProgress(lease_id=lease.id, progress=Progress(step=3, at=at, saved_step=3, saved_at=at), reported_at=at)
     written["low", PROGRESS] = told.model_dump_json()
     bench.hold("other", "gpu:2")
     bench.beat(6)
@@ -125,7 +125,7 @@ def test_progress_of_an_earlier_lease_and_nonsense_are_passed_over(bench, writte
     bench.beat()
     bench.run(low)
     at = bench.clock.now()
-    old = LeaseProgress(lease_id="lease-0", progress=Progress(step=3, at=at, saved_step=3, saved_at=at), told_at=at)
+    old = LeaseProgress(lease_id="lease-0", progress=Progress(step=3, at=at, saved_step=3, saved_at=at), reported_at=at)
     bench.hold("other", "gpu:2")
     for text in (old.model_dump_json(), "[", '{"lease_id": 7}'):
         written["low", PROGRESS] = text
