@@ -1,4 +1,4 @@
-"""Conservative backfill: those who wait have reservations by the clock, one beside the other."""
+"""Conservative backfill: the first waiting requests have reservations by time, each beside those before it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from hetero_airflow.policies.core.backfill import reserve_by_time
 from hetero_airflow.policies.core.list_policy import ListPolicy
 from hetero_airflow.policies.core.queue_order import by_priority
 
-MAX_BOOKED = 32
-"""For more than these, later ones may be placed beside what is booked, but are not booked themselves."""
+MAX_RESERVATIONS = 32
+"""Later requests get no reservation. They may still start beside the reservations of others."""
 
 
 class Conservative(ListPolicy):
-    """By priority, then by age; tight placement; the first that wait are booked, see `TimedReservations`."""
+    """By priority, then by age; tight placement; see `TimedReservations`."""
 
     def __init__(self) -> None:
-        super().__init__("conservative", by_priority, TightFitScorer(), reserve=reserve_by_time(MAX_BOOKED))
+        reservations = reserve_by_time(MAX_RESERVATIONS)
+        super().__init__("conservative", by_priority, TightFitScorer(), reservations=reservations)

@@ -1,4 +1,4 @@
-"""By the critical paths of DAGs: the shortest goes first, and in it what its end hangs on."""
+"""By the critical paths of DAGs: the shortest DAG goes first, and in it the task on which the most depends."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hetero_airflow.policies.class_assignment.upward_rank import UpwardRanks
 class CriticalPath(EarliestFinish):
     """The higher class first, then the DAG with the shortest critical path, in a run of it the greatest upward rank.
 
-    So DAG runs are served shortest first, for the least mean time until they are over, and the tasks of one by the
-    longest way to its end (highest level first: Adam, Chandy and Dickson, CACM 17(12), 1974). Runs of one DAG go in
-    the order of their ids, which begin with what made them and end with a time; shorter ids first. Each request
+    So DAG runs are served shortest first, for the least mean time until they end. The tasks of a run are ordered by
+    the longest path to its end (highest level first: Adam, Chandy and Dickson, CACM 17(12), 1974). Runs of one DAG go
+    in the order of their ids, which begin with the kind of the run and end with a time; shorter ids first. Each request
     goes to where it is expected to finish earliest, see `EarliestFinish`.
     """
 
@@ -28,6 +28,6 @@ class CriticalPath(EarliestFinish):
             pending,
             key=lambda p: (
                 p.request.priority.rank, ranks.path_s(p.task, known), p.dag_id, len(p.run_id), p.run_id,
-                -ranks.of(p.task, known), p.submitted_at, p.id,
+                -ranks.rank_s(p.task, known), p.submitted_at, p.id,
             ),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""EASY backfill: the first that waits has a reservation by the clock, and others start beside it."""
+"""EASY backfill: the head of the queue has a reservation by time, and others start where they don't delay it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hetero_airflow.policies.core.queue_order import by_priority
 
 
 class Easy(ListPolicy):
-    """By priority, then by age; tight placement; who waits first is booked, see `TimedReservations`."""
+    """By priority, then by age; tight placement; see `TimedReservations`."""
 
     def __init__(self) -> None:
-        super().__init__("easy", by_priority, TightFitScorer(), reserve=reserve_by_time(1))
+        super().__init__("easy", by_priority, TightFitScorer(), reservations=reserve_by_time(1))

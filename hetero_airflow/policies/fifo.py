@@ -1,4 +1,4 @@
-"""First come, first served, on the device that fits tightest."""
+"""First come, first served, on the devices that fit tightest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hetero_airflow.policies.core.queue_order import by_age
 
 
 class Fifo(ListPolicy):
-    """Age alone; tight placement, backfill."""
+    """By age alone; tight placement, backfill."""
 
     def __init__(self) -> None:
         super().__init__("fifo", by_age, TightFitScorer())

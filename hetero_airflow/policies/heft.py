@@ -1,4 +1,4 @@
-"""Heterogeneous earliest finish time: the task that most hangs on goes first, to where it is done soonest."""
+"""Heterogeneous earliest finish time: the task on which the most depends goes first, to where it finishes earliest."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hetero_airflow.policies.class_assignment.upward_rank import UpwardRanks
 
 
 class Heft(EarliestFinish):
-    """The higher class first, then the greatest upward rank, whatever the DAG run: for the least makespan.
+    """The higher class first, then the greatest upward rank of all DAG runs, for the least makespan.
 
-    Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002; see `UpwardRanks` and `EarliestFinish` for the deviations.
-    Where many DAG runs compete, short ones wait long: `critical_path` is made for them.
+    Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002; `UpwardRanks` and `EarliestFinish` state the deviations. Where many
+    DAG runs compete, short ones wait long; `critical_path` is made for that.
     """
 
     def __init__(self) -> None:
@@ -21,5 +21,5 @@ class Heft(EarliestFinish):
         self._ranks = UpwardRanks()
 
     def _by_rank(self, pending: Iterable[PendingRequest], snapshot: Snapshot) -> list[PendingRequest]:
-        ranks, known = self._ranks, snapshot.estimates
-        return sorted(pending, key=lambda p: (p.request.priority.rank, -ranks.of(p.task, known), p.submitted_at, p.id))
+        rank_s, known = self._ranks.rank_s, snapshot.estimates
+        return sorted(pending, key=lambda p: (p.request.priority.rank, -rank_s(p.task, known), p.submitted_at, p.id))

@@ -1,4 +1,4 @@
-"""Least attained service: whoever has had the fewest device-seconds goes first, so that no length need be known."""
+"""Least attained service: the request that has had the fewest device-seconds goes first; lengths need not be known."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from hetero_airflow.policies.core.ranked_policy import RankedPolicy
 from hetero_airflow.policies.core.request_progress import RequestProgress
 
 QUANTUM_S = 1800.0
-"""For so long who got its devices keeps them: those who are equal take turns, and each turn costs a restart."""
+"""A request keeps its devices for so long: equal requests take turns, and each turn costs a restart."""
 
 
 class Las(RankedPolicy):
-    """The least devices × time first, what runs gives way to it; tight placement.
+    """The least devices × time first, and running work is taken back for it; tight placement.
 
-    Two-dimensional least attained service without the queues of Tiresias (Gu et al., NSDI 2019, section 3.2; with
-    them it is `mlfq`). Time is counted alike on all classes of devices.
+    Two-dimensional least attained service without the queues of Tiresias (Gu et al., NSDI 2019, section 3.2), which
+    `mlfq` has. Time counts alike on all classes of devices.
     """
 
     def __init__(self, quantum_s: float = QUANTUM_S) -> None:

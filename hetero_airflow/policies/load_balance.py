@@ -1,8 +1,8 @@
-"""Load balancing with migration: whoever can complete earliest runs, where that is, and moves when it changes.
+"""Load balancing with migration: the request that can complete earliest runs where it completes earliest.
 
-The worth of a request is the part of its remaining work that it does in a second: the shortest remaining time
-first, over classes of devices. There is no queue for each device that could grow longer than another's: what waits
-waits for all of them, and what runs moves to devices that others leave.
+The weight of a request is the part of its remaining work that it does in a second: shortest remaining time first, over
+classes of devices. Devices have no queues that could differ in length: a waiting request waits for all devices, and a
+running one moves to devices that others leave.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from hetero_airflow.policies.class_assignment.weighted_assignment import Weighte
 
 
 class LoadBalance(WeightedAssignment):
-    """By the durations that are known; what has run long has long to go where nothing is known."""
+    """By known durations; an unknown run that has run long is expected to run long."""
 
     def __init__(self) -> None:
         super().__init__("load_balance", weight, exponent=1.0)
 
 
-def weight(one: Candidate, mean_run_s: float) -> float:
-    """Mean runs by what is left: the more, the sooner it completes."""
-    left_s = mean_run_s + one.attained_service_s if one.left_s is None else one.left_s
+def weight(candidate: Candidate, mean_run_s: float) -> float:
+    """A mean run divided by the remaining time: the greater, the sooner it completes."""
+    left_s = mean_run_s + candidate.attained_service_s if candidate.left_s is None else candidate.left_s
     return mean_run_s / max(left_s, 1.0)

@@ -1,4 +1,4 @@
-"""Multilevel feedback queues: new work first, what has had much comes behind, what starves comes back."""
+"""Multilevel feedback queues: new work goes first, work with much service later, and starving work first again."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from hetero_airflow.policies.core.ranked_policy import RankedPolicy
 from hetero_airflow.policies.core.request_progress import RequestProgress
 
 THRESHOLDS_DEVICE_S = (3.25 * 3600,)
-"""Service at which a run falls into the next queue: two queues, parted at 3.25 device-hours."""
+"""The service at which a run falls into the next queue: two queues, parted at 3.25 device-hours."""
 
 STARVE_LIMIT = 8.0
-"""A run that has waited for so many times as long as it was served is taken into the first queue again."""
+"""A run that has waited so many times as long as it was served returns to the first queue."""
 
 
 class Mlfq(RankedPolicy):
-    """By queue, then by age; a queue's work gives way to that of queues before it, never to its own; tight placement.
+    """By queue, then by age; work is taken back only for work of earlier queues; tight placement.
 
-    Discretised two-dimensional least attained service (Tiresias, Gu et al., NSDI 2019, section 3.2) with its
-    promotion of starving jobs. Deviations: within a queue, age counts from the submission; the queue is
-    found anew each time from what was served and waited in all, so a promotion ends once enough was served.
+    Discretised two-dimensional least attained service (Tiresias, Gu et al., NSDI 2019, section 3.2) with its promotion
+    of starving jobs. Deviations: within a queue, age counts from the submission; the queue is computed each time from
+    all service and waiting, so a promotion ends once enough was served.
     """
 
     def __init__(

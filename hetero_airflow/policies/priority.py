@@ -1,4 +1,4 @@
-"""The default: the most urgent first, on the device that fits tightest."""
+"""The most urgent request first, on the devices that fit tightest."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ from hetero_airflow.policies.core.request_progress import RequestProgress
 
 
 class PriorityPolicy(ListPolicy):
-    """Class of the request, then Airflow's priority weight, then age; tight placement.
+    """By priority class, then Airflow's priority weight, then age; tight placement.
 
-    Where the engine can take leases back, lower classes give way to higher ones.
+    Where the engine can take leases back, those of lower classes are taken back for higher ones.
     """
 
     def __init__(self) -> None:
-        super().__init__(
-            "priority",
-            by_priority,
-            TightFitScorer(),
-            make_room=plan_preemptions("priority", PreemptionRules(_rank, is_priority_class=True)),
-        )
+        preemption = plan_preemptions("priority", PreemptionRules(_rank, is_priority_class=True))
+        super().__init__("priority", by_priority, TightFitScorer(), preemption=preemption)
 
 
 def _rank(progress: RequestProgress, estimates: Estimates) -> Rank:

@@ -1,4 +1,4 @@
-"""Turns: each DAG in its turn, each worker and device in its turn."""
+"""Turns: the DAGs take turns, and so do workers and devices."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hetero_airflow.policies.core.queue_order import by_turn
 
 
 class RoundRobin(ListPolicy):
-    """DAGs in turn, the one served longest ago first; on the worker, then the device, granted longest ago.
+    """DAGs in turn, the one that got a device longest ago first; on the worker, then the device, used longest ago.
 
-    While a DAG's request is the head, its younger ones don't overtake it: they would use up its DAG's
-    turn, so that other DAGs could delay the head for ever.
+    While a DAG's request is the head, younger requests of the DAG don't overtake it: they would use up the DAG's turn,
+    so that other DAGs could delay the head for ever.
     """
 
     def __init__(self) -> None:
-        super().__init__("round_robin", by_turn, LeastRecentScorer(), may_pass=_is_of_another_dag)
+        super().__init__("round_robin", by_turn, LeastRecentScorer(), may_overtake=_is_of_another_dag)
 
 
 def _is_of_another_dag(pending: PendingRequest, head: PendingRequest) -> bool:

@@ -1,4 +1,4 @@
-"""Shortest job first, by estimate; nothing is taken back."""
+"""Shortest job first, by estimate; nothing is preempted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hetero_airflow.policies.core.request_progress import RequestProgress, lengt
 
 
 class Sjf(RankedPolicy):
-    """The shortest first, then those of which no length is known, by age; tight placement, backfill."""
+    """The shortest first, then those of unknown length by age; tight placement, backfill."""
 
     def __init__(self) -> None:
         super().__init__("sjf", _rank)

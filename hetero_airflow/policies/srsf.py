@@ -9,13 +9,11 @@ from hetero_airflow.policies.core.request_progress import RequestProgress, remai
 
 
 class Srsf(RankedPolicy):
-    """The least remaining time × devices first, then those of which no length is known; tight placement.
+    """The least remaining time × devices first, then those of unknown length; tight placement.
 
-    Of unknown length, the run goes first of which a run of typical length would have least left. Taken back are
-    only runs of known length, and only for requests that are known to be smaller.
-
-    The rule that Tiresias (NSDI 2019, section 3.1) and Muri (SIGCOMM 2022, section 6) compare with where
-    lengths are known: SRTF lets a short job on many devices go before many small ones.
+    Unknown lengths and preemption are as in `srtf`. Tiresias (NSDI 2019, section 3.1) and Muri (SIGCOMM 2022,
+    section 6) compare with this rule where lengths are known: SRTF lets a short job on many devices go before many
+    small ones.
     """
 
     def __init__(self, min_run_s: float | None = None) -> None:

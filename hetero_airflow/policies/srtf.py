@@ -1,4 +1,4 @@
-"""Shortest remaining time first, by estimate: whoever is done soonest goes first, and what runs gives way to it."""
+"""Shortest remaining time first, by estimate: the run that ends soonest goes first, and takes back running work."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hetero_airflow.policies.core.request_progress import RequestProgress, remai
 
 
 class Srtf(RankedPolicy):
-    """The least remaining time first, then those of which no length is known; tight placement.
+    """The least remaining time first, then those of unknown length; tight placement.
 
-    Of unknown length, the run goes first of which a run of typical length would have least left. Taken back are
-    only runs of known length, and only for requests that are known to be shorter.
+    Of runs of unknown length, the one goes first that would have the least left if it were of typical length. Only
+    runs of known length are taken back, and only for requests that are known to be shorter.
 
-    Schrage 1968 shows that it is optimal for the mean time in the system on one machine with free
-    preemption. Several machines, restart costs and jobs of several devices each break that.
+    Schrage 1968 shows that this is optimal for the mean time in the system on one machine with free preemption. Several
+    machines, restart costs and jobs of several devices each break that.
     """
 
     def __init__(self, min_run_s: float | None = None) -> None:

@@ -268,11 +268,11 @@ def _is_possible(job: Job, shapes: Collection[Shape], matcher: Matcher) -> bool:
 # The baselines.
 
 
-class KeepNothing(ReservationsByNeed):
+class NoReservations(ReservationsByNeed):
     """Whoever fits is placed, whoever waits: as in the scheduler of Kubernetes, large requests can wait for ever."""
 
-    def wait(self, unit: Sequence[PendingRequest]) -> None:
-        """Nothing is kept."""
+    def note_waiting(self, unit: Sequence[PendingRequest]) -> None:
+        """Reserves nothing."""
 
 
 class AnyPlace:
@@ -314,7 +314,10 @@ class AnyPlace:
 def make(name: str, *, keeps: bool, workload: Workload, seed: int) -> Policy:
     """A policy that moves nobody; with `keeps`, what the head of the queue needs is kept for it."""
     return ListPolicy(
-        name, by_priority, _placement(name, workload, seed), reserve=ReservationsByNeed if keeps else KeepNothing
+        name,
+        by_priority,
+        _placement(name, workload, seed),
+        reservations=ReservationsByNeed if keeps else NoReservations,
     )
 
 

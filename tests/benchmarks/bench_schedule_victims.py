@@ -18,7 +18,7 @@ from bench_table import HOUR_S, Table
 from hetero_airflow.matching.scoring import TightFitScorer
 from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.model.request import PriorityPolicy as Class
+from hetero_airflow.model.request import Priority as Class
 from hetero_airflow.policies.core.list_policy import ListPolicy
 from hetero_airflow.policies.core.preemption import PreemptionRules, Rank
 from hetero_airflow.policies.core.preemption_plan import plan_preemptions
@@ -88,7 +88,7 @@ def last_in_first_out(min_run_s: float | None) -> Policy:
         "last in, first out",
         by_priority,
         TightFitScorer(),
-        make_room=plan_preemptions("last in, first out", preemption),
+        preemption=plan_preemptions("last in, first out", preemption),
     )
 
 

@@ -28,8 +28,7 @@ from hetero_airflow.matching.packing.demand import (
 from hetero_airflow.matching.packing.scorer import ROUNDING_TOLERANCE
 from hetero_airflow.matching.shapes import Shape
 from hetero_airflow.model.request import Alternative
-from hetero_airflow.policies.core.request_mix import request_mix
-from hetero_airflow.policies.core.scored_policy import ScoredPolicy
+from hetero_airflow.policies.core.scored_policy import ScoredPolicy, request_mix
 from hetero_airflow.units import MILLI_PER_DEVICE
 
 POPULAR_PART = 0.95

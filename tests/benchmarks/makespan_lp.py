@@ -1,4 +1,4 @@
-"""The earliest end of all work as a linear program: Gavel's makespan policy."""
+"""The earliest end of all work as a linear program: Gavel's makespan policy. A baseline for `makespan`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from hetero_airflow.policies.core.linear_program import Floats
 
 
 class MakespanLp(RoundPolicy):
-    """Each job's mean speed by what it has left: the least of all as great as can be, so that all end together."""
+    """Maximises the least of all jobs' mean speeds, each divided by its remaining work, so that all end together."""
 
     def __init__(self) -> None:
-        super().__init__("makespan_lp", left)
+        super().__init__("makespan_lp", remaining_work)
 
 
-def left(one: Candidate, speeds: Floats, found: AssignmentProblem) -> float:
-    """Work that is left, in mean runs; where nothing is known of it, a mean run, or as much as was done."""
-    left_s = max(one.attained_service_s, found.mean_run_s) if one.left_s is None else one.left_s
-    return max(left_s, 1.0) / found.mean_run_s
+def remaining_work(candidate: Candidate, speeds: Floats, problem: AssignmentProblem) -> float:
+    """In mean runs; if unknown, a mean run, or as much as was done."""
+    attained_s = max(candidate.attained_service_s, problem.mean_run_s)
+    return max(attained_s if candidate.left_s is None else candidate.left_s, 1.0) / problem.mean_run_s

@@ -19,7 +19,7 @@ from hetero_airflow.model.plan import Place, Plan, ReasonCode, Refuse, Wait
 from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
-from hetero_airflow.policies.core.request_mix import request_mix
+from hetero_airflow.policies.core.scored_policy import request_mix
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.scheduling.validation import plan_faults
 from hetero_airflow.simulator.cluster import parse_cluster

@@ -1,11 +1,11 @@
 """Which job goes to which class of devices, so that the sum of the values is greatest. Pure.
 
-Two steps. The first lets a job be split over classes: a transport problem with one node a class and
-one for waiting, solved by cancelling cycles of exchanges that gain (Klein, Management Science 14, 1967;
-here on the graph of the classes, since only the best job counts for each pair of them). Where
-every job takes one device, this is the exact optimum. The second makes the few jobs whole that were split
-and improves by exchanges, looking only at those that the prices of the first step leave open
-(reduced-cost fixing): what the relaxation proves to lose more than the gap is never tried.
+Two steps. The first allows a job to be split over classes. This is a transport problem with one node for each class and
+one for waiting. It is solved by cancelling cycles of exchanges that gain (Klein, Management Science 14, 1967), here on
+the graph of the classes, because only the best job counts for each pair of them. Where every job takes one device, the
+result is the exact optimum. The second step makes the few split jobs whole and improves the result by exchanges. It
+tries only the jobs that the prices of the first step leave open (reduced-cost fixing): a change that the relaxation
+proves to lose more than the gap is never tried.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
 WAITING = -1
-"""In place of a class: the job gets no devices."""
+"""Stands in place of a class: the job gets no devices."""
 
 _GAIN, _ROUNDING = 1e-9, 1e-13
-"""A smaller gain is none, or one that is a smaller part of the greatest value: rounding errors, which would go round
-in circles without end."""
+"""A smaller gain counts as none, and so does a smaller part of the greatest value: exchanges for rounding errors would
+never end."""
 
 
 def solve_assignment(values: Floats, sizes: Numbers, capacities: Numbers, start: Numbers) -> Numbers:
-    """The class of each job, or `WAITING`; among equals, what is nearest to the start.
+    """The class of each job, or `WAITING`; of equal assignments the one nearest to the start.
 
     >>> values = np.array([[1.0, 0.9], [1.0, 0.5], [0.2, 0.1]])
     >>> solve_assignment(values, np.ones(3, int), np.array([1, 1]), np.full(3, WAITING)).tolist()
     [1, 0, -1]
 
-    :param values: ``float [jobs, classes]``, that a whole job is worth there; -inf where it can't run
+    :param values: ``float [jobs, classes]``, the value of a whole job on the class; -inf where it can't run
     :param sizes: ``int [jobs]``, devices that a job takes, at least 1
     :param capacities: ``int [classes]``, devices of each class
-    :param start: ``int [jobs]``, where each job is now; must fit the capacities
+    :param start: ``int [jobs]``, the class of each job now; must fit the capacities
     """
     if not len(values):
         return np.empty(0, np.int64)
     least = max(_GAIN, _ROUNDING * float(values.max()))
     relaxed = _Relaxed(values, sizes, capacities, start)
     prices = relaxed.solve(least)
-    found = relaxed.whole()
+    classes = relaxed.whole()
     if (sizes == 1).all():
-        return found
-    return _Exchange(values, sizes, capacities, found, prices).improve(least)
+        return classes
+    return _Exchange(values, sizes, capacities, classes, prices).improve(least)
 
 
 class _Relaxed:
-    """The problem in which the devices of a job may be of several classes."""
+    """The relaxed problem: the devices of a job may be of several classes."""
 
     def __init__(self, values: Floats, sizes: Numbers, capacities: Numbers, start: Numbers) -> None:
         jobs, classes = values.shape
@@ -61,13 +61,13 @@ class _Relaxed:
         self._gains = np.zeros((jobs, classes + 1))
         self._gains[:, :classes] = values / sizes[:, None]
         self._units = np.zeros((jobs, classes + 1), np.int64)
-        """Devices of each job in each class; the last column are those that it waits for."""
+        """Devices of each job in each class; the last column has those for which it waits."""
         self._units[np.arange(jobs), np.where(start == WAITING, classes, start)] = sizes
         self._free = [int(c) for c in capacities - self._units[:, :classes].sum(axis=0)]
         self._fill(values)
 
     def _fill(self, values: Floats) -> None:
-        """Give free devices to those who wait, the greatest value first: a start near the optimum."""
+        """Give free devices to waiting jobs, the greatest value first: a start near the optimum."""
         waiting = np.flatnonzero(self._units[:, self._idle])
         if not len(waiting) or not any(self._free):
             return
@@ -83,7 +83,7 @@ class _Relaxed:
                 break
 
     def solve(self, least: float) -> Floats:
-        """Exchange until nothing gains more than the least; the price of a device of each class."""
+        """Exchange until nothing gains more than `least`; the price of a device of each class."""
         leavers = self._leavers()
         while True:
             gains, movers = self._best_moves(leavers)
@@ -105,23 +105,23 @@ class _Relaxed:
                         heappush(queue.later, (row[b] - row[to], job))
 
     def _leavers(self) -> list[dict[int, _Leavers]]:
-        """For each node, and each other one, those who may leave it for that."""
+        """[node][other node] → the jobs that may leave the first for the second."""
         nodes = range(self._idle + 1)
-        found: list[dict[int, _Leavers]] = []
+        leavers: list[dict[int, _Leavers]] = []
         for a in nodes:
             there = np.flatnonzero(self._units[:, a])
             losses = self._gains[there, a, None] - self._gains[there]
             orders = {b: np.argsort(losses[:, b], kind="stable") for b in nodes if b != a}
-            found.append(
+            leavers.append(
                 {
                     b: _Leavers(self._units[:, a], losses[order, b].tolist(), there[order].tolist())
                     for b, order in orders.items()
                 }
             )
-        return found
+        return leavers
 
     def _best_moves(self, leavers: list[dict[int, _Leavers]]) -> tuple[list[list[float]], list[list[int | None]]]:
-        """For each pair of nodes, the most that moving one device's work gains, and of which job; None is nobody."""
+        """[node][other node] → the greatest gain of moving one device's work, and its job; None: no job has to move."""
         nodes = self._idle + 1
         gains = [[-math.inf] * nodes for _ in range(nodes)]
         movers: list[list[int | None]] = [[None] * nodes for _ in range(nodes)]
@@ -143,19 +143,19 @@ class _Relaxed:
         return self._free[a] if a != self._idle else int(self._sizes.sum())
 
     def _shift(self, node: int, amount: int) -> None:
-        """Note that nobody left a node for another: its free devices go with it."""
+        """Change a node's free devices, where no job moves."""
         if node != self._idle:
             self._free[node] -= amount
 
     def whole(self) -> Numbers:
-        """The class of each job that is not split; `WAITING` for the others."""
+        """The class of each job that is not split; `WAITING` for split jobs."""
         where = self._units.argmax(axis=1)
         is_whole = self._units[np.arange(len(where)), where] == self._sizes
         return np.where(is_whole & (where != self._idle), where, WAITING)
 
 
 class _Leavers:
-    """Jobs that may leave one node for another, the least loss first: those there at first, and later ones."""
+    """Jobs that may leave one node for another, the least loss first: those of the start, and those that came later."""
 
     __slots__ = ("_jobs", "_losses", "_next", "_units", "later")
 
@@ -169,7 +169,7 @@ class _Leavers:
         """A heap of (loss, job)."""
 
     def first(self) -> tuple[float, int] | None:
-        """(loss, job) of the first that is there still."""
+        """(loss, job) of the first job that is still in the node."""
         while self._next < len(self._jobs) and not self._units[self._jobs[self._next]]:
             self._next += 1
         while self.later and not self._units[self.later[0][1]]:
@@ -180,7 +180,7 @@ class _Leavers:
 
 
 def _gaining_cycle(gains: list[list[float]], least: float) -> list[int] | None:
-    """Nodes of a cycle whose gains sum to more than the least; None if there is none (Bellman and Ford)."""
+    """Nodes of a cycle whose gains sum to more than `least`; None if there is none (Bellman and Ford)."""
     nodes = range(len(gains))
     best, before = [0.0 for _ in nodes], [-1 for _ in nodes]
     last = -1
@@ -201,7 +201,7 @@ def _gaining_cycle(gains: list[list[float]], least: float) -> list[int] | None:
 
 
 def _prices(gains: list[list[float]], least: float) -> Floats:
-    """The dual solution: what one device more of each class would add to the value; the longest paths from waiting."""
+    """The dual solution: what one more device of each class would add to the value; the longest paths from waiting."""
     nodes = range(len(gains))
     best = [-math.inf for _ in nodes]
     best[-1] = 0.0
@@ -214,81 +214,88 @@ def _prices(gains: list[list[float]], least: float) -> Floats:
 
 
 class _Exchange:
-    """Improves an assignment of whole jobs by putting one in and others out."""
+    """Improves an assignment of whole jobs: it puts one job into a class and others out of it."""
 
-    def __init__(self, values: Floats, sizes: Numbers, capacities: Numbers, found: Numbers, prices: Floats) -> None:
+    def __init__(self, values: Floats, sizes: Numbers, capacities: Numbers, assigned: Numbers, prices: Floats) -> None:
         self._values: list[list[float]] = values.tolist()
         self._sizes: list[int] = sizes.tolist()
-        self._found: list[int] = found.tolist()
+        self._assigned: list[int] = assigned.tolist()
         classes = len(capacities)
-        self._free = [int(capacities[k] - sizes[found == k].sum()) for k in range(classes)]
-        self._there = [sorted(self._entry(int(job), k) for job in np.flatnonzero(found == k)) for k in range(classes)]
-        """The jobs of each class, those of the least value a device first."""
+        self._free = [int(capacities[k] - sizes[assigned == k].sum()) for k in range(classes)]
+        self._members = [
+            sorted(self._entry(int(job), k) for job in np.flatnonzero(assigned == k)) for k in range(classes)
+        ]
+        """The jobs of each class, those with the least value for each device first."""
         margins = np.concatenate([values - sizes[:, None] * prices, np.zeros((len(values), 1))], axis=1)
         self._losses = margins.max(axis=1, keepdims=True) - margins[:, :classes]
-        """What the relaxation proves to be lost by putting a job into a class."""
+        """What putting a job into a class loses at least, as the relaxation proves."""
         self._bound = float(margins.max(axis=1).sum() + capacities @ prices)
 
     def improve(self, least: float) -> Numbers:
-        """Until no exchange gains more than the least."""
+        """Exchange until nothing gains more than `least`; the class of each job."""
         while True:
-            gap = self._bound - sum(self._value(job) for job in range(len(self._found)))
+            gap = self._bound - sum(self._value(job) for job in range(len(self._assigned)))
             jobs, classes = np.nonzero(self._losses <= gap + least)
             order = np.argsort(self._losses[jobs, classes], kind="stable")
             gained = [self._try(int(jobs[i]), int(classes[i]), least) for i in order]
             if not any(gained):
-                return np.array(self._found)
+                return np.array(self._assigned)
 
     def _value(self, job: int) -> float:
-        where = self._found[job]
+        where = self._assigned[job]
         return 0.0 if where == WAITING else self._values[job][where]
 
     def _entry(self, job: int, where: int) -> tuple[float, int]:
         return self._values[job][where] / self._sizes[job], job
 
     def _try(self, job: int, to: int, least: float) -> bool:
-        """Put the job there and whoever has to go elsewhere, if that gains."""
-        more, was = self._values[job][to] - self._value(job), self._found[job]
-        if was == to or more <= least:
+        """Put the job into the class, and move other jobs for it, if that gains."""
+        gain, was = self._values[job][to] - self._value(job), self._assigned[job]
+        if was == to or gain <= least:
             return False
         free = self._free.copy()
         if was != WAITING:
             free[was] += self._sizes[job]
         free[to] -= self._sizes[job]
-        moved = {job: to}
-        if free[to] < 0:
-            chosen: list[int] = []
-            for _, one in self._there[to]:
-                if free[to] >= 0:
-                    break
-                chosen.append(one)
-                free[to] += self._sizes[one]
-            for one in sorted(chosen, key=lambda one: (-self._values[one][to], one)):
-                if free[to] >= self._sizes[one]:
-                    free[to] -= self._sizes[one]
-                    continue
-                moved[one] = self._next_best(one, free)
-                more += (0.0 if moved[one] == WAITING else self._values[one][moved[one]]) - self._values[one][to]
-            if free[to] < 0 or more <= least:
-                return False
-        for one, where in moved.items():
-            self._put(one, where)
+        moved = self._move_out(to, free)
+        for other, where in moved.items():
+            gain += (0.0 if where == WAITING else self._values[other][where]) - self._values[other][to]
+        if free[to] < 0 or gain <= least:
+            return False
+        for mover, where in {job: to, **moved}.items():
+            self._put(mover, where)
         self._free = free
         return True
 
+    def _move_out(self, full: int, free: list[int]) -> dict[int, int]:
+        """Jobs of a class that has too few devices → their next best classes; `free` is updated."""
+        chosen: list[int] = []
+        for _, job in self._members[full]:
+            if free[full] >= 0:
+                break
+            chosen.append(job)
+            free[full] += self._sizes[job]
+        moved: dict[int, int] = {}
+        for job in sorted(chosen, key=lambda job: (-self._values[job][full], job)):
+            if free[full] >= self._sizes[job]:
+                free[full] -= self._sizes[job]
+            else:
+                moved[job] = self._next_best(job, free)
+        return moved
+
     def _put(self, job: int, where: int) -> None:
-        was, self._found[job] = self._found[job], where
+        was, self._assigned[job] = self._assigned[job], where
         if was != WAITING:
-            there = self._there[was]
-            del there[bisect_left(there, self._entry(job, was))]
+            members = self._members[was]
+            del members[bisect_left(members, self._entry(job, was))]
         if where != WAITING:
-            insort(self._there[where], self._entry(job, where))
+            insort(self._members[where], self._entry(job, where))
 
     def _next_best(self, job: int, free: list[int]) -> int:
-        """The best class with room, which is then taken."""
-        room = [k for k, value in enumerate(self._values[job]) if value > 0 and free[k] >= self._sizes[job]]
-        if not room:
+        """The best class with enough free devices; `free` is updated."""
+        possible = [k for k, value in enumerate(self._values[job]) if value > 0 and free[k] >= self._sizes[job]]
+        if not possible:
             return WAITING
-        best = max(room, key=lambda k: (self._values[job][k], -k))
+        best = max(possible, key=lambda k: (self._values[job][k], -k))
         free[best] -= self._sizes[job]
         return best

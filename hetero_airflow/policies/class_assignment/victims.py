@@ -1,4 +1,7 @@
-"""Who has to leave so that an assignment comes true: requests of several devices need them on one worker. Pure."""
+"""Which running requests must leave so that an assignment comes true. Pure.
+
+A request of several devices needs them on one worker.
+"""
 
 from __future__ import annotations
 
@@ -12,80 +15,86 @@ from hetero_airflow.model.plan import Preempt
 from hetero_airflow.policies.class_assignment.candidates import AssignmentProblem, Candidate
 
 ClassByRequest = Mapping[str, str | None]
-"""Request id → device class on which it is to run; None: nowhere."""
+"""Request id → device class on which it is to run; None: on none."""
 
 Weights = Mapping[str, float]
-"""Request id → what it is worth that it runs."""
+"""Request id → the weight of running it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssignmentChanges:
     """How an assignment comes true."""
 
-    comers: tuple[Candidate, ...]
+    arriving: tuple[Candidate, ...]
     """Those that are to run where they don't run yet, in the order in which they are placed: the largest first."""
-    unfit: tuple[Candidate, ...]
-    """Those of them for which no worker has enough devices, whoever leaves."""
+    unplaceable: tuple[Candidate, ...]
+    """Those of them for which no worker has enough devices, whatever leaves."""
     preemptions: tuple[Preempt, ...]
 
 
 def plan_changes(
-    found: AssignmentProblem, fleet: WorkerIndex, classes: ClassByRequest, worths: Weights
+    problem: AssignmentProblem, index: WorkerIndex, classes: ClassByRequest, weights: Weights
 ) -> AssignmentChanges:
-    """Who comes, and who leaves for it.
+    """Which requests arrive, and which leave for them.
 
-    Whoever is not to run where it does leaves. Where a request of several devices still finds no
-    worker, the smaller ones on one worker of its class make room and go elsewhere in the class.
+    A request leaves if it is to run elsewhere. If a request of several devices still finds no worker, the smaller
+    requests on one worker of its class leave that worker and go elsewhere in the class.
     """
-    seats = {seat.worker.id: number for number, seat in enumerate(fleet.entries)}
-    running = [one for one in found.contenders if one.lease is not None]
-    leaving = [one for one in running if classes[one.pending.id] != one.current]
-    packing = _FreeDevices(found, seats, leaving, (one for one in running if classes[one.pending.id] == one.current))
-    age = {one.pending.id: rank for rank, one in enumerate(found.contenders)}
+    numbers = {entry.worker.id: number for number, entry in enumerate(index.seats)}
+    running = [candidate for candidate in problem.candidates if candidate.lease is not None]
+    leaving = [candidate for candidate in running if classes[candidate.pending.id] != candidate.current]
+    staying = [candidate for candidate in running if classes[candidate.pending.id] == candidate.current]
+    free = _FreeDevices(problem, numbers, leaving, staying)
+    age = {candidate.pending.id: rank for rank, candidate in enumerate(problem.candidates)}
 
-    def entry(one: Candidate) -> tuple[int, float, int, Candidate]:
-        return -one.count, -worths[one.pending.id], age[one.pending.id], one
+    def entry(candidate: Candidate) -> tuple[int, float, int, Candidate]:
+        return -candidate.count, -weights[candidate.pending.id], age[candidate.pending.id], candidate
 
-    coming = [entry(one) for one in found.contenders if classes[one.pending.id] not in (None, one.current)]
-    heapify(coming)
-    comers, unfit = list[Candidate](), list[Candidate]()
-    while coming:
-        one = heappop(coming)[-1]
-        name = classes[one.pending.id]
-        comers.append(one)
-        if name is None or one.count == 1 or not one.is_exact or packing.put(one.count, name):
+    queue = [entry(c) for c in problem.candidates if classes[c.pending.id] not in (None, c.current)]
+    heapify(queue)
+    arriving, unplaceable = list[Candidate](), list[Candidate]()
+    while queue:
+        candidate = heappop(queue)[-1]
+        name = classes[candidate.pending.id]
+        arriving.append(candidate)
+        is_placeable = candidate.count == 1 or not candidate.is_exact
+        if name is None or is_placeable or free.take(candidate.count, name):
             continue
-        victims = packing.clear(one.count, name, worths)
+        victims = free.clear(candidate.count, name, weights)
         leaving += victims
         for victim in victims:
-            heappush(coming, entry(victim))
+            heappush(queue, entry(victim))
         if not victims:
-            unfit.append(one)
-    return AssignmentChanges(tuple(comers), tuple(unfit), tuple(_preemptions(leaving, comers, classes)))
+            unplaceable.append(candidate)
+    preemptions = tuple(_preemptions(leaving, arriving, classes))
+    return AssignmentChanges(tuple(arriving), tuple(unplaceable), preemptions)
 
 
 class _FreeDevices:
-    """The devices of each class on each worker while requests of several devices are put there."""
+    """The free devices of each class on each worker, while requests of several devices take them.
+
+    :param numbers: worker id → its number in the index
+    """
 
     def __init__(
         self,
-        found: AssignmentProblem,
-        seats: Mapping[str, int],
+        problem: AssignmentProblem,
+        numbers: Mapping[str, int],
         leaving: Iterable[Candidate],
         staying: Iterable[Candidate],
     ) -> None:
-        self._free = {name: Counter(workers) for name, workers in found.free.items()}
-        for name, workers in found.coming.items():
+        self._free = {name: Counter(workers) for name, workers in problem.free.items()}
+        for name, workers in problem.ending.items():
             self._free[name].update(workers)
-        self._seats = seats
-        for one in leaving:
-            self._give_back(one)
+        self._numbers = numbers
+        for candidate in leaving:
+            self._give_back(candidate)
         self._staying: defaultdict[str, defaultdict[int, list[Candidate]]] = defaultdict(lambda: defaultdict(list))
-        for one in staying:
-            if one.lease is not None and one.current is not None:
-                self._staying[one.current][seats[one.lease.worker_id]].append(one)
+        for candidate in staying:
+            if candidate.lease is not None and candidate.current is not None:
+                self._staying[candidate.current][numbers[candidate.lease.worker_id]].append(candidate)
 
-    def put(self, count: int, name: str) -> bool:
+    def take(self, count: int, name: str) -> bool:
         """Take the devices on the worker where the fewest are left; False if none has so many."""
         workers = self._free[name]
         number = min((w for w, free in workers.items() if free >= count), key=lambda w: (workers[w], w), default=None)
@@ -93,43 +102,43 @@ class _FreeDevices:
             workers[number] -= count
         return number is not None
 
-    def clear(self, count: int, name: str, worths: Weights) -> list[Candidate]:
-        """Smaller requests that leave the worker on which they are worth least, and the devices are taken; or none."""
+    def clear(self, count: int, name: str, weights: Weights) -> list[Candidate]:
+        """Take the devices of smaller requests on the worker where these weigh least; the victims, or none."""
         options = []
-        for number, there in sorted(self._staying[name].items()):
+        for number, candidates in sorted(self._staying[name].items()):
             free, victims = self._free[name][number], list[Candidate]()
-            for one in sorted(there, key=lambda one: (worths[one.pending.id], one.pending.id)):
-                if free < count and one.count < count:
-                    victims.append(one)
-                    free += one.count
+            for candidate in sorted(candidates, key=lambda c: (weights[c.pending.id], c.pending.id)):
+                if free < count and candidate.count < count:
+                    victims.append(candidate)
+                    free += candidate.count
             if free >= count:
-                options.append((sum(worths[one.pending.id] for one in victims), number, victims))
+                options.append((sum(weights[victim.pending.id] for victim in victims), number, victims))
         if not options:
             return []
         _, number, victims = min(options, key=lambda option: option[:2])
-        for one in victims:
-            self._staying[name][number].remove(one)
-            self._give_back(one)
+        for victim in victims:
+            self._staying[name][number].remove(victim)
+            self._give_back(victim)
         self._free[name][number] -= count
         return victims
 
-    def _give_back(self, one: Candidate) -> None:
-        if one.lease is not None and one.current is not None:
-            self._free[one.current][self._seats[one.lease.worker_id]] += one.count
+    def _give_back(self, candidate: Candidate) -> None:
+        if candidate.lease is not None and candidate.current is not None:
+            self._free[candidate.current][self._numbers[candidate.lease.worker_id]] += candidate.count
 
 
-def _preemptions(leaving: list[Candidate], comers: list[Candidate], classes: ClassByRequest) -> Iterable[Preempt]:
-    """Each of the leaving with the comer that is the first to lack devices of its class."""
+def _preemptions(leaving: list[Candidate], arriving: list[Candidate], classes: ClassByRequest) -> Iterable[Preempt]:
+    """Each leaving request, with the first arriving request that still lacks devices of its class."""
     lacking: defaultdict[str | None, list[str]] = defaultdict(list)
-    for one in comers:
-        lacking[classes[one.pending.id]] += [one.pending.id] * one.count
-    for one in leaving:
-        if one.lease is None:
+    for candidate in arriving:
+        lacking[classes[candidate.pending.id]] += [candidate.pending.id] * candidate.count
+    for candidate in leaving:
+        if candidate.lease is None:
             continue
-        queue = lacking[one.current]
-        beneficiary = queue[0] if queue and queue[0] != one.pending.id else None
-        del queue[: one.count]
-        to = classes[one.pending.id]
-        goes = f"to move to {to}" if to not in (None, one.current) else "to wait or to go elsewhere"
-        cause = goes if beneficiary is None else f"{goes}: {beneficiary} makes more of {one.current}"
-        yield Preempt(one.lease.id, one.lease.token, one.pending.id, beneficiary, cause)
+        queue = lacking[candidate.current]
+        beneficiary = queue[0] if queue and queue[0] != candidate.pending.id else None
+        del queue[: candidate.count]
+        to = classes[candidate.pending.id]
+        goes = f"to move to {to}" if to not in (None, candidate.current) else "to wait or to go elsewhere"
+        cause = goes if beneficiary is None else f"{goes}: {beneficiary} makes more of {candidate.current}"
+        yield Preempt(candidate.lease.id, candidate.lease.token, candidate.pending.id, beneficiary, cause)

@@ -1,18 +1,18 @@
-"""The algorithm that policies share which decide by what each request is worth on each class of devices.
+"""The base of policies that decide by the weight of each request on each class of devices.
 
-All that wait or run compete: an assignment of requests to classes is found in which the sum of their worths is
-greatest (`transport`), then what runs where it should not is preempted and what waits is placed. A request that is
-taken off its devices in one decision is placed by a later one, when they are free; the worths are made so that
-the later decision comes out the same. Where leases can't be taken back, only what waits competes, for what is free.
+All waiting and running requests compete. The `solver` finds the assignment of requests to classes with the greatest
+sum of weights. Then requests that run elsewhere are preempted and waiting requests are placed. A request that one
+decision takes off its devices is placed by a later decision, when its new devices are free; the weights are made so
+that the later decision comes to the same result. Where leases can't be taken back, only waiting requests compete, for
+the free devices.
 
-Requests that the assignment serves come first and each on its class, then the others as by `ListPolicy`, which also
-keeps devices free for the first that has to wait for them. What the assignment does not serve never takes
-devices that others are about to get.
+Requests that the assignment serves come first, each on its class. Then come the others as in `ListPolicy`, which also
+reserves devices for the first of them that has to wait. A request that the assignment does not serve never takes
+devices that another is about to get.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -40,15 +40,15 @@ from hetero_airflow.policies.core.list_scheduler import MayOvertake
 from hetero_airflow.policies.core.queue_order import by_priority
 
 CLASS_FACTOR = 16.0
-"""How many times as much a request is worth as one of the next lower priority class."""
+"""A request weighs so many times as much as one of the next lower priority class."""
 
 RESTART_S = 60.0
 """What it takes to go on elsewhere."""
 
 EXPECTED_STAY_RUNS = 0.15
-"""For how long one stays there, as far as one can tell, in mean runs: of that time the restart is lost, to who has
-to go as to who comes back. On generated streams like Gavel's, half of it costs 0.2 % of the mean JCT and saves a
-quarter of the restarts; a tenth of it costs 1.5 %."""
+"""How long a request is expected to stay on a class, in mean runs. The restart is lost from that time, for the request
+that leaves and for the one that returns. On generated streams like Gavel's, half of this value costs 0.2 % of the mean
+JCT and saves a quarter of the restarts; a tenth of it costs 1.5 %."""
 
 _FACTORS = {priority: CLASS_FACTOR**-priority.rank for priority in Priority}
 
@@ -56,34 +56,34 @@ Matrix = NDArray[np.float64]
 
 
 class Weight(Protocol):
-    """The plug-in point: what it is worth that a request runs. Pure."""
+    """The plug-in point: the weight of running a request. Pure."""
 
-    def __call__(self, one: Candidate, mean_run_s: float) -> float:
-        """Of a request on its fastest class, given how long runs are; above 0."""
+    def __call__(self, candidate: Candidate, mean_run_s: float) -> float:
+        """The weight on its fastest class, above 0; `mean_run_s` is the mean duration of runs."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _AssignedClasses:
-    """Where each contender is to run."""
+    """The class of each candidate."""
 
     classes: dict[str, str | None]
     """Request id → device class; None: it is to wait."""
-    worths: dict[str, float]
+    weights: dict[str, float]
 
 
 class WeightedAssignment(ListPolicy):
-    """A policy made of worths. Pure: what it remembers changes no answer.
+    """A policy made of weights. Pure: what it caches changes no decision.
 
-    :param exponent: a class on which the request runs at relative speed r is worth ``r ** exponent`` of the fastest
+    :param exponent: on a class where the request runs at relative speed r, it has ``r ** exponent`` of its weight
     """
 
     period_s: float | None = 1800.0
-    """Worths change slowly with the time that requests have run and waited."""
+    """Weights change slowly with the time that requests have run and waited."""
 
-    def __init__(self, name: str, worth: Weight, exponent: float) -> None:
+    def __init__(self, name: str, weight: Weight, exponent: float) -> None:
         super().__init__(name, by_priority, TightFitScorer())
-        self._worth = worth
+        self._weight = weight
         self._exponent = exponent
 
     def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
@@ -93,126 +93,121 @@ class WeightedAssignment(ListPolicy):
         return self._compete(snapshot, now) if snapshot.can_preempt else self._choose(snapshot, now)
 
     def _compete(self, snapshot: Snapshot, now: datetime) -> Plan:
-        """All compete: those that the assignment serves come first, each on its class.
+        """All requests compete: those that the assignment serves come first, each on its class.
 
-        Who leaves makes room for a class; where the first of those who lack it found a place all the same, nobody is
-        named as the one who gains.
+        A preemption names the first request that lacks devices of its class as its beneficiary. If that request is
+        placed all the same, the preemption names none.
         """
-        fleet = self._look(snapshot)
-        found = assignment_problem(snapshot, fleet, now)
-        assigned = self._assign(found)
-        room = plan_changes(found, fleet, assigned.classes, assigned.worths)
-        ids = {one.id for one in snapshot.pending}
-        served = [one for one in room.comers if one.pending.id in ids]
-        queue = {one.pending.id: rank for rank, one in enumerate(served)}
-        held = {i for i, name in assigned.classes.items() if name is None}
-        ways = {
-            one.pending.id: one.ways[name]
-            for one in served
-            if (name := assigned.classes[one.pending.id]) is not None and one.is_exact and one not in room.unfit
+        index = self._indexed(snapshot)
+        problem = assignment_problem(snapshot, index, now)
+        assigned = self._assign(problem)
+        changes = plan_changes(problem, index, assigned.classes, assigned.weights)
+        ids = {pending.id for pending in snapshot.pending}
+        served = [candidate for candidate in changes.arriving if candidate.pending.id in ids]
+        queue = {candidate.pending.id: rank for rank, candidate in enumerate(served)}
+        unassigned = {request_id for request_id, name in assigned.classes.items() if name is None}
+        options = {
+            candidate.pending.id: candidate.options[name]
+            for candidate in served
+            if (name := assigned.classes[candidate.pending.id]) is not None
+            and candidate.is_exact
+            and candidate not in changes.unplaceable
         }
-        plan = self._walk(
+        plan = self._schedule_options(
             snapshot,
-            fleet,
-            ways,
-            lambda pending, _: sorted(by_priority(pending, snapshot), key=lambda one: queue.get(one.id, len(queue))),
-            lambda pending, head: pending.id not in held or head.id not in queue,
+            index,
+            options,
+            lambda pending, _: sorted(by_priority(pending, snapshot), key=lambda p: queue.get(p.id, len(queue))),
+            lambda pending, head: pending.id not in unassigned or head.id not in queue,
             now,
         )
-        placed = {one.request_id for one in plan.places}
-        preemptions = (replace(one, beneficiary=None) if one.beneficiary in placed else one for one in room.preemptions)
+        placed = {place.request_id for place in plan.places}
+        preemptions = (replace(p, beneficiary=None) if p.beneficiary in placed else p for p in changes.preemptions)
         return replace(plan, preemptions=tuple(preemptions))
 
     def _choose(self, snapshot: Snapshot, now: datetime) -> Plan:
-        """Nobody is moved: who goes first is a matter of priority and age, the assignment chooses among what is free.
+        """No request is moved: priority and age decide who goes first, the assignment chooses among free devices.
 
-        It does so for those that are placed before the first that has to wait.
+        It chooses for the requests that are placed before the first one that has to wait.
         """
-        first = super().decide(snapshot, now)
-        starting = takewhile(lambda one: isinstance(one, Place), first.decisions)
-        ids = {one.request_id for one in starting}
-        if not ids:
-            return first
-        starts = {place.request_id for place in first.places}
-        few = replace(snapshot, pending=tuple(one for one in snapshot.pending if one.id in starts))
-        found = assignment_problem(few, self._look(snapshot), now)
-        placed = [one for one in found.contenders if one.pending.id in ids and one.is_exact]
-        if all(len(set(one.speeds.values())) == 1 for one in placed):
-            return first
-        others = starts - {one.pending.id for one in placed}
-        taken = Counter[str]()
-        for one in found.contenders:
-            if one.pending.id in others:
-                taken.update(dict.fromkeys(one.ways, one.count))
-        found.contenders = placed
-        found.capacities = {name: max(0, free - taken[name]) for name, free in found.capacities.items()}
-        assigned = self._assign(found)
-        ways = {
-            one.pending.id: one.ways[name] for one in placed if (name := assigned.classes[one.pending.id]) is not None
-        }
-        second = self._walk(snapshot, self._look(snapshot), ways, self._order, self._may_pass, now)
-        is_whole = len(second.places) >= len(first.places) and ids <= {one.request_id for one in second.places}
-        return second if is_whole else first
+        plan = super().decide(snapshot, now)
+        starting = takewhile(lambda decision: isinstance(decision, Place), plan.decisions)
+        starting_ids = {decision.request_id for decision in starting}
+        if not starting_ids:
+            return plan
+        placed_ids = {place.request_id for place in plan.places}
+        placed = replace(snapshot, pending=tuple(pending for pending in snapshot.pending if pending.id in placed_ids))
+        problem = assignment_problem(placed, self._indexed(snapshot), now)
+        chosen = [c for c in problem.candidates if c.pending.id in starting_ids and c.is_exact]
+        if all(len(set(candidate.speeds.values())) == 1 for candidate in chosen):
+            return plan
+        problem.restrict_to(chosen, placed_ids - {candidate.pending.id for candidate in chosen})
+        classes = self._assign(problem).classes
+        options = {c.pending.id: c.options[name] for c in chosen if (name := classes[c.pending.id]) is not None}
+        index = self._indexed(snapshot)
+        better = self._schedule_options(snapshot, index, options, self._order, self._may_overtake, now)
+        better_ids = {place.request_id for place in better.places}
+        is_whole = len(better.places) >= len(plan.places) and starting_ids <= better_ids
+        return better if is_whole else plan
 
-    def _walk(
+    def _schedule_options(
         self,
         snapshot: Snapshot,
-        fleet: WorkerIndex,
-        ways: Mapping[str, PlacementOption],
+        index: WorkerIndex,
+        options: Mapping[str, PlacementOption],
         order: QueueOrder,
-        may_pass: MayOvertake,
+        may_overtake: MayOvertake,
         now: datetime,
     ) -> Plan:
-        """The walk over the queue in which some requests may only run in one way."""
-        pending = tuple(ways[one.id].narrow(one) if one.id in ways else one for one in snapshot.pending)
-        plan = self._place(replace(snapshot, pending=pending), fleet, order, may_pass, now)
+        """The plan of the list scheduler, in which some requests may run only by one option."""
+        pending = tuple(options[p.id].narrow(p) if p.id in options else p for p in snapshot.pending)
+        plan = self._schedule(replace(snapshot, pending=pending), index, order, may_overtake, now)
         decisions = (
-            one._replace(alternative=ways[one.request_id].alternative)
-            if isinstance(one, Place) and one.request_id in ways
-            else one
-            for one in plan.decisions
+            decision._replace(alternative=options[decision.request_id].alternative)
+            if isinstance(decision, Place) and decision.request_id in options
+            else decision
+            for decision in plan.decisions
         )
         return replace(plan, decisions=tuple(decisions))
 
-    def _values(self, found: AssignmentProblem, names: list[str]) -> Matrix:
-        """What it is worth that each contender runs on each class: ``float [contenders, classes]``, 0 for nothing."""
-        worths = np.array([self._worth(one, found.mean_run_s) for one in found.contenders])
-        return worths[:, None] * _speeds(found, names) ** self._exponent
+    def _class_weights(self, problem: AssignmentProblem, names: list[str]) -> Matrix:
+        """The weight of each candidate on each class: ``float [candidates, classes]``, 0 where it can't run."""
+        weights = np.array([self._weight(candidate, problem.mean_run_s) for candidate in problem.candidates])
+        return weights[:, None] * _speeds(problem, names) ** self._exponent
 
-    def _assign(self, found: AssignmentProblem) -> _AssignedClasses:
-        """The assignment of the greatest worth, in which a move costs what it costs to go on elsewhere."""
-        names, everyone = sorted(found.capacities), found.contenders
-        if not everyone:
+    def _assign(self, problem: AssignmentProblem) -> _AssignedClasses:
+        """The assignment with the greatest weight, in which a move costs a restart."""
+        names, candidates = sorted(problem.capacities), problem.candidates
+        if not candidates:
             return _AssignedClasses({}, {})
         column = {name: number for number, name in enumerate(names)}
-        start = np.array([WAITING if one.current is None else column[one.current] for one in everyone])
-        values = (
-            self._values(found, names) * np.array([_FACTORS[one.pending.request.priority] for one in everyone])[:, None]
-        )
-        worths = values.max(axis=1).tolist()
-        stay_s = EXPECTED_STAY_RUNS * found.mean_run_s
-        kept = stay_s / (stay_s + RESTART_S)
+        start = np.array([WAITING if c.current is None else column[c.current] for c in candidates])
+        factors = np.array([_FACTORS[candidate.pending.request.priority] for candidate in candidates])
+        values = self._class_weights(problem, names) * factors[:, None]
+        weights = values.max(axis=1).tolist()
+        stay_s = EXPECTED_STAY_RUNS * problem.mean_run_s
+        kept_part = stay_s / (stay_s + RESTART_S)
         stays = start[:, None] == np.arange(len(names))
-        has_run = np.array([one.has_run for one in everyone])[:, None]
-        values *= np.where(stays, 1 / kept, np.where(has_run, kept, 1.0))
-        values[(values <= 0) | (_speeds(found, names) <= 0)] = -np.inf
-        sizes = np.array([one.count for one in everyone])
-        capacities = np.array([found.capacities[name] for name in names])
-        where = solve_assignment(values, sizes, capacities, start).tolist()
-        ids = [one.pending.id for one in everyone]
-        classes = {i: None if k == WAITING else names[k] for i, k in zip(ids, where, strict=True)}
-        return _AssignedClasses(classes, dict(zip(ids, worths, strict=True)))
+        has_run = np.array([candidate.has_run for candidate in candidates])[:, None]
+        values *= np.where(stays, 1 / kept_part, np.where(has_run, kept_part, 1.0))
+        values[(values <= 0) | (_speeds(problem, names) <= 0)] = -np.inf
+        sizes = np.array([candidate.count for candidate in candidates])
+        capacities = np.array([problem.capacities[name] for name in names])
+        assigned = solve_assignment(values, sizes, capacities, start).tolist()
+        ids = [candidate.pending.id for candidate in candidates]
+        classes = [None if number == WAITING else names[number] for number in assigned]
+        return _AssignedClasses(dict(zip(ids, classes, strict=True)), dict(zip(ids, weights, strict=True)))
 
 
-def _speeds(found: AssignmentProblem, names: list[str]) -> Matrix:
-    """Relative speed of each contender on each class, 0 where it can't run: ``float [contenders, classes]``."""
+def _speeds(problem: AssignmentProblem, names: list[str]) -> Matrix:
+    """Relative speed of each candidate on each class, 0 where it can't run: ``float [candidates, classes]``."""
     rows: dict[int, int] = {}
     table: list[list[float]] = []
-    which = []
-    for one in found.contenders:
-        row = rows.get(id(one.speeds))
+    row_of = []
+    for candidate in problem.candidates:
+        row = rows.get(id(candidate.speeds))
         if row is None:
-            row = rows[id(one.speeds)] = len(table)
-            table.append([one.speeds.get(name, 0.0) for name in names])
-        which.append(row)
-    return np.array(table)[which]
+            row = rows[id(candidate.speeds)] = len(table)
+            table.append([candidate.speeds.get(name, 0.0) for name in names])
+        row_of.append(row)
+    return np.array(table)[row_of]

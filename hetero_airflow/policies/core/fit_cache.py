@@ -1,7 +1,7 @@
-"""Whether a request fits anywhere at all, asked of one decision's fleet for many requests.
+"""Whether requests fit anywhere at all, for many requests of one decision.
 
-Cheaper than a ranking, which scores each place: nothing is scored, equal questions are asked once, and accelerators
-are looked for only on workers that have some of one free.
+This costs less than a ranking, which scores each placement: nothing is scored, equal alternatives are checked once,
+and only workers with a partly free accelerator are checked for accelerators.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from hetero_airflow.model.request import Alternative, DeviceRequest
 
 
 class FitCache:
-    """The places of a fleet as it was when this was made; ask before the fleet changes."""
+    """Valid until the index changes."""
 
-    def __init__(self, fleet: WorkerIndex) -> None:
-        self._fleet = fleet
-        self._known: dict[str, bool] = {}
+    def __init__(self, index: WorkerIndex) -> None:
+        self._index = index
+        self._fits: dict[str, bool] = {}
 
-    def has_any(self, request: DeviceRequest) -> bool:
-        """Whether any of its alternatives fits on any worker."""
-        return any(self._fits(alternative) for alternative in request.alternatives)
+    def fits_anywhere(self, request: DeviceRequest) -> bool:
+        """Whether one of its alternatives fits on a worker."""
+        return any(self._fits_anywhere(alternative) for alternative in request.alternatives)
 
-    def _fits(self, alternative: Alternative) -> bool:
-        known = self._known.get(alternative.key)
-        if known is None:
-            states = self._all if alternative.kind == "cpu" else self._with_some_free
-            known = self._known[alternative.key] = any(
-                FutureCapacity(self._fleet, number).fits(alternative, list(state.held), None)
-                for number, state in states
+    def _fits_anywhere(self, alternative: Alternative) -> bool:
+        fits = self._fits.get(alternative.key)
+        if fits is None:
+            workers = self._workers if alternative.kind == "cpu" else self._with_free_accelerator
+            fits = self._fits[alternative.key] = any(
+                FutureCapacity(self._index, number).fits(alternative, list(state.held), None)
+                for number, state in workers
             )
-        return known
+        return fits
 
     @cached_property
-    def _all(self) -> list[tuple[int, OccupancyState]]:
-        states = self._fleet.states
-        return [(number, states[number]) for number in self._fleet.first_workers()]
+    def _workers(self) -> list[tuple[int, OccupancyState]]:
+        """The first worker of each state."""
+        return [(number, self._index.states[number]) for number in self._index.first_workers()]
 
     @cached_property
-    def _with_some_free(self) -> list[tuple[int, OccupancyState]]:
-        """Those with an accelerator of which something is free."""
+    def _with_free_accelerator(self) -> list[tuple[int, OccupancyState]]:
+        """Those with an accelerator that is not fully leased."""
         return [
             (number, state)
-            for number, state in self._all
+            for number, state in self._workers
             if any(
                 held.share_milli < capacity[0]
                 for position, (held, capacity) in enumerate(zip(state.held, state.shape.capacity, strict=True))

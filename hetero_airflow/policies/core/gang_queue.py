@@ -1,4 +1,4 @@
-"""The gangs of a queue during one decision: who is missing, where a whole gang fits now, and what is in its way."""
+"""The gangs of a queue in one decision: which members are missing, where a whole gang fits, and what prevents it."""
 
 from __future__ import annotations
 
@@ -18,63 +18,61 @@ from hetero_airflow.policies.core.topology_wait_budget import without_topology
 
 
 def group_by_gang(queue: Sequence[PendingRequest]) -> Iterator[tuple[PendingRequest, ...]]:
-    """The queue with the members of each gang together, at the place of the first of them."""
+    """The queue in units: single requests, and all members of a gang together at the place of the first of them."""
     gangs: defaultdict[str, list[PendingRequest]] = defaultdict(list)
-    for one in queue:
-        if one.gang:
-            gangs[one.gang].append(one)
-    for one in queue:
-        if not one.gang:
-            yield (one,)
-        elif one.gang in gangs:
-            yield tuple(gangs.pop(one.gang))
+    for pending in queue:
+        if pending.gang:
+            gangs[pending.gang].append(pending)
+    for pending in queue:
+        if not pending.gang:
+            yield (pending,)
+        elif pending.gang in gangs:
+            yield tuple(gangs.pop(pending.gang))
 
 
 class GangQueue:
     """The gangs of one decision.
 
-    Where members that run already stand is not looked at: a gang is whole again when those that came back are placed.
-
-    :param ground: the workers of the fleet as gangs see them
+    It ignores where running members of a gang are: a gang is whole again once its pending members are placed.
     """
 
     def __init__(
         self,
         snapshot: Snapshot,
         pending: Iterable[PendingRequest],
-        fleet: WorkerIndex,
-        ground: IdleCluster,
+        index: WorkerIndex,
+        idle_cluster: IdleCluster,
         now: datetime,
     ) -> None:
-        self._fleet = fleet
-        self._ground = ground
+        self._index = index
+        self._idle_cluster = idle_cluster
         self._now = now
         self._spread = snapshot.estimates.spread
         self._members: defaultdict[str, list[PendingRequest]] = defaultdict(list)
-        for one in sorted((one for one in pending if one.gang), key=attrgetter("id")):
-            self._members[one.gang].append(one)
+        for member in sorted((request for request in pending if request.gang), key=attrgetter("id")):
+            self._members[member.gang].append(member)
         holders = snapshot.holders.values() if self._members else ()
-        self._holding = Counter(one.gang for one in holders if one.gang)
-        self._boards: dict[ReservedCapacity | None, GangPlacer] = {}
+        self._holding = Counter(holder.gang for holder in holders if holder.gang)
+        self._placers: dict[ReservedCapacity | None, GangPlacer] = {}
         self._blocked: dict[str, Reason | None] = {}
         self._misfits: set[tuple[tuple[str, ...], ReservedCapacity | None]] = set()
-        """What the members ask, and beside what they do not fit: as long as things are only taken, they never will."""
+        """(requests, what is reserved) that do not fit; they never will, since a decision only takes capacity."""
         self._obstacles: dict[tuple[str, ...], tuple[int, tuple[ReasonCode, str]]] = {}
-        """What the members ask → the version of the fleet at which it was asked what is in the way, and that."""
+        """Requests → the version of the index for which the obstacle was computed, and the obstacle."""
 
-    def _board(self, keep: ReservedCapacity | None) -> GangPlacer:
-        """What is free now, less what is kept."""
-        fleet = self._fleet
+    def _placer(self, reserved: ReservedCapacity | None) -> GangPlacer:
+        """Places gangs on what is free now, less what is reserved."""
+        index = self._index
         return GangPlacer(
-            fleet,
-            self._ground.regions,
-            fleet.matcher,
-            lambda alternative, state: fleet.outcome(alternative, state, keep),
+            index,
+            self._idle_cluster.regions,
+            index.matcher,
+            lambda alternative, state: index.outcome(alternative, state, reserved),
             self._now,
         )
 
     def blocked(self, gang: str) -> Reason | None:
-        """Why the gang can't be placed whatever is free: members are missing, or there is no room for all of them."""
+        """Why the gang can't be placed even on idle workers: members are missing, or the workers are too few."""
         if gang not in self._blocked:
             self._blocked[gang] = self._why_blocked(gang)
         return self._blocked[gang]
@@ -82,60 +80,60 @@ class GangQueue:
     def _why_blocked(self, gang: str) -> Reason | None:
         members = self._members[gang]
         size = members[0].gang_size
-        there = len(members) + self._holding[gang]
-        if there < size:
-            return Reason(ReasonCode.GANG, f"all {size} members of gang {gang}", f"{there} of {size} queued")
-        requests = [one.request for one in members]
-        if self._ground.fits_when_idle(requests):
+        present = len(members) + self._holding[gang]
+        if present < size:
+            return Reason(ReasonCode.GANG, f"all {size} members of gang {gang}", f"{present} of {size} queued")
+        requests = [member.request for member in members]
+        if self._idle_cluster.fits_when_idle(requests):
             return None
-        room = max(self._ground.idle_capacity(alternative, size) for alternative in requests[0].alternatives)
-        if not _are_alike(requests):
-            return Reason(
-                ReasonCode.GANG, _gang_text(members), "no room for all of them, even when all workers are idle"
-            )
-        ever = max(self._ground.most(alternative) for alternative in requests[0].alternatives)
-        code = ReasonCode.GANG if ever >= len(members) else ReasonCode.COUNT
-        level = gang_level(requests[0].alternatives)
-        if code is ReasonCode.COUNT and level is not Level.ANYWHERE:
+        capacity = max(self._idle_cluster.idle_capacity(alternative, size) for alternative in requests[0].alternatives)
+        if not _are_equal(requests):
+            found = "no room for all of them, even when all workers are idle"
+            return Reason(ReasonCode.GANG, _gang_text(members), found)
+        most = max(self._idle_cluster.most(alternative) for alternative in requests[0].alternatives)
+        code = ReasonCode.GANG if most >= len(members) else ReasonCode.COUNT
+        if code is ReasonCode.COUNT and gang_level(requests[0].alternatives) is not Level.ANYWHERE:
             code = ReasonCode.TOPOLOGY
-        return Reason(code, _gang_text(members), f"room for {room} at the same time, even when all workers are idle")
+        found = f"room for {capacity} at the same time, even when all workers are idle"
+        return Reason(code, _gang_text(members), found)
 
-    def fit(self, members: Sequence[PendingRequest], keep: ReservedCapacity | None) -> GangFit | None:
-        """Where all these members fit now, beside what is kept."""
-        key = tuple(one.request.fingerprint for one in members)
-        if (key, keep) in self._misfits:
+    def fit(self, members: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> GangFit | None:
+        """Where all these members fit now, beside what is reserved."""
+        key = _fingerprints(members)
+        if (key, reserved) in self._misfits:
             return None
-        if keep not in self._boards:
-            self._boards[keep] = self._board(keep)
-        found = self._boards[keep].place([one.request for one in members])
-        if found is None:
-            self._misfits.add((key, keep))
-        return found
+        if reserved not in self._placers:
+            self._placers[reserved] = self._placer(reserved)
+        gang_fit = self._placers[reserved].place([member.request for member in members])
+        if gang_fit is None:
+            self._misfits.add((key, reserved))
+        return gang_fit
 
     def obstacle(self, members: Sequence[PendingRequest]) -> Reason:
-        """What is in the way of a gang that does not fit now, but would if all were idle."""
-        key = tuple(one.request.fingerprint for one in members)
+        """What prevents a gang that would fit on idle workers."""
+        key = _fingerprints(members)
         known = self._obstacles.get(key)
-        if known is None or known[0] != self._fleet.version:
-            known = self._obstacles[key] = (self._fleet.version, self._obstacle([one.request for one in members]))
+        if known is None or known[0] != self._index.version:
+            obstacle = self._find_obstacle([member.request for member in members])
+            known = self._obstacles[key] = (self._index.version, obstacle)
         code, found = known[1]
         return Reason(code, _gang_text(members), found)
 
-    def _obstacle(self, requests: Sequence[DeviceRequest]) -> tuple[ReasonCode, str]:
-        free = self._board(None)
-        if free.place(requests) is not None:
+    def _find_obstacle(self, requests: Sequence[DeviceRequest]) -> tuple[ReasonCode, str]:
+        placer = self._placer(None)
+        if placer.place(requests) is not None:
             return ReasonCode.RESERVED, "a fit, which is kept for the first in the queue"
         found = "no room for all at the same time"
-        if _are_alike(requests):
-            room = max(free.room(alternative, len(requests)) for alternative in requests[0].alternatives)
-            found = f"room for {room} at the same time"
-        is_demanding = any(alternative.topology for request in requests for alternative in request.alternatives)
-        if is_demanding and free.place([without_topology(request) for request in requests]) is not None:
+        if _are_equal(requests):
+            capacity = max(placer.room(alternative, len(requests)) for alternative in requests[0].alternatives)
+            found = f"room for {capacity} at the same time"
+        has_topology = any(alternative.topology for request in requests for alternative in request.alternatives)
+        if has_topology and placer.place([without_topology(request) for request in requests]) is not None:
             return ReasonCode.SCATTERED, f"{found} as near together as that"
         return ReasonCode.BUSY, found
 
-    def words(self, members: Sequence[PendingRequest], fit: GangFit) -> str:
-        """A placement of a gang in words."""
+    def summary(self, members: Sequence[PendingRequest], fit: GangFit) -> str:
+        """A placement of a gang as a person reads it."""
         workers = len(fit.workers)
         text = f"placed with gang {members[0].gang} of {len(members)} on {workers} worker{'s' if workers > 1 else ''}"
         if fit.bottleneck is not None:
@@ -145,11 +143,15 @@ class GangQueue:
         return text + (f", at {spread:.2g} of its speed on one host" if is_spread and spread < 1 else "")
 
 
-def _are_alike(requests: Sequence[DeviceRequest]) -> bool:
+def _fingerprints(members: Sequence[PendingRequest]) -> tuple[str, ...]:
+    return tuple(member.request.fingerprint for member in members)
+
+
+def _are_equal(requests: Sequence[DeviceRequest]) -> bool:
     return len({request.fingerprint for request in requests}) == 1
 
 
 def _gang_text(members: Sequence[PendingRequest]) -> str:
-    requests = list(dict.fromkeys(str(one.request) for one in members))
+    requests = list(dict.fromkeys(str(member.request) for member in members))
     each = f"{requests[0]} each" if len(requests) == 1 else "; ".join(requests)
     return f"all {len(members)} of gang {members[0].gang}, {each}"

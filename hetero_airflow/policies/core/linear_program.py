@@ -13,31 +13,31 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Solution:
-    """An optimum."""
+    """An optimal solution."""
 
     value: float
     columns: Floats
     """The value of each variable."""
     prices: Floats
-    """What the value would change by if a row's limit were one more: at most 0 for `at_most` in a minimum."""
+    """By how much the value changes if a row's limit is one more; at most 0 for `at_most` in a minimum."""
 
 
 def minimise(
     cost: Floats, entries: tuple[Numbers, Numbers, Floats], at_most: Floats, at_least: Floats | None = None
 ) -> Solution | None:
-    """The least ``cost · x`` with ``x ≥ 0`` and ``at_least ≤ A x ≤ at_most``; None if there is none.
+    """The x with the least ``cost · x``, ``x ≥ 0`` and ``at_least ≤ A x ≤ at_most``; None if there is none.
 
     One thread and HiGHS's own fixed seed: the same program gives the same solution.
 
     >>> a = np.array([0, 0]), np.array([0, 1]), np.array([1.0, 1.0])
-    >>> one = minimise(np.array([-1.0, -2.0]), a, np.array([4.0]))
-    >>> one and (one.value, one.columns.tolist(), one.prices.tolist())
+    >>> solution = minimise(np.array([-1.0, -2.0]), a, np.array([4.0]))
+    >>> solution and (solution.value, solution.columns.tolist(), solution.prices.tolist())
     (-8.0, [0.0, 4.0], [-2.0])
 
     :param entries: rows, columns and values of A where it is not zero, each pair once
-    :param at_least: of each row; None is no limit
+    :param at_least: a limit for each row; None: no limit
     """
-    import highspy  # takes 0.1 s, and only some policies need it
+    import highspy  # the import takes 0.1 s, and only some policies need it
 
     rows, columns, values = entries
     order = np.lexsort((rows, columns))

@@ -1,14 +1,13 @@
-"""The algorithm that the simple policies share: list scheduling with a reservation for the head.
+"""The base of most policies: list scheduling with a reservation for the head of the queue.
 
-The queue is walked in the policy's order and each request is placed where it fits best. The first
-that must wait for running work is the head: something is kept free for it, and later requests may only
-be placed beside that; see `reservation.py`, and `walk.py` for the walk.
+The list scheduler goes through the queue in the order of the policy and places each request where it fits best. The
+first request that must wait for running work is the head. Capacity is reserved for it (`reservation`), and later
+requests are placed only beside that.
 
-The members of a gang stand in the queue where the first of them stands, and are placed all at once or not at
-all. A gang of which members are missing stands behind the queue: nothing is kept for it, and it holds nothing.
+The members of a gang stand together in the queue, at the place of the first. They are placed all at once or not at all.
 
-Requests that no present worker could serve even if it were idle (lost, unwell, or impossible) stand
-behind the queue: nothing that runs is in their way, so nothing is kept for them.
+Requests that can't be placed even on idle workers come last: gangs with missing members, and requests that no current
+worker could run. Running work is not in their way, so nothing is reserved for them.
 """
 
 from __future__ import annotations
@@ -33,73 +32,75 @@ from hetero_airflow.policies.core.reservation import (
 from hetero_airflow.policies.core.topology_wait_budget import apply_topology_wait_budgets
 
 QueueOrder = Callable[[Iterable[PendingRequest], Snapshot], list[PendingRequest]]
-"""The plug-in point: the requests as a queue. Total: no two orders of one input."""
+"""The plug-in point: the requests as a queue. Total: one input has one order."""
 
 
 class ListPolicy:
-    """A policy made of an order, a placement, and what happens beside a request that waits.
+    """A policy made of an order, a scorer, reservations and preemption.
 
-    Pure: what it remembers changes no answer.
-
-    :param reserve: what is kept for those that wait
-    :param make_room: which leases are taken back for them
+    Pure: what it caches changes no decision.
     """
 
     def __init__(
         self,
         name: str,
         order: QueueOrder,
-        placement: PlacementScorer,
-        may_pass: MayOvertake = lambda pending, head: True,
+        scorer: PlacementScorer,
+        may_overtake: MayOvertake = lambda pending, head: True,
         *,
-        reserve: MakeReservations = ReservationsByNeed,
-        make_room: MakePreemptionPlan = NoPreemption,
+        reservations: MakeReservations = ReservationsByNeed,
+        preemption: MakePreemptionPlan = NoPreemption,
     ) -> None:
         self.name = name
         self._order = order
-        self._may_pass = may_pass
-        self._reserve = reserve
-        self._make_room = make_room
-        self._matcher = Matcher(placement)
-        self._fleet: WorkerIndex | None = None
-        self._ground: IdleCluster | None = None
-        self._answers: WaitExplanations = {}
+        self._may_overtake = may_overtake
+        self._make_reservations = reservations
+        self._make_preemption_plan = preemption
+        self._matcher = Matcher(scorer)
+        self._index: WorkerIndex | None = None
+        self._idle_cluster: IdleCluster | None = None
+        self._explanations: WaitExplanations = {}
 
     def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
         """A decision for each pending request, in the order of the queue."""
         if not snapshot.workers:
-            return Plan(tuple(self._without_workers(snapshot)))
-        return self._place(snapshot, self._look(snapshot), self._order, self._may_pass, now)
+            return Plan(tuple(self._wait_for_first_worker(snapshot)))
+        return self._schedule(snapshot, self._indexed(snapshot), self._order, self._may_overtake, now)
 
-    def _look(self, snapshot: Snapshot) -> WorkerIndex:
-        """The workers of the snapshot, as they are before anything is placed on them; valid until the next look."""
-        if self._fleet is None:
-            self._fleet = WorkerIndex(self._matcher, snapshot)
+    def _indexed(self, snapshot: Snapshot) -> WorkerIndex:
+        """The workers of the snapshot before anything is placed on them; valid until the next call."""
+        if self._index is None:
+            self._index = WorkerIndex(self._matcher, snapshot)
         else:
-            self._fleet.see(snapshot)
-        return self._fleet
+            self._index.see(snapshot)
+        return self._index
 
-    def _place(
-        self, snapshot: Snapshot, fleet: WorkerIndex, order: QueueOrder, may_pass: MayOvertake, now: datetime
+    def _schedule(
+        self, snapshot: Snapshot, index: WorkerIndex, order: QueueOrder, may_overtake: MayOvertake, now: datetime
     ) -> Plan:
-        """The walk over the queue of this order."""
-        if self._ground is None or self._ground.entries != fleet.entries:
-            self._ground = IdleCluster(fleet.entries, fleet.matcher)
-        asked = apply_topology_wait_budgets(snapshot.pending, now, fleet.is_servable, self._ground.fits_when_idle)
-        gangs = GangQueue(snapshot, asked.pending, fleet, self._ground, now)
-        reservation, room = self._reserve(fleet, snapshot, now), self._make_room(fleet, snapshot, now)
-        walk = ListScheduler(self.name, fleet, gangs, may_pass, reservation, room, now, asked.until, self._answers)
+        """The plan of one pass of the list scheduler over the queue in this order."""
+        if self._idle_cluster is None or self._idle_cluster.seats != index.seats:
+            self._idle_cluster = IdleCluster(index.seats, index.matcher)
+        budgets = apply_topology_wait_budgets(
+            snapshot.pending, now, index.is_servable, self._idle_cluster.fits_when_idle
+        )
+        gangs = GangQueue(snapshot, budgets.pending, index, self._idle_cluster, now)
+        reservations = self._make_reservations(index, snapshot, now)
+        preemption = self._make_preemption_plan(index, snapshot, now)
+        scheduler = ListScheduler(
+            self.name, index, gangs, may_overtake, reservations, preemption, now, budgets.until, self._explanations
+        )
         ready: list[PendingRequest] = []
         blocked: list[PendingRequest] = []
-        for pending in asked.pending:
-            (ready if walk.is_ready(pending) else blocked).append(pending)
+        for pending in budgets.pending:
+            (ready if scheduler.could_run_when_idle(pending) else blocked).append(pending)
         for unit in group_by_gang([*order(ready, snapshot), *order(blocked, snapshot)]):
-            walk.step(unit)
-        self._answers = walk.answers
-        until = min((at for at in (walk.until, room.until) if at is not None), default=None)
-        return Plan(tuple(walk.decisions), tuple(room.preemptions()), until)
+            scheduler.schedule_next(unit)
+        self._explanations = scheduler.explanations
+        until = min((at for at in (scheduler.until, preemption.until) if at is not None), default=None)
+        return Plan(tuple(scheduler.decisions), tuple(preemption.preemptions()), until)
 
-    def _without_workers(self, snapshot: Snapshot) -> Iterable[Decision]:
+    def _wait_for_first_worker(self, snapshot: Snapshot) -> Iterable[Decision]:
         account = Account(self.name, "waits for a first worker")
         for position, pending in enumerate(self._order(snapshot.pending, snapshot), start=1):
             reason = Reason(ReasonCode.NO_WORKER, str(pending.request), "no worker yet")

@@ -1,8 +1,8 @@
 """One pass over a queue: each request is placed where it fits best, or waits.
 
-A walk only takes from the fleet. So a request that does not fit stays so until its end, and all equal
-ones after it get the same answer, as the same objects: a decision costs what is placed, and one look at each
-request.
+A pass only takes capacity and never gives any back. So a request that does not fit stays without a place until the
+end of the pass. All equal requests behind it get the same explanation, as the same object: a decision costs the
+placements and one look at each request.
 """
 
 from __future__ import annotations
@@ -14,274 +14,277 @@ from datetime import datetime
 from hetero_airflow.matching.explanation import alternative_account, candidate_account, nearest_worker
 from hetero_airflow.matching.matcher import Fit
 from hetero_airflow.matching.worker_index import ReservedCapacity, WorkerIndex
-from hetero_airflow.model.plan import (
-    Account,
-    AlternativeAccount,
-    Decision,
-    Place,
-    Reason,
-    ReasonCode,
-    Refuse,
-    Wait,
-)
+from hetero_airflow.model.plan import Account, AlternativeAccount, Decision, Place, Reason, ReasonCode, Refuse, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.policies.core.gang_queue import GangQueue
 from hetero_airflow.policies.core.reservation import PreemptionPlan, Reservations
 
 MayOvertake = Callable[[PendingRequest, PendingRequest], bool]
-"""Whether the first request may be placed while the second is the head."""
+"""Whether the first request may be placed while the second is the head of the queue."""
 
 WaitExplanation = tuple[Reason, Account]
-"""Why requests wait."""
+"""Why a request waits."""
 
 WaitExplanations = dict[str, list[WaitExplanation]]
-"""What a request asks (its fingerprint) → the answers that equal ones got."""
+"""Fingerprint of a request → the explanations that requests with it got."""
 
 
 @dataclass(slots=True)
 class _EqualRequests:
-    """Equal requests during one decision, and what was found out about them; shared by all their decisions."""
+    """What is known of equal requests during one decision; all their decisions share it."""
 
     request: DeviceRequest
     is_servable: bool
-    """Whether a worker as it is now could run it if that were idle."""
-    placed: dict[tuple[ReservedCapacity | None, int], tuple[AlternativeAccount, ...]] = field(default_factory=dict)
-    """By what was kept and the alternative that was taken: how things stood at the first placement."""
+    """Whether a current worker could run it if that worker were idle."""
+    accounts: dict[tuple[ReservedCapacity | None, int], tuple[AlternativeAccount, ...]] = field(default_factory=dict)
+    """(what was reserved, alternative) → the account of the first placement."""
     waits: dict[ReservedCapacity | None, WaitExplanation] = field(default_factory=dict)
-    """By what is kept: why it does not fit beside that."""
-    barred: WaitExplanation | None = None
-    """Why it does not pass the head."""
+    """What is reserved → why the request does not fit beside that."""
+    behind_head: WaitExplanation | None = None
+    """Why it may not overtake the head."""
 
 
 class ListScheduler:
-    """What is decided so far, and what there is to be known of the requests that come."""
+    """Decides over the units of a queue, one after the other.
+
+    :param until: request id → when its topology wait budget ends
+    :param previous: the explanations of the last decision
+    """
 
     def __init__(
         self,
         policy: str,
-        fleet: WorkerIndex,
+        index: WorkerIndex,
         gangs: GangQueue,
-        may_pass: MayOvertake,
-        reservation: Reservations,
-        room: PreemptionPlan,
+        may_overtake: MayOvertake,
+        reservations: Reservations,
+        preemption: PreemptionPlan,
         now: datetime,
         until: Mapping[str, datetime],
-        before: WaitExplanations,
+        previous: WaitExplanations,
     ) -> None:
         self._policy = policy
-        self._fleet = fleet
+        self._index = index
         self._gangs = gangs
-        self._may_pass = may_pass
-        self._reservation = reservation
-        self._room = room
+        self._may_overtake = may_overtake
+        self._reservations = reservations
+        self._preemption = preemption
         self._now = now
-        self._until = until
-        self._before = before
+        self._budget_ends = until
+        self._previous = previous
         self._head: PendingRequest | None = None
         self._waiting = 0
-        self._asked: dict[str, _EqualRequests] = {}
+        self._equals: dict[str, _EqualRequests] = {}
         self.decisions: list[Decision] = []
         self.until: datetime | None = None
-        """When a request that waits ceases to insist on what it waits for."""
-        self.answers: WaitExplanations = {}
-        """For the next decision: where nothing changed, it gives the same objects."""
+        """When the first topology wait budget of a waiting request ends."""
+        self.explanations: WaitExplanations = {}
+        """For the next decision, which reuses the objects where nothing changed."""
 
-    def _of(self, request: DeviceRequest) -> _EqualRequests:
-        asked = self._asked.get(request.fingerprint)
-        if asked is None:
-            is_servable = any(self._fleet.is_servable(alternative) for alternative in request.alternatives)
-            asked = self._asked[request.fingerprint] = _EqualRequests(request, is_servable)
-        return asked
-
-    def is_ready(self, pending: PendingRequest) -> bool:
-        """Whether it could be placed, with its gang if it has one, if the workers were idle."""
-        return self._of(pending.request).is_servable and not (pending.gang and self._gangs.blocked(pending.gang))
-
-    def step(self, unit: Sequence[PendingRequest]) -> None:
-        """Decide the next of the queue: a request, or all members of a gang."""
-        if unit[0].gang:
-            self._step_gang(unit)
+    def schedule_next(self, unit: Sequence[PendingRequest]) -> None:
+        """Decide the next unit of the queue: one request, or all members of a gang."""
+        if not all(map(self.could_run_when_idle, unit)):
+            self._wait_or_refuse(unit)
             return
-        pending, head = unit[0], self._head
-        asked = self._asked.get(pending.request.fingerprint) or self._of(pending.request)
-        if not asked.is_servable:
-            self._decide_blocked(unit)
+        if not self._may_overtake_head(unit):
+            self._wait_behind_head(unit)
             return
-        if head is not None and not self._may_pass(pending, head):
-            if asked.barred is None:
-                asked.barred = self._barred(asked.request, head)
-            self._wait(pending, asked.barred)
+        reserved = self._reservations.reserved_from(unit[0])
+        if self._place(unit, reserved):
             return
-        keep = self._reservation.against(pending)
-        answer = asked.waits.get(keep)
-        if answer is None:
-            if self._place(pending, asked, keep):
-                return
-            reason, account = self._obstacle(asked.request, keep), self._account(asked.request, keep)
-            answer = asked.waits[keep] = self._answer(asked.request, reason, account)
-        room = self._room.make(unit, keep)
-        if room is None:
-            self._wait(pending, answer)
-            self._note_waiting(unit)
+        explanation = self._explain(unit, reserved)
+        preemption = self._preemption.plan_for(unit, reserved)
+        if preemption is not None:
+            self._wait_for_preemption(unit, reserved, preemption)
         else:
-            self._wait_for_room(unit, keep, room)
+            self._wait_for_running_work(unit, explanation)
 
-    def _step_gang(self, unit: Sequence[PendingRequest]) -> None:
+    def could_run_when_idle(self, pending: PendingRequest) -> bool:
+        """Whether it could be placed, with its gang if it has one, if all workers were idle."""
+        is_servable = self._equal_requests(pending.request).is_servable
+        return is_servable and not (pending.gang and self._gangs.blocked(pending.gang))
+
+    def _equal_requests(self, request: DeviceRequest) -> _EqualRequests:
+        equals = self._equals.get(request.fingerprint)
+        if equals is None:
+            is_servable = any(self._index.is_servable(alternative) for alternative in request.alternatives)
+            equals = self._equals[request.fingerprint] = _EqualRequests(request, is_servable)
+        return equals
+
+    def _may_overtake_head(self, unit: Sequence[PendingRequest]) -> bool:
         head = self._head
-        if not all(self.is_ready(one) for one in unit):
-            self._decide_blocked(unit)
-        elif head is not None and not all(self._may_pass(one, head) for one in unit):
-            for one in unit:
-                self._wait(one, self._barred(one.request, head))
-        else:
-            keep = self._reservation.against(unit[0])
-            if self._place_gang(unit, keep):
-                return
-            room = self._room.make(unit, keep)
-            if room is not None:
-                self._wait_for_room(unit, keep, room)
-                return
-            request = unit[0].request
-            answer = self._answer(request, self._gangs.obstacle(unit), self._account(request, keep))
-            for one in unit:
-                self._wait(one, answer)
-            self._note_waiting(unit)
-
-    def _note_waiting(self, unit: Sequence[PendingRequest]) -> None:
-        if self._head is None:
-            self._head = unit[0]
-        if not self._room.covers(unit):
-            self._reservation.wait(unit)
-
-    def _wait_for_room(self, unit: Sequence[PendingRequest], keep: ReservedCapacity | None, reason: Reason) -> None:
-        """Let a request or gang that fits nowhere wait for leases that are taken back."""
-        request = unit[0].request
-        answer = self._answer(request, reason, self._account(request, keep, "waits for devices to be given back"))
-        for one in unit:
-            self._wait(one, answer)
+        return head is None or all(self._may_overtake(pending, head) for pending in unit)
 
     # -- placing -------------------------------------------------------------------------------------------------------
 
-    def _place(self, pending: PendingRequest, asked: _EqualRequests, keep: ReservedCapacity | None) -> bool:
-        fleet, request = self._fleet, asked.request
-        best = best_placement(fleet, request, keep)
+    def _place(self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> bool:
+        """Place the request or the gang beside what is reserved; False if it does not fit."""
+        return self._place_gang(unit, reserved) if unit[0].gang else self._place_request(unit[0], reserved)
+
+    def _place_request(self, pending: PendingRequest, reserved: ReservedCapacity | None) -> bool:
+        equals = self._equal_requests(pending.request)
+        best = None if reserved in equals.waits else best_placement(self._index, equals.request, reserved)
         if best is None:
             return False
-        number, worker, fit = best
-        accounts = asked.placed.get((keep, number))
+        alternative, worker, fit = best
+        accounts = equals.accounts.get((reserved, alternative))
         if accounts is None:
-            alternatives = request.alternatives[: number + 1]
-            accounts = tuple(alternative_account(fleet, alternative, keep) for alternative in alternatives)
-            asked.placed[keep, number] = accounts
-        words = f"placed on {fleet.entries[worker].worker.id} with score {fit.score:.4g}"
-        self._take(pending, worker, number, fit, words, accounts)
+            accounts = self._alternative_accounts(equals.request, reserved, alternative + 1)
+            equals.accounts[reserved, alternative] = accounts
+        summary = f"placed on {self._index.seats[worker].worker.id} with score {fit.score:.4g}"
+        self._take(pending, worker, alternative, fit, summary, accounts)
         return True
 
-    def _place_gang(self, members: Sequence[PendingRequest], keep: ReservedCapacity | None) -> bool:
-        found = self._gangs.fit(members, keep)
-        if found is None:
+    def _place_gang(self, members: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> bool:
+        gang_fit = self._gangs.fit(members, reserved)
+        if gang_fit is None:
             return False
-        words = self._gangs.words(members, found)
-        alternatives = members[0].request.alternatives
-        accounts = tuple(alternative_account(self._fleet, alternative, keep) for alternative in alternatives)
-        for member, worker, number, fit in found.seatings:
-            self._take(members[member], worker, number, fit, words, accounts)
+        summary = self._gangs.summary(members, gang_fit)
+        accounts = self._alternative_accounts(members[0].request, reserved)
+        for member, worker, alternative, fit in gang_fit.seatings:
+            self._take(members[member], worker, alternative, fit, summary, accounts)
         return True
 
     def _take(
         self,
         pending: PendingRequest,
         worker: int,
-        number: int,
+        alternative: int,
         fit: Fit,
-        words: str,
+        summary: str,
         accounts: tuple[AlternativeAccount, ...],
     ) -> None:
-        chosen = candidate_account(self._fleet, worker, fit)
-        account = Account(self._policy, words, accounts, chosen)
-        claims = self._fleet.claims(worker, fit)
-        self.decisions.append(Place(pending.id, chosen.worker_id, number, claims, account))
-        self._fleet.take(worker, fit, self._now)
-        self._reservation.place(pending, worker, number, fit)
+        chosen = candidate_account(self._index, worker, fit)
+        account = Account(self._policy, summary, accounts, chosen)
+        claims = self._index.claims(worker, fit)
+        self.decisions.append(Place(pending.id, chosen.worker_id, alternative, claims, account))
+        self._index.take(worker, fit, self._now)
+        self._reservations.note_placed(pending, worker, alternative, fit)
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
-    def _wait(self, pending: PendingRequest, answer: WaitExplanation) -> None:
-        self._waiting += 1
-        reason, account = answer
-        if self._until and (ends := self._until.get(pending.id)) is not None:
-            self.until = ends if self.until is None else min(self.until, ends)
-            reason = replace(reason, until=ends) if reason.code is ReasonCode.SCATTERED else reason
-        self.decisions.append(Wait(pending.id, self._waiting, reason, account))
+    def _wait(self, unit: Sequence[PendingRequest], explanation: WaitExplanation) -> None:
+        for pending in unit:
+            self._waiting += 1
+            reason, account = explanation
+            if self._budget_ends and (ends := self._budget_ends.get(pending.id)) is not None:
+                self.until = ends if self.until is None else min(self.until, ends)
+                reason = replace(reason, until=ends) if reason.code is ReasonCode.SCATTERED else reason
+            self.decisions.append(Wait(pending.id, self._waiting, reason, account))
 
-    def _decide_blocked(self, unit: Sequence[PendingRequest]) -> None:
-        """Let wait or refuse what could not be placed even if the workers were idle; of a gang, all members alike."""
-        culprit = next((one for one in unit if not self._of(one.request).is_servable), None)
-        if culprit is None:
+    def _wait_for_running_work(self, unit: Sequence[PendingRequest], explanation: WaitExplanation) -> None:
+        """The first unit that waits for running work becomes the head of the queue."""
+        self._wait(unit, explanation)
+        if self._head is None:
+            self._head = unit[0]
+        if not self._preemption.can_reclaim(unit):
+            self._reservations.note_waiting(unit)
+
+    def _wait_for_preemption(
+        self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None, reason: Reason
+    ) -> None:
+        request = unit[0].request
+        account = self._account(request, reserved, "waits for devices to be given back")
+        self._wait(unit, self._reused(request, reason, account))
+
+    def _wait_behind_head(self, unit: Sequence[PendingRequest]) -> None:
+        assert self._head is not None, "every request may overtake a head that does not exist"
+        for pending in unit:
+            equals = self._equal_requests(pending.request)
+            if equals.behind_head is None:
+                reason = Reason(ReasonCode.RESERVED, str(equals.request), f"that {self._head.id} goes first")
+                account = Account(self._policy, f"waits behind {self._head.id}")
+                equals.behind_head = self._reused(equals.request, reason, account)
+            self._wait((pending,), equals.behind_head)
+
+    def _wait_or_refuse(self, unit: Sequence[PendingRequest]) -> None:
+        """A unit that can't be placed even on idle workers waits or is refused, all members of a gang alike."""
+        unservable = next((pending for pending in unit if not self._equal_requests(pending.request).is_servable), None)
+        if unservable is None:
             blocked = self._gangs.blocked(unit[0].gang)
-            assert blocked is not None, "a request that could be placed is not blocked, unless its gang is"
-            answer = self._blocked(unit[0].request, blocked, accounted=False)
+            assert blocked is not None, "a servable request is blocked only by its gang"
+            explanation = self._explain_blocked(unit[0].request, blocked, has_alternatives=False)
             offer = f"all workers together have {blocked.found}"
         else:
-            asked = self._of(culprit.request)
-            if None not in asked.waits:
-                asked.waits[None] = self._blocked(asked.request, self._obstacle(asked.request, None), accounted=True)
-            answer = asked.waits[None]
-            offer = "" if answer[0].is_transient else str(nearest_worker(self._fleet, asked.request.alternatives))
-        for one in unit:
-            if answer[0].is_transient:
-                self._wait(one, answer)
-            else:
-                self.decisions.append(Refuse(one.id, answer[0], offer, answer[1]))
+            equals = self._equal_requests(unservable.request)
+            if None not in equals.waits:
+                obstacle = self._obstacle(equals.request, None)
+                equals.waits[None] = self._explain_blocked(equals.request, obstacle, has_alternatives=True)
+            explanation = equals.waits[None]
+            is_transient = explanation[0].is_transient
+            offer = "" if is_transient else str(nearest_worker(self._index, equals.request.alternatives))
+        if explanation[0].is_transient:
+            self._wait(unit, explanation)
+        else:
+            self.decisions += (Refuse(pending.id, explanation[0], offer, explanation[1]) for pending in unit)
 
-    def _blocked(self, request: DeviceRequest, found: Reason, *, accounted: bool) -> WaitExplanation:
-        reason, words = found, "waits until the workers are others than now"
+    # -- explaining ----------------------------------------------------------------------------------------------------
+
+    def _explain(self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> WaitExplanation:
+        """Why a request or gang does not fit now."""
+        request = unit[0].request
+        if unit[0].gang:
+            return self._reused(request, self._gangs.obstacle(unit), self._account(request, reserved))
+        equals = self._equal_requests(request)
+        explanation = equals.waits.get(reserved)
+        if explanation is None:
+            obstacle, account = self._obstacle(equals.request, reserved), self._account(equals.request, reserved)
+            explanation = equals.waits[reserved] = self._reused(equals.request, obstacle, account)
+        return explanation
+
+    def _explain_blocked(self, request: DeviceRequest, reason: Reason, *, has_alternatives: bool) -> WaitExplanation:
+        """Why a request could not be placed even on idle workers."""
+        summary = "waits until the workers change"
         if not reason.is_transient:
-            blind = next((seat.worker for seat in self._fleet.entries if seat.worker.problems), None)
-            if blind is None:
-                words = "no known worker could ever run it"
+            unprobed = next((entry.worker for entry in self._index.seats if entry.worker.problems), None)
+            if unprobed is None:
+                summary = "no known worker could ever run it"
             else:
-                problem = f"no known device that fits, but on worker {blind.id} {blind.problems[0]}"
+                problem = f"no known device that fits, but on worker {unprobed.id} {unprobed.problems[0]}"
                 reason = Reason(ReasonCode.UNPROBED, reason.asked, problem)
-        account = self._account(request, None, words) if accounted else Account(self._policy, words)
-        return self._answer(request, reason, account)
+        account = self._account(request, None, summary) if has_alternatives else Account(self._policy, summary)
+        return self._reused(request, reason, account)
 
-    def _barred(self, request: DeviceRequest, head: PendingRequest) -> WaitExplanation:
-        reason = Reason(ReasonCode.RESERVED, str(request), f"that {head.id} goes first")
-        return self._answer(request, reason, Account(self._policy, f"waits behind {head.id}"))
+    def _obstacle(self, request: DeviceRequest, reserved: ReservedCapacity | None) -> Reason:
+        nearest = nearest_worker(self._index, request.alternatives, reserved)
+        assert nearest is not None, "each worker rejects a request that fits nowhere"
+        return Reason(nearest.reason.code, nearest.reason.asked, f"{nearest.reason.found} (worker {nearest.worker_id})")
 
-    def _obstacle(self, request: DeviceRequest, keep: ReservedCapacity | None) -> Reason:
-        near = nearest_worker(self._fleet, request.alternatives, keep)
-        assert near is not None, "a request that fits nowhere has a miss on each worker"
-        return Reason(near.reason.code, near.reason.asked, f"{near.reason.found} (worker {near.worker_id})")
+    def _account(
+        self, request: DeviceRequest, reserved: ReservedCapacity | None, summary: str | None = None
+    ) -> Account:
+        in_queue = "waits, first in the queue" if self._head is None else f"waits behind {self._head.id}"
+        return Account(self._policy, summary or in_queue, self._alternative_accounts(request, reserved))
 
-    def _account(self, request: DeviceRequest, keep: ReservedCapacity | None, words: str | None = None) -> Account:
-        """How things stand for a request that waits."""
-        accounts = tuple(alternative_account(self._fleet, alternative, keep) for alternative in request.alternatives)
-        queued = "waits, first in the queue" if self._head is None else f"waits behind {self._head.id}"
-        return Account(self._policy, words or queued, accounts)
+    def _alternative_accounts(
+        self, request: DeviceRequest, reserved: ReservedCapacity | None, number: int | None = None
+    ) -> tuple[AlternativeAccount, ...]:
+        """The accounts of so many alternatives, from the first; None is all."""
+        return tuple(
+            alternative_account(self._index, alternative, reserved) for alternative in request.alternatives[:number]
+        )
 
-    def _answer(self, request: DeviceRequest, reason: Reason, account: Account) -> WaitExplanation:
-        """The answer, as the same objects as in the last decision if nothing of it changed: then it is no news."""
+    def _reused(self, request: DeviceRequest, reason: Reason, account: Account) -> WaitExplanation:
+        """The explanation, as the object of the last decision if it is equal: then nothing new has to be stored."""
         new = (reason, account)
-        answer = next((old for old in self._before.get(request.fingerprint, ()) if old == new), new)
-        self.answers.setdefault(request.fingerprint, []).append(answer)
-        return answer
+        explanation = next((old for old in self._previous.get(request.fingerprint, ()) if old == new), new)
+        self.explanations.setdefault(request.fingerprint, []).append(explanation)
+        return explanation
 
 
 def best_placement(
-    fleet: WorkerIndex, request: DeviceRequest, keep: ReservedCapacity | None
+    index: WorkerIndex, request: DeviceRequest, reserved: ReservedCapacity | None
 ) -> tuple[int, int, Fit] | None:
-    """Where a request fits best beside what is kept: which alternative, on which worker, and how; None for nowhere.
+    """(alternative, worker, fit) where a request fits best beside what is reserved; None if it fits nowhere.
 
-    The first alternative that fits where the request orders them, else that with the best score.
+    If the request orders its alternatives, the first that fits; else the one with the best score.
     """
     best: tuple[int, int, Fit] | None = None
     for number, alternative in enumerate(request.alternatives):
-        found = fleet.ranking(alternative, keep).first()
-        if found is not None and (best is None or found[1].score > best[2].score):
-            best = (number, *found)
+        first = index.ranking(alternative, reserved).first()
+        if first is not None and (best is None or first[1].score > best[2].score):
+            best = (number, *first)
             if request.is_ordered:
                 break
     return best

@@ -1,13 +1,14 @@
-"""Makes room for large requests by moving small ones that run to other devices.
+"""Defragmentation: small requests that run are migrated to other devices, so that large requests fit.
 
-Moved is only who can go on at once: in a pretence of the next decision the large request gets its place, those large
-ones behind it take what fits them, and then each that made room must find a place. The next decision comes to the same,
-since the queue (`consolidation.large_first`) has the large ones first and those that were moved next, nothing is kept
-from those that were moved, and room is made only if no other than large ones wait before. What is to be whose
-then, others do not get before.
+A request is migrated only if it can go on at once. To check this, the next decision is simulated: the large request
+gets its place, the large requests behind it take what fits them, and then each migrated request must find a place. The
+next decision has the same result, because its queue (`consolidation.large_first`) has the large requests first and the
+migrated ones next, nothing is reserved from migrated requests, and no migration starts while other requests than large
+ones wait before. Later requests don't get what is promised.
 
-Bounded: room is made for one request at a time, by at most `MAX_MOVES`, and who has got its devices keeps them
-for a minimum time. Of the workers on which room could be made, that is chosen where the fewest device-seconds are lost.
+It is bounded: one large request at a time gets at most `MAX_MOVES` migrations, and a request keeps the devices that it
+got for a minimum time. Of the workers on which the large request could fit, the one is chosen that costs the fewest
+device-seconds.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.policies.core.fit_cache import FitCache
 from hetero_airflow.policies.core.list_scheduler import best_placement
 from hetero_airflow.policies.core.preemption import PreemptionRules, Rank, VictimUnit, victim_units
+from hetero_airflow.policies.core.preemption_plan import preempt
 from hetero_airflow.policies.core.request_progress import RequestProgress
 from hetero_airflow.policies.core.reservation import (
     MakePreemptionPlan,
@@ -39,10 +41,13 @@ from hetero_airflow.policies.core.reservation import (
 )
 
 MIN_HELD_S = 70.0
-"""For so long whoever got its devices is not moved: ten times what it costs a small request."""
+"""A request that got its devices is not migrated for so long: ten times what it costs a small request."""
 MAX_MOVES = 16
 MAX_TRIALS = 16
-"""Workers on which room is tried to be made, the cheapest first."""
+"""Workers that are tried for one large request, the cheapest first."""
+
+Placements = list[tuple[int, Fit]]
+"""(worker, fit) of each migrated request."""
 
 
 def is_large(pending: PendingRequest) -> bool:
@@ -52,26 +57,26 @@ def is_large(pending: PendingRequest) -> bool:
     >>> [is_large(a_pending(device=text)) for text in ("gpu:2", "gpu", "gpu:0.5", "cpu:8")]
     [True, False, False, False]
     """
-    return any(one.kind != "cpu" and one.count > 1 for one in pending.request.alternatives)
+    return any(alternative.kind != "cpu" and alternative.count > 1 for alternative in pending.request.alternatives)
 
 
 def was_migrated(pending: PendingRequest) -> bool:
-    """Whether it is a small request that has held devices before, and so can have been moved."""
-    return bool(pending.attained_service_s) and not pending.gang and not is_large(pending)
+    """Whether it is a small request that has held devices before: only such a request can have been migrated."""
+    return bool(pending.served) and not pending.gang and not is_large(pending)
 
 
 def plan_migrations(policy: str) -> MakePreemptionPlan:
-    """Small requests are moved where the engine can take leases back.
+    """Migrates small requests where the engine can take leases back.
 
-    :param policy: its name, for those that are moved
+    :param policy: its name, for the cause that a migrated request is given
     """
 
-    def make_room(fleet: WorkerIndex, snapshot: Snapshot, now: datetime) -> PreemptionPlan:
+    def make(index: WorkerIndex, snapshot: Snapshot, now: datetime) -> PreemptionPlan:
         if not snapshot.can_preempt:
-            return NoPreemption(fleet, snapshot, now)
-        return MigrationPlan(policy, fleet, snapshot, now)
+            return NoPreemption(index, snapshot, now)
+        return MigrationPlan(policy, index, snapshot, now)
 
-    return make_room
+    return make
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,230 +86,237 @@ class _MigrationOption:
     number: int
     alternative: Alternative
     victims: tuple[VictimUnit, ...]
-    leaving: tuple[Lease, ...]
-    """Told to end before."""
+    ending: tuple[Lease, ...]
+    """Leases that were taken back before."""
 
     @property
     def price(self) -> tuple[float, int, int]:
-        return sum(one.lost_device_s for one in self.victims), len(self.victims), self.number
+        return sum(victim.lost_device_s for victim in self.victims), len(self.victims), self.number
 
     @property
     def leases(self) -> list[Lease]:
-        return [*self.leaving, *(victim.leases[0] for victim in self.victims)]
+        return [*self.ending, *(victim.leases[0] for victim in self.victims)]
 
 
 class ReservationsSparingMigrated(ReservationsByNeed):
-    """What the head needs is kept for it, but not from those that were moved: they had their devices already."""
+    """Reserves what the head could use, but not from migrated requests: they had their devices already."""
 
-    def __init__(self, fleet: WorkerIndex, snapshot: Snapshot, now: datetime) -> None:
-        super().__init__(fleet, snapshot, now)
-        self._can_move = snapshot.can_preempt
+    def __init__(self, index: WorkerIndex, snapshot: Snapshot, now: datetime) -> None:
+        super().__init__(index, snapshot, now)
+        self._can_migrate = snapshot.can_preempt
 
-    def against(self, pending: PendingRequest) -> ReservedCapacity | None:
-        """What is kept for the head, from all others."""
-        return None if self._can_move and was_migrated(pending) else super().against(pending)
+    def reserved_from(self, pending: PendingRequest) -> ReservedCapacity | None:
+        """What is reserved for the head; nothing for a migrated request."""
+        return None if self._can_migrate and was_migrated(pending) else super().reserved_from(pending)
 
 
 class MigrationPlan:
-    """Room that is made during one decision."""
+    """The migrations of one decision."""
 
-    def __init__(self, policy: str, fleet: WorkerIndex, snapshot: Snapshot, now: datetime) -> None:
+    def __init__(self, policy: str, index: WorkerIndex, snapshot: Snapshot, now: datetime) -> None:
         self._policy = policy
-        self._fleet = fleet
+        self._index = index
         self._snapshot = snapshot
         self._now = now
-        numbers = {seat.worker.id: number for number, seat in enumerate(fleet.entries)}
-        self._leaving: defaultdict[int, list[Lease]] = defaultdict(list)
+        numbers = {entry.worker.id: number for number, entry in enumerate(index.seats)}
+        self._ending: defaultdict[int, list[Lease]] = defaultdict(list)
+        """Worker → its leases that were taken back before."""
         for lease in snapshot.leases:
             if lease.state is LeaseState.PREEMPTED and lease.worker_id in numbers:
-                self._leaving[numbers[lease.worker_id]].append(lease)
-        self._may_move = not self._leaving
+                self._ending[numbers[lease.worker_id]].append(lease)
+        self._may_migrate = not self._ending
         self._do_others_wait = False
         self._hopeless: set[tuple[str, int]] = set()
         self._preemptions: tuple[Preempt, ...] = ()
         self.until: datetime | None = None
-        """When a request that could be moved then has had its devices for the minimum time."""
+        """When a small request becomes movable because it has had its devices for the minimum time."""
 
     def preemptions(self) -> Sequence[Preempt]:
-        """Who is moved."""
+        """The leases of the requests that are migrated."""
         return self._preemptions
 
-    def covers(self, unit: Sequence[PendingRequest]) -> bool:
-        """No: where no room can be made, what the request needs is kept for it."""
+    def can_reclaim(self, unit: Sequence[PendingRequest]) -> bool:
+        """False: where no migration helps, the request needs its reservation."""
         return False
 
-    def make(self, unit: Sequence[PendingRequest], keep: ReservedCapacity | None) -> Reason | None:
-        """Why a large request waits for which others are moved; None where that is not possible."""
+    def plan_for(self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> Reason | None:
+        """Why a large request waits for which others are migrated; None where that is not possible."""
         pending = unit[0]
         if len(unit) > 1 or not is_large(pending):
             self._do_others_wait = True
         if self._do_others_wait:
             return None
-        return self._first(pending, self._awaited(pending, keep), keep) or self._move(pending, keep)
+        options = self._ending_options(pending, reserved)
+        return self._carry_out_first(pending, options, reserved) or self._migrate(pending, reserved)
 
-    def _move(self, pending: PendingRequest, keep: ReservedCapacity | None) -> Reason | None:
+    def _migrate(self, pending: PendingRequest, reserved: ReservedCapacity | None) -> Reason | None:
         key = (pending.request.fingerprint, pending.request.priority.rank)
-        if not self._may_move or key in self._hopeless:
+        if not self._may_migrate or key in self._hopeless:
             return None
-        reason = self._first(pending, self._movable(pending, keep), keep)
+        reason = self._carry_out_first(pending, self._migration_options(pending, reserved), reserved)
         if reason is None:
             self._hopeless.add(key)
         else:
-            self._may_move, self.until = False, None
+            self._may_migrate, self.until = False, None
         return reason
 
-    def _first(
-        self, pending: PendingRequest, options: Iterable[_MigrationOption], keep: ReservedCapacity | None
+    def _carry_out_first(
+        self, pending: PendingRequest, options: Iterable[_MigrationOption], reserved: ReservedCapacity | None
     ) -> Reason | None:
         for option in options:
-            places = self._try(pending, option, keep)
-            if places is not None:
-                return self._carry_out(pending, option, *places)
+            trial = self._try(pending, option, reserved)
+            if trial is not None:
+                return self._carry_out(pending, option, *trial)
         return None
 
-    # -- where it could be -----------------------------------------------------------------------------------------
+    # -- where the large request could run -----------------------------------------------------------------------------
 
-    def _awaited(self, pending: PendingRequest, keep: ReservedCapacity | None) -> Iterable[_MigrationOption]:
-        """Where it fits as soon as those have ended that were told to."""
+    def _ending_options(self, pending: PendingRequest, reserved: ReservedCapacity | None) -> Iterable[_MigrationOption]:
+        """Where it fits as soon as the leases have ended that were taken back before."""
         for alternative in pending.request.alternatives:
-            for number, leases in sorted(self._leaving.items()):
-                outlook = FutureCapacity(self._fleet, number)
-                if outlook.fits(alternative, _without(outlook, leases), keep):
+            for number, leases in sorted(self._ending.items()):
+                capacity = FutureCapacity(self._index, number)
+                if capacity.fits(alternative, _without(capacity, leases), reserved):
                     yield _MigrationOption(number, alternative, (), tuple(leases))
 
     @cached_property
-    def _small(self) -> Mapping[Rank, Mapping[int, list[VictimUnit]]]:
-        """Class → worker → the small requests there that may be moved now, and find a place as the fleet is.
+    def _movable(self) -> Mapping[Rank, Mapping[int, list[VictimUnit]]]:
+        """Priority class → worker → the small requests there that may be migrated now and could run elsewhere.
 
-        Who finds none, or is none of these, is left out first: of a full fleet that is nearly everyone.
+        Others are left out first: in a full cluster that is nearly every request.
         """
-        found: defaultdict[Rank, defaultdict[int, list[VictimUnit]]] = defaultdict(lambda: defaultdict(list))
-        places = FitCache(self._fleet)
+        movable: defaultdict[Rank, defaultdict[int, list[VictimUnit]]] = defaultdict(lambda: defaultdict(list))
+        cache = FitCache(self._index)
         holders = self._snapshot.holders
         leases = tuple(
             lease
             for lease in self._snapshot.leases
             if (holder := holders.get(lease.request_id)) is not None
             and not (holder.gang or is_large(holder))
-            and places.has_any(holder.request)
+            and cache.fits_anywhere(holder.request)
         )
         snapshot = replace(self._snapshot, leases=leases)
-        for one in victim_units(PreemptionRules(_priority_rank, MIN_HELD_S), self._fleet, snapshot, self._now):
-            if one.protected_until <= self._now:
-                found[one.rank][one.workers[0]].append(one)
-            elif self.until is None or one.protected_until < self.until:
-                self.until = one.protected_until
-        return found
+        for unit in victim_units(PreemptionRules(_priority_rank, MIN_HELD_S), self._index, snapshot, self._now):
+            if unit.protected_until <= self._now:
+                movable[unit.rank][unit.workers[0]].append(unit)
+            elif self.until is None or unit.protected_until < self.until:
+                self.until = unit.protected_until
+        return movable
 
-    def _movable(self, pending: PendingRequest, keep: ReservedCapacity | None) -> Iterable[_MigrationOption]:
-        """Where it fits once small ones of its class have been moved, the cheapest first."""
-        by_worker = self._small.get((float(pending.request.priority.rank),), {})
+    def _migration_options(
+        self, pending: PendingRequest, reserved: ReservedCapacity | None
+    ) -> Iterable[_MigrationOption]:
+        """Where it fits once small requests of its priority class are migrated, the cheapest first."""
+        by_worker = self._movable.get((float(pending.request.priority.rank),), {})
         for alternative in pending.request.alternatives:
-            found = (self._option(alternative, number, small, keep) for number, small in by_worker.items())
-            yield from sorted((one for one in found if one is not None), key=lambda one: one.price)[:MAX_TRIALS]
+            options = (self._option(alternative, number, units, reserved) for number, units in by_worker.items())
+            possible = (option for option in options if option is not None)
+            yield from sorted(possible, key=lambda option: option.price)[:MAX_TRIALS]
 
     def _option(
-        self, alternative: Alternative, number: int, small: Sequence[VictimUnit], keep: ReservedCapacity | None
+        self, alternative: Alternative, number: int, units: Sequence[VictimUnit], reserved: ReservedCapacity | None
     ) -> _MigrationOption | None:
-        shape = self._fleet.states[number].shape
-        if not self._fleet.matcher.feasibility(alternative, shape).is_servable:
+        shape = self._index.states[number].shape
+        if not self._index.matcher.verdict(alternative, shape).is_servable:
             return None
-        outlook = FutureCapacity(self._fleet, number)
-        held = _without(outlook, [one.leases[0] for one in small])
-        if not outlook.fits(alternative, held, keep):
+        capacity = FutureCapacity(self._index, number)
+        held = _without(capacity, [unit.leases[0] for unit in units])
+        if not capacity.fits(alternative, held, reserved):
             return None
         victims: list[VictimUnit] = []
-        for one in sorted(small, key=lambda one: (-one.lost_device_s, one.id)):
-            beside = added(held, outlook.taken(one.leases[0].claims))
-            if outlook.fits(alternative, beside, keep):
+        for unit in sorted(units, key=lambda unit: (-unit.lost_device_s, unit.id)):
+            beside = added(held, capacity.taken(unit.leases[0].claims))
+            if capacity.fits(alternative, beside, reserved):
                 held = beside
             else:
-                victims.append(one)
+                victims.append(unit)
         if not 0 < len(victims) <= MAX_MOVES:
             return None
         return _MigrationOption(number, alternative, tuple(victims), ())
 
-    # -- whether all go on -----------------------------------------------------------------------------------------
+    # -- whether every migrated request can go on ----------------------------------------------------------------------
 
     def _try(
-        self, pending: PendingRequest, option: _MigrationOption, keep: ReservedCapacity | None
-    ) -> tuple[Fit, list[tuple[int, Fit]]] | None:
-        """Where the large request and those that go will be; None unless all that are to be moved find places at once,
-        and those that wait since they were moved, if they find some now."""
-        fleet = self._fleet
-        outlook = FutureCapacity(fleet, option.number)
-        held = _without(outlook, option.leases)
-        fit = outlook.fit(option.alternative, held, keep)
+        self, pending: PendingRequest, option: _MigrationOption, reserved: ReservedCapacity | None
+    ) -> tuple[Fit, Placements] | None:
+        """The placement of the large request and those of the migrated ones; None if one of them finds no place.
+
+        Requests that were migrated before and still wait must find a place too, if there is one for them now.
+        """
+        index = self._index
+        capacity = FutureCapacity(index, option.number)
+        held = _without(capacity, option.leases)
+        fit = capacity.fit(option.alternative, held, reserved)
         if fit is None:
             return None
-        going = {lease.request_id: lease for lease in option.leases}
-        waiting = [one for one in self._snapshot.pending if was_migrated(one)]
-        must = {one.leases[0].request_id for one in option.victims}
-        must |= {one.id for one in waiting if best_placement(fleet, one.request, None)}
-        before = {option.number: fleet.states[option.number]}
-        soon = fleet.matcher.state(before[option.number].shape, before[option.number].is_lost, tuple(held))
-        fleet.put(option.number, fleet.matcher.taken(soon, fit, self._now.timestamp()))
-        behind = [
-            one
-            for one in self._snapshot.pending
-            if is_large(one) and not one.gang and _queue_key(pending) < _queue_key(one)
-        ]
-        holders = [self._snapshot.holders[one] for one in going if one in self._snapshot.holders]
-        places: list[tuple[int, Fit]] = []
-        for one, beside in (
-            *((one, keep) for one in sorted(behind, key=_queue_key)),
-            *((one, None) for one in sorted((*holders, *waiting), key=_queue_key)),
-        ):
-            place = best_placement(fleet, one.request, beside)
-            if place is not None:
-                number, found = place[1:]
-                before.setdefault(number, fleet.states[number])
-                fleet.take(number, found, self._now)
-                must.discard(one.id)
-                if one.id in going:
-                    places.append((number, found))
-            elif one.id in must:
+        pending_migrated = [request for request in self._snapshot.pending if was_migrated(request)]
+        must = {victim.leases[0].request_id for victim in option.victims}
+        must |= {request.id for request in pending_migrated if best_placement(index, request.request, None)}
+        before = {option.number: index.states[option.number]}
+        state = index.matcher.state(before[option.number].shape, before[option.number].is_lost, tuple(held))
+        index.put(option.number, index.matcher.taken(state, fit, self._now.timestamp()))
+        migrated = {lease.request_id for lease in option.leases}
+        placements: Placements = []
+        for request, request_reserved in self._next_queue(pending, option, pending_migrated, reserved):
+            best = best_placement(index, request.request, request_reserved)
+            if best is not None:
+                _, number, request_fit = best
+                before.setdefault(number, index.states[number])
+                index.take(number, request_fit, self._now)
+                must.discard(request.id)
+                if request.id in migrated:
+                    placements.append((number, request_fit))
+            elif request.id in must:
                 break
         for number, state in before.items():
-            fleet.put(number, state)
-        return None if must else (fit, places)
+            index.put(number, state)
+        return None if must else (fit, placements)
 
-    def _carry_out(
-        self, pending: PendingRequest, option: _MigrationOption, fit: Fit, places: Sequence[tuple[int, Fit]]
-    ) -> Reason:
-        outlook = FutureCapacity(self._fleet, option.number)
-        outlook.held = _without(outlook, option.leases)
-        outlook.promise(fit)
-        for number, found in places:
-            self._fleet.take(number, found, self._now)
+    def _next_queue(
+        self,
+        pending: PendingRequest,
+        option: _MigrationOption,
+        pending_migrated: Sequence[PendingRequest],
+        reserved: ReservedCapacity | None,
+    ) -> Iterable[tuple[PendingRequest, ReservedCapacity | None]]:
+        """The queue of the next decision behind the large request, and what is reserved from each request."""
+        behind = [
+            request
+            for request in self._snapshot.pending
+            if is_large(request) and not request.gang and _queue_key(pending) < _queue_key(request)
+        ]
+        holders = map(self._snapshot.holders.get, {lease.request_id for lease in option.leases})
+        migrated = [holder for holder in holders if holder is not None]
+        yield from ((request, reserved) for request in sorted(behind, key=_queue_key))
+        yield from ((request, None) for request in sorted((*migrated, *pending_migrated), key=_queue_key))
+
+    def _carry_out(self, pending: PendingRequest, option: _MigrationOption, fit: Fit, placements: Placements) -> Reason:
+        capacity = FutureCapacity(self._index, option.number)
+        capacity.held = _without(capacity, option.leases)
+        capacity.promise(fit)
+        for number, migrated_fit in placements:
+            self._index.take(number, migrated_fit, self._now)
+        cause = f"{self._policy}: moves to other devices, so that {pending.id} finds several on one worker"
         self._preemptions += tuple(
-            Preempt(
-                lease.id,
-                lease.token,
-                lease.request_id,
-                pending.id,
-                f"{self._policy}: moves to other devices, so that {pending.id} finds several on one worker",
-            )
-            for victim in option.victims
-            for lease in victim.leases
+            preempt(lease, pending.id, cause) for victim in option.victims for lease in victim.leases
         )
-        where, moves = self._fleet.entries[option.number].worker.id, len(option.leases)
-        whose = "1 request moves" if moves == 1 else f"{moves} requests move"
-        return Reason(ReasonCode.PREEMPTING, str(pending.request), f"devices of worker {where}, from which {whose}")
+        worker_id, moves = self._index.seats[option.number].worker.id, len(option.leases)
+        movers = "1 request moves" if moves == 1 else f"{moves} requests move"
+        found = f"devices of worker {worker_id}, from which {movers}"
+        return Reason(ReasonCode.PREEMPTING, str(pending.request), found)
 
 
-def _without(outlook: FutureCapacity, leases: Iterable[Lease]) -> list[Allocation]:
-    held = outlook.held
+def _without(capacity: FutureCapacity, leases: Iterable[Lease]) -> list[Allocation]:
+    """What is held on the worker once these leases have ended."""
+    held = capacity.held
     for lease in leases:
-        held = freed(held, outlook.taken(lease.claims))
+        held = freed(held, capacity.taken(lease.claims))
     return held
 
 
 def _queue_key(pending: PendingRequest) -> tuple[int, int, datetime, str]:
-    """Where in the queue they stand among themselves."""
     return pending.request.priority.rank, -pending.weight, pending.submitted_at, pending.id
 
 
 def _priority_rank(progress: RequestProgress, estimates: Estimates) -> Rank | None:
-    """The class of a request that may be moved."""
     return (float(progress.pending.request.priority.rank),)

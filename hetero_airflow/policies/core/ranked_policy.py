@@ -1,4 +1,4 @@
-"""Policies whose queue is ordered by a rank: by how far requests have come."""
+"""The base of policies that order the queue by a rank, which depends on how far each request has come."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hetero_airflow.matching.scoring import TightFitScorer
 from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
-from hetero_airflow.policies.core.list_policy import ListPolicy, QueueOrder
+from hetero_airflow.policies.core.list_policy import ListPolicy
 from hetero_airflow.policies.core.preemption import PreemptionRules, Rank
 from hetero_airflow.policies.core.preemption_plan import plan_preemptions
 from hetero_airflow.policies.core.queue_order import by_age
@@ -18,31 +18,33 @@ from hetero_airflow.policies.core.reservation import NoPreemption
 
 
 class RankedPolicy(ListPolicy):
-    """The smallest rank first, then the older; tight placement, backfill.
+    """The smallest rank first, then the older request; tight placement, backfill.
 
-    :param preemption: which leases are taken back, where that is possible; None: none ever
+    :param rules: which leases are taken back, where the engine can; None: no leases
     """
 
     def __init__(
-        self, name: str, rank: Callable[[RequestProgress, Estimates], Rank], preemption: PreemptionRules | None = None
+        self, name: str, rank: Callable[[RequestProgress, Estimates], Rank], rules: PreemptionRules | None = None
     ) -> None:
-        make_room = NoPreemption if preemption is None else plan_preemptions(name, preemption)
-        super().__init__(name, by_age, TightFitScorer(), make_room=make_room)
+        preemption = NoPreemption if rules is None else plan_preemptions(name, rules)
+        super().__init__(name, by_age, TightFitScorer(), preemption=preemption)
         self._rank = rank
 
     def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
         """A decision for each pending request, in the order of the queue."""
         if not snapshot.workers:
             return super().decide(snapshot, now)
-        return self._place(snapshot, self._look(snapshot), _by(self._rank, now), self._may_pass, now)
 
+        def order(pending: Iterable[PendingRequest], snapshot: Snapshot) -> list[PendingRequest]:
+            ranked = [
+                (
+                    self._rank(waiting_progress(request, now), snapshot.estimates),
+                    request.submitted_at,
+                    request.id,
+                    request,
+                )
+                for request in pending
+            ]
+            return [request for *_, request in sorted(ranked, key=lambda entry: entry[:3])]
 
-def _by(rank: Callable[[RequestProgress, Estimates], Rank], now: datetime) -> QueueOrder:
-    def order(pending: Iterable[PendingRequest], snapshot: Snapshot) -> list[PendingRequest]:
-        ranked = [
-            (rank(waiting_progress(one, now), snapshot.estimates), one.submitted_at, one.id, one) for one in pending
-        ]
-        ranked.sort(key=lambda entry: entry[:3])
-        return [one for *_, one in ranked]
-
-    return order
+        return self._schedule(snapshot, self._indexed(snapshot), order, self._may_overtake, now)

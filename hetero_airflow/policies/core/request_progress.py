@@ -1,4 +1,4 @@
-"""How far a request has come: what it was served, and how long it will still take."""
+"""How far a request has come: its attained service, and how long it will still take."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RequestProgress:
 
     pending: PendingRequest
     served: Mapping[str, float]
-    """Device class → seconds for which it has held its devices there, the present stay included."""
+    """Device class → seconds for which it has held its devices there, including the current run."""
     age_s: float
     """Since it was first submitted."""
 
@@ -29,41 +29,41 @@ class RequestProgress:
 
     @property
     def waited_s(self) -> float:
-        """Seconds for which it has not."""
+        """Seconds for which it has not held its devices."""
         return max(0.0, self.age_s - self.served_s)
 
     @property
     def devices(self) -> float:
-        """How many it takes, a gang as a whole."""
+        """How many devices it takes; for a gang, how many the whole gang takes."""
         return requested_devices(self.pending.request) * self.pending.gang_size
 
 
 def waiting_progress(pending: PendingRequest, now: datetime) -> RequestProgress:
     """The progress of a request that waits."""
-    return RequestProgress(pending, pending.attained_service_s, (now - pending.submitted_at).total_seconds())
+    return RequestProgress(pending, pending.served, (now - pending.submitted_at).total_seconds())
 
 
 def running_progress(
     pending: PendingRequest, device_class: str, granted_at: datetime, now: datetime
 ) -> RequestProgress:
-    """The progress of a request that has held devices of a class since then."""
-    stay_s = max(0.0, (now - granted_at).total_seconds())
-    served = {**pending.attained_service_s, device_class: pending.attained_service_s.get(device_class, 0.0) + stay_s}
+    """The progress of a request that has held devices of a class since `granted_at`."""
+    held_s = max(0.0, (now - granted_at).total_seconds())
+    served = {**pending.served, device_class: pending.served.get(device_class, 0.0) + held_s}
     return RequestProgress(pending, served, (now - pending.submitted_at).total_seconds())
 
 
 def requested_devices(request: DeviceRequest) -> float:
-    """How many devices its first alternative takes; a share counts as its fraction, a core of a CPU as one.
+    """How many devices its first alternative takes; a share counts as its fraction, a CPU core as one.
 
     >>> [requested_devices(DeviceRequest.parse(text)) for text in ("gpu:4", "gpu:0.25", "cpu:8")]
     [4.0, 0.25, 8.0]
     """
-    asked = request.alternatives[0]
-    return asked.count * asked.share_milli / MILLI_PER_DEVICE
+    first = request.alternatives[0]
+    return first.count * first.milli / MILLI_PER_DEVICE
 
 
 def length_s(progress: RequestProgress, estimates: Estimates) -> float | None:
-    """Seconds that the whole run should take on the fastest class that its task has a speed for; None: unknown."""
+    """Expected seconds of the whole run on the fastest class with a known speed; None: unknown."""
     top = _top_speed(progress, estimates)
     if top is None:
         return None
@@ -71,7 +71,7 @@ def length_s(progress: RequestProgress, estimates: Estimates) -> float | None:
 
 
 def remaining_s(progress: RequestProgress, estimates: Estimates) -> float | None:
-    """Seconds that it is expected to need still, on the fastest class that its task has a speed for; None: unknown.
+    """Expected seconds that the run still needs on the fastest class with a known speed; None: unknown.
 
     A run that is overdue is expected to take as long again as it is overdue already.
 
@@ -93,7 +93,7 @@ def remaining_s(progress: RequestProgress, estimates: Estimates) -> float | None
 
 
 def typical_run_s(estimates: Estimates) -> float:
-    """The median of how long ended runs of any task took; 0 if none has ended yet.
+    """The median duration of ended runs of any task; 0 if none has ended yet.
 
     >>> typical_run_s(Estimates(finished_s=(1.0, 2.0, 600.0)))
     2.0
@@ -106,6 +106,5 @@ def _top_speed(progress: RequestProgress, estimates: Estimates) -> float | None:
     task = progress.pending.task
     if task not in estimates.works:
         return None
-    return max(
-        (speed for name in estimates.speeds.get(task, {}) if (speed := estimates.speed(task, name))), default=None
-    )
+    speeds = (estimates.speed(task, name) for name in estimates.speeds.get(task, {}))
+    return max(filter(None, speeds), default=None)

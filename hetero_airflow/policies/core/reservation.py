@@ -1,6 +1,6 @@
-"""What happens beside a request that has to wait: what is kept from those behind it, and how room is made.
+"""What happens beside a request that has to wait: reservations against later requests, and preemption for it.
 
-Two plug-in points of `ListPolicy`, each a function that makes one object a decision.
+Both are plug-in points of `ListPolicy`. Each is a function that makes one object for each decision.
 """
 
 from __future__ import annotations
@@ -16,92 +16,97 @@ from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 
 
 class Reservations(Protocol):
-    """What is kept for the requests that wait, during one decision."""
+    """What is reserved for waiting requests during one decision. Calls come in the order of the queue."""
 
-    def place(self, pending: PendingRequest, worker: int, alternative: int, fit: Fit) -> None:
-        """Take note that a request was placed on the worker of that number; called in the order of the queue."""
+    def note_placed(self, pending: PendingRequest, worker: int, alternative: int, fit: Fit) -> None:
+        """Take into account that a request is placed on the worker with that number."""
         ...
 
-    def wait(self, unit: Sequence[PendingRequest]) -> None:
-        """Take note that a request, or a gang, has to wait for running work; called in the order of the queue."""
+    def note_waiting(self, unit: Sequence[PendingRequest]) -> None:
+        """Take into account that a request, or a gang, has to wait for running work."""
         ...
 
-    def against(self, pending: PendingRequest) -> ReservedCapacity | None:
-        """What is kept from a request further back in the queue; the same object where it is the same."""
+    def reserved_from(self, pending: PendingRequest) -> ReservedCapacity | None:
+        """What a later request must leave free; the same object where it is the same."""
         ...
 
 
 MakeReservations = Callable[[WorkerIndex, Snapshot, datetime], Reservations]
-"""The plug-in point: a reservation for one decision, in which nobody waits yet."""
+"""The plug-in point: the reservations of one decision, empty at first."""
 
 
 class PreemptionPlan(Protocol):
-    """How room is made for requests that have to wait, during one decision."""
+    """Which leases are taken back for waiting requests during one decision."""
 
     until: datetime | None
-    """When more room may be made though nothing but the time has changed."""
+    """When more may be preempted although nothing but the time has changed."""
 
-    def make(self, unit: Sequence[PendingRequest], keep: ReservedCapacity | None) -> Reason | None:
-        """Why a request or gang that fits nowhere waits if room is made for it; called in the order of the queue.
+    def plan_for(self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> Reason | None:
+        """Why a request or gang that fits nowhere waits, if leases end for it; None if it waits for work to end.
 
-        None if it is to wait for work to end. What it is to get, nobody else does from then on.
+        Called in the order of the queue. What the request is to get is withheld from all later requests.
         """
         ...
 
-    def covers(self, unit: Sequence[PendingRequest]) -> bool:
-        """Whether all that requests behind it may get can be taken back for it, so that nothing need be kept."""
+    def can_reclaim(self, unit: Sequence[PendingRequest]) -> bool:
+        """Whether it can take back everything that later requests may get, so that it needs no reservation."""
         ...
 
     def preemptions(self) -> Sequence[Preempt]:
-        """The leases to take back for all for which room was made."""
+        """The leases to take back."""
         ...
 
 
 MakePreemptionPlan = Callable[[WorkerIndex, Snapshot, datetime], PreemptionPlan]
-"""The plug-in point: whoever makes room during one decision."""
+"""The plug-in point: the preemption plan of one decision, empty at first."""
 
 
 class ReservationsByNeed:
-    """Whatever the head could ever use is left free for it, and nothing for the others.
+    """Reserves everything that the head of the queue could use, and nothing for other requests.
 
-    No durations are known, so this is the one form of backfill that can't delay the head (EASY,
-    Lifka 1995, with a shadow time of "any moment").
+    No durations are known, so this is the only form of backfill that can't delay the head (EASY, Lifka 1995, with a
+    shadow time of "any moment").
     """
 
-    def __init__(self, fleet: WorkerIndex, snapshot: Snapshot, now: datetime) -> None:
-        self._fleet = fleet
-        self._keep: ReservedCapacity | None = None
+    def __init__(self, index: WorkerIndex, snapshot: Snapshot, now: datetime) -> None:
+        self._index = index
+        self._reserved: ReservedCapacity | None = None
 
-    def place(self, pending: PendingRequest, worker: int, alternative: int, fit: Fit) -> None:
-        """What is placed is of no account."""
+    def note_placed(self, pending: PendingRequest, worker: int, alternative: int, fit: Fit) -> None:
+        """Does nothing: a placement changes no reservation."""
 
-    def wait(self, unit: Sequence[PendingRequest]) -> None:
-        """The first that waits is the head."""
-        if self._keep is None:
-            alternatives = tuple(alternative for one in unit for alternative in one.request.alternatives)
-            self._keep = self._fleet.reserved_capacity_for(alternatives, len(unit))
+    def note_waiting(self, unit: Sequence[PendingRequest]) -> None:
+        """The first request that waits is the head."""
+        if self._reserved is None:
+            self._reserved = reserve_by_need(self._index, unit)
 
-    def against(self, pending: PendingRequest) -> ReservedCapacity | None:
-        """What is kept for the head, from everybody."""
-        return self._keep
+    def reserved_from(self, pending: PendingRequest) -> ReservedCapacity | None:
+        """What is reserved for the head, whichever request asks."""
+        return self._reserved
+
+
+def reserve_by_need(index: WorkerIndex, unit: Sequence[PendingRequest]) -> ReservedCapacity:
+    """Everything that a request or a gang could use."""
+    alternatives = tuple(alternative for pending in unit for alternative in pending.request.alternatives)
+    return index.reserved_capacity_for(alternatives, len(unit))
 
 
 class NoPreemption:
-    """Nothing is taken back: who does not fit waits for work to end."""
+    """Takes no lease back: a request that does not fit waits for work to end."""
 
     until: datetime | None = None
 
-    def __init__(self, fleet: WorkerIndex, snapshot: Snapshot, now: datetime) -> None:
+    def __init__(self, index: WorkerIndex, snapshot: Snapshot, now: datetime) -> None:
         pass
 
-    def make(self, unit: Sequence[PendingRequest], keep: ReservedCapacity | None) -> Reason | None:
-        """For nobody."""
+    def plan_for(self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> Reason | None:
+        """None: no lease ends for it."""
         return None
 
-    def covers(self, unit: Sequence[PendingRequest]) -> bool:
-        """No."""
+    def can_reclaim(self, unit: Sequence[PendingRequest]) -> bool:
+        """False: it needs its reservation."""
         return False
 
     def preemptions(self) -> Sequence[Preempt]:
-        """None."""
+        """No leases."""
         return ()

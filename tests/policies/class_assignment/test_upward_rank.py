@@ -29,18 +29,18 @@ def test_a_rank_is_the_longest_way_to_an_end(size, rng):
         return durations[number] + max(map(longest, edges[number]), default=0)
 
     estimates, ranks = known(durations, edges), UpwardRanks()
-    assert [ranks.of(name(n), estimates) for n in range(size)] == [longest(n) for n in range(size)]
+    assert [ranks.rank_s(name(n), estimates) for n in range(size)] == [longest(n) for n in range(size)]
 
 
 def test_the_mean_over_classes_counts():
-    assert UpwardRanks().of(name(0), known({0: 60}, {}, {"fast": 2.0, "slow": 0.5})) == (30 + 120) / 2
+    assert UpwardRanks().rank_s(name(0), known({0: 60}, {}, {"fast": 2.0, "slow": 0.5})) == (30 + 120) / 2
 
 
 def test_what_is_not_known_counts_as_the_median_of_what_is():
     estimates = known({0: 10, 1: 30, 2: 500}, {7: [0, 8]})
     ranks = UpwardRanks()
-    assert [ranks.of(name(n), estimates) for n in (7, 8, 9)] == [60, 30, 30]
-    assert ranks.of(name(0), NO_ESTIMATES) == UNKNOWN_S
+    assert [ranks.rank_s(name(n), estimates) for n in (7, 8, 9)] == [60, 30, 30]
+    assert ranks.rank_s(name(0), NO_ESTIMATES) == UNKNOWN_S
 
 
 def test_a_ring_comes_to_an_end_whoever_asks_first():
@@ -49,7 +49,7 @@ def test_a_ring_comes_to_an_end_whoever_asks_first():
     for seed in range(4):
         order = random.Random(seed).sample(range(3), 3)
         ranks = UpwardRanks()
-        found.append({n: ranks.of(name(n), estimates) for n in order})
+        found.append({n: ranks.rank_s(name(n), estimates) for n in order})
     assert found[1:] == found[:1] * 3
     assert found[0] == {0: 7, 1: 6, 2: 4}
 
@@ -57,4 +57,4 @@ def test_a_ring_comes_to_an_end_whoever_asks_first():
 def test_a_long_chain_needs_no_deep_stack():
     size = 20_000
     edges = {("dag", str(n)): (("dag", str(n + 1)),) for n in range(size)}
-    assert UpwardRanks().of(("dag", "0"), Estimates(edges=edges)) == (size + 1) * UNKNOWN_S
+    assert UpwardRanks().rank_s(("dag", "0"), Estimates(edges=edges)) == (size + 1) * UNKNOWN_S

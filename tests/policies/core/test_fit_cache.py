@@ -1,4 +1,4 @@
-"""Whether a request fits anywhere, against the ranking of all places."""
+"""Whether a request fits anywhere, against the ranking of all placements."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hetero_airflow.testing import a_cpu, a_device, a_lease, a_pending, a_worker
 @settings(max_examples=60, deadline=None)
 @given(snapshots())
 def test_it_agrees_with_the_ranking(snapshot: Snapshot) -> None:
-    fleet = WorkerIndex(Matcher(TightFitScorer()), snapshot)
+    index = WorkerIndex(Matcher(TightFitScorer()), snapshot)
     requests = [one.request for one in (*snapshot.pending, *snapshot.holders.values())]
-    places = FitCache(fleet)
-    assert [places.has_any(one) for one in requests] == [
-        best_placement(fleet, one, None) is not None for one in requests
+    cache = FitCache(index)
+    assert [cache.fits_anywhere(one) for one in requests] == [
+        best_placement(index, one, None) is not None for one in requests
     ]
 
 
@@ -31,6 +31,6 @@ def test_a_share_finds_a_place_beside_another_and_a_core_beside_full_accelerator
         (a_lease("whole", "a", **{"gpu-0": 1000}), a_pending("whole")),
         (a_lease("share", "a", **{"gpu-1": 700}), a_pending("share", "gpu:0.7")),
     )
-    places = FitCache(WorkerIndex(Matcher(TightFitScorer()), leased(Snapshot(1, (worker,)), *running)))
+    cache = FitCache(WorkerIndex(Matcher(TightFitScorer()), leased(Snapshot(1, (worker,)), *running)))
     asked = ("gpu:0.3", "gpu:0.4", "gpu", "cpu:8", "cpu:9")
-    assert [places.has_any(DeviceRequest.parse(text)) for text in asked] == [True, False, False, True, False]
+    assert [cache.fits_anywhere(DeviceRequest.parse(text)) for text in asked] == [True, False, False, True, False]

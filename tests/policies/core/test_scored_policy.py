@@ -10,7 +10,7 @@ from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.best_fit import BestFit
-from hetero_airflow.policies.core.request_mix import request_mix, rounded_request_mix
+from hetero_airflow.policies.core.scored_policy import request_mix, rounded_request_mix
 from hetero_airflow.policies.expected_fill import ExpectedFill
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_worker
 from tests.benchmarks.fgd import Fgd
