@@ -40,5 +40,5 @@ class Assignment(WeightedAssignment):
 
 def weight(candidate: Candidate, mean_run_s: float) -> float:
     """1 for a request that has run long and without delay."""
-    youth = NEWCOMER / (1 + candidate.attained_service_s / (YOUNG * mean_run_s))
+    youth = NEWCOMER / (1 + candidate.done_s / (YOUNG * mean_run_s))
     return 1 + youth + (candidate.delayed_s / (LATE * mean_run_s)) ** 2

@@ -20,5 +20,5 @@ class LoadBalance(WeightedAssignment):
 
 def weight(candidate: Candidate, mean_run_s: float) -> float:
     """A mean run divided by the remaining time: the greater, the sooner it completes."""
-    left_s = mean_run_s + candidate.attained_service_s if candidate.left_s is None else candidate.left_s
+    left_s = mean_run_s + candidate.done_s if candidate.left_s is None else candidate.left_s
     return mean_run_s / max(left_s, 1.0)

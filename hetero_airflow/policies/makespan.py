@@ -27,6 +27,6 @@ class Makespan(WeightedAssignment):
 
 def weight(candidate: Candidate, mean_run_s: float) -> float:
     """The square of the remaining work, in mean runs, rounded down to a power of `STEP`."""
-    left_s = max(candidate.attained_service_s, mean_run_s) if candidate.left_s is None else candidate.left_s
+    left_s = max(candidate.done_s, mean_run_s) if candidate.left_s is None else candidate.left_s
     steps = math.floor(math.log(max(left_s, 1.0) / mean_run_s, STEP))
     return math.pow(STEP, 2 * steps)

@@ -16,5 +16,5 @@ class MakespanLp(RoundPolicy):
 
 def remaining_work(candidate: Candidate, speeds: Floats, problem: AssignmentProblem) -> float:
     """In mean runs; if unknown, a mean run, or as much as was done."""
-    attained_s = max(candidate.attained_service_s, problem.mean_run_s)
-    return max(attained_s if candidate.left_s is None else candidate.left_s, 1.0) / problem.mean_run_s
+    done_s = max(candidate.done_s, problem.mean_run_s)
+    return max(done_s if candidate.left_s is None else candidate.left_s, 1.0) / problem.mean_run_s

@@ -63,7 +63,7 @@ class Candidate:
     """Device class → speed relative to the fastest of its classes, 0 to 1."""
     held_s: Mapping[str, float]
     """Device class → seconds for which it has held its devices there."""
-    attained_service_s: float
+    done_s: float
     """The work that it has done, in seconds of its fastest class."""
     delayed_s: float
     """Seconds since its submission beyond that."""
@@ -148,7 +148,7 @@ class _ProblemBuilder:
         problem.candidates.sort(key=lambda candidate: (candidate.pending.submitted_at, candidate.pending.id))
         ended = self._snapshot.estimates.finished_s
         if len(ended) >= ENOUGH_RUNS:
-            done_s = sum(ended) + sum(candidate.attained_service_s for candidate in problem.candidates)
+            done_s = sum(ended) + sum(candidate.done_s for candidate in problem.candidates)
             problem.mean_run_s = max(1.0, done_s / len(ended))
         return problem
 
@@ -215,11 +215,11 @@ class _ProblemBuilder:
             held_s = {**held_s, current: held_s.get(current, 0.0) + run_s}
             if lease.state is LeaseState.PREEMPTED:
                 lease = current = None
-        attained_s = sum([seconds * speeds.get(name, 1.0) for name, seconds in held_s.items()])
+        done_s = sum([seconds * speeds.get(name, 1.0) for name, seconds in held_s.items()])
         return Candidate(
-            pending, count, options, is_exact and not pending.gang, speeds, held_s, attained_s,
-            max(0.0, (self._now - pending.submitted_at).total_seconds() - attained_s),
-            None if whole_run is None else _left_s(whole_run, attained_s),
+            pending, count, options, is_exact and not pending.gang, speeds, held_s, done_s,
+            max(0.0, (self._now - pending.submitted_at).total_seconds() - done_s),
+            None if whole_run is None else _left_s(whole_run, done_s),
             has_run, lease, current,
         )  # fmt: skip
 
@@ -279,10 +279,10 @@ def _only(request: DeviceRequest, alternative: Alternative) -> DeviceRequest:
     return DeviceRequest.model_construct(**{**dict(request), "alternatives": (alternative,)})
 
 
-def _left_s(whole_run: Interval, attained_s: float) -> float:
+def _left_s(whole_run: Interval, done_s: float) -> float:
     """The time until the middle estimate; past that until the high one; past that a small part more."""
-    ends = (end - attained_s for end in (whole_run.middle, whole_run.high))
-    return next((left for left in ends if left > 0), attained_s * OVERDUE)
+    ends = (end - done_s for end in (whole_run.middle, whole_run.high))
+    return next((left for left in ends if left > 0), done_s * OVERDUE)
 
 
 def _shape_classes(shape: Shape) -> tuple[str | None, ...]:

@@ -152,4 +152,4 @@ class FinishTimes:
     def _left_s(self, candidate: Candidate) -> float:
         if candidate.left_s is not None:
             return candidate.left_s
-        return max(self._mean_run_s - candidate.attained_service_s, OVERDUE * candidate.attained_service_s)
+        return max(self._mean_run_s - candidate.done_s, OVERDUE * candidate.done_s)

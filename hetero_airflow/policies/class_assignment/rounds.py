@@ -67,7 +67,7 @@ class RoundPolicy(WeightedAssignment):
 
 def _received(candidate: Candidate, names: list[str]) -> list[float]:
     """The fraction of the time since its submission that it spent on each class."""
-    age_s = candidate.attained_service_s + candidate.delayed_s
+    age_s = candidate.done_s + candidate.delayed_s
     return [candidate.held_s.get(name, 0.0) / age_s if age_s > 0 else 0.0 for name in names]
 
 
