@@ -44,7 +44,7 @@ def large_first(pending: Iterable[PendingRequest], snapshot: Snapshot) -> list[P
     migrated, the order is `by_priority`.
 
     >>> from hetero_airflow.testing import a_pending
-    >>> migrated = a_pending("migrated", at_s=3, served={"nvidia/v100": 60.0})
+    >>> migrated = a_pending("migrated", at_s=3, attained_service_s={"nvidia/v100": 60.0})
     >>> queue = [a_pending("a"), a_pending("b", "gpu:4", 1), a_pending("c", "gpu:4", 2), migrated]
     >>> [pending.id for pending in large_first(queue, Snapshot(1, can_preempt=True))]
     ['b', 'c', 'migrated', 'a']

@@ -150,14 +150,14 @@ class Entitlement:
                 amounts[self._leaf(dag_id), kind].append(decayed(amount, known.used_at or now, now))
         for pending in snapshot.pending:
             kind, devices = _requested(pending)
-            amounts[self._leaf(pending.dag_id), kind].append(sum(pending.served.values()) * devices)
+            amounts[self._leaf(pending.dag_id), kind].append(sum(pending.attained_service_s.values()) * devices)
         for lease in snapshot.leases:
             holder = snapshot.holders.get(lease.request_id)
             if holder is None:
                 continue
             team = self._leaf(holder.dag_id)
             kind, devices = _requested(holder)
-            held_s = max(0.0, (now - lease.granted_at).total_seconds()) + sum(holder.served.values())
+            held_s = max(0.0, (now - lease.granted_at).total_seconds()) + sum(holder.attained_service_s.values())
             amounts[team, kind].append((held_s + CHARGED_S) * devices)
             if kind == "accelerator":
                 self._held.append((team, devices, lease))

@@ -23,4 +23,4 @@ class Las(RankedPolicy):
 
 
 def _rank(progress: RequestProgress, estimates: Estimates) -> Rank:
-    return (progress.served_s * progress.devices,)
+    return (progress.total_service_s * progress.devices,)

@@ -36,9 +36,9 @@ def _queue_of(
     thresholds_device_s: Sequence[float], starve_limit: float
 ) -> Callable[[RequestProgress, Estimates], Rank]:
     def rank(progress: RequestProgress, estimates: Estimates) -> Rank:
-        if progress.waited_s >= starve_limit * progress.served_s:
+        if progress.waited_s >= starve_limit * progress.total_service_s:
             return (0.0,)
-        service = progress.served_s * progress.devices
+        service = progress.total_service_s * progress.devices
         return (float(sum(service >= threshold for threshold in thresholds_device_s)),)
 
     return rank

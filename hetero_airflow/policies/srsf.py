@@ -23,7 +23,7 @@ class Srsf(RankedPolicy):
 def _order(progress: RequestProgress, estimates: Estimates) -> Rank:
     remaining = remaining_s(progress, estimates)
     if remaining is None:
-        return 1.0, abs(typical_run_s(estimates) - progress.served_s) * progress.devices
+        return 1.0, abs(typical_run_s(estimates) - progress.total_service_s) * progress.devices
     return 0.0, remaining * progress.devices
 
 

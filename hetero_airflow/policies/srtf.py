@@ -25,7 +25,7 @@ class Srtf(RankedPolicy):
 def _order(progress: RequestProgress, estimates: Estimates) -> Rank:
     remaining = remaining_s(progress, estimates)
     if remaining is None:
-        return 1.0, abs(typical_run_s(estimates) - progress.served_s)
+        return 1.0, abs(typical_run_s(estimates) - progress.total_service_s)
     return 0.0, remaining
 
 

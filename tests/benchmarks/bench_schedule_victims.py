@@ -94,7 +94,7 @@ def last_in_first_out(min_run_s: float | None) -> Policy:
 
 def _class_and_stay(progress: RequestProgress, estimates: Estimates) -> Rank:
     """A shorter stay is a greater rank; who waits has none yet, so that equals never give way."""
-    stay_s = progress.served_s - sum(progress.pending.served.values())
+    stay_s = progress.total_service_s - sum(progress.pending.attained_service_s.values())
     return float(progress.pending.request.priority.rank), -max(0.0, round(stay_s, 3))
 
 

@@ -122,7 +122,7 @@ class _ProblemBuilder:
         self._snapshot = snapshot
         self._index = index
         self._now = now
-        self._numbers = {entry.worker.id: number for number, entry in enumerate(index.seats)}
+        self._numbers = {entry.worker.id: number for number, entry in enumerate(index.entries)}
         self._classes = cache(_shape_classes)
         self._devices: dict[str, Device] = {}
         """Class → a device of it."""
@@ -157,7 +157,7 @@ class _ProblemBuilder:
         if state.is_lost:
             return []
         devices = zip(self._classes(state.shape), state.held, strict=True)
-        return list(Counter(name for name, held in devices if name is not None and not held.milli).items())
+        return list(Counter(name for name, held in devices if name is not None and not held.share_milli).items())
 
     def _running_candidates(self, problem: AssignmentProblem) -> Iterable[Candidate]:
         """The running requests that can be moved; their devices are added to the capacities."""
@@ -184,7 +184,7 @@ class _ProblemBuilder:
 
     def _leased_class(self, lease: Lease, number: int) -> str | None:
         """The class of a lease on whole devices of one class; None for other leases and on a lost worker."""
-        entry, state = self._index.seats[number], self._index.states[number]
+        entry, state = self._index.entries[number], self._index.states[number]
         if state.is_lost:
             return None
         classes = self._classes(state.shape)
@@ -194,7 +194,7 @@ class _ProblemBuilder:
             if position is None:
                 return None
             if state.shape.devices[position].kind != "cpu":
-                names.add(classes[position] if claim.milli == MILLI_PER_DEVICE else None)
+                names.add(classes[position] if claim.share_milli == MILLI_PER_DEVICE else None)
         return names.pop() if len(names) == 1 else None
 
     def _candidate(
@@ -208,7 +208,7 @@ class _ProblemBuilder:
         if not options or (current is not None and current not in options):
             return None
         speeds, whole_run = self._task_estimates(pending.task, usable)
-        held_s = pending.served
+        held_s = pending.attained_service_s
         has_run = lease is not None or bool(held_s)
         if lease is not None and current is not None:
             run_s = max(0.0, (self._now - lease.granted_at).total_seconds())

@@ -51,7 +51,7 @@ class EarliestFinish(ListPolicy):
     def _choose(self, snapshot: Snapshot, index: WorkerIndex, now: datetime) -> Mapping[str, ClassChoice]:
         """Request id → its class, for the requests for which the class makes a difference."""
         problem = assignment_problem(replace(snapshot, can_preempt=True), index, now)
-        times = FinishTimes(problem, {entry.worker.id: number for number, entry in enumerate(index.seats)})
+        times = FinishTimes(problem, {entry.worker.id: number for number, entry in enumerate(index.entries)})
         waiting = {candidate.pending.id: candidate for candidate in problem.candidates if candidate.lease is None}
         choices: dict[str, ClassChoice] = {}
         queue = (waiting[p.id] for p in self._order(snapshot.pending, snapshot) if p.id in waiting)

@@ -40,7 +40,7 @@ def plan_changes(
     A request leaves if it is to run elsewhere. If a request of several devices still finds no worker, the smaller
     requests on one worker of its class leave that worker and go elsewhere in the class.
     """
-    numbers = {entry.worker.id: number for number, entry in enumerate(index.seats)}
+    numbers = {entry.worker.id: number for number, entry in enumerate(index.entries)}
     running = [candidate for candidate in problem.candidates if candidate.lease is not None]
     leaving = [candidate for candidate in running if classes[candidate.pending.id] != candidate.current]
     staying = [candidate for candidate in running if classes[candidate.pending.id] == candidate.current]

@@ -78,13 +78,13 @@ class TimedReservations:
 
     def _reserve(self, pending: PendingRequest, timetable: Timetable) -> bool:
         """Reserve the earliest time at which it fits; False if there is none."""
-        key = (pending.task, pending.request.fingerprint, tuple(sorted(pending.served.items())))
+        key = (pending.task, pending.request.fingerprint, tuple(sorted(pending.attained_service_s.items())))
         events = timetable.events()
         first = bisect_left(events, (self._earliest.get(key, 0.0), -1))
         for from_s, worker in events[first : first + MAX_LOOKS]:
             for alternative in pending.request.alternatives:
-                shape = self._index.seats[worker].shape
-                if not self._index.matcher.verdict(alternative, shape).is_servable:
+                shape = self._index.entries[worker].shape
+                if not self._index.matcher.feasibility(alternative, shape).is_servable:
                     continue
                 until_s = from_s + timetable.duration_s(pending, alternative, shape)
                 fit = timetable.fit(alternative, worker, from_s, until_s)
@@ -108,10 +108,10 @@ class TimedReservations:
             by_worker = {}
             for worker, until_s in ends.items():
                 needs = self._timetable.reserved_until(worker, until_s)
-                by_need = by_shape.get(self._index.seats[worker].shape)
+                by_need = by_shape.get(self._index.entries[worker].shape)
                 if by_need is not None:
                     needs = tuple(
-                        ResourceNeed(max(a.milli, b.milli), max(a.memory_bytes, b.memory_bytes))
+                        ResourceNeed(max(a.share_milli, b.share_milli), max(a.memory_bytes, b.memory_bytes))
                         for a, b in zip(needs, by_need.needs, strict=True)
                     )
                 by_worker[worker] = self._index.matcher.shape_reservation(needs)
@@ -121,7 +121,7 @@ class TimedReservations:
     def _duration_s(self, pending: PendingRequest, worker: int) -> float:
         """On that worker, by the slowest alternative that can run there; infinite if unknown."""
         assert self._timetable is not None, "each reservation is in the timetable"
-        shape = self._index.seats[worker].shape
-        verdict = self._index.matcher.verdict
+        shape = self._index.entries[worker].shape
+        verdict = self._index.matcher.feasibility
         servable = [a for a in pending.request.alternatives if verdict(a, shape).is_servable]
         return max((self._timetable.duration_s(pending, a, shape) for a in servable), default=math.inf)

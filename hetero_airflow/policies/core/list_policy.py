@@ -79,8 +79,8 @@ class ListPolicy:
         self, snapshot: Snapshot, index: WorkerIndex, order: QueueOrder, may_overtake: MayOvertake, now: datetime
     ) -> Plan:
         """The plan of one pass of the list scheduler over the queue in this order."""
-        if self._idle_cluster is None or self._idle_cluster.seats != index.seats:
-            self._idle_cluster = IdleCluster(index.seats, index.matcher)
+        if self._idle_cluster is None or self._idle_cluster.entries != index.entries:
+            self._idle_cluster = IdleCluster(index.entries, index.matcher)
         budgets = apply_topology_wait_budgets(
             snapshot.pending, now, index.is_servable, self._idle_cluster.fits_when_idle
         )

@@ -132,7 +132,7 @@ class ListScheduler:
         if accounts is None:
             accounts = self._alternative_accounts(equals.request, reserved, alternative + 1)
             equals.accounts[reserved, alternative] = accounts
-        summary = f"placed on {self._index.seats[worker].worker.id} with score {fit.score:.4g}"
+        summary = f"placed on {self._index.entries[worker].worker.id} with score {fit.score:.4g}"
         self._take(pending, worker, alternative, fit, summary, accounts)
         return True
 
@@ -237,7 +237,7 @@ class ListScheduler:
         """Why a request could not be placed even on idle workers."""
         summary = "waits until the workers change"
         if not reason.is_transient:
-            unprobed = next((entry.worker for entry in self._index.seats if entry.worker.problems), None)
+            unprobed = next((entry.worker for entry in self._index.entries if entry.worker.problems), None)
             if unprobed is None:
                 summary = "no known worker could ever run it"
             else:

@@ -62,7 +62,7 @@ def is_large(pending: PendingRequest) -> bool:
 
 def was_migrated(pending: PendingRequest) -> bool:
     """Whether it is a small request that has held devices before: only such a request can have been migrated."""
-    return bool(pending.served) and not pending.gang and not is_large(pending)
+    return bool(pending.attained_service_s) and not pending.gang and not is_large(pending)
 
 
 def plan_migrations(policy: str) -> MakePreemptionPlan:
@@ -118,7 +118,7 @@ class MigrationPlan:
         self._index = index
         self._snapshot = snapshot
         self._now = now
-        numbers = {entry.worker.id: number for number, entry in enumerate(index.seats)}
+        numbers = {entry.worker.id: number for number, entry in enumerate(index.entries)}
         self._ending: defaultdict[int, list[Lease]] = defaultdict(list)
         """Worker → its leases that were taken back before."""
         for lease in snapshot.leases:
@@ -217,7 +217,7 @@ class MigrationPlan:
         self, alternative: Alternative, number: int, units: Sequence[VictimUnit], reserved: ReservedCapacity | None
     ) -> _MigrationOption | None:
         shape = self._index.states[number].shape
-        if not self._index.matcher.verdict(alternative, shape).is_servable:
+        if not self._index.matcher.feasibility(alternative, shape).is_servable:
             return None
         capacity = FutureCapacity(self._index, number)
         held = _without(capacity, [unit.leases[0] for unit in units])
@@ -300,7 +300,7 @@ class MigrationPlan:
         self._preemptions += tuple(
             preempt(lease, pending.id, cause) for victim in option.victims for lease in victim.leases
         )
-        worker_id, moves = self._index.seats[option.number].worker.id, len(option.leases)
+        worker_id, moves = self._index.entries[option.number].worker.id, len(option.leases)
         movers = "1 request moves" if moves == 1 else f"{moves} requests move"
         found = f"devices of worker {worker_id}, from which {movers}"
         return Reason(ReasonCode.PREEMPTING, str(pending.request), found)

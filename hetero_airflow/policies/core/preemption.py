@@ -83,14 +83,14 @@ class VictimUnit:
 
 def victim_units(rules: PreemptionRules, index: WorkerIndex, snapshot: Snapshot, now: datetime) -> list[VictimUnit]:
     """What the rules allow to take back, now or later, the least dispensable first."""
-    numbers = {entry.worker.id: number for number, entry in enumerate(index.seats)}
+    numbers = {entry.worker.id: number for number, entry in enumerate(index.entries)}
     together: defaultdict[str, list[Lease]] = defaultdict(list)
     for lease in snapshot.leases:
         holder = snapshot.holders.get(lease.request_id)
         if holder is not None:
             together[f"gang {holder.gang}" if holder.gang else f"request {holder.id}"].append(lease)
     units = (
-        _victim_unit(rules, index.seats, snapshot, numbers, name, leases, now)
+        _victim_unit(rules, index.entries, snapshot, numbers, name, leases, now)
         for name, leases in together.items()
         if all(lease.state in _PREEMPTIBLE_STATES and lease.worker_id in numbers for lease in leases)
     )
@@ -126,7 +126,7 @@ def _victim_unit(
     saved_at = max(lease.saved_at or lease.granted_at for lease in leases)
     loss = devices * (max(0.0, (now - saved_at).total_seconds()) + restart_s)
     min_run_s = snapshot.min_run_s if rules.min_run_s is None else rules.min_run_s
-    protected_s = min_run_s + (restart_s if min_run_s and any(holder.served for holder in holders) else 0.0)
+    protected_s = min_run_s + (restart_s if min_run_s and any(holder.attained_service_s for holder in holders) else 0.0)
     workers = tuple(sorted({numbers[lease.worker_id] for lease in leases}))
     protected_until = granted_at + timedelta(seconds=protected_s)
     return VictimUnit(id, tuple(leases), workers, min(known), devices, loss, protected_until)
@@ -141,4 +141,4 @@ def _leased_devices(entry: WorkerEntry, lease: Lease) -> tuple[str | None, float
     ]
     counted = [(device, claim) for device, claim in claims if device.kind != "cpu"] or claims
     name = device_class(counted[0][0]) if counted else None
-    return name, sum(claim.milli for _, claim in counted) / MILLI_PER_DEVICE
+    return name, sum(claim.share_milli for _, claim in counted) / MILLI_PER_DEVICE

@@ -50,7 +50,7 @@ class _Need:
     @property
     def devices(self) -> float:
         """How many devices one request takes."""
-        return self.alternative.count * self.alternative.milli / MILLI_PER_DEVICE
+        return self.alternative.count * self.alternative.share_milli / MILLI_PER_DEVICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class LeastLossPreemption:
         self._highest: Rank | None = None
         self.until: datetime | None = None
         """When more may be preempted although nothing but the time has changed."""
-        numbers = {entry.worker.id: number for number, entry in enumerate(index.seats)}
+        numbers = {entry.worker.id: number for number, entry in enumerate(index.entries)}
         for lease in snapshot.leases:
             if lease.state is LeaseState.PREEMPTED and lease.worker_id in numbers:
                 number = numbers[lease.worker_id]
@@ -293,7 +293,7 @@ class LeastLossPreemption:
         self._capacity(option.number).claim(option.fit)
         self._decide_again_at(option.possible_at)
         holders = _listed([victim.leases[0].request_id for victim in option.victims])
-        worker_id = self._index.seats[option.number].worker.id
+        worker_id = self._index.entries[option.number].worker.id
         found = f"devices of worker {worker_id}, which {holders} keeps at least until {option.possible_at:%H:%M:%S} UTC"
         return Reason(ReasonCode.PREEMPTING, str(pending.request), found)
 
@@ -311,12 +311,12 @@ class LeastLossPreemption:
 
     def _amounts(self, number: int, unit: VictimUnit) -> ClaimedAmounts:
         """What a unit holds of a worker."""
-        worker_id = self._index.seats[number].worker.id
+        worker_id = self._index.entries[number].worker.id
         claims = [claim for lease in unit.leases if lease.worker_id == worker_id for claim in lease.claims]
         return self._capacity(number).taken(claims)
 
     def _freed_reason(self, pending: PendingRequest, number: int) -> Reason:
-        worker_id = self._index.seats[number].worker.id
+        worker_id = self._index.entries[number].worker.id
         found = f"devices of worker {worker_id}, which are being freed by {_listed(self._ending[number])}"
         return Reason(ReasonCode.PREEMPTING, str(pending.request), found)
 

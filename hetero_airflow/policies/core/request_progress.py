@@ -17,20 +17,20 @@ class RequestProgress:
     """A request at one moment, whether it waits or runs."""
 
     pending: PendingRequest
-    served: Mapping[str, float]
+    attained_service_s: Mapping[str, float]
     """Device class → seconds for which it has held its devices there, including the current run."""
     age_s: float
     """Since it was first submitted."""
 
     @property
-    def served_s(self) -> float:
+    def total_service_s(self) -> float:
         """Seconds for which it has held its devices."""
-        return sum(self.served.values())
+        return sum(self.attained_service_s.values())
 
     @property
     def waited_s(self) -> float:
         """Seconds for which it has not held its devices."""
-        return max(0.0, self.age_s - self.served_s)
+        return max(0.0, self.age_s - self.total_service_s)
 
     @property
     def devices(self) -> float:
@@ -40,7 +40,7 @@ class RequestProgress:
 
 def waiting_progress(pending: PendingRequest, now: datetime) -> RequestProgress:
     """The progress of a request that waits."""
-    return RequestProgress(pending, pending.served, (now - pending.submitted_at).total_seconds())
+    return RequestProgress(pending, pending.attained_service_s, (now - pending.submitted_at).total_seconds())
 
 
 def running_progress(
@@ -48,8 +48,8 @@ def running_progress(
 ) -> RequestProgress:
     """The progress of a request that has held devices of a class since `granted_at`."""
     held_s = max(0.0, (now - granted_at).total_seconds())
-    served = {**pending.served, device_class: pending.served.get(device_class, 0.0) + held_s}
-    return RequestProgress(pending, served, (now - pending.submitted_at).total_seconds())
+    service_s = {**pending.attained_service_s, device_class: pending.attained_service_s.get(device_class, 0.0) + held_s}
+    return RequestProgress(pending, service_s, (now - pending.submitted_at).total_seconds())
 
 
 def requested_devices(request: DeviceRequest) -> float:
@@ -59,7 +59,7 @@ def requested_devices(request: DeviceRequest) -> float:
     [4.0, 0.25, 8.0]
     """
     first = request.alternatives[0]
-    return first.count * first.milli / MILLI_PER_DEVICE
+    return first.count * first.share_milli / MILLI_PER_DEVICE
 
 
 def length_s(progress: RequestProgress, estimates: Estimates) -> float | None:
@@ -78,7 +78,7 @@ def remaining_s(progress: RequestProgress, estimates: Estimates) -> float | None
     >>> from hetero_airflow.model.estimates import Interval
     >>> from hetero_airflow.testing import a_pending
     >>> known = Estimates({("dag", "a"): {"nvidia/v100": 2.0, "nvidia/k80": 1.0}}, {("dag", "a"): Interval(50, 60, 90)})
-    >>> runs = [RequestProgress(a_pending("a"), {"nvidia/k80": served_s}, 99.0) for served_s in (0, 40, 70)]
+    >>> runs = [RequestProgress(a_pending("a"), {"nvidia/k80": held_s}, 99.0) for held_s in (0, 40, 70)]
     >>> [remaining_s(run, known) for run in runs]
     [30.0, 10.0, 5.0]
     >>> remaining_s(RequestProgress(a_pending("b"), {}, 99.0), known) is None
@@ -88,7 +88,7 @@ def remaining_s(progress: RequestProgress, estimates: Estimates) -> float | None
     if top is None:
         return None
     task = progress.pending.task
-    done = sum(seconds * (estimates.speed(task, name) or 0.0) for name, seconds in progress.served.items())
+    done = sum(seconds * (estimates.speed(task, name) or 0.0) for name, seconds in progress.attained_service_s.items())
     return min(abs(estimates.works[task].middle - done) / top, MAX_DURATION_S)
 
 

@@ -38,8 +38,8 @@ def share_prices(mix: RequestMix) -> tuple[float, ...]:
     sizes: dict[int, float] = {}
     for alternative, part in mix:
         demand = device_demand(alternative)
-        if 0 < demand.milli < MILLI_PER_DEVICE:
-            sizes[demand.milli] = sizes.get(demand.milli, 0.0) + part
+        if 0 < demand.share_milli < MILLI_PER_DEVICE:
+            sizes[demand.share_milli] = sizes.get(demand.share_milli, 0.0) + part
     values = np.zeros(_PARTS)
     if sizes:
         most_frequent = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:MAX_SIZES]

@@ -38,8 +38,8 @@ class Timetable:
         self._reservations: defaultdict[int, list[tuple[float, float, ClaimedAmounts]]] = defaultdict(list)
         """Worker → (from, until, what) of each reservation, by start."""
         self._durations: dict[object, float] = {}
-        numbers = {entry.worker.id: number for number, entry in enumerate(index.seats)}
-        ends = _lease_ends(snapshot, index.seats, numbers, now)
+        numbers = {entry.worker.id: number for number, entry in enumerate(index.entries)}
+        ends = _lease_ends(snapshot, index.entries, numbers, now)
         for lease in snapshot.leases:
             end_s = ends.get(lease.id)
             if end_s is not None:
@@ -54,10 +54,16 @@ class Timetable:
 
     def duration_s(self, pending: PendingRequest, alternative: Alternative, shape: Shape) -> float:
         """How long the request would hold its devices, on the slowest suitable device there; infinite if unknown."""
-        key = (pending.task, alternative.key, shape, tuple(sorted(pending.served.items())), pending.gang_size)
+        key = (
+            pending.task,
+            alternative.key,
+            shape,
+            tuple(sorted(pending.attained_service_s.items())),
+            pending.gang_size,
+        )
         duration = self._durations.get(key)
         if duration is None:
-            usable = self._index.matcher.verdict(alternative, shape).usable
+            usable = self._index.matcher.feasibility(alternative, shape).usable
             names = {device_class(shape.devices[position]) for position in usable}
             duration = max((_duration_s(self._estimates, pending, name) for name in names), default=math.inf)
             self._durations[key] = duration
@@ -65,7 +71,7 @@ class Timetable:
 
     def note_placed(self, pending: PendingRequest, number: int, alternative: Alternative, fit: Fit) -> None:
         """Take into account that a request is placed now."""
-        end_s = self.duration_s(pending, alternative, self._index.seats[number].shape)
+        end_s = self.duration_s(pending, alternative, self._index.entries[number].shape)
         insort(self._ends[number], (end_s, _amounts(fit)))
 
     def reserve(self, number: int, from_s: float, until_s: float, fit: Fit) -> None:
@@ -95,7 +101,7 @@ class Timetable:
             if from_s < until_s:
                 then = self._held_at(number, from_s)
                 needs = [
-                    (max(n[0], t[0] - h.milli), max(n[1], t[1] - h.memory_bytes))
+                    (max(n[0], t[0] - h.share_milli), max(n[1], t[1] - h.memory_bytes))
                     for n, t, h in zip(needs, then, now, strict=True)
                 ]
         return tuple(ResourceNeed(milli, memory) for milli, memory in needs)
@@ -108,7 +114,7 @@ class Timetable:
 
     def _held_at(self, number: int, time_s: float) -> list[tuple[int, int]]:
         """(thousandths, bytes) of each device."""
-        held = [[allocation.milli, allocation.memory_bytes] for allocation in self._index.states[number].held]
+        held = [[allocation.share_milli, allocation.memory_bytes] for allocation in self._index.states[number].held]
         for end_s, amounts in self._ends.get(number, ()):
             if end_s > time_s:
                 break
@@ -126,7 +132,7 @@ def _add(held: list[list[int]], amounts: ClaimedAmounts, sign: int) -> None:
 
 
 def _amounts(fit: Fit) -> ClaimedAmounts:
-    return tuple((position, need.milli, need.memory_bytes) for position, need in fit.takes)
+    return tuple((position, need.share_milli, need.memory_bytes) for position, need in fit.takes)
 
 
 def _duration_s(estimates: Estimates, pending: PendingRequest, device_class: str) -> float:
@@ -136,8 +142,14 @@ def _duration_s(estimates: Estimates, pending: PendingRequest, device_class: str
         return math.inf
     if pending.gang:
         speed *= estimates.spread.get(pending.task, 1.0)
-    done = math.fsum(seconds * (estimates.speed(pending.task, name) or 0.0) for name, seconds in pending.served.items())
-    restart_s = usual_restart_s(pending.gang_size * pending.request.alternatives[0].count) if pending.served else 0.0
+    done = math.fsum(
+        seconds * (estimates.speed(pending.task, name) or 0.0) for name, seconds in pending.attained_service_s.items()
+    )
+    restart_s = (
+        usual_restart_s(pending.gang_size * pending.request.alternatives[0].count)
+        if pending.attained_service_s
+        else 0.0
+    )
     return max(work.high - done, 0.0) / speed + restart_s
 
 
@@ -155,7 +167,7 @@ def _lease_ends(
         held_s = max((now - lease.granted_at).total_seconds(), 0.0)
         left_s = math.inf if name is None else _duration_s(snapshot.estimates, holder, name) - held_s
         if name is not None and left_s <= 0:
-            more = snapshot.estimates.left_s(holder.task, name, held_s, holder.served)
+            more = snapshot.estimates.remaining_s(holder.task, name, held_s, holder.attained_service_s)
             left_s = math.inf if more is None else more.high
         ends[lease.id] = left_s
         if holder.gang:
