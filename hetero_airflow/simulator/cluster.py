@@ -1,4 +1,4 @@
-"""A pretend cluster from a text: ``v100=12,p100=3x4`` is one worker of twelve and three workers of four."""
+"""A simulated cluster from a text: ``v100=12,p100=3x4`` is one worker of twelve devices and three of four."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _EXAMPLE = 'Write it as "v100=12,p100=3x4": one worker of twelve V100 and three 
 
 
 def parse_cluster(text: str) -> tuple[Worker, ...]:
-    """The workers that a text names, each with accelerators of one model and a CPU that is never short.
+    """The workers that a text describes, each with accelerators of one model and a CPU with plenty of cores.
 
     >>> [(w.id, len(w.devices)) for w in parse_cluster("v100=2,amd/mi300x=2x8")]
     [('v100-0', 3), ('mi300x-0', 9), ('mi300x-1', 9)]
 
-    :raises ClusterError: it can't be read, or asks for too much
+    :raises ClusterError: the text can't be read, or describes too many workers or devices
     """
     workers: list[Worker] = []
     seen: set[str] = set()
@@ -50,7 +50,7 @@ def parse_cluster(text: str) -> tuple[Worker, ...]:
 def simulated_worker(
     id: str, accelerators: dict[str, int], cores: int = 4096, host_memory_bytes: int = 2**50, **labels: str
 ) -> Worker:
-    """A worker of that many simulated devices of each class (``nvidia/v100``), and a CPU."""
+    """A worker with so many simulated devices of each class (``nvidia/v100``), and a CPU."""
     cpu = Device(
         id="cpu", vendor="generic", kind="cpu", model="x86-64", index=0, memory_bytes=host_memory_bytes,
         cores=tuple(range(cores)), simulated=True,

@@ -1,4 +1,4 @@
-"""One workload on one cluster under several policies: what the command line and the benchmarks run."""
+"""One workload on one cluster under several policies, as `airflow hetero simulate` runs them."""
 
 from __future__ import annotations
 

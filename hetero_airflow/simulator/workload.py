@@ -1,4 +1,4 @@
-"""What is simulated: jobs with their true speeds, and the workers they run on."""
+"""A workload: jobs with their true speeds, and the workers on which they run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.worker import Worker
 
 ANY_DEVICE = "*"
-"""In `Job.speeds`: every device class that has no row of its own."""
+"""In `Job.speeds`: every device class without an entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One piece of work, as the world knows it; a policy sees the request and what the estimates say.
+    """One piece of work with its true speeds; a policy sees only the request and the estimates.
 
     Times are seconds since the start of the workload.
     """
@@ -24,40 +24,40 @@ class Job:
     id: str
     arrival_s: float
     request: DeviceRequest
-    """Of each rank."""
+    """The request of each rank."""
     work: float
-    """In the job's own unit: steps, or seconds where a trace records only a duration."""
+    """In a unit of the job: steps, or seconds if a trace records only a duration."""
     speeds: Mapping[str, float] = field(default_factory=lambda: {ANY_DEVICE: 1.0})
-    """Device class (``nvidia/v100``, see `model.device.device_class`) → units a second of the whole job."""
+    """Device class (``nvidia/v100``, see `model.device.device_class`) → units of work a second of the whole job."""
     task: str = "job"
-    """What it is a run of: jobs of one group and task are alike, and estimates are learned over them."""
+    """The task of which it is a run: jobs of one group and task are alike, and estimates are learned from them."""
     group: str = "trace"
-    """The DAG, team or virtual cluster that it belongs to."""
+    """Its DAG, team or virtual cluster."""
     weight: int = 1
     after: tuple[str, ...] = ()
     """Ids of the jobs that must have ended before this one is submitted."""
     ranks: int = 1
-    """Workers that it runs on at the same time, as a gang, each asked for `request`; 0 for a job that needs no device
-    and only takes its time."""
+    """How many ranks run at the same time, as a gang, each with the request; 0 for a job that needs no device and only
+    takes time."""
     gang: str = ""
-    """Jobs of one gang, with one rank each, are placed all together or not at all, and end when the last is done; empty
-    for a job of its own."""
+    """Jobs of one gang, with one rank each, are placed all together or not at all, and end when the last one is done;
+    empty for a job without a gang."""
     gang_size: int = 1
     spread: float = 1.0
-    """Factor of the speed where the ranks are on several hosts, 0 to 1."""
+    """Factor of the speed if the ranks are on several hosts, 0 to 1."""
     patience_s: float = math.inf
-    """Goes away if it has not started within this time; 0 is "now or never"."""
+    """The job is withdrawn if it has not started within this time; 0: it starts at once or never."""
     run: str = ""
-    """The DAG run that it belongs to; empty for one of its own."""
+    """Its DAG run; empty for a run of its own."""
 
     def speed(self, device_class: str) -> float:
-        """Units a second on devices of that class; 0 where it can't run."""
+        """Units of work a second on devices of that class; 0 if it can't run there."""
         return self.speeds.get(device_class, self.speeds.get(ANY_DEVICE, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs in the order of their arrival, and the workers that the trace was recorded on, where it says."""
+    """Jobs in the order of their arrival, and the workers of the trace, if it names them."""
 
     name: str
     jobs: tuple[Job, ...]
@@ -81,7 +81,7 @@ class Workload:
                     )
 
     def part(self, first: int, last: int) -> Workload:
-        """The jobs from number `first` up to, and without, `last`; the others that they come after are forgotten."""
+        """The jobs from number `first` to before `last`, without the dependencies on other jobs."""
         jobs = self.jobs[first:last]
         ids = {job.id for job in jobs}
         kept = tuple(replace(job, after=tuple(before for before in job.after if before in ids)) for job in jobs)

@@ -1,6 +1,6 @@
 """Section ``openb``: how much of its accelerators a cluster of 1213 nodes can give to pods that never leave.
 
-The publisher's experiment (`simulator.traces.openb_fill`): each pod is placed at once or lost, none is moved, and none
+The publisher's experiment (`simulator.traces.openb`): each pod is placed at once or lost, none is moved, and none
 that fits somewhere is declined. What is measured is the part of all GPUs that is allocated when the pods so far
 asked for 100 and for 130 % of them. Pods a second are those of the valuation's scoreboard in one process, by its
 own CPU time.

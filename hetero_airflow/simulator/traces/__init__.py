@@ -1,8 +1,8 @@
-"""Loaders of public traces, one a file. To add one: write ``traces/<name>.py`` and add a row to `TRACES`.
+"""Loaders of public traces, one in each file. To add one: write ``traces/<name>.py`` and add a row to `TRACES`.
 
-A name is ``<data set>/<trace>``; what the second part may be is said in the loader. Nothing of the data
-sets comes with this package: put each into a folder of its name, and set HETERO_AIRFLOW_TRACES. The
-streams of `generated` are made, not read.
+A trace is named ``<data set>/<trace>``; the docstring of the loader describes the second part. This package contains no
+data: put each data set into a folder of its name, and set HETERO_AIRFLOW_TRACES to the folder that holds them. The
+streams of `generated` need no files.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ TRACES: dict[str, str] = {
     "openb": "hetero_airflow.simulator.traces.openb:load",
     "philly": "hetero_airflow.simulator.traces.philly:load",
 }
-"""Data set → loader, a function of the trace's name and of the folder that was given, see `folder.trace_folder`."""
+"""Data set → loader: a function of the trace's name and the given folder, see `folder.trace_folder`."""
 
 _NAME = re.compile(r"([a-z][a-z0-9_]{0,40})/([A-Za-z0-9][A-Za-z0-9._-]{0,80})")
 
 
 def load_trace(name: str, folder: Path | None = None) -> Workload:
-    """The workload that a name such as ``gavel/h300_seed0`` stands for.
+    """The workload of a name such as ``gavel/h300_seed0``.
 
-    :param folder: with a folder for each data set in it; None is the one that HETERO_AIRFLOW_TRACES names
-    :raises TraceError: the folder or file is missing, or the file can't be right
+    :param folder: holds a folder for each data set; None: the folder that HETERO_AIRFLOW_TRACES names
+    :raises TraceError: the folder or file is missing, or the file is wrong
     :raises RegistryError: no such data set
     """
     match = _NAME.fullmatch(name)

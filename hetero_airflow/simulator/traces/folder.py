@@ -1,4 +1,4 @@
-"""The file that a trace's name stands for, in the folder that the data sets were put into."""
+"""Finds the file of a trace in the folder of the data sets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN = 40
 
 
 def trace_folder(folder: Path | None) -> Path:
-    """That folder, or the one that the environment's HETERO_AIRFLOW_TRACES names; it must be there."""
+    """The given folder, or the one that the environment variable HETERO_AIRFLOW_TRACES names; it must exist."""
     given = folder or Path(os.environ.get(VARIABLE, ""))
     if given == Path() or not given.is_dir():
         raise TraceError(
@@ -27,9 +27,9 @@ def trace_folder(folder: Path | None) -> Path:
 
 
 def find_file(folder: Path, stem: str, suffixes: Sequence[str]) -> Path:
-    """The first of ``stem + suffix`` that is there.
+    """The first of the files ``stem + suffix`` that exists.
 
-    :raises TraceError: none is; says which names there are
+    :raises TraceError: none exists; the error names the traces that do
     """
     for suffix in suffixes:
         path = folder / f"{stem}{suffix}"

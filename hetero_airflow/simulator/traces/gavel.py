@@ -5,10 +5,10 @@ at https://github.com/stanford-futuredata/gavel, MIT licence. Two forms are read
 
 ``<name>.csv`` or ``.csv.gz``
     job_id, arrival_s, job_type, gpus, total_steps, and thr_v100, thr_p100, thr_k80: steps a second of
-    the whole job on that many devices of one worker, 0 where it can't run. In the order of arrival.
+    the whole job on that many devices of one worker, 0 if it can't run there. Sorted by arrival.
 ``<name>.trace``
-    Ten columns with tabs between and no header, as in the publisher's ``scheduler/traces``. The speeds
-    come from ``simulation_throughputs.json`` (plain or ``.gz``) beside it.
+    Ten columns separated by tabs, without a header, as in the publisher's ``scheduler/traces``. The speeds
+    come from ``simulation_throughputs.json`` (plain or ``.gz``) in the same folder.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _TRACE = (
 
 
 def load(name: str, traces: Path | None) -> Workload:
-    """The jobs of one stream; the file does not say on which cluster.
+    """The jobs of one stream; the file names no cluster.
 
-    :raises TraceError: no such file, or one that can't be right
+    :raises TraceError: there is no such file, or it is wrong
     """
     folder = trace_folder(traces) / "gavel"
     path = find_file(folder, name, (".csv.gz", ".csv", ".trace"))
@@ -44,7 +44,7 @@ def load(name: str, traces: Path | None) -> Workload:
 
 
 def request_for(models: tuple[str, ...], gpus: int) -> DeviceRequest:
-    """That many devices of any one of the models; the policy chooses.
+    """A request for that many devices of one of the models; the policy chooses the model.
 
     >>> str(request_for(("v100", "k80"), 4))
     '4 × nvidia/k80 | 4 × nvidia/v100'

@@ -1,4 +1,4 @@
-"""Gavel's measured speeds: job type × number of devices × device model, on one host and over several."""
+"""Gavel's measured speeds: job type × number of devices × device model, on one host and on several."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ Table = Mapping[tuple[str, int], Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What was measured, without the speeds of jobs that share a device."""
+    """The measured speeds, without those of jobs that share a device."""
 
     together: Table
-    """All devices on one host."""
+    """Speeds with all devices on one host."""
     apart: Table = field(default_factory=dict)
-    """On several hosts."""
+    """Speeds with devices on several hosts."""
 
     def spread(self, kind: str, gpus: int) -> float:
-        """What remains of a job's speed on several hosts, above 0 and at most 1; 1 where it was not measured.
+        """The factor of a job's speed on several hosts, above 0 and at most 1; 1 if it was not measured.
 
         `Job.spread` is one number for all models, so this is the geometric mean over the models.
 
@@ -49,7 +49,7 @@ class Speeds:
 def read_speeds(folder: Path) -> Speeds:
     """The speeds of ``simulation_throughputs.json``, plain or gzip, in the folder.
 
-    :raises TraceError: no such file, or one that can't be right
+    :raises TraceError: there is no such file, or it is wrong
     """
     path = find_file(folder, "simulation_throughputs", (".json.gz", ".json"))
     try:

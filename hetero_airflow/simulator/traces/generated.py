@@ -4,19 +4,20 @@
 ``gavel``   jobs on one device each, as in Gavel's ``single`` streams
 ``multi``   on 1 to 8, as in its ``multi`` streams
 ``philly``  lognormal durations, virtual clusters
-``bursty``  the same, with arrivals that come in bursts
-``dags``    runs of five random DAGs; rate and number are of runs, each a job for each task
+``bursty``  the same, with arrivals in bursts
+``dags``    runs of five random DAGs; rate and number count runs, and each task is a job
 =========== ======================================================================================
 
-The first two need Gavel's ``simulation_throughputs.json`` (see `traces.gavel`); the others need no data set.
+The first two need Gavel's ``simulation_throughputs.json`` (see `traces.gavel`). The others need no data set.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from hetero_airflow.errors import TraceError, shorten
@@ -43,9 +44,9 @@ _NAME = re.compile(
 
 
 def load(name: str, folder: Path | None) -> Workload:
-    """The stream of that name; it says no cluster.
+    """The stream of that name, without a cluster.
 
-    :raises TraceError: no such stream, a number out of bounds, or no measured speeds where they are needed
+    :raises TraceError: no such stream, a number out of bounds, or measured speeds are missing
     """
     match = _NAME.fullmatch(name)
     stream = _STREAMS.get(match["stream"]) if match else None
@@ -64,14 +65,11 @@ def load(name: str, folder: Path | None) -> Workload:
     return replace(workload, name=f"generated/{name}")
 
 
-def _gavel(rng: random.Random, rate: float, jobs: int, folder: Path | None) -> Workload:
+def _gavel(
+    rng: random.Random, rate: float, jobs: int, folder: Path | None, gangs: Mapping[int, float] | None = None
+) -> Workload:
     kinds = gavel_kinds(read_speeds(trace_folder(folder) / "gavel"))
-    return gavel_like(rng, jobs, _arrivals(rng, rate), kinds)
-
-
-def _multi(rng: random.Random, rate: float, jobs: int, folder: Path | None) -> Workload:
-    kinds = gavel_kinds(read_speeds(trace_folder(folder) / "gavel"))
-    return gavel_like(rng, jobs, _arrivals(rng, rate), kinds, GAVEL_GANGS)
+    return gavel_like(rng, jobs, _arrivals(rng, rate), kinds, gangs)
 
 
 def _philly(rng: random.Random, rate: float, jobs: int, folder: Path | None) -> Workload:
@@ -92,13 +90,13 @@ def _arrivals(rng: random.Random, rate: float) -> Iterator[float]:
 
 
 def _child(rng: random.Random) -> random.Random:
-    """A generator of its own for arrivals, so that another rate leaves the jobs as they are."""
+    """A separate generator for arrivals, so that another rate does not change the jobs."""
     return random.Random(int(rng.random() * 2**53))  # noqa: S311  a simulation, not a secret
 
 
 _STREAMS: dict[str, Callable[[random.Random, float, int, Path | None], Workload]] = {
     "gavel": _gavel,
-    "multi": _multi,
+    "multi": partial(_gavel, gangs=GAVEL_GANGS),
     "philly": _philly,
     "bursty": _bursty,
     "dags": _dags,

@@ -22,9 +22,6 @@ from hetero_airflow.simulator.workload import Job, Workload
 
 T = TypeVar("T")
 
-Draw = Callable[[], float]
-"""Makes the next random number."""
-
 
 @dataclass(frozen=True, slots=True)
 class JobKind:

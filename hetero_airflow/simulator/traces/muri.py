@@ -1,14 +1,14 @@
-"""Muri's traces: Philly's jobs, filled up to what a cluster of 64 GPUs can do, with durations.
+"""Muri's traces: jobs of Philly with durations, scaled to a cluster of 64 GPUs.
 
 Published with "Multi-Resource Interleaving for Deep Learning Training" (SIGCOMM 2022) at
 https://github.com/Rivendile/Muri, Apache-2.0 licence. Columns of ``<name>.csv`` (or ``.csv.gz``), among
 others: job_id, num_gpu, submit_time, iterations, model_name, batch_size, iteration_time. Times are milliseconds. In
-``<name>_pr`` all jobs are there at the start.
+``<name>_pr`` all jobs arrive at the start.
 
-The recorded mean JCTs come from ``simulator/run_sim.py``. Computed by its rules, SRTF and SRSF come out as recorded
-to the last digit, with one pool of 64 devices as with 8 hosts of 8. The rules: an iteration takes 1.015 times its
-``iteration_time``; at each arrival and each end all jobs are sorted by what remains and placed anew, one that does
-not fit being passed over; and each job that ran before and runs on pays `restart_s`, whether it was moved or not.
+The recorded mean JCTs come from ``simulator/run_sim.py``. By its rules, SRTF and SRSF give the recorded values to the
+last digit, with one pool of 64 devices and with 8 hosts of 8. The rules: an iteration takes 1.015 times its
+``iteration_time``; at each arrival and each end, all jobs are sorted by their remaining work and placed again, and a
+job that does not fit is skipped; each job that ran before and goes on pays `restart_s`, even if it did not move.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hetero_airflow.simulator.workload import Job, Workload
 
 GPUS = 64
 SLOWDOWN = 1.015
-"""Of each iteration, for the measuring in it (``itertime_overhead_list`` of the publisher's simulator)."""
+"""Factor of each iteration, for measuring in it (``itertime_overhead_list`` of the publisher's simulator)."""
 
 _RESTART_S = {
     1: {"vgg16": 7, "vgg19": 7, "resnet18": 4, "shufflenet_v2_x1_0": 4, "bert": 10, "gpt2": 10, "a2c": 38, "dqn": 5},
@@ -35,15 +35,15 @@ _RESTART_S = {
     16: {"vgg16": 9, "vgg19": 10, "resnet18": 7, "shufflenet_v2_x1_0": 7, "bert": 10, "gpt2": 10, "a2c": 46, "dqn": 8},
     32: {"vgg16": 10, "vgg19": 10, "resnet18": 7, "shufflenet_v2_x1_0": 8, "bert": 10, "gpt2": 10, "a2c": 46, "dqn": 8},
 }
-"""GPUs → model → seconds that a start takes, as measured by the publisher (``overhead_dict``)."""
+"""GPUs → model → seconds that a start takes, as the publisher measured (``overhead_dict``)."""
 
 _COLUMNS = ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "batch_size", "iteration_time")
 
 
 def load(name: str, traces: Path | None) -> Workload:
-    """The jobs of one trace, whose work is in seconds, and one worker of 64 GPUs.
+    """The jobs of one trace, with work in seconds, and one worker with 64 GPUs.
 
-    :raises TraceError: no such file, or one that can't be right
+    :raises TraceError: there is no such file, or it is wrong
     """
     folder = trace_folder(traces) / "muri"
     path = find_file(folder, name, (".csv.gz", ".csv"))
@@ -52,7 +52,7 @@ def load(name: str, traces: Path | None) -> Workload:
 
 
 def restart_s(job: Job) -> float:
-    """Seconds that each start of a job of these traces takes; 10 for a model that was not measured.
+    """Seconds that a start of a job takes; 10 for a model that was not measured.
 
     >>> restart_s(Job("0", 0.0, DeviceRequest.parse("gpu:8"), 1.0, task="a2c 64 x8"))
     46

@@ -7,19 +7,21 @@ https://github.com/hkust-adsl/kubernetes-scheduler-simulator, Apache-2.0 licence
 ``openb_node_list_gpu_node.csv`` (or ``.csv.gz``)
     sn, cpu_milli, memory_mib, gpu, model
 ``openb_pod_list_<mix>.csv``
-    name, cpu_milli, memory_mib, num_gpu, gpu_milli (of each GPU; 1000 is a whole one), and in most of them
-    gpu_spec (``V100M16|V100M32``: the models that will do), qos, creation_time, deletion_time and
-    scheduled_time (seconds; none if the pod never ran)
+    name, cpu_milli, memory_mib, num_gpu, gpu_milli (of each GPU; 1000 is a whole GPU), and in most of them
+    gpu_spec (``V100M16|V100M32``: the accepted models), qos, creation_time, deletion_time and
+    scheduled_time (seconds; empty if the pod never ran)
 
-``openb/<mix>`` replays a list by its times. ``openb/<mix>_fill1.3_seed42`` is the publisher's experiment instead:
-pods arrive one after another and never leave, until they ask for 1.3 times the GPUs that there are.
+``openb/<mix>`` replays a list by its times. ``openb/<mix>_fill1.3_seed42`` is the publisher's experiment instead: pods
+arrive one after another and never leave, until they request 1.3 times the GPUs of the cluster.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -28,15 +30,17 @@ from hetero_airflow.model.request import MAX_COUNT, DeviceRequest
 from hetero_airflow.model.worker import MAX_DEVICES, Worker
 from hetero_airflow.simulator.cluster import simulated_worker
 from hetero_airflow.simulator.traces.folder import find_file, trace_folder
-from hetero_airflow.simulator.traces.openb_fill import fill
 from hetero_airflow.simulator.traces.rows import Row, csv_rows, unique
 from hetero_airflow.simulator.workload import Job, Workload
 
 CORE_MILLI = 100
-"""One core of the simulated CPUs is a tenth of a real one, since cores are leased whole and 5603 of the 8152
-pods of the default mix ask for a fraction: rounded up to cores they ask for 3.8 % more CPU, to tenths for 0.2 %.
-At 130 % of the GPUs they ask for 104 % of the CPUs, so that this matters."""
+"""One core of the simulated CPUs is a tenth of a real one. Cores are leased whole, and 5603 of the 8152 pods of the
+default mix request a fraction: rounded up to cores they request 3.8 % more CPU, rounded up to tenths 0.2 %. This
+matters, since they request 104 % of the CPUs when they request 130 % of the GPUs."""
 
+FOREVER_S = 1e8
+"""Three years: after any arrival, and before the end of the simulator's leases."""
+_MAX_DEMAND = 10.0
 _NODE = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 _POD = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 _TIMES = ("creation_time", "deletion_time", "scheduled_time")
@@ -48,7 +52,7 @@ _SUFFIXES = (".csv.gz", ".csv")
 def load(name: str, traces: Path | None) -> Workload:
     """The pods of one mix on the nodes that have GPUs.
 
-    :raises TraceError: no such file, one that can't be right, or a mix without times to replay
+    :raises TraceError: there is no such file, it is wrong, or the mix has no times to replay
     """
     folder = trace_folder(traces) / "openb"
     wanted = _FILL.fullmatch(name)
@@ -107,7 +111,7 @@ def _pods(rows: Iterator[Row], there: frozenset[str]) -> Iterator[Job]:
 
 
 def _times(row: Row) -> tuple[float, float]:
-    """When the pod arrived, and for how long it ran; one that never ran, for as long as it was there."""
+    """When the pod arrived, and how long it ran; if it never ran, how long it existed."""
     if "creation_time" not in row.fields:
         return 0.0, 1.0
     created, deleted = row.number("creation_time"), row.number("deletion_time")
@@ -118,7 +122,7 @@ def _times(row: Row) -> tuple[float, float]:
 
 
 def _allowed(row: Row, there: frozenset[str]) -> tuple[str, ...]:
-    """The models that will do, without those that no node has; none is any."""
+    """The models that the pod accepts and some node has; empty for any model."""
     spec = row.fields.get("gpu_spec", "")
     models = sorted({_model(row, "gpu_spec", word) for word in spec.split("|")}) if spec else []
     if models and there.isdisjoint(models):
@@ -142,3 +146,46 @@ def _request(gpus: int, milli: int, cores: int, memory_mib: int, models: tuple[s
     if not models:
         return DeviceRequest.parse("gpu", quota=quota)
     return DeviceRequest.parse({f"nvidia/{model}" for model in models}, quota=quota)
+
+
+def fill(workload: Workload, demand: float, seed: int) -> Workload:
+    """The jobs in random order, one a second, without an end, so that they request `demand` of the accelerators.
+
+    As ``TunePodsByNodeTotalResource`` of the publisher's simulator, it adds copies of random pods, or removes random
+    pods, until all together request just below `demand` × the accelerators; then it shuffles them. A job that can't
+    be placed at once is lost. The random numbers are Python's, not Go's, so a seed here is not a published one.
+    """
+    offered = sum(device.kind != "cpu" for worker in workload.workers for device in worker.devices)
+    limit, rng = demand * offered, random.Random(seed)  # noqa: S311  a simulation, not a secret
+    if not 0 < demand <= _MAX_DEMAND or not any(requested_devices(job.request) for job in workload.jobs):
+        raise TraceError(
+            f"{workload.name}, filled to {demand:g} of its accelerators",
+            found=f"a demand outside of 0 to {_MAX_DEMAND:g}, or no job that asks for an accelerator",
+            remedy="Write it as openb/default_fill1.3_seed42",
+        )
+    jobs = list(workload.jobs)
+    requested = sum(requested_devices(job.request) for job in jobs)
+    while requested > limit:
+        requested -= requested_devices(jobs.pop(rng.randrange(len(jobs))).request)
+    for number in range(10 * len(workload.jobs)):
+        job = workload.jobs[rng.randrange(len(workload.jobs))]
+        requested += requested_devices(job.request)
+        if requested > limit:
+            break
+        jobs.append(replace(job, id=f"{job.id}-copy-{number}"))
+    rng.shuffle(jobs)
+    return replace(workload, jobs=tuple(_at(job, second) for second, job in enumerate(jobs)))
+
+
+def _at(job: Job, second: int) -> Job:
+    return replace(job, arrival_s=float(second), work=FOREVER_S, patience_s=0.0)
+
+
+def requested_devices(request: DeviceRequest | None) -> float:
+    """Accelerators of the first alternative; a share counts as its fraction, CPU cores not at all.
+
+    >>> requested_devices(DeviceRequest.parse("gpu:0.5")), requested_devices(DeviceRequest.parse("cpu:4"))
+    (0.5, 0.0)
+    """
+    first = request.alternatives[0] if request else None
+    return 0.0 if first is None or first.kind == "cpu" else first.count * first.share_milli / 1000

@@ -1,10 +1,10 @@
-"""Microsoft's Philly traces: when jobs were submitted, how long they ran, on how many GPUs, for which virtual cluster.
+"""Microsoft's Philly traces: submission, duration, number of GPUs and virtual cluster of each job.
 
 Published with "Analysis of Large-Scale Multi-Tenant GPU Clusters for DNN Training Workloads" (USENIX ATC 2019) at
-https://github.com/msr-fiddle/philly-traces, CC BY 4.0. Read here is the form into which others have filtered them,
+https://github.com/msr-fiddle/philly-traces, CC BY 4.0. This loader reads the form into which others have filtered them,
 ``philly_<months>.csv`` (or ``.csv.gz``): timestamp (``2017-10-09 07:01:55``), duration in seconds, num_gpus, gpu_time,
-cluster; and ``philly_vc.csv``: vc, node num. The publisher does not say which GPUs, and the copy not how many a node
-has, so that a trace has no workers of its own.
+cluster. The publisher does not name the GPUs, and the filtered files do not tell how many a node has, so a trace has no
+workers.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _TIMESTAMP = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}"
 
 
 def load(name: str, traces: Path | None) -> Workload:
-    """The jobs that were submitted in one month (``2017-10``), by time; 0 is when the first of them was.
+    """The jobs that were submitted in one month (``2017-10``), sorted by time, from second 0 on.
 
-    The files are in no order; jobs of the same second keep that of their lines. The id is the file's name
-    and the line, since the data has none; two equal lines are two jobs.
+    The files are not sorted; jobs of the same second keep the order of their lines. The data has no ids, so the id is
+    the name of the file and the line; two equal lines are two jobs.
 
-    :raises TraceError: no such month, or a file that can't be right
+    :raises TraceError: there is no such month, or a file is wrong
     """
     if _MONTH.fullmatch(name) is None:
         raise TraceError(f"the trace philly/{shorten(name)}", found="no month", remedy='Write it as "philly/2017-10"')

@@ -1,7 +1,7 @@
-"""Rows of a trace file, one at a time, each of which can say what is wrong with it.
+"""Reads the rows of a trace file, and checks their fields.
 
-Files come from strangers: they are read as a stream, every line, number and text has a bound, and what
-can't be right is refused with the file, the line, the field and what to do.
+Files may come from anybody. They are read as a stream, and every line, number and text has a bound. An error names the
+file, the line, the field and what to do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_LINE_BYTES = 10_000
 MAX_ROWS = 1_000_000
 MAX_TEXT = 200
 MAX_NUMBER = 1e15
-"""Above every number of the public traces by a factor of 1000, and still exact as a float."""
+"""1000 times the largest number of the public traces, and still exact as a float."""
 
 _NUMBER = re.compile(r"[+-]?[0-9]{1,20}(\.[0-9]{0,40})?([eE][+-]?[0-9]{1,3})?")
 
@@ -42,7 +42,7 @@ class Row:
     fields: Mapping[str, str]
 
     def wrong(self, field: str, found: str, remedy: str = "Mend the line or remove it") -> TraceError:
-        """The error that says so of a field of this line."""
+        """The error about a field of this line."""
         where = f"{self.file}, line {self.line}, {field}={shorten(self.fields.get(field))}"
         return TraceError(where, found=found, remedy=remedy, line=self.line, field=field)
 
@@ -93,12 +93,12 @@ def csv_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
 
 
 def tab_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    """The rows of a file without a header, whose fields are `columns`, with tabs between."""
+    """The rows of a file without a header, whose fields are `columns`, separated by tabs."""
     return _rows(path, _lines(path), columns, 1, lambda line: line.split("\t"))
 
 
 def unique(rows: Iterable[Row], field: str) -> Iterator[Row]:
-    """The rows, of which no two may have the same value."""
+    """The rows; no two may have the same value of the field."""
     lines: dict[str, int] = {}
     for row in rows:
         first = lines.setdefault(row.fields[field], row.line)
@@ -108,7 +108,7 @@ def unique(rows: Iterable[Row], field: str) -> Iterator[Row]:
 
 
 def in_order(rows: Iterable[Row], field: str) -> Iterator[Row]:
-    """The rows, of which none may have a smaller number than the one before."""
+    """The rows; the number in the field may not decrease."""
     last = 0.0
     for row in rows:
         number = row.number(field)
@@ -124,7 +124,7 @@ def _split_csv(line: str) -> list[str]:
 
 
 def read_whole(path: Path, limit_bytes: int) -> bytes:
-    """All of a file, plain or gzip, which must not be longer than that."""
+    """The content of a file, plain or gzip, which must not be longer than the limit."""
     with _open(path) as file:
         content = _guarded(path, None, lambda: file.read(limit_bytes + 1))
     if len(content) > limit_bytes:
