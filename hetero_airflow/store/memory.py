@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import takewhile
 from typing import Any
@@ -45,21 +45,12 @@ class _RequestRecord:
     ended_at: datetime | None = None
     cause: str = ""
     lease_ids: tuple[str, ...] = ()
+    decisions: list[tuple[datetime, Decision]] = field(default_factory=list)
+    """Oldest first."""
     newest: Decision | None = None
-    """Since the request was submitted."""
-    decided_at: datetime | None = None
-    """When the newest decision was made."""
+    """The newest decision since the request was submitted."""
     delay: Reason | None = None
     """Why a placed request does not run yet."""
-    before: list[tuple[datetime, Decision]] | None = None
-    """The earlier decisions, if there are any and history is kept."""
-
-    @property
-    def decisions(self) -> Iterator[tuple[datetime, Decision]]:
-        """All that are kept, newest first."""
-        if self.newest is not None and self.decided_at is not None:
-            yield self.decided_at, self.newest
-        yield from reversed(self.before or ())
 
 
 class MemoryStore(MemoryWorkers):
@@ -92,8 +83,6 @@ class MemoryStore(MemoryWorkers):
             StartDelayed: self._delay,
         }
         """Type of event → records one, and returns whether a snapshot shows the change."""
-
-    # -- Store ---------------------------------------------------------------------------------------------------------
 
     def record(self, events: Sequence[StoreEvent], now: datetime) -> None:
         """Record the events in order."""
@@ -163,8 +152,6 @@ class MemoryStore(MemoryWorkers):
         self._sequence += 1
         return moved
 
-    # -- History -------------------------------------------------------------------------------------------------------
-
     def request_history(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> RequestHistory | None:
         """The newest request of a task instance, or None if it never had one."""
         task = (dag_id, run_id, task_id, map_index)
@@ -172,7 +159,7 @@ class MemoryStore(MemoryWorkers):
         if not requests:
             return None
         newest = max(requests, key=lambda r: (r.pending.submitted_at, r.pending.try_number, r.pending.id))
-        decisions = [decision_json(decision_columns(decision), at) for at, decision in newest.decisions]
+        decisions = [decision_json(decision_columns(decision), at) for at, decision in reversed(newest.decisions)]
         if newest.delay is not None:
             decisions[0]["reason"] = REASON.dump_python(newest.delay, mode="json", exclude_none=True)
         leases = tuple(self._leases[lease_id] for lease_id in newest.lease_ids)
@@ -190,10 +177,8 @@ class MemoryStore(MemoryWorkers):
             self._delete(request_id)
         for request in self._requests.values():
             if request.state == "waiting":
-                request.before = None if request.newest is not None else [*request.decisions][:1] or None
+                del request.decisions[:-1]
         return len(old)
-
-    # -- requests and leases -------------------------------------------------------------------------------------------
 
     def _submit(self, event: RequestSubmitted, now: datetime) -> bool:
         pending = event.pending
@@ -202,7 +187,7 @@ class MemoryStore(MemoryWorkers):
             self._requests[pending.id] = _RequestRecord(pending)
         elif request.state == "ended":
             request.pending, request.state, request.ended_at, request.cause = pending, "waiting", None, ""
-            self._archive_decision(request)
+            request.newest = request.delay = None
         else:
             return False
         self._builder.put_pending(pending)
@@ -285,15 +270,10 @@ class MemoryStore(MemoryWorkers):
     def _keep_decision(self, request: _RequestRecord, decision: Decision, now: datetime) -> None:
         if isinstance(decision, Wait) and decision == request.newest:
             return
-        self._archive_decision(request)
-        request.newest, request.decided_at = decision, now
-
-    def _archive_decision(self, request: _RequestRecord) -> None:
-        """Move the newest decision to the earlier ones."""
-        if self._keeps_history and request.newest is not None and request.decided_at is not None:
-            request.before = request.before or []
-            request.before.append((request.decided_at, request.newest))
-        request.newest = request.delay = None
+        if not self._keeps_history:
+            request.decisions.clear()
+        request.decisions.append((now, decision))
+        request.newest, request.delay = decision, None
 
 
 def _task_instance(pending: PendingRequest) -> tuple[str, str, str, int]:

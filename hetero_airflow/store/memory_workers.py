@@ -62,8 +62,6 @@ class MemoryWorkers:
         """(worker id, CPU id) → leased cores."""
         self._server: ServerHeartbeat | None = None
 
-    # -- events --------------------------------------------------------------------------------------------------------
-
     def _see(self, event: WorkerSeen, now: datetime) -> bool:
         record = self._workers.get(event.worker.id)
         may_be_online = self._may_be_online(record, event)
@@ -147,8 +145,6 @@ class MemoryWorkers:
         usage = {device_id: device.usage for device_id, device in record.devices.items()}
         self._builder.put_usage(worker_id, usage, replace=True)
 
-    # -- leases --------------------------------------------------------------------------------------------------------
-
     def _take(self, place: Place, now: datetime) -> tuple[Claim, ...] | None:
         """Take the devices of a placement: its claims with their cores, or None if one of them does not fit."""
         record = self._workers.get(place.worker_id)
@@ -189,8 +185,6 @@ class MemoryWorkers:
             else:
                 record.devices[claim.device_id] = device
                 self._builder.put_usage(lease.worker_id, {claim.device_id: device.usage})
-
-    # -- reads ---------------------------------------------------------------------------------------------------------
 
     def telemetry(self) -> dict[tuple[str, str], Telemetry]:
         """(worker id, device id) → last reading."""

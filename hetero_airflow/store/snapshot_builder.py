@@ -39,7 +39,7 @@ class SnapshotBuilder:
         self._changed.add("workers")
         if ordered != self._holds.get(worker.id, ()):
             self._holds[worker.id] = ordered
-            self._changed.add("bars")
+            self._changed.add("holds")
 
     def put_usage(self, worker_id: str, usage: Mapping[str, DeviceUsage], *, replace: bool = False) -> None:
         """Set the usage of some of a worker's devices, or with `replace` of all of them."""
@@ -116,7 +116,7 @@ class SnapshotBuilder:
                 self._dag_tokens.copy() if "dag_tokens" in changed else last.dag_tokens,
                 self._holders.copy() if "holders" in changed else last.holders,
                 holds=tuple(hold for _, holds in sorted(self._holds.items()) for hold in holds)
-                if "bars" in changed
+                if "holds" in changed
                 else last.holds,
             )
             self._changed = set()

@@ -7,10 +7,10 @@
 ``plan_commit.py``       commits a plan: grants leases, refuses requests, stores decisions
 ``device_ledger.py``     what is free on the devices of a plan
 ``leases.py``            renews and ends leases
-``reads.py``             reads snapshots and histories; ``runs.py``, ``presence.py`` and ``queue.py`` the rest
+``reads.py``             reads snapshots, histories and runs; ``presence.py`` and ``queue.py`` the rest
 ``json_rows.py``         one statement for many rows
 ``worker_keys.py``       who may speak for a worker: enrolment and revocation of keys
-``agent_messages.py``    records the messages of agents; ``contested_devices.py`` what two agents both offer
+``agent_messages.py``    records the messages of agents
 ======================== ===========================================================================
 
 New statements work on all rows at once (``json_rows.py``) and run inside `write_transaction` or `read_transaction`.

@@ -4,6 +4,9 @@ One transaction checks the key and records the message, so a revocation takes ef
 message carries a nonce that must be greater than the last one, so a message is accepted only once. Rejected:
 remembering the ids of tokens until they expire. Each API server would do so on its own, so another server, or the same
 one after a restart, would accept the message again.
+
+Two agents can run on one host or in two containers that see one GPU, or an agent can lie. A device that two workers
+offer would be leased twice. So the second worker gets it only when the first is gone with all its leases.
 """
 
 from __future__ import annotations
@@ -14,19 +17,21 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, func, select, update
+from sqlalchemy import Connection, Row, bindparam, func, or_, select, update
 
 from hetero_airflow.health.transitions import HealthChanged
+from hetero_airflow.model.device import Device
 from hetero_airflow.model.hold import HoldKind
 from hetero_airflow.model.lease import TERMINAL
-from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.store import tables
-from hetero_airflow.store.sql.contested_devices import without_contested
 from hetero_airflow.store.sql.events import record_events
 from hetero_airflow.store.sql.transaction import WriteTransaction, chunks
 from hetero_airflow.store.store import HoldLifted, StoreEvent, WorkerAlive, WorkerLost, WorkerSeen
 
 _KEY, _LEASE, _HELD, _HOLD = tables.worker_key.c, tables.lease.c, tables.lease_device.c, tables.hold.c
+_UNIQUE = ("GPU-", "MIG-")
+"""Prefixes of ids that are unique everywhere: NVML's UUIDs. All other ids are unique on one host only."""
 _UPDATE_NONCE = update(tables.worker_key).where(_KEY.worker_id == bindparam("key"))
 
 
@@ -139,7 +144,7 @@ class _MessageBatch:
     def events(self, message: AgentMessage) -> Iterator[StoreEvent]:
         worker_id = message.worker_id
         if isinstance(message.event, WorkerSeen):
-            worker, self.contested[worker_id] = without_contested(self._transaction, message.event.worker)
+            worker, self.contested[worker_id] = _without_contested(self._transaction, message.event.worker)
             yield replace(message.event, worker=worker)
         else:
             yield message.event
@@ -163,6 +168,47 @@ class _MessageBatch:
             for worker_id, (nonce, instance) in self._latest.items()
             if (nonce, instance) != (self._keys[worker_id].nonce, self._keys[worker_id].instance)
         ]
+
+
+def _without_contested(transaction: WriteTransaction, worker: Worker) -> tuple[Worker, tuple[str, ...]]:
+    """The worker with the devices that another worker offers made not leasable, and the ids of these devices.
+
+    Only real accelerators count: simulated devices share names, and cgroups divide the CPU of a host.
+    """
+    ids = [device.id for device in worker.devices if _can_be_contested(device) and device.leasable]
+    owners = _read_owners(transaction, worker, ids)
+    if not owners:
+        return worker, ()
+    devices = tuple(_made_contested(device, owners.get(device.id)) for device in worker.devices)
+    return worker.model_copy(update={"devices": devices}), tuple(owners)
+
+
+def _can_be_contested(device: Device) -> bool:
+    return device.kind != "cpu" and not device.simulated
+
+
+def _read_owners(transaction: WriteTransaction, worker: Worker, ids: list[str]) -> dict[str, str]:
+    """Device id → the other worker that offers it."""
+    device, owner = tables.device.c, tables.worker.c
+    query = (
+        select(device.id, device.worker_id, owner.inventory)
+        .join(tables.worker, owner.id == device.worker_id)
+        .where(device.leasable, device.worker_id != worker.id)
+        .where(or_(owner.state == WorkerState.ONLINE, device.used_milli > 0))
+    )
+    return {
+        row.id: row.worker_id
+        for chunk in chunks(ids)
+        for row in transaction.connection.execute(query.where(device.id.in_(chunk)))
+        if row.id.startswith(_UNIQUE) or Worker.model_validate_json(row.inventory).host == worker.host
+    }
+
+
+def _made_contested(device: Device, owner: str | None) -> Device:
+    if owner is None:
+        return device
+    text = f"worker {owner} offers it already: run one agent for each device"
+    return device.model_copy(update={"leasable": False, "problem": text[:500]})
 
 
 def _read_digests(transaction: WriteTransaction, worker_ids: Iterable[str]) -> dict[str, str]:

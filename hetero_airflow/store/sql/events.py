@@ -35,12 +35,9 @@ from hetero_airflow.store.store import (
 
 _WORKER, _DEVICE, _REQUEST = tables.worker.c, tables.device.c, tables.request.c
 _UPDATE_WORKER = update(tables.worker).where(_WORKER.id == bindparam("key"))
-_UPDATE_DEVICE = update(tables.device).where(
-    _DEVICE.worker_id == bindparam("worker_key"), _DEVICE.id == bindparam("key")
-)
-_DELETE_DEVICE = delete(tables.device).where(
-    _DEVICE.worker_id == bindparam("worker_key"), _DEVICE.id == bindparam("key")
-)
+_IS_DEVICE = (_DEVICE.worker_id == bindparam("worker_key"), _DEVICE.id == bindparam("key"))
+_UPDATE_DEVICE = update(tables.device).where(*_IS_DEVICE)
+_DELETE_DEVICE = delete(tables.device).where(*_IS_DEVICE)
 _UPDATE_REQUEST = update(tables.request).where(_REQUEST.id == bindparam("key"))
 _SAVE = update(tables.lease).where(
     tables.lease.c.id == bindparam("key"),

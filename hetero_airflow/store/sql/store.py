@@ -25,8 +25,7 @@ from hetero_airflow.store.sql.holds import read_health
 from hetero_airflow.store.sql.leases import move_leases, renew_leases
 from hetero_airflow.store.sql.plan_commit import PlacementConflict, PlanCommit, WaitDigests, read_newest_decisions
 from hetero_airflow.store.sql.presence import read_heartbeats, read_last_seen, read_server_heartbeat
-from hetero_airflow.store.sql.reads import apply_changes, read_request_history, read_telemetry
-from hetero_airflow.store.sql.runs import read_runs
+from hetero_airflow.store.sql.reads import apply_changes, read_request_history, read_runs, read_telemetry
 from hetero_airflow.store.sql.transaction import chunks, read_state, read_transaction, write_transaction
 from hetero_airflow.store.store import CommitResult, LeaseMove, RequestHistory, StoreEvent
 
@@ -49,8 +48,6 @@ class SqlStore:
         self._builder: SnapshotBuilder | None = None
         self._sequence = 0
         self._lock = Lock()
-
-    # -- Store ---------------------------------------------------------------------------------------------------------
 
     def record(self, events: Sequence[StoreEvent], now: datetime) -> None:
         """Record the events in order."""
@@ -104,8 +101,6 @@ class SqlStore:
         with write_transaction(self._engine, self._lock_timeout_s) as transaction:
             return move_leases(transaction, moves, now)
 
-    # -- History -------------------------------------------------------------------------------------------------------
-
     def request_history(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> RequestHistory | None:
         """The newest request of a task instance, or None if it never had one."""
         with read_transaction(self._engine) as connection:
@@ -150,8 +145,6 @@ class SqlStore:
             if old:
                 connection.execute(update(tables.state).values(pruned=tables.state.c.sequence))
             return len(old)
-
-    # -- Presence ------------------------------------------------------------------------------------------------------
 
     def last_seen(self) -> dict[str, datetime]:
         """Worker id → time of its last heartbeat."""
