@@ -43,7 +43,7 @@ class RefusedByServer(IdentityError):
 
 
 class ServerConnection:
-    """Speaks for one worker.
+    """Speaks for one worker. Its methods raise `ServerUnreachable` without an answer, `RefusedByServer` for a refusal.
 
     :param url: of Airflow's API server, as browsers reach it: ``https://airflow.example:8080``
     """
@@ -56,28 +56,16 @@ class ServerConnection:
         self._http = httpx.Client(base_url=f"{self._url}{PREFIX}", timeout=TIMEOUT_S)
 
     def enrol(self, secret: str) -> None:
-        """Send the public key to the server. May be repeated.
-
-        :raises ServerUnreachable: no answer
-        :raises RefusedByServer: the secret does not enrol this worker
-        """
+        """Send the public key to the server. May be repeated."""
         body = Enrolment(worker=self._worker_id, public_key=public_key_hex(self._key))
         self._send("POST", ENROLMENT_PATH, body, secret)
 
     def send_inventory(self, report: InventoryReport) -> ServerReply:
-        """Send the inventory.
-
-        :raises ServerUnreachable: no answer
-        :raises RefusedByServer: the server does not accept it
-        """
+        """Send the inventory."""
         return self._exchange("PUT", INVENTORY_PATH, report)
 
     def send_heartbeat(self, heartbeat: Heartbeat) -> ServerReply:
-        """Send a heartbeat.
-
-        :raises ServerUnreachable: no answer
-        :raises RefusedByServer: the server does not accept it
-        """
+        """Send a heartbeat."""
         return self._exchange("POST", HEARTBEAT_PATH, heartbeat)
 
     def close(self) -> None:

@@ -101,37 +101,43 @@ def _check_printable(name: str) -> str:
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256), AfterValidator(_check_printable)]
 
 
-def is_sane(reading: Telemetry) -> bool:
-    """Whether each number of a reading is one that can be: finite, and within what hardware has.
+_LIMITS: dict[str, tuple[float, float]] = {
+    "memory_free_bytes": (0, MAX_BYTES),
+    "utilization": (0, 1),
+    "temperature_c": (-300, 10_000),
+    "power_w": (0, 1e6),
+    "pcie_sent_bytes_per_s": (0, MAX_BYTES),
+    "pcie_received_bytes_per_s": (0, MAX_BYTES),
+    "ecc_errors": (0, 2**53),
+    "xid": (0, 10_000),
+}
+"""Number of a reading → its possible range; NaN is in none."""
 
-    >>> is_sane(Telemetry(device_id="GPU-0", power_w=70.5)), is_sane(Telemetry(device_id="GPU-0", memory_free_bytes=-1))
-    (True, False)
+
+def _is_possible(reading: Telemetry) -> bool:
+    values = ((getattr(reading, name), limits) for name, limits in _LIMITS.items())
+    return all(value is None or low <= value <= high for value, (low, high) in values)
+
+
+def valid_readings(readings: Iterable[Telemetry]) -> tuple[Telemetry, ...]:
+    """The readings that a server accepts.
+
+    >>> sent = Telemetry(device_id="GPU-0", power_w=70.5), Telemetry(device_id="GPU-1", memory_free_bytes=-1)
+    >>> [reading.device_id for reading in valid_readings(sent)]
+    ['GPU-0']
     """
-    return (
-        _is_within(reading.memory_free_bytes, 0, MAX_BYTES)
-        and _is_within(reading.utilization, 0, 1)
-        and _is_within(reading.temperature_c, -300, 10_000)
-        and _is_within(reading.power_w, 0, 1e6)
-        and _is_within(reading.pcie_sent_bytes_per_s, 0, MAX_BYTES)
-        and _is_within(reading.pcie_received_bytes_per_s, 0, MAX_BYTES)
-        and _is_within(reading.ecc_errors, 0, 2**53)
-        and _is_within(reading.xid, 0, 10_000)
-    )
+    return tuple(reading for reading in readings if _is_possible(reading))
 
 
-def _is_within(value: float | None, low: float, high: float) -> bool:
-    return value is None or low <= value <= high  # which no NaN is
-
-
-def _are_sane(readings: tuple[Telemetry, ...]) -> tuple[Telemetry, ...]:
+def _check_readings(readings: tuple[Telemetry, ...]) -> tuple[Telemetry, ...]:
     for reading in readings:
         _check_printable(reading.device_id)
-        if not is_sane(reading):
-            raise ValueError("a number is negative, not finite, or larger than hardware has")
+        if not _is_possible(reading):
+            raise ValueError("a number is negative, not finite, or larger than any hardware has")
     return readings
 
 
-Readings = Annotated[tuple[Telemetry, ...], FailFast(), Field(max_length=MAX_DEVICES), AfterValidator(_are_sane)]
+Readings = Annotated[tuple[Telemetry, ...], FailFast(), Field(max_length=MAX_DEVICES), AfterValidator(_check_readings)]
 
 
 def _check_lease_ids(leases: frozenset[str]) -> frozenset[str]:
@@ -236,11 +242,6 @@ class ServerReply(BaseModel):
     lost gets no task."""
     contested: tuple[str, ...] = ()
     """Ids of devices that another worker offers: they get no task here. The agent reports them again later."""
-
-
-def valid_readings(readings: Iterable[Telemetry]) -> tuple[Telemetry, ...]:
-    """The readings that a server accepts."""
-    return tuple(reading for reading in readings if is_sane(reading))
 
 
 def read_body(model: type[M], body: bytes) -> M:

@@ -60,7 +60,7 @@ class DeviceLedger:
             return
         pairs = {(place.worker_id, claim.device_id) for place in places for claim in place.claims}
         wanted = [{"worker_key": worker_id, "key": key} for worker_id, key in sorted(pairs)]
-        rows = transaction.read_by_rows(_read_devices(transaction.dialect), wanted, online=WorkerState.ONLINE)
+        rows = transaction.read_by_rows(_read_devices, wanted, online=WorkerState.ONLINE)
         on_hold = read_devices_on_hold(transaction.connection, {row.worker_id for row in rows if row.has_holds})
         for row in rows:
             memory = None if row.capacity_memory_bytes is None else row.capacity_memory_bytes - row.used_memory_bytes
@@ -72,7 +72,7 @@ class DeviceLedger:
                 () if row.inventory is None else _cores(row.inventory),
             )
         cpus = [{"worker_key": key[0], "key": key[1]} for key, free in self._devices.items() if free.kind == "cpu"]
-        for row in transaction.read_by_rows(_read_cores(transaction.dialect), cpus):
+        for row in transaction.read_by_rows(_read_cores, cpus):
             self._devices[row.worker_id, row.device_id].taken.update(CORES.validate_json(row.cores))
 
     def take(self, place: Place) -> tuple[Claim, ...] | None:

@@ -15,10 +15,11 @@ from hetero_airflow.model.lease import TERMINAL
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.store import tables
-from hetero_airflow.store.codec import LEASES, READINGS, REASON, SERVED, clean_cause, digest
+from hetero_airflow.store.codec import LEASES, READINGS, REASON, SERVED, digest
 from hetero_airflow.store.inventory import DeviceRecord, merge_inventory
 from hetero_airflow.store.sql.holds import HoldEvent, write_holds
 from hetero_airflow.store.sql.json_rows import json_table, key_rows
+from hetero_airflow.store.sql.leases import end_requests
 from hetero_airflow.store.sql.presence import holds_all_leases, read_reported_leases, record_server_heartbeat
 from hetero_airflow.store.sql.transaction import WriteTransaction, chunks
 from hetero_airflow.store.store import (
@@ -176,7 +177,8 @@ class _WorkerBatch:
             )
             for row in rows
         }
-        after = merge_inventory(before, worker, self._last_seen(worker.id))
+        last_seen = select(tables.telemetry.c.seen_at).where(tables.telemetry.c.worker_id == worker.id)
+        after = merge_inventory(before, worker, connection.execute(last_seen).scalar_one())
         known = {row.id: _device_columns(before[row.id], row.position) for row in rows}
         wanted = {key: _device_columns(record, position) for position, (key, record) in enumerate(after.items())}
         new = [
@@ -194,12 +196,6 @@ class _WorkerBatch:
         self._transaction.execute_many(_UPDATE_DEVICE, changed)
         self._transaction.execute_many(insert(tables.device), new)
         return bool(new or changed or gone)
-
-    def _last_seen(self, worker_id: str) -> datetime:
-        column = tables.telemetry.c.seen_at
-        query = select(column).where(tables.telemetry.c.worker_id == worker_id)
-        seen_at: datetime = self._transaction.connection.execute(query).scalar_one()
-        return seen_at
 
     def _lose(self, worker_id: str) -> None:
         known = self._known.get(worker_id)
@@ -231,27 +227,23 @@ def _write_requests(
     transaction: WriteTransaction, events: Sequence[RequestSubmitted | RequestWithdrawn], now: datetime
 ) -> None:
     ids = {event.request_id for event in events}
-    known = transaction.read_by_rows(_states(transaction.dialect), key_rows(ids))
-    states: dict[str, str] = {row.id: row.state for row in known}
+    states: dict[str, str] = {row.id: row.state for row in transaction.read_by_rows(_states, key_rows(ids))}
     stored = frozenset(states)
     rows: dict[str, dict[str, Any]] = {}
-    endings: dict[str, dict[str, Any]] = {}
+    causes: dict[str, str] = {}
     for event in events:
-        if isinstance(event, RequestSubmitted):
-            pending = event.pending
-            if states.get(pending.id, "ended") == "ended":
-                rows[pending.id] = _request_columns(pending) | {"changed": transaction.stamp}
-                states[pending.id] = "waiting"
-        elif states.get(event.request_id) == "waiting":
-            cause = clean_cause(event.cause)
-            ending = {"state": "ended", "ended_at": now, "cause": cause, "changed": transaction.stamp}
-            rows.get(event.request_id, endings.setdefault(event.request_id, {})).update(ending)
+        state = states.get(event.request_id, "ended")
+        if isinstance(event, RequestSubmitted) and state == "ended":
+            rows[event.request_id] = _request_columns(event.pending) | {"changed": transaction.stamp}
+            states[event.request_id] = "waiting"
+        elif isinstance(event, RequestWithdrawn) and state == "waiting":
+            causes[event.request_id] = event.cause
             states[event.request_id] = "ended"
     transaction.insert_rows(tables.request, [{"id": key} | row for key, row in rows.items() if key not in stored])
     transaction.execute_many(_UPDATE_REQUEST, [{"key": key} | row for key, row in rows.items() if key in stored])
-    endings = {key: row for key, row in endings.items() if key not in rows}
-    transaction.execute_many(_UPDATE_REQUEST, [{"key": key} | row for key, row in endings.items()])
-    transaction.is_visible |= bool(rows or endings)
+    ended = {key: cause for key, cause in causes.items() if states[key] == "ended"}
+    end_requests(transaction, ended, "waiting", now)
+    transaction.is_visible |= bool(rows)
 
 
 @lru_cache(maxsize=2)

@@ -85,7 +85,7 @@ def _change_health(transaction: WriteTransaction, event: HealthChanged) -> None:
 def read_holds(connection: Connection, worker_ids: Iterable[str]) -> dict[str, list[Hold]]:
     """Worker id → the holds on it and its devices; without workers that have none."""
     holds: defaultdict[str, list[Hold]] = defaultdict(list)
-    for row in read_by_rows(connection, _holds_of(connection.dialect.name), key_rows(worker_ids)):
+    for row in read_by_rows(connection, _holds_of, key_rows(worker_ids)):
         values = row._asdict() | {"kind": HoldKind(row.kind)}
         holds[row.worker_id].append(Hold(**values))
     return dict(holds)

@@ -51,26 +51,22 @@ def move_leases(
     ids = rows_json(key_rows({move.lease_id for move in moves}))
     leases = {lease.id: lease for lease in read_leases(transaction.connection, moved, {ROWS: ids})}
     outcomes: list[Lease | StoreError] = []
-    live: dict[str, dict[str, Any]] = {}
-    ended: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for move in moves:
         outcome = check_move(move, leases.get(move.lease_id))
         if isinstance(outcome, Lease):
-            row = {"key": move.lease_id, "state": move.to}
-            row["cause"] = clean_cause(move.cause or TRANSITIONS[outcome.state, move.to])
+            cause = clean_cause(move.cause or TRANSITIONS[outcome.state, move.to])
+            rows[outcome.id] = {"key": outcome.id, "state": move.to, "cause": cause}
             if move.to in TERMINAL:
-                live.pop(move.lease_id, None)
-                ended[move.lease_id] = row | {"outcome": run_end_of(move)}
-            else:
-                live[move.lease_id] = row
+                rows[outcome.id] |= {"outcome": run_end_of(move), "ended_at": now}
             outcome = leases[outcome.id] = outcome.model_copy(update={"state": move.to})
         outcomes.append(outcome)
-    transaction.execute_rows(_move_live(transaction.dialect), [*live.values()], stamp=transaction.stamp)
-    transaction.execute_rows(_move_ended(transaction.dialect), [*ended.values()], moment=now, stamp=transaction.stamp)
+    transaction.execute_rows(_move, [*rows.values()], stamp=transaction.stamp)
+    ended = [leases[key] for key in rows if leases[key].state in TERMINAL]
     if ended:
-        _free_leases(transaction, [leases[key] for key in ended])
-        end_requests(transaction, {leases[key].request_id: row["cause"] for key, row in ended.items()}, "placed", now)
-    transaction.is_visible |= bool(live or ended)
+        _free_leases(transaction, ended)
+        end_requests(transaction, {lease.request_id: rows[lease.id]["cause"] for lease in ended}, "placed", now)
+    transaction.is_visible |= bool(rows)
     return tuple(outcomes)
 
 
@@ -86,23 +82,19 @@ def claimed_rows(claims: Iterable[tuple[str, Sequence[Claim]]]) -> list[dict[str
 
 def _free_leases(transaction: WriteTransaction, leases: Sequence[Lease]) -> None:
     rows = claimed_rows((lease.worker_id, lease.claims) for lease in leases)
-    transaction.execute_rows(_free_devices(transaction.dialect), rows, stamp=transaction.stamp)
-    transaction.execute_rows(_release_devices(transaction.dialect), [{"key": lease.id} for lease in leases])
+    transaction.execute_rows(_free_devices, rows, stamp=transaction.stamp)
+    transaction.execute_rows(_release_devices, [{"key": lease.id} for lease in leases])
     workers = key_rows({lease.worker_id for lease in leases})
-    vanished = transaction.read_by_rows(_unused_vanished_devices(transaction.dialect), workers)
+    vanished = transaction.read_by_rows(_unused_vanished_devices, workers)
     if vanished:
-        transaction.execute_rows(
-            _touch_workers(transaction.dialect), [{"key": row.worker_id} for row in vanished], stamp=transaction.stamp
-        )
-        transaction.execute_rows(
-            _drop_devices(transaction.dialect), [{"worker_key": r.worker_id, "key": r.id} for r in vanished]
-        )
+        transaction.execute_rows(_touch_workers, [{"key": row.worker_id} for row in vanished], stamp=transaction.stamp)
+        transaction.execute_rows(_drop_devices, [{"worker_key": r.worker_id, "key": r.id} for r in vanished])
 
 
 def end_requests(transaction: WriteTransaction, causes: Mapping[str, str], was: str, now: datetime) -> None:
     """End those of the requests, given with their causes, that are in the state `was`."""
     rows = [{"key": key, "cause": clean_cause(cause)} for key, cause in causes.items()]
-    transaction.execute_rows(_end_requests(transaction.dialect), rows, was=was, moment=now, stamp=transaction.stamp)
+    transaction.execute_rows(_end_requests, rows, was=was, moment=now, stamp=transaction.stamp)
     transaction.is_visible |= bool(rows)
 
 
@@ -115,18 +107,10 @@ def _end_requests(dialect: str) -> Update:
 
 
 @lru_cache(maxsize=2)
-def _move_live(dialect: str) -> Update:
-    moved = json_table(dialect, key="text", state="text", cause="text")
-    values = {"state": moved.c.state, "cause": moved.c.cause, "changed": bindparam("stamp")}
-    return update(tables.lease).where(_LEASE.id == moved.c.key).values(values)
-
-
-@lru_cache(maxsize=2)
-def _move_ended(dialect: str) -> Update:
-    moved = json_table(dialect, key="text", state="text", cause="text", outcome="text")
-    values = {"state": moved.c.state, "cause": moved.c.cause, "outcome": moved.c.outcome}
-    values |= {"ended_at": bindparam("moment"), "changed": bindparam("stamp")}
-    return update(tables.lease).where(_LEASE.id == moved.c.key).values(values)
+def _move(dialect: str) -> Update:
+    moved = json_table(dialect, key="text", state="text", cause="text", outcome="text", ended_at="time")
+    values = {name: moved.c[name] for name in ("state", "cause", "outcome", "ended_at")}
+    return update(tables.lease).where(_LEASE.id == moved.c.key).values(values | {"changed": bindparam("stamp")})
 
 
 @lru_cache(maxsize=2)

@@ -62,7 +62,7 @@ def _wait_digest(wait: Wait) -> str:
 def read_newest_decisions(connection: Connection, decisions: Iterable[Decision]) -> dict[str, tuple[str | None, str]]:
     """Of the decisions' requests that wait: id → digest of the newest stored decision, and DAG id."""
     keys = key_rows({decision.request_id for decision in decisions})
-    rows = read_by_rows(connection, _newest(connection.dialect.name), keys)
+    rows = read_by_rows(connection, _newest, keys)
     return {row.id: (row.newest_decision, row.dag_id) for row in rows}
 
 
@@ -136,11 +136,9 @@ class PlanCommit:
         taken = claimed_rows((place.worker_id, claims) for place, claims in self._granted)
         now = {"moment": self._now, "stamp": transaction.stamp}
         try:
-            if transaction.execute_rows(_place_requests(transaction.dialect), placed, stamp=transaction.stamp) < len(
-                placed
-            ):
+            if transaction.execute_rows(_place_requests, placed, stamp=transaction.stamp) < len(placed):
                 raise PlacementConflict
-            if transaction.execute_rows(_take_devices(transaction.dialect), taken, **now) < len(taken):
+            if transaction.execute_rows(_take_devices, taken, **now) < len(taken):
                 raise PlacementConflict
         except IntegrityError as error:
             raise PlacementConflict from error
@@ -180,13 +178,13 @@ class PlanCommit:
             [decision_columns(decision) | {"decided_at": self._now} for decision in self._kept],
         )
         rows = [{"key": request_id, "digest": digest} for request_id, digest in self._newest.items()]
-        transaction.execute_rows(_write_newest(transaction.dialect), rows)
+        transaction.execute_rows(_write_newest, rows)
 
 
 def write_dag_tokens(transaction: WriteTransaction, tokens: Mapping[str, int]) -> None:
     """Write the newest token of each DAG."""
     rows = [{"key": key, "newest": token} for key, token in sorted(tokens.items())]
-    transaction.execute_rows(_put_dag_tokens(transaction.dialect), rows, stamp=transaction.stamp)
+    transaction.execute_rows(_put_dag_tokens, rows, stamp=transaction.stamp)
 
 
 @lru_cache(maxsize=2)

@@ -1,11 +1,10 @@
-"""Who is there, in the tables: agents with what they say of leases, and the API server that hears them."""
+"""Heartbeats in the tables: those of agents, with the leases that they report, and those of the API server."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat, next_server_heartbeat
 from hetero_airflow.model.lease import TERMINAL
@@ -33,22 +32,27 @@ def read_heartbeats(connection: Connection) -> dict[str, WorkerHeartbeat]:
 
 def read_server_heartbeat(connection: Connection) -> ServerHeartbeat | None:
     """The last heartbeat of the API server."""
-    row = _server(connection)
+    row = connection.execute(select(tables.server)).one_or_none()
     return None if row is None else ServerHeartbeat(row.since, row.seen_at)
 
 
 def record_server_heartbeat(transaction: WriteTransaction, now: datetime, *, is_new: bool) -> None:
     """Record a heartbeat of a process of the API server."""
     before = read_server_heartbeat(transaction.connection)
-    sight = next_server_heartbeat(before, now, is_new=is_new)
-    values = {"id": 1, "since": sight.since, "seen_at": sight.at}
+    heartbeat = next_server_heartbeat(before, now, is_new=is_new)
+    values = {"id": 1, "since": heartbeat.since, "seen_at": heartbeat.at}
     transaction.connection.execute(insert(tables.server) if before is None else update(tables.server), values)
 
 
 def holds_all_leases(transaction: WriteTransaction, worker_id: str, leases: frozenset[str]) -> bool:
     """Whether the worker holds each of these leases."""
-    states = read_lease_states(transaction, worker_id, leases)
-    return len(states) == len(leases) and TERMINAL.isdisjoint(states.values())
+    is_held = (_LEASE.worker_id == worker_id, _LEASE.state.not_in(TERMINAL))
+    query = select(func.count()).select_from(tables.lease).where(*is_held)
+    counts = (
+        transaction.connection.execute(query.where(_LEASE.id.in_(chunk))).scalar_one()
+        for chunk in chunks(sorted(leases))
+    )
+    return sum(counts) == len(leases)
 
 
 def read_reported_leases(transaction: WriteTransaction, worker_id: str) -> frozenset[str]:
@@ -56,17 +60,3 @@ def read_reported_leases(transaction: WriteTransaction, worker_id: str) -> froze
     query = select(_SEEN.leases).where(_SEEN.worker_id == worker_id, _SEEN.leases.is_not(None))
     reported = transaction.connection.execute(query).scalar_one_or_none()
     return frozenset() if reported is None else LEASES.validate_json(reported)
-
-
-def read_lease_states(transaction: WriteTransaction, worker_id: str, leases: Iterable[str]) -> dict[str, str]:
-    """Lease id → state, for those of the leases that the worker holds or held."""
-    query = select(_LEASE.id, _LEASE.state).where(_LEASE.worker_id == worker_id)
-    return {
-        row.id: row.state
-        for chunk in chunks(sorted(leases))
-        for row in transaction.connection.execute(query.where(_LEASE.id.in_(chunk)))
-    }
-
-
-def _server(connection: Connection) -> Row[tuple[int, datetime, datetime]] | None:
-    return connection.execute(select(tables.server)).one_or_none()

@@ -143,7 +143,7 @@ def read_leases(
     """The leases that meet the condition, ordered by token."""
     rows = connection.execute(select(tables.lease).where(condition).order_by(_LEASE.token), parameters).all()
     claims: defaultdict[str, list[Claim]] = defaultdict(list)
-    for part in read_by_rows(connection, _claims(connection.dialect.name), key_rows(row.id for row in rows)):
+    for part in read_by_rows(connection, _claims, key_rows(row.id for row in rows)):
         cores = CORES.validate_json(part.cores)
         claims[part.lease_id].append(Claim(part.device_id, part.milli, part.memory_bytes, cores))
     return [

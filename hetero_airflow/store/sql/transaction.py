@@ -15,14 +15,14 @@ idle for three times as long, which releases the lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from sqlalchemy import URL, Connection, Engine, Row, Table, Text, bindparam, func, literal, select, update
+from sqlalchemy import URL, Connection, Engine, Row, Select, Table, Text, bindparam, func, literal, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -61,18 +61,25 @@ class WriteTransaction:
         """SQLAlchemy's name of the database: sqlite or postgresql."""
         return self.connection.dialect.name
 
-    def execute_rows(self, statement: Any, rows: Sequence[dict[str, Any]], **values: Any) -> int:
-        """Execute a statement on a `json_table` once for all rows; returns the number of changed rows. No rows: 0."""
-        return int(self.connection.execute(statement, {ROWS: rows_json(rows), **values}).rowcount) if rows else 0
+    def execute_rows(self, make: Callable[[str], Any], rows: Sequence[dict[str, Any]], **values: Any) -> int:
+        """Execute once, for all rows, the statement on a `json_table`; returns the number of changed rows.
+
+        :param make: returns the statement for a dialect
+        """
+        if not rows:
+            return 0
+        return int(self.connection.execute(make(self.dialect), {ROWS: rows_json(rows), **values}).rowcount)
 
     def insert_rows(self, table: Table, rows: Sequence[dict[str, Any]]) -> None:
         """Insert all rows in one statement; they have the columns of the first row."""
         if rows:
             self.connection.execute(insert_rows(self.dialect, table, *rows[0]), {ROWS: rows_json(rows)})
 
-    def read_by_rows(self, query: Any, rows: Sequence[dict[str, Any]], **values: Any) -> Sequence[Row[Any]]:
+    def read_by_rows(
+        self, make: Callable[[str], Select[Any]], rows: Sequence[dict[str, Any]], **values: Any
+    ) -> Sequence[Row[Any]]:
         """The result of a query on a `json_table` with these rows."""
-        return read_by_rows(self.connection, query, rows, **values)
+        return read_by_rows(self.connection, make, rows, **values)
 
     def execute_many(self, statement: Any, rows: Sequence[dict[str, Any]]) -> None:
         """Execute the statement once per row."""
