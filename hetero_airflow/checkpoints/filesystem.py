@@ -201,26 +201,22 @@ def _locked(folder: int, key: str) -> Iterator[None]:
     lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
     try:
         deadline = time.monotonic() + LOCK_TIMEOUT_S
-        while not _lock(lock):
-            if time.monotonic() > deadline:
-                raise CheckpointStoreUnavailable(
-                    f"write of {shorten(key)}",
-                    found=f"another process that holds its lock for {LOCK_TIMEOUT_S:.0f} s",
-                    remedy="Look for a stopped or hanging process: lsof shows which one has lock~ open",
-                )
-            time.sleep(0.01)
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise CheckpointStoreUnavailable(
+                        f"write of {shorten(key)}",
+                        found=f"another process that holds its lock for {LOCK_TIMEOUT_S:.0f} s",
+                        remedy="Look for a stopped or hanging process: lsof shows which one has lock~ open",
+                    ) from None
+                time.sleep(0.01)
         yield
         fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough if a fork has the descriptor too
     finally:
         os.close(lock)
-
-
-def _lock(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _last_written(folder: int, name: str) -> float:

@@ -1,12 +1,27 @@
-"""Why a run ended. Pure: the same evidence gives the same class in the task and in the scheduler."""
+"""Why a run ended. Pure: the same evidence gives the same class in the task and in the scheduler.
+
+`FAILURE_SIGNS` is the table: which text, exception type or fact means which class. The first match counts. The order is
+that of causes: a request to stop, broken hardware, memory, the task's own code, lost connections (which other processes
+notice when one of them died of a cause above), and last the bare end of the process. Each row names the source of its
+text. The tests have a real message for each row.
+"""
 
 from __future__ import annotations
 
+import re
+import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from hetero_airflow.health.error_classes import XIDS, ErrorClass, classify_xid
 from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.recovery.failure import MAX_EVIDENCE, FailureClass
-from hetero_airflow.recovery.failure_signs import FAILURE_SIGNS
+
+EXIT_STOPPED = 85
+"""Exit code of a process that saved and ended after a notice: `hetero_airflow.runtime.notice.EXIT_STOPPED`."""
+
+_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM})
+_FATAL_XIDS = "|".join(str(xid) for xid, (error_class, _) in sorted(XIDS.items()) if error_class is ErrorClass.FATAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +30,147 @@ class Classification:
 
     failure_class: FailureClass
     evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailureSign:
+    """One row of the table."""
+
+    failure_class: FailureClass
+    find: Callable[[Evidence], str | None]
+    """Describes the match and its place; None if there is none."""
+    source: str
+    """Where the text or the fact is documented, or was seen."""
+
+
+def _fact(failure_class: FailureClass, source: str, find: Callable[[Evidence], str | None]) -> FailureSign:
+    return FailureSign(failure_class, find, source)
+
+
+def _text(failure_class: FailureClass, source: str, pattern: str) -> FailureSign:
+    """A text in the exception, in its causes, or in the log if the log counts."""
+    compiled = re.compile(pattern)
+
+    def find(evidence: Evidence) -> str | None:
+        for where, text in evidence.texts():
+            match = compiled.search(text)
+            if match is not None:
+                return f'"{" ".join(match[0].split())}" in {where}'
+        return None
+
+    return FailureSign(failure_class, find, source)
+
+
+def _last(failure_class: FailureClass, source: str, *names: str) -> FailureSign:
+    """The type of the exception that ended the task; the types of its causes don't count."""
+
+    def find(evidence: Evidence) -> str | None:
+        name = evidence.final_exception_type
+        return f"{name} ended the task" if name in names else None
+
+    return FailureSign(failure_class, find, source)
+
+
+def _asked_to_stop(evidence: Evidence) -> str | None:
+    if evidence.notice is not None:
+        return f"the task was asked to stop: {evidence.notice}"
+    return f"exit code {EXIT_STOPPED}" if evidence.exit_code == EXIT_STOPPED else None
+
+
+def _hung(evidence: Evidence) -> str | None:
+    return None if evidence.hung_s is None else f"no progress for {evidence.hung_s:g} s"
+
+
+def _hardware_xid(evidence: Evidence) -> str | None:
+    xids = ((device_id, *classify_xid(xid)) for device_id, xid in evidence.xids)
+    return "; ".join(f"{text} on {device_id}" for device_id, kind, text in xids if kind is ErrorClass.FATAL) or None
+
+
+def _oom_killed(evidence: Evidence) -> str | None:
+    return f"the kernel killed {evidence.oom_kills} for memory in its cgroup" if evidence.oom_kills else None
+
+
+def _killed(evidence: Evidence) -> str | None:
+    number = evidence.kill_signal
+    return f"ended by {signal.Signals(number).name}" if number in _FROM_OUTSIDE else None
+
+
+def _gone(evidence: Evidence) -> str | None:
+    return "its worker or process disappeared" if evidence.is_gone else None
+
+
+_F = FailureClass
+
+FAILURE_SIGNS: tuple[FailureSign, ...] = (
+    _fact(_F.PREEMPTED, "the notice of hetero_airflow itself", _asked_to_stop),
+    _last(_F.PREEMPTED, "hetero_airflow.runtime.notice", "hetero_airflow.runtime.notice.Stopped"),
+    _fact(_F.HUNG, "the hang watch of hetero_airflow itself", _hung),
+    _last(_F.LOST_WORKER, "hetero_airflow.errors: another run has the task's lease",
+          "hetero_airflow.errors.FencedOut", "hetero_airflow.errors.LeaseLost"),
+    _last(_F.USER_ERROR, "airflow/sdk/exceptions.py: fail without retrying",
+          "airflow.sdk.exceptions.AirflowFailException", "airflow.exceptions.AirflowFailException"),
+    # Before memory: a GPU with an uncorrectable error answers "out of memory" (NVIDIA/k8s-device-plugin#267).
+    _fact(_F.HARDWARE, "hetero_airflow.health.error_classes", _hardware_xid),
+    _text(_F.HARDWARE, "NVIDIA/k8s-device-plugin#267, vllm-project/vllm#5222, ROCm/legacy-rocm-build#4021",
+          r"(?i)uncorrectable (?:ECC|hardware|NVLink) error|CUDA_ERROR_ECC_UNCORRECTABLE"),
+    _text(_F.HARDWARE, "NVIDIA/open-gpu-kernel-modules#507, NVIDIA/NVSentinel#155",
+          r"(?i)fallen off the bus|GPU is lost\b"),
+    _text(_F.HARDWARE, "docs.nvidia.com/deploy/xid-errors",
+          rf"NVRM: Xid \([^)\n]{{1,40}}\): (?:{_FATAL_XIDS}),"),
+    _text(_F.HARDWARE, "ROCm/legacy-rocm-build#4021", r"HW Exception by GPU node|amdgpu: GPU reset begin"),
+    _text(_F.HARDWARE, "pytorch/pytorch#100691; the lease is exclusive, so no other task uses the device",
+          r"CUDA-capable device(?:\(s\)|s) (?:is/)?are busy or unavailable"),
+    _text(_F.DEVICE_MEMORY, "pytorch/pytorch#16417, huggingface/autotrain-advanced#737, vllm-project/vllm-ascend#19",
+          r"torch\.(?:cuda\.)?OutOfMemoryError|\b(?:CUDA|HIP|NPU|XPU|MPS backend) out of memory"),
+    _text(_F.DEVICE_MEMORY, "CUDA and HIP runtime error texts; NVIDIA/k8s-device-plugin#243, keras-team/keras#13889",
+          r"(?i)cuda (?:runtime )?error.{0,40}(?:out of memory|cannot allocate memory)|HIP error: out of memory"
+          r"|cuda failure (?:\d+ )?'out of memory'|(?:CUDA_ERROR_OUT_OF_MEMORY|HIP_ERROR_OutOfMemory)"),
+    _text(_F.DEVICE_MEMORY, "pytorch CUDABlas; QwenLM/Qwen3#873", r"CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED"),
+    _text(_F.DEVICE_MEMORY, "XLA and TensorFlow; jax-ml/jax#13428, google-deepmind/jaxline#11",
+          r"(?i)RESOURCE[_ ]?EXHAUSTED(?:Error)?:.{0,160}(?:out of memory|\bOOM\b)"),
+    _text(_F.DEVICE_MEMORY, "CANN; vllm-project/vllm-ascend#1993",
+          r"alloc device memory failed|EL0004: .{0,80}Failed to allocate memory"),
+    # Not "device-side assert" alone: torch ends every CUDA error with a hint at "device-side assertions".
+    _text(_F.USER_ERROR, "pytorch/pytorch#61329: a label or an index out of range", r"device-side assert triggered"),
+    # Ambiguous: an error in a kernel, unless the driver reported a hardware XID (see above).
+    _text(_F.UNKNOWN, "hpcaitech/Open-Sora#694, pytorch/pytorch#49832, ROCm/legacy-rocm-build#4554",
+          r"an illegal memory access was encountered|unspecified launch failure|Memory access fault by GPU node"
+          r"|HSA_STATUS_ERROR_MEMORY_FAULT"),
+    _text(_F.HOST_MEMORY, "Python; numpy's _ArrayMemoryError",
+          r"(?:^|[\s.])_?(?:Array)?MemoryError(?::|\s*$)|Unable to allocate [\d.]+ [KMGTP]iB for an array"),
+    _text(_F.HOST_MEMORY, "pytorch/pytorch#20618",
+          r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|\bCannot allocate memory|std::bad_alloc"),
+    _text(_F.HOST_MEMORY, "pytorch/pytorch#5040, #108861",
+          r"insufficient shared memory \(shm\)"
+          r"|DataLoader worker \([^)]{1,60}\) is killed by signal: (?:Bus error|Killed)"),
+    _text(_F.HOST_MEMORY, "the kernel, and Kubernetes' reason for a container's end",
+          r"OOMKilled|(?:Memory cgroup out|Out) of memory: Killed process"),
+    _last(_F.USER_ERROR, "the Python language reference: the same code and files fail again in the same way",
+          "ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError", "NameError",
+          "UnboundLocalError", "TypeError", "KeyError", "FileNotFoundError", "NotImplementedError"),
+    # After the rows for the task's own code: several workers on one host may share a cgroup.
+    _fact(_F.HOST_MEMORY, "docs.kernel.org/admin-guide/cgroup-v2: memory.events, oom_kill", _oom_killed),
+    _last(_F.NETWORK, "hetero_airflow: the checkpoint store did not answer any retry of its client; the leader of a "
+          "gang did not say where to meet it",
+          "hetero_airflow.errors.CheckpointStoreUnavailable", "hetero_airflow.operators.gang_rendezvous.LeaderTimeout"),
+    _text(_F.NETWORK, "torch ProcessGroupNCCL; hiyouga/LlamaFactory#7396, vllm-project/vllm-ascend#4972",
+          r"Watchdog caught collective operation timeout|\b[NH]CCL (?:operation )?time(?:d )?out"),
+    _text(_F.NETWORK, "NVIDIA/nccl#2076, #975, #795",
+          r"nccl(?:Remote|System)Error|Net ?: (?:Call to \w+ from|Connection closed by remote peer)"),
+    _text(_F.NETWORK, "NCCL's net_ib; tatsu-lab/stanford_alpaca#207", r"NET/IB ?: Got completion from peer"),
+    _text(_F.NETWORK, "gloo; RVC-Project/Retrieval-based-Voice-Conversion-WebUI#1882",
+          r"gloo/transport/\S{1,80}\] .{0,120}?(?:[Cc]losed by peer|reset by peer|[Tt]imed out|refused)"),
+    _text(_F.NETWORK, "torch TCPStore; vllm-project/vllm#19670, zai-org/ChatGLM-6B#1232",
+          r"torch\.distributed\.Dist(?:Network|Store)Error|The client socket has (?:timed out|failed to connect)"
+          r"|got error: Socket Timeout|rendezvous\.api\.RendezvousTimeoutError"),
+    _text(_F.NETWORK, "HCCL; vllm-project/vllm-ascend#486", r"\bEI0006\b|Getting socket times out"),
+    _text(_F.LOST_WORKER, "subprocess, torchrun and shells of a process that SIGKILL ended",
+          r"died with <Signals\.SIG(?:KILL|TERM)|(?:exit (?:code|status)|exitcode)\s*:? (?:137|143|-9|-15)\b"
+          r"|terminated with signal SIG(?:KILL|TERM)"),
+    _fact(_F.LOST_WORKER, "wait(2): ended by a signal from outside", _killed),
+    _fact(_F.LOST_WORKER, "the liveness of hetero_airflow itself", _gone),
+)  # fmt: skip
+"""The first row that matches decides."""
 
 
 def classify(evidence: Evidence) -> Classification:

@@ -40,7 +40,7 @@ def test_a_url_without_a_folder_of_this_host_is_refused(url: str) -> None:
         open_filesystem(CheckpointPlace(url=url, path="d/t/r/-1"))
 
 
-def test_a_link_on_the_way_is_not_followed(store: FilesystemStore, tmp_path: Path) -> None:
+def test_a_link_in_the_path_is_not_followed(store: FilesystemStore, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "index.json").write_bytes(b"secret")
@@ -64,7 +64,7 @@ def test_a_link_in_the_place_of_an_object_is_not_read(store: FilesystemStore, tm
     assert secret.read_bytes() == b"secret"
 
 
-def test_a_put_takes_the_place_of_a_link_and_does_not_write_through_it(store: FilesystemStore, tmp_path: Path) -> None:
+def test_a_put_replaces_a_link_and_does_not_write_through_it(store: FilesystemStore, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"secret")
     (store.root / "dag" / "task").mkdir(parents=True)
@@ -102,7 +102,7 @@ def test_a_sweep_leaves_links_alone(store: FilesystemStore, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_said_and_leaves_what_was_there(
+def test_a_full_disk_is_reported_and_keeps_what_exists(
     store: FilesystemStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     version = store.replace(KEY, b"before", None)
@@ -122,7 +122,7 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(
     assert (store.root / KEY).read_bytes() == b"before"
 
 
-def test_a_file_that_can_be_written_in_part_only_leaves_nothing(store: FilesystemStore, tmp_path: Path) -> None:
+def test_a_partly_written_file_is_removed(store: FilesystemStore, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(bytes(3 << 20))
     store.put("dag/whole", source)
@@ -165,9 +165,7 @@ def test_a_put_that_dies_leaves_no_object(
     assert list((store.root / "dag").iterdir()) == []
 
 
-def test_a_lock_that_is_held_is_waited_for_but_not_for_ever(
-    store: FilesystemStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_held_lock_is_waited_for_up_to_a_limit(store: FilesystemStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filesystem, "LOCK_TIMEOUT_S", 0.05)
     store.replace(KEY, b"x", None)
     with (store.root / "dag" / "task" / "lock~").open() as lock:

@@ -27,14 +27,14 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("check", [check_key, check_file])
-def test_a_name_that_could_leave_the_store_is_refused_with_what_is_wrong(check, name: str) -> None:
+def test_a_name_that_could_leave_the_store_is_refused_with_the_reason(check, name: str) -> None:
     with pytest.raises(InvalidCheckpoint) as caught:
         check(name)
     assert caught.value.found == HOSTILE[name]
 
 
 @pytest.mark.parametrize(("check", "limit"), [(check_key, MAX_KEY_BYTES), (check_file, MAX_FILE_BYTES)])
-def test_a_name_is_taken_up_to_its_limit_in_bytes(check, limit: int) -> None:
+def test_a_name_is_accepted_up_to_its_limit_in_bytes(check, limit: int) -> None:
     longest = "/".join(["é" * 60] * 20)[: limit // 2]
     longest += "a" * (limit - len(longest.encode()))
     assert check(longest) == longest
@@ -42,7 +42,7 @@ def test_a_name_is_taken_up_to_its_limit_in_bytes(check, limit: int) -> None:
         check(longest + "a")
 
 
-def test_one_part_has_a_limit_of_its_own() -> None:
+def test_each_part_has_its_own_limit() -> None:
     assert check_key("a" * MAX_PART_BYTES)
     with pytest.raises(InvalidCheckpoint, match="a part of 256 bytes"):
         check_key("a" * (MAX_PART_BYTES + 1))
@@ -54,14 +54,14 @@ def test_ten_kilobytes_of_name_do_not_flood_the_error() -> None:
     assert len(str(caught.value)) < 300
 
 
-def test_no_file_takes_the_manifests_place() -> None:
+def test_no_file_may_have_the_manifests_name() -> None:
     with pytest.raises(InvalidCheckpoint, match="the manifest's own name"):
         check_file("manifest.json")
     assert check_file("files/manifest.json")
 
 
 @given(st.text())
-def test_what_is_taken_stays_below_its_root(name: str) -> None:
+def test_an_accepted_key_stays_below_its_root(name: str) -> None:
     try:
         check_key(name)
     except InvalidCheckpoint:

@@ -67,7 +67,7 @@ def damaged(kind: str, content: bytes, tmp_path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["truncated", "empty", "longer", "bit flipped", "another step's", "a pickle"])
-def test_a_damaged_shard_is_warned_of_and_the_one_before_is_taken(store, two, tmp_path, caplog, kind: str) -> None:
+def test_a_damaged_checkpoint_is_logged_and_the_one_before_is_loaded(store, two, tmp_path, caplog, kind: str) -> None:
     place, first, second = two
     overwrite(store, place, second, TENSORS, damaged(kind, bytes(1000) + b"\2", tmp_path), tmp_path)
     with pytest.raises(InvalidCheckpoint):
@@ -82,7 +82,7 @@ def test_a_damaged_shard_is_warned_of_and_the_one_before_is_taken(store, two, tm
     assert not (tmp_path / "trace").exists()
 
 
-def test_a_manifest_that_the_index_does_not_mean_is_not_believed(store, two, tmp_path) -> None:
+def test_a_manifest_that_the_index_does_not_name_is_refused(store, two, tmp_path) -> None:
     place, first, second = two
     older = store.read(f"{place.path}/{first.key}/manifest.json", at_most=10_000).content
     overwrite(store, place, second, "manifest.json", older, tmp_path)
@@ -91,7 +91,7 @@ def test_a_manifest_that_the_index_does_not_mean_is_not_believed(store, two, tmp
     assert load_latest(store, place, tmp_path / "loaded") == first
 
 
-def test_if_all_are_damaged_there_is_none(store, two, tmp_path, caplog) -> None:
+def test_none_is_loaded_if_all_are_damaged(store, two, tmp_path, caplog) -> None:
     place, first, second = two
     for entry in (first, second):
         overwrite(store, place, entry, "state.json", b"", tmp_path)
@@ -99,7 +99,7 @@ def test_if_all_are_damaged_there_is_none(store, two, tmp_path, caplog) -> None:
     assert not (tmp_path / "loaded").exists()
 
 
-def test_a_checkpoint_that_is_retired_while_it_is_read_is_no_damage(store, two, tmp_path, caplog, monkeypatch) -> None:
+def test_a_checkpoint_that_is_retired_during_the_read_is_not_damaged(store, two, tmp_path, caplog, monkeypatch) -> None:
     place, _, second = two
     fetch = store.fetch
 
@@ -119,7 +119,7 @@ def test_a_checkpoint_that_is_retired_while_it_is_read_is_no_damage(store, two, 
     assert [record for record in caplog.records if record.name.startswith("hetero")] == []
 
 
-def test_a_folder_that_is_there_is_not_touched(store, two, tmp_path) -> None:
+def test_an_existing_folder_is_not_changed(store, two, tmp_path) -> None:
     place, _, second = two
     into = tmp_path / "mine"
     into.mkdir()
@@ -153,7 +153,7 @@ def file(size_bytes: int = 5, content: bytes = b"12345") -> dict[str, object]:
     return {"size_bytes": size_bytes, "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def test_a_crafted_manifest_that_is_true_can_be_loaded(store, new_place, tmp_path) -> None:
+def test_a_crafted_but_valid_manifest_can_be_loaded(store, new_place, tmp_path) -> None:
     place = new_place()
     load_checkpoint(store, place, craft(store, place, tmp_path, {"a": file()}), tmp_path / "loaded")
     assert (tmp_path / "loaded" / "a").read_bytes() == b"12345"
@@ -174,7 +174,7 @@ def test_a_manifest_with_a_name_that_leaves_the_folder_is_refused(store, new_pla
 
 
 @pytest.mark.parametrize("size_bytes", [0, 4, 6, 1 << 50])
-def test_a_manifest_that_lies_about_a_size_is_refused(store, new_place, tmp_path, size_bytes: int) -> None:
+def test_a_manifest_with_a_wrong_size_is_refused(store, new_place, tmp_path, size_bytes: int) -> None:
     place = new_place()
     entry = craft(store, place, tmp_path, {"a": file(size_bytes)})
     with pytest.raises(InvalidCheckpoint):
@@ -198,7 +198,7 @@ def test_a_manifest_that_lies_about_a_size_is_refused(store, new_place, tmp_path
         {"files": {"a": file(), "a/b/c": file()}},
     ],
 )
-def test_a_manifest_that_says_nonsense_is_refused(store, new_place, tmp_path, fields: dict[str, object]) -> None:
+def test_an_invalid_manifest_is_refused(store, new_place, tmp_path, fields: dict[str, object]) -> None:
     place = new_place()
     entry = craft(store, place, tmp_path, {"a": file()}, fields)
     with pytest.raises(InvalidCheckpoint):
@@ -218,7 +218,7 @@ def test_an_index_that_points_out_of_its_place_is_refused(store, new_place, tmp_
 
 
 @pytest.mark.parametrize("content", [b"{}", b"\xff", b"null", b'{"token": 1e999, "epoch": 0}'])
-def test_what_is_no_index_and_no_feed_is_refused(store, new_place, content: bytes) -> None:
+def test_an_invalid_index_or_newest_object_is_refused(store, new_place, content: bytes) -> None:
     store.replace("dag/task/run/-1/index.json", content, None)
     store.replace("dag/task/newest.json", content, None)
     with pytest.raises(InvalidCheckpoint, match="Move it away"):

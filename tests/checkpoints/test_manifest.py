@@ -22,7 +22,7 @@ def test_the_files_of_a_folder_are_described_by_their_names_in_it(tmp_path: Path
     }
 
 
-def test_what_is_no_plain_file_is_refused(tmp_path: Path) -> None:
+def test_a_link_or_device_is_refused(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.mkdir()
     for number, make in enumerate(
@@ -41,13 +41,13 @@ def test_what_is_no_plain_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "a\\b", "a\nb", "lock~"])
-def test_a_file_whose_name_no_store_takes_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_file_with_an_invalid_name_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(InvalidCheckpoint):
         describe_files(tmp_path)
 
 
-def test_none_and_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_and_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidCheckpoint, match="found 0 files"):
         describe_files(tmp_path)
     monkeypatch.setattr(manifest, "MAX_FILES", 2)

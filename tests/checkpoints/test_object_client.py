@@ -69,7 +69,7 @@ def test_a_url_without_a_bucket_is_refused(url: str) -> None:
         open_store(CheckpointPlace(url=url, path="d/t/r/-1"))
 
 
-def test_a_bucket_that_is_not_there_is_said(s3_place) -> None:
+def test_a_missing_bucket_is_reported(s3_place) -> None:
     store = open_store(s3_place(url="s3://no-such-bucket/x"))
     for attempt in (lambda: store.read("a", at_most=1), lambda: store.replace("a", b"", None)):
         with pytest.raises(CheckpointStoreUnavailable, match="Make the bucket") as caught:
@@ -77,13 +77,13 @@ def test_a_bucket_that_is_not_there_is_said(s3_place) -> None:
         assert caught.value.found == "NoSuchBucket (HTTP 404)"
 
 
-def test_missing_credentials_are_said(s3_place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_reported(s3_place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     with pytest.raises(CheckpointStoreUnavailable, match="Set checkpoint_conn_id"):
         open_store(s3_place()).read("a", at_most=1)
 
 
-def test_a_profile_that_is_not_there_is_said(s3_place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_profile_is_reported(s3_place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(CheckpointStoreUnavailable, match="no usable credentials"):
         open_store(s3_place())

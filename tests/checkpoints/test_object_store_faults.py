@@ -192,7 +192,7 @@ def test_a_large_file_goes_through_in_parts(store, place, proxy: Proxy, tmp_path
 
 
 @pytest.mark.parametrize("kind", ["500", "503", "dropped", "cut off"])
-def test_a_store_that_stays_away_is_said_and_nothing_is_lost(store, place, proxy: Proxy, tmp_path, kind: str) -> None:
+def test_an_unavailable_store_is_reported_and_nothing_is_lost(store, place, proxy: Proxy, tmp_path, kind: str) -> None:
     holder = claim_place(store, place)
     first = save(store, holder, tmp_path, 1)
     proxy.fault = lambda method, path, number: kind if method != "PUT" or kind != "cut off" else "dropped"
@@ -213,7 +213,7 @@ def test_a_store_that_stays_away_is_said_and_nothing_is_lost(store, place, proxy
     assert save(store, holder, tmp_path, 3) == read_index(store, place.path).entries[-1]
 
 
-def test_a_store_that_goes_away_in_a_save_leaves_what_was_there(store, place, proxy: Proxy, tmp_path) -> None:
+def test_a_store_that_fails_during_a_save_keeps_earlier_checkpoints(store, place, proxy: Proxy, tmp_path) -> None:
     holder = claim_place(store, place)
     first = save(store, holder, tmp_path, 1)
     before = proxy.number
@@ -231,7 +231,7 @@ def test_a_store_that_goes_away_in_a_save_leaves_what_was_there(store, place, pr
         assert (into / "tensors").read_bytes() == bytes(1000) + str(found.step).encode()
 
 
-def test_bytes_that_change_on_their_way_are_asked_for_again(store, place, proxy: Proxy, tmp_path) -> None:
+def test_bytes_that_change_during_the_transfer_are_requested_again(store, place, proxy: Proxy, tmp_path) -> None:
     entry = save(store, claim_place(store, place), tmp_path, 1)
     seen: set[str] = set()
 
@@ -259,7 +259,7 @@ def test_a_store_that_ignores_conditions_is_refused_and_nothing_is_overwritten(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # s3transfer forgets the socket
-def test_a_full_disk_of_this_host_is_said_and_leaves_nothing(store, place, tmp_path) -> None:
+def test_a_full_disk_of_this_host_is_reported_and_leaves_no_file(store, place, tmp_path) -> None:
     source = tmp_path / "source"
     source.write_bytes(bytes(3 << 20))
     store.put("dag/whole", source)
@@ -274,15 +274,13 @@ def test_a_full_disk_of_this_host_is_said_and_leaves_nothing(store, place, tmp_p
     gc.collect()
 
 
-def test_conditions_are_tried_once(store, place, proxy: Proxy) -> None:
+def test_conditional_writes_are_checked_once(store, place, proxy: Proxy) -> None:
     for number in range(3):
         store.replace(f"dag/{number}/index.json", b"{}", None)
     assert [path.rpartition("/")[2] for method, path, *_ in proxy.requests] == ["probe~"] * 3 + ["index.json"] * 3
 
 
-def test_who_waits_for_an_index_asks_once_and_moves_nothing_while_it_is_the_same(
-    store, place, proxy: Proxy, tmp_path
-) -> None:
+def test_reading_an_unchanged_index_takes_one_request_without_a_body(store, place, proxy: Proxy, tmp_path) -> None:
     holder = claim_place(open_store(place), place)
     entry = save(open_store(place), holder, tmp_path, 1)
     proxy.requests.clear()
@@ -302,7 +300,7 @@ def test_nothing_above_the_place_is_listed(store, place, proxy: Proxy, tmp_path)
     assert all("prefix=a%20prefix%2Fb%2Fdag%2Ftask%2Frun%2F-1%2F" in path for path in listings)
 
 
-def test_an_upload_that_was_never_ended_is_swept(store, place, proxy: Proxy, s3_server: str, tmp_path) -> None:
+def test_an_unfinished_upload_is_swept(store, place, proxy: Proxy, s3_server: str, tmp_path) -> None:
     bucket = urlsplit(place.url).netloc
     client = boto3.client("s3", endpoint_url=s3_server)
     torn = client.create_multipart_upload(Bucket=bucket, Key=f"a prefix/b/{place.path}/000000000001-0-00000000/tensors")

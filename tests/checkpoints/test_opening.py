@@ -22,7 +22,7 @@ from hetero_airflow.errors import SettingsError
         ("file:///a/%00b", "a character that can't be printed"),
     ],
 )
-def test_a_url_that_can_not_be_used_says_what_is_wrong(url: str, found: str) -> None:
+def test_an_unusable_url_is_refused_with_the_reason(url: str, found: str) -> None:
     with pytest.raises(SettingsError) as caught:
         open_store(CheckpointPlace(url=url, path="d/t/r/-1"))
     assert caught.value.found == found

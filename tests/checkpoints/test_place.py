@@ -10,7 +10,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=25
 
 
 @given(TEXT, TEXT, TEXT, st.integers(-1, 10**6))
-def test_every_task_instance_has_a_path_that_a_store_takes(dag_id: str, task_id: str, run_id: str, index: int) -> None:
+def test_every_task_instance_has_a_valid_path(dag_id: str, task_id: str, run_id: str, index: int) -> None:
     path = checkpoint_path(dag_id, task_id, run_id, index)
     check_key(f"{path}/index.json")
     check_key(newest_key(dag_id, task_id))

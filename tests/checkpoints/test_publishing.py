@@ -53,7 +53,7 @@ def folders(store: CheckpointStore, place: CheckpointPlace) -> set[str]:
     return found
 
 
-def test_what_was_published_is_loaded_as_it_was(store, new_place, save, tmp_path) -> None:
+def test_a_published_checkpoint_is_loaded_unchanged(store, new_place, save, tmp_path) -> None:
     place = new_place(token=7, epoch=2)
     holder = claim_place(store, place)
     assert (holder.token, holder.epoch, holder.index) == (7, 2, Index(token=7, epoch=2))
@@ -105,7 +105,7 @@ def test_the_same_run_may_begin_again(store, new_place, save) -> None:
     assert save(again, 2).token == 5
 
 
-def test_without_a_lease_who_begins_last_publishes(store, new_place, save) -> None:
+def test_without_a_lease_the_run_that_begins_last_publishes(store, new_place, save) -> None:
     first = claim_place(store, new_place())
     second = claim_place(store, new_place())
     assert first.token < second.token
@@ -130,7 +130,7 @@ def test_a_cleared_task_starts_fresh_and_its_old_checkpoints_go_when_it_has_new_
         claim_place(store, new_place(token=3, epoch=0))
 
 
-def test_a_cleared_task_goes_on_if_asked_to(store, new_place, save, tmp_path) -> None:
+def test_a_cleared_task_continues_if_configured(store, new_place, save, tmp_path) -> None:
     save(claim_place(store, new_place(token=1, epoch=1)), 10)
     goes_on = new_place(token=2, epoch=None)
     holder = claim_place(store, goes_on)
@@ -140,7 +140,7 @@ def test_a_cleared_task_goes_on_if_asked_to(store, new_place, save, tmp_path) ->
     assert [entry.step for entry in read_index(store, goes_on.path).current] == [10, 11]
 
 
-def test_what_is_not_retained_is_deleted(store, new_place, save) -> None:
+def test_checkpoints_that_are_not_retained_are_deleted(store, new_place, save) -> None:
     place = new_place(token=1, keep_last=2, keep_best="min:loss")
     holder = claim_place(store, place)
     for step, loss in enumerate([5.0, 1.0, 4.0, 3.0, 2.0]):
@@ -150,7 +150,7 @@ def test_what_is_not_retained_is_deleted(store, new_place, save) -> None:
     assert folders(store, place) == {entry.key for entry in index.entries}
 
 
-def test_the_feed_tells_of_the_newest_of_all_runs(store, new_place, save) -> None:
+def test_the_newest_object_names_the_newest_of_all_runs(store, new_place, save) -> None:
     one = claim_place(store, new_place(path="dag/task/one/-1"))
     other = claim_place(store, new_place(path="dag/task/other/-1"))
     assert read_newest_checkpoint(store, "dag", "task") is None
@@ -161,7 +161,7 @@ def test_the_feed_tells_of_the_newest_of_all_runs(store, new_place, save) -> Non
     assert newest.entry.is_final
 
 
-def test_a_clock_that_was_set_back_changes_neither_order_nor_feed(store, new_place, save, tmp_path) -> None:
+def test_a_clock_that_was_set_back_changes_neither_order_nor_newest(store, new_place, save, tmp_path) -> None:
     place = new_place(token=1)
     holder = claim_place(store, place)
     first = save(holder, 1)
@@ -185,7 +185,7 @@ def test_a_rule_for_the_best_is_checked_before_the_first_step(store, new_place) 
     assert read_index(store, new_place().path) is None
 
 
-def test_what_is_no_index_is_not_overwritten(store, new_place) -> None:
+def test_a_foreign_object_at_the_index_is_not_overwritten(store, new_place) -> None:
     place = new_place(token=1)
     for number, foreign in enumerate([b"", b"{", b"[]", b'{"token": 1, "epoch": 0, "other": 1}', b"\x80\x04."]):
         path = f"dag/task/run{number}/-1"
@@ -195,7 +195,7 @@ def test_what_is_no_index_is_not_overwritten(store, new_place) -> None:
         assert store.read(f"{path}/index.json", at_most=100).content == foreign
 
 
-def test_a_claim_tells_of_what_a_killed_run_published_without_telling(store, new_place, save) -> None:
+def test_a_claim_announces_what_a_killed_run_did_not(store, new_place, save) -> None:
     place = new_place(token=1)
     first, second = (save(claim_place(store, place), step) for step in (1, 2))
     found = store.read("dag/task/newest.json", at_most=10_000)
@@ -205,7 +205,7 @@ def test_a_claim_tells_of_what_a_killed_run_published_without_telling(store, new
     assert read_newest_checkpoint(store, "dag", "task").entry == second
 
 
-def test_a_failure_to_tell_or_to_sweep_is_logged_and_the_save_stands(
+def test_a_failed_announcement_or_sweep_is_logged_and_the_save_stays(
     store, new_place, save, caplog, monkeypatch
 ) -> None:
     holder = claim_place(store, new_place(token=1))

@@ -75,7 +75,7 @@ def nothing() -> None:
     pass
 
 
-def test_a_kill_at_any_call_of_a_save_loses_nothing_that_was_there(store, new_place, tmp_path) -> None:
+def test_a_kill_at_any_call_of_a_save_keeps_earlier_checkpoints(store, new_place, tmp_path) -> None:
     calls = 0
 
     def count() -> None:
@@ -107,7 +107,7 @@ def test_a_kill_at_any_call_of_a_save_loses_nothing_that_was_there(store, new_pl
             assert read_newest_checkpoint(store, when, str(number)).entry == last
 
 
-def test_a_kill_at_any_call_of_a_claim_harms_nobody(store, new_place, tmp_path) -> None:
+def test_a_kill_at_any_call_of_a_claim_does_no_harm(store, new_place, tmp_path) -> None:
     for number in range(1, 4):
         for when in ("before", "after"):
             check = kill_at(number)

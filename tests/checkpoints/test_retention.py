@@ -34,12 +34,12 @@ def steps(entries: tuple[CheckpointEntry, ...]) -> list[int]:
     return [entry.step for entry in entries]
 
 
-def test_the_last_ones_stay() -> None:
+def test_the_last_entries_stay() -> None:
     assert steps(retained_entries([entry(step) for step in range(10)], place(keep_last=3))) == [7, 8, 9]
 
 
 @pytest.mark.parametrize(("rule", "kept"), [("min:loss", [2, 4]), ("max:loss", [1, 4]), ("min:other", [4])])
-def test_the_best_one_stays_and_of_equals_the_last(rule: str, kept: list[int]) -> None:
+def test_the_best_entry_stays_and_the_last_of_equals(rule: str, kept: list[int]) -> None:
     entries = [entry(step, loss=loss) for step, loss in enumerate([1.0, 9.0, 1.0, 5.0])] + [entry(4)]
     assert steps(retained_entries(entries, place(keep_last=1, keep_best=rule))) == kept
 
@@ -66,7 +66,7 @@ def test_the_first_at_or_after_each_multiple_stays(saved: range, kept: list[int]
     st.sampled_from([None, "min:loss", "max:loss"]),
     st.sampled_from([None, 1, 7]),
 )
-def test_the_newest_always_stays_and_what_went_is_not_missed_later(saves, last, best, every) -> None:
+def test_the_newest_always_stays_and_no_later_rule_needs_a_deleted_entry(saves, last, best, every) -> None:
     rules = place(keep_last=last, keep_best=best, keep_every=every)
     entries: tuple[CheckpointEntry, ...] = ()
     for number, (step, loss) in enumerate(saves):
@@ -98,7 +98,7 @@ def test_a_rule_for_the_best_that_can_not_be_read_is_refused(text: str) -> None:
         ("000000000001-1-00000009.old", 1e9, False),
     ],
 )
-def test_only_what_nobody_can_publish_is_garbage(folder: str, age_s: float, garbage: bool) -> None:
+def test_only_a_folder_that_no_run_can_publish_is_garbage(folder: str, age_s: float, garbage: bool) -> None:
     index = Index(token=2, epoch=0, entries=(entry(1),))
     retired = {folder_name(0, 2, "00000000")}
     assert is_garbage(folder, age_s, index=index, token=2, retired=retired) is garbage

@@ -19,7 +19,7 @@ def put(store: CheckpointStore, key: str, content: bytes, tmp_path: Path) -> Non
     store.put(key, source)
 
 
-def test_what_nobody_wrote_is_not_there(store: CheckpointStore, tmp_path: Path) -> None:
+def test_an_unwritten_object_does_not_exist(store: CheckpointStore, tmp_path: Path) -> None:
     assert store.read(KEY, at_most=10) is None
     with pytest.raises(InvalidCheckpoint):
         store.fetch(KEY, tmp_path / "target", at_most=10)
@@ -39,7 +39,7 @@ def test_a_second_create_is_refused_and_the_first_stays(store: CheckpointStore) 
     assert store.read(KEY, at_most=100) == StoredObject(b"first", str(version))
 
 
-def test_only_who_has_read_it_last_can_replace_it(store: CheckpointStore) -> None:
+def test_only_the_last_reader_can_replace_an_object(store: CheckpointStore) -> None:
     first = store.replace(KEY, b"1", None)
     second = store.replace(KEY, b"2", first)
     assert second not in (None, first)
@@ -49,7 +49,7 @@ def test_only_who_has_read_it_last_can_replace_it(store: CheckpointStore) -> Non
     assert store.read(KEY, at_most=100).content == b"3"  # type: ignore[union-attr]
 
 
-def test_what_was_never_there_can_not_be_replaced(store: CheckpointStore) -> None:
+def test_a_missing_object_can_not_be_replaced(store: CheckpointStore) -> None:
     other = store.replace("dag/other.json", b"1", None)
     assert store.replace(KEY, b"2", other) is None
     assert store.read(KEY, at_most=100) is None
@@ -67,14 +67,14 @@ def test_more_than_asked_for_is_refused(store: CheckpointStore, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("size", [0, 1, 100_000, 9 << 20])
-def test_a_file_comes_back_as_it_went(store: CheckpointStore, tmp_path: Path, size: int) -> None:
+def test_a_fetched_file_equals_the_stored_one(store: CheckpointStore, tmp_path: Path, size: int) -> None:
     content = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     put(store, "dag/a file.bin", content, tmp_path)
     store.fetch("dag/a file.bin", tmp_path / "target", at_most=size)
     assert (tmp_path / "target").read_bytes() == content
 
 
-def test_a_file_that_is_there_is_never_overwritten_by_a_fetch(store: CheckpointStore, tmp_path: Path) -> None:
+def test_a_fetch_never_overwrites_a_file(store: CheckpointStore, tmp_path: Path) -> None:
     put(store, "dag/a", b"new", tmp_path)
     target = tmp_path / "target"
     target.write_bytes(b"mine")

@@ -80,12 +80,12 @@ def test_metrics_of_rocm_7_are_joined_by_the_number_of_the_gpu(fixture_text):
     )
 
 
-def test_the_serial_number_is_the_id_that_rocr_takes():
+def test_the_id_is_the_serial_number_for_rocr():
     static = [{"gpu": 0, "asic": {"asic_serial": "0x4162405E51BB99B0"}, "bus": {"bdf": "0000:03:00.0"}}]
     assert amd.parse(static, []).devices[0].id == "GPU-4162405e51bb99b0"
 
 
-def test_partitions_that_share_a_serial_number_are_told_apart_by_their_address():
+def test_partitions_that_share_a_serial_number_have_their_address_as_id():
     static = [
         {"gpu": n, "asic": {"asic_serial": "0x4162405E51BB99B0"}, "bus": {"bdf": f"0000:03:00.{n}"}} for n in (0, 1)
     ]
@@ -107,12 +107,12 @@ def test_xgmi_links_make_peers(fixture_text):
         ("AMD Radeon RX 7900 XTX", "N/A", "rx-7900-xtx"),
     ],
 )
-def test_models_answer_to_the_words_of_the_catalogue(market_name, product_name, asked):
+def test_models_match_the_words_of_the_catalogue(market_name, product_name, asked):
     static = [{"gpu": 0, "asic": {"market_name": market_name}, "board": {"product_name": product_name}}]
     assert matches_model(asked, model_tokens(amd.parse(static, []).devices[0].model))
 
 
-def test_the_tool_is_asked_where_there_is_no_library(fixture_text, tmp_path, put_tool):
+def test_the_tool_is_used_without_the_library(fixture_text, tmp_path, put_tool):
     for name in ("static", "metric"):
         (tmp_path / f"{name}.json").write_text(fixture_text(f"amd/{name}-rx6600.json"))
     put_tool("amd-smi", f'[ "$2" = --json ] && exec cat {tmp_path}/$1.json')
@@ -159,7 +159,7 @@ def test_no_json_stops_the_parser(static, metric, topology):
 
 
 @given(st.text(alphabet=st.sampled_from('[]{}":,0123456789eE.-+ \ngpuN/A')))
-def test_no_text_gives_another_error_than_a_probe_error(text):
+def test_every_unreadable_text_is_a_probe_error(text):
     with suppress(ProbeError):
         assert isinstance(amd.parse(amd.parse_json(text), []), ProbeResult)
 

@@ -64,7 +64,7 @@ def install(monkeypatch):
     return lambda library: monkeypatch.setitem(sys.modules, "amdsmi", library)
 
 
-def test_the_library_gives_what_the_tool_would(install):
+def test_the_library_gives_the_same_as_the_tool(install):
     library = a_library()
     install(library)
     result = amd.probe()
@@ -113,7 +113,7 @@ def test_a_call_that_fails_leaves_its_field_out(install):
     assert [(t.memory_free_bytes, t.power_w, t.utilization) for t in result.telemetry] == [(None, None, None)] * 2
 
 
-def test_a_library_that_finds_no_driver_leaves_it_to_the_tool(install):
+def test_the_tool_is_used_if_the_library_finds_no_driver(install):
     def fail():
         raise AmdSmiException
 
@@ -121,7 +121,7 @@ def test_a_library_that_finds_no_driver_leaves_it_to_the_tool(install):
     assert read_library() is None
 
 
-def test_a_library_without_its_shared_object_leaves_it_to_the_tool(tmp_path, monkeypatch):
+def test_the_tool_is_used_if_the_library_lacks_its_shared_object(tmp_path, monkeypatch):
     # The real one raises KeyError('libamd_smi.so') while it is imported (amdsmi 7.0.2).
     (tmp_path / "amdsmi_without_object.py").write_text("raise KeyError('libamd_smi.so')\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -55,7 +55,7 @@ def test_chips_of_a_310p_share_an_address_and_have_no_hbm(fixture_text):
     assert [reading.memory_free_bytes for reading in result.telemetry] == [42751 * MIB, 42281 * MIB]
 
 
-def test_an_empty_column_of_hbm_does_not_hide_the_memory_there_is(fixture_text):
+def test_an_empty_hbm_column_does_not_hide_other_memory(fixture_text):
     text = fixture_text("ascend/npu-smi-info-310p3.txt").replace("1529 / 44280        ", "1529 / 44280   0 / 0")
     assert ascend.parse(text).devices[0].memory_bytes == 44280 * MIB
 
@@ -71,7 +71,7 @@ def test_the_logic_id_of_the_mapping_is_the_index(fixture_text):
 
 
 @pytest.mark.parametrize(("health", "is_leasable"), [("Warning", True), ("Alarm", False), ("Critical", False)])
-def test_a_sick_chip_says_so(fixture_text, health, is_leasable):
+def test_an_unhealthy_chip_is_reported(fixture_text, health, is_leasable):
     text = fixture_text("ascend/npu-smi-info-910b4.txt").replace("| OK     ", f"| {health:7}", 1)
     devices = ascend.parse(text).devices
     assert (devices[0].leasable, devices[0].problem) == (is_leasable, f'npu-smi reports the health "{health}".')
@@ -112,7 +112,7 @@ rows = st.lists(st.text(alphabet=st.sampled_from("|+= 0129ABab:./-\n"), max_size
 
 
 @given(rows, st.text(max_size=200))
-def test_no_text_gives_another_error_than_a_probe_error(lines, mapping):
+def test_every_unreadable_text_is_a_probe_error(lines, mapping):
     header = "| NPU   Name | Health | Power(W) Temp(C) |\n"
     assert isinstance(ascend.parse(header + "\n".join(lines), mapping), ProbeResult)
     with suppress(ProbeError):

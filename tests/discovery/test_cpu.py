@@ -92,7 +92,7 @@ def test_model_names_are_short_words(epyc, name, model):
     assert cpu.parse(facts).devices[0].model == model
 
 
-def test_a_host_without_memory_is_an_error_that_names_what_was_found(epyc):
+def test_a_host_without_memory_is_an_error_that_names_the_values(epyc):
     with pytest.raises(ProbeError) as caught:
         cpu.parse(epyc | {"memory_total": None})
     assert caught.value.found == "5 cores and 0 bytes"
@@ -104,7 +104,7 @@ def test_no_text_of_the_kernel_stops_the_probe(cpuinfo, nodes, clock):
     assert set(cpu.parse(facts).devices[0].cores) == {0, 1}
 
 
-def test_this_host_is_found_as_the_kernel_knows_it():
+def test_this_host_matches_the_kernels_values():
     device = cpu.probe().devices[0]
     assert set(device.cores) <= os.sched_getaffinity(0)
     assert 0 < device.memory_bytes <= psutil.virtual_memory().total

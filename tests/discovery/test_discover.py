@@ -81,7 +81,7 @@ def test_discovery_leaves_airflow_and_torch_unimported():
     assert ended.stdout == "[]\n"
 
 
-def test_ids_found_twice_are_kept_once_and_reported():
+def test_duplicate_ids_are_kept_once_and_reported():
     first, other = a_device("GPU-0"), a_device("GPU-0", model="h100")
     results = {
         "nvidia": ProbeResult(
@@ -112,7 +112,7 @@ def test_more_devices_than_a_worker_has_are_left_out_and_reported():
     assert inventory.problems == (f"acme: 2 devices left out; a worker has at most {MAX_DEVICES}.",)
 
 
-def test_what_a_probe_of_another_package_says_is_bounded():
+def test_the_answer_of_a_probe_of_another_package_is_bounded():
     result = ProbeResult(
         runtime={f"software-{n}": "1" * 1000 for n in range(1000)} | {"k" * 1000: "1"},
         problems=tuple(f"{n} " + "x\n" * 2000 for n in range(1000)),

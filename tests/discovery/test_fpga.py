@@ -8,7 +8,7 @@ from hetero_airflow.model.device import Device, matches_model, model_tokens
 GIB = 1 << 30
 
 
-def test_alveo_cards_are_known_by_their_user_function(fixture_tree):
+def test_alveo_cards_are_recognised_by_their_user_function(fixture_tree):
     assert fpga.parse(*fpga.read(fixture_tree("xilinx/alveo-u250.json"))) == ProbeResult(
         devices=(
             Device(
@@ -55,7 +55,7 @@ def test_an_intel_card_is_one_device_with_its_regions_and_manager(fixture_tree):
     assert matches_model("stratix-10", model_tokens(card.model))
 
 
-def test_a_system_on_a_chip_is_known_by_its_manager(fixture_tree):
+def test_a_system_on_a_chip_is_recognised_by_its_manager(fixture_tree):
     assert fpga.parse(*fpga.read(fixture_tree("xilinx/zynqmp.json"))) == ProbeResult(
         devices=(
             Device(

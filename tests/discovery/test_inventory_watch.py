@@ -37,7 +37,7 @@ WORKER = (
 )
 
 
-def test_the_scheduler_is_never_kept_waiting(watch):
+def test_poll_never_blocks(watch):
     one = watch("import time; time.sleep(600)", interval_s=60)
     took = []
     for _ in range(100):
@@ -47,7 +47,7 @@ def test_the_scheduler_is_never_kept_waiting(watch):
     assert statistics.median(took) < 0.003  # a busy host may take the processor away now and then
 
 
-def test_an_inventory_comes_in_and_its_problems_are_logged_once(watch, caplog):
+def test_an_inventory_is_returned_and_its_problems_are_logged_once(watch, caplog):
     one = watch(f"print('''{WORKER}''')", interval_s=2)
     assert poll(one, 30).worker.labels == {"zone": "a"}
     assert poll(one, 30).worker.id == "host-a"
@@ -57,19 +57,19 @@ def test_an_inventory_comes_in_and_its_problems_are_logged_once(watch, caplog):
 @pytest.mark.parametrize(
     "code", ["print('rubbish')", "raise SystemExit(3)", "import os; os.kill(os.getpid(), 11)", "print('[' * 10**6)"]
 )
-def test_a_discovery_that_fails_keeps_the_last_inventory_and_says_so(watch, caplog, code):
+def test_a_failed_discovery_keeps_the_last_inventory_and_is_logged(watch, caplog, code):
     one = watch(code)
     assert poll(one, 2) is None
     assert any("the last inventory stays in use" in record.getMessage() for record in caplog.records)
 
 
-def test_a_discovery_that_hangs_is_ended_and_tried_again(watch, caplog):
+def test_a_hung_discovery_is_killed_and_started_again(watch, caplog):
     one = watch("import time; time.sleep(600)")
     assert poll(one, 1.5) is None
     assert any("ended with code -9" in record.getMessage() for record in caplog.records)
 
 
-def test_this_host_is_discovered_for_real():
+def test_this_host_is_discovered():
     watch = InventoryWatch("host-a", {"zone": "a"}, interval_s=60, probe_timeout_s=10)
     try:
         inventory = poll(watch, 30)

@@ -94,7 +94,7 @@ FINE = ProbeResult(
 )  # fmt: skip
 
 
-def test_each_failure_is_one_line_and_the_others_are_not_touched():
+def test_each_failure_is_one_line_and_leaves_the_other_results():
     names = [
         "crashes", "garbage", "exits", "raises", "raises_a_probe_error", "wrong_type", "missing", "no_such", "fine",
     ]  # fmt: skip
@@ -117,11 +117,11 @@ def test_each_failure_is_one_line_and_the_others_are_not_touched():
         assert "\n" not in str(results[name])
 
 
-def test_a_library_that_prints_does_not_spoil_the_answer():
+def test_output_of_a_library_does_not_damage_the_answer():
     assert run_probes(["chatty"], timeout_s=60) == {"chatty": FINE}
 
 
-def test_a_probe_that_hangs_is_ended_with_all_that_it_started(tmp_path, monkeypatch):
+def test_a_hung_probe_is_killed_with_all_its_children(tmp_path, monkeypatch):
     pid_file = tmp_path / "pid"
     monkeypatch.setenv("PID_FILE", str(pid_file))
     started = time.monotonic()
@@ -143,7 +143,7 @@ def is_running(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def test_a_process_that_stays_after_its_answer_holds_nothing_up():
+def test_a_process_that_stays_after_its_answer_delays_nothing():
     started = time.monotonic()
     assert run_probes(["stays_after_its_answer"], timeout_s=30) == {"stays_after_its_answer": FINE}
     assert time.monotonic() - started < 15
@@ -168,7 +168,7 @@ def test_no_process_is_left(monkeypatch):
     assert {child.pid for child in psutil.Process().children()} <= before
 
 
-def test_a_file_in_the_working_directory_does_not_stand_in_for_a_library(tmp_path, monkeypatch):
+def test_a_file_in_the_working_directory_does_not_replace_a_library(tmp_path, monkeypatch):
     folder = tmp_path / "dags"
     folder.mkdir()
     (folder / "psutil.py").write_text("raise SystemExit('hijacked')")

@@ -168,7 +168,7 @@ def test_a_gpu_in_mig_mode_without_instances_says_what_to_do(probe_with):
         ({"nvmlDeviceGetFieldValues": [{"nvmlReturn": 0, "valueType": 1, "value": {"uiVal": 3}}]}, None),
     ],
 )
-def test_only_what_makes_a_gpu_useless_keeps_it_from_being_leased(probe_with, answers, problem):
+def test_only_a_fault_that_makes_a_gpu_unusable_keeps_it_from_being_leased(probe_with, answers, problem):
     gpu = probe_with("dgx-a100", **answers).devices[0]
     assert (gpu.leasable, gpu.problem) == (problem is None, problem)
     assert gpu.details.get(SICK_KEY, False) == (problem is not None and "compute mode" not in problem)
@@ -179,7 +179,7 @@ def test_instances_of_a_gpu_that_must_be_reset_are_not_leased(probe_with):
     assert [d.leasable for d in probe_with("mig-a100", nvmlDeviceGetFieldValues=reset).devices] == [False] * 3
 
 
-def test_a_lost_gpu_is_a_problem_and_the_others_are_found(probe_with):
+def test_a_lost_gpu_is_a_problem_and_the_other_gpus_are_found(probe_with):
     result = probe_with("dgx-a100", lost=True)
     assert [device.index for device in result.devices] == [1]
     assert result.devices[0].peers == ()
@@ -235,7 +235,7 @@ def test_a_driver_of_another_version_than_its_library_is_an_error(monkeypatch):
         ("NVIDIA", "unknown", "unknown"),
     ],
 )
-def test_models_answer_to_the_words_of_the_catalogue(name, model, asked):
+def test_models_match_the_words_of_the_catalogue(name, model, asked):
     assert nvidia.to_model(name) == model
     assert matches_model(asked, model_tokens(model))
 

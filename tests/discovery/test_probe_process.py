@@ -19,7 +19,7 @@ def test_a_probe_can_be_run_by_hand(monkeypatch):
     assert ended.stderr == b""
 
 
-def test_a_bad_text_of_the_user_is_the_answers_error(monkeypatch):
+def test_an_unreadable_setting_is_the_answers_error(monkeypatch):
     monkeypatch.setenv("HETERO_AIRFLOW_SIMULATED_DEVICES", "gpu:2")
     assert run_probe("simulated").error == (
         "HETERO_AIRFLOW_SIMULATED_DEVICES='gpu:2'; found no model of an accelerator in 'gpu:2'. "
@@ -27,14 +27,14 @@ def test_a_bad_text_of_the_user_is_the_answers_error(monkeypatch):
     )
 
 
-def test_nothing_found_is_an_empty_result_and_no_error(monkeypatch):
+def test_no_device_is_an_empty_result_and_no_error(monkeypatch):
     monkeypatch.delenv("HETERO_AIRFLOW_SIMULATED_DEVICES", raising=False)
     assert run_probe("simulated") == ProbeReply(result=ProbeResult())
     ended = subprocess.run([*COMMAND, "simulated"], capture_output=True, check=True)
     assert json.loads(ended.stdout) == {"result": {}}
 
 
-def test_it_ends_itself_when_nobody_does(tmp_path, monkeypatch):
+def test_the_process_ends_itself_after_its_time_limit(tmp_path, monkeypatch):
     (tmp_path / "slow.py").write_text("import time\ndef probe():\n    time.sleep(600)\n")
     info = tmp_path / "slow-1.0.dist-info"
     info.mkdir()

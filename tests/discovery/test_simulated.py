@@ -41,18 +41,18 @@ def test_a_mig_instance_can_be_simulated():
     )  # fmt: skip
 
 
-def test_memory_is_the_names_own_or_that_of_the_nearest_model_or_a_default():
+def test_memory_comes_from_the_name_or_the_nearest_model_or_a_default():
     sizes = {"nvidia/a100-sxm4-80gb": 80, "ascend/910b3": 64, "nvidia/tesla-v100": 32, "acme/x1": 16}
     assert {text: simulated.parse(text).devices[0].memory_bytes // GIB for text in sizes} == sizes
 
 
-def test_the_same_model_named_twice_is_counted_on():
+def test_a_model_named_twice_continues_its_numbers():
     assert [d.id for d in simulated.parse("a100:1,a100:1").devices] == [
         "simulated-nvidia-a100-0", "simulated-nvidia-a100-1",
     ]  # fmt: skip
 
 
-def test_nothing_said_is_an_empty_result(monkeypatch):
+def test_an_empty_text_is_an_empty_result(monkeypatch):
     monkeypatch.delenv(SIMULATED_DEVICES_VARIABLE, raising=False)
     assert simulated.probe() == ProbeResult()
     assert simulated.parse(" , ") == ProbeResult()
@@ -73,7 +73,7 @@ def test_nothing_said_is_an_empty_result(monkeypatch):
         ("a" * 9000, "9000 characters"),
     ],
 )
-def test_a_text_that_can_not_be_read_says_which_part_and_why(text, found):
+def test_an_unreadable_text_is_an_error_that_names_the_part_and_the_reason(text, found):
     with pytest.raises(ProbeError) as caught:
         simulated.parse(text)
     assert caught.value.found == found
@@ -82,7 +82,7 @@ def test_a_text_that_can_not_be_read_says_which_part_and_why(text, found):
 
 
 @given(st.text(alphabet="abmignv0123456789/:.,-+ ", max_size=60))
-def test_no_text_gives_another_error_than_a_probe_error(text):
+def test_every_unreadable_text_is_a_probe_error(text):
     try:
         devices = simulated.parse(text).devices
     except ProbeError:

@@ -6,17 +6,17 @@ from hetero_airflow.health.error_classes import XIDS, ErrorClass, classify_xid
 
 
 @pytest.mark.parametrize("xid", [46, 48, 62, 64, 74, 79, 94, 95, 119, 120, 140, 143])
-def test_what_nvidia_answers_with_a_reset_takes_a_device_out_at_once(xid):
+def test_xids_that_need_a_reset_are_fatal(xid):
     assert classify_xid(xid)[0] is ErrorClass.FATAL
 
 
 @pytest.mark.parametrize("xid", [13, 31, 43, 45, 68])
-def test_what_an_application_does_to_itself_never_counts(xid):
+def test_application_errors_never_count(xid):
     assert classify_xid(xid)[0] is ErrorClass.APPLICATION
 
 
 @pytest.mark.parametrize("xid", [63, 92, 109, 149, 0, 9999])
-def test_what_may_be_hardware_counts_by_rate_and_so_does_what_nobody_knows(xid):
+def test_possible_hardware_errors_and_unknown_xids_count_by_rate(xid):
     assert classify_xid(xid)[0] is ErrorClass.COUNTED
 
 

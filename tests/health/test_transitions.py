@@ -56,7 +56,7 @@ def test_one_xid_79_takes_a_device_out():
     assert after(xid(79)) == DeviceHealth(HealthState.QUARANTINED, 1, EPOCH, EPOCH + MINUTE, cause)
 
 
-def test_a_storm_of_xid_45_does_not():
+def test_many_xids_45_do_not_take_a_device_out():
     assert after(*(xid(45, EPOCH + number * SECOND) for number in range(10_000))) is NO_ERRORS
 
 
@@ -69,17 +69,17 @@ def test_errors_that_count_by_rate_take_a_device_out_only_within_their_window():
     assert after(*spread).state is HealthState.HEALTHY
 
 
-def test_two_tasks_that_blame_the_hardware_take_it_out_and_one_that_repeats_itself_does_not():
+def test_hardware_failures_of_two_tasks_take_a_device_out_and_those_of_one_task_do_not():
     assert after(*(failed("dag.a", EPOCH + number * MINUTE) for number in range(30))).state is HealthState.HEALTHY
     assert after(failed("dag.a"), failed("dag.b", EPOCH + 59 * MINUTE)).state is HealthState.QUARANTINED
     assert after(failed("dag.a"), failed("dag.b", EPOCH + HOUR + SECOND)).state is HealthState.HEALTHY
 
 
-def test_classes_are_counted_each_by_itself():
+def test_each_class_is_counted_separately():
     assert after(xid(63), xid(92), failed("dag.a")).state is HealthState.HEALTHY
 
 
-def test_an_error_during_a_quarantine_begins_its_time_again_and_is_no_strike():
+def test_an_error_during_a_quarantine_restarts_its_time_and_is_no_strike():
     again = after(xid(79), xid(48, EPOCH + 30 * SECOND))
     assert (again.strikes, again.since, again.until) == (1, EPOCH, EPOCH + 90 * SECOND)
 
@@ -105,7 +105,7 @@ def test_a_quarantine_ends_by_itself_and_a_burn_in_decides():
     assert (well.state, well.strikes, well.since) == (HealthState.HEALTHY, 1, EPOCH + 2 * MINUTE)
 
 
-def test_each_failed_burn_in_takes_it_out_for_longer_and_the_last_one_for_good():
+def test_each_failed_burn_in_quarantines_for_longer_and_the_last_one_retires():
     health, times = on_probation(0), []
     while health.state is HealthState.PROBATION:
         health = after_burn_in(health, "wrong products", EPOCH)
@@ -119,7 +119,7 @@ def test_each_failed_burn_in_takes_it_out_for_longer_and_the_last_one_for_good()
 
 
 @pytest.mark.parametrize("state", [state for state in HealthState if state is not HealthState.PROBATION])
-def test_a_burn_in_that_nobody_waits_for_changes_nothing(state):
+def test_a_burn_in_outside_probation_changes_nothing(state):
     health = DeviceHealth(state, 1, EPOCH)
     assert after_burn_in(health, "", EPOCH) is health
 
@@ -187,7 +187,7 @@ def test_strikes_only_grow_until_they_are_forgiven_and_never_pass_the_last(taken
 
 
 @given(STEPS)
-def test_nothing_but_its_class_at_its_rate_or_a_failed_burn_in_takes_a_device_out(taken):
+def test_only_errors_at_their_rate_or_a_failed_burn_in_take_a_device_out(taken):
     for before, health, step in steps(taken):
         if before.state is HealthState.HEALTHY and health.state is not HealthState.HEALTHY:
             assert isinstance(step, ObservedError)
@@ -197,7 +197,7 @@ def test_nothing_but_its_class_at_its_rate_or_a_failed_burn_in_takes_a_device_ou
 
 
 @given(STEPS)
-def test_a_quarantine_is_never_without_an_end_and_never_too_long(taken):
+def test_every_quarantine_has_an_end(taken):
     for _, health, _ in steps(taken):
         assert (health.until is not None) == (health.state is HealthState.QUARANTINED)
         if health.until is not None:
@@ -205,20 +205,20 @@ def test_a_quarantine_is_never_without_an_end_and_never_too_long(taken):
 
 
 @given(STEPS)
-def test_what_is_remembered_stays_small(taken):
+def test_the_remembered_errors_stay_few(taken):
     limit = sum(rate.count - 1 for rate in ERROR_RATES.values())
     for _, health, _ in steps(taken):
         assert len(health.errors) <= limit
 
 
 @given(STEPS)
-def test_a_device_is_barred_exactly_while_it_is_not_healthy(taken):
+def test_a_device_has_a_hold_exactly_while_it_is_not_healthy(taken):
     for _, health, _ in steps(taken):
-        bar = hold_of("worker-a", "GPU-0", health)
-        assert (bar is None) == (health.state is HealthState.HEALTHY)
+        hold = hold_of("worker-a", "GPU-0", health)
+        assert (hold is None) == (health.state is HealthState.HEALTHY)
 
 
-# -- bars --------------------------------------------------------------------------------------------------------------
+# -- holds -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -241,27 +241,29 @@ def test_a_device_is_barred_exactly_while_it_is_not_healthy(taken):
         ),
     ],
 )
-def test_a_bar_says_why_since_when_and_what_brings_it_back(health, text):
+def test_a_hold_says_its_cause_its_begin_and_what_ends_it(health, text):
     assert str(hold_of("worker-a", "GPU-0", health)) == text
 
 
-def a_bar(device_id="GPU-0", moves=True) -> Hold:
+def a_hold(device_id="GPU-0", moves=True) -> Hold:
     return Hold("worker-a", device_id, HoldKind.DRAINED, "new fan", EPOCH, "undrained", moves=moves)
 
 
-def test_tasks_on_a_device_that_shall_move_are_named_once_with_the_reason():
+def test_each_lease_that_must_migrate_is_named_once_with_its_hold():
     on_it, beside = a_lease("r1", **{"GPU-0": 1000, "cpu": 1000}), a_lease("r2", **{"GPU-1": 1000})
-    far, told = a_lease("r3", "worker-b", **{"GPU-0": 1000}), a_lease("r4", **{"GPU-0": 1000})
-    told = told.model_copy(update={"state": LeaseState.PREEMPTED})
-    snapshot = Snapshot(1, (a_worker(), a_worker("worker-b")), leases=(on_it, beside, far, told), holds=(a_bar(),))
-    assert leases_to_migrate(snapshot) == ((on_it, a_bar()),)
-    assert leases_to_migrate(replace(snapshot, holds=(a_bar(moves=False),))) == ()
-    whole = (a_bar(""), a_bar())
+    far, preempted = a_lease("r3", "worker-b", **{"GPU-0": 1000}), a_lease("r4", **{"GPU-0": 1000})
+    preempted = preempted.model_copy(update={"state": LeaseState.PREEMPTED})
+    snapshot = Snapshot(
+        1, (a_worker(), a_worker("worker-b")), leases=(on_it, beside, far, preempted), holds=(a_hold(),)
+    )
+    assert leases_to_migrate(snapshot) == ((on_it, a_hold()),)
+    assert leases_to_migrate(replace(snapshot, holds=(a_hold(moves=False),))) == ()
+    whole = (a_hold(""), a_hold())
     assert leases_to_migrate(replace(snapshot, holds=whole)) == ((on_it, whole[0]), (beside, whole[0]))
 
 
-def test_tasks_on_instances_of_a_gpu_move_with_it():
+def test_leases_of_mig_instances_migrate_with_their_gpu():
     parent, instance = a_device("GPU-0", leasable=False), a_device("MIG-0", parent="GPU-0")
     lease = a_lease("r1", **{"MIG-0": 1000})
-    snapshot = Snapshot(1, (a_worker(devices=(parent, instance)),), leases=(lease,), holds=(a_bar(),))
-    assert leases_to_migrate(snapshot) == ((lease, a_bar()),)
+    snapshot = Snapshot(1, (a_worker(devices=(parent, instance)),), leases=(lease,), holds=(a_hold(),))
+    assert leases_to_migrate(snapshot) == ((lease, a_hold()),)

@@ -48,7 +48,7 @@ def test_an_alternative_that_can_not_have_more_is_left_out_while_another_can():
     assert messages[0].startswith("Asks for 1 × nvidia/a100 (memory=48GiB..) instead of 1 × nvidia/rtx-4090 or")
 
 
-def test_where_there_is_no_more_it_says_so():
+def test_a_request_that_can_not_have_more_memory_says_so():
     text, messages = now_asks(DeviceRequest.parse("rtx-4090"), [a_failure(memory_bytes=24 * GIB)])
     assert text == "1 × nvidia/rtx-4090 (memory=24GiB..)"
     assert messages[0].endswith("no known worker can give it more.")
@@ -84,7 +84,7 @@ def test_the_table_can_switch_each_change_off():
     assert now_asks(DeviceRequest.parse("gpu"), failures, rules=rules) == ("1 × gpu", [])
 
 
-def test_all_else_of_a_request_stays():
+def test_the_rest_of_a_request_stays():
     request = DeviceRequest.parse({"gpu", "npu"}, priority="high", wait_timeout="2h", topology="nvlink")
     now, _ = adjusted_request(request, [a_failure(memory_bytes=24 * GIB)], DEFAULTS, FLEET, epoch=0)
     assert (now.is_ordered, now.priority, now.wait_timeout_s) == (False, request.priority, 7200)
@@ -102,7 +102,7 @@ def test_after_waiting_the_next_alternative_is_tried_first_and_none_is_lost():
     ]
 
 
-def test_what_has_no_order_or_shall_keep_it_waits_as_written():
+def test_a_request_without_an_order_or_with_a_kept_one_stays_as_written():
     ordered, free = DeviceRequest.parse(["gpu:8", "gpu:4"]), DeviceRequest.parse({"gpu:8", "gpu:4"})
     assert request_after_waiting(free, 1e6, DEFAULTS) == (free, [])
     assert request_after_waiting(ordered, 1e6, parse_rules('{"waiting": {"action": "keep"}}')) == (ordered, [])
@@ -124,7 +124,7 @@ def test_what_has_no_order_or_shall_keep_it_waits_as_written():
     ),
     st.sampled_from(["gpu", "gpu:0.5", "cpu:4", ["rtx-4090", "a100:1", "cpu:2"]]),
 )
-def test_whatever_happened_the_request_stays_whole_and_the_same_comes_of_the_same(failures, device):
+def test_an_adjusted_request_is_valid_and_the_same_for_the_same_failures(failures, device):
     request = DeviceRequest.parse(device)
     now, messages = adjusted_request(request, failures, DEFAULTS, FLEET, epoch=0)
     assert adjusted_request(request, failures, DEFAULTS, FLEET, epoch=0) == (now, messages)

@@ -40,7 +40,7 @@ def test_several_workers_are_avoided_the_last_first():
     assert labels(outcome) == ["!host-a,host-b"]
 
 
-def test_the_oldest_failure_is_forgiven_where_nobody_else_is_left():
+def test_the_oldest_failure_is_ignored_if_no_other_worker_is_left():
     failures = [a_failure(name, token=n) for n, name in enumerate(("host-c", "host-a", "host-b"))]
     outcome = avoid(failures, WORKERS)
     assert (labels(outcome), outcome.not_avoidable) == (["!host-b,host-a"], ("host-c",))
@@ -55,7 +55,7 @@ def test_the_oldest_failure_is_forgiven_where_nobody_else_is_left():
         [a_worker("host-b", (a_device(leasable=False, problem="fell off the bus"),))],
     ],
 )
-def test_the_wish_is_dropped_where_nobody_else_could_serve_it(others):
+def test_no_worker_is_avoided_if_no_other_can_serve_the_request(others):
     outcome = avoid([a_failure()], [WORKERS[0], *others])
     assert (labels(outcome), outcome.avoided, outcome.not_avoidable) == ([None], (), ("host-a",))
 
@@ -78,7 +78,7 @@ def test_after_a_hardware_error_the_worker_is_avoided_only_while_the_device_is_n
     assert labels(avoid([failure], [worker, WORKERS[1]])) == expected
 
 
-def test_failures_that_are_nobodys_fault_avoid_nobody():
+def test_failures_that_no_worker_caused_avoid_no_worker():
     classes = ("device_memory", "host_memory", "lost_worker", "preempted", "hung", "user_error", "unknown")
     failures = [a_failure(failure_class=one, token=n) for n, one in enumerate(classes)]
     assert labels(avoid(failures, WORKERS)) == [None]
@@ -90,14 +90,14 @@ def test_the_users_own_labels_stay():
     assert outcome.alternatives[0].labels == {AVOIDED_LABEL: "!host-a", "zone": "eu"}
 
 
-def test_a_request_with_as_many_labels_as_may_be_keeps_them_and_drops_the_wish():
+def test_a_request_with_the_most_labels_keeps_them_and_avoids_no_worker():
     mine = {f"label-{n:02}": "x" for n in range(32)}
     workers = [a_worker(name, labels=mine) for name in ("host-a", "host-b")]
     assert avoid([a_failure()], workers, labels=mine).alternatives[0].labels == mine
 
 
 @given(st.lists(st.sampled_from(["host-a", "host-b", "host-c", "b,c", "x" * 200, "y" * 200, "gone"]), max_size=6))
-def test_what_avoids_workers_fits_a_marked_fleet_that_has_others(names):
+def test_a_request_that_avoids_workers_fits_only_the_others(names):
     fleet = [*WORKERS, a_worker("b,c"), a_worker("x" * 200), a_worker("y" * 200)]
     outcome = avoid([a_failure(name, token=n) for n, name in enumerate(names)], fleet)
     request = DeviceRequest(alternatives=outcome.alternatives)
@@ -106,7 +106,7 @@ def test_what_avoids_workers_fits_a_marked_fleet_that_has_others(names):
     assert len(outcome.avoided) < len(fleet)
 
 
-def test_workers_that_nobody_avoids_stay_the_same_and_of_one_shape():
+def test_workers_that_no_request_avoids_stay_the_same_and_of_one_shape():
     request = DeviceRequest(alternatives=avoid([a_failure()], WORKERS).alternatives)
     now = with_avoided_labels(WORKERS, [request])
     assert [one is before for one, before in zip(now, WORKERS, strict=True)] == [False, True, True]

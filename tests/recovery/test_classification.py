@@ -2,11 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero_airflow.recovery.classification import Classification, classify
+from hetero_airflow.recovery.classification import FAILURE_SIGNS, Classification, classify
 from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.recovery.evidence import RaisedException as Raised
 from hetero_airflow.recovery.failure import MAX_EVIDENCE, FailureClass
-from hetero_airflow.recovery.failure_signs import FAILURE_SIGNS
 
 F = FailureClass
 
@@ -147,7 +146,7 @@ MESSAGES: list[tuple[str, FailureClass, Evidence]] = [
 
 
 @pytest.mark.parametrize(("evidence", "expected"), [pytest.param(e, c, id=name) for name, c, e in MESSAGES])
-def test_a_real_message_is_of_its_class(evidence, expected):
+def test_a_real_message_has_its_class(evidence, expected):
     finding = classify(evidence)
     assert finding.failure_class is expected, finding
     assert 0 < len(finding.evidence) <= MAX_EVIDENCE
@@ -197,18 +196,18 @@ OOM = "CUDA out of memory. Tried to allocate 20.00 MiB"
         (Evidence(), "unknown"),
     ],
 )  # fmt: skip
-def test_the_cause_stands_before_its_consequences(evidence, expected):
+def test_the_cause_comes_before_its_consequences(evidence, expected):
     assert classify(evidence).failure_class == expected
 
 
-def test_the_evidence_says_what_was_matched_and_where():
+def test_the_evidence_names_the_match_and_its_place():
     assert classify(Evidence(exit_code=1, log=f"a\n{OOM}\nb")) == Classification(
         FailureClass.DEVICE_MEMORY, '"CUDA out of memory" in the log'
     )
     assert classify(Evidence(xids=(("GPU-1", 79),))).evidence == "XID 79, GPU has fallen off the bus on GPU-1"
 
 
-def test_the_evidence_holds_no_more_of_a_message_than_was_matched():
+def test_the_evidence_has_only_the_matched_part_of_a_message():
     secret = "token=hunter2"
     finding = classify(Evidence(raised=(Raised("KeyError", secret), Raised("RuntimeError", f"{OOM} {secret}"))))
     assert secret not in finding.evidence
@@ -219,7 +218,7 @@ def test_the_evidence_holds_no_more_of_a_message_than_was_matched():
     st.text(max_size=2000),
     st.one_of(st.none(), st.integers(-70, 300)),
 )
-def test_whatever_was_raised_or_written_has_one_class(raised, log, exit_code):
+def test_every_exception_and_log_has_one_class(raised, log, exit_code):
     evidence = Evidence(raised=tuple(raised), log=log, exit_code=exit_code)
     finding = classify(evidence)
     assert finding == classify(evidence)
@@ -230,7 +229,7 @@ def test_whatever_was_raised_or_written_has_one_class(raised, log, exit_code):
     "text", ["nccl", "gloo/transport/", "RESOURCE_EXHAUSTED: ", "A", "A.b", "cuda error ", "Error\n"], ids=repr
 )
 @pytest.mark.timeout(30)
-def test_a_hostile_text_is_no_burden(text):
+def test_a_hostile_text_does_not_slow_the_classification(text):
     text *= 200_000 // len(text)
     assert classify(Evidence(log=text, exit_code=1)) == Classification(FailureClass.UNKNOWN, "exit code 1")
     many = tuple(Raised(text, text) for _ in range(40))

@@ -36,12 +36,12 @@ def several(failure_class, number, **fields):
         ("unknown", Retry),
     ],
 )
-def test_a_first_failure_goes_by_its_row(failure_class, kind):
+def test_a_first_failure_follows_its_row(failure_class, kind):
     assert isinstance(decide(a_failure(failure_class), (), DEFAULTS), kind)
 
 
 @pytest.mark.parametrize("failure_class", BUDGETED)
-def test_a_budget_is_used_up_and_then_the_tasks_retries_decide(failure_class):
+def test_after_its_budget_the_tasks_retries_decide(failure_class):
     rule = DEFAULTS[failure_class]
     history = several(failure_class, rule.times)
     assert isinstance(decide(a_failure(failure_class, 99), history[:-1], DEFAULTS), Requeue)
@@ -50,12 +50,12 @@ def test_a_budget_is_used_up_and_then_the_tasks_retries_decide(failure_class):
     assert f"requeued for this {rule.times} times already" in last.message
 
 
-def test_preemption_has_no_end():
+def test_preemption_has_no_budget():
     history = several("preempted", 50)
     assert isinstance(decide(a_failure("preempted", 99), history, DEFAULTS), Requeue)
 
 
-def test_delays_grow_and_can_be_foretold():
+def test_delays_grow_and_can_be_predicted():
     delays = [decide(a_failure(token=99), several("network", n), DEFAULTS).delay_s for n in range(5)]
     assert delays == [10, 20, 40, 80, 160]
 
@@ -66,7 +66,7 @@ def test_a_clear_gives_a_new_budget_and_other_classes_use_none():
     assert isinstance(decide(a_failure("hung", token=99), old, DEFAULTS), Requeue)
 
 
-def test_a_failure_that_is_told_twice_or_is_in_the_history_already_counts_once():
+def test_a_failure_that_is_reported_twice_or_is_in_the_history_counts_once():
     history = several("network", 4)
     failure = a_failure(token=99)
     once = decide(failure, history, DEFAULTS)
@@ -85,7 +85,7 @@ def test_memory_that_did_not_grow_is_not_tried_again():
     assert "no more memory than the last time" in again.message
 
 
-def test_a_row_can_say_fail_in_the_end_or_at_once():
+def test_a_row_can_fail_a_task_in_the_end_or_at_once():
     rules = parse_rules(
         '{"hung": {"times": 1, "then": "fail"}, "network": {"action": "fail"}, "unknown": {"delay": 5}}'
     )
@@ -110,7 +110,7 @@ def test_more_history_never_gives_more_requeues(past, failure_class):
 
 
 @given(st.lists(st.sampled_from(list(FailureClass)), max_size=60))
-def test_whatever_fails_the_requeues_of_each_class_stay_within_its_budget(classes):
+def test_requeues_of_each_class_stay_within_its_budget(classes):
     history, requeues = [], dict.fromkeys(FailureClass, 0)
     for token, failure_class in enumerate(classes, 1):
         failure = a_failure(failure_class, token)

@@ -9,7 +9,7 @@ def chain(raise_it):
     return [(raised.type, raised.text) for raised in chain_of(caught.value)]
 
 
-def test_a_chain_holds_the_exception_its_cause_and_what_was_being_handled():
+def test_a_chain_has_the_exception_its_cause_and_its_context():
     def fails():
         try:
             try:
@@ -22,7 +22,7 @@ def test_a_chain_holds_the_exception_its_cause_and_what_was_being_handled():
     assert chain(fails) == [("ValueError", "c"), ("OSError", "b"), ("KeyError", "'a'")]
 
 
-def test_what_was_hidden_stays_hidden():
+def test_a_suppressed_context_is_left_out():
     def fails():
         try:
             raise KeyError("a")
@@ -32,20 +32,20 @@ def test_what_was_hidden_stays_hidden():
     assert chain(fails) == [("ValueError", "c")]
 
 
-def test_a_group_holds_its_members():
+def test_a_group_has_its_members():
     def fails():
         raise ExceptionGroup("two", [MemoryError("x"), ValueError("y")])
 
     assert chain(fails)[1:] == [("MemoryError", "x"), ("ValueError", "y")]
 
 
-def test_a_chain_that_bites_its_tail_ends():
+def test_a_circular_chain_ends():
     first, second = ValueError("a"), ValueError("b")
     first.__cause__, second.__cause__ = second, first
     assert [raised.text for raised in chain_of(first)] == ["a", "b"]
 
 
-def test_a_chain_is_looked_at_only_so_far():
+def test_a_chain_is_read_up_to_a_limit():
     error = ValueError("0")
     for number in range(1, 100):
         after = ValueError(str(number))
@@ -53,7 +53,7 @@ def test_a_chain_is_looked_at_only_so_far():
     assert len(chain_of(error)) == MAX_CHAIN
 
 
-def test_an_exception_whose_text_can_not_be_had_is_named():
+def test_an_exception_without_a_readable_text_is_named():
     class Broken(Exception):
         def __str__(self):
             raise RuntimeError
@@ -63,7 +63,7 @@ def test_an_exception_whose_text_can_not_be_had_is_named():
     assert chain_of(Broken())[0].text == "<Broken>"
 
 
-def test_of_a_long_text_both_ends_are_kept():
+def test_both_ends_of_a_long_text_are_kept():
     (raised,) = chain_of(ValueError("begin " + "x" * 10**6 + " end"))
     assert raised.text.startswith("begin ")
     assert raised.text.endswith(" end")
@@ -86,7 +86,7 @@ def test_the_line_that_ends_a_traceback_names_the_exception(line, name):
     assert Evidence(log=log, exit_code=1).final_exception_type == name
 
 
-def test_a_log_counts_only_where_no_exception_says_what_happened():
+def test_a_log_counts_only_if_no_exception_says_what_happened():
     assert list(Evidence(raised=(RaisedException("ValueError", "a"),), log="b").texts()) == [
         ("the exception", "ValueError: a")
     ]
@@ -94,7 +94,7 @@ def test_a_log_counts_only_where_no_exception_says_what_happened():
     assert [where for where, _ in wrapped.texts()] == ["the exception", "the log"]
 
 
-def test_an_exception_may_bring_its_own_evidence() -> None:
+def test_an_exception_may_carry_its_evidence() -> None:
     class RanksFailed(RuntimeError):
         evidence = Evidence(log="GPU is lost", exit_code=-6)
 

@@ -31,7 +31,7 @@ FAILURES = st.builds(
 
 
 @given(st.lists(FAILURES, max_size=8))
-def test_what_is_kept_is_read_back(failures):
+def test_kept_failures_are_read_back(failures):
     kept = None
     for failure in failures:
         kept = keep_failure(kept, failure)
@@ -39,18 +39,18 @@ def test_what_is_kept_is_read_back(failures):
     assert load_failures(kept) == failures_of_epoch(failures, last)
 
 
-def test_a_run_that_is_told_twice_is_kept_once():
+def test_a_run_that_is_reported_twice_is_kept_once():
     kept = keep_failure(keep_failure(None, a_failure(token=7)), a_failure("lost_worker", token=7, at_s=9))
     assert load_failures(kept) == (a_failure(token=7),)
 
 
-def test_a_clear_forgets_and_a_late_word_from_before_it_is_not_heard():
+def test_a_clear_drops_failures_and_late_reports_from_before_it():
     kept = keep_failure(keep_failure(None, a_failure(token=1)), a_failure(token=2, epoch=1))
     assert load_failures(kept) == (a_failure(token=2, epoch=1),)
     assert keep_failure(kept, a_failure(token=3, epoch=0)) == kept
 
 
-def test_many_of_one_class_push_no_other_out():
+def test_many_failures_of_one_class_do_not_push_out_another():
     kept = keep_failure(None, a_failure("hung", token=1))
     for token in range(2, 2 * MAX_FAILURES):
         kept = keep_failure(kept, a_failure("preempted", token=token))
@@ -62,7 +62,7 @@ def test_many_of_one_class_push_no_other_out():
 @pytest.mark.parametrize(
     "kept", ["", 7, {}, [None], [{}], [{"failure_class": "network"}], [{"failure_class": "network", "epoch": -1}]]
 )
-def test_what_can_not_be_read_is_left_out(kept):
+def test_unreadable_records_are_left_out(kept):
     assert load_failures(kept) == ()
     assert load_failures(keep_failure(kept, a_failure())) == (a_failure(),)
 

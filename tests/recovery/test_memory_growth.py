@@ -64,14 +64,14 @@ def test_memory_doubles_up_to_the_largest_device(alternative, had, fleet, expect
     assert (str(growth.alternative), growth.is_larger) == (expected, is_larger)
 
 
-def test_as_many_devices_as_are_asked_for_must_be_that_large_on_one_worker():
+def test_one_worker_must_have_enough_devices_of_the_size():
     fleet = shapes_of(of_sizes(24, 24), of_sizes(48, 48, 80), of_sizes(80))
     growth = with_device_memory(asked("gpu:2"), failed(24, 48), RULE, fleet)
     assert str(growth.alternative) == "2 × gpu (memory=48GiB..)"
     assert not growth.is_larger
 
 
-def test_only_devices_that_are_asked_for_count():
+def test_only_devices_that_match_the_request_count():
     fleet = shapes_of(of_sizes(24), of_sizes(192, vendor="amd"))
     assert not with_device_memory(asked("nvidia"), failed(24), RULE, fleet).is_larger
     assert with_device_memory(asked("gpu"), failed(24), RULE, fleet).is_larger

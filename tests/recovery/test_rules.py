@@ -17,17 +17,17 @@ def test_every_class_has_a_row():
 
 
 @pytest.mark.parametrize("text", ["", "  ", "{}", '{"hung": {}}', default("recovery_rules")])
-def test_what_says_nothing_changes_nothing(text):
+def test_an_empty_table_changes_nothing(text):
     assert parse_rules(text) == DEFAULTS
 
 
-def test_a_row_is_merged_field_by_field_and_the_others_stay():
+def test_a_row_is_merged_field_by_field_and_the_other_rows_stay():
     rules = parse_rules('{"network": {"times": 2, "delay": "1m"}}')
     assert rules[FailureClass.NETWORK] == Rule(Action.REQUEUE, times=2, delay_s=60.0, avoid=Avoid.WORKER)
     assert {**rules.rows, FailureClass.NETWORK: DEFAULTS[FailureClass.NETWORK]} == DEFAULTS.rows
 
 
-def test_each_field_can_be_said():
+def test_each_field_can_be_set():
     text = json.dumps(
         {
             "device_memory": {
@@ -50,7 +50,7 @@ def test_each_field_can_be_said():
         ('{"hung": {"delay": "0s"}}', 0.0),
     ],
 )
-def test_no_delay_is_a_delay(text, said):
+def test_a_delay_can_be_null_or_zero(text, said):
     assert parse_rules(text)[FailureClass.HUNG].delay_s == said
 
 
@@ -92,7 +92,7 @@ def test_waiting_can_be_left_as_written():
         ('{"waiting": {"action": "requeue"}}', "waiting.action", "another text", "next_alternative or keep"),
     ],
 )  # fmt: skip
-def test_a_table_that_makes_no_sense_is_refused_with_what_to_write(text, asked, found, remedy):
+def test_an_invalid_table_is_refused_with_a_remedy(text, asked, found, remedy):
     with pytest.raises(SettingsError) as caught:
         parse_rules(text)
     assert caught.value.asked.startswith("[hetero] recovery_rules")

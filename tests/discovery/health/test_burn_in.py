@@ -59,7 +59,7 @@ class Folded(NumpyBackend):
         return [super().allocate()[0]] * 2
 
 
-def test_a_well_device_passes_and_says_what_was_done():
+def test_a_healthy_device_passes_with_its_measurements():
     checks = run_checks(NumpyBackend(*SMALL), 0.01)
     assert [check.name for check in checks] == ["multiply float32", "multiply float64", "memory"]
     assert all(check.times >= 1 and check.throughput > 0 for check in checks)
@@ -81,12 +81,12 @@ def test_one_stuck_bit_of_memory_is_found(number, stuck_at):
         run_checks(Forgetful(number, stuck_at), 0.01)
 
 
-def test_memory_that_answers_at_two_addresses_is_found():
+def test_memory_with_two_addresses_for_one_word_is_found():
     with pytest.raises(WrongResultError, match="lost what it held"):
         run_checks(Folded(*SMALL), 0.01)
 
 
-def test_it_goes_on_for_the_time_it_is_given():
+def test_a_burn_in_runs_for_its_given_time():
     ticks = iter(range(10_000))
     checks = run_checks(NumpyBackend(*SMALL), 500, clock=lambda: float(next(ticks)))
     assert min(check.times for check in checks) >= 4
@@ -129,7 +129,7 @@ def a_torch_bench(**fields):
     return TorchBackend(torch, backend, "cpu", 64, 0.9, BLOCK)
 
 
-def test_torch_computes_the_same_and_writes_most_of_what_is_free():
+def test_torch_computes_the_same_and_writes_most_of_the_free_memory():
     bench = a_torch_bench()
     assert bench.name == "cpu stand-in"
     checks = run_checks(bench, 0.01)
@@ -149,18 +149,18 @@ def test_a_stuck_bit_is_found_through_torch(monkeypatch):
         run_checks(bench, 0.01)
 
 
-def test_a_device_whose_memory_others_use_is_not_judged():
+def test_a_device_whose_memory_is_in_use_is_untested():
     with pytest.raises(UntestableError, match="another process uses it"):
         run_checks(a_torch_bench(free=3 * BLOCK), 0.01)
 
 
 @pytest.mark.parametrize("device", ["xla:0", "npu:0", "fpga:0"])
-def test_a_device_that_no_software_here_computes_on_is_not_judged(device):
+def test_a_device_without_software_is_untested(device):
     with pytest.raises(UntestableError):
         torch_backend(device, 64, 0.9, BLOCK)
 
 
-def test_a_gpu_that_torch_could_use_and_does_not_see_is_sick(monkeypatch):
+def test_a_gpu_that_torch_supports_but_does_not_see_fails(monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -184,7 +184,7 @@ def test_a_gpu_that_torch_could_use_and_does_not_see_is_sick(monkeypatch):
         ),
     ],
 )
-def test_whatever_happens_is_a_result(monkeypatch, bench, outcome, found):
+def test_every_exception_is_a_result(monkeypatch, bench, outcome, found):
     def open_bench(device):
         if isinstance(bench, Exception):
             raise bench

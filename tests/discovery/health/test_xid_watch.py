@@ -39,7 +39,7 @@ def heard(pynvml, *script, seconds_apart=2.0, waits=20) -> list[tuple[str, int]]
     return [(seen.uuid, seen.xid) for seen in told]
 
 
-def test_the_stand_in_has_only_what_the_real_module_has(pynvml):
+def test_the_fake_has_only_names_of_the_real_module(pynvml):
     real = importlib.import_module("pynvml")
     names = [name for name in vars(pynvml) if name.startswith(("nvml", "NVML", "c_nvml"))]
     assert [name for name in names if not hasattr(real, name)] == []
@@ -48,7 +48,7 @@ def test_the_stand_in_has_only_what_the_real_module_has(pynvml):
     assert fields[:3] == [name for name, _ in pynvml.c_nvmlEventData_t._fields_]
 
 
-def test_xids_are_told_with_their_gpu_as_they_come(pynvml):
+def test_xids_are_reported_with_their_gpu_in_order(pynvml):
     assert heard(pynvml, (1, XID, 79), "timeout", (0, XID, 45), (1, XID, 48)) == [
         ("GPU-1", 79),
         ("GPU-0", 45),
@@ -57,16 +57,16 @@ def test_xids_are_told_with_their_gpu_as_they_come(pynvml):
     assert pynvml.REGISTERED == [[(0, XID), (1, XID)]]
 
 
-def test_other_events_are_passed_over(pynvml):
+def test_other_events_are_ignored(pynvml):
     assert heard(pynvml, (0, 1, 12), (0, XID, 31)) == [("GPU-0", 31)]
 
 
-def test_a_storm_of_one_xid_is_told_once_a_second(pynvml):
+def test_many_equal_xids_are_reported_once_a_second(pynvml):
     storm = [(0, XID, 45)] * 15 + [(1, XID, 45)]
     assert heard(pynvml, *storm, seconds_apart=0.1) == [("GPU-0", 45), ("GPU-0", 45), ("GPU-1", 45)]
 
 
-def test_a_lost_gpu_is_told_and_the_others_are_heard_on(pynvml):
+def test_a_lost_gpu_is_reported_and_the_others_stay_watched(pynvml):
     assert heard(pynvml, ("lost", 0), (1, XID, 48)) == [("GPU-0", 79), ("GPU-1", 48)]
     assert pynvml.REGISTERED == [[(0, XID), (1, XID)], [(1, XID)]]
 
@@ -78,7 +78,7 @@ def test_a_gpu_that_has_no_such_events_is_left_out(pynvml):
     assert heard(pynvml, (1, XID, 79)) == [("GPU-1", 79)]
 
 
-def test_an_error_that_nobody_expects_ends_it(pynvml):
+def test_an_unexpected_error_ends_the_watch(pynvml):
     pynvml.nvmlDeviceGetMemoryInfo = lambda handle: None
     with pytest.raises(pynvml.NVMLError_GpuIsLost):
         heard(pynvml, ("lost", 0), (1, XID, 48))
@@ -116,7 +116,7 @@ def poll(watch, count, seconds=20) -> list[XidEvent]:
     return seen
 
 
-def test_the_process_tells_what_the_driver_tells(watch, fake_library):
+def test_the_process_reports_the_drivers_xids(watch, fake_library):
     fake_library.setenv("FAKE_XIDS", "[[0, 8, 79], [1, 8, 45]]")
     assert [(seen.uuid, seen.xid) for seen in poll(watch(), 2)] == [("GPU-0", 79), ("GPU-1", 45)]
 
@@ -132,13 +132,13 @@ def test_without_nvidias_library_it_ends_and_is_not_started_again(watch, fake_li
     assert (first.returncode, one._process) == (0, None)
 
 
-def test_what_is_no_line_of_ours_is_passed_over(watch):
+def test_foreign_lines_are_ignored(watch):
     line = XidEvent(uuid="GPU-0", xid=79, at=EPOCH).model_dump_json()
     one = watch((sys.executable, "-c", f"print('NVRM: hello'); print('''{line}'''); print('half a li', end='')"))
     assert poll(one, 1) == [XidEvent(uuid="GPU-0", xid=79, at=EPOCH)]
 
 
-def test_polling_never_blocks_and_a_broken_process_is_not_started_in_a_hot_loop(watch, tmp_path):
+def test_poll_never_blocks_and_a_broken_process_is_not_restarted_at_once(watch, tmp_path):
     log = tmp_path / "starts"
     one = watch((sys.executable, "-c", f"open({str(log)!r}, 'a').write('x'); raise SystemExit(3)"))
     one.poll()

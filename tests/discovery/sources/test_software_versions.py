@@ -20,7 +20,7 @@ def test_rocm_and_cann_come_from_their_version_files(tmp_path, fixture_text):
     assert (found["rocm"], found["cann"]) == ("6.4.1", "8.3.rc2")
 
 
-def test_the_environment_says_where_another_installation_is(tmp_path):
+def test_the_environment_names_another_installation(tmp_path):
     put(tmp_path / "sw/rocm-7/.info/version", "7.0.2\n")
     put(tmp_path / "opt/rocm/.info/version", "6.4.1-83\n")
     put(tmp_path / "sw/cann/ascend_toolkit_install.info", "package_name=x\nversion=9.2.0-beta.2\n")
@@ -42,7 +42,7 @@ def test_a_version_of_a_real_package_can_be_compared():
     assert Version(runtime_versions()["python"]).release[:2] == sys.version_info[:2]
 
 
-def test_nothing_is_imported_to_learn_its_version():
+def test_versions_are_read_without_imports():
     code = (
         "import sys; from hetero_airflow.discovery.sources.software_versions import runtime_versions; "
         "runtime_versions(); "

@@ -15,25 +15,25 @@ def test_a_tool_is_found_by_its_absolute_path(put_tool, tmp_path, monkeypatch):
     assert find_tool("vendor-smi") is None
 
 
-def test_a_tool_says_what_it_writes_to_standard_output(put_tool):
+def test_the_result_is_the_tools_standard_output(put_tool):
     tool = put_tool("vendor-smi", 'echo "warned" >&2; echo "$@"')
     assert run_tool(str(tool), "info", "-m; echo no shell") == "info -m; echo no shell\n"
 
 
-def test_a_tool_that_hangs_is_ended_even_if_its_own_child_keeps_the_pipe(put_tool):
+def test_a_hung_tool_is_killed_even_if_its_child_keeps_the_pipe(put_tool):
     tool = put_tool("vendor-smi", "sleep 3 & wait")
     with pytest.raises(ProbeError) as caught:
         run_tool(str(tool), "info", timeout_s=0.2)
     assert (caught.value.asked, caught.value.found) == ("vendor-smi info", "no end after 0.2 s")
 
 
-def test_a_tool_that_closes_its_output_and_stays_is_ended(put_tool):
+def test_a_tool_that_closes_its_output_and_stays_is_killed(put_tool):
     tool = put_tool("vendor-smi", "exec >&-; exec sleep 3")
     with pytest.raises(ProbeError, match=r"no end after 0\.2 s"):
         run_tool(str(tool), timeout_s=0.2)
 
 
-def test_a_tool_that_floods_is_ended(put_tool):
+def test_a_tool_with_too_much_output_is_killed(put_tool):
     tool = put_tool("vendor-smi", "exec yes")
     with pytest.raises(ProbeError) as caught:
         run_tool(str(tool))
@@ -61,13 +61,13 @@ def test_files_are_read_up_to_a_limit(tmp_path):
     assert read_text(tmp_path) is None
 
 
-def test_pci_devices_of_other_vendors_are_passed_over(fixture_tree):
+def test_pci_devices_of_other_vendors_are_ignored(fixture_tree):
     root = fixture_tree("xilinx/alveo-u250.json")
     assert list(read_pci(root, frozenset({"0x1ae0"}))) == []
     assert [device["driver"] for device in read_pci(root, frozenset({"0x10ee"}))] == [None, "xocl", None]
 
 
-def test_the_pci_devices_of_this_host_can_be_walked():
+def test_the_pci_devices_of_this_host_are_read():
     vendors = {read_text(path) or "" for path in Path("/sys/bus/pci/devices").glob("*/vendor")}
     found = list(read_pci(Path("/"), frozenset(vendors)))
     assert len(found) == (len(os.listdir("/sys/bus/pci/devices")) if os.path.isdir("/sys/bus/pci/devices") else 0)

@@ -8,15 +8,14 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from hetero_airflow.errors import CheckpointStoreUnavailable, FencedOut, LeaseLost
 from hetero_airflow.operators.gang_rendezvous import LeaderTimeout
-from hetero_airflow.recovery import failure_signs
-from hetero_airflow.recovery.classification import classify
+from hetero_airflow.recovery.classification import EXIT_STOPPED, classify
 from hetero_airflow.recovery.evidence import Evidence, chain_of
 from hetero_airflow.recovery.failure import FailureClass
 from hetero_airflow.runtime import notice
 
 
 def test_the_exit_code_of_a_stopped_process_is_that_of_the_runtime():
-    assert failure_signs.EXIT_STOPPED == notice.EXIT_STOPPED
+    assert EXIT_STOPPED == notice.EXIT_STOPPED
 
 
 @pytest.mark.parametrize(
@@ -71,11 +70,11 @@ def exits_by(signal):
         (lambda: int("seven"), FailureClass.UNKNOWN),
     ],
 )
-def test_what_really_fails_here_is_told(fails, failure_class):
+def test_real_failures_have_their_class(fails, failure_class):
     assert what_it_is(fails).failure_class is failure_class
 
 
-def test_what_really_fails_in_torch_is_told():
+def test_real_failures_of_torch_have_their_class():
     torch = pytest.importorskip("torch")
     assert what_it_is(lambda: torch.empty(2**50)).failure_class is FailureClass.HOST_MEMORY
     store = torch.distributed.TCPStore
