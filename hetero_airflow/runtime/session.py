@@ -27,11 +27,13 @@ from hetero_airflow.runtime.background_saver import FILES, BackgroundSaver, copy
 from hetero_airflow.runtime.gang.ranks import RankCollectives, process_group, rank
 from hetero_airflow.runtime.notice import Stopped, has_notice, read_notice
 from hetero_airflow.runtime.progress_file import ProgressFile
-from hetero_airflow.runtime.save_interval import MAX_STEPS
 from hetero_airflow.runtime.scratch_folder import ScratchFolder
 from hetero_airflow.runtime.state.files import read_state, write_state
 from hetero_airflow.runtime.state.tree import StagedState, stage
 from hetero_airflow.settings import CHECKPOINT_VARIABLE
+
+MAX_STEPS = 10**12
+"""The key of a checkpoint has twelve digits for the step."""
 
 LOCAL_FOLDER = "checkpoints"
 """The folder in the working directory that is used without a supervisor."""

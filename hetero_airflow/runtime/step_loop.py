@@ -6,6 +6,8 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
 from enum import IntEnum
 from typing import Any
 
@@ -18,11 +20,55 @@ from hetero_airflow.errors import (
 )
 from hetero_airflow.runtime.gang.ranks import rank
 from hetero_airflow.runtime.progress_file import Phase
-from hetero_airflow.runtime.save_interval import MAX_STEPS, SaveInterval
-from hetero_airflow.runtime.session import CheckpointSession
+from hetero_airflow.runtime.session import MAX_STEPS, CheckpointSession
 from hetero_airflow.runtime.state.restoring import check_restorable, restore
+from hetero_airflow.units import parse_duration_s
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SaveInterval:
+    """A number of steps or a duration; exactly one is not None.
+
+    >>> SaveInterval.parse("5m"), SaveInterval.parse(100)
+    (SaveInterval(steps=None, seconds=300.0), SaveInterval(steps=100, seconds=None))
+    """
+
+    steps: int | None
+    seconds: float | None
+
+    @classmethod
+    def parse(cls, value: object) -> SaveInterval:
+        """Read a number of steps, a duration such as ``"5m"``, or a timedelta.
+
+        :raises RequestError: another type, or a value that is zero, negative or too large
+        """
+        if isinstance(value, int) and not isinstance(value, bool):
+            if not 0 < value < MAX_STEPS:
+                raise RequestError(
+                    "every", value, found="a number of steps out of range", remedy="Use 1 or more, or a duration"
+                )
+            return cls(value, None)
+        if not isinstance(value, (str, timedelta)):
+            raise RequestError(
+                "every",
+                value,
+                found=f"a {type(value).__name__}",
+                remedy='Write a duration such as "5m", or a whole number of steps',
+            )
+        return cls(None, parse_duration_s(value, "every"))
+
+    def is_due(self, step: int, since_s: float) -> bool:
+        """Whether to save after this step (counted from 0), `since_s` seconds after the last save.
+
+        >>> SaveInterval.parse(100).is_due(99, since_s=0), SaveInterval.parse("5m").is_due(99, since_s=299)
+        (True, False)
+        """
+        if self.steps is not None:
+            return (step + 1) % self.steps == 0
+        assert self.seconds is not None
+        return since_s >= self.seconds
 
 
 class _NextAction(IntEnum):

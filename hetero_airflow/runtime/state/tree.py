@@ -102,12 +102,8 @@ def _encode(value: Any, where: str, staged: StagedState, depth: int) -> Any:
             where, found=f"more than {MAX_DEPTH} levels of nesting", remedy="Flatten it; a state can't contain itself"
         )
     kind = type(value)
-    if value is None or kind in (bool, str):
-        return value
-    if kind is int:
-        return value if -(2**63) <= value < 2**63 else {TAG: "int", "value": hex(value)}
-    if kind is float:
-        return value if math.isfinite(value) else {TAG: "float", "value": repr(value)}
+    if value is None or kind in (bool, str, int, float):
+        return _encode_scalar(value)
     if kind is complex:
         return {TAG: "complex", "value": [_encode(part, where, staged, depth) for part in (value.real, value.imag)]}
     if kind is bytes:
@@ -123,6 +119,14 @@ def _encode(value: Any, where: str, staged: StagedState, depth: int) -> Any:
     return _encode_foreign(value, where, staged, depth)
 
 
+def _encode_scalar(value: Any) -> Any:
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        return {TAG: "int", "value": hex(value)}
+    if type(value) is float and not math.isfinite(value):
+        return {TAG: "float", "value": repr(value)}
+    return value
+
+
 def _encode_mapping(value: Mapping[Any, Any], where: str, staged: StagedState, depth: int) -> Any:
     items = []
     for key, item in value.items():
@@ -134,9 +138,7 @@ def _encode_mapping(value: Mapping[Any, Any], where: str, staged: StagedState, d
     if type(value) is dict and all(type(key) is str for key in value) and TAG not in value:
         return dict(items)
     encoded = {TAG: _MAPPINGS[type(value)], "items": [[_encode(key, where, staged, 0), item] for key, item in items]}
-    versions = getattr(
-        value, "_metadata", None
-    )  # versions of a module's parts, from which load_state_dict upgrades old states
+    versions = getattr(value, "_metadata", None)  # of a module's parts; load_state_dict upgrades old states by it
     if versions:
         encoded["metadata"] = _encode(dict(versions), where, staged, depth + 1)
     return encoded
@@ -245,6 +247,16 @@ class _Decoder:
 
     def __init__(self, array: Callable[[str, str], Any]) -> None:
         self._array = array
+        self._by_tag: dict[object, Callable[[dict[str, Any]], Any]] = {
+            "tuple": lambda value: tuple(self.decode(value["items"])),
+            "int": lambda value: int(value["value"], 16),
+            "float": lambda value: float(value["value"]),
+            "complex": lambda value: complex(*self.decode(value["value"])),
+            "bytes": lambda value: array(value["array"], "numpy").tobytes(),
+            "torch": self._tensor,
+            "numpy": self._ndarray,
+            **dict.fromkeys(_MAPPINGS.values(), self._mapping),
+        }
 
     def decode(self, value: Any) -> Any:
         if isinstance(value, list):
@@ -253,40 +265,23 @@ class _Decoder:
             return value
         if TAG not in value:
             return {key: self.decode(item) for key, item in value.items()}
-        return self._tagged(value[TAG], value)
+        tag = value[TAG]
+        if not isinstance(tag, str) or tag not in self._by_tag:
+            raise ValueError(f"unknown tag {shorten(tag)}")
+        return self._by_tag[tag](value)
 
-    def _tagged(self, tag: object, value: dict[str, Any]) -> Any:
-        if tag == "tuple":
-            return tuple(self.decode(item) for item in value["items"])
-        if tag in _MAPPINGS.values():
-            return self._mapping(tag, value)
-        if tag == "int":
-            return int(value["value"], 16)
-        if tag == "float":
-            return float(value["value"])
-        if tag == "complex":
-            return complex(*(self.decode(part) for part in value["value"]))
-        if tag == "bytes":
-            return self._array(value["array"], "numpy").tobytes()
-        if tag == "torch":
-            return self._tensor(value)
-        if tag == "numpy":
-            array = self._array(value["array"], "numpy")
-            if value.get("complex"):
-                array = array.view(f"c{2 * array.itemsize}")[..., 0]
-            return array[()] if value.get("scalar") else array
-        raise ValueError(f"unknown tag {shorten(tag)}")
+    def _ndarray(self, value: dict[str, Any]) -> Any:
+        array = self._array(value["array"], "numpy")
+        if value.get("complex"):
+            array = array.view(f"c{2 * array.itemsize}")[..., 0]
+        return array[()] if value.get("scalar") else array
 
     def _tensor(self, value: dict[str, Any]) -> Any:
         tensor = self._array(value["array"], "torch")
-        if value.get("complex"):
-            import torch
+        return sys.modules["torch"].view_as_complex(tensor) if value.get("complex") else tensor
 
-            return torch.view_as_complex(tensor)
-        return tensor
-
-    def _mapping(self, tag: object, value: dict[str, Any]) -> Any:
-        kind = next(kind for kind, name in _MAPPINGS.items() if name == tag)
+    def _mapping(self, value: dict[str, Any]) -> Any:
+        kind = next(kind for kind, name in _MAPPINGS.items() if name == value[TAG])
         mapping = kind({self.decode(key): self.decode(item) for key, item in value["items"]})
         if "metadata" in value:
             mapping._metadata = self.decode(value["metadata"])

@@ -3,7 +3,10 @@ from __future__ import annotations
 import shlex
 from configparser import ConfigParser
 
-from hetero_airflow.cli.setup.config import environment_text, ini_text
+import pytest
+from sqlalchemy import create_engine
+
+from hetero_airflow.cli.setup.config import check_installation, environment_text, ini_text
 from hetero_airflow.cli.setup.recommended_settings import Setting
 from hetero_airflow.executor.recommended_settings import Recommendation
 
@@ -71,3 +74,19 @@ export AIRFLOW__SDK__B=1
         "export",
         "AIRFLOW__SDK__B=1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("engine", "url", "expected"),
+    [
+        ("local", "", []),
+        ("celery", "", [False]),
+        ("edge", "models", [False]),
+        ("kubernetes", "s3://models", [True]),
+    ],
+)
+def test_the_place_of_checkpoints_is_looked_at_where_tasks_move_between_hosts(monkeypatch, engine, url, expected):
+    monkeypatch.setenv("AIRFLOW__HETERO__ENGINE", engine)
+    monkeypatch.setenv("AIRFLOW__HETERO__CHECKPOINT_URL", url)
+    findings = check_installation(create_engine("sqlite://"))
+    assert [one.is_ok for one in findings if one.subject == "[hetero] checkpoint_url"] == expected

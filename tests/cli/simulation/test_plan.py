@@ -1,12 +1,141 @@
 from __future__ import annotations
 
-from hetero_airflow.cli.simulation.plan import plan_json, plan_report
+from argparse import Namespace
+from datetime import UTC, datetime
+
+import pytest
+
+from hetero_airflow.cli.simulation.plan import PlanArguments, plan_json, plan_report, read_plan_arguments
+from hetero_airflow.errors import HeteroError, StoreUnavailable
+from hetero_airflow.model.estimates import Interval
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.simulator.planned_tasks import PlannedTask
 from hetero_airflow.simulator.rehearsal import Rehearsal, rehearse
+from hetero_airflow.store.snapshot_file import snapshot_text
 from hetero_airflow.testing import EPOCH, a_worker
+
+DAG = """
+from airflow.sdk import DAG, task, task_group
+from datetime import timedelta
+
+with DAG("nightly", params={"size": 1}, dagrun_timeout=timedelta(hours=1)):
+
+    @task(execution_timeout=timedelta(minutes=5))
+    def fetch(): ...
+
+    @task.device(device="a100:{{ params.size }}", weight_rule="absolute", priority_weight=7)
+    def train(data): ...
+
+    @task.device(device="cpu")
+    def score(part): ...
+
+    @task
+    def listed(): ...
+
+    trained = train(fetch())
+    score.partial().expand(part=[1, 2]) << trained
+    score.override(task_id="rescore").partial().expand(part=listed())
+"""
+GANGS = """
+from airflow.sdk import DAG, task
+from hetero_airflow.operators.torchrun import TorchrunOperator
+
+with DAG("far"):
+
+    @task
+    def listed(): ...
+
+    @task.device(device="cpu", gang=2)
+    def score(part): ...
+
+    parts = listed()
+    trained = TorchrunOperator.partial(task_id="train", script="train.py", device="gpu:4", gang="2:3")
+    trained.expand(node_rank=range(3))
+    score.expand(part=["a", "b", "c", "d"])
+    score.override(task_id="rescore").expand(part=parts)
+"""
+SNAPSHOT = Snapshot(1, (a_worker(),))
+
+
+def read(tmp_path, text: str = DAG, **options) -> PlanArguments:
+    path = tmp_path / "dag.py"
+    path.write_text(text)
+    given = dict.fromkeys(("dag_id", "at", "conf", "snapshot", "deadline", "policy")) | {"assume": "10m"}
+
+    def no_database():
+        raise StoreUnavailable("a database", found="none", remedy="None is needed")
+
+    saved = tmp_path / "saved.json"
+    saved.write_text(snapshot_text(SNAPSHOT, EPOCH))
+    args = Namespace(dag_file=str(path), **(given | {"snapshot": str(saved)} | options))
+    return read_plan_arguments(args, "priority", datetime.now(UTC), lambda: SNAPSHOT, no_database)
+
+
+def test_the_tasks_of_a_file_are_planned_in_their_order(tmp_path):
+    asked = read(tmp_path, conf='{"size": 2}', at="2026-01-01T00:10", assume="5m")
+    gpus, core = DeviceRequest.parse("a100:2"), DeviceRequest.parse("cpu")
+    assert (asked.dag_id, asked.starts_in_s, asked.assumed_s, asked.deadline_s) == ("nightly", 600.0, 300.0, 3600.0)
+    assert {task.id: task for task in asked.tasks} == {
+        "fetch": PlannedTask("fetch", ("nightly", "fetch"), None, (), 9, None, 300.0),
+        "train": PlannedTask("train", ("nightly", "train"), gpus, ("fetch",), 7),
+        "score[0]": PlannedTask("score[0]", ("nightly", "score"), core, ("train",)),
+        "score[1]": PlannedTask("score[1]", ("nightly", "score"), core, ("train",)),
+        "listed": PlannedTask("listed", ("nightly", "listed"), None, (), 2),
+        "rescore[0]": PlannedTask("rescore[0]", ("nightly", "rescore"), core, ("listed",), is_count_known=False),
+    }
+
+
+def test_the_ranks_of_gangs_are_planned_as_such_and_one_gang_where_their_number_is_not_known(tmp_path):
+    gangs = {
+        task.id: (task.gang, task.gang_size, task.least, task.is_count_known)
+        for task in read(tmp_path, GANGS).tasks
+        if task.gang
+    }
+    assert gangs == {
+        "train[0]": ("far.train[0-2] (planned)", 3, 2, True),
+        "train[1]": ("far.train[0-2] (planned)", 3, 2, True),
+        "train[2]": ("far.train[0-2] (planned)", 3, 2, True),
+        "score[0]": ("far.score[0-1] (planned)", 2, 2, True),
+        "score[1]": ("far.score[0-1] (planned)", 2, 2, True),
+        "score[2]": ("far.score[2-3] (planned)", 2, 2, True),
+        "score[3]": ("far.score[2-3] (planned)", 2, 2, True),
+        "rescore[0]": ("far.rescore[0-1] (planned)", 2, 2, False),
+        "rescore[1]": ("far.rescore[0-1] (planned)", 2, 2, False),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "error"),
+    [
+        ("", {}, "found no DAG. Define one in it."),
+        (DAG, {"dag_id": "other"}, "found nightly. Name one of them: --dag-id"),
+        (DAG, {"at": "noon"}, "--at 'noon'; found a text that is not a time."),
+        (DAG, {"conf": "[1]"}, "--conf '[1]'; found a text that is not a JSON object."),
+        (DAG, {"conf": '{"size": "many"}'}, "found the quantity 'many'"),
+        (DAG, {"snapshot": "/nowhere/at/all.json"}, "found FileNotFoundError."),
+        (DAG, {"assume": "soon"}, "--assume='soon'; found no duration."),
+        (DAG, {"deadline": "-1h"}, "--deadline='-1h'; found no duration."),
+    ],
+)
+def test_bad_input_is_an_error_that_says_so(tmp_path, text, options, error):
+    with pytest.raises(HeteroError) as caught:
+        read(tmp_path, text, **options)
+    assert error in str(caught.value)
+
+
+def test_an_unknown_policy_is_an_error(tmp_path):
+    with pytest.raises(HeteroError, match="best"):
+        read(tmp_path, policy="best").rehearse()
+
+
+def test_durations_of_plain_tasks_come_from_the_interval_of_ten():
+    from hetero_airflow.cli.simulation.task_history import _interval
+
+    assert _interval([5.0]) == Interval(5.0, 5.0, 5.0)
+    assert _interval([float(n) for n in range(1, 12)]) == Interval(2.0, 6.0, 10.0)
+
 
 GANG = "far.train[0-3] (planned)"
 WHY = (

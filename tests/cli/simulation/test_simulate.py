@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 import pytest
 
-from hetero_airflow.cli.simulation.simulate_arguments import read_experiment
+from hetero_airflow.cli.simulation.simulate import read_experiment
 from hetero_airflow.errors import HeteroError
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.simulator.cluster import parse_cluster
