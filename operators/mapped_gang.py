@@ -20,7 +20,7 @@ def check_no_gang(task: DeviceOperator) -> None:
 
     :raises RequestError: it asks for a gang all the same
     """
-    size = task.gang.most
+    size = task.gang.max_members
     rank = getattr(task, NODE_RANK, None)
     if size > 1 or rank is not None:
         raise RequestError(
@@ -49,17 +49,17 @@ def gang_of(task: MappedOperator, expanded: Any) -> GangSize:
         )
     if isinstance(expanded, Mapping) and "gang" in expanded:
         raise RequestError("gang", "expanded", found="a gang for each instance", remedy="Put gang= into partial()")
-    if size.most == 1:
+    if size.max_members == 1:
         return size
-    _check_count(task, size.most)
+    _check_count(task, size.max_members)
     limits = {
         "max_active_tis_per_dag": task.partial_kwargs.get("max_active_tis_per_dag"),
         "max_active_tis_per_dagrun": task.partial_kwargs.get("max_active_tis_per_dagrun"),
         "max_active_tasks": getattr(task.dag, "max_active_tasks", None),
     }
     for name, limit in limits.items():
-        if limit is not None and limit < size.most:
-            remedy = f"Raise {name}: all {size.most} tasks run at the same time"
+        if limit is not None and limit < size.max_members:
+            remedy = f"Raise {name}: all {size.max_members} tasks run at the same time"
             raise RequestError("gang", size.text, found=f"{name}={limit}", remedy=remedy)
     return size
 
@@ -80,11 +80,11 @@ def _ranks(expanded: Mapping[str, Any], size: GangSize) -> GangSize:
     last = list(expanded)[-1]
     if last != NODE_RANK:
         raise RequestError(NODE_RANK, "expanded", found=f"{last} after it", remedy=f"Write {NODE_RANK} as the last")
-    if size.most not in (1, len(found)):
+    if size.max_members not in (1, len(found)):
         raise RequestError("gang", size.text, found=f"{NODE_RANK} of {len(found)}", remedy="Leave gang out")
     if isinstance(expanded, dict):
         expanded[NODE_RANK] = found
-    return size if size.most > 1 else GangSize(len(found), len(found))
+    return size if size.max_members > 1 else GangSize(len(found), len(found))
 
 
 def _check_count(task: MappedOperator, size: int) -> None:

@@ -32,7 +32,8 @@ RequestOrTemplate = DeviceRequest | Mapping[str, Any]
 def pack_request(instances: Iterable[Mapping[str, Any]], stride: int = 1, gang: GangSize = _NO_GANG) -> dict[str, Any]:
     """The value of ``executor_config[ENVELOPE_KEY]`` for the arguments of a task's instances.
 
-    Instance `map_index` takes entry ``(map_index // stride) % len(entries)`` and is in gang ``map_index // gang.most``.
+    Instance `map_index` takes entry ``(map_index // stride) % len(entries)`` and is in gang
+    ``map_index // gang.max_members``.
 
     >>> packed = pack_request([{"device": "gpu:2"}])
     >>> str(unpack_request({"hetero": packed}, map_index=-1))
@@ -41,7 +42,7 @@ def pack_request(instances: Iterable[Mapping[str, Any]], stride: int = 1, gang: 
     :raises RequestError: arguments without templates that make no request
     """
     packed = {"requests": [_entry(arguments) for arguments in instances], "stride": stride}
-    return packed | ({"gang": gang.text} if gang.most > 1 else {})
+    return packed | ({"gang": gang.text} if gang.max_members > 1 else {})
 
 
 def unpack_request(executor_config: object, map_index: int) -> RequestOrTemplate | None:

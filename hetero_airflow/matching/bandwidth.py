@@ -1,8 +1,8 @@
-"""How fast the devices of a placement reach each other, over one worker or many: the slowest pair decides.
+"""Bandwidth between the devices of a placement, on one worker or several: the slowest pair decides.
 
-The cluster is a tree of levels (`model.topology.Level`): device, NUMA node, host, rack, site; beside it the
-direct links of the devices of a host. A pair's bandwidth is that of the narrowest part on its way up
-the tree and down again, or of its direct link where that is faster.
+The cluster is a tree of levels (`model.topology.Level`): device, NUMA node, host, rack, site. In addition, devices of a
+host can have direct links. The bandwidth of a pair is that of the narrowest part of its path up and down the tree, or
+that of its direct link if that is faster.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WorkerDevices = tuple[Worker, Sequence[Device]]
 
 
 class Bottleneck(NamedTuple):
-    """The slowest pair of a set of devices, and how far apart the farthest pair is."""
+    """The bandwidth of the slowest pair of a set of devices, and the level of the farthest pair."""
 
     bytes_per_s: float
     level: Level
@@ -38,15 +38,15 @@ class Bottleneck(NamedTuple):
 
 
 class WorkerLocation(NamedTuple):
-    """Where a worker stands. Two spots that are equal up to a level have that level in common."""
+    """Where a worker is. Two locations that are equal up to a level share that level."""
 
     site: str
     rack: str
-    """Empty where it is not known: such a worker shares its rack with none."""
+    """Empty if unknown: such a worker shares its rack with no other."""
     host: str
 
     def level(self, other: WorkerLocation) -> Level:
-        """The nearest level beyond the worker itself that both have in common."""
+        """The nearest level beyond the worker itself that both share."""
         if self == other:
             return Level.HOST
         if self.site != other.site:
@@ -55,7 +55,7 @@ class WorkerLocation(NamedTuple):
 
 
 def worker_location(worker: Worker) -> WorkerLocation:
-    """Where a worker stands, by its labels.
+    """Where a worker is, from its labels.
 
     >>> from hetero_airflow.testing import a_worker
     >>> a, b = (worker_location(a_worker(name, labels={"hetero/rack": "r1"})) for name in "ab")
@@ -65,49 +65,46 @@ def worker_location(worker: Worker) -> WorkerLocation:
     return WorkerLocation(worker.labels.get(SITE_LABEL, ""), worker.labels.get(RACK_LABEL, ""), worker.host)
 
 
-def device_level(worker: Worker, one: Device, other: Device) -> Level:
-    """What two devices of a worker have in common.
+def device_level(worker: Worker, first: Device, second: Device) -> Level:
+    """The level that two devices of a worker share.
 
-    Where no device of the worker is known to belong to a NUMA node, the host is taken to be one node.
+    If no NUMA node of the worker's devices is known, the host counts as one node.
     """
-    if other.id in one.peers or one.id in other.peers:
+    if second.id in first.peers or first.id in second.peers:
         return Level.NVLINK
-    if one.parent is not None and one.parent == other.parent:
+    if first.parent is not None and first.parent == second.parent:
         return Level.NUMA
-    if one.numa_node is None and other.numa_node is None:
+    if first.numa_node is None and second.numa_node is None:
         return Level.HOST if has_numa_nodes(worker.devices) else Level.NUMA
-    return Level.NUMA if one.numa_node == other.numa_node else Level.HOST
+    return Level.NUMA if first.numa_node == second.numa_node else Level.HOST
 
 
 def has_numa_nodes(devices: Iterable[Device]) -> bool:
-    """Whether anything is known of the NUMA nodes of a worker's accelerators."""
+    """Whether the NUMA node of any accelerator is known."""
     return any(device.numa_node is not None for device in devices if device.kind != "cpu")
 
 
 def pair_bytes_per_s(
-    level: Level, one: Device, other: Device, labels: tuple[Mapping[str, str], Mapping[str, str]]
+    level: Level, first: Device, second: Device, labels: tuple[Mapping[str, str], Mapping[str, str]]
 ) -> float:
-    """Between two devices with that level in common, of workers with those labels."""
-    path = min(pcie_bytes_per_s(one), pcie_bytes_per_s(other))
+    """The bandwidth of two devices that share that level, on workers with those labels."""
+    path = min(pcie_bytes_per_s(first), pcie_bytes_per_s(second))
     if level is Level.NVLINK:
-        link = min(direct_link_bytes_per_s(one.vendor, one.model), direct_link_bytes_per_s(other.vendor, other.model))
-        return max(path, link)
+        return max(path, min(direct_link_bytes_per_s(device.vendor, device.model) for device in (first, second)))
     if level is Level.NUMA:
         return path
     path = min(path, SOCKET_BYTES_PER_S)
     if level is Level.HOST:
         return path
-    return min(
-        path,
-        network_bytes_per_s_at(level, min(map(network_bytes_per_s, labels)), min(map(wide_area_bytes_per_s, labels))),
-    )
+    card, wide_area = min(map(network_bytes_per_s, labels)), min(map(wide_area_bytes_per_s, labels))
+    return min(path, network_bytes_per_s_at(level, card, wide_area))
 
 
 def network_bytes_per_s_at(level: Level, card: float, wide_area: float) -> float:
-    """What the network carries between hosts with that level in common, in bytes a second.
+    """The bandwidth of the network between hosts that share that level.
 
-    :param card: of the slower of their cards
-    :param wide_area: of the slower of their sites' links
+    :param card: bandwidth of the slower of their network cards
+    :param wide_area: bandwidth of the slower of their sites' links
     """
     if level is Level.RACK:
         return card
@@ -115,10 +112,10 @@ def network_bytes_per_s_at(level: Level, card: float, wide_area: float) -> float
 
 
 def bottleneck(parts: Sequence[WorkerDevices]) -> Bottleneck | None:
-    """The slowest pair of the devices of a placement; None where there is only one device.
+    """The slowest pair of the devices of a placement; None if there is only one device.
 
-    Between workers no pairs are looked at: at the level of the farthest two each worker has a partner, so the
-    slowest device, card and site's link decide, and no pair within a worker is slower or farther apart.
+    Between workers it does not check each pair: at the level of the two farthest workers, every worker has a partner.
+    So the slowest device, card and site link decide, and no pair within a worker is slower or farther apart.
 
     >>> from hetero_airflow.testing import a_worker
     >>> workers = [a_worker(name) for name in "ab"]
@@ -128,24 +125,25 @@ def bottleneck(parts: Sequence[WorkerDevices]) -> Bottleneck | None:
     level = common_level([worker_location(worker) for worker, _ in parts])
     if level is not None:
         slowest = min((device for _, devices in parts for device in devices), key=pcie_bytes_per_s)
-        card, link = (
-            min((w.labels for w, _ in parts), key=speed) for speed in (network_bytes_per_s, wide_area_bytes_per_s)
-        )
+        labels = [worker.labels for worker, _ in parts]
+        card, link = min(labels, key=network_bytes_per_s), min(labels, key=wide_area_bytes_per_s)
         return Bottleneck(pair_bytes_per_s(level, slowest, slowest, (card, link)), level)
-    found = [
-        Bottleneck(pair_bytes_per_s(level, one, other, (worker.labels, worker.labels)), level)
+    pairs = [
+        Bottleneck(pair_bytes_per_s(level, first, second, (worker.labels, worker.labels)), level)
         for worker, devices in parts
-        for one, other in combinations(devices, 2)
-        for level in (device_level(worker, one, other),)
+        for first, second in combinations(devices, 2)
+        for level in (device_level(worker, first, second),)
     ]
-    if not found:
+    if not pairs:
         return None
-    return Bottleneck(min(one.bytes_per_s for one in found), max((one.level for one in found), key=lambda n: n.rank))
+    farthest = max((pair.level for pair in pairs), key=lambda level: level.rank)
+    return Bottleneck(min(pair.bytes_per_s for pair in pairs), farthest)
 
 
-def common_level(spots: Sequence[WorkerLocation]) -> Level | None:
-    """The level that all of several workers have in common; None for one worker.
+def common_level(locations: Sequence[WorkerLocation]) -> Level | None:
+    """The nearest level that all of several workers share; None for one worker.
 
-    The first one is as far from some other as any two are from each other: levels are a tree.
+    Levels are a tree, so the farthest location from the first one is as far as any two are from each other.
     """
-    return max((spots[0].level(other) for other in spots[1:]), key=lambda level: level.rank, default=None)
+    first, *others = locations
+    return max((first.level(other) for other in others), key=lambda level: level.rank, default=None)

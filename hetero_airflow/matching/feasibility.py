@@ -1,12 +1,16 @@
-"""May this alternative run on this worker? What is true for as long as the worker stays as it is."""
+"""Feasibility: whether an alternative can run on a worker. The answer holds until the worker itself changes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
-from hetero_airflow.matching.compatibility import version_obstacle
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from hetero_airflow.errors import shorten
 from hetero_airflow.matching.linked_devices import joined_sets, needed_level
 from hetero_airflow.matching.shapes import Shape, Shapes
 from hetero_airflow.model.device import Device, device_tokens, matches_model, model_tokens
@@ -16,11 +20,14 @@ from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.units import MILLI_PER_DEVICE, format_bytes
 
 _STAGES = {code: stage for stage, code in enumerate(ReasonCode)}
-"""The members of `ReasonCode` stand in the order in which they are checked: what fails late came close."""
+"""The members of `ReasonCode` stand in the order of the checks. A worker that fails late is close to a fit."""
+
+MAX_VERSION = 128
+"""A longer text is no version. The limit keeps hostile texts away from the parser."""
 
 
 class ResourceNeed(NamedTuple):
-    """What an alternative takes of one device, in thousandths and bytes."""
+    """The amount of one device that an alternative takes, in thousandths and bytes."""
 
     share_milli: int
     memory_bytes: int
@@ -28,46 +35,45 @@ class ResourceNeed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why an alternative does not fit; `closeness` orders misses, the greater the nearer."""
+    """Why an alternative does not fit. `closeness` orders rejections; a greater value is closer to a fit."""
 
     reason: Reason
     closeness: tuple[bool, int, int]
-    """Whether waiting can cure it, how late its reason is checked, how much of the amount was found."""
+    """Whether the reason is transient, the stage of its check, and how much of the amount was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feasibility:
-    """Whether an alternative could run on an idle worker.
+    """Whether an alternative can run on an idle worker of a shape."""
 
-    Where `never` is None it could, once the worker is well: `suitable` are the positions of its
-    devices that qualify, `usable` those that are also leasable; `unwell` says why not now.
-    """
-
-    never: Rejection | None
-    unwell: Rejection | None = None
+    permanent_rejection: Rejection | None
+    """None: it can, if the worker's devices are healthy."""
+    health_rejection: Rejection | None = None
+    """Why it can't run now; None if enough devices are healthy."""
     suitable: tuple[int, ...] = ()
+    """Positions of the devices that meet all conditions."""
     usable: tuple[int, ...] = ()
-    need_at: Mapping[int, ResourceNeed] = field(default_factory=dict)
-    """What is taken of each of the usable devices, by position, where it is chosen."""
+    """Those of them that are leasable."""
+    needs: Mapping[int, ResourceNeed] = field(default_factory=dict)
+    """Position of each usable device → the amount that is taken of it, if it is chosen."""
     asked: str = ""
-    """The alternative in words."""
+    """The alternative as text."""
 
     @property
     def is_possible(self) -> bool:
-        """Whether it could run there, even if not today."""
-        return self.never is None
+        """Whether it can ever run there."""
+        return self.permanent_rejection is None
 
     @property
     def is_servable(self) -> bool:
-        """Whether it could run there as the worker is now, if it were idle."""
-        return self.never is None and self.unwell is None
+        """Whether it can run there with the devices that are healthy now, if the worker is idle."""
+        return self.permanent_rejection is None and self.health_rejection is None
 
 
 def check_worker(alternative: Alternative, worker: Worker) -> tuple[bool, Reason | None]:
-    """Whether the alternative could run on the worker if it were idle, and what is in the way.
+    """Whether the alternative can run on the worker if it is idle, and the reason if it can't.
 
-    A transient reason (`Reason.is_transient`) is one that waiting can cure: the worker is lost,
-    a device is unwell.
+    A transient reason (`Reason.is_transient`) can end by itself: the worker is lost, a device is not healthy.
 
     >>> from hetero_airflow.model.request import DeviceRequest
     >>> from hetero_airflow.testing import a_worker
@@ -76,42 +82,40 @@ def check_worker(alternative: Alternative, worker: Worker) -> tuple[bool, Reason
     (False, 'count: asked 4 × nvidia/a100, found 2')
     """
     feasibility = feasibility_of(alternative, Shapes().entry(worker).shape)
-    miss = feasibility.never or (
-        lost_worker_rejection(alternative) if worker.state is WorkerState.LOST else feasibility.unwell
-    )
-    return miss is None, miss.reason if miss else None
+    lost = lost_worker_rejection(alternative) if worker.state is WorkerState.LOST else None
+    rejection = feasibility.permanent_rejection or lost or feasibility.health_rejection
+    return rejection is None, rejection.reason if rejection else None
 
 
 def feasibility_of(alternative: Alternative, shape: Shape) -> Feasibility:
-    """The feasibility on an alternative for all workers of a shape."""
+    """Whether the alternative can run on the workers of a shape."""
     suitable, nearest = [], None
     for position, device in enumerate(shape.devices):
-        miss = _device_rejection(alternative, device)
-        if miss is None and (device.kind != "cpu" or position == shape.cpu):
+        rejection = _device_rejection(alternative, device)
+        if rejection is None and (device.kind != "cpu" or position == shape.cpu):
             suitable.append(position)
-        elif miss is not None and (nearest is None or miss.closeness > nearest.closeness):
-            nearest = miss
+        elif rejection is not None and (nearest is None or rejection.closeness > nearest.closeness):
+            nearest = rejection
     if not suitable:
-        return Feasibility(
-            nearest or make_rejection(ReasonCode.KIND, alternative.device_text, "a worker without devices")
-        )
-    never = (
+        no_devices = make_rejection(ReasonCode.KIND, alternative.device_text, "a worker without devices")
+        return Feasibility(nearest or no_devices)
+    permanent = (
         _share_rejection(alternative, shape)
         or _software_rejection(alternative, shape)
         or _count_rejection(alternative, shape, suitable)
         or _host_rejection(alternative, shape)
         or _topology_rejection(alternative, shape, suitable)
     )
-    if never is not None:
-        return Feasibility(never)
+    if permanent is not None:
+        return Feasibility(permanent)
     usable = tuple(position for position in suitable if shape.devices[position].leasable)
-    need_at = {position: device_need(alternative, shape.devices[position]) for position in usable}
-    unwell = _health_rejection(alternative, shape, suitable, usable)
-    return Feasibility(None, unwell, tuple(suitable), usable, need_at, str(alternative))
+    needs = {position: device_need(alternative, shape.devices[position]) for position in usable}
+    health = _health_rejection(alternative, shape, suitable, usable)
+    return Feasibility(None, health, tuple(suitable), usable, needs, str(alternative))
 
 
 def device_need(alternative: Alternative, device: Device) -> ResourceNeed:
-    """What the alternative takes of one of its devices: of a CPU cores and host memory, of others a share or all.
+    """The amount of one device that the alternative takes: cores and host memory of a CPU, a share or all of others.
 
     >>> from hetero_airflow.model.request import DeviceRequest
     >>> from hetero_airflow.testing import a_cpu, a_device
@@ -126,73 +130,94 @@ def device_need(alternative: Alternative, device: Device) -> ResourceNeed:
 
 
 def host_need(alternative: Alternative) -> ResourceNeed | None:
-    """What an accelerator's alternative takes of the host's CPU beside it, if anything."""
+    """The amount of the host's CPU that an accelerator's alternative takes; None if it takes nothing of it."""
     if alternative.kind == "cpu" or not (alternative.cpus or alternative.host_memory):
         return None
     return ResourceNeed(MILLI_PER_DEVICE * (alternative.cpus or 0), alternative.host_memory or 0)
 
 
 def device_count(alternative: Alternative) -> int:
-    """How many devices of a worker it takes: one CPU, however many of its cores."""
+    """How many devices of a worker it takes. A CPU is one device, however many cores it takes."""
     return 1 if alternative.kind == "cpu" else alternative.count
 
 
-def matches_label(asked: str, found: str | None) -> bool:
-    """Whether a worker's label suits what was asked: the same text, or after a ``!`` none of those named.
+def matches_label(asked: str, value: str | None) -> bool:
+    """Whether a worker's label has the value that was asked for, or after a ``!`` none of the values.
 
     >>> matches_label("7", "7"), matches_label("!7,8", "8"), matches_label("!7", "9"), matches_label("!7", None)
     (True, False, True, True)
     """
     if not asked.startswith("!"):
-        return found == asked
-    return found not in [one.strip() for one in asked[1:].split(",")]
+        return value == asked
+    return value not in [excluded.strip() for excluded in asked[1:].split(",")]
+
+
+@lru_cache(maxsize=4096)
+def version_obstacle(installed: str | None, specifier: str) -> str | None:
+    """What was found, as text, if the installed version does not match the specifier; None if it does.
+
+    Pre-releases count as versions: a release candidate of a driver is that driver.
+
+    >>> version_obstacle("550.54.15", ">=535")
+    >>> version_obstacle("12.2", ">=12.4,!=12.6.*")
+    '12.2'
+    >>> version_obstacle(None, ">=535"), version_obstacle("r550 (beta)", ">=535")
+    ('no known version', "'r550 (beta)', which is no version")
+    """
+    if installed is None:
+        return "no known version"
+    try:
+        if len(installed) > MAX_VERSION:
+            raise InvalidVersion
+        version = Version(installed)
+    except InvalidVersion:
+        return f"{shorten(installed, 40)}, which is no version"
+    return None if SpecifierSet(specifier).contains(version, prereleases=True) else installed
 
 
 def lost_worker_rejection(alternative: Alternative) -> Rejection:
-    """The miss of a worker that would do but has not been seen in time."""
-    return make_rejection(ReasonCode.LOST, str(alternative), "a worker that has not been seen in time")
+    """The rejection of a worker that would fit but whose heartbeat stopped."""
+    return make_rejection(ReasonCode.LOST, str(alternative), "a worker whose heartbeat stopped")
 
 
 def make_rejection(code: ReasonCode, asked: str, found: str, amount: int = 0) -> Rejection:
-    """A miss with its closeness; `amount` is how much of what was asked there is."""
+    """A rejection with its closeness; `amount` is how much was found of what was asked."""
     return Rejection(Reason(code, asked, found), (code in TRANSIENT, _STAGES[code], amount))
 
 
 def _device_rejection(alternative: Alternative, device: Device) -> Rejection | None:
-    """Why the device is not of the kind that was asked for; its health and leases are not looked at."""
+    """Why the device does not meet the conditions; its health and its leases do not count here."""
     asked, found = alternative.device_text, str(device)
     if alternative.vendor not in (None, device.vendor) or (alternative.kind or device.kind) != device.kind:
         return make_rejection(ReasonCode.KIND, asked, found, amount=alternative.kind == device.kind)
     if device.kind == "cpu" and alternative.kind != "cpu":
-        return make_rejection(ReasonCode.KIND, asked, "a CPU, which is asked for as cpu")
+        return make_rejection(ReasonCode.KIND, asked, "a CPU, which is requested as cpu")
     if alternative.model is not None and not matches_model(alternative.model, device_tokens(device)):
-        return make_rejection(ReasonCode.MODEL, asked, found, amount=_likeness(alternative.model, device.model))
+        common = model_tokens(alternative.model) & model_tokens(device.model)
+        return make_rejection(ReasonCode.MODEL, asked, found, amount=len(common))
     if alternative.partition != device.partition:
-        return make_rejection(
-            ReasonCode.PARTITION, asked if alternative.partition else f"{asked}, not a MIG instance", found
-        )
-    if alternative.memory is not None:
-        size = device_need(alternative, device).memory_bytes
-        if not alternative.memory.holds(size):
-            share = "" if alternative.share is None else f" for a share of {alternative.share:g}"
-            return make_rejection(
-                ReasonCode.MEMORY, str(alternative.memory), f"{format_bytes(size)}{share}", amount=size
-            )
-    if alternative.driver is not None:
-        obstacle = version_obstacle(device.driver, alternative.driver)
-        if obstacle is not None:
-            return make_rejection(ReasonCode.DRIVER, f"driver{alternative.driver}", obstacle)
-    return None
+        whole = asked if alternative.partition else f"{asked}, not a MIG instance"
+        return make_rejection(ReasonCode.PARTITION, whole, found)
+    return _memory_rejection(alternative, device) or _driver_rejection(alternative, device)
 
 
-def _likeness(asked: str, model: str) -> int:
-    return len(model_tokens(asked) & model_tokens(model))
+def _memory_rejection(alternative: Alternative, device: Device) -> Rejection | None:
+    size = device_need(alternative, device).memory_bytes
+    if alternative.memory is None or alternative.memory.holds(size):
+        return None
+    share = "" if alternative.share is None else f" for a share of {alternative.share:g}"
+    return make_rejection(ReasonCode.MEMORY, str(alternative.memory), f"{format_bytes(size)}{share}", amount=size)
+
+
+def _driver_rejection(alternative: Alternative, device: Device) -> Rejection | None:
+    obstacle = None if alternative.driver is None else version_obstacle(device.driver, alternative.driver)
+    return None if obstacle is None else make_rejection(ReasonCode.DRIVER, f"driver{alternative.driver}", obstacle)
 
 
 def _software_rejection(alternative: Alternative, shape: Shape) -> Rejection | None:
     for name, specifier in alternative.runtime.items():
         if shape.node_assigns_devices and name not in shape.runtime:
-            continue  # it is in the image, or it is not: nothing is known of it here
+            continue  # the container image may have it; nothing is known of it here
         obstacle = version_obstacle(shape.runtime.get(name), specifier)
         if obstacle is not None:
             return make_rejection(ReasonCode.RUNTIME, f"{name}{specifier}", f"{name}: {obstacle}")
@@ -210,14 +235,12 @@ def _share_rejection(alternative: Alternative, shape: Shape) -> Rejection | None
     return make_rejection(ReasonCode.PARTITION, f"a share of {alternative.share:g}", found)
 
 
-def _count_rejection(alternative: Alternative, shape: Shape, suitable: list[int]) -> Rejection | None:
+def _count_rejection(alternative: Alternative, shape: Shape, suitable: Sequence[int]) -> Rejection | None:
     if alternative.kind == "cpu":
         cores = len(shape.devices[suitable[0]].cores)
-        return (
-            None
-            if cores >= alternative.count
-            else make_rejection(ReasonCode.COUNT, f"{alternative.count} cores", str(cores))
-        )
+        if cores >= alternative.count:
+            return None
+        return make_rejection(ReasonCode.COUNT, f"{alternative.count} cores", str(cores))
     if len(suitable) >= alternative.count:
         return None
     asked = f"{alternative.count} × {alternative.device_text}"
@@ -235,7 +258,7 @@ def _host_rejection(alternative: Alternative, shape: Shape) -> Rejection | None:
     return None
 
 
-def _topology_rejection(alternative: Alternative, shape: Shape, suitable: list[int]) -> Rejection | None:
+def _topology_rejection(alternative: Alternative, shape: Shape, suitable: Sequence[int]) -> Rejection | None:
     level = needed_level(alternative)
     if level is None or joined_sets(shape, suitable, level, alternative.count):
         return None
@@ -244,18 +267,19 @@ def _topology_rejection(alternative: Alternative, shape: Shape, suitable: list[i
 
 
 def _health_rejection(
-    alternative: Alternative, shape: Shape, suitable: list[int], usable: tuple[int, ...]
+    alternative: Alternative, shape: Shape, suitable: Sequence[int], usable: Sequence[int]
 ) -> Rejection | None:
+    level, cpu, found = needed_level(alternative), shape.cpu_device, None
     if len(usable) < device_count(alternative):
-        ill = next(shape.devices[p] for p in suitable if p not in usable)
-        found = f"{len(usable)} well of {len(suitable)}: {ill.problem or 'not leasable'}"
+        found = f"{len(usable)} of {len(suitable)} healthy: {_first_problem(shape, suitable, usable)}"
+    elif level is not None and not joined_sets(shape, usable, level, alternative.count):
+        found = f"too few healthy devices joined by {level}: {_first_problem(shape, suitable, usable)}"
+    if found is not None:
         return make_rejection(ReasonCode.HEALTH, str(alternative), found, amount=len(usable))
-    level = needed_level(alternative)
-    if level is not None and not joined_sets(shape, usable, level, alternative.count):
-        ill = next(shape.devices[p] for p in suitable if p not in usable)
-        found = f"too few of the well ones joined by {level}: {ill.problem or 'not leasable'}"
-        return make_rejection(ReasonCode.HEALTH, str(alternative), found, amount=len(usable))
-    cpu = shape.cpu_device
     if host_need(alternative) is not None and cpu is not None and not cpu.leasable:
         return make_rejection(ReasonCode.HEALTH, str(alternative), f"its CPU: {cpu.problem or 'not leasable'}")
     return None
+
+
+def _first_problem(shape: Shape, suitable: Sequence[int], usable: Sequence[int]) -> str:
+    return next(shape.devices[p].problem for p in suitable if p not in usable) or "not leasable"

@@ -1,4 +1,7 @@
-"""Does this alternative fit a worker in this state, where on it, and how well? Asked once for all equal workers."""
+"""The matcher says whether an alternative fits a worker in a state, on which devices, and how well.
+
+It answers once for all workers in the same state.
+"""
 
 from __future__ import annotations
 
@@ -23,36 +26,36 @@ from hetero_airflow.model.plan import ReasonCode
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.snapshot import NO_USAGE, DeviceUsage
 from hetero_airflow.model.worker import Worker, WorkerState
+from hetero_airflow.units import MILLI_PER_DEVICE
 
 MAX_STATES = 200_000
-"""States kept between cycles; more, and all are forgotten and asked again."""
+"""States kept between cycles. Beyond that the matcher forgets everything and starts again."""
 
 MAX_RESULTS = 500_000
-"""Outcomes kept between cycles, about 300 bytes each."""
+"""Results kept between cycles, about 300 bytes each."""
 
-
-_NO_NEED = ResourceNeed(0, 0)
+NO_NEED = ResourceNeed(0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapeReservation:
-    """For each position of a shape, what must be left free for the request that comes first."""
+    """The amount of each position of a shape that must stay free for an earlier request."""
 
     needs: tuple[ResourceNeed, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A possible placement on workers of one state: chosen positions, what is taken of each, and the score."""
+    """A possible placement on workers in one state: the chosen positions, what it takes of each, and the score."""
 
     chosen: tuple[int, ...]
     takes: tuple[tuple[int, ResourceNeed], ...]
-    """(position, need): the devices, then the host's CPU where something is asked of it."""
+    """(position, need) of the devices, then of the host's CPU if it takes something of that."""
     score: float
     terms: Mapping[str, float]
-    """Rounded to six digits, for people."""
+    """Terms of the score, rounded to six digits for display."""
     after: list[OccupancyState] = field(default_factory=list, compare=False, repr=False)
-    """The state that it leaves behind, once that was asked for; see `Matcher.taken`."""
+    """The state after this placement, once it was computed; see `Matcher.state_after`."""
 
 
 MatchResult = Fit | Rejection
@@ -60,206 +63,208 @@ MatchResult = Fit | Rejection
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OccupancyState:
-    """A class of workers that are equal in shape and in what is leased of them."""
+    """A class of workers with the same shape and the same leased amounts."""
 
     shape: Shape
     is_lost: bool
     held: tuple[Allocation, ...]
     mark: int | None = None
-    """Number of the one worker that is in it, where that is told apart from its equals."""
-    outcomes: dict[object, MatchResult] = field(default_factory=dict)
+    """The number of the only worker in this state, if that worker is told apart from equal ones."""
+    results: dict[object, MatchResult] = field(default_factory=dict)
 
 
 class Matcher:
-    """Remembers shapes, verdicts and outcomes between cycles; forgetting changes no answer."""
+    """Remembers shapes, feasibilities and results between cycles. Forgetting them never changes an answer."""
 
-    def __init__(self, placement: PlacementScorer) -> None:
-        self.placement = placement
+    def __init__(self, scorer: PlacementScorer) -> None:
+        self.scorer = scorer
         self._forget()
 
     def _forget(self) -> None:
         self.shapes = Shapes()
         self._states: dict[object, OccupancyState] = {}
-        self._kept: dict[tuple[ResourceNeed, ...], ShapeReservation] = {}
+        self._reservations: dict[tuple[ResourceNeed, ...], ShapeReservation] = {}
         self._feasibilities: dict[tuple[str, Shape], Feasibility] = {}
-        self._outcomes = 0
+        self._results = 0
 
     def trim(self) -> None:
-        """Forget everything if it has grown past its bounds; call it between decisions only.
+        """Forget everything if the limits are exceeded; call it between decisions only.
 
-        Whoever holds on to states sees it by `shapes`, which is another object from then on.
+        Afterwards `shapes` is another object. A caller that keeps states notices it by that.
         """
-        if len(self._states) > MAX_STATES or self._outcomes > MAX_RESULTS:
+        if len(self._states) > MAX_STATES or self._results > MAX_RESULTS:
             self._forget()
 
     def entry(self, worker: Worker) -> WorkerEntry:
-        """The worker's shape, and which device stands where."""
+        """The worker's shape and the positions of its devices."""
         return self.shapes.entry(worker)
 
     def state(
         self, shape: Shape, is_lost: bool, held: tuple[Allocation, ...], mark: int | None = None
     ) -> OccupancyState:
-        """The one object that stands for this state."""
+        """The one object for this state."""
         key = (shape, is_lost, held, mark)
         state = self._states.get(key)
         if state is None:
             state = self._states[key] = OccupancyState(shape, is_lost, held, mark)
         return state
 
-    def present(self, entry: WorkerEntry, usage: Mapping[str, DeviceUsage]) -> OccupancyState:
-        """The state of a worker, given what is leased of its devices by their ids."""
-        held = tuple([self._held(usage.get(device_id, NO_USAGE)) for device_id in entry.device_ids])
+    def state_of(self, entry: WorkerEntry, usage: Mapping[str, DeviceUsage]) -> OccupancyState:
+        """The state of a worker with this usage by device id."""
+        held = tuple([self._allocation(usage.get(device_id, NO_USAGE)) for device_id in entry.device_ids])
         return self.state(entry.shape, entry.worker.state is WorkerState.LOST, held)
 
-    def _held(self, usage: DeviceUsage) -> Allocation:
+    def _allocation(self, usage: DeviceUsage) -> Allocation:
         last = usage.last_granted_at
-        granted_s = last.timestamp() if self.placement.uses_history and last is not None else 0.0
+        granted_s = last.timestamp() if self.scorer.uses_history and last is not None else 0.0
         if not (usage.share_milli or usage.memory_bytes or granted_s):
             return NO_ALLOCATION
         return Allocation(usage.share_milli, usage.memory_bytes, granted_s)
 
     def feasibility(self, alternative: Alternative, shape: Shape) -> Feasibility:
-        """What is true of the alternative on workers of the shape, whatever is leased."""
+        """Whether the alternative can run on workers of the shape, whatever is leased."""
         key = (alternative.key, shape)
         feasibility = self._feasibilities.get(key)
         if feasibility is None:
             feasibility = self._feasibilities[key] = feasibility_of(alternative, shape)
-            self._outcomes += 1
+            self._results += 1
         return feasibility
 
-    def outcome(self, alternative: Alternative, state: OccupancyState, kept: ShapeReservation | None) -> MatchResult:
-        """Where on a worker of the state the alternative fits and how well, or what is in the way."""
-        outcome = state.outcomes.get(alternative.key)
-        if outcome is None:
-            outcome = state.outcomes[alternative.key] = self._outcome(alternative, state)
-            self._outcomes += 1
-        if kept is None or isinstance(outcome, Rejection):
-            return outcome
-        key = (alternative.key, kept)
-        beside = state.outcomes.get(key)
-        if beside is None:
-            beside = state.outcomes[key] = self._beside(alternative, state, kept, outcome)
-            self._outcomes += 1
-        return beside
+    def match(
+        self, alternative: Alternative, state: OccupancyState, reservation: ShapeReservation | None
+    ) -> MatchResult:
+        """Where on a worker in the state the alternative fits and how well, or why it does not fit."""
+        result = state.results.get(alternative.key)
+        if result is None:
+            result = state.results[alternative.key] = self._match(alternative, state)
+            self._results += 1
+        if reservation is None or isinstance(result, Rejection):
+            return result
+        key = (alternative.key, reservation)
+        reserved_result = state.results.get(key)
+        if reserved_result is None:
+            reserved_result = self._match_reserved(alternative, state, reservation, result)
+            state.results[key] = reserved_result
+            self._results += 1
+        return reserved_result
 
-    def _outcome(self, alternative: Alternative, state: OccupancyState) -> MatchResult:
+    def _match(self, alternative: Alternative, state: OccupancyState) -> MatchResult:
         feasibility = self.feasibility(alternative, state.shape)
-        if feasibility.never is not None:
-            return feasibility.never
+        if feasibility.permanent_rejection is not None:
+            return feasibility.permanent_rejection
         if state.is_lost:
             return lost_worker_rejection(alternative)
-        if feasibility.unwell is not None:
-            return feasibility.unwell
-        free, beside = _free(state, feasibility, None), host_need(alternative)
+        if feasibility.health_rejection is not None:
+            return feasibility.health_rejection
+        free, host = _free_positions(state, feasibility, None), host_need(alternative)
         if len(free) < device_count(alternative):
-            return _short_of_devices(alternative, state, feasibility, len(free))
-        if beside is not None and not _has_room(state, _cpu(state.shape), beside, _NO_NEED):
-            return _short_of_host(alternative, state, beside)
+            return _too_few_devices(alternative, state, feasibility, len(free))
+        if host is not None and not has_room(state.shape, state.held, cpu_position(state.shape), host, NO_NEED):
+            return _too_small_host(alternative, state, host)
         choices = _choices(alternative, state.shape, free)
-        return self._best(alternative, state, choices) if choices else _scattered(alternative, state.shape, free)
+        return self._best_fit(alternative, state, choices) if choices else _scattered(alternative, state.shape, free)
 
-    def _beside(
-        self, alternative: Alternative, state: OccupancyState, kept: ShapeReservation, alone: Fit
+    def _match_reserved(
+        self, alternative: Alternative, state: OccupancyState, reservation: ShapeReservation, unreserved: Fit
     ) -> MatchResult:
-        """The outcome where something is kept, of an alternative that fits as long as nothing is."""
+        """The result beside a reservation, for an alternative that fits without it."""
         shape, feasibility = state.shape, self.feasibility(alternative, state.shape)
-        free, beside = _free(state, feasibility, kept), host_need(alternative)
+        free, host = _free_positions(state, feasibility, reservation), host_need(alternative)
         choices = _choices(alternative, shape, free)
-        if not choices or not (beside is None or _has_room(state, _cpu(shape), beside, kept.needs[_cpu(shape)])):
-            return make_rejection(
-                ReasonCode.RESERVED, feasibility.asked, "a fit, which is kept for the first in the queue"
-            )
-        is_untouched = len(free) == len(_free(state, feasibility, None))
-        return alone if is_untouched else self._best(alternative, state, choices)
+        if host is not None and choices:
+            cpu = cpu_position(shape)
+            choices = choices if has_room(shape, state.held, cpu, host, reservation.needs[cpu]) else ()
+        if not choices:
+            found = "a fit that is reserved for an earlier request"
+            return make_rejection(ReasonCode.RESERVED, feasibility.asked, found)
+        is_unaffected = len(free) == len(_free_positions(state, feasibility, None))
+        return unreserved if is_unaffected else self._best_fit(alternative, state, choices)
 
-    def _best(self, alternative: Alternative, state: OccupancyState, choices: Sequence[Sequence[int]]) -> Fit:
-        """The best devices of the sets among which the placement may choose."""
-        shape, feasibility, beside = state.shape, self.feasibility(alternative, state.shape), host_need(alternative)
+    def _best_fit(self, alternative: Alternative, state: OccupancyState, choices: Sequence[Sequence[int]]) -> Fit:
+        """The best devices of the sets from which the scorer may choose."""
+        shape, feasibility = state.shape, self.feasibility(alternative, state.shape)
         options = []
         for free in choices:
-            chosen = self.placement.choose(alternative, shape, state.held, free)
-            options.append((chosen, self.placement.terms(alternative, shape, state.held, feasibility, chosen)))
+            chosen = self.scorer.choose(alternative, shape, state.held, free)
+            options.append((chosen, self.scorer.terms(alternative, shape, state.held, feasibility, chosen)))
         chosen, terms = min(options, key=lambda option: (-sum(option[1].values()), option[0]))
-        takes = [(p, feasibility.need_at[p]) for p in chosen]
-        if beside is not None:
-            takes.append((_cpu(shape), beside))
+        takes, host = [(p, feasibility.needs[p]) for p in chosen], host_need(alternative)
+        if host is not None:
+            takes.append((cpu_position(shape), host))
         return Fit(chosen, tuple(takes), sum(terms.values()), {name: round(value, 6) for name, value in terms.items()})
 
-    def taken(self, state: OccupancyState, fit: Fit, granted_s: float) -> OccupancyState:
-        """The state of a worker once a fit of its state has been placed on it at that time."""
+    def state_after(self, state: OccupancyState, fit: Fit, granted_s: float) -> OccupancyState:
+        """The state of a worker after a fit of its state was placed on it at that time."""
         if fit.after:
             return fit.after[0]
         held = list(state.held)
-        when = granted_s if self.placement.uses_history else 0.0
+        last_s = granted_s if self.scorer.uses_history else 0.0
         for position, need in fit.takes:
             before = held[position]
-            held[position] = Allocation(
-                before.share_milli + need.share_milli, before.memory_bytes + need.memory_bytes, when
-            )
+            milli, memory_bytes = before.share_milli + need.share_milli, before.memory_bytes + need.memory_bytes
+            held[position] = Allocation(milli, memory_bytes, last_s)
         after = self.state(state.shape, state.is_lost, tuple(held), state.mark)
-        if not self.placement.uses_history:
+        if not self.scorer.uses_history:
             fit.after.append(after)
         return after
 
-    def kept(self, alternatives: tuple[Alternative, ...], shape: Shape, members: int) -> ShapeReservation | None:
-        """What must stay free on a worker of the shape lest the request be delayed there; None if it can't run there.
+    def reservation_for(
+        self, alternatives: tuple[Alternative, ...], shape: Shape, members: int
+    ) -> ShapeReservation | None:
+        """What must stay free on a worker of the shape so that a request is not delayed there; None if it can't run.
 
-        On each device that it could use, what the hungriest of its alternatives takes of it: as long as
-        so much is left, whoever is placed beside it can't be the one it waits for. Of a gang, all members
-        may come to the same device.
+        For each device that it could use, this is the greatest need of its alternatives. As long as that much is free,
+        no other placement on the worker delays the request. All members of a gang may use the same device.
         """
-        needs = [_NO_NEED] * len(shape.devices)
+        needs = [NO_NEED] * len(shape.devices)
         for alternative in alternatives:
             feasibility = self.feasibility(alternative, shape)
             if not feasibility.is_servable:
                 continue
-            takes = list(feasibility.need_at.items())
-            beside = host_need(alternative)
-            if beside is not None:
-                takes.append((_cpu(shape), beside))
+            takes, host = list(feasibility.needs.items()), host_need(alternative)
+            if host is not None:
+                takes.append((cpu_position(shape), host))
             for p, need in takes:
-                needs[p] = ResourceNeed(
-                    max(needs[p].share_milli, need.share_milli), max(needs[p].memory_bytes, need.memory_bytes)
-                )
-        if all(need == _NO_NEED for need in needs):
+                needs[p] = ResourceNeed(*map(max, needs[p], need))
+        if all(need == NO_NEED for need in needs):
             return None
         if members > 1:
-            most = zip(needs, shape.capacity, strict=True)
-            needs = [
-                ResourceNeed(min(n.share_milli * members, c[0]), min(n.memory_bytes * members, c[1])) for n, c in most
-            ]
+            pairs = zip(needs, shape.capacity, strict=True)
+            needs = [ResourceNeed(*(min(n * members, limit) for n, limit in zip(*pair, strict=True))) for pair in pairs]
         return self.shape_reservation(tuple(needs))
 
     def shape_reservation(self, needs: tuple[ResourceNeed, ...]) -> ShapeReservation:
-        """The one object for leaving so much free of each position."""
-        return self._kept.setdefault(needs, ShapeReservation(needs))
+        """The one object that reserves these amounts."""
+        return self._reservations.setdefault(needs, ShapeReservation(needs))
 
 
-def _cpu(shape: Shape) -> int:
-    assert shape.cpu is not None, "a host need passes feasibility only where there is a CPU"
+def cpu_position(shape: Shape) -> int:
+    """The position of the CPU of a shape on which an alternative with a host need is feasible."""
+    assert shape.cpu is not None, "an alternative with a host need is feasible only on a worker with a CPU"
     return shape.cpu
 
 
-def _has_room(state: OccupancyState, position: int, need: ResourceNeed, kept: ResourceNeed) -> bool:
-    """Whether the need fits beside what is held, and leaves what is kept of each dimension that it touches."""
-    milli, memory = state.shape.capacity[position]
-    held = state.held[position]
-    return (need.share_milli == 0 or milli - held.share_milli - need.share_milli >= kept.share_milli) and (
-        need.memory_bytes == 0 or memory - held.memory_bytes - need.memory_bytes >= kept.memory_bytes
+def has_room(
+    shape: Shape, held: Sequence[Allocation], position: int, need: ResourceNeed, reserved: ResourceNeed
+) -> bool:
+    """Whether the need fits beside what is held of a device, and leaves the reserved part of what it takes."""
+    milli, memory = shape.capacity[position]
+    before = held[position]
+    return (need.share_milli == 0 or milli - before.share_milli - need.share_milli >= reserved.share_milli) and (
+        need.memory_bytes == 0 or memory - before.memory_bytes - need.memory_bytes >= reserved.memory_bytes
     )
 
 
-def _free(state: OccupancyState, feasibility: Feasibility, kept: ShapeReservation | None) -> list[int]:
-    """The positions where the need fits beside what is held, and leaves what is kept."""
+def _free_positions(state: OccupancyState, feasibility: Feasibility, reservation: ShapeReservation | None) -> list[int]:
     return [
         p
-        for p, need in feasibility.need_at.items()
-        if _has_room(state, p, need, _NO_NEED if kept is None else kept.needs[p])
+        for p, need in feasibility.needs.items()
+        if has_room(state.shape, state.held, p, need, NO_NEED if reservation is None else reservation.needs[p])
     ]
 
 
 def _choices(alternative: Alternative, shape: Shape, free: Sequence[int]) -> Sequence[Sequence[int]]:
-    """The sets of free devices of any of which the alternative may take what it needs; empty if there are too few."""
+    """The sets of free devices from which the alternative may take what it needs; empty if there are too few."""
     if len(free) < device_count(alternative):
         return ()
     level = needed_level(alternative)
@@ -274,24 +279,23 @@ def _scattered(alternative: Alternative, shape: Shape, free: Sequence[int]) -> R
     return make_rejection(ReasonCode.SCATTERED, str(alternative), found, amount=most)
 
 
-def _short_of_devices(
-    alternative: Alternative, state: OccupancyState, feasibility: Feasibility, free: int
-) -> Rejection:
+def _too_few_devices(alternative: Alternative, state: OccupancyState, feasibility: Feasibility, free: int) -> Rejection:
     if alternative.kind == "cpu":
-        return _short_of_host(alternative, state, device_need(alternative, state.shape.devices[feasibility.usable[0]]))
+        return _too_small_host(alternative, state, device_need(alternative, state.shape.devices[feasibility.usable[0]]))
     if alternative.share is not None:
-        most = max(1000 - state.held[p].share_milli for p in feasibility.usable)
-        return make_rejection(ReasonCode.BUSY, feasibility.asked, f"{most / 1000:g} of a device free", amount=most)
+        most = max(MILLI_PER_DEVICE - state.held[p].share_milli for p in feasibility.usable)
+        found = f"{most / MILLI_PER_DEVICE:g} of a device free"
+        return make_rejection(ReasonCode.BUSY, feasibility.asked, found, amount=most)
     return make_rejection(ReasonCode.BUSY, feasibility.asked, f"{free} of {len(feasibility.usable)} free", amount=free)
 
 
-def _short_of_host(alternative: Alternative, state: OccupancyState, need: ResourceNeed) -> Rejection:
-    cpu = _cpu(state.shape)
+def _too_small_host(alternative: Alternative, state: OccupancyState, need: ResourceNeed) -> Rejection:
+    cpu = cpu_position(state.shape)
     milli, memory = state.shape.capacity[cpu]
     held = state.held[cpu]
-    cores = (milli - held.share_milli) // 1000
+    cores = (milli - held.share_milli) // MILLI_PER_DEVICE
     if need.share_milli > milli - held.share_milli:
-        found = f"{cores} of {milli // 1000} cores free"
+        found = f"{cores} of {milli // MILLI_PER_DEVICE} cores free"
     else:
         found = f"{(memory - held.memory_bytes) / 2**30:.1f} of {memory / 2**30:.1f} GiB of host memory free"
     return make_rejection(ReasonCode.BUSY, str(alternative), found, amount=cores)

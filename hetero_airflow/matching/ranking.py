@@ -1,6 +1,6 @@
-"""One alternative asked of a whole fleet: where it fits, best first, and what is in the way elsewhere.
+"""Rankings and censuses: where one alternative fits on all workers, best first, and why it does not fit elsewhere.
 
-Both are made once and then follow the moves of the fleet's workers, each when it is asked.
+Both are computed once. Then they follow the changes of the worker index, each when it is next asked.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ if TYPE_CHECKING:
 _Key = float | tuple[float, ...]
 
 _Entry = tuple[_Key, int, int, OccupancyState]
-"""What it is ranked by, the first worker of the state when it was ranked, a serial number, the state."""
+"""The rank, the first worker of the state when it was ranked, a serial number, the state."""
 
 _SLACK = 64
-"""Entries that a heap may hold beyond twice its fleet's states before it is made anew."""
+"""Entries that a heap may hold beyond twice the number of states before it is built again."""
 
 
 class MatchResults(dict[OccupancyState, MatchResult]):
-    """What is true of one alternative beside what is kept, by state; found out when it is first looked up."""
+    """The result of one alternative beside a reservation, by state; computed at the first lookup."""
 
-    def __init__(self, fleet: WorkerIndex, alternative: Alternative, keep: ReservedCapacity | None) -> None:
+    def __init__(self, index: WorkerIndex, alternative: Alternative, reserved: ReservedCapacity | None) -> None:
         super().__init__()
-        self._fleet, self._alternative, self._keep = fleet, alternative, keep
+        self._index, self._alternative, self._reserved = index, alternative, reserved
 
     def __missing__(self, state: OccupancyState) -> MatchResult:
-        outcome = self[state] = self._fleet.outcome(self._alternative, state, self._keep)
-        return outcome
+        result = self[state] = self._index.match(self._alternative, state, self._reserved)
+        return result
 
 
 class _StateHeap:
-    """A heap of states, those with the smallest key first, then those with the lowest worker.
+    """A heap of states: the smallest key first, then the lowest worker.
 
-    An entry stays true while its worker is the lowest of its state. One whose lowest worker left is put
-    right when it comes to the top; for one that got a lower worker, another entry is pushed.
+    An entry is valid while its worker is the lowest of its state. When an entry whose worker left comes to the top, it
+    is corrected. When a state gets a lower worker, another entry is pushed.
     """
 
-    def __init__(self, fleet: WorkerIndex) -> None:
-        self._fleet = fleet
+    def __init__(self, index: WorkerIndex) -> None:
+        self._index = index
         self.fill(())
 
     def fill(self, ranked: Iterable[tuple[_Key, int, OccupancyState]]) -> None:
@@ -58,21 +58,21 @@ class _StateHeap:
         heapify(self._heap)
 
     def push(self, key: _Key, worker: int, state: OccupancyState) -> None:
-        """Take note that a worker came into the state."""
-        if self._fleet.groups[state].heap[0] == worker:
+        """Note that a worker came into the state."""
+        if self._index.groups[state].heap[0] == worker:
             heappush(self._heap, (key, worker, next(self._serial), state))
 
     @property
     def is_overgrown(self) -> bool:
         """Whether most entries must be out of date."""
-        return len(self._heap) > 2 * len(self._fleet.groups) + _SLACK
+        return len(self._heap) > 2 * len(self._index.groups) + _SLACK
 
     def first(self) -> tuple[int, OccupancyState] | None:
         """The lowest worker of the first state, and the state."""
-        heap, lowest_of = self._heap, self._fleet.lowest
+        heap, first_worker = self._heap, self._index.first_worker
         while heap:
             key, worker, _, state = heap[0]
-            lowest = lowest_of(state)
+            lowest = first_worker(state)
             if lowest == worker:
                 return worker, state
             if lowest is None:
@@ -83,76 +83,81 @@ class _StateHeap:
 
     def several(self, limit: int) -> list[tuple[int, OccupancyState]]:
         """The first states, with the lowest worker of each."""
-        found: dict[OccupancyState, _Entry] = {}
-        while len(found) < limit and self.first() is not None:
+        entries: dict[OccupancyState, _Entry] = {}
+        while len(entries) < limit and self.first() is not None:
             entry = heappop(self._heap)
-            found.setdefault(entry[3], entry)
-        for entry in found.values():
+            entries.setdefault(entry[3], entry)
+        for entry in entries.values():
             heappush(self._heap, entry)
-        return [(worker, state) for state, (_, worker, _, _) in found.items()]
+        return [(worker, state) for state, (_, worker, _, _) in entries.items()]
 
 
-class Ranking:
-    """The workers where one alternative fits, by score."""
+class _Follower:
+    """A heap of states that follows the changes of the worker index."""
 
-    def __init__(self, fleet: WorkerIndex, outcomes: MatchResults) -> None:
-        self._fleet, self.outcomes = fleet, outcomes
-        self._fits = _StateHeap(fleet)
-        self._rank_all()
+    def __init__(self, index: WorkerIndex, results: MatchResults) -> None:
+        self._index, self.results = index, results
+        self._heap = _StateHeap(index)
+        self._start()
 
-    def first(self) -> tuple[int, Fit] | None:
-        """The best (worker, where on it); ties go to the lower worker id."""
-        self._catch_up()
-        found = self._fits.first()
-        return None if found is None else (found[0], self._fit(found[1]))
-
-    def best(self, limit: int = 1) -> list[tuple[int, Fit]]:
-        """The best few, best first and one a state; ties go to the lower worker id."""
-        self._catch_up()
-        return [(worker, self._fit(state)) for worker, state in self._fits.several(limit)]
-
-    def _fit(self, state: OccupancyState) -> Fit:
-        fit = self.outcomes[state]
-        assert isinstance(fit, Fit), "only states that fit are ranked"
-        return fit
-
-    def _rank_all(self) -> None:
-        self.version = self._fleet.version
-        outcomes = self.outcomes
-        self._fits.fill(
-            [
-                (-outcome.score, group.heap[0], state)
-                for state, group in self._fleet.groups.items()
-                if isinstance(outcome := outcomes[state], Fit)
-            ]
+    def _start(self) -> None:
+        """Fill the heap from all states."""
+        self.version = self._index.version
+        self._heap.fill(
+            (key, group.heap[0], state)
+            for state, group in self._index.groups.items()
+            if (key := self._key(state)) is not None
         )
 
     def _catch_up(self) -> None:
-        fleet = self._fleet
-        if self.version == fleet.version:
+        """Take in the workers that changed since the last time."""
+        index = self._index
+        if self.version == index.version:
             return
-        moved = fleet.changed_since(self.version)
-        if len(moved) > len(fleet.groups) or self._fits.is_overgrown:
-            self._rank_all()
+        changed = index.changed_since(self.version)
+        if len(changed) > len(index.groups) or self._heap.is_overgrown:
+            self._start()
             return
-        self.version = fleet.version
-        for worker in set(moved):
-            state = fleet.states[worker]
-            outcome = self.outcomes[state]
-            if isinstance(outcome, Fit):
-                self._fits.push(-outcome.score, worker, state)
+        self.version = index.version
+        for worker in set(changed):
+            self._change(worker, index.states[worker])
+
+    def _change(self, worker: int, state: OccupancyState) -> None:
+        key = self._key(state)
+        if key is not None:
+            self._heap.push(key, worker, state)
+
+    def _key(self, state: OccupancyState) -> _Key | None:
+        """The rank of a state; None if it does not belong into the heap."""
+        raise NotImplementedError
 
 
-class Census:
-    """The workers where one alternative does not fit, counted by reason, and the one that comes closest."""
+class Ranking(_Follower):
+    """The workers where one alternative fits, by score."""
 
-    def __init__(self, fleet: WorkerIndex, outcomes: MatchResults) -> None:
-        self._fleet, self._outcomes = fleet, outcomes
-        self._misses = _StateHeap(fleet)
-        self._counted: list[OccupancyState] = []
-        """The state in which each worker was counted."""
-        self._filtered: Counter[Reason] = Counter()
-        self._count_all()
+    def first(self) -> tuple[int, Fit] | None:
+        """The best (worker, fit); ties go to the lower worker id."""
+        self._catch_up()
+        best = self._heap.first()
+        return None if best is None else (best[0], self._fit(best[1]))
+
+    def best(self, limit: int = 1) -> list[tuple[int, Fit]]:
+        """The best (worker, fit) pairs, best first, one per state; ties go to the lower worker id."""
+        self._catch_up()
+        return [(worker, self._fit(state)) for worker, state in self._heap.several(limit)]
+
+    def _fit(self, state: OccupancyState) -> Fit:
+        fit = self.results[state]
+        assert isinstance(fit, Fit), "only states that fit are ranked"
+        return fit
+
+    def _key(self, state: OccupancyState) -> _Key | None:
+        result = self.results[state]
+        return -result.score if isinstance(result, Fit) else None
+
+
+class Census(_Follower):
+    """The workers where one alternative does not fit, counted by reason, and the one that is closest to a fit."""
 
     def filtered(self) -> dict[Reason, int]:
         """Reason → number of workers that it rules out."""
@@ -160,51 +165,37 @@ class Census:
         return {reason: workers for reason, workers in self._filtered.items() if workers}
 
     def nearest(self) -> tuple[int, Rejection] | None:
-        """The worker that comes closest without fitting; ties go to the lower worker id."""
+        """The worker that is closest to a fit; ties go to the lower worker id."""
         self._catch_up()
-        found = self._misses.first()
-        if found is None:
+        first = self._heap.first()
+        if first is None:
             return None
-        miss = self._outcomes[found[1]]
-        assert isinstance(miss, Rejection), "only states that don't fit are counted"
-        return found[0], miss
+        rejection = self.results[first[1]]
+        assert isinstance(rejection, Rejection), "only states that don't fit are counted"
+        return first[0], rejection
 
-    def _count_all(self) -> None:
-        fleet = self._fleet
-        self.version = fleet.version
-        self._counted = fleet.states.copy()
-        self._filtered.clear()
-        ranked = []
-        for state, group in fleet.groups.items():
-            outcome = self._outcomes[state]
-            if isinstance(outcome, Rejection):
-                self._filtered[outcome.reason] += group.size
-                ranked.append((_distance(outcome), group.heap[0], state))
-        self._misses.fill(ranked)
+    def _start(self) -> None:
+        super()._start()
+        self._counted = self._index.states.copy()
+        self._filtered: Counter[Reason] = Counter()
+        for state, group in self._index.groups.items():
+            self._count(state, group.size)
 
-    def _catch_up(self) -> None:
-        fleet = self._fleet
-        if self.version == fleet.version:
-            return
-        moved = fleet.changed_since(self.version)
-        if len(moved) > len(fleet.groups) or self._misses.is_overgrown:
-            self._count_all()
-            return
-        self.version = fleet.version
-        for worker in set(moved):
-            before, after = self._counted[worker], fleet.states[worker]
-            if before is after:
-                continue
-            self._counted[worker] = after
-            outcome = self._outcomes[before]
-            if isinstance(outcome, Rejection):
-                self._filtered[outcome.reason] -= 1
-            outcome = self._outcomes[after]
-            if isinstance(outcome, Rejection):
-                self._filtered[outcome.reason] += 1
-                self._misses.push(_distance(outcome), worker, after)
+    def _change(self, worker: int, state: OccupancyState) -> None:
+        before, self._counted[worker] = self._counted[worker], state
+        if before is not state:
+            self._count(before, -1)
+            self._count(state, 1)
+            super()._change(worker, state)
 
+    def _count(self, state: OccupancyState, workers: int) -> None:
+        result = self.results[state]
+        if isinstance(result, Rejection):
+            self._filtered[result.reason] += workers
 
-def _distance(miss: Rejection) -> _Key:
-    is_curable, stage, amount = miss.closeness
-    return (-is_curable, -stage, -amount)
+    def _key(self, state: OccupancyState) -> _Key | None:
+        result = self.results[state]
+        if isinstance(result, Fit):
+            return None
+        is_transient, stage, amount = result.closeness
+        return (-is_transient, -stage, -amount)

@@ -1,7 +1,7 @@
-"""How good is a placement that is possible? A number with named terms, and which devices of the worker.
+"""Scoring: how good a possible placement is, and which devices of the worker it takes.
 
-A `Placement` is the plug-in point: it orders the free devices of a worker by preference, and scores
-what was chosen. `TightFitScorer` is the default of the house, `LeastRecentScorer` serves round robin.
+`PlacementScorer` is the protocol: it chooses among the free devices of a worker, and scores the choice as a number with
+named terms. `TightFitScorer` is the default; `LeastRecentScorer` is for round robin.
 """
 
 from __future__ import annotations
@@ -10,29 +10,30 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from hetero_airflow.matching.close_devices import closest_devices, joined_pairs
 from hetero_airflow.matching.feasibility import Feasibility, device_count, device_need
+from hetero_airflow.matching.linked_devices import closest_devices, joined_pairs
 from hetero_airflow.matching.shapes import Shape
 from hetero_airflow.model.request import Alternative
+from hetero_airflow.units import MILLI_PER_DEVICE
 
 
 class Allocation(NamedTuple):
-    """What is leased of a device at one moment of a decision; `granted_s` is when it last was (Unix time)."""
+    """The leased amount of a device at one moment of a decision."""
 
     share_milli: int = 0
     memory_bytes: int = 0
     granted_s: float = 0.0
-    """0 for never, and wherever the placement does not use it, so that more workers are alike."""
+    """Unix time of the last grant; 0 if there is none or the scorer does not use it, so that more workers are alike."""
 
 
 NO_ALLOCATION = Allocation()
 
 
 class PlacementScorer(Protocol):
-    """Which of a worker's free devices, and how good that is. Pure; looks at positions, never at ids."""
+    """Chooses among a worker's free devices, and scores the choice. Pure; it sees positions, not ids."""
 
     uses_history: bool
-    """Whether `Allocation.granted_s` is to be filled in."""
+    """Whether `Allocation.granted_s` must be set."""
 
     def choose(
         self, alternative: Alternative, shape: Shape, held: Sequence[Allocation], free: Sequence[int]
@@ -48,7 +49,7 @@ class PlacementScorer(Protocol):
         feasibility: Feasibility,
         chosen: Sequence[int],
     ) -> Mapping[str, float]:
-        """The terms of the score, weights included; the placement with the greatest sum is taken."""
+        """The terms of the score, weights included; the placement with the greatest sum wins."""
         ...
 
 
@@ -61,17 +62,17 @@ WEIGHTS: Mapping[str, float] = {
     "no_accelerator": 2.0,
     "packed": 0.4,
 }
-"""What each term of `TightFitScorer` counts for; each lies between 0 and 1 before.
+"""The weight of each term of `TightFitScorer`; each term is between 0 and 1.
 
-A real device always goes before a simulated one. Twice the memory costs half a point, as much as a
-worker's worth of packing, so that big devices stay for big requests. A link outweighs both.
+A real device always wins over a simulated one. Twice the memory costs half a point, about as much as a full worker
+gains for packing, so large devices stay free for large requests. A link is worth more than both.
 """
 
 
 class TightFitScorer:
-    """The tightest fit: small devices before big ones, shares onto devices that are shared already, full workers first.
+    """The tightest fit: small devices before large ones, shares on devices that are already shared, full workers first.
 
-    Best fit in the sense of multidimensional bin packing; see `WEIGHTS` for the trade-offs.
+    This is best fit in the sense of multidimensional bin packing; see `WEIGHTS` for the trade-offs.
     """
 
     uses_history = False
@@ -79,12 +80,11 @@ class TightFitScorer:
     def choose(
         self, alternative: Alternative, shape: Shape, held: Sequence[Allocation], free: Sequence[int]
     ) -> tuple[int, ...]:
-        """Real devices, then those most shared, then the smallest; of several, the best joined."""
+        """Real devices, then the most shared, then the smallest; of several sets, the one with the most links."""
         count = device_count(alternative)
         preferred = sorted(free, key=lambda p: (shape.devices[p].simulated, -held[p].share_milli, _memory(shape, p), p))
-        if count > 1 and sum(not shape.devices[p].simulated for p in preferred) >= count:
-            preferred = [p for p in preferred if not shape.devices[p].simulated]
-        return closest_devices(shape, preferred, count)
+        real = [p for p in preferred if not shape.devices[p].simulated]
+        return closest_devices(shape, real if count > 1 and len(real) >= count else preferred, count)
 
     def terms(
         self,
@@ -94,19 +94,18 @@ class TightFitScorer:
         feasibility: Feasibility,
         chosen: Sequence[int],
     ) -> Mapping[str, float]:
-        """See `WEIGHTS`; a term that says nothing about the alternative is left out."""
-        real = sum(not shape.devices[p].simulated for p in chosen) / len(chosen)
-        terms = {"real": real}
+        """See `WEIGHTS`; terms that do not apply to the alternative are absent."""
+        terms = {"real": sum(not shape.devices[p].simulated for p in chosen) / len(chosen)}
         if alternative.kind == "cpu":
-            terms["no_accelerator"] = 1.0 if shape.accelerators == 0 else 0.0
             cpu = chosen[0]
             taken = held[cpu].share_milli + device_need(alternative, shape.devices[cpu]).share_milli
+            terms["no_accelerator"] = 1.0 if shape.accelerators == 0 else 0.0
             terms["packed"] = taken / shape.capacity[cpu][0]
         else:
             gib = max(_memory(shape, p) for p in chosen) / 2**30
             terms["memory"] = 1 - math.log2(1 + gib) / 20
             if alternative.share is not None:
-                terms["shared"] = (held[chosen[0]].share_milli + alternative.share_milli) / 1000
+                terms["shared"] = (held[chosen[0]].share_milli + alternative.share_milli) / MILLI_PER_DEVICE
             busy = sum(held[p].share_milli > 0 or p in chosen for p in feasibility.usable)
             terms["packed"] = busy / len(feasibility.usable)
         if len(chosen) > 1:
@@ -117,9 +116,9 @@ class TightFitScorer:
 
 
 class LeastRecentScorer:
-    """The worker, then the device, that was granted longest ago; real ones first all the same.
+    """The worker, then the device, with the oldest last grant; real devices still come first.
 
-    The score falls by one for each second of the worker's latest grant; 0 means never.
+    The score falls by one for each second of the worker's latest grant; 0 means that it had none.
     """
 
     uses_history = True
@@ -127,9 +126,9 @@ class LeastRecentScorer:
     def choose(
         self, alternative: Alternative, shape: Shape, held: Sequence[Allocation], free: Sequence[int]
     ) -> tuple[int, ...]:
-        """The devices granted longest ago; links are not looked at, since they would break the turn."""
-        count = device_count(alternative)
-        return tuple(sorted(sorted(free, key=lambda p: (shape.devices[p].simulated, held[p].granted_s, p))[:count]))
+        """The devices with the oldest grants. Links do not count, because they would break the round robin."""
+        ranked = sorted(free, key=lambda p: (shape.devices[p].simulated, held[p].granted_s, p))
+        return tuple(sorted(ranked[: device_count(alternative)]))
 
     def terms(
         self,
@@ -139,7 +138,7 @@ class LeastRecentScorer:
         feasibility: Feasibility,
         chosen: Sequence[int],
     ) -> Mapping[str, float]:
-        """Ten thousand million for real devices, less the time of the worker's latest grant."""
+        """1e10 for real devices, minus the time of the worker's latest grant."""
         real = all(not shape.devices[p].simulated for p in chosen)
         return {"real": 1e10 if real else 0.0, "granted": -max(held[p].granted_s for p in feasibility.usable)}
 

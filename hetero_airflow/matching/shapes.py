@@ -1,4 +1,4 @@
-"""Equal workers: two workers of one shape differ in nothing that a decision looks at but ids and leases."""
+"""Shapes of workers: two workers of one shape differ only in ids and leases."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from hetero_airflow.model.device import Device
 from hetero_airflow.model.worker import Worker
 
 MAX_SHAPES = 20_000
-"""Shapes kept; more, and all are forgotten and made anew. 10,000 workers of different kinds still fit twice."""
+"""Shapes kept. Beyond that all are forgotten and made again; 10,000 workers of different kinds still fit twice."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape:
-    """A class of equal workers. Its devices are known by position: ordered by index, then id.
+    """A class of equal workers. A device is known by its position: ordered by index, then id.
 
     Two shapes of one `Shapes` are equal only if they are the same object.
     """
 
     devices: tuple[Device, ...]
-    """Of the first worker that had this shape."""
+    """The devices of the first worker that had this shape."""
     runtime: Mapping[str, str]
     """Names in lower case."""
     labels: Mapping[str, str]
@@ -32,7 +32,7 @@ class Shape:
     """For each device, the positions of its peers."""
     accelerators: int
     node_assigns_devices: bool = False
-    """Its workers offer slots: see `Worker.node_assigns_devices`."""
+    """See `Worker.node_assigns_devices`."""
 
     @property
     def cpu_device(self) -> Device | None:
@@ -42,7 +42,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerEntry:
-    """One worker as its shape sees it: which of its device ids stands at which position."""
+    """A worker with its shape, and the position of each of its devices in the shape."""
 
     worker: Worker
     shape: Shape
@@ -51,7 +51,7 @@ class WorkerEntry:
 
 
 class Shapes:
-    """Finds the shape of a worker; remembers it for as long as the worker is the same object."""
+    """Finds the shape of a worker, and remembers it as long as the worker is the same object."""
 
     def __init__(self) -> None:
         self._shapes: dict[object, Shape] = {}
@@ -71,18 +71,18 @@ class Shapes:
         if len(self._shapes) > MAX_SHAPES or len(self._entries) > 2 * MAX_SHAPES:
             self._shapes.clear()
             self._entries.clear()
-        entry = self._entries[worker.id] = self._entry(worker)
+        entry = self._entries[worker.id] = self._make_entry(worker)
         return entry
 
-    def _entry(self, worker: Worker) -> WorkerEntry:
+    def _make_entry(self, worker: Worker) -> WorkerEntry:
         devices = tuple(sorted(worker.devices, key=lambda device: (device.index, device.id)))
         position = {device.id: place for place, device in enumerate(devices)}
         links = tuple(frozenset(position[peer] for peer in device.peers if peer in position) for device in devices)
-        cpu = worker.cpu
+        cpu = None if worker.cpu is None else position[worker.cpu.id]
         runtime = {name.lower(): version for name, version in sorted(worker.runtime.items())}
         key = (
             tuple((_device_key(device), linked) for device, linked in zip(devices, links, strict=True)),
-            None if cpu is None else position[cpu.id],
+            cpu,
             tuple(runtime.items()),
             tuple(sorted(worker.labels.items())),
             worker.node_assigns_devices,
@@ -93,7 +93,7 @@ class Shapes:
                 devices=devices,
                 runtime=runtime,
                 labels=dict(worker.labels),
-                cpu=None if cpu is None else position[cpu.id],
+                cpu=cpu,
                 capacity=tuple((device.capacity_milli, device.memory_bytes) for device in devices),
                 links=links,
                 accelerators=sum(device.kind != "cpu" for device in devices),

@@ -1,8 +1,8 @@
-"""All workers, grouped by state: what a decision moves, and what the next decision starts from.
+"""The worker index: all workers grouped by state, during one decision and from one decision to the next.
 
-A placement moves one worker from one state to another, and so does a lease that ended between two
-decisions. Rankings and censuses (`ranking.py`) catch up with such moves when they are asked again. So a
-decision costs the workers that changed, not those that exist.
+A placement changes the state of one worker, and so does a lease that ended between two decisions. Rankings and censuses
+(`ranking`) take in such changes when they are next asked. So the cost of a decision depends on the workers that
+changed, not on all workers.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.snapshot import DeviceUsage, Snapshot, UsageByWorker
 from hetero_airflow.model.worker import Worker, WorkerState
 
-_NOTHING: Mapping[str, DeviceUsage] = {}
+_NO_USAGE: Mapping[str, DeviceUsage] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReservedCapacity:
-    """What must be left free on every worker for a request that comes first; equal ones of a fleet are one object."""
+    """What must stay free on every worker for an earlier request. One index has one object for equal reservations."""
 
     by_shape: Mapping[Shape, ShapeReservation]
-    """Nothing is kept on workers of a shape that is absent."""
+    """Nothing is reserved on workers of an absent shape."""
     by_worker: Mapping[int, ShapeReservation] = field(default_factory=dict)
-    """On marked workers this instead; of a marked one that is absent, as of others of its shape."""
+    """On marked workers this applies instead; an absent marked worker counts like the others of its shape."""
 
     def on(self, state: OccupancyState) -> ShapeReservation | None:
-        """What must be left free on a worker in that state."""
+        """What must stay free on a worker in that state."""
         if state.mark is not None and state.mark in self.by_worker:
             return self.by_worker[state.mark]
         return self.by_shape.get(state.shape)
 
 
 class WorkerGroup:
-    """The workers that are in one state at the moment: how many, and which one comes first."""
+    """The workers in one state: their number, and the first one."""
 
     __slots__ = ("heap", "size")
 
     def __init__(self) -> None:
         self.size = 0
         self.heap: list[int] = []
-        """Every worker of the group, the first of them on top, and some that have left it."""
+        """Every worker of the group, the first one on top, and some workers that have left it."""
 
 
 class WorkerIndex:
-    """The workers of a snapshot, ordered by id, less what has been placed on them since.
+    """The workers of a snapshot, ordered by id, minus what was placed on them since. A worker is known by its number.
 
-    Made once for many decisions: `see` takes in the next snapshot. What it remembers changes no answer.
+    One index serves many decisions: `update` takes in the next snapshot. What it remembers never changes an answer.
     """
 
     def __init__(self, matcher: Matcher, snapshot: Snapshot) -> None:
@@ -63,33 +63,33 @@ class WorkerIndex:
         self.groups: dict[OccupancyState, WorkerGroup] = {}
         self._workers: tuple[Worker, ...] = ()
         self._ids: list[str] = []
-        self._shapes_of: Shapes | None = None
-        self._present: list[OccupancyState] = []
-        """What the snapshot says, where `states` has what was placed besides."""
-        self._used: list[Mapping[str, DeviceUsage]] = []
+        self._shapes: Shapes | None = None
+        self._snapshot_states: list[OccupancyState] = []
+        """The states in the snapshot; `states` also has what was placed since."""
+        self._usage: list[Mapping[str, DeviceUsage]] = []
         self._placed: set[int] = set()
         self._log: list[int] = []
-        """Workers that moved, in order, since `_base` moves."""
-        self._base = self._began = 0
+        """Workers that changed, in order, after the first `_base` changes."""
+        self._base = self._decision_start = 0
         self._online: frozenset[Shape] = frozenset()
         self._servable: dict[str, bool] = {}
-        self._keeps: dict[object, ReservedCapacity] = {}
+        self._reserved: dict[object, ReservedCapacity] = {}
         self._rankings: dict[tuple[str, ReservedCapacity | None], Ranking] = {}
         self._censuses: dict[tuple[str, ReservedCapacity | None], Census] = {}
-        self.see(snapshot)
+        self.update(snapshot)
 
     # -- between decisions ---------------------------------------------------------------------------------------------
 
-    def see(self, snapshot: Snapshot) -> None:
-        """Take in a snapshot: what was placed since the last one is undone, what is different in it is moved.
+    def update(self, snapshot: Snapshot) -> None:
+        """Take in a snapshot: undo what was placed since the last one, and apply what is different in the new one.
 
-        Costs a comparison of pointers a worker, and work for each worker of which something was leased or
-        freed; a store helps by handing out the same objects for the workers and usage that did not change.
+        It compares one pointer per worker, and does work only for workers with new or ended leases. A store helps if it
+        returns the same objects for workers and usage that did not change.
         """
-        self._forget_unasked()
+        self._forget_unused()
         self.matcher.trim()
         by_worker = UsageByWorker.of(snapshot.usage).by_worker
-        is_new = self.matcher.shapes is not self._shapes_of
+        is_new = self.matcher.shapes is not self._shapes
         changed: set[int] = set()
         if is_new or snapshot.workers is not self._workers:
             entries = [self.matcher.entry(worker) for worker in sorted(snapshot.workers, key=lambda worker: worker.id)]
@@ -97,91 +97,93 @@ class WorkerIndex:
             is_new = is_new or ids != self._ids
             if not is_new:
                 changed.update(number for number, entry in enumerate(entries) if entry is not self.entries[number])
-            self._workers, self._ids, self._shapes_of = snapshot.workers, ids, self.matcher.shapes
-            self._entry(entries)
-        used = [by_worker.get(worker_id, _NOTHING) for worker_id in self._ids]
+            self._workers, self._ids, self._shapes = snapshot.workers, ids, self.matcher.shapes
+            self._set_entries(entries)
+        usage = [by_worker.get(worker_id, _NO_USAGE) for worker_id in self._ids]
         if is_new:
-            self._start(used)
+            self._start(usage)
         else:
-            pairs = zip(used, self._used, strict=True)
+            pairs = zip(usage, self._usage, strict=True)
             changed.update(number for number, (new, old) in enumerate(pairs) if new is not old)
             for number in changed:
-                self._present[number] = self.matcher.present(self.entries[number], used[number])
+                self._snapshot_states[number] = self.matcher.state_of(self.entries[number], usage[number])
             for number in changed | self._placed:
-                self._move(number, self._present[number])
-        self._used = used
+                self._change(number, self._snapshot_states[number])
+        self._usage = usage
         self._placed.clear()
 
-    def _entry(self, entries: list[WorkerEntry]) -> None:
-        """Take other entries, and forget what depends on which shapes there are."""
+    def _set_entries(self, entries: list[WorkerEntry]) -> None:
+        """Set the workers, and forget what depends on their shapes."""
         self.entries = entries
         self._online = frozenset(entry.shape for entry in entries if entry.worker.state is not WorkerState.LOST)
         self._servable.clear()
-        self._keeps.clear()
+        self._reserved.clear()
         self._rankings = {key: ranking for key, ranking in self._rankings.items() if key[1] is None}
         self._censuses = {key: census for key, census in self._censuses.items() if key[1] is None}
 
-    def _start(self, used: list[Mapping[str, DeviceUsage]]) -> None:
-        """Group all workers, and forget what was asked of others."""
-        self._present = [self.matcher.present(entry, usage) for entry, usage in zip(self.entries, used, strict=True)]
-        self.states = self._present.copy()
+    def _start(self, usage: list[Mapping[str, DeviceUsage]]) -> None:
+        """Group all workers, and forget all rankings and censuses."""
+        pairs = zip(self.entries, usage, strict=True)
+        self._snapshot_states = [self.matcher.state_of(entry, used) for entry, used in pairs]
+        self.states = self._snapshot_states.copy()
         self.groups = {}
         for number, state in enumerate(self.states):
             self._join(number, state)
         self._rankings, self._censuses = {}, {}
 
-    def _forget_unasked(self) -> None:
-        """Forget what the last decision did not ask for, and the moves that nobody has to catch up with."""
-        self._rankings = {key: ranking for key, ranking in self._rankings.items() if ranking.version >= self._began}
-        self._censuses = {key: census for key, census in self._censuses.items() if census.version >= self._began}
+    def _forget_unused(self) -> None:
+        """Forget what the last decision did not use, and the changes that nothing has to take in any more."""
+        start = self._decision_start
+        self._rankings = {key: ranking for key, ranking in self._rankings.items() if ranking.version >= start}
+        self._censuses = {key: census for key, census in self._censuses.items() if census.version >= start}
         version = self.version
-        del self._log[: self._began - self._base]
-        self._base, self._began = self._began, version
+        del self._log[: start - self._base]
+        self._base, self._decision_start = start, version
 
     # -- within a decision ---------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
-        """Grows with each worker that moves: equal questions at one version have equal answers."""
+        """A number that grows with each change of a worker: equal questions at one version have equal answers."""
         return self._base + len(self._log)
 
     def changed_since(self, version: int) -> Sequence[int]:
-        """The workers that moved since that version, some more than once."""
+        """The workers that changed since that version; a worker may appear more than once."""
         return self._log[version - self._base :]
 
-    def outcome(
-        self, alternative: Alternative, state: OccupancyState, keep: ReservedCapacity | None = None
+    def match(
+        self, alternative: Alternative, state: OccupancyState, reserved: ReservedCapacity | None = None
     ) -> MatchResult:
-        """What is true of the alternative on workers of the state, given what is kept."""
-        return self.matcher.outcome(alternative, state, None if keep is None else keep.on(state))
+        """The result for the alternative on workers in the state, beside the reserved capacity."""
+        return self.matcher.match(alternative, state, None if reserved is None else reserved.on(state))
 
-    def lowest(self, state: OccupancyState) -> int | None:
-        """The worker of the state that comes first by id."""
+    def first_worker(self, state: OccupancyState) -> int | None:
+        """The first worker in the state, by id."""
         group = self.groups.get(state)
         return None if group is None else group.heap[0]
 
     def first_workers(self) -> list[int]:
-        """The worker that comes first by id of each state that there is."""
+        """The first worker of each state, by id."""
         return [group.heap[0] for group in self.groups.values()]
 
-    def ranking(self, alternative: Alternative, keep: ReservedCapacity | None = None) -> Ranking:
-        """The workers where the alternative fits beside what is kept, ranked."""
-        key = (alternative.key, keep)
+    def ranking(self, alternative: Alternative, reserved: ReservedCapacity | None = None) -> Ranking:
+        """The workers where the alternative fits beside the reserved capacity, ranked."""
+        key = (alternative.key, reserved)
         ranking = self._rankings.get(key)
         if ranking is None:
-            ranking = self._rankings[key] = Ranking(self, MatchResults(self, alternative, keep))
+            ranking = self._rankings[key] = Ranking(self, MatchResults(self, alternative, reserved))
         return ranking
 
-    def census(self, alternative: Alternative, keep: ReservedCapacity | None = None) -> Census:
-        """The workers where the alternative does not fit beside what is kept, counted by what is in the way."""
-        key = (alternative.key, keep)
+    def census(self, alternative: Alternative, reserved: ReservedCapacity | None = None) -> Census:
+        """The workers where the alternative does not fit beside the reserved capacity, counted by reason."""
+        key = (alternative.key, reserved)
         census = self._censuses.get(key)
         if census is None:
-            census = self._censuses[key] = Census(self, self.ranking(alternative, keep).outcomes)
+            census = self._censuses[key] = Census(self, self.ranking(alternative, reserved).results)
         return census
 
     def is_servable(self, alternative: Alternative) -> bool:
-        """Whether any worker as it is now, online and well, could run it if it were idle."""
+        """Whether it can run on any online worker with the devices that are healthy now, if the worker is idle."""
         known = self._servable.get(alternative.key)
         if known is None:
             known = any(self.matcher.feasibility(alternative, shape).is_servable for shape in self._online)
@@ -195,31 +197,30 @@ class WorkerIndex:
 
     def take(self, number: int, fit: Fit, now: datetime) -> None:
         """Note that a fit of the worker's state was placed on it."""
-        self._placed.add(number)
-        self._move(number, self.matcher.taken(self.states[number], fit, now.timestamp()))
+        self.put(number, self.matcher.state_after(self.states[number], fit, now.timestamp()))
 
     def put(self, number: int, state: OccupancyState) -> None:
-        """Note that for the rest of the decision a worker is to be seen in that state."""
+        """Treat a worker as if it were in that state for the rest of the decision."""
         self._placed.add(number)
-        self._move(number, state)
+        self._change(number, state)
 
     def mark(self, number: int) -> None:
-        """Tell a worker apart from its equals for this decision, so that `ReservedCapacity.by_worker` can name it."""
+        """Tell a worker apart from equal ones for the rest of the decision; see `ReservedCapacity.by_worker`."""
         state = self.states[number]
         self.put(number, self.matcher.state(state.shape, state.is_lost, state.held, number))
 
     def reserved_capacity_for(self, alternatives: tuple[Alternative, ...], members: int = 1) -> ReservedCapacity:
-        """What to leave free, lest so many requests with these alternatives be delayed; see `Matcher.kept`."""
+        """What must stay free so that `members` requests are not delayed; see `Matcher.reservation_for`."""
         key = (members, *(alternative.key for alternative in alternatives))
-        keep = self._keeps.get(key)
-        if keep is None:
-            kept = {shape: self.matcher.kept(alternatives, shape, members) for shape in self._online}
-            by_shape = {shape: one for shape, one in kept.items() if one is not None}
-            keep = self._keeps.setdefault(frozenset(by_shape.items()), ReservedCapacity(by_shape))
-            self._keeps[key] = keep
-        return keep
+        reserved = self._reserved.get(key)
+        if reserved is None:
+            reservations = {shape: self.matcher.reservation_for(alternatives, shape, members) for shape in self._online}
+            by_shape = {shape: reservation for shape, reservation in reservations.items() if reservation is not None}
+            reserved = self._reserved.setdefault(frozenset(by_shape.items()), ReservedCapacity(by_shape))
+            self._reserved[key] = reserved
+        return reserved
 
-    def _move(self, number: int, after: OccupancyState) -> None:
+    def _change(self, number: int, after: OccupancyState) -> None:
         before = self.states[number]
         if before is after:
             return

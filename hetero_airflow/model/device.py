@@ -1,4 +1,4 @@
-"""One physical unit that a probe found, or a MIG instance of one."""
+"""A device: one physical unit that a probe found, or a MIG instance of one."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ DeviceWord = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._+-]*$"
 """A vendor, kind or model: lower case, parts joined by dashes (``a100-sxm4-80gb``)."""
 
 SICK_KEY = "is_sick"
-"""Key in a device's `details`: true where its `problem` is one of the hardware, which is tried before it is trusted."""
+"""Key in a device's `details`: true if its `problem` is in the hardware. Such a device is tested before it is used."""
 
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
 class Device(BaseModel):
-    """What is true of a device for as long as it is there; what changes by the second is `Telemetry`.
+    """The facts of a device that do not change while it is present. Readings that change are `Telemetry`.
 
-    A CPU is one device a host, leased core by core. A GPU in MIG mode is not leasable itself; its
-    instances are, each a device whose `parent` is the GPU's id.
+    A host's CPU is one device, leased core by core. A GPU in MIG mode is not leasable; its instances are. Each
+    instance is a device whose `parent` is the GPU's id.
 
     >>> a100 = Device(id="GPU-1", vendor="nvidia", kind="gpu", model="a100-sxm4-80gb", index=0, memory_bytes=2**36)
     >>> a100.capacity_milli
@@ -33,37 +33,37 @@ class Device(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: ShortText
-    """What the vendor's software accepts as a name that survives a reboot: an NVML UUID, a PCI address, ``cpu``."""
+    """A name that the vendor's software accepts and that survives a reboot: an NVML UUID, a PCI address, ``cpu``."""
     vendor: DeviceWord
     kind: DeviceWord
     model: DeviceWord
     index: int = Field(ge=0, le=100_000)
-    """The number that the vendor's tools show."""
+    """The number in the output of the vendor's tools."""
     memory_bytes: int = Field(ge=0, le=MAX_BYTES)
     cores: tuple[int, ...] = ()
-    """Of a CPU: the ids of the logical cores that this process may run on, ordered by NUMA node."""
+    """CPU only: the ids of the logical cores that this process may run on, ordered by NUMA node."""
     partition: DeviceWord | None = None
-    """Of a MIG instance: its profile, ``1g.10gb``."""
+    """MIG instance only: its profile, ``1g.10gb``."""
     parent: ShortText | None = None
     leasable: bool = True
-    """False for a device that must not be leased, for the reason that `problem` gives."""
+    """False for a device that must not be leased; `problem` gives the reason."""
     problem: str | None = Field(default=None, max_length=500)
     driver: str | None = Field(default=None, max_length=64)
     capability: str | None = Field(default=None, max_length=64)
-    """CUDA compute capability (``8.0``), ROCm target (``gfx942``): what compiled code must suit."""
+    """What compiled code must support: CUDA compute capability (``8.0``), ROCm target (``gfx942``)."""
     numa_node: int | None = None
     pci: str | None = Field(default=None, max_length=64)
     peers: tuple[str, ...] = ()
-    """Ids of the devices that a direct link (NVLink, xGMI, HCCS) joins to this one."""
+    """Ids of the devices with a direct link (NVLink, xGMI, HCCS) to this one."""
     simulated: bool = False
     details: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
-    """Further facts that a probe has, by which no single request is placed: sockets, clock_mhz; of gangs,
-    pcie_generation and pcie_width say how fast their members reach each other. `SICK` where the vendor's software
-    says that the device is broken or wants it reset."""
+    """More facts from the probe, such as sockets and clock_mhz. They do not decide where a single request goes. For
+    gangs, pcie_generation and pcie_width give the speed between members. `SICK_KEY` is set if the vendor's software
+    reports the device as broken or asks for a reset."""
 
     @property
     def capacity_milli(self) -> int:
-        """How much can be leased: 1000 a device, 1000 a core of a CPU."""
+        """The leasable amount: 1000 for a device, 1000 for each core of a CPU."""
         return MILLI_PER_DEVICE * len(self.cores) if self.kind == "cpu" else MILLI_PER_DEVICE
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Device(BaseModel):
 
 
 def device_class(device: Device) -> str:
-    """What speeds and durations are known by: vendor and model, and of a MIG instance its profile.
+    """The key of speeds and durations: vendor and model, and for a MIG instance its profile.
 
     >>> device_class(Device(id="a", vendor="nvidia", kind="gpu", model="v100", index=0, memory_bytes=2**34))
     'nvidia/v100'
@@ -81,7 +81,7 @@ def device_class(device: Device) -> str:
 
 
 class Telemetry(BaseModel):
-    """What a device reports about this moment; None where the vendor does not say."""
+    """The current readings of a device; None where the vendor gives no value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -92,16 +92,16 @@ class Telemetry(BaseModel):
     temperature_c: float | None = None
     power_w: float | None = None
     pcie_sent_bytes_per_s: int | None = None
-    """What the device sent over PCIe; NVIDIA measures for 20 ms."""
+    """Bytes that the device sent over PCIe. NVIDIA measures over 20 ms."""
     pcie_received_bytes_per_s: int | None = None
     ecc_errors: int | None = None
     """Uncorrected ECC errors since the driver was loaded."""
     xid: int | None = None
-    """NVIDIA's number of the last critical error that the driver reported, where it does."""
+    """NVIDIA's number of the last critical error, if the driver reports it."""
 
 
 def model_tokens(model: str) -> frozenset[str]:
-    """The words of a model name that a request may use, neighbours joined too.
+    """The words of a model name that a request may use; also pairs of neighbouring words, joined.
 
     >>> sorted(model_tokens("rtx-4090"))
     ['4090', 'rtx', 'rtx4090']
@@ -110,7 +110,9 @@ def model_tokens(model: str) -> frozenset[str]:
 
 
 def device_tokens(device: Device) -> frozenset[str]:
-    """The words by which a request may name a device: those of its model, and its size, which makers often leave out.
+    """The words by which a request may name a device: those of its model, and its memory size.
+
+    Model names from vendors often lack the size.
 
     >>> h100 = Device(id="GPU-1", vendor="nvidia", kind="gpu", model="h100-pcie", index=0, memory_bytes=85520809984)
     >>> matches_model("h100-80gb", device_tokens(h100))
@@ -125,11 +127,11 @@ def _tokens(model: str) -> Iterator[str]:
     yield from (a + b for a, b in pairwise(parts))
 
 
-def matches_model(asked: str, tokens: frozenset[str]) -> bool:
-    """Whether a device whose `model_tokens` these are is of the model that was asked for.
+def matches_model(requested: str, tokens: frozenset[str]) -> bool:
+    """Whether a device with these `model_tokens` is of the requested model.
 
-    Every dash-separated word must appear; a word that ends with a letter may be continued by
-    digits only (``910b`` is also ``910b3``, ``a10`` is never ``a100``).
+    Every dash-separated word must appear. A word that ends with a letter also matches if only digits follow
+    (``910b`` matches ``910b3``; ``a10`` never matches ``a100``).
 
     >>> matches_model("a100-80gb", model_tokens("a100-sxm4-80gb")), matches_model("a10", model_tokens("a100-40gb"))
     (True, False)
@@ -140,5 +142,5 @@ def matches_model(asked: str, tokens: frozenset[str]) -> bool:
         word in tokens
         or (word[-1].isalpha() and any(c.isdigit() for c in word)
             and any(t.startswith(word) and t[len(word):].isdigit() for t in tokens))
-        for word in asked.split("-") if word
+        for word in requested.split("-") if word
     )  # fmt: skip

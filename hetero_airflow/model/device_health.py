@@ -1,4 +1,4 @@
-"""What is remembered of a device's errors. How it changes is `hetero_airflow.health.transitions`."""
+"""The record of a device's errors. `hetero_airflow.health.transitions` has the rules that change it."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from enum import StrEnum
 
 
 class HealthState(StrEnum):
-    """Whether a device is trusted with tasks."""
+    """Whether a device may get tasks."""
 
     HEALTHY = "healthy"
-    """Nothing known against it, or what was is over."""
+    """No known problem."""
     QUARANTINED = "quarantined"
-    """Out after errors, for a time that grows with each time."""
+    """It gets no tasks after errors. Each further quarantine lasts longer."""
     PROBATION = "probation"
-    """Its time is over: a burn-in computation decides."""
+    """The quarantine is over. A burn-in computation decides what comes next."""
     RETIRED = "retired"
-    """Out too often: until a person undrains it."""
+    """Quarantined too often. It gets no tasks until a person undrains it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountedError:
-    """An error that alone is no reason to take a device out."""
+    """An error that does not alone cause a quarantine."""
 
     error_class: str
     at: datetime
     source: str = ""
-    """Errors of one source count once, where there is one: a task that fails again and again is one witness."""
+    """Errors from the same source count once, so a task that fails again and again counts once. Empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceHealth:
-    """One device's state and record; `WELL` for one that never had an error."""
+    """The state and the errors of one device; `NO_ERRORS` for a device that never had an error."""
 
     state: HealthState = HealthState.HEALTHY
     strikes: int = 0
-    """How often it was taken out since it was last forgiven."""
+    """Number of quarantines since the record was last cleared."""
     since: datetime | None = None
-    """When it came into the state."""
+    """When this state began."""
     until: datetime | None = None
-    """Of a quarantine: its end."""
+    """The end of a quarantine."""
     cause: str = ""
-    """Of the last time that it was taken out."""
+    """The cause of the last quarantine."""
     errors: tuple[CountedError, ...] = ()
-    """Of the recent past."""
+    """Recent errors."""
 
 
 NO_ERRORS = DeviceHealth()

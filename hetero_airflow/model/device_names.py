@@ -1,4 +1,4 @@
-"""The grammar of a device text: ``[vendor/]device[:quantity]``.
+"""Names of devices: the well-known ones, and the grammar of a device text, ``[vendor/]device[:quantity]``.
 
 ====================== ====================================================
 ``gpu``                a kind: gpu, npu, tpu, fpga, cpu
@@ -9,6 +9,10 @@
 ``nvidia/a100-80gb:1`` vendor and model; any vendor and model may be named like this
 ``mig-1g.10gb``        a MIG instance of that profile
 ====================== ====================================================
+
+The tables of names are a convenience, not a limit: any other model works as ``vendor/model``. They give the vendor of
+a bare model (``a100:2``), the memory size of a simulated device (from the makers' data sheets), and the nearest name
+for a typo.
 """
 
 from __future__ import annotations
@@ -17,7 +21,43 @@ import difflib
 import re
 
 from hetero_airflow.errors import RequestError
-from hetero_airflow.model.catalogue import KINDS, MODELS, VENDORS
+
+KINDS: dict[str, str] = {
+    "cpu": "CPU cores",
+    "gpu": "any GPU",
+    "npu": "any neural processing unit",
+    "tpu": "any TPU chip",
+    "fpga": "any FPGA",
+}
+"""Kinds that need no vendor. A probe may add other kinds; a request names them as ``vendor/kind``."""
+
+VENDORS: dict[str, str] = {
+    "nvidia": "gpu",
+    "amd": "gpu",
+    "ascend": "npu",
+    "google": "tpu",
+    "intel": "fpga",
+    "xilinx": "fpga",
+}
+"""Vendor → the kind of its devices where a request names no kind."""
+
+_MEMORY_GIB: dict[tuple[str, str], dict[str, int]] = {
+    ("nvidia", "gpu"): {
+        "k80": 12, "p100": 16, "v100": 32, "v100-16gb": 16, "v100-32gb": 32, "t4": 16, "a10": 24, "a10g": 24,
+        "a30": 24, "a40": 48, "a100": 40, "a100-40gb": 40, "a100-80gb": 80, "l4": 24, "l40s": 48, "h100": 80,
+        "h100-80gb": 80, "h200": 141, "b200": 180, "rtx-3090": 24, "rtx-4090": 24, "rtx-5090": 32,
+    },
+    ("amd", "gpu"): {"mi210": 64, "mi250x": 64, "mi300a": 128, "mi300x": 192, "mi325x": 256, "mi355x": 288},
+    ("ascend", "npu"): {"310p": 24, "910a": 32, "910b": 64, "910c": 64},
+    ("google", "tpu"): {"v4": 32, "v5e": 16, "v5p": 95, "v6e": 32},
+    ("xilinx", "fpga"): {"u250": 64, "u280": 8},
+    ("intel", "fpga"): {"stratix-10": 32},
+}  # fmt: skip
+
+MODELS: dict[str, tuple[str, str, int]] = {
+    model: (vendor, kind, gib * 2**30) for (vendor, kind), sizes in _MEMORY_GIB.items() for model, gib in sizes.items()
+}
+"""Model → (vendor, kind, memory of one device in bytes)."""
 
 _DEVICE_TEXT = re.compile(
     r"(?:(?P<vendor>[a-z0-9][a-z0-9_-]*)/)?(?P<word>[a-z0-9][a-z0-9._+-]*)(?::(?P<quantity>[^:]*))?"
@@ -43,10 +83,10 @@ def parse_device(text: object) -> dict[str, object]:
         raise RequestError(
             "device", text, found=f"{len(text)} characters", remedy=f'Give at most {MAX_TEXT}, such as "gpu:2"'
         )
-    found = _DEVICE_TEXT.fullmatch(text.strip().lower())
-    if found is None:
+    match = _DEVICE_TEXT.fullmatch(text.strip().lower())
+    if match is None:
         raise RequestError("device", text, found="no device text", remedy='Write it as "gpu:2" or "nvidia/a100:1"')
-    return _read_word(text, found["vendor"], found["word"]) | _read_quantity(text, found["quantity"])
+    return _read_word(text, match["vendor"], match["word"]) | _read_quantity(text, match["quantity"])
 
 
 def _read_word(text: str, vendor: str | None, word: str) -> dict[str, object]:

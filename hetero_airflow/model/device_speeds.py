@@ -1,8 +1,7 @@
-"""How fast device models train relative to each other, from the makers' data sheets: for pairs never measured.
+"""Relative training speeds of device models from the makers' data sheets, for pairs without measurements.
 
-The figures are those of the sheets: dense tensor throughput in FP16 or BF16 (FP32 where a device has
-no faster format), without sparsity, and memory bandwidth, of one leasable device: one die of a K80, one
-GCD of an MI250X, one die of a 910C.
+The figures are dense tensor throughput in FP16 or BF16 (FP32 where a device has no faster format), without sparsity,
+and memory bandwidth. They are for one leasable device: one die of a K80, one GCD of an MI250X, one die of a 910C.
 
 - NVIDIA: data sheets of Tesla K80, P40, P100, V100, T4 (2014 to 2018); of A10, A30, A40, A100, L4, L40S, H100,
   H200; white papers "NVIDIA Ada GPU Architecture" and "RTX Blackwell" for RTX; "DGX B200" for B200. AWS EC2 G5
@@ -20,10 +19,10 @@ from functools import lru_cache
 from hetero_airflow.model.device import matches_model, model_tokens
 
 COMPUTE_WEIGHT = 0.25
-"""Of the compute roof in the mean of both. The rest is the bandwidth roof's, since most of a training step's
-operators are bound by memory. Chosen between two measurements: Gavel's table (26 jobs of 2019 on V100, P100 and
-K80, in FP32), where 0.1 fits best and 0.25 is off by a factor of 1.6 in the median; and MLPerf's training from A100
-to H100, 2.0 to 2.3 times, for which 0.25 says 1.9 and 0.5 says 2.3."""
+"""Weight of the compute roof; the bandwidth roof has the rest, because memory limits most operators of a training step.
+The value lies between two measurements. Gavel's table (26 jobs of 2019 on V100, P100 and K80, in FP32) fits best with
+0.1; with 0.25 the median error is a factor of 1.6. MLPerf's training speeds up from A100 to H100 by 2.0 to 2.3 times;
+0.25 gives 1.9 and 0.5 gives 2.3."""
 
 DATA_SHEETS: dict[str, dict[str, tuple[float, float]]] = {
     "nvidia": {
@@ -53,11 +52,11 @@ _SLICES = 7
 
 @lru_cache(maxsize=4096)
 def data_sheet_speed(device_class: str) -> float | None:
-    """Training speed of one device of that class, of which a V100's is 1; None for a model without a sheet here.
+    """Training speed of one device of that class relative to a V100; None for a model without a data sheet here.
 
-    The weighted geometric mean of the two roofs of the roofline model (Williams et al., CACM 52(4), 2009), each
-    by the V100's. Where several models are named by the class, the one of most words counts. A MIG
-    instance has its compute slices' part of the whole.
+    It is the weighted geometric mean of the two roofs of the roofline model (Williams et al., CACM 52(4), 2009), each
+    divided by the V100's. If several models match the class, the one with the most words counts. The speed of a MIG
+    instance is proportional to its compute slices.
 
     >>> [round(data_sheet_speed(name), 2) for name in ("nvidia/v100-sxm2-16gb", "nvidia/k80", "nvidia/h100-sxm5-80gb")]
     [1.0, 0.16, 4.49]
@@ -69,10 +68,10 @@ def data_sheet_speed(device_class: str) -> float | None:
     vendor, _, rest = device_class.partition("/")
     model, _, partition = rest.partition("/")
     tokens = model_tokens(model)
-    named = [name for name in DATA_SHEETS.get(vendor, {}) if matches_model(name, tokens)]
-    if not named:
+    matching = [name for name in DATA_SHEETS.get(vendor, {}) if matches_model(name, tokens)]
+    if not matching:
         return None
-    tflops, bandwidth = DATA_SHEETS[vendor][max(named, key=lambda name: (name.count("-"), len(name), name))]
+    tflops, bandwidth = DATA_SHEETS[vendor][max(matching, key=lambda name: (name.count("-"), len(name), name))]
     roofs: float = (tflops / _REFERENCE[0]) ** COMPUTE_WEIGHT * (bandwidth / _REFERENCE[1]) ** (1 - COMPUTE_WEIGHT)
     profile = _PROFILE.match(partition)
     return roofs * int(profile["slices"]) / _SLICES if profile else roofs

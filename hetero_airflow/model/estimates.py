@@ -1,4 +1,4 @@
-"""What is believed of tasks and devices beyond what they ask: speeds, amounts of work, the mix of requests."""
+"""Estimates of tasks and devices: speeds, amounts of work, the request mix."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.team_shares import NO_TEAM_SHARES, TeamShares
 
 MIN_SPEED, MAX_SPEED = 1e-9, 1e12
-"""Speeds outside are not believed: what they would say of a duration is no help to anyone."""
+"""Speeds outside this range are clamped; they would give useless durations."""
 
 MAX_DURATION_S = 10 * 365 * 86400.0
-"""No estimate of a duration is longer."""
+"""The longest estimate of a duration."""
 
 USAGE_HALF_LIFE_S = 86400.0
-"""After so long, what a DAG has held counts half: a day's work is balanced within days."""
+"""After this time, past usage of a DAG counts half. So a day of usage is balanced within days."""
 
 _NORMAL = NormalDist()
 _TENTH_QUANTILE = _NORMAL.inv_cdf(0.9)
-"""Standard deviations from the middle beyond which a tenth lies."""
+"""Standard deviations from the median to the outer tenth of the distribution."""
 
 _CERTAIN = 1e-9
 _ONE_OF_A_MILLION = 1e-6
 
 TaskName = tuple[str, str]
-"""DAG id and task id: runs of one task are taken to be alike."""
+"""DAG id and task id. Runs of one task are assumed to be alike."""
 
 
 class Interval(NamedTuple):
-    """A quantity that is not known exactly: nine of ten lie above `low`, half above `middle`, a tenth above `high`."""
+    """The 10 %, 50 % and 90 % quantiles of a quantity that is not known exactly."""
 
     low: float
     middle: float
     high: float
 
     def remaining_after(self, done: float) -> Interval | None:
-        """What is left where so much is done; None where no more than one of a million would go on for so long.
+        """What remains after `done`; None if at most one run in a million takes longer than `done`.
 
-        The quantity is taken to be log-normal on either side of its middle, given that it is more than `done`.
+        The quantity is assumed to be log-normal on each side of its median, given that it exceeds `done`.
 
         >>> run_s = Interval(50.0, 100.0, 200.0)
         >>> [round(part) for part in run_s.remaining_after(0)], [round(part) for part in run_s.remaining_after(150)]
@@ -56,19 +56,19 @@ class Interval(NamedTuple):
         more = 1 - _NORMAL.cdf(so_far / (above if so_far > 0 else below))
         if more < _ONE_OF_A_MILLION:
             return None
-        left = []
-        for part in (0.1, 0.5, 0.9):
-            deviation = _NORMAL.inv_cdf(1 - (1 - part) * more)
+        remaining = []
+        for quantile in (0.1, 0.5, 0.9):
+            deviation = _NORMAL.inv_cdf(1 - (1 - quantile) * more)
             whole = self.middle * math.exp(deviation * (above if deviation > 0 else below))
-            left.append(max(whole - done, 0.0))
-        return Interval(*left)
+            remaining.append(max(whole - done, 0.0))
+        return Interval(*remaining)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimates:
-    """Immutable. What is absent is not known; a policy must do without it.
+    """Immutable. An absent value is unknown, and a policy must work without it.
 
-    A task's unit of work is its own (steps, or runs): only speeds and works of one task can be combined.
+    Each task has its own unit of work (steps, or runs): only speeds and works of the same task can be combined.
 
     >>> train = ("dag", "train")
     >>> known = Estimates({train: {"nvidia/v100": 2.0, "nvidia/k80": 0.5}}, {train: Interval(50, 60, 90)})
@@ -79,37 +79,37 @@ class Estimates:
     """
 
     speeds: Mapping[TaskName, Mapping[str, float]] = field(default_factory=dict)
-    """Task → device class → units of work a second, of a run with all the devices that it asks for."""
+    """Task → device class → units of work per second, for a run with all devices that it asks for."""
     works: Mapping[TaskName, Interval] = field(default_factory=dict)
-    """Task → units of work of a run."""
+    """Task → units of work in a run."""
     finished_s: tuple[float, ...] = ()
-    """How long ended runs of any task would have taken on the fastest device class that they know, ascending: what
-    is known of the length of a run of which nothing else is known."""
+    """Durations of ended runs of all tasks on their fastest known device class, ascending: the only estimate for a task
+    without its own."""
     mix: tuple[tuple[Alternative, float], ...] = ()
-    """What is asked for, and how often: each first alternative's part of all requests, summing to 1."""
+    """The request mix: first alternatives with their parts of all requests. The parts sum to 1."""
     default_speeds: Mapping[str, float] = field(default_factory=dict)
-    """Device class → speed relative to others, from the makers' data sheets and from what tasks of several classes have
-    shown: for tasks that never ran there."""
+    """Device class → speed relative to others, for tasks that never ran there. The sources are the makers' data sheets
+    and tasks that ran on several classes."""
     spread: Mapping[TaskName, float] = field(default_factory=dict)
-    """Task → what remains of its speed where its gang is on several hosts, 0 to 1; absent where it is not known."""
+    """Task → factor of its speed when its gang is on several hosts, 0 to 1; absent if unknown."""
     edges: Mapping[TaskName, tuple[TaskName, ...]] = field(default_factory=dict)
-    """Task → those that come right after it in its DAG; absent where there are none or they are not known."""
+    """Task → its direct downstream tasks in the DAG; absent if there are none or they are unknown."""
     used_device_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """DAG id → device class → device-seconds of runs that have ended, decayed until `used_at`, see `decayed`."""
+    """DAG id → device class → device-seconds of ended runs, decayed until `used_at`; see `decayed`."""
     used_at: datetime | None = None
-    """None where no run has ended yet."""
+    """None if no run has ended yet."""
     shares: TeamShares = NO_TEAM_SHARES
-    """Who is entitled to how much, as configured."""
+    """The configured shares of the teams."""
 
     def speed(self, task: TaskName, device_class: str) -> float | None:
-        """Units a second on that class; None where nothing at all is known."""
+        """Units of work per second on that class; None if unknown."""
         speed = self.speeds.get(task, {}).get(device_class)
         return None if speed is None else min(max(speed, MIN_SPEED), MAX_SPEED) if speed > 0 else 0.0
 
     def relative_speeds(self, task: TaskName, device_classes: frozenset[str]) -> dict[str, float]:
-        """Class → speed on it by the fastest of the given classes, 0 to 1; where no speed is known, 1 for all.
+        """Class → speed relative to the fastest of the given classes, 0 to 1; 1 for all if no speed is known.
 
-        A class without a measured speed takes its relation to the measured ones from the data sheets.
+        A class without a measured speed gets one from the data sheets, relative to the measured classes.
         """
         known = {name: speed for name in sorted(device_classes) if (speed := self.speed(task, name)) is not None}
         if not known:
@@ -127,9 +127,9 @@ class Estimates:
     def remaining_s(
         self, task: TaskName, device_class: str, held_s: float, attained_service_s: Mapping[str, float]
     ) -> Interval | None:
-        """Seconds for which a run on that class goes on; None if its duration is not known, or long exceeded.
+        """Seconds that remain of a run on that class; None if its duration is unknown, or long exceeded.
 
-        :param held_s: for how long it has held its devices there
+        :param held_s: how long it has held its devices there
         :param attained_service_s: device class → seconds that it ran on others before
 
         >>> known = Estimates({("dag", "train"): {"nvidia/v100": 2.0}}, {("dag", "train"): Interval(100, 200, 400)})
@@ -140,11 +140,11 @@ class Estimates:
         if work is None or not speed or min(work) <= 0:
             return None
         done = held_s * speed + math.fsum(s * (self.speed(task, name) or 0.0) for name, s in attained_service_s.items())
-        left = work.remaining_after(max(done, 0.0))
-        return None if left is None else Interval(*(min(part / speed, MAX_DURATION_S) for part in left))
+        remaining = work.remaining_after(max(done, 0.0))
+        return None if remaining is None else Interval(*(min(part / speed, MAX_DURATION_S) for part in remaining))
 
     def duration_s(self, task: TaskName, device_class: str) -> Interval | None:
-        """Seconds that a whole run takes on that class, at most `MAX_DURATION_S`; None if it is not known."""
+        """Seconds of a whole run on that class, at most `MAX_DURATION_S`; None if unknown."""
         work, speed = self.works.get(task), self.speed(task, device_class)
         if work is None or not speed:
             return None
@@ -155,5 +155,5 @@ NO_ESTIMATES = Estimates()
 
 
 def decayed(amount: float, since: datetime, until: datetime) -> float:
-    """What is left of an amount of use by then, by `USAGE_HALF_LIFE_S`."""
+    """An amount of usage after exponential decay with `USAGE_HALF_LIFE_S`."""
     return float(amount * 0.5 ** (max((until - since).total_seconds(), 0.0) / USAGE_HALF_LIFE_S))

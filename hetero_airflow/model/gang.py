@@ -1,4 +1,4 @@
-"""What makes instances of one mapped task a gang, and how such a gang is named. Pure."""
+"""Gangs: instances of one mapped task that are placed together, their sizes and their names."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from hetero_airflow.units import parse_duration_s
 MAX_MEMBERS = 1024
 
 _MAX_NAME = 280
-"""Characters of a name without its number and size; the store keeps 320."""
+"""Characters of a gang's name without number and size; the store's column has 320."""
 
 DEFAULT_FULL_SIZE_WAIT_S = 60.0
-"""As long as a worker that starts again may take to be back."""
+"""A worker that restarts may need this time to come back."""
 
-_NAME = re.compile(r"(?P<gang>.*) #(?P<number>\d{1,9})(?: with \d{1,4} of (?P<most>\d{1,4}))?", re.DOTALL)
+_NAME = re.compile(r"(?P<gang>.*) #(?P<number>\d{1,9})(?: with \d{1,4} of (?P<full_size>\d{1,4}))?", re.DOTALL)
+_REMEDY = 'Write 4, or "2:4" to go on with 2 or 3 where 4 can\'t be had within a minute, or "2:4@10m"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,13 @@ class GangMember:
     run_id: str
     task_id: str
     first_index: int
-    """The map index of rank 0; the others follow."""
+    """The map index of rank 0; the other ranks follow."""
     size: int
     rank: int
 
     @property
     def gang(self) -> str:
-        """The same for all members, and of no other gang.
+        """The name of the gang: equal for all its members and different for every other gang.
 
         >>> GangMember("etl", "manual__1", "fit", 4, size=4, rank=2).gang
         'etl.fit[4-7] (manual__1)'
@@ -48,7 +49,7 @@ class GangMember:
 
 
 def gang_member(dag_id: str, run_id: str, task_id: str, map_index: int, size: int) -> GangMember:
-    """Where instance `map_index` sits if so many instances in a row are a gang.
+    """The place of instance `map_index` if each `size` consecutive instances are a gang.
 
     >>> gang_member("etl", "manual__1", "fit", 6, 4).rank
     2
@@ -56,74 +57,74 @@ def gang_member(dag_id: str, run_id: str, task_id: str, map_index: int, size: in
     return GangMember(dag_id, run_id, task_id, map_index // size * size, size, map_index % size)
 
 
-def placement_name(gang: str, number: int, size: int, most: int) -> str:
-    """The name of a placement of a gang: placed anew, it gets the next number.
+def placement_name(gang: str, number: int, size: int, full_size: int) -> str:
+    """The name of one placement of a gang. Each new placement gets the next number.
 
-    Members that still run are thereby none of the gang for which those that came back wait.
+    So members that still run do not belong to the gang that the returned members wait for.
 
     >>> placement_name("etl.fit[4-7] (manual__1)", 2, 3, 4)
     'etl.fit[4-7] (manual__1) #2 with 3 of 4'
     """
-    return f"{gang} #{number}" + (f" with {size} of {most}" if size < most else "")
+    return f"{gang} #{number}" + (f" with {size} of {full_size}" if size < full_size else "")
 
 
 class PlacementName(NamedTuple):
-    """What the name of a placement says."""
+    """The parts of a placement's name."""
 
     gang: str
     number: int
-    most: int | None
-    """The size of the whole gang, where it is placed with fewer."""
+    full_size: int | None
+    """The size of the whole gang, if fewer members are placed."""
 
 
 def parse_placement_name(name: str) -> PlacementName:
-    """The parts of a name; the number of one without any is 0.
+    """The parts of a placement's name; the number is 0 if the name has none.
 
     >>> parse_placement_name("etl.fit[4-7] (manual__1) #2 with 3 of 4")
-    PlacementName(gang='etl.fit[4-7] (manual__1)', number=2, most=4)
+    PlacementName(gang='etl.fit[4-7] (manual__1)', number=2, full_size=4)
     """
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         return PlacementName(name, 0, None)
-    return PlacementName(found["gang"], int(found["number"]), int(found["most"]) if found["most"] else None)
+    return PlacementName(match["gang"], int(match["number"]), int(match["full_size"]) if match["full_size"] else None)
 
 
 class GangSize(NamedTuple):
     """How many instances of a mapped task are placed together."""
 
-    most: int = 1
-    least: int = 1
-    patience_s: float = DEFAULT_FULL_SIZE_WAIT_S
-    """How long all of them wait before fewer go on without the others."""
+    max_members: int = 1
+    min_members: int = 1
+    full_size_wait_s: float = DEFAULT_FULL_SIZE_WAIT_S
+    """How long all members wait before fewer of them run without the others."""
 
     @property
     def text(self) -> str:
-        """As `parse_gang` reads it."""
-        return f"{self.least}:{self.most}@{self.patience_s:g}s" if self.least < self.most else str(self.most)
+        """The text form that `parse_gang` reads."""
+        if self.min_members == self.max_members:
+            return str(self.max_members)
+        return f"{self.min_members}:{self.max_members}@{self.full_size_wait_s:g}s"
 
 
 def parse_gang(value: object) -> GangSize:
-    """How many instances of a mapped task are placed together; 1 where nothing was said.
+    """The size of a gang from the argument of an operator; 1 where there is none.
 
     >>> parse_gang(4)
-    GangSize(most=4, least=4, patience_s=60.0)
+    GangSize(max_members=4, min_members=4, full_size_wait_s=60.0)
     >>> parse_gang("2:4@10m").text
     '2:4@600s'
 
-    :raises RequestError: no such number
+    :raises RequestError: the argument is not a valid size
     """
     if value is None:
         return GangSize()
     text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
-    numbers, _, patience = text.partition("@")
-    found = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", numbers)
-    if found is None:
+    numbers, _, wait = text.partition("@")
+    match = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", numbers)
+    if match is None:
         raise RequestError("gang", value, found="no number of tasks", remedy=_REMEDY)
-    least, most = int(found[1]), int(found[2] or found[1])
-    if not 1 <= least <= most <= MAX_MEMBERS or (patience and least == most):
-        problem = "a time to wait for no less" if patience and least == most else f"no range within 1 to {MAX_MEMBERS}"
+    minimum, maximum = int(match[1]), int(match[2] or match[1])
+    is_wait_useless = bool(wait) and minimum == maximum
+    if is_wait_useless or not 1 <= minimum <= maximum <= MAX_MEMBERS:
+        problem = "a wait, but no smaller size" if is_wait_useless else f"no range within 1 to {MAX_MEMBERS}"
         raise RequestError("gang", value, found=problem, remedy=_REMEDY)
-    return GangSize(most, least, parse_duration_s(patience, "gang") if patience else DEFAULT_FULL_SIZE_WAIT_S)
-
-
-_REMEDY = 'Write 4, or "2:4" to go on with 2 or 3 where 4 can\'t be had within a minute, or "2:4@10m"'
+    return GangSize(maximum, minimum, parse_duration_s(wait, "gang") if wait else DEFAULT_FULL_SIZE_WAIT_S)

@@ -1,4 +1,4 @@
-"""When workers' agents were heard last, and the API server through which they are."""
+"""The last heartbeats of workers' agents, and of the API servers that receive them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 SERVER_HEARTBEAT_S = 5.0
-"""How often an API server says that it is there."""
+"""Interval between two heartbeats of an API server."""
 
 _MAX_GAP = timedelta(seconds=1.5 * SERVER_HEARTBEAT_S)
-"""After more than that between two of its words, an API server was away."""
+"""After a longer gap between two heartbeats, the API server counts as having been away."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerHeartbeat:
-    """What the agent of a worker said last."""
+    """The last heartbeat of a worker's agent."""
 
     at: datetime
     leases: frozenset[str]
@@ -23,18 +23,17 @@ class WorkerHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ServerHeartbeat:
-    """When an API server, any of them, said that it is there."""
+    """The last heartbeat of any API server."""
 
     since: datetime
-    """No API server has started and none was away since then; before, agents may have spoken to nobody."""
+    """No API server started or was away since then. Before, agents may have sent heartbeats that nobody received."""
     at: datetime
-    """The last time."""
 
 
 def next_server_heartbeat(before: ServerHeartbeat | None, now: datetime, *, is_new: bool) -> ServerHeartbeat:
-    """What is known of the API server once one of its processes has spoken; the clocks of several may differ a little.
+    """The heartbeat to store after one from a process of the API server. Clocks of several may differ a little.
 
-    :param is_new: it is the first word of that process
+    :param is_new: this is the first heartbeat of that process
     """
     if before is None or is_new or not -_MAX_GAP <= now - before.at <= _MAX_GAP:
         return ServerHeartbeat(now, now)
@@ -42,10 +41,10 @@ def next_server_heartbeat(before: ServerHeartbeat | None, now: datetime, *, is_n
 
 
 def time_without_heartbeat(seen_at: datetime, server: ServerHeartbeat, now: datetime) -> timedelta:
-    """How long an agent was silent while somebody was there to hear it.
+    """How long an agent sent no heartbeat while an API server was there to receive it.
 
-    Told by the API server's clock as far as that is known, since `seen_at` is: the clock of whoever asks, which says
-    `now`, may be minutes from it.
+    `seen_at` comes from the API server's clock, so that clock counts where its time is known. `now` comes from the
+    caller's clock, which may be minutes off.
 
     >>> from hetero_airflow.testing import EPOCH
     >>> later = EPOCH + timedelta(minutes=1)
@@ -54,5 +53,5 @@ def time_without_heartbeat(seen_at: datetime, server: ServerHeartbeat, now: date
     >>> time_without_heartbeat(EPOCH, ServerHeartbeat(EPOCH, EPOCH), later).total_seconds()
     5.0
     """
-    there = min(max(now, server.at), server.at + timedelta(seconds=SERVER_HEARTBEAT_S))
-    return there - max(seen_at, server.since)
+    server_now = min(max(now, server.at), server.at + timedelta(seconds=SERVER_HEARTBEAT_S))
+    return server_now - max(seen_at, server.since)

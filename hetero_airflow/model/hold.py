@@ -1,4 +1,4 @@
-"""What keeps a device from being leased although its probe sees nothing wrong with it: a person, or its past errors."""
+"""Holds: why a device or a worker gets no new task although its probe reports no problem."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _MAX_PROBLEM = 500
 
 
 class HoldKind(StrEnum):
-    """Whose word bars a device; one bar of each kind may stand at the same time."""
+    """Who placed a hold. A device can have one hold of each kind at the same time."""
 
     DRAINED = "drained"
-    """A person's: until a person takes it back."""
+    """A person. It ends when a person lifts it."""
     QUARANTINED = "quarantined"
-    """Its health's: after errors, until a burn-in computation has passed or a person takes it back."""
+    """The device's health, after errors. It ends when a burn-in computation passes or a person lifts it."""
     LEAVING = "leaving"
-    """Its own agent's: it was told to stop, and waits for the tasks there; until an agent starts there again."""
+    """The worker's agent, which is stopping and waits for its tasks. It ends when an agent starts there again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Why a device, or a whole worker, gets no new task. Leases that it has go on.
+    """Why a device, or a whole worker, gets no new task. Its current leases continue.
 
     >>> from hetero_airflow.testing import EPOCH
     >>> print(Hold("worker-a", "GPU-0", HoldKind.DRAINED, "new fan", EPOCH, "a person undrains it"))
@@ -35,45 +35,44 @@ class Hold:
 
     worker_id: str
     device_id: str
-    """Empty: the whole worker. A GPU in MIG mode stands for its instances too."""
+    """Empty: the whole worker. A hold on a GPU in MIG mode is also one on its instances."""
     kind: HoldKind
     cause: str
     since: datetime
     returns: str
-    """What brings it back, to be read after "back when"."""
+    """What ends the hold; a text that follows "back when"."""
     until: datetime | None = None
-    """Before that, it does not come back by itself; None where no time is known."""
+    """The hold does not end by itself before this time; None where no time is known."""
     moves: bool = False
-    """Whether the tasks that run there shall save and go on elsewhere; otherwise they may finish."""
+    """Whether tasks that run there save their work and continue elsewhere. Otherwise they may finish."""
 
     def __str__(self) -> str:
         since = f"{self.since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
         return f"{self.kind} since {since}: {self.cause}; back when {self.returns}"
 
 
-def holds_on(device: Device, bars: Iterable[Hold]) -> tuple[Hold, ...]:
-    """Those of a worker's bars that hold for the device: its own, its parent's, and the whole worker's."""
-    return tuple(bar for bar in bars if bar.device_id in ("", device.id, device.parent))
+def holds_on(device: Device, holds: Iterable[Hold]) -> tuple[Hold, ...]:
+    """Those of a worker's holds that apply to the device: on itself, on its parent, and on the whole worker."""
+    return tuple(hold for hold in holds if hold.device_id in ("", device.id, device.parent))
 
 
-def with_holds(worker: Worker, bars: Iterable[Hold]) -> Worker:
-    """The worker with those of its bars applied: barred devices are not leasable, and say so in their `problem`.
+def with_holds(worker: Worker, holds: Iterable[Hold]) -> Worker:
+    """The worker with its holds applied: a held device is not leasable, and its `problem` gives the reason.
 
     >>> from hetero_airflow.testing import EPOCH, a_worker
-    >>> bar = Hold("worker-a", "GPU-1", HoldKind.DRAINED, "new fan", EPOCH, "a person undrains it")
-    >>> [device.id for device in with_holds(a_worker(), [bar]).devices if device.leasable]
+    >>> hold = Hold("worker-a", "GPU-1", HoldKind.DRAINED, "new fan", EPOCH, "a person undrains it")
+    >>> [device.id for device in with_holds(a_worker(), [hold]).devices if device.leasable]
     ['cpu', 'GPU-0']
     """
-    own = tuple(bars)
-    if not own:
+    all_holds = tuple(holds)
+    if not all_holds:
         return worker
-    return worker.model_copy(
-        update={"devices": tuple(_with_device_holds(device, holds_on(device, own)) for device in worker.devices)}
-    )
+    devices = tuple(_with_device_holds(device, holds_on(device, all_holds)) for device in worker.devices)
+    return worker.model_copy(update={"devices": devices})
 
 
-def _with_device_holds(device: Device, bars: tuple[Hold, ...]) -> Device:
-    if not bars:
+def _with_device_holds(device: Device, holds: tuple[Hold, ...]) -> Device:
+    if not holds:
         return device
-    texts = [*map(str, bars), *([device.problem] if device.problem else [])]
+    texts = [*map(str, holds), *([device.problem] if device.problem else [])]
     return device.model_copy(update={"leasable": False, "problem": ". ".join(texts)[:_MAX_PROBLEM]})

@@ -1,4 +1,4 @@
-"""The right of one task try to hold devices, its life, and its fencing token."""
+"""A lease: the right of one task try to hold devices, with its states and its fencing token."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from hetero_airflow.errors import InvalidTransition
 
 
 class LeaseState(StrEnum):
-    """The life of a lease."""
+    """The states of a lease."""
 
     GRANTED = "granted"
-    """Committed; the engine has the task, its process is not known to run yet."""
+    """Committed. The engine has the task; its process is not known to run yet."""
     ACTIVE = "active"
-    """The task runs and its holder renews the lease."""
+    """The task runs and renews the lease."""
     PREEMPTED = "preempted"
-    """Its holder has been told to save and end, for another task or to move; it holds its devices until then."""
+    """The task must save and end, for another task or to move. It holds its devices until then."""
     EXPIRED = "expired"
-    """Not renewed in time. The devices stay held: the process may still be there."""
+    """Not renewed in time. The devices stay held, because the process may still run."""
     RELEASED = "released"
-    """The task ended and its process is gone; the devices are free."""
+    """The task ended and its process is gone. The devices are free."""
     EVICTED = "evicted"
-    """Taken back because the task or its worker was lost and its process is known to be gone."""
+    """Taken back because the task or its worker was lost, and the process is known to be gone."""
 
 
 TERMINAL = frozenset({LeaseState.RELEASED, LeaseState.EVICTED})
-"""States in which a lease holds nothing."""
+"""States in which a lease holds no device."""
 
 TRANSITIONS: dict[tuple[LeaseState, LeaseState], str] = {
     (LeaseState.GRANTED, LeaseState.ACTIVE): "the task's process runs",
@@ -52,9 +52,9 @@ TRANSITIONS: dict[tuple[LeaseState, LeaseState], str] = {
 
 
 def check_transition(lease_id: str, current: LeaseState, to: LeaseState) -> None:
-    """Refuse a change of state that `TRANSITIONS` does not have.
+    """Check a change of state against `TRANSITIONS`.
 
-    :raises InvalidTransition: no such change
+    :raises InvalidTransition: the change is not allowed
     """
     if (current, to) not in TRANSITIONS:
         allowed = sorted(b for a, b in TRANSITIONS if a == current)
@@ -67,10 +67,9 @@ def check_transition(lease_id: str, current: LeaseState, to: LeaseState) -> None
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """How much of one device: thousandths of it, bytes of its memory, and for a CPU which cores.
+    """The amount of one device that a lease takes: thousandths of it (or of CPU cores), and bytes of memory.
 
-    A share claims its part of the memory; a whole accelerator all of it. Of a CPU device,
-    `memory_bytes` is host memory.
+    A share takes its part of the memory, a whole accelerator all of it. For a CPU, `memory_bytes` is host memory.
     """
 
     __pydantic_config__ = ConfigDict(serialize_by_alias=True)
@@ -79,11 +78,11 @@ class Claim:
     share_milli: Annotated[int, Field(alias="milli")]
     memory_bytes: int = 0
     cores: tuple[int, ...] = ()
-    """Filled in by the store when it commits: ids of the cores that the lease alone may use."""
+    """Ids of the CPU cores that only this lease may use. The store fills them in when it commits."""
 
 
 class Lease(BaseModel):
-    """A committed placement. `token` is greater than that of every lease granted before it."""
+    """A committed placement. `token` is greater than the token of every earlier lease."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -91,11 +90,11 @@ class Lease(BaseModel):
     request_id: str
     worker_id: str
     alternative: int
-    """Which of the request's alternatives was placed, from 0."""
+    """Number of the request's alternative that was placed, from 0."""
     claims: tuple[Claim, ...]
     token: int
     state: LeaseState
     granted_at: datetime
     expires_at: datetime
     saved_at: datetime | None = None
-    """When its task last published a checkpoint under it; None for not yet."""
+    """When its task last published a checkpoint under this lease; None if it has not."""

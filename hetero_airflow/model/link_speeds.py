@@ -1,18 +1,18 @@
-"""How fast devices and hosts reach each other, in bytes a second and one direction, where nobody has measured it.
+"""Bandwidth between devices and between hosts without measurements, in bytes per second and one direction.
 
-The figures are those of the makers' sheets and standards:
+The figures come from the makers' data sheets and from standards:
 
 - NVLink: white papers of Tesla P100 and V100 (20 and 25 GB/s a link; the sheets count both directions), A100, H100 and
-  Blackwell architectures; data sheets of the bridges of A30, A40, RTX 3090, RTX A6000. Where a switch joins the GPUs
-  the pair has all links, where cables do (P100, V100) at least one.
+  Blackwell architectures; data sheets of the bridges of A30, A40, RTX 3090, RTX A6000. With a switch, a
+  pair of GPUs has all links; with cables (P100, V100) it has at least one.
 - xGMI: data sheets of AMD Instinct MI100 to MI355X, one link of a pair. HCCS: Huawei, Hot Chips 31 (910), and Atlas
   800T A2 (910B: 392 GB/s in both directions to seven neighbours).
-- PCI Express base specifications 1.0 to 6.0, a lane after encoding.
-- Between sockets: one UPI link of 10.4 GT/s, Intel Xeon Scalable; traffic of a network card may have to cross it
-  too, since nothing says at which socket the card is.
-- Network: 100 Gbit/s a host, unless a label says otherwise. Between racks a quarter of it: of the ratios from 2.5:1
-  to 8:1 that Al-Fares et al. (SIGCOMM 2008, section 2.1.2) name as typical, one in the middle. Between sites 10 Gbit/s,
-  an assumption, unless labels say what the sites' own links carry.
+- PCI Express base specifications 1.0 to 6.0, per lane after encoding.
+- Between sockets: one UPI link of 10.4 GT/s, Intel Xeon Scalable. Traffic of a network card may cross it too, because
+  the card's socket is unknown.
+- Network: 100 Gbit/s per host, unless a label gives another value. Between racks a quarter of it: a middle value of the
+  ratios from 2.5:1 to 8:1 that Al-Fares et al. (SIGCOMM 2008, section 2.1.2) call typical. Between sites 10 Gbit/s,
+  an assumption, unless labels give the bandwidth of the sites' links.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ DIRECT_GB_S: dict[str, dict[str, float]] = {
     },
     "ascend": {"910a": 30, "910b": 28},
 }  # fmt: skip
-"""Vendor → model → GB/s between two devices that a direct link joins."""
+"""Vendor → model → GB/s between two devices with a direct link."""
 
 DEFAULT_DIRECT_GB_S = 25.0
-"""Of a model without a row: a link of NVLink 2."""
+"""For a model without a row: one link of NVLink 2."""
 
 LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-"""PCIe generation → GB/s a lane."""
+"""PCIe generation → GB/s per lane."""
 
 DEFAULT_PCIE = (3, 16)
-"""Generation and lanes of a device whose probe does not say."""
+"""Generation and lanes of a device whose probe gives none."""
 
 SOCKET_BYTES_PER_S = 20.8 * _GB
 DEFAULT_NETWORK_GBPS = 100.0
@@ -56,7 +56,7 @@ DEFAULT_WIDE_AREA_GBPS = 10.0
 
 @lru_cache(maxsize=4096)
 def direct_link_bytes_per_s(vendor: str, model: str) -> float:
-    """Between two devices of that model which a direct link joins; the row of most words counts.
+    """Bandwidth between two devices of that model with a direct link; the matching row with the most words counts.
 
     >>> speed = direct_link_bytes_per_s
     >>> speed("nvidia", "h100-80gb-hbm3"), speed("nvidia", "h100-pcie"), speed("acme", "x1")
@@ -64,13 +64,13 @@ def direct_link_bytes_per_s(vendor: str, model: str) -> float:
     """
     tokens = model_tokens(model)
     rows = DIRECT_GB_S.get(vendor, {})
-    named = [name for name in rows if matches_model(name, tokens)]
-    best = max(named, key=lambda name: (name.count("-"), len(name), name), default=None)
+    matching = [name for name in rows if matches_model(name, tokens)]
+    best = max(matching, key=lambda name: (name.count("-"), len(name), name), default=None)
     return (DEFAULT_DIRECT_GB_S if best is None else rows[best]) * _GB
 
 
 def pcie_bytes_per_s(device: Device) -> float:
-    """Between a device and its host, by what its probe says of generation and lanes; of a CPU, between its sockets.
+    """Bandwidth between a device and its host, from the PCIe details of its probe; for a CPU, between its sockets.
 
     >>> from hetero_airflow.testing import a_device
     >>> f"{pcie_bytes_per_s(a_device(details={'pcie_generation': 4, 'pcie_width': 8})) / 1e9:.2f} GB/s"
@@ -85,7 +85,7 @@ def pcie_bytes_per_s(device: Device) -> float:
 
 
 def network_bytes_per_s(labels: Mapping[str, str]) -> float:
-    """What a worker's network card carries, by its label; one that is no sensible number is passed over.
+    """Bandwidth of a worker's network card, from its label; a label without a usable number is ignored.
 
     >>> network_bytes_per_s({"hetero/network_gbps": "25"}), network_bytes_per_s({"hetero/network_gbps": "fast"})
     (3125000000.0, 12500000000.0)
@@ -94,7 +94,7 @@ def network_bytes_per_s(labels: Mapping[str, str]) -> float:
 
 
 def wide_area_bytes_per_s(labels: Mapping[str, str]) -> float:
-    """What the link of a worker's site to other sites carries, by its label, in the same way.
+    """Bandwidth of the link from a worker's site to other sites, from its label, in the same way.
 
     >>> wide_area_bytes_per_s({"hetero/site_gbps": "1"}), wide_area_bytes_per_s({})
     (125000000.0, 1250000000.0)

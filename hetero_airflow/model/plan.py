@@ -1,4 +1,4 @@
-"""The decisions of one cycle, each with its account."""
+"""A plan: the decisions of one cycle, each with the account of how it was made."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from hetero_airflow.model.lease import Claim
 
 
 class ReasonCode(StrEnum):
-    """Why a device, a worker or a whole request does not fit."""
+    """Why a device, a worker or a whole request does not fit, in the order in which it is checked."""
 
     KIND = "kind"
     """No device of the vendor or kind."""
     MODEL = "model"
-    """Another model."""
+    """A different model."""
     PARTITION = "partition"
-    """Not the MIG profile, or a MIG instance where a whole device was asked."""
+    """A different MIG profile, or a MIG instance where the request is for a whole device."""
     MEMORY = "memory"
-    """Memory of the device outside the range."""
+    """The device's memory is outside the range."""
     DRIVER = "driver"
-    """Driver version outside the specifier, or unknown."""
+    """The driver version does not match the specifier, or is unknown."""
     RUNTIME = "runtime"
-    """Software missing, or its version outside the specifier."""
+    """The software is missing, or its version does not match the specifier."""
     LABELS = "labels"
     """A label of the worker is missing or different."""
     HEALTH = "health"
     """The device reports a problem and is not leasable."""
     LOST = "lost"
-    """The worker has not been seen in time."""
+    """The worker's heartbeat stopped."""
     COUNT = "count"
-    """The worker has fewer such devices than asked, even when idle."""
+    """The worker has too few such devices, even when idle."""
     CPUS = "cpus"
-    """The host has fewer cores than asked, even when idle."""
+    """The host has too few cores, even when idle."""
     HOST_MEMORY = "host_memory"
-    """The host has less memory than asked, even when idle."""
+    """The host has too little memory, even when idle."""
     TOPOLOGY = "topology"
-    """The worker's devices are not joined as asked, even when idle."""
+    """The worker's devices are not linked as requested, even when idle."""
     BUSY = "busy"
-    """Fits, but too much of it is leased at the moment."""
+    """It fits, but too much of it is leased now."""
     SCATTERED = "scattered"
-    """Enough is free, but not as near together as asked."""
+    """Enough devices are free, but they are too far apart."""
     RESERVED = "reserved"
-    """Fits and is free, but is kept for a request that comes first."""
+    """It fits and is free, but is reserved for an earlier request."""
     PREEMPTING = "preempting"
-    """Fits once leases that are taken back for it have ended; its place there is kept."""
+    """It fits after the end of leases that are being preempted for it; its place is reserved."""
     SOONER = "sooner"
-    """Fits and is free, but is expected to end sooner on other devices that are not free yet."""
+    """It fits and is free, but the task would probably end sooner on other devices that are not free yet."""
     SLOTS = "slots"
-    """Fits and is free, but the engine has no free process to run it."""
+    """It fits and is free, but the engine has no free process for the task."""
     GANG = "gang"
-    """Not all members of its gang are there, or can be placed at the same time."""
+    """Some members of its gang are missing, or not all can be placed at the same time."""
     UNPROBED = "unprobed"
-    """No known device fits, but a probe failed, so that there may be some that are not known."""
+    """No known device fits, but a probe failed, so there may be unknown devices."""
     NO_WORKER = "no_worker"
     """No worker is known yet."""
 
@@ -75,22 +75,22 @@ TRANSIENT = frozenset(
         ReasonCode.NO_WORKER,
     }
 )
-"""Reasons that waiting can cure."""
+"""Reasons that can end by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One thing that is in the way: a typed fact with both sides, asked and found."""
+    """One reason why a request is not placed: what was asked and what was found."""
 
     code: ReasonCode
     asked: str
     found: str
     until: datetime | None = None
-    """When it ends by itself: what was asked is not insisted on any longer."""
+    """When the reason ends by itself, because the scheduler stops to insist on what was asked."""
 
     @property
     def is_transient(self) -> bool:
-        """Whether waiting can cure it."""
+        """Whether the reason can end by itself."""
         return self.code in TRANSIENT
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class CandidateAccount:
-    """One placement that was possible, and its score with the terms that made it."""
+    """One possible placement, with its score and the terms of the score."""
 
     worker_id: str
     device_ids: tuple[str, ...]
@@ -110,33 +110,33 @@ class CandidateAccount:
 
 @dataclass(frozen=True, slots=True)
 class AlternativeAccount:
-    """What became of one alternative: how many workers were looked at, what ruled them out, what was left.
+    """The result for one alternative: the number of workers evaluated, why workers were ruled out, and what was left.
 
-    It is made once for the equal requests of a cycle that come out alike, and tells how things stood when the
-    first of them was decided: for the later ones, some of the candidates are gone.
+    Equal requests of a cycle with equal results share one account. It shows the state at the decision of the first of
+    them; some candidates are no longer free for the later ones.
     """
 
     asked: str
     evaluated: int
     filtered: tuple[tuple[int, Reason], ...]
-    """(number of workers, one reason that stands for them), the most frequent first."""
+    """(number of workers, one example of their reasons), the most frequent first."""
     candidates: tuple[CandidateAccount, ...] = ()
     """The best few, best first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Why a decision came out as it did; kept with it in the store."""
+    """Why a decision was made; the store keeps it with the decision."""
 
     policy: str
     summary: str
     alternatives: tuple[AlternativeAccount, ...] = ()
     chosen: CandidateAccount | None = None
-    """Of a placement: what was taken, with its own score."""
+    """For a placement: the chosen devices, with their score."""
 
 
-# A cycle makes one of the following three for each request. Tuples are made in a third of the time that frozen
-# dataclasses take (0.23 in place of 0.61 µs with Python 3.11).
+# A cycle makes one of the following three for each request. A tuple takes a third of the time of a frozen dataclass
+# (0.23 instead of 0.61 µs with Python 3.11).
 
 
 class Place(NamedTuple):
@@ -159,7 +159,7 @@ class Wait(NamedTuple):
 
 
 class Refuse(NamedTuple):
-    """No known worker could ever satisfy the request, even when idle; `nearest` says what comes closest."""
+    """No known worker could run the request, even when idle; `nearest` describes the closest one."""
 
     request_id: str
     reason: Reason
@@ -172,17 +172,17 @@ Decision = Place | Wait | Refuse
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Tell the holder of a lease to save and end; its request waits again, keeps its place by age, and resumes."""
+    """Ask the task of a lease to save and end. Its request waits again with its old submission time, and resumes."""
 
     lease_id: str
     token: int
     request_id: str
-    """Whose lease it is."""
+    """The request that holds the lease."""
     beneficiary: str | None
-    """Id of the request that is to have the devices; None if the holder itself is to move to better ones, or if room is
-    made for no one in particular."""
+    """Id of the request that gets the devices; None if the holder itself moves to better ones, or if no single request
+    gets them."""
     cause: str
-    """In words, for the holder's log."""
+    """A text for the task's log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +191,9 @@ class Plan:
 
     decisions: tuple[Decision, ...] = ()
     preemptions: tuple[Preempt, ...] = ()
-    """What makes room first: a request that is to have the devices is decided to wait until they are free, or moves
-    there itself."""
+    """Leases to take back first. The request that gets their devices waits until they are free."""
     until: datetime | None = None
-    """From when on the decisions may come out otherwise though nothing but the time has changed; None for never."""
+    """The time from which the decisions can change although nothing else changes; None for never."""
 
     @property
     def places(self) -> tuple[Place, ...]:

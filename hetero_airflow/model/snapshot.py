@@ -1,4 +1,4 @@
-"""The store at one moment: everything that a policy may look at."""
+"""A snapshot: the state of the store at one moment, and all that a policy may use."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.worker import Worker
 
 MIN_RUN_S = 300.0
-"""Ten times what a restart with up to 8 devices costs."""
+"""Ten times the cost of a restart with up to 8 devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """A request that waits for a placement, with what orders the queue."""
+    """A request that waits for a placement, with the facts that order the queue."""
 
     __pydantic_config__ = ConfigDict(serialize_by_alias=True)
 
@@ -38,22 +38,22 @@ class PendingRequest:
     attained_service_s: Annotated[Mapping[str, float], Field(alias="served")] = field(default_factory=dict)
     """Device class → seconds for which it held all its devices there before; empty if it never ran."""
     gang: str = ""
-    """Requests of one gang are placed all together or not at all; empty for a request of its own."""
+    """Requests of one gang are placed all together or not at all; empty for a single request."""
     gang_size: int = 1
 
     @property
     def task(self) -> TaskName:
-        """What estimates are kept by."""
+        """The key of its estimates."""
         return self.dag_id, self.task_id
 
     def order(self) -> tuple[datetime, str]:
-        """Where it stands among those that wait: by the time of its submission."""
+        """Its sort key in the queue: the time of submission, then the id."""
         return self.submitted_at, self.id
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUsage:
-    """What the live leases hold of one device."""
+    """The amount of one device that the live leases hold."""
 
     __pydantic_config__ = ConfigDict(serialize_by_alias=True)
 
@@ -66,17 +66,17 @@ NO_USAGE = DeviceUsage()
 
 
 class UsageByWorker(Mapping[tuple[str, str], DeviceUsage]):
-    """(worker id, device id) → usage, held worker by worker: a copy costs one pointer a worker, not one a device."""
+    """(worker id, device id) → usage, stored per worker. A copy costs one pointer per worker, not one per device."""
 
     __slots__ = ("by_worker",)
 
     def __init__(self, by_worker: Mapping[str, Mapping[str, DeviceUsage]]) -> None:
         self.by_worker = by_worker
-        """Worker id → device id → usage. Who sees the same object for a worker again knows that nothing changed."""
+        """Worker id → device id → usage. The same object for a worker means that nothing changed there."""
 
     @classmethod
     def of(cls, usage: Mapping[tuple[str, str], DeviceUsage]) -> UsageByWorker:
-        """The same usage by worker; itself where it is so already.
+        """The same usage by worker; returns the argument if it already is a `UsageByWorker`.
 
         >>> UsageByWorker.of({("a", "GPU-0"): DeviceUsage(500)}).by_worker
         {'a': {'GPU-0': DeviceUsage(share_milli=500, memory_bytes=0, last_granted_at=None)}}
@@ -103,33 +103,32 @@ class UsageByWorker(Mapping[tuple[str, str], DeviceUsage]):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Immutable; two that a store gives with the same `sequence` are equal."""
+    """Immutable. Two snapshots of one store with the same `sequence` are equal."""
 
     sequence: int
     workers: tuple[Worker, ...] = ()
     usage: Mapping[tuple[str, str], DeviceUsage] = field(default_factory=dict)
-    """(worker id, device id) → usage; devices that were never leased may be absent."""
+    """(worker id, device id) → usage; a device that was never leased may be absent."""
     pending: tuple[PendingRequest, ...] = ()
     leases: tuple[Lease, ...] = ()
-    """The live ones: granted, active or expired."""
+    """The live leases: granted, active, preempted or expired."""
     dag_tokens: Mapping[str, int] = field(default_factory=dict)
-    """DAG id → the greatest fencing token that one of its requests ever got; absent for never: whose turn it is."""
+    """DAG id → the greatest fencing token of its requests so far, for round-robin policies; absent: none yet."""
     holders: Mapping[str, PendingRequest] = field(default_factory=dict)
-    """Request id → the request, of each live lease."""
+    """Request id → request, for each live lease."""
     estimates: Estimates = NO_ESTIMATES
     can_preempt: bool = False
     """Whether a plan may take leases back."""
     holds: tuple[Hold, ...] = ()
-    """By worker, device and kind. The devices of `workers` are as these leave them: not leasable."""
+    """Ordered by worker, device and kind. Held devices in `workers` are already not leasable."""
     protects_unsaved: bool = False
-    """Whether a lease under which nothing was saved yet is taken back for a higher class only: nobody knows whether its
-    task can save at all."""
-
+    """Whether a lease without a saved checkpoint is preempted only for a higher priority class. It is not known whether
+    its task can save at all."""
     min_run_s: float = MIN_RUN_S
-    """For so long whoever got its devices keeps them, where the policy has no such time of its own."""
+    """The shortest time from a grant to a preemption, if the policy has no own value."""
 
     def is_protected(self, lease: Lease) -> bool:
-        """Whether a lease must not be taken back for anything less than a higher class."""
+        """Whether a lease may be preempted only for a higher priority class."""
         return self.protects_unsaved and lease.saved_at is None
 
     def holds_of(self, worker_id: str) -> tuple[Hold, ...]:
@@ -137,5 +136,5 @@ class Snapshot:
         return tuple(hold for hold in self.holds if hold.worker_id == worker_id)
 
     def used(self, worker_id: str, device_id: str) -> DeviceUsage:
-        """What is leased of one device."""
+        """The leased amount of one device."""
         return self.usage.get((worker_id, device_id), NO_USAGE)

@@ -1,4 +1,4 @@
-"""Who is entitled to how much: teams in a tree, with weights and quotas, and which DAGs are theirs. Pure."""
+"""Team shares: teams in a tree with weights and quotas, and the DAGs that belong to them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fnmatch import fnmatchcase
 from hetero_airflow.errors import SettingsError, shorten
 
 TeamPath = tuple[str, ...]
-"""A place in the tree: the names of the teams from the top down."""
+"""A team's place in the tree: the names of the teams from the top down."""
 
 MAX_NUMBER = 1e6
-"""No weight and no quota is greater."""
+"""The greatest weight and the greatest quota."""
 
 _NUMBER = r"[0-9]*\.?[0-9]+"
 _ENTRY = re.compile(rf"([^=]+)=\s*({_NUMBER})\s*(?:max\s+({_NUMBER})\s*)?")
@@ -22,21 +22,21 @@ _REMEDY = "Write each as PATH=WEIGHT or PATH=WEIGHT max DEVICES, such as researc
 
 @dataclass(frozen=True, slots=True)
 class TeamShare:
-    """What one team, or the DAGs of one pattern, are entitled to."""
+    """The share of one team, or of the DAGs that match one pattern."""
 
     path: TeamPath
-    """The last name is also a pattern of DAG ids, as for files: ``nightly_*``."""
+    """The last name is also a glob pattern of DAG ids: ``nightly_*``."""
     weight: float = 1.0
-    """Its part of what its parent has, beside its siblings' weights."""
+    """Its part of its parent's share, relative to the weights of its siblings."""
     quota: float | None = None
-    """Accelerators that it may hold before it borrows; None for any number."""
+    """Accelerators that it may hold before it borrows; None for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class TeamShares:
-    """Teams in the order in which they were written; the first whose last name matches a DAG id has the DAG.
+    """Teams in the order of the setting. A DAG belongs to the first team whose last name matches its id.
 
-    A DAG that is nobody's is a team of its own with the weight 1, as is a team that is only a part of paths.
+    A DAG without a team is its own team with weight 1. A team that only appears inside paths also has weight 1.
 
     >>> shares = TeamShares.parse("research=3, prod=5 max 8, research/nlp_*=2")
     >>> shares.path_of("nlp_train"), shares.path_of("other")
@@ -49,18 +49,18 @@ class TeamShares:
 
     @classmethod
     def parse(cls, text: str, where: str = "shares") -> TeamShares:
-        """The shares that a text names, parted by commas, semicolons or lines; none where it is empty.
+        """The shares in a text, separated by commas, semicolons or lines; none if it is empty.
 
-        :param where: what errors call the text
-        :raises SettingsError: a part that can't be read, or a path that is named twice
+        :param where: the name of the text in errors
+        :raises SettingsError: an entry is not valid, or a path is named twice
         """
         teams: dict[TeamPath, TeamShare] = {}
         for part in filter(str.strip, re.split(r"[,;\n]", text)):
-            found = _ENTRY.fullmatch(part)
-            path = tuple(name.strip() for name in found[1].split("/")) if found else ()
-            if found is None or not all(path):
+            match = _ENTRY.fullmatch(part)
+            path = tuple(name.strip() for name in match[1].split("/")) if match else ()
+            if match is None or not all(path):
                 raise SettingsError(f"{where} = {shorten(part.strip())}", found="no share", remedy=_REMEDY)
-            weight, quota = float(found[2]), None if found[3] is None else float(found[3])
+            weight, quota = float(match[2]), None if match[3] is None else float(match[3])
             if not 0 < weight <= MAX_NUMBER or not (quota is None or quota <= MAX_NUMBER):
                 raise SettingsError(
                     f"{where} = {shorten(part.strip())}",
@@ -77,16 +77,16 @@ class TeamShares:
         return cls(tuple(teams.values()))
 
     def path_of(self, dag_id: str) -> TeamPath:
-        """Where the DAG stands in the tree."""
-        return next((one.path for one in self.teams if fnmatchcase(dag_id, one.path[-1])), (dag_id,))
+        """The path of the DAG's team."""
+        return next((team.path for team in self.teams if fnmatchcase(dag_id, team.path[-1])), (dag_id,))
 
     def weight(self, path: TeamPath) -> float:
-        """Of the team at that place."""
-        return next((one.weight for one in self.teams if one.path == path), 1.0)
+        """The weight of the team with that path."""
+        return next((team.weight for team in self.teams if team.path == path), 1.0)
 
     def quota(self, path: TeamPath) -> float:
-        """Accelerators that the team at that place may hold before it borrows; infinite where it has no quota."""
-        return next((one.quota for one in self.teams if one.path == path and one.quota is not None), math.inf)
+        """Accelerators that the team with that path may hold before it borrows; infinite if it has no quota."""
+        return next((team.quota for team in self.teams if team.path == path and team.quota is not None), math.inf)
 
 
 NO_TEAM_SHARES = TeamShares()

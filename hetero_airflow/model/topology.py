@@ -1,4 +1,4 @@
-"""How near together devices are to be: the levels of a cluster, and the grammar of ``topology="nvlink@10m"``."""
+"""Topology: the levels of a cluster, and the grammar of ``topology="nvlink@10m"``."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hetero_airflow.units import parse_duration_s
 
 
 class Level(StrEnum):
-    """What two devices have in common, the nearest first. Each level includes those before it."""
+    """What two devices share, the nearest level first. Each level includes those before it."""
 
     NVLINK = "nvlink"
-    """A direct link joins them, whatever its maker calls it: NVLink, xGMI, HCCS."""
+    """A direct link of any vendor: NVLink, xGMI, HCCS."""
     NUMA = "numa"
-    """The same NUMA node: they reach each other over PCIe without crossing to another socket."""
+    """The same NUMA node: PCIe traffic between them stays on one socket."""
     HOST = "host"
     """The same host."""
     RACK = "rack"
-    """The same rack: the same labels `RACK_LABEL` and `SITE_LABEL`."""
+    """The same rack: equal labels `RACK_LABEL` and `SITE_LABEL`."""
     SITE = "site"
-    """The same site: the same label `SITE_LABEL`; workers without it are all on one site."""
+    """The same site: equal labels `SITE_LABEL`. Workers without this label are all on one site."""
     ANYWHERE = "anywhere"
     """Nothing."""
 
@@ -36,23 +36,23 @@ class Level(StrEnum):
 
     @property
     def is_within_worker(self) -> bool:
-        """Whether it is about the devices of one request; otherwise about the members of a gang."""
+        """Whether the level is about the devices of one request; otherwise it is about the members of a gang."""
         return self.rank < Level.HOST.rank
 
 
 _RANKS = {level: rank for rank, level in enumerate(Level)}
 
 RACK_LABEL = "hetero/rack"
-"""Label of a worker: its rack, or whatever set of hosts has the full bandwidth of their network cards between them."""
+"""Label of a worker: its rack, or any set of hosts with the full bandwidth of their network cards between them."""
 
 SITE_LABEL = "hetero/site"
-"""Label of a worker: its site. Racks of one name on two sites are two racks."""
+"""Label of a worker: its site. Racks with the same name on two sites are different racks."""
 
 NETWORK_LABEL = "hetero/network_gbps"
-"""Label of a worker: what its network card carries, in Gbit/s."""
+"""Label of a worker: the bandwidth of its network card, in Gbit/s."""
 
 WIDE_AREA_LABEL = "hetero/site_gbps"
-"""Label of a worker: what its site's link to other sites carries, in Gbit/s; of two sites the slower link counts."""
+"""Label of a worker: the bandwidth from its site to other sites, in Gbit/s; between two sites the slower one counts."""
 
 _LEVELS = tuple(level.value for level in Level if level is not Level.ANYWHERE)
 _EXAMPLE = f'Write one of {", ".join(_LEVELS)}, and after an "@" how long to wait for it, as in "nvlink@10m"'
@@ -60,7 +60,7 @@ _EXAMPLE = f'Write one of {", ".join(_LEVELS)}, and after an "@" how long to wai
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """How near together devices are to be: those of one request, or for ``host`` and beyond the members of a gang.
+    """How close devices must be: those of one request, or from ``host`` on the members of a gang.
 
     >>> Topology.parse("nvlink@10m")
     Topology(level=<Level.NVLINK: 'nvlink'>, budget_s=600.0)
@@ -70,13 +70,13 @@ class Topology:
 
     level: Level
     budget_s: float | None = None
-    """Seconds to wait for it since the request was submitted, before what is there is taken. None: it must be."""
+    """Seconds after submission to wait for this level; then the request takes any devices. None: no limit."""
 
     @classmethod
     def parse(cls, value: object) -> Topology:
-        """The demand that a text makes.
+        """The topology from a text.
 
-        :raises RequestError: not a level, or not a duration after the "@"
+        :raises RequestError: no level, or no duration after the "@"
         """
         if isinstance(value, Topology):
             return value
@@ -93,7 +93,7 @@ class Topology:
 
 
 def _duration_text(seconds: float) -> str:
-    """In the largest unit that loses nothing, so that parsing it gives the same."""
+    """The duration in the largest unit that keeps it exact, so that parsing gives the same value."""
     for unit, factor in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
         if seconds % factor == 0:
             return f"{seconds / factor:.0f}{unit}"

@@ -1,31 +1,33 @@
-"""A host process that offers devices, and what discovery says of it."""
+"""A worker: a host process that offers devices, with the result of discovery."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
-from hetero_airflow.model.device import Device, ShortText, Telemetry
+from hetero_airflow.model.device import Device, ShortText, Telemetry, device_class
 
 MAX_DEVICES = 4096
 
 
 class WorkerState(StrEnum):
-    """Whether a worker takes tasks."""
+    """Whether a worker gets tasks."""
 
     ONLINE = "online"
-    """Seen within its time limit; takes tasks."""
+    """Its last heartbeat is recent enough; it gets tasks."""
     LOST = "lost"
-    """Not seen for longer than that. Gets no task before its agent says that no process is left of leases that are
-    over; so what was leased there is given up at once, and runs elsewhere."""
+    """Its last heartbeat is too old. Its leases end at once and their tasks run elsewhere. The worker gets tasks again
+    when its agent reports that no process of an ended lease is left."""
 
 
 class Worker(BaseModel):
-    """A worker and its devices, as the last discovery found them.
+    """A worker and its devices, from the last discovery.
 
-    `runtime` maps a software's name to its installed version (``{"cuda": "12.4", "torch": "2.13.0"}``).
+    `runtime` maps the name of a software to its installed version (``{"cuda": "12.4", "torch": "2.13.0"}``).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -37,7 +39,7 @@ class Worker(BaseModel):
     runtime: dict[str, str] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)
     problems: tuple[str, ...] = Field(default=(), max_length=32)
-    """A line for each probe that failed in the last discovery: devices of its vendor may be missing here."""
+    """A line for each probe that failed in the last discovery. Devices of its vendor may be missing."""
     state: WorkerState = WorkerState.ONLINE
 
     @model_validator(mode="after")
@@ -51,28 +53,50 @@ class Worker(BaseModel):
 
     @property
     def node_assigns_devices(self) -> bool:
-        """Whether its devices are slots: how many a task gets is decided here, and which ones by the node itself.
+        """Whether the node chooses the devices of a task and only their number is decided here (Kubernetes).
 
-        What software there is, the image says, and a slot can't be shared.
+        The software comes with the image, and a device can't be shared.
         """
         return self.engine == "kubernetes"
 
     @property
     def is_scheduler_host(self) -> bool:
-        """Whether it is a scheduler's own host, which that scheduler reports, watches and tries."""
+        """Whether it is the host of a scheduler, which reports, watches and tests it itself."""
         return self.engine == "local"
 
     @property
     def cpu(self) -> Device | None:
-        """The host's CPU device, from which `cpus` and `host_memory` are leased."""
+        """The host's CPU device. `cpus` and `host_memory` are leased from it."""
         return next((device for device in self.devices if device.kind == "cpu"), None)
 
 
 class Inventory(BaseModel):
-    """What one discovery found: a worker, its readings, and a line for each probe that failed."""
+    """The result of one discovery: a worker, its readings, and a line for each probe that failed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     worker: Worker
     telemetry: tuple[Telemetry, ...] = ()
     problems: tuple[str, ...] = ()
+
+
+TYPE_LABEL = "hetero/type"
+"""Label of a worker: the name of its machine type where machines are ordered, such as ``p4d.24xlarge``."""
+
+
+def worker_type(worker: Worker) -> str:
+    """The machine type from the worker's label; without a label, from its accelerators, or its cores if it has none.
+
+    It consists of letters, digits, ``.``, ``_`` and ``-``, so that it fits into a metric's name and a URL.
+
+    >>> from hetero_airflow.testing import a_cpu, a_worker
+    >>> worker_type(a_worker()), worker_type(a_worker(labels={"hetero/type": "p4d.24xlarge"}))
+    ('2x-nvidia-a100-sxm4-40gb', 'p4d.24xlarge')
+    >>> worker_type(a_worker(devices=(a_cpu(32),)))
+    'cpu-32'
+    """
+    classes = Counter(device_class(device) for device in worker.devices if device.kind != "cpu")
+    cores = 0 if worker.cpu is None else len(worker.cpu.cores)
+    accelerators = "_".join(f"{number}x-{name}" for name, number in sorted(classes.items()))
+    name = worker.labels.get(TYPE_LABEL) or accelerators or f"cpu-{cores}"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:100]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 from hetero_airflow.errors import ClusterError, RequestError, shorten
-from hetero_airflow.model.catalogue import MODELS, VENDORS
 from hetero_airflow.model.device import Device
-from hetero_airflow.model.device_names import parse_device
+from hetero_airflow.model.device_names import MODELS, VENDORS, parse_device
 from hetero_airflow.model.worker import MAX_DEVICES, Worker
 
 MAX_WORKERS = 20_000

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
-from hetero_airflow.model.restart import usual_restart_s
+from hetero_airflow.model.run import usual_restart_s
 from hetero_airflow.model.team_shares import NO_TEAM_SHARES, TeamShares
 
 START = datetime(2000, 1, 1, tzinfo=UTC)

@@ -54,7 +54,7 @@ class FragmentationMeasure:
         self._mix = popular_mix(mix)
         self._on: dict[tuple[tuple[bool, ...], tuple[DeviceDemand, ...]], FragmentationOnShape] = {}
 
-    def on(self, shape: Shape, asks: DeviceDemands) -> FragmentationOnShape:
+    def for_shape(self, shape: Shape, asks: DeviceDemands) -> FragmentationOnShape:
         """The valuation of workers of one shape."""
         here = tuple(has_suitable_devices(shape, alternative) for alternative, _ in self._mix)
         on = self._on.get((here, asks.all))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetero_airflow.matching.compatibility import version_obstacle
+from hetero_airflow.matching.feasibility import version_obstacle
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_an_account_reads_as_a_text() -> None:
     assert account_text(Account("fifo", "placed on b", (alternative,))) == "\n".join(
         [
             "fifo: placed on b",
-            "  1 × nvidia/a100: 4 workers looked at",
+            "  1 × nvidia/a100: 4 workers evaluated",
             "    1 ruled out by busy: asked 1 × nvidia/a100, found 0 of 1 free",
             "    1 ruled out by kind: asked nvidia/a100, found generic/x86-64",
             "    1 ruled out by model: asked nvidia/a100, found nvidia/h100",

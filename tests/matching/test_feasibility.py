@@ -87,7 +87,7 @@ NAME = "nvidia/a100-sxm4-40gb"
         (
             an_alternative("acme/x86-64"),
             a_cpu(vendor="acme"),
-            Reason(K, "acme/x86-64", "a CPU, which is asked for as cpu"),
+            Reason(K, "acme/x86-64", "a CPU, which is requested as cpu"),
         ),
     ],
 )
@@ -154,12 +154,12 @@ def test_a_device_is_of_the_kind_that_is_asked_for_or_a_reason_says_why_not(
         (
             an_alternative("gpu"),
             a_worker(state=WorkerState.LOST),
-            Reason(ReasonCode.LOST, "1 × gpu", "a worker that has not been seen in time"),
+            Reason(ReasonCode.LOST, "1 × gpu", "a worker whose heartbeat stopped"),
         ),
         (
             an_alternative("a100"),
             a_worker(devices=(PARENT,)),
-            Reason(ReasonCode.HEALTH, "1 × nvidia/a100", "0 well of 1: in MIG mode"),
+            Reason(ReasonCode.HEALTH, "1 × nvidia/a100", "0 of 1 healthy: in MIG mode"),
         ),
         (an_alternative("gpu"), a_worker(devices=(PARENT, A100)), None),
         (

@@ -98,7 +98,7 @@ def test_an_unwell_device_may_be_what_joins_the_others() -> None:
     ok, reason = check_worker(an_alternative("gpu:2", "nvlink"), a_worker(devices=devices))
     assert not ok
     assert reason == Reason(
-        ReasonCode.HEALTH, "2 × gpu (topology=nvlink)", "too few of the well ones joined by nvlink: too hot"
+        ReasonCode.HEALTH, "2 × gpu (topology=nvlink)", "too few healthy devices joined by nvlink: too hot"
     )
 
 
@@ -109,7 +109,7 @@ def test_devices_are_chosen_among_the_joined_ones_alone() -> None:
 
     def outcome(*taken: int) -> object:
         held = tuple(TAKEN if p in taken else Allocation() for p in range(4))
-        found = matcher.outcome(alternative, matcher.state(shape, False, held), None)
+        found = matcher.match(alternative, matcher.state(shape, False, held), None)
         return found.chosen if isinstance(found, Fit) else (found.reason.code, found.reason.found)
 
     assert outcome() == (0, 3)
@@ -127,6 +127,6 @@ def test_the_best_of_several_joined_sets_is_taken() -> None:
     )
     matcher = Matcher(TightFitScorer())
     shape = matcher.entry(a_worker(devices=(*devices, a_cpu(index=9)))).shape
-    fit = matcher.outcome(an_alternative("gpu:2", "numa"), matcher.state(shape, False, (Allocation(),) * 5), None)
+    fit = matcher.match(an_alternative("gpu:2", "numa"), matcher.state(shape, False, (Allocation(),) * 5), None)
     assert isinstance(fit, Fit)
     assert fit.chosen == (2, 3)

@@ -22,9 +22,9 @@ def an_alternative(device: object) -> Alternative:
 class CountingMatcher(Matcher):
     asked = 0
 
-    def _outcome(self, *args: object) -> object:  # type: ignore[override]
+    def _match(self, *args: object) -> object:  # type: ignore[override]
         self.asked += 1
-        return super()._outcome(*args)  # type: ignore[arg-type]
+        return super()._match(*args)  # type: ignore[arg-type]
 
 
 def test_equal_workers_are_asked_about_once() -> None:
@@ -39,7 +39,7 @@ def test_equal_workers_are_asked_about_once() -> None:
     assert matcher.asked == 2
 
 
-def test_an_outcome_is_remembered_by_the_next_decision() -> None:
+def test_a_result_is_remembered_by_the_next_decision() -> None:
     matcher = CountingMatcher(TightFitScorer())
     workers = tuple(a_worker(f"w{number}") for number in range(9))
     for sequence in range(3):
@@ -52,9 +52,9 @@ def test_forgetting_changes_no_answer() -> None:
     matcher = Matcher(TightFitScorer())
     snapshot = Snapshot(1, (a_worker("a"), a_worker("b")))
     before = WorkerIndex(matcher, snapshot).ranking(an_alternative("gpu")).best(2)
-    matcher._outcomes = 10**9
+    matcher._results = 10**9
     matcher.trim()
-    assert matcher._outcomes == 0
+    assert matcher._results == 0
     assert WorkerIndex(matcher, snapshot).ranking(an_alternative("gpu")).best(2) == before
 
 
@@ -147,7 +147,7 @@ def test_a_fleet_that_saw_other_snapshots_answers_like_a_new_one(data: st.DataOb
     for sequence in range(data.draw(st.integers(1, 6))):
         present = data.draw(st.sampled_from([workers, workers, workers[::2], (*workers[:4], a_worker("w4", ()))]))
         snapshot = Snapshot(sequence, present, data.draw(used))
-        warm.see(snapshot)
+        warm.update(snapshot)
         cold = WorkerIndex(Matcher(TightFitScorer()), snapshot)
         for _ in range(data.draw(st.integers(0, 6))):
             alternative = data.draw(st.sampled_from(asked))
@@ -170,7 +170,7 @@ def test_what_is_kept_for_equal_needs_is_one_object_and_keeps_its_rankings() -> 
     alternative = an_alternative("gpu:0.5")
     ranking = fleet.ranking(alternative, keep)
     assert (ranking.first(), fleet.ranking(alternative).first() is not None) == (None, True)
-    fleet.see(Snapshot(2, (a_worker("a"), a_worker("b")), {("a", "GPU-0"): DeviceUsage(500, 20 * GIB)}))
+    fleet.update(Snapshot(2, (a_worker("a"), a_worker("b")), {("a", "GPU-0"): DeviceUsage(500, 20 * GIB)}))
     assert fleet.ranking(alternative, fleet.reserved_capacity_for((an_alternative("gpu"),))).first() is None
 
 
@@ -179,8 +179,8 @@ def test_a_heap_does_not_grow_with_the_decisions() -> None:
     fleet = WorkerIndex(Matcher(TightFitScorer()), Snapshot(0, workers))
     for sequence in range(2000):
         usage = {(f"w{sequence % 4}", "GPU-0"): DeviceUsage(1000, 40 * GIB)}
-        fleet.see(Snapshot(sequence, workers, usage))
+        fleet.update(Snapshot(sequence, workers, usage))
         assert fleet.ranking(an_alternative("gpu")).first() is not None
-    assert len(fleet.ranking(an_alternative("gpu"))._fits._heap) < 100
+    assert len(fleet.ranking(an_alternative("gpu"))._heap._heap) < 100
     assert sum(len(group.heap) for group in fleet.groups.values()) < 300
     assert len(fleet.changed_since(fleet.version - 4)) == 4

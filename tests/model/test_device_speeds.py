@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hetero_airflow.model.catalogue import MODELS
+from hetero_airflow.model.device_names import MODELS
 from hetero_airflow.model.device_speeds import DATA_SHEETS, data_sheet_speed
 
 

@@ -29,7 +29,7 @@ def packed(operator):
 
 def test_a_training_that_is_expanded_over_its_ranks_is_one_gang(dag):
     config = packed(trained().expand(node_rank=range(4)))
-    assert unpack_gang(config).most == 4
+    assert unpack_gang(config).max_members == 4
     assert str(unpack_request(config, 3)) == "4 × gpu"
 
 
@@ -44,14 +44,14 @@ def test_any_mapped_device_task_can_be_of_gangs(dag):
     @task.device(device="gpu", gang=2)
     def work(x): ...
 
-    assert unpack_gang(packed(work.expand(x=[1, 2, 3, 4]).operator)).most == 2
+    assert unpack_gang(packed(work.expand(x=[1, 2, 3, 4]).operator)).max_members == 2
     command = DeviceBashOperator.partial(task_id="bash", device="gpu", gang=3).expand(bash_command=["a", "b", "c"])
-    assert unpack_gang(packed(command)).most == 3
+    assert unpack_gang(packed(command)).max_members == 3
 
 
 def test_each_value_before_the_ranks_has_a_gang_of_its_own(dag):
     config = packed(trained().expand(env=[{"LR": "1"}, {"LR": "2"}], node_rank=range(4)))
-    assert unpack_gang(config).most == 4
+    assert unpack_gang(config).max_members == 4
 
 
 def test_a_gang_may_go_on_with_fewer(dag):
@@ -74,7 +74,7 @@ def test_a_mapped_task_that_says_nothing_is_of_no_gang(dag):
         ({"gang": True}, {"args": [["a"]]}, "gang", "no number of tasks"),
         ({"gang": 2000}, {"args": [["a"]]}, "gang", "no range within 1 to 1024"),
         ({"gang": "4:2"}, {"args": [["a"]]}, "gang", "no range within 1 to 1024"),
-        ({"gang": "4@10m"}, {"args": [["a"]]}, "gang", "a time to wait for no less"),
+        ({"gang": "4@10m"}, {"args": [["a"]]}, "gang", "a wait, but no smaller size"),
         ({"gang": "2:4@soon"}, {"args": [["a"]]}, "gang", "no duration"),
         ({"gang": "2:3"}, {"node_rank": range(4)}, "gang", "node_rank of 4"),
         ({"gang": 2}, {"node_rank": range(4)}, "gang", "node_rank of 4"),
@@ -109,7 +109,7 @@ def test_a_gang_over_values_that_are_known_only_at_run_time_is_taken(dag):
     def shards():
         return [1, 2]
 
-    assert unpack_gang(packed(trained(gang=2).expand(args=shards()))).most == 2
+    assert unpack_gang(packed(trained(gang=2).expand(args=shards()))).max_members == 2
 
 
 def test_ranks_among_the_arguments_of_single_instances_are_refused(dag):

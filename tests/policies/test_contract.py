@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hetero_airflow.matching.compatibility import version_obstacle
+from hetero_airflow.matching.feasibility import version_obstacle
 from hetero_airflow.model.device import Device, device_class, matches_model, model_tokens
 from hetero_airflow.model.estimates import NO_ESTIMATES
 from hetero_airflow.model.lease import LeaseState

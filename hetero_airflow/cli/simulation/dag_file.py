@@ -78,9 +78,11 @@ def planned_tasks(
                 weights[task.task_id],
                 durations.get(name),
                 None if task.execution_timeout is None else task.execution_timeout.total_seconds(),
-                gang=gang_member(dag.dag_id, _RUN, task.task_id, number, gang.most).gang if gang.most > 1 else "",
-                gang_size=gang.most,
-                least=gang.least,
+                gang=gang_member(dag.dag_id, _RUN, task.task_id, number, gang.max_members).gang
+                if gang.max_members > 1
+                else "",
+                gang_size=gang.max_members,
+                least=gang.min_members,
                 is_count_known=counts.get(task.task_id, 1) is not None,
             )
 
@@ -99,7 +101,7 @@ def _ids(task_id: str, counts: Mapping[str, int | None], gang: GangSize) -> list
     if task_id not in counts:
         return [task_id]
     count = counts[task_id]
-    return [f"{task_id}[{number}]" for number in range(gang.most if count is None else count)]
+    return [f"{task_id}[{number}]" for number in range(gang.max_members if count is None else count)]
 
 
 def _mapped_counts(dag: SerializedDAG) -> dict[str, int | None]:

@@ -20,7 +20,7 @@ from hetero_airflow.cli.simulation.task_history import history_workload
 from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.model.device import device_class
-from hetero_airflow.model.restart import usual_restart_s
+from hetero_airflow.model.run import usual_restart_s
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.experiment import Experiment, run_experiment

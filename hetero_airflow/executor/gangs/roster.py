@@ -245,7 +245,7 @@ def _newest_attempts(requests: Iterable[PendingRequest]) -> dict[str, GangAttemp
 
 
 def _member(request: PendingRequest) -> GangMember:
-    size = parse_placement_name(request.gang).most or request.gang_size
+    size = parse_placement_name(request.gang).full_size or request.gang_size
     return gang_member(request.dag_id, request.run_id, request.task_id, request.map_index, size)
 
 

@@ -1,4 +1,4 @@
-"""Workers in their states, as far as gangs look at them: as they are, and as they would be if nothing were leased."""
+"""Cluster state: all workers with their states, as gangs see them, with the current leases or without any."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from hetero_airflow.model.worker import WorkerState
 
 
 class ClusterState(Protocol):
-    """The workers, each in a state, some of which may move to others; a `WorkerIndex` is one."""
+    """The workers, each in a state that may change; `WorkerIndex` implements it."""
 
     entries: list[WorkerEntry]
     states: list[OccupancyState]
 
     @property
     def version(self) -> int:
-        """Grows with each worker that moves."""
+        """A number that grows with each change of a worker."""
         ...
 
     def changed_since(self, version: int) -> Sequence[int]:
-        """The workers that moved since that version."""
+        """The workers that changed since that version."""
         ...
 
     def first_workers(self) -> list[int]:
-        """The first worker of each state that there is."""
+        """The first worker of each state."""
         ...
 
 
 class IdleClusterState:
-    """The workers as they would be if nothing were leased of them. Nothing moves here."""
+    """The workers as if nothing were leased. Their states never change."""
 
     version = 0
 
@@ -44,9 +44,9 @@ class IdleClusterState:
         ]
 
     def changed_since(self, version: int) -> Sequence[int]:
-        """None ever."""
+        """Always none."""
         return ()
 
     def first_workers(self) -> list[int]:
-        """The first worker of each state that there is."""
+        """The first worker of each state."""
         return list({state: number for number, state in reversed(list(enumerate(self.states)))}.values())

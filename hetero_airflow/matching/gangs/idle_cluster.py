@@ -1,4 +1,4 @@
-"""What is true of gangs on the workers of a fleet whatever is leased: where workers stand, and what fits when idle."""
+"""The idle cluster: where workers are, and which gangs fit when nothing is leased."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.units import MILLI_PER_DEVICE
 
 _ANY_TIME = datetime.fromtimestamp(0, UTC)
-"""When something was granted is nothing that an idle worker depends on."""
+"""The time of a grant makes no difference on an idle worker."""
 
 
 class IdleCluster:
-    """The workers of a fleet as gangs see them; holds for every fleet of the same workers."""
+    """The workers as if nothing were leased. It holds for every index of the same workers."""
 
     def __init__(self, entries: list[WorkerEntry], matcher: Matcher) -> None:
         self.entries = entries
@@ -28,44 +28,41 @@ class IdleCluster:
 
     @cached_property
     def regions(self) -> Regions:
-        """Where they stand."""
+        """Where the workers are."""
         return Regions(self.entries)
 
     @cached_property
-    def _idle(self) -> GangPlacer:
+    def _placer(self) -> GangPlacer:
         matcher = self._matcher
         idle = IdleClusterState(self.entries, matcher)
-        return GangPlacer(idle, self.regions, matcher, lambda a, state: matcher.outcome(a, state, None), _ANY_TIME)
+        return GangPlacer(idle, self.regions, matcher, lambda a, state: matcher.match(a, state, None), _ANY_TIME)
 
     def fits_when_idle(self, requests: Sequence[DeviceRequest]) -> bool:
-        """Whether a gang with these requests could be placed on the workers as they are now, if they were idle."""
+        """Whether a gang with these requests could be placed on the workers, with the devices that are healthy now."""
         key = tuple(request.fingerprint for request in requests)
         if key not in self._fits:
-            self._fits[key] = self._idle.place(requests) is not None
+            self._fits[key] = self._placer.place(requests) is not None
         return self._fits[key]
 
-    def idle_capacity(self, alternative: Alternative, limit: int) -> int:
-        """How many members that ask for this fit at the same time on idle workers, up to a limit."""
-        return self._idle.room(alternative, limit)
+    def member_capacity(self, alternative: Alternative, limit: int) -> int:
+        """How many members with this alternative fit at the same time, up to a limit."""
+        return self._placer.member_capacity(alternative, limit)
 
-    def most(self, alternative: Alternative) -> int:
-        """No more members than this could ever be placed at the same time, were all workers seen, well and idle."""
+    def max_members(self, alternative: Alternative) -> int:
+        """An upper bound of the members that could be placed at the same time, with all workers online and healthy."""
         bounds: dict[Shape, int] = {}
         regions = self.regions.at(gang_level([alternative]))
-        return max(
-            (sum(self._bound(self.entries[n], alternative, bounds) for n in region) for region in regions), default=0
-        )
+        sums = (sum(self._bound(self.entries[number], alternative, bounds) for number in region) for region in regions)
+        return max(sums, default=0)
 
     def _bound(self, entry: WorkerEntry, alternative: Alternative, bounds: dict[Shape, int]) -> int:
-        if entry.shape not in bounds:
-            feasibility = self._matcher.feasibility(alternative, entry.shape)
+        shape = entry.shape
+        if shape not in bounds:
+            suitable = self._matcher.feasibility(alternative, shape).suitable
             if alternative.kind == "cpu":
-                parts = max(
-                    (len(entry.shape.devices[p].cores) // alternative.count for p in feasibility.suitable), default=0
-                )
+                bounds[shape] = max((len(shape.devices[p].cores) // alternative.count for p in suitable), default=0)
             elif alternative.share is not None:
-                parts = len(feasibility.suitable) * (MILLI_PER_DEVICE // alternative.share_milli)
+                bounds[shape] = len(suitable) * (MILLI_PER_DEVICE // alternative.share_milli)
             else:
-                parts = len(feasibility.suitable) // alternative.count
-            bounds[entry.shape] = parts
-        return bounds[entry.shape]
+                bounds[shape] = len(suitable) // alternative.count
+        return bounds[shape]

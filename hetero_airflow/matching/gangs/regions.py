@@ -1,4 +1,4 @@
-"""The workers of a fleet by where they stand: hosts, racks and sites, and how fast each worker reaches others."""
+"""Regions: the workers by host, rack and site, and the bandwidth from each worker to others."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ from hetero_airflow.model.topology import Level
 from hetero_airflow.model.worker import Worker
 
 WIDE_LEVELS = (Level.HOST, Level.RACK, Level.SITE, Level.ANYWHERE)
-"""The levels that workers can have in common, the nearest first."""
+"""The levels that workers can share, the nearest first."""
 
 
 class Uplink(NamedTuple):
-    """How fast a worker reaches others, in bytes a second: at most as its slowest accelerator, its card, its site."""
+    """The bandwidth from a worker to others, in bytes per second: of its slowest accelerator, its card and its site."""
 
     devices: float
     network: float
     wide_area: float
 
     def reach(self, level: Level) -> float:
-        """To workers that have that level in common with it, if they are no slower."""
+        """The bandwidth to workers that share that level with it, if they are no slower."""
         path = min(self.devices, SOCKET_BYTES_PER_S)
         return path if level is Level.HOST else min(path, network_bytes_per_s_at(level, self.network, self.wide_area))
 
 
 def worker_uplink(worker: Worker) -> Uplink:
-    """How fast the worker reaches others."""
+    """The bandwidth from the worker to others."""
     paths = [pcie_bytes_per_s(device) for device in worker.devices if device.kind != "cpu"]
     slowest = min(paths, default=SOCKET_BYTES_PER_S)
     return Uplink(slowest, network_bytes_per_s(worker.labels), wide_area_bytes_per_s(worker.labels))
 
 
 class Regions:
-    """Where the workers of a fleet stand; workers are known by their number in it.
+    """The hosts, racks and sites of the workers of an index; a worker is known by its number there.
 
-    A host of which the rack is not known is a rack of its own.
+    A host without a known rack is its own rack.
     """
 
     def __init__(self, entries: Sequence[WorkerEntry]) -> None:
         uplinks = [worker_uplink(entry.worker) for entry in entries]
-        self._spots = spots = [worker_location(entry.worker) for entry in entries]
-        everyone = range(len(entries))
+        self._locations = locations = [worker_location(entry.worker) for entry in entries]
+        numbers = range(len(entries))
         self._regions: dict[Level, list[tuple[int, ...]]] = {
-            Level.HOST: _grouped((spots[number], number) for number in everyone),
-            Level.RACK: _grouped((spots[n][:2] if spots[n].rack else spots[n], n) for n in everyone),
-            Level.SITE: _grouped((spots[number].site, number) for number in everyone),
-            Level.ANYWHERE: [tuple(everyone)] if entries else [],
+            Level.HOST: _grouped((locations[n], n) for n in numbers),
+            Level.RACK: _grouped((locations[n][:2] if locations[n].rack else locations[n], n) for n in numbers),
+            Level.SITE: _grouped((locations[n].site, n) for n in numbers),
+            Level.ANYWHERE: [tuple(numbers)] if entries else [],
         }
-        self._reach = {level: [one.reach(level) for one in uplinks] for level in WIDE_LEVELS}
+        self._reach = {level: [uplink.reach(level) for uplink in uplinks] for level in WIDE_LEVELS}
         self._numbers = {
             level: {worker: number for number, region in enumerate(regions) for worker in region}
             for level, regions in self._regions.items()
@@ -73,28 +73,28 @@ class Regions:
         return sorted(speeds, key=lambda pair: (-pair[1][0], pair[0]))
 
     def at(self, level: Level) -> Sequence[tuple[int, ...]]:
-        """The sets of workers that have that level in common, each ascending, ordered by their first worker."""
+        """The sets of workers that share that level, each ascending, ordered by their first worker."""
         return self._regions[level]
 
     def number(self, level: Level, worker: int) -> int:
-        """Which of the regions at that level the worker is in."""
+        """The number of the worker's region at that level."""
         return self._numbers[level][worker]
 
     def shared(self, level: Level) -> Sequence[tuple[int, tuple[float, ...]]]:
-        """The regions of several workers by number, each with the different speeds at which these reach each other.
+        """(number, speeds) of the regions with several workers; speeds are the different bandwidths of these workers.
 
         The fastest speed and region come first.
         """
         return self._shared[level]
 
     def speed(self, workers: Sequence[int]) -> float:
-        """How fast several workers reach each other: the slowest of them, at the level that all have in common."""
-        level = common_level([self._spots[worker] for worker in workers])
-        assert level is not None, "one worker reaches itself at any speed"
+        """The bandwidth between several workers: that of the slowest, at the level that all share."""
+        level = common_level([self._locations[worker] for worker in workers])
+        assert level is not None, "the bandwidth of one worker to itself has no limit"
         return min(self._reach[level][worker] for worker in workers)
 
     def fast_part(self, region: Sequence[int], level: Level, speed: float) -> Sequence[int]:
-        """The workers of a region that reach others at that level with that speed or faster."""
+        """The workers of a region with at least that bandwidth to others at that level."""
         reach = self._reach[level]
         return [worker for worker in region if reach[worker] >= speed]
 

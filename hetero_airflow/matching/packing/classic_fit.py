@@ -32,7 +32,7 @@ class BestFitMeasure:
     def __init__(self, largest: LargestCapacity) -> None:
         self._largest = largest
 
-    def on(self, shape: Shape, asks: DeviceDemands) -> _BestFitOnShape:
+    def for_shape(self, shape: Shape, asks: DeviceDemands) -> _BestFitOnShape:
         """The same for all shapes."""
         return _BestFitOnShape(asks, self._largest)
 
@@ -48,7 +48,7 @@ class DotProductMeasure:
     def __init__(self, largest: LargestCapacity) -> None:
         self._largest = largest
 
-    def on(self, shape: Shape, asks: DeviceDemands) -> _DotProductOnShape:
+    def for_shape(self, shape: Shape, asks: DeviceDemands) -> _DotProductOnShape:
         """The same for all shapes."""
         return _DotProductOnShape(asks, self._largest)
 

@@ -56,8 +56,8 @@ def device_demand(alternative: Alternative) -> DeviceDemand:
 
 def has_suitable_devices(shape: Shape, alternative: Alternative) -> bool:
     """Whether workers of the shape have the devices that the alternative is about, if perhaps too few or too small."""
-    never = feasibility_of(alternative, shape).never
-    return never is None or never.reason.code in TOO_SMALL_REASONS
+    rejection = feasibility_of(alternative, shape).permanent_rejection
+    return rejection is None or rejection.reason.code in TOO_SMALL_REASONS
 
 
 class FreeCapacity(NamedTuple):

@@ -51,7 +51,7 @@ class ExpectedFillMeasure:
         self._prices = MILLI_PER_DEVICE * np.array(prices)
         self._tables: dict[Shape, FillTables] = {}
 
-    def on(self, shape: Shape, asks: DeviceDemands) -> ExpectedFillOnShape:
+    def for_shape(self, shape: Shape, asks: DeviceDemands) -> ExpectedFillOnShape:
         """The valuation of workers of one shape."""
         tables = self._tables.get(shape)
         if tables is None:

@@ -41,7 +41,7 @@ class Scoreboard:
         for entry in entries:
             if entry.shape not in on:
                 barred = np.array([not feasibility_of(a, entry.shape).is_servable for a in alternatives], dtype=bool)
-                on[entry.shape] = valuation.on(entry.shape, self._asks), barred
+                on[entry.shape] = valuation.for_shape(entry.shape, self._asks), barred
         self._on = [on[entry.shape] for entry in entries]
         self.stocks = [free_capacity(entry.shape, [NO_ALLOCATION] * len(entry.shape.devices)) for entry in entries]
         self.devices = sum(len(accelerator_positions(entry.shape)) for entry in entries)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from hetero_airflow.matching.close_devices import closest_devices
 from hetero_airflow.matching.feasibility import Feasibility, device_count
+from hetero_airflow.matching.linked_devices import closest_devices
 from hetero_airflow.matching.packing.demand import (
     DeviceDemands,
     Floats,
@@ -40,7 +40,7 @@ class PackingMeasure(Protocol):
 
     name: str
 
-    def on(self, shape: Shape, asks: DeviceDemands) -> ShapeMeasure:
+    def for_shape(self, shape: Shape, asks: DeviceDemands) -> ShapeMeasure:
         """The same for workers of one shape, and for these asks."""
         ...
 
@@ -65,7 +65,7 @@ class PackingScorer:
         preferred = sorted(free, key=lambda p: (shape.devices[p].simulated, p))
         if alternative.share is None:
             return closest_devices(shape, preferred, device_count(alternative))
-        part = self._valuation_on(alternative, shape).part(free_capacity(shape, held), 0)
+        part = self._shape_measure(alternative, shape).part(free_capacity(shape, held), 0)
         return (
             min(
                 preferred,
@@ -87,14 +87,14 @@ class PackingScorer:
         chosen: Sequence[int],
     ) -> Mapping[str, float]:
         """A million for real devices, and the valuation's score."""
-        score = float(self._valuation_on(alternative, shape).scores(free_capacity(shape, held))[0])
+        score = float(self._shape_measure(alternative, shape).scores(free_capacity(shape, held))[0])
         real = all(not shape.devices[p].simulated for p in chosen)
         return {"real": 1e6 if real else 0.0, self._valuation.name: score}
 
-    def _valuation_on(self, alternative: Alternative, shape: Shape) -> ShapeMeasure:
+    def _shape_measure(self, alternative: Alternative, shape: Shape) -> ShapeMeasure:
         on = self._on.get((shape, alternative.key))
         if on is None:
-            on = self._on[shape, alternative.key] = self._valuation.on(
+            on = self._on[shape, alternative.key] = self._valuation.for_shape(
                 shape, DeviceDemands.of([device_demand(alternative)])
             )
         return on

@@ -67,7 +67,7 @@ class GangQueue:
             index,
             self._idle_cluster.regions,
             index.matcher,
-            lambda alternative, state: index.outcome(alternative, state, reserved),
+            lambda alternative, state: index.match(alternative, state, reserved),
             self._now,
         )
 
@@ -86,11 +86,13 @@ class GangQueue:
         requests = [member.request for member in members]
         if self._idle_cluster.fits_when_idle(requests):
             return None
-        capacity = max(self._idle_cluster.idle_capacity(alternative, size) for alternative in requests[0].alternatives)
+        capacity = max(
+            self._idle_cluster.member_capacity(alternative, size) for alternative in requests[0].alternatives
+        )
         if not _are_equal(requests):
             found = "no room for all of them, even when all workers are idle"
             return Reason(ReasonCode.GANG, _gang_text(members), found)
-        most = max(self._idle_cluster.most(alternative) for alternative in requests[0].alternatives)
+        most = max(self._idle_cluster.max_members(alternative) for alternative in requests[0].alternatives)
         code = ReasonCode.GANG if most >= len(members) else ReasonCode.COUNT
         if code is ReasonCode.COUNT and gang_level(requests[0].alternatives) is not Level.ANYWHERE:
             code = ReasonCode.TOPOLOGY
@@ -122,10 +124,12 @@ class GangQueue:
     def _find_obstacle(self, requests: Sequence[DeviceRequest]) -> tuple[ReasonCode, str]:
         placer = self._placer(None)
         if placer.place(requests) is not None:
-            return ReasonCode.RESERVED, "a fit, which is kept for the first in the queue"
+            return ReasonCode.RESERVED, "a fit that is reserved for an earlier request"
         found = "no room for all at the same time"
         if _are_equal(requests):
-            capacity = max(placer.room(alternative, len(requests)) for alternative in requests[0].alternatives)
+            capacity = max(
+                placer.member_capacity(alternative, len(requests)) for alternative in requests[0].alternatives
+            )
             found = f"room for {capacity} at the same time"
         has_topology = any(alternative.topology for request in requests for alternative in request.alternatives)
         if has_topology and placer.place([without_topology(request) for request in requests]) is not None:

@@ -72,7 +72,7 @@ class ListPolicy:
         if self._index is None:
             self._index = WorkerIndex(self._matcher, snapshot)
         else:
-            self._index.see(snapshot)
+            self._index.update(snapshot)
         return self._index
 
     def _schedule(

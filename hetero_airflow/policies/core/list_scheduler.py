@@ -142,7 +142,7 @@ class ListScheduler:
             return False
         summary = self._gangs.summary(members, gang_fit)
         accounts = self._alternative_accounts(members[0].request, reserved)
-        for member, worker, alternative, fit in gang_fit.seatings:
+        for member, worker, alternative, fit in gang_fit.placements:
             self._take(members[member], worker, alternative, fit, summary, accounts)
         return True
 

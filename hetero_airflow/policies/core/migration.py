@@ -225,7 +225,7 @@ class MigrationPlan:
             return None
         victims: list[VictimUnit] = []
         for unit in sorted(units, key=lambda unit: (-unit.lost_device_s, unit.id)):
-            beside = added(held, capacity.taken(unit.leases[0].claims))
+            beside = added(held, capacity.claimed_amounts(unit.leases[0].claims))
             if capacity.fits(alternative, beside, reserved):
                 held = beside
             else:
@@ -254,7 +254,7 @@ class MigrationPlan:
         must |= {request.id for request in pending_migrated if best_placement(index, request.request, None)}
         before = {option.number: index.states[option.number]}
         state = index.matcher.state(before[option.number].shape, before[option.number].is_lost, tuple(held))
-        index.put(option.number, index.matcher.taken(state, fit, self._now.timestamp()))
+        index.put(option.number, index.matcher.state_after(state, fit, self._now.timestamp()))
         migrated = {lease.request_id for lease in option.leases}
         placements: Placements = []
         for request, request_reserved in self._next_queue(pending, option, pending_migrated, reserved):
@@ -310,7 +310,7 @@ def _without(capacity: FutureCapacity, leases: Iterable[Lease]) -> list[Allocati
     """What is held on the worker once these leases have ended."""
     held = capacity.held
     for lease in leases:
-        held = freed(held, capacity.taken(lease.claims))
+        held = freed(held, capacity.claimed_amounts(lease.claims))
     return held
 
 

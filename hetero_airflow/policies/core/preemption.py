@@ -23,7 +23,7 @@ from hetero_airflow.matching.worker_index import WorkerIndex
 from hetero_airflow.model.device import device_class
 from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.lease import Lease, LeaseState
-from hetero_airflow.model.restart import usual_restart_s
+from hetero_airflow.model.run import usual_restart_s
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.core.request_progress import RequestProgress, running_progress
 from hetero_airflow.units import MILLI_PER_DEVICE

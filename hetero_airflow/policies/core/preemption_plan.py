@@ -127,7 +127,7 @@ class LeastLossPreemption:
             if lease.state is LeaseState.PREEMPTED and lease.worker_id in numbers:
                 number = numbers[lease.worker_id]
                 capacity = self._capacity(number)
-                capacity.held = freed(capacity.held, capacity.taken(lease.claims))
+                capacity.held = freed(capacity.held, capacity.claimed_amounts(lease.claims))
                 self._ending.setdefault(number, []).append(lease.request_id)
 
     def preemptions(self) -> list[Preempt]:
@@ -313,7 +313,7 @@ class LeastLossPreemption:
         """What a unit holds of a worker."""
         worker_id = self._index.entries[number].worker.id
         claims = [claim for lease in unit.leases if lease.worker_id == worker_id for claim in lease.claims]
-        return self._capacity(number).taken(claims)
+        return self._capacity(number).claimed_amounts(claims)
 
     def _freed_reason(self, pending: PendingRequest, number: int) -> Reason:
         worker_id = self._index.entries[number].worker.id

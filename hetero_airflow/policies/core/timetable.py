@@ -23,7 +23,7 @@ from hetero_airflow.model.device import device_class
 from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.request import Alternative
-from hetero_airflow.model.restart import usual_restart_s
+from hetero_airflow.model.run import usual_restart_s
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 
 
@@ -44,7 +44,7 @@ class Timetable:
             end_s = ends.get(lease.id)
             if end_s is not None:
                 number = numbers[lease.worker_id]
-                insort(self._ends[number], (end_s, FutureCapacity(index, number).taken(lease.claims)))
+                insort(self._ends[number], (end_s, FutureCapacity(index, number).claimed_amounts(lease.claims)))
 
     def events(self) -> list[tuple[float, int]]:
         """(time, worker) of each expected end of a run and each end of a reservation, by time."""
@@ -90,7 +90,7 @@ class Timetable:
             Allocation(milli, memory, before.granted_s)
             for (milli, memory), before in zip(peak, state.held, strict=True)
         )
-        outcome = self._index.outcome(alternative, self._index.matcher.state(state.shape, state.is_lost, held))
+        outcome = self._index.match(alternative, self._index.matcher.state(state.shape, state.is_lost, held))
         return outcome if isinstance(outcome, Fit) else None
 
     def reserved_until(self, number: int, until_s: float) -> tuple[ResourceNeed, ...]:

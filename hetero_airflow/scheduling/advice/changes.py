@@ -205,7 +205,7 @@ def _names_device(base: Alternative, device: Device) -> bool:
     """Whether the alternative names devices like this one."""
     named = Alternative(vendor=base.vendor, kind=base.kind, model=base.model, partition=base.partition)
     alone = Worker(id=device.id, host=device.id, devices=(device,))
-    return feasibility_of(named, Shapes().entry(alone).shape).never is None
+    return feasibility_of(named, Shapes().entry(alone).shape).is_possible
 
 
 def _with_fewer_devices(base: Alternative, slowness: float, surcharge: float) -> Iterator[AddedAlternative]:

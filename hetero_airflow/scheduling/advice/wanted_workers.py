@@ -18,8 +18,7 @@ from hetero_airflow.matching.matcher import Fit, Matcher, OccupancyState
 from hetero_airflow.matching.scoring import TightFitScorer
 from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot, UsageByWorker
-from hetero_airflow.model.worker import Worker, WorkerState
-from hetero_airflow.model.worker_type import worker_type
+from hetero_airflow.model.worker import Worker, WorkerState, worker_type
 
 _GRANTED_S = 0.0
 """The matcher needs a time of the grant; the scorer does not use it."""
@@ -105,12 +104,12 @@ class _WorkerPacking:
         used = UsageByWorker.of(snapshot.usage).by_worker
         for worker in snapshot.workers:
             if worker.state is WorkerState.ONLINE:
-                self._put("", self._matcher.present(self._matcher.entry(worker), used.get(worker.id, {})))
+                self._put("", self._matcher.state_of(self._matcher.entry(worker), used.get(worker.id, {})))
         self.types = tuple(self._type(name, worker) for name, worker in _templates(snapshot.workers).items())
 
     def _type(self, name: str, worker: Worker) -> _WorkerType:
         new = worker.model_copy(update={"id": f"new {name}", "state": WorkerState.ONLINE})
-        state = self._matcher.present(self._matcher.entry(new), {})
+        state = self._matcher.state_of(self._matcher.entry(new), {})
         cores = 0 if worker.cpu is None else len(worker.cpu.cores)
         return _WorkerType(name, state, (state.shape.accelerators, cores))
 
@@ -146,7 +145,7 @@ class _WorkerPacking:
         return None
 
     def _fits(self, alternative: Alternative, state: OccupancyState) -> bool:
-        return isinstance(self._matcher.outcome(alternative, state, None), Fit)
+        return isinstance(self._matcher.match(alternative, state, None), Fit)
 
     def _fitting_keys(self, alternative: Alternative) -> Iterator[tuple[str, OccupancyState]]:
         """The keys of the states that fit, even if no worker is in them now; each state is checked once."""
@@ -161,10 +160,10 @@ class _WorkerPacking:
 
     def _take(self, alternative: Alternative, key: tuple[str, OccupancyState]) -> str:
         name, state = key
-        fit = self._matcher.outcome(alternative, state, None)
+        fit = self._matcher.match(alternative, state, None)
         assert isinstance(fit, Fit), "the state fits"
         self._workers[key] -= 1
-        self._put(name, self._matcher.taken(state, fit, _GRANTED_S))
+        self._put(name, self._matcher.state_after(state, fit, _GRANTED_S))
         return name
 
     def _put(self, name: str, state: OccupancyState) -> None:

@@ -77,10 +77,10 @@ Waiting    at position 2 of the queue
 
 Decided 1 min ago, 2026-01-01 00:00:10 UTC
 fifo: waits at position 2
-  2 × nvidia/a100: 4 workers looked at
+  2 × nvidia/a100: 4 workers evaluated
     3 ruled out by busy: asked 2 × nvidia/a100, found 1 of 2 free
     1 ruled out by labels: asked zone=a, found zone=b
-  1 × nvidia/h100: 4 workers looked at
+  1 × nvidia/h100: 4 workers evaluated
 1 earlier decision: see --json"""
     )
 
@@ -112,7 +112,7 @@ Placed     on worker-a, lease r1.1 (granted), granted 1 min ago
 
 Decided 1 min ago, 2026-01-01 00:00:10 UTC
 fifo: placed
-  0.5 of a gpu: 3 workers looked at
+  0.5 of a gpu: 3 workers evaluated
     possible: worker-a (GPU-0), score 21.5 = real 20 + memory 1.5
     possible: worker-b (GPU-7), score 20.25 = real 20 + memory 0.25
     possible: worker-c (GPU-8), score 1 = real 0 + memory 1
@@ -170,7 +170,7 @@ Ended      2026-01-01 00:00:10 UTC, 1 min ago: model: asked nvidia/h100, found n
 
 Decided 1 min ago, 2026-01-01 00:00:10 UTC
 priority: no known worker could ever run it
-  1 × nvidia/h100: 1 worker looked at
+  1 × nvidia/h100: 1 worker evaluated
     1 ruled out by model: asked nvidia/h100, found nvidia/a100-sxm4-40gb"""
     )
 
@@ -234,7 +234,7 @@ def test_names_in_accounts_break_no_line(render):
     store.commit(Plan((Wait("r1", 1, BUSY, account),)), DECIDED, EPOCH + LATER)
     assert text_of(render, store, "r1").splitlines()[-3:-1] == [
         "pol\\nicy: sum\\x1b[31mmary",
-        "  a\\u202esked: 1 worker looked at",
+        "  a\\u202esked: 1 worker evaluated",
     ]
 
 

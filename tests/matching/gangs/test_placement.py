@@ -38,7 +38,7 @@ def a_host(id: str, number: int = 2, **labels: str) -> Worker:
 def a_board(workers: list[Worker], usage: dict[tuple[str, str], DeviceUsage] | None = None) -> GangPlacer:
     matcher = Matcher(TightFitScorer())
     fleet = WorkerIndex(matcher, Snapshot(1, tuple(workers), usage or {}))
-    return GangPlacer(fleet, Regions(fleet.entries), matcher, fleet.outcome, EPOCH)
+    return GangPlacer(fleet, Regions(fleet.entries), matcher, fleet.match, EPOCH)
 
 
 def ask(device: object, members: int, **fields: object) -> list[DeviceRequest]:
@@ -48,7 +48,7 @@ def ask(device: object, members: int, **fields: object) -> list[DeviceRequest]:
 def where(fit: GangFit | None, workers: list[Worker]) -> dict[str, int] | None:
     """How many members are on which worker."""
     ids = sorted(worker.id for worker in workers)
-    return None if fit is None else dict(Counter(ids[seating.worker] for seating in fit.seatings))
+    return None if fit is None else dict(Counter(ids[placement.worker] for placement in fit.placements))
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def test_a_hard_level_is_kept() -> None:
     assert where(board.place(ask("gpu:2", 2, topology="rack@10m")), workers) == {"a": 1, "b": 1}
     assert where(board.place(ask("gpu", 2, topology="host")), workers) == {"a": 2}
     assert (
-        board.room(ask("gpu", 1, topology="host")[0].alternatives[0], 9),
-        board.room(ask("gpu", 1)[0].alternatives[0], 9),
+        board.member_capacity(ask("gpu", 1, topology="host")[0].alternatives[0], 9),
+        board.member_capacity(ask("gpu", 1)[0].alternatives[0], 9),
     ) == (2, 4)
 
 
@@ -142,7 +142,10 @@ def test_unlike_members_are_packed_the_hungriest_first() -> None:
     requests = [*ask("gpu", 1), *ask("gpu:4", 1), *ask("cpu:2", 1)]
     fit = a_board(workers).place(requests)
     assert fit is not None
-    assert sorted((seating.member, workers[seating.worker].id) for seating in fit.seatings)[:2] == [(0, "a"), (1, "b")]
+    assert sorted((placement.member, workers[placement.worker].id) for placement in fit.placements)[:2] == [
+        (0, "a"),
+        (1, "b"),
+    ]
 
 
 def test_what_is_leased_is_not_taken() -> None:
@@ -167,13 +170,13 @@ def test_what_is_taken_between_is_seen() -> None:
     hosts = [a_host("a"), a_host("b")]
     matcher = Matcher(TightFitScorer())
     fleet = WorkerIndex(matcher, Snapshot(1, tuple(hosts)))
-    board = GangPlacer(fleet, Regions(fleet.entries), matcher, fleet.outcome, EPOCH)
+    board = GangPlacer(fleet, Regions(fleet.entries), matcher, fleet.match, EPOCH)
     seen = []
     for _ in range(3):
         fit = board.place(ask("gpu", 2))
         seen.append(where(fit, hosts))
-        for seating in fit.seatings if fit else ():
-            fleet.take(seating.worker, seating.fit, EPOCH)
+        for placement in fit.placements if fit else ():
+            fleet.take(placement.worker, placement.fit, EPOCH)
     assert seen == [{"a": 2}, {"b": 2}, None]
 
 
@@ -219,4 +222,4 @@ def test_a_gang_is_placed_wherever_it_can_be_and_as_fast_as_can_be(
     if fit is not None:
         speed = math.inf if fit.bottleneck is None else fit.bottleneck.bytes_per_s
         assert (-speed, len(fit.workers)) == min(possible)
-        assert sorted(seating.member for seating in fit.seatings) == list(range(members))
+        assert sorted(placement.member for placement in fit.placements) == list(range(members))

@@ -73,13 +73,15 @@ def test_without_cores_nothing_is_sold_and_with_all_of_them_all_that_could_be() 
 def test_a_share_goes_into_the_hole_that_nothing_else_can_use() -> None:
     mix = a_mix(("gpu:0.81", 0, 0.5), ("gpu:0.47", 0, 0.4), ("gpu:0.16", 0, 0.1))
     prices = [0.0 if part < 470 else 0.5 if part < 810 else 1.0 for part in range(1001)]
-    on = ExpectedFillMeasure(mix, prices).on(a_shape(gpus=3), DeviceDemands.of([DeviceDemand(160, 1, 0, 0)]))
+    on = ExpectedFillMeasure(mix, prices).for_shape(a_shape(gpus=3), DeviceDemands.of([DeviceDemand(160, 1, 0, 0)]))
     assert on.part(FreeCapacity(16_000, 64 * GIB, (190, 530, 530)), 0) == 190
 
 
 def test_a_worker_whose_cores_run_out_is_not_begun_further() -> None:
     mix = a_mix(("gpu", 4, 1.0))
-    on = ExpectedFillMeasure(mix, LINEAR).on(a_shape(gpus=4, cores=16), DeviceDemands.of([DeviceDemand(0, 0, 8000, 0)]))
+    on = ExpectedFillMeasure(mix, LINEAR).for_shape(
+        a_shape(gpus=4, cores=16), DeviceDemands.of([DeviceDemand(0, 0, 8000, 0)])
+    )
     scarce, ample = (on.scores(FreeCapacity(16_000, 64 * GIB, parts))[0] for parts in ((1000,) * 4, (0, 0, 0, 1000)))
     assert scarce < ample
 
@@ -89,7 +91,7 @@ def test_an_ask_that_does_not_fit_has_no_score(stock: FreeCapacity) -> None:
     asks = DeviceDemands.of(
         [DeviceDemand(310, 1, 2000, GIB), DeviceDemand(1000, 2, 0, 0), DeviceDemand(0, 0, 3000, 30 * GIB)]
     )
-    scores = ExpectedFillMeasure(MIX, LINEAR).on(a_shape(), asks).scores(stock)
+    scores = ExpectedFillMeasure(MIX, LINEAR).for_shape(a_shape(), asks).scores(stock)
     cores, memory, parts = stock
     fits = [
         parts[-1] >= 310 and cores >= 2000 and memory >= GIB,

@@ -86,7 +86,7 @@ ASKS = DeviceDemands.of(
 @given(stocks)
 def test_fragmentation_is_the_papers(stock: FreeCapacity) -> None:
     cut = popular_mix(MIX)
-    on = FragmentationMeasure(MIX).on(a_shape(), ASKS)
+    on = FragmentationMeasure(MIX).for_shape(a_shape(), ASKS)
     for number, (ask, score) in enumerate(zip(ASKS.all[:-1], on.scores(stock), strict=True)):
         ways = remaining_after(stock, ask)
         if not ways:
@@ -121,14 +121,16 @@ def test_asks_that_differ_in_host_memory_alone_are_one_of_the_mix() -> None:
 
 
 def test_a_mix_for_another_model_leaves_all_a_fragment() -> None:
-    on = FragmentationMeasure(a_mix(("mi300x", 0, 1.0))).on(a_shape(), DeviceDemands.of([DeviceDemand(1000, 1, 0, 0)]))
+    on = FragmentationMeasure(a_mix(("mi300x", 0, 1.0))).for_shape(
+        a_shape(), DeviceDemands.of([DeviceDemand(1000, 1, 0, 0)])
+    )
     assert on.scores(FreeCapacity(0, 0, (1000,) * 4)).tolist() == [math.floor(100 / (1 + math.exp(-1)))]
 
 
 @given(stocks)
 def test_classic_fits_are_what_they_say(stock: FreeCapacity) -> None:
     largest = LargestCapacity(16_000, 4000)
-    best, dot = (kind(largest).on(a_shape(), ASKS).scores(stock) for kind in (BestFitMeasure, DotProductMeasure))
+    best, dot = (kind(largest).for_shape(a_shape(), ASKS).scores(stock) for kind in (BestFitMeasure, DotProductMeasure))
     for ask, by_rest, by_product in zip(ASKS.all[:-1], best, dot, strict=True):
         if not remaining_after(stock, ask):
             assert by_rest == by_product == -math.inf

@@ -127,9 +127,9 @@ def test_what_only_a_lost_or_unwell_worker_could_run_waits_behind_the_queue_and_
         (
             "needs-lost",
             1,
-            "lost: asked 1 × nvidia/h100, found a worker that has not been seen in time (worker lost)",
+            "lost: asked 1 × nvidia/h100, found a worker whose heartbeat stopped (worker lost)",
         ),
-        ("needs-ill", 2, "health: asked 2 × gpu, found 1 well of 2: too hot (worker ill)"),
+        ("needs-ill", 2, "health: asked 2 × gpu, found 1 of 2 healthy: too hot (worker ill)"),
     ]
 
 

@@ -10,7 +10,7 @@ from hetero_airflow.engines.kubernetes.claims import cel
 from hetero_airflow.engines.kubernetes.claims.claim_template import claim_template, device_request
 from hetero_airflow.engines.kubernetes.selectors import products
 from hetero_airflow.errors import RequestError
-from hetero_airflow.matching.compatibility import version_obstacle
+from hetero_airflow.matching.feasibility import version_obstacle
 from hetero_airflow.model.device import Device, device_tokens, matches_model
 from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.units import ByteRange

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hetero_airflow.engines.kubernetes.selectors.versions import version_ranges, version_terms
 from hetero_airflow.errors import RequestError
-from hetero_airflow.matching.compatibility import version_obstacle
+from hetero_airflow.matching.feasibility import version_obstacle
 
 KEYS = ("major", "minor", "revision")
 PARTS = st.integers(0, 3)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hetero_airflow.matching.close_devices import closest_devices, joined_pairs
+from hetero_airflow.matching.linked_devices import closest_devices, joined_pairs
 from hetero_airflow.matching.shapes import Shape, Shapes
 from hetero_airflow.testing import a_device, a_worker
 
