@@ -1,8 +1,8 @@
-"""Our hand on the worker: binds devices before the DAG file is parsed, and lets no orphan live.
+"""The coordinator: runs device tasks on a worker. It binds devices before the DAG file is parsed, and leaves no orphan.
 
-Airflow calls it for every engine when ``[sdk] queue_to_coordinator`` maps the queue of device tasks
-to it. Without it the operator binds the devices, after the DAG file was parsed, a task whose
-supervisor dies lives on until the executor finds it, and one that is preempted is not asked to save first.
+Airflow calls it for every engine if ``[sdk] queue_to_coordinator`` maps the queue of device tasks to it. Without it,
+the operator binds the devices after the DAG file was parsed, a task whose supervisor dies lives on until the executor
+finds it, and a preempted task gets no notice to save.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ from hetero_airflow.supervisor.usage import cpu_s, dumping_ranks, utilization
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _UNREPORTED_ENDS = (TaskInstanceState.FAILED, TaskInstanceState.UP_FOR_RETRY)
-"""What Airflow makes of a process that ended badly without saying why."""
+"""The final states that Airflow gives a process that failed and did not report why."""
 
 _NOT_THE_TASKS_PROCESS = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.GONE})
-"""What Airflow answers the heartbeat of a process that is not the one which runs the task."""
+"""Airflow's answers to the heartbeat of a process that does not run the task any more."""
 
 _GRACE_S = 5.0
-"""What processes that outlive their task get between SIGTERM and SIGKILL."""
+"""The time between SIGTERM and SIGKILL for processes that outlive their task."""
 
 
 class DeviceCoordinator(BaseCoordinator):
-    """Runs a task as Airflow does, within its lease."""
+    """Runs a task as Airflow does, on the devices of its lease."""
 
     def execute_task(
         self,
@@ -75,7 +75,7 @@ class DeviceCoordinator(BaseCoordinator):
         subprocess_logs_to_stdout: bool,
         **kwargs: Any,
     ) -> BaseCoordinator.ExecutionResult:
-        """Fork the task's process with its devices bound, wait for it, and end what it left behind."""
+        """Fork the task's process with its devices bound, wait for it, and end the processes that it left behind."""
         lease = read_lease(what.context_carrier)
         with (
             recorded_lease(lease.id, lease.worker) if lease else nullcontext() as note,
@@ -104,27 +104,27 @@ class DeviceCoordinator(BaseCoordinator):
 
 
 class DeviceSupervisor(ActivitySubprocess):
-    """Airflow's supervisor of one task, which with each heartbeat also looks for a notice, and judges a sudden end.
+    """Airflow's supervisor of one task. With each heartbeat it also monitors the task, and it judges a sudden end.
 
-    It says how the task ended only while its process is the task's: of what a node does that had fallen silent, Airflow
-    would take the end for that of the process which runs the task elsewhere by then.
+    It reports the end only while its process runs the task. When a node comes back after lost heartbeats, the task may
+    run elsewhere, and Airflow would take the end of the old process for the end of the new one.
     """
 
     _lease: TaskLease | None = None
-    _watch: TaskMonitor
+    _monitor: TaskMonitor
     _oom_kills: int | None = None
     _epoch = 0
     """The task instance's `max_tries`."""
     _hung_end: RescheduleTask | None = None
-    """How a task that was stopped since it hung asked to go on: whether it does is for the rules to say."""
+    """The request of a task that was stopped since it hung to be rescheduled; the recovery rules decide about it."""
     _is_judged = False
-    """Whether they have said it."""
+    """Whether the rules have decided."""
 
     def attach_lease(self, lease: TaskLease, folder: Path) -> None:
-        """From the next heartbeat on."""
+        """Monitor the task of a lease from the next heartbeat on."""
         self._lease = lease
         self._oom_kills = oom_kills(os.getpid())
-        self._watch = TaskMonitor(
+        self._monitor = TaskMonitor(
             lease.id,
             folder,
             _ExecutionApiStates(self.client, self.id),
@@ -139,17 +139,17 @@ class DeviceSupervisor(ActivitySubprocess):
         )
 
     def send_msg(self, msg: Any, *args: Any, **kwargs: Any) -> None:
-        """As Airflow's; what the task is told at its start, we learn from too."""
+        """As in Airflow; reads the epoch from the start message of the task."""
         if isinstance(msg, StartupDetails):
             self._epoch = msg.ti_context.max_tries
         super().send_msg(msg, *args, **kwargs)
 
     def _monitor_subprocess(self) -> None:
-        """Until the task has ended. SIGTERM, as of a drained node, is a notice for a task that saves checkpoints."""
+        """Wait until the task has ended. SIGTERM, as from a drained node, is a notice if the task saves checkpoints."""
         forward = signal.getsignal(signal.SIGTERM)
 
         def save_first(number: int, frame: FrameType | None) -> None:
-            will_save = self._lease is not None and self._watch.request_stop()
+            will_save = self._lease is not None and self._monitor.request_stop()
             if not will_save and callable(forward):
                 forward(number, frame)
 
@@ -161,10 +161,10 @@ class DeviceSupervisor(ActivitySubprocess):
         super()._send_heartbeat_if_needed()  # type: ignore[no-untyped-call]
         if self._lease is not None and self._last_heartbeat_attempt != before:
             is_wanted = self.failed_heartbeats == 0 and self._terminal_state is None
-            self._watch.beat(datetime.now(UTC), is_online=is_wanted)
+            self._monitor.check(datetime.now(UTC), is_online=is_wanted)
 
     def _send(self, number: signal.Signals) -> None:
-        """To the task's own process and its ranks if they are to show their stacks, else to all of its group."""
+        """Signal the task's process group; `DUMP_SIGNAL` goes only to the task's process and its ranks."""
         if number is not DUMP_SIGNAL:
             self._signal_subprocess(number)
             return
@@ -173,16 +173,16 @@ class DeviceSupervisor(ActivitySubprocess):
                 os.kill(pid, number)
 
     def _send_terminal_state_msg(self, msg: Any) -> None:
-        has_hung = self._lease is not None and self._watch.hung_s is not None
+        has_hung = self._lease is not None and self._monitor.hung_s is not None
         if has_hung and not self._is_judged and isinstance(msg, RescheduleTask):
             self._hung_end = msg
-        elif self._lease is None or self._is_of_the_task():
+        elif self._lease is None or self._runs_the_task():
             super()._send_terminal_state_msg(msg)
         else:
             self._pending_terminal_state_msg = None
 
-    def _is_of_the_task(self) -> bool:
-        """Whether Airflow takes this process for the task's, or can't be asked; only its heartbeat compares them."""
+    def _runs_the_task(self) -> bool:
+        """Whether this process runs the task for Airflow, or Airflow can't be asked. Only a heartbeat tells that."""
         if self._terminal_state == SERVER_TERMINATED:
             return False
         try:
@@ -190,25 +190,23 @@ class DeviceSupervisor(ActivitySubprocess):
         except ServerResponseError as error:
             if error.response.status_code not in _NOT_THE_TASKS_PROCESS:
                 return True
-            self.process_log.warning(
-                "Airflow does not take this process for the task's any more, so it ends without a word"
-            )
+            self.process_log.warning("Another process runs the task for Airflow; the end of this one is not reported")
             self._terminal_state = SERVER_TERMINATED
             return False
-        except Exception as error:  # noqa: BLE001  whatever there is between here and the API
-            self.process_log.warning("Airflow can't be asked whether this run is still the task's", error=str(error))
+        except Exception as error:  # noqa: BLE001  any failure on the way to the API
+            self.process_log.warning("Airflow can't tell whether this process still runs the task", error=str(error))
         return True
 
     def update_task_state_if_needed(self) -> None:
-        """Tell Airflow how the task ended, where the task could not do so itself.
+        """Report to Airflow how the task ended, if the task could not do so itself.
 
-        One that was killed or crashed through no fault of its own is rescheduled, with the same try.
+        A task that was killed or crashed through no fault of its own is rescheduled with the same try.
         """
-        is_unsaid = self._pending_terminal_state_msg is None and self._terminal_state not in STATES_SENT_DIRECTLY
-        if self._lease is not None and is_unsaid and not self._is_of_the_task():
+        is_unreported = self._pending_terminal_state_msg is None and self._terminal_state not in STATES_SENT_DIRECTLY
+        if self._lease is not None and is_unreported and not self._runs_the_task():
             return
-        has_said = self._terminal_state is not None or self._pending_terminal_state_msg is not None
-        if self._lease is None or has_said or (self.final_state not in _UNREPORTED_ENDS and self._hung_end is None):
+        is_reported = self._terminal_state is not None or self._pending_terminal_state_msg is not None
+        if self._lease is None or is_reported or (self.final_state not in _UNREPORTED_ENDS and self._hung_end is None):
             super().update_task_state_if_needed()  # type: ignore[no-untyped-call]
             return
         now, self._is_judged = datetime.now(UTC), True
@@ -216,8 +214,8 @@ class DeviceSupervisor(ActivitySubprocess):
             decision = judge_end(
                 self._evidence(), self._lease, self._epoch, _ExecutionApiStates(self.client, self.id), now
             )
-        except Exception as error:  # noqa: BLE001  whatever the API answers, the end of the task must be told
-            self.process_log.warning("How the task ended can't be put on record; left to its retries", error=str(error))
+        except Exception as error:  # noqa: BLE001  whatever the API answers, the end must be reported
+            self.process_log.warning("The task's end can't be recorded; it is left to its retries", error=str(error))
             self._leave_to_retries(now)
             return
         self.process_log.warning(decision.message)
@@ -249,8 +247,8 @@ class DeviceSupervisor(ActivitySubprocess):
         return Evidence(
             exit_code=self._exit_code,
             oom_kills=kills - self._oom_kills if known else None,  # type: ignore[operator]
-            notice=self._watch.notice,
-            hung_s=self._watch.hung_s,
+            notice=self._monitor.notice,
+            hung_s=self._monitor.hung_s,
         )
 
 
@@ -262,7 +260,7 @@ class _ExecutionApiStates:
         self._id = task_instance_id
 
     def get(self, key: str) -> Any:
-        """The JSON value of a key, None where there is none."""
+        """The JSON value of a key; None without one."""
         answer = self._client.task_state_store.get(self._id, key)
         return answer.value if isinstance(answer, TaskStateStoreResponse) else None
 
@@ -273,7 +271,7 @@ class _ExecutionApiStates:
 
 @contextmanager
 def _control_folder() -> Iterator[Path]:
-    """A folder for the task and its supervisor, named in the environment while the task runs."""
+    """A folder that the task and its supervisor share. The environment names it while the task runs."""
     folder = Path(tempfile.mkdtemp(prefix="hetero-task-"))
     os.environ[CONTROL_VARIABLE] = str(folder)
     try:
@@ -284,7 +282,7 @@ def _control_folder() -> Iterator[Path]:
 
 
 def _run_until_parent_dies(parent: int) -> None:
-    """The task's process: dies with its supervisor, so that no orphan keeps a device."""
+    """Run the task; the process dies with its supervisor, so that no orphan keeps a device."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What a task uses at the moment, as its supervisor can see it from outside."""
+"""What a task uses at the moment, as its supervisor sees it from outside."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _RANK = "hetero_airflow.runtime.rank_process"
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds that a process, its descendants, and those of them that have ended, have computed so far."""
+    """CPU seconds of a process and its descendants so far, including those that have ended."""
     total = 0.0
     with suppress(psutil.Error):
-        own = psutil.Process(pid)
-        times = own.cpu_times()
+        process = psutil.Process(pid)
+        times = process.cpu_times()
         total += times.user + times.system + times.children_user + times.children_system
-        for child in own.children(recursive=True):
+        for child in process.children(recursive=True):
             with suppress(psutil.Error):
                 times = child.cpu_times()
                 total += times.user + times.system
@@ -29,17 +29,17 @@ def cpu_s(pid: int) -> float:
 
 
 def dumping_ranks(pid: int) -> list[int]:
-    """The ranks of torchrun below a process that show their stacks at `DUMP_SIGNAL`.
+    """The processes below a process that are ranks of torchrun and show their stacks at `DUMP_SIGNAL`.
 
-    It would end all others: torchrun itself, whose command names the ranks' too, and a rank that has just begun.
+    The signal would end others: torchrun itself, whose command names the ranks too, and ranks that just started.
     """
-    found = []
+    ranks = []
     with suppress(psutil.Error):
         for child in psutil.Process(pid).children(recursive=True):
             with suppress(psutil.Error, OSError):
                 if _RANK in child.cmdline() and _catches(child.pid):
-                    found.append(child.pid)
-    return found
+                    ranks.append(child.pid)
+    return ranks
 
 
 def _catches(pid: int) -> bool:
@@ -52,8 +52,8 @@ def _catches(pid: int) -> bool:
 def utilization(lease: TaskLease) -> float | None:
     """The part of the last moments, 0 to 1, in which a kernel ran on the busiest of the leased devices.
 
-    By NVML's ``nvmlDeviceGetUtilizationRates``; None for other vendors' devices, simulated ones, and MIG instances, of
-    which NVML does not say it.
+    From NVML's ``nvmlDeviceGetUtilizationRates``. None for devices of other vendors, simulated ones, and MIG instances,
+    for which NVML has no rates.
     """
     if lease.vendor != "nvidia" or lease.simulated:
         return None
@@ -62,7 +62,7 @@ def utilization(lease: TaskLease) -> float | None:
     with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
         try:
-            for number, id_ in enumerate(lease.ids):  # of those in a pod, all are its own
+            for number, id_ in enumerate(lease.ids):  # a pod sees only its own devices
                 by = pynvml.nvmlDeviceGetHandleByIndex if lease.is_slot else pynvml.nvmlDeviceGetHandleByUUID
                 rates = pynvml.nvmlDeviceGetUtilizationRates(by(number if lease.is_slot else id_))
                 busiest = max(busiest or 0.0, rates.gpu / 100)

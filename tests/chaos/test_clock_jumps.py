@@ -98,9 +98,9 @@ def test_leases_go_on_to_be_renewed(jump_s: float) -> None:
 def test_a_task_that_hangs_is_found_after_the_clock_was_set_back(jump_s: float) -> None:
     clock = FakeClock()
     watch = HangWatch(60, cpu_s=lambda: 0.0, utilization=lambda: None)
-    watch.beat(None, clock.now())
+    watch.check(None, clock.now())
     clock.advance(jump_s)
-    assert [watch.beat(None, clock.advance(5))[1] for _ in range(26)].count(1) == 1
+    assert [watch.check(None, clock.advance(5))[1] for _ in range(26)].count(1) == 1
 
 
 def test_checkpoints_keep_their_order_when_the_clock_is_set_back(tmp_path: Path) -> None:

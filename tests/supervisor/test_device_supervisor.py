@@ -145,7 +145,7 @@ def test_where_airflow_can_not_be_asked_it_is_told_as_ever(start, api):
 def test_whether_a_task_that_hung_goes_on_is_for_the_rules_to_say(start, api, monkeypatch, rule, said):
     monkeypatch.setenv("AIRFLOW__HETERO__RECOVERY_RULES", json.dumps(rule))
     process = start(lambda: None)
-    process._watch.hung_s = 900.0
+    process._monitor.hung_s = 900.0
     process._send_terminal_state_msg(RescheduleTask(reschedule_date=NOW, end_date=NOW))
     assert api.said == []
     assert process.wait() == 0
@@ -157,7 +157,7 @@ def test_whether_a_task_that_hung_goes_on_is_for_the_rules_to_say(start, api, mo
 
 def test_one_that_hung_and_had_to_be_killed_goes_on_too(start, api):
     process = start(dies)
-    process._watch.hung_s = 900.0
+    process._monitor.hung_s = 900.0
     process.wait()
     (told,) = api.said
     assert '"up_for_reschedule"' in told

@@ -67,80 +67,80 @@ def notice(lease_id="lease-2", seconds=60):
 
 
 def test_a_notice_reaches_the_task_and_is_told_once(watch, states, tmp_path, log, stops):
-    watch.beat(EPOCH)
+    watch.check(EPOCH)
     assert not has_notice(tmp_path)
     states.values[PREEMPT] = notice()
     for second in range(3):
-        watch.beat(EPOCH + timedelta(seconds=second))
+        watch.check(EPOCH + timedelta(seconds=second))
     assert (read_notice(tmp_path).cause, watch.notice, len(log.lines), stops) == ("urgent", "urgent", 1, [])
 
 
 def test_nothing_is_asked_of_a_server_that_does_not_answer(watch, states, tmp_path, stops, log):
     states.values[PREEMPT] = notice(seconds=5)
-    watch.beat(EPOCH)
+    watch.check(EPOCH)
     states.error = ConnectionError("refused")
     ProgressFile(tmp_path, FakeClock()).done(1)
-    watch.beat(EPOCH + timedelta(seconds=6), is_online=False)
+    watch.check(EPOCH + timedelta(seconds=6), is_online=False)
     assert stops == [signal.SIGTERM], "what needs no server goes on"
     assert not any("can't be read" in line for line in log.lines)
 
 
 def test_a_notice_of_an_earlier_lease_is_void(watch, states, tmp_path):
     states.values[PREEMPT] = notice("lease-1")
-    watch.beat(EPOCH)
+    watch.check(EPOCH)
     assert not has_notice(tmp_path)
 
 
 @pytest.mark.parametrize("value", [None, 7, "x", {}, {"lease_id": "lease-2"}, {"lease_id": "lease-2", "notice": {}}])
 def test_a_notice_that_can_not_be_read_is_passed_over(watch, states, tmp_path, value):
     states.values[PREEMPT] = value
-    watch.beat(EPOCH)
+    watch.check(EPOCH)
     assert not has_notice(tmp_path)
 
 
 def test_a_task_that_steps_is_told_to_save_when_its_worker_shuts_down(watch, tmp_path, log, stops):
     assert not watch.request_stop(), "it could save nothing"
-    watch.beat(EPOCH)
+    watch.check(EPOCH)
     assert not has_notice(tmp_path)
     ProgressFile(tmp_path, FakeClock()).done(1)
     assert watch.request_stop()
     assert (has_notice(tmp_path), log.lines) == (False, []), "the signal may have come anywhere"
-    watch.beat(EPOCH, is_online=False)
+    watch.check(EPOCH, is_online=False)
     assert not has_notice(tmp_path), "it may run elsewhere by now"
     for _ in range(2):
-        watch.beat(EPOCH)
+        watch.check(EPOCH)
     assert (read_notice(tmp_path).cause, read_notice(tmp_path).by) == ("its worker shuts down", EPOCH + GRACE)
     assert (watch.notice, len(log.lines)) == ("its worker shuts down", 1)
-    watch.beat(EPOCH + GRACE)
+    watch.check(EPOCH + GRACE)
     assert stops == [signal.SIGTERM]
 
 
 def test_a_task_that_ignores_the_notice_is_stopped_once_at_the_end_of_the_grace_time(watch, states, stops):
     states.values[PREEMPT] = notice(seconds=60)
     for second in (0, 59):
-        watch.beat(EPOCH + timedelta(seconds=second))
+        watch.check(EPOCH + timedelta(seconds=second))
     assert stops == []
     for second in (60, 61, 64):
-        watch.beat(EPOCH + timedelta(seconds=second))
+        watch.check(EPOCH + timedelta(seconds=second))
     assert stops == [signal.SIGTERM]
     for second in (65, 66):
-        watch.beat(EPOCH + timedelta(seconds=second))
+        watch.check(EPOCH + timedelta(seconds=second))
     assert stops == [signal.SIGTERM, signal.SIGKILL]
 
 
 def test_the_end_of_the_grace_time_is_kept_though_the_api_does_not_answer(watch, states, stops, log):
     states.values[PREEMPT] = notice(seconds=5)
-    watch.beat(EPOCH)
+    watch.check(EPOCH)
     states.error = OSError("connection refused")
     for second in (1, 5):
-        watch.beat(EPOCH + timedelta(seconds=second))
+        watch.check(EPOCH + timedelta(seconds=second))
     assert stops == [signal.SIGTERM]
 
 
 def test_an_api_that_does_not_answer_is_logged_once(watch, states, log):
     states.error = OSError("connection refused")
     for second in range(5):
-        watch.beat(EPOCH + timedelta(seconds=second))
+        watch.check(EPOCH + timedelta(seconds=second))
     assert len(log.lines) == 1
 
 
@@ -148,17 +148,17 @@ def test_a_checkpoint_is_told_at_once_and_mere_steps_every_few_seconds(watch, st
     clock = FakeClock()
     progress = ProgressFile(tmp_path, clock)
     progress.saved(3, clock.now())
-    watch.beat(EPOCH)
+    watch.check(EPOCH)
     progress.saved(4, clock.now())
-    watch.beat(EPOCH + timedelta(seconds=1))
+    watch.check(EPOCH + timedelta(seconds=1))
     told = [value["progress"]["saved_step"] for key, value in states.writes if key == PROGRESS]
     assert (told, states.writes[-1][1]["lease_id"]) == ([3, 4], "lease-2")
     for second in range(2, 6):
         progress.enter("stepping")
         clock.advance(1)
-        watch.beat(EPOCH + timedelta(seconds=second))
+        watch.check(EPOCH + timedelta(seconds=second))
     assert len(states.writes) == 2
-    watch.beat(EPOCH + timedelta(seconds=6.1))
+    watch.check(EPOCH + timedelta(seconds=6.1))
     assert len(states.writes) == 3
 
 
@@ -169,15 +169,15 @@ def test_a_task_that_does_nothing_shows_its_stacks_and_then_is_asked_to_save(tmp
     progress = ProgressFile(tmp_path, FakeClock())
     progress.done(3)
     for second in range(0, 100, 10):
-        watch.beat(EPOCH + timedelta(seconds=second))
+        watch.check(EPOCH + timedelta(seconds=second))
     busy["cpu"] = 9.0  # it computes: nothing is counted from before
     for second in range(100, 300, 10):
-        watch.beat(EPOCH + timedelta(seconds=second))
+        watch.check(EPOCH + timedelta(seconds=second))
     assert (stops, has_notice(tmp_path)) == ([DUMP_SIGNAL], False)
-    watch.beat(EPOCH + timedelta(seconds=300))
+    watch.check(EPOCH + timedelta(seconds=300))
     assert (watch.hung_s, watch.notice, read_notice(tmp_path).cause) == (200, None, "no progress for 200 s")
     assert read_notice(tmp_path).by == EPOCH + timedelta(seconds=330)
-    watch.beat(EPOCH + timedelta(seconds=335))
+    watch.check(EPOCH + timedelta(seconds=335))
     assert stops == [DUMP_SIGNAL, signal.SIGTERM, signal.SIGKILL]
 
 
@@ -185,5 +185,5 @@ def test_a_task_that_tells_no_progress_is_warned_of_but_left_alone(tmp_path, sta
     hangs = HangWatch(100, cpu_s=lambda: 0.0, utilization=lambda: None)
     watch = TaskMonitor("lease-2", tmp_path, states, hangs, stops.append, GRACE, log)
     for second in range(0, 500, 10):
-        watch.beat(EPOCH + timedelta(seconds=second))
+        watch.check(EPOCH + timedelta(seconds=second))
     assert (stops, watch.hung_s, has_notice(tmp_path)) == ([DUMP_SIGNAL], None, False)

@@ -47,7 +47,7 @@ def test_an_urgent_task_gets_its_devices_and_the_other_goes_on_where_it_stood(ai
     assert (try_number, result["is_whole"], result["first"] > 0) == (1, True, True)
     assert result["first"] <= saved + 1
     log = airflow.log_text("saving", run_id, "saving")
-    assert "Preempted: the task is told to save and end" in log
+    assert "Preempted: the task gets a notice to save and end" in log
     assert f"Going on after step {result['first'] - 1} of 100" in log
     assert any(text.startswith("preempted: ") and "urgent.urgent" in text for text in audit(airflow, "saving"))
 
@@ -85,7 +85,7 @@ def test_a_task_whose_supervisor_is_to_end_saves_first_and_goes_on_with_the_same
     try_number, result = is_over(airflow, "saving", run_id)
     assert (try_number, result["is_whole"], result["first"] > 0) == (1, True, True)
     log = airflow.log_text("saving", run_id, "saving")
-    assert "Its worker shuts down: the task is told to save and end" in log
+    assert "Its worker shuts down: the task gets a notice to save and end" in log
     assert f"Going on after step {result['first'] - 1} of 60" in log
 
 
@@ -94,12 +94,12 @@ def test_a_task_that_deadlocks_shows_where_and_goes_on_from_its_checkpoint_with_
     try_number, result = is_over(airflow, "deadlocking", run_id)
     assert (try_number, result["is_whole"], result["first"] > 0) == (1, True, True)
     log = airflow.log_text("deadlocking", run_id, "deadlocking")
-    stacks = log.partition("The task does nothing: no step, no use of its devices or cores. Its stacks follow")[2]
-    shown, after = stacks.split("The task hangs: it is told to save and end")
+    stacks = log.partition("The task is idle: no step, no use of its devices or cores. Its stacks follow")[2]
+    shown, after = stacks.split("The task hangs: it gets a notice to save and end")
     assert re.search(
         r"system_dags\.py\", line \d+ in wait_for_itself\n.*system_dags\.py\", line \d+ in deadlocking\n", shown
     )
-    assert "The task did not save and end in time: it is stopped" in after
+    assert "The task did not save and end in time. It is stopped" in after
     assert "It hung (" in after
     assert "requeued at once, for the 1st time of 2, without using a retry" in after
     assert f"Going on after step {result['first'] - 1} of 10" in after

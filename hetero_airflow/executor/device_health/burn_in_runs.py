@@ -1,4 +1,4 @@
-"""Burn-ins of one device, each in a process of its own, one after the other, without ever blocking the caller."""
+"""Burn-ins of one device: one process after the other. Nothing here blocks the caller."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from hetero_airflow.runtime.task_lease import TaskLease
 from hetero_airflow.runtime.visible_devices import lease_environment
 
 COMMAND = (sys.executable, "-P", "-m", "hetero_airflow.discovery.health.burn_in")
-"""Computes on one device; gets its name, for how many seconds, and its time limit."""
+"""Computes on one device. Arguments: its name, the seconds to compute, the time limit."""
 
 SECONDS = 20.0
 LIMIT_S = 180.0
-"""Starting torch and writing 140 GB included."""
+"""Includes the start of torch, and writing 140 GB."""
 
 _GRACE_S = 1.0
 
 
 class BurnInRuns:
-    """Tries a device: itself, or of a GPU in MIG mode each instance, until one fails.
+    """Tests a device, or each instance of a GPU in MIG mode, until one fails.
 
-    :param device_id: of which the result is
+    :param device_id: the device that gets the result
     """
 
     def __init__(self, device_id: str, targets: Sequence[Device], worker_id: str) -> None:
         self.device_id = device_id
-        self._left = list(targets)
+        self._remaining = list(targets)
         self._worker_id = worker_id
         self._process: subprocess.Popen[bytes] | None = None
         self._kill_at = 0.0
 
     def poll(self) -> BurnInResult | None:
-        """The result, once there is one: the first that did not pass, or the last. Starts what is to be run next."""
+        """The result, once there is one: the first that did not pass, or the last. Starts the next process."""
         if self._process is None:
-            early = self._start()
-            if early is not None:
-                return early
+            untested = self._start()
+            if untested is not None:
+                return untested
         assert self._process is not None
         if self._process.poll() is None:
             if time.monotonic() < self._kill_at:
@@ -55,19 +55,19 @@ class BurnInRuns:
             return BurnInResult(outcome=BurnInOutcome.FAILED, device="", found=f"no answer within {LIMIT_S:g} s")
         result = self._finish(self._process)
         self._process = None
-        return result if result.outcome is not BurnInOutcome.PASSED or not self._left else None
+        return result if result.outcome is not BurnInOutcome.PASSED or not self._remaining else None
 
     def close(self) -> None:
-        """Stop what runs; may be called again."""
+        """Stop the running process; may be called again."""
         if self._process is not None:
             self._process.kill()
-            with suppress(subprocess.TimeoutExpired):  # in a hung driver it may never end
+            with suppress(subprocess.TimeoutExpired):  # it may never end if the driver hangs
                 self._process.wait(_GRACE_S)
             self._process = None
             self._output.close()
 
     def _start(self) -> BurnInResult | None:
-        device = self._left[0]
+        device = self._remaining[0]
         lease = TaskLease(
             id="burn-in",
             token=0,
@@ -95,7 +95,7 @@ class BurnInRuns:
             stderr=subprocess.DEVNULL,
         )
         self._kill_at = time.monotonic() + LIMIT_S
-        del self._left[0]
+        del self._remaining[0]
         return None
 
     def _finish(self, process: subprocess.Popen[bytes]) -> BurnInResult:

@@ -1,11 +1,9 @@
 """Watches the health of devices: takes sick ones out of scheduling, and lets them back in.
 
-What counts, and for how long, is decided in `hetero_airflow.health.transitions`; what is remembered is in the store,
-which every scheduler reads and changes. So each may judge what it hears of any worker's devices, and one that starts
-anew goes on where the one before stood. Only a device's own host can try it: this one's are tried by `HostHealth`,
-those of another scheduler's host wait for that one, and a device of any other host is trusted untested after its
-quarantine,
-once no task is on it.
+The rules are in `hetero_airflow.health.transitions`, and the state is in the store, which every scheduler reads and
+changes. So each scheduler may judge the devices of any worker, and a new one continues where the former one stopped.
+A burn-in runs only on the device's own host. `HostHealth` runs those of this host, and other schedulers those of their
+hosts. A device of any other host is trusted without a burn-in after its quarantine, once no task uses it.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from hetero_airflow.store.store import History, Store, StoreEvent
 log = logging.getLogger(__name__)
 
 _XID = re.compile(r"\bxid (?:\([^)]{1,40}\): )?(\d{1,4})\b(?:[^;]{0,80}? on ([^\s;]+))?", re.IGNORECASE)
-_FORGIVING_S = 3600.0
+_FORGET_ERRORS_S = 3600.0
 
 
 class HealthStore(Store, History, Protocol):
@@ -39,75 +37,76 @@ class HealthStore(Store, History, Protocol):
 
 
 class HealthWatch:
-    """The devices of all workers. While none is out and nothing is heard, the store is read once an hour.
+    """Watches the devices of all workers. While all are healthy and no error comes, it reads the store once an hour.
 
-    :param host: what this host says of its own devices
+    :param host: the errors and burn-ins of this host's devices
     """
 
     def __init__(self, store: HealthStore, host: HostHealth) -> None:
         self._store, self.host = store, host
-        self._news: list[StoreEvent] = []
-        self._bars: dict[tuple[str, str], Hold] = {}
-        """(worker id, device id) → bar, of the devices that were out when last looked."""
+        self._unrecorded: list[StoreEvent] = []
+        self._quarantines: dict[tuple[str, str], Hold] = {}
+        """(worker id, device id) → hold, of the quarantined devices at the last look."""
         self._known: dict[tuple[str, str], DeviceHealth] = {}
-        """What the store remembered then."""
-        self._periods = Periods(forgiving=_FORGIVING_S)
+        """Their health in the store at that time."""
+        self._periods = Periods(forget_errors=_FORGET_ERRORS_S)
 
     def report(self, failure: Failure, task: str) -> None:
-        """Take note of a task's failure; only one of the hardware says something of its devices.
+        """Count the failure of a task against its devices, if it is a hardware failure.
 
-        :param task: what counts as one witness, however often it fails: the DAG's and the task's id
+        :param task: ids of the DAG and the task; all its failures count as one witness
         """
         if failure.failure_class is FailureClass.HARDWARE and failure.worker is not None:
-            self._news += error_changes(failure.worker, _errors_of(failure, task))
+            self._unrecorded += error_changes(failure.worker, _errors_of(failure, task))
 
     def step(self, now: datetime) -> None:
-        """One round, at each heartbeat: what was heard, what time changed, what a burn-in found, what is tried next.
+        """One round: record errors, expired quarantines and burn-in results; start the next burn-in.
 
-        :raises StoreUnavailable: nothing is forgotten; the next round tries again
+        :raises StoreUnavailable: nothing is lost; the next round tries again
         """
-        own = self.host.worker_id
-        self._news += error_changes(own, self.host.take_errors())
+        host_id = self.host.worker_id
+        self._unrecorded += error_changes(host_id, self.host.take_errors())
         ended = self.host.take_burn_in_result()
         if ended is not None:
             device_id, result = ended
             _log_burn_in(device_id, result)
             failure = f"burn-in: {result.found}" if result.outcome is BurnInOutcome.FAILED else ""
-            self._news.append(burn_in_change(own, device_id, failure, now))
-        self._look()
-        events = [*self._news, *self._due(now)]
+            self._unrecorded.append(burn_in_change(host_id, device_id, failure, now))
+        self._refresh()
+        events = [*self._unrecorded, *self._due(now)]
         if events:
             self._store.record(events, now)
-            self._news.clear()
-            self._look()
-        due = [device_id for worker_id, device_id in self._on_probation() if worker_id == own]
+            self._unrecorded.clear()
+            self._refresh()
+        due = [device_id for worker_id, device_id in self._on_probation() if worker_id == host_id]
         self.host.start_burn_in(due, self._store.snapshot())
 
     def close(self) -> None:
-        """End what runs beside."""
+        """Stop the burn-in and the watch of the driver."""
         self.host.close()
 
-    def _look(self) -> None:
-        """Read what is remembered, if the devices that are out are others than before, or out for something else."""
+    def _refresh(self) -> None:
+        """Read the devices' health, if other devices are quarantined than before, or for another cause."""
         snapshot = self._store.snapshot()
-        bars = {(bar.worker_id, bar.device_id): bar for bar in snapshot.holds if bar.kind is HoldKind.QUARANTINED}
-        if bars == self._bars:
+        quarantined = (hold for hold in snapshot.holds if hold.kind is HoldKind.QUARANTINED)
+        holds = {(hold.worker_id, hold.device_id): hold for hold in quarantined}
+        if holds == self._quarantines:
             return
         known = self._store.health()
         of_schedulers = {worker.id for worker in snapshot.workers if worker.is_scheduler_host}
-        for key in sorted(bars.keys() | self._bars.keys()):
-            if bars.get(key) != self._bars.get(key):
-                _log_state(*key, known.get(key, NO_ERRORS), was_tried=key[0] in of_schedulers)
-        self._bars, self._known = bars, {key: known[key] for key in bars if key in known}
+        for key in sorted(holds.keys() | self._quarantines.keys()):
+            if holds.get(key) != self._quarantines.get(key):
+                _log_state(*key, known.get(key, NO_ERRORS), was_tested=key[0] in of_schedulers)
+        self._quarantines, self._known = holds, {key: known[key] for key in holds if key in known}
 
     def _due(self, now: datetime) -> Iterator[StoreEvent]:
-        """What time changes: quarantines that are over, probations that nobody can end, errors that count no more."""
-        known = self._store.health() if self._periods.is_due("forgiving", now) else self._known
+        """What time changes: the end of quarantines, of probations that no burn-in can end, and of old errors."""
+        known = self._store.health() if self._periods.is_due("forget_errors", now) else self._known
         yield from (time_change(*key, now) for key, health in known.items() if after_time(health, now) != health)
         on_probation = self._on_probation()
         if on_probation:
-            untried = _untestable_devices(self._store.snapshot())
-            yield from (burn_in_change(*key, "", now) for key in on_probation if key in untried)
+            untestable = _untestable_devices(self._store.snapshot())
+            yield from (burn_in_change(*key, "", now) for key in on_probation if key in untestable)
 
     def _on_probation(self) -> list[tuple[str, str]]:
         return [key for key, health in self._known.items() if health.state is HealthState.PROBATION]
@@ -116,47 +115,48 @@ class HealthWatch:
 def _errors_of(failure: Failure, task: str) -> list[ObservedError]:
     only = failure.device_ids[0] if len(failure.device_ids) == 1 else None
     xids = [(xid[2] if xid[2] in failure.device_ids else only, int(xid[1])) for xid in _XID.finditer(failure.evidence)]
-    told = [(device_id, *classify_xid(xid)) for device_id, xid in xids if device_id is not None]
-    fatal = [ObservedError(one, kind, text, failure.at) for one, kind, text in told if kind is ErrorClass.FATAL]
+    errors = [(device_id, *classify_xid(xid)) for device_id, xid in xids if device_id is not None]
+    fatal = [ObservedError(id_, kind, text, failure.at) for id_, kind, text in errors if kind is ErrorClass.FATAL]
     if fatal:
         return fatal
     text = f"tasks failed on it: {failure.evidence}"
-    return [ObservedError(one, ErrorClass.TASK, text, failure.at, task) for one in failure.device_ids]
+    return [ObservedError(id_, ErrorClass.TASK, text, failure.at, task) for id_ in failure.device_ids]
 
 
 def _untestable_devices(snapshot: Snapshot) -> set[tuple[str, str]]:
-    """(worker id, device id) of the devices on whose hosts no scheduler runs.
+    """(worker id, device id) of the devices that no scheduler can test, since none runs on their hosts.
 
-    Without those that a probe finds sick, and those on which a task still is: it may be failing just now.
+    Without the devices that a probe found sick, and those that a task still uses: it may be failing just now.
     """
-    waiting = {
+    excluded = {
         (worker.id, device_id)
         for worker in snapshot.workers
         for device in worker.devices
         if device.details.get(SICK_KEY) or snapshot.used(worker.id, device.id).share_milli
         for device_id in (device.id, device.parent)
     }
-    others = (worker for worker in snapshot.workers if not worker.is_scheduler_host)
-    return {(worker.id, device.id) for worker in others for device in worker.devices} - waiting
+    remote = (worker for worker in snapshot.workers if not worker.is_scheduler_host)
+    return {(worker.id, device.id) for worker in remote for device in worker.devices} - excluded
 
 
 def _log_burn_in(device_id: str, result: BurnInResult) -> None:
     if result.outcome is BurnInOutcome.UNTESTED:
-        log.warning("Device %s could not be tried, so it is trusted untested: %s.", device_id, result.found)
+        log.warning("Device %s can't be tested, so it is trusted without a burn-in: %s.", device_id, result.found)
     elif result.outcome is BurnInOutcome.PASSED:
         done = ", ".join(f"{check.name} {check.throughput:.3g}/s" for check in result.checks)
         log.info("Device %s passed its burn-in on %s: %s.", device_id, result.device, done)
 
 
-def _log_state(worker_id: str, device_id: str, health: DeviceHealth, *, was_tried: bool) -> None:
+def _log_state(worker_id: str, device_id: str, health: DeviceHealth, *, was_tested: bool) -> None:
     name = f"{worker_id}/{device_id}"
     if health.state is HealthState.QUARANTINED:
         log.warning("Device %s is quarantined until %s: %s.", name, health.until, health.cause)
     elif health.state is HealthState.RETIRED:
-        log.error("Device %s was out %s times, now for good: %s.", name, health.strikes, health.cause)
+        log.error("Device %s is retired after %s quarantines: %s.", name, health.strikes, health.cause)
     elif health == NO_ERRORS:
-        log.info("Device %s was undrained by a person: it is trusted again.", name)
-    elif health.state is HealthState.HEALTHY and was_tried:
+        log.info("Device %s is trusted again, since a person undrained it.", name)
+    elif health.state is HealthState.HEALTHY and was_tested:
         log.info("Device %s is trusted again.", name)
     elif health.state is HealthState.HEALTHY:
-        log.warning("Device %s can't be tried from here, so it is trusted untested after %s.", name, health.cause)
+        text = "Device %s can't be tested from here, so it is trusted without a burn-in after: %s."
+        log.warning(text, name, health.cause)

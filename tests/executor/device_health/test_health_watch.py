@@ -237,7 +237,7 @@ def test_a_failed_task_takes_out_the_device_that_it_had_on_another_host_which_is
     host.step(1)
     host.step(5)
     assert (host.barred, host.states, host.here._runs) == ([], {"GPU-0": HealthState.HEALTHY}, None)
-    assert "Device worker-b/GPU-0 can't be tried from here, so it is trusted untested" in caplog.text
+    assert "Device worker-b/GPU-0 can't be tested from here, so it is trusted without a burn-in" in caplog.text
     host.watch.report(a_failure(worker="worker-b", at=host.clock.now()), "dag.a")
     host.step()
     assert host.store.health()["worker-b", "GPU-0"].strikes == 2
@@ -363,7 +363,7 @@ def test_a_device_that_nothing_can_compute_on_is_trusted_untested_and_the_log_sa
     host.step(60)
     host.start_burn_in()
     assert host.barred == []
-    assert "trusted untested: no torch" in caplog.text
+    assert "trusted without a burn-in: no torch" in caplog.text
 
 
 def test_a_simulated_device_is_tried_with_a_real_computation_on_the_cpu(monkeypatch, caplog):
