@@ -1,33 +1,10 @@
-"""The exceptions that this package raises, each with what was asked, what was found, and what to do.
-
-::
-
-    HeteroError
-    ├── RequestError(ValueError)       a device request that can't be read or contradicts itself
-    ├── SettingsError(ValueError)      an option in [hetero] that can't be read
-    ├── RegistryError(LookupError)     a policy, probe or engine name that no table row has
-    ├── ProbeError                     a vendor's library or tool that answers with nonsense
-    ├── NoLeaseError(RuntimeError)     the process runs without a device lease
-    ├── TraceError(ValueError)         a trace or workload that can't be read or contradicts itself
-    ├── ClusterError(ValueError)       a pretend cluster that can't be read or can't run the workload
-    ├── EngineError                    a placed task that its engine can't take
-    ├── IdentityError                  a worker's key, secret or token that does not let it speak
-    ├── CheckpointError
-    │   ├── InvalidCheckpoint(ValueError)  a name, manifest, file or state that can't be trusted or read
-    │   ├── CheckpointStoreUnavailable     the store does not answer, is full, or refuses us
-    │   └── FencedOut                      another run of the task has begun since: this one can't publish
-    └── StoreError
-        ├── StoreUnavailable           the database is down, locked or not migrated
-        ├── LeaseNotFound(LookupError) a lease id that the store does not know
-        ├── LeaseLost                  a fencing token that is older than the lease's
-        └── InvalidTransition          a lease state change that the table does not allow
-"""
+"""The exceptions that this package raises. Each says what was asked, what was found, and what to do."""
 
 from __future__ import annotations
 
 
 class HeteroError(Exception):
-    """Root of the tree; the three parts of its text are fields too.
+    """Root of all errors of this package; the three parts of its text are fields too.
 
     >>> print(HeteroError("4 GPUs", found="2 on the largest worker", remedy="Ask for 2"))
     4 GPUs; found 2 on the largest worker. Ask for 2.
@@ -51,9 +28,9 @@ def _rebuild(cls: type[HeteroError], fields: dict[str, object], text: str) -> He
 
 
 class RequestError(HeteroError, ValueError):
-    """A device request that can't be read, contradicts itself or goes past a limit.
+    """A device request that can't be read, contradicts itself or exceeds a limit.
 
-    `field` is the argument that is wrong, `value` its (shortened) text.
+    `field` is the wrong argument, `value` its (shortened) text.
     """
 
     def __init__(self, field: str, value: object, *, found: str, remedy: str) -> None:
@@ -71,15 +48,15 @@ class RegistryError(HeteroError, LookupError):
 
 
 class ProbeError(HeteroError):
-    """A vendor's library or tool that answered with something its parser can't read."""
+    """A vendor's library or tool returned something that its parser can't read."""
 
 
 class NoLeaseError(HeteroError, RuntimeError):
-    """The process asks for its lease but runs without one."""
+    """The process asks for its device lease but has none."""
 
 
 class TraceError(HeteroError, ValueError):
-    """A trace or workload that can't be read or contradicts itself; says the line and the field, where there are."""
+    """A trace or workload that can't be read or contradicts itself; names the line and the field where it can."""
 
     def __init__(
         self, asked: str, *, found: str, remedy: str, line: int | None = None, field: str | None = None
@@ -90,15 +67,15 @@ class TraceError(HeteroError, ValueError):
 
 
 class ClusterError(HeteroError, ValueError):
-    """A pretend cluster that can't be read, or that can't run the workload."""
+    """A simulated cluster that can't be read, or that can't run the workload."""
 
 
 class EngineError(HeteroError):
-    """A placed task that its engine can't take."""
+    """A placed task that its engine can't run."""
 
 
 class IdentityError(HeteroError):
-    """A worker's key, enrolment secret or token that does not let its agent speak for it."""
+    """A worker's key, enrolment secret or token that does not authenticate its agent."""
 
 
 class CheckpointError(HeteroError):
@@ -106,19 +83,19 @@ class CheckpointError(HeteroError):
 
 
 class InvalidCheckpoint(CheckpointError, ValueError):
-    """A name, a manifest, a file or a state that can't be trusted, or that can't be kept without pickling."""
+    """A name, manifest, file or state that can't be trusted, or that can't be saved without pickling."""
 
 
 class CheckpointStoreUnavailable(CheckpointError):
-    """The store does not answer, is full, or refuses us."""
+    """The store does not answer, is full, or refuses access."""
 
 
 class FencedOut(CheckpointError):
-    """Another run of the task has begun since with a greater fencing token: this one can't publish any more."""
+    """A later run of the task has a greater fencing token, so this run can't publish any more."""
 
 
 class StoreError(HeteroError):
-    """The store can't do what it was asked."""
+    """The store can't do what the caller asked."""
 
 
 class StoreUnavailable(StoreError):
@@ -130,7 +107,7 @@ class LeaseNotFound(StoreError, LookupError):
 
 
 class LeaseLost(StoreError):
-    """A fencing token that is not the lease's own: the lease was granted anew or ended."""
+    """A fencing token that the lease does not have: the lease was granted again or has ended."""
 
 
 class InvalidTransition(StoreError):
@@ -138,7 +115,7 @@ class InvalidTransition(StoreError):
 
 
 def shorten(value: object, limit: int = 80) -> str:
-    """The value's repr in at most `limit` characters, so that no value can flood an error or break it.
+    """The value's repr in at most `limit` characters, so that no value can make an error too long or break it.
 
     A value whose repr fails (nested too deep, an integer of 5000 digits) is shown by its type.
 
@@ -147,6 +124,6 @@ def shorten(value: object, limit: int = 80) -> str:
     """
     try:
         text = repr(value[: limit * 2] if isinstance(value, str) else value)
-    except Exception:  # noqa: BLE001  a foreign repr may raise anything
+    except Exception:  # noqa: BLE001  a foreign repr can raise anything
         text = f"<{type(value).__name__}>"
     return text if len(text) <= limit else f"{text[: limit - 4]}...{text[-1]}"

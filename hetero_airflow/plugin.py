@@ -1,6 +1,6 @@
 """The Airflow plugin. It registers no listener: any would break DAGs with ``end_from_trigger=True``.
 
-Every process of Airflow loads it, each task's too; only the API server pays for FastAPI and our routes.
+Every process of Airflow loads it, also that of each task. Only the API server imports FastAPI and our routes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from airflow.plugins_manager import AirflowPlugin
 
 
 def _apps() -> list[dict[str, Any]]:
-    """Our routes, in the API server: there alone, Airflow's command is ``api-server``."""
+    """Our routes, in the API server, which alone runs the command ``api-server``."""
     if sys.argv[1:2] != ["api-server"]:
         return []
     from hetero_airflow.agent.protocol import PREFIX

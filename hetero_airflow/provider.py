@@ -1,4 +1,4 @@
-"""What Airflow's provider discovery reads. Imports nothing heavy: every Airflow process calls it."""
+"""What Airflow's provider discovery reads. Every Airflow process calls it, so it imports nothing large."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hetero_airflow.settings import OPTIONS, SECTION
 
 
 def get_provider_info() -> dict[str, Any]:
-    """The provider's surface: executor, tables, command line, decorator, configuration."""
+    """The executor, tables, commands, decorator and configuration of the provider."""
     return {
         "package-name": "hetero-airflow",
         "name": "Heterogeneous compute",
-        "description": "Device-aware scheduling: tasks say what hardware they need.",
+        "description": "Device-aware scheduling: tasks state what hardware they need.",
         "versions": [__version__],
         "executors": ["hetero_airflow.executor.HeteroExecutor"],
         "db-managers": ["hetero_airflow.executor.db_manager.HeteroDBManager"],

@@ -1,7 +1,7 @@
 """Airflow's parse-time policy, entry point ``airflow.policy``.
 
-Airflow imports this while it initialises itself, so nothing that imports airflow in turn may be
-imported here before the policy is called.
+Airflow imports this while it starts, so nothing here may import a module that imports airflow before the policy is
+called.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from airflow.policies import hookimpl
 
 @hookimpl
 def task_policy(task: Any) -> None:
-    """Complete mapped device tasks, and refuse a gang of one that is not mapped, when a DAG file is parsed.
+    """Complete mapped device tasks, and refuse a gang that is not mapped, when a DAG file is parsed.
 
     :raises RequestError: becomes the DAG file's import error
     """

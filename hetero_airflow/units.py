@@ -10,10 +10,10 @@ from datetime import timedelta
 from hetero_airflow.errors import RequestError, shorten
 
 MILLI_PER_DEVICE = 1000
-"""A device is leased in thousandths: a share of 0.5 is 500, a whole device or one CPU core 1000."""
+"""A device is leased in thousandths: a share of 0.5 is 500, a whole device or a CPU core is 1000."""
 
 MAX_BYTES = 1 << 50
-"""One pebibyte: no device or host of today comes near it, a mistyped unit does."""
+"""One pebibyte. No device or host has so much memory today, so a larger size is a mistyped unit."""
 
 MAX_DURATION_S = 366 * 86400.0
 
@@ -38,10 +38,10 @@ def parse_bytes(value: object, field: str = "memory") -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         size: float = value
     else:
-        found = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) and len(value) <= 64 else None
-        if found is None or found[2].upper() not in _BYTE_UNITS:
+        number, unit = _quantity(value)
+        if unit.upper() not in _BYTE_UNITS:
             raise RequestError(field, value, found="no size", remedy='Write a size such as "40GiB" or "80GB"')
-        size = float(found[1]) * _BYTE_UNITS[found[2].upper()]
+        size = number * _BYTE_UNITS[unit.upper()]
     if not 0 < size <= MAX_BYTES:
         raise RequestError(
             field, value, found=f"{shorten(math.ceil(size))} bytes", remedy="Ask for more than 0 and at most 1024TiB"
@@ -50,7 +50,7 @@ def parse_bytes(value: object, field: str = "memory") -> int:
 
 
 def format_bytes(size: int) -> str:
-    """A size as people read it, in binary units.
+    """A size for people, in binary units.
 
     >>> format_bytes(42949672960), format_bytes(85520809984), format_bytes(512)
     ('40GiB', '79.6GiB', '512B')
@@ -74,13 +74,19 @@ def parse_duration_s(value: object, field: str = "wait_timeout") -> float:
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         seconds = float(max(-1, min(value, 2 * MAX_DURATION_S)))
     else:
-        found = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) and len(value) <= 64 else None
-        if found is None or found[2] not in _DURATION_UNITS:
+        number, unit = _quantity(value)
+        if unit not in _DURATION_UNITS:
             raise RequestError(field, value, found="no duration", remedy='Write a duration such as "30m" or "2h"')
-        seconds = float(found[1]) * _DURATION_UNITS[found[2]]
+        seconds = number * _DURATION_UNITS[unit]
     if not 0 < seconds <= MAX_DURATION_S:
         raise RequestError(field, value, found=f"{seconds:g} s", remedy="Ask for more than 0 s and at most 366d")
     return seconds
+
+
+def _quantity(value: object) -> tuple[float, str]:
+    """The number and the unit of a text; the unit is "?" if it is none."""
+    match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) and len(value) <= 64 else None
+    return (float(match[1]), match[2]) if match else (0.0, "?")
 
 
 def share_to_milli(share: float) -> int:
@@ -109,7 +115,7 @@ class ByteRange:
     def parse(cls, value: object, field: str = "memory") -> ByteRange:
         """A range from ``40GiB..``, ``..80GiB``, ``24GiB..80GiB``, ``40GiB``, an int, or a range.
 
-        :raises RequestError: not a range, open at both ends, or upside down
+        :raises RequestError: not a range, open at both ends, or with the larger size first
         """
         if isinstance(value, ByteRange):
             return value
@@ -137,7 +143,7 @@ class ByteRange:
 
 
 def format_bytes_exact(size: int) -> str:
-    """A size in the largest unit that loses nothing, so that parsing it gives the same size.
+    """A size in the largest unit that is exact, so that parsing it gives the same size.
 
     >>> format_bytes_exact(80 * 10**9), format_bytes_exact(40 * 2**30), format_bytes_exact(1001)
     ('80GB', '40GiB', '1001B')
