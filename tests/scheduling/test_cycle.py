@@ -190,7 +190,7 @@ def test_what_the_engine_does_not_take_is_released_and_waits_again() -> None:
     cycle = Cycle(store, Fifo(), engine, 60)
     result = cycle.run(EPOCH)
     assert [(one.lease.request_id, one.cause) for one in result.undispatched] == [
-        ("r0", "not dispatched: RuntimeError: the engine is told to fail")
+        ("r0", "not dispatched: RuntimeError: the test makes the engine fail")
     ]
     assert [lease.request_id for lease in result.dispatched] == ["r1"]
     assert [pending.id for pending in store.snapshot().pending] == ["r0"]
