@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from hetero_airflow.engines.engine import Engine, Preemptor
 from hetero_airflow.errors import StoreUnavailable
 from hetero_airflow.model.lease import Lease
-from hetero_airflow.model.plan import Decision, Plan, Refuse, Wait
+from hetero_airflow.model.plan import Plan, Refuse, Wait
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.policy import Policy, period_of
@@ -85,30 +85,6 @@ class _View:
         )
 
 
-@dataclass(slots=True)
-class _Progress:
-    """What a cycle has done so far."""
-
-    reaped: tuple[Lease, ...] = ()
-    decisions: dict[str, Decision] = field(default_factory=dict)
-    dispatched: list[Lease] = field(default_factory=list)
-    undispatched: list[Undispatched] = field(default_factory=list)
-    preempted: list[Lease] = field(default_factory=list)
-    recorded: int = 0
-
-    def result(self, plan: Plan, raced: tuple[str, ...]) -> CycleResult:
-        """The result of the cycle, whose last round decided this plan."""
-        return CycleResult(
-            self.reaped,
-            replace(plan, decisions=tuple(self.decisions.values())),
-            tuple(self.dispatched),
-            tuple(self.undispatched),
-            tuple(self.preempted),
-            raced,
-            recorded=self.recorded,
-        )
-
-
 def run_cycle(store: Store, policy: Policy, engine: Engine, now: datetime, lease_timeout_s: float) -> CycleResult:
     """One cycle that knows nothing of earlier ones.
 
@@ -176,27 +152,27 @@ class Cycle:
             removes the recorded ones. It may append others while the cycle runs: the next round sees them
         :raises CycleInterrupted: the database is down; `recorded` tells which events the store has recorded
         """
-        done = _Progress()
+        done = CycleResult()
         try:
-            done.reaped = self._reap(now)  # 1
+            done = self._reap(now)  # 1
             for number in range(MAX_ROUNDS):
                 events = tuple(pending_events[done.recorded :])
                 view = self._take_snapshot(events)  # 2
                 if number == 0 and not events and (last_plan := self._plan_that_still_holds(view, now)) is not None:
-                    return CycleResult(done.reaped, last_plan, is_decided=False)
+                    return replace(done, plan=last_plan, is_decided=False)
                 plan = self._decide(view, now)  # 3
-                commit = self._commit(plan, events, now, done)  # 4
-                self._carry_out(plan, commit, view, now, done)  # 5
+                commit, done = self._commit(plan, events, now, done)  # 4
+                done = self._carry_out(plan, commit, view, now, done)  # 5
                 if not commit.refused:
                     break
-            return self._keep_rest_pending(plan, commit, view, now, done)  # 6
+            return self._keep_rest_pending(plan, view, now, done)  # 6
         except StoreUnavailable as error:
             raise CycleInterrupted(error, done.recorded) from error
 
-    def _reap(self, now: datetime) -> tuple[Lease, ...]:
+    def _reap(self, now: datetime) -> CycleResult:
         """Step 1: expire leases. The caller of the cycle records lost workers, see `reaper.lost_workers`."""
         self._dispatch.requeue_undispatched(now)  # where the store was down in the cycle before
-        return reap(self._store, self._engine, self._store.snapshot().leases, now)
+        return CycleResult(reap(self._store, self._engine, self._store.snapshot().leases, now))
 
     def _take_snapshot(self, events: Sequence[RequestEvent]) -> _View:
         """Step 2: the store's snapshot, with what the store does not know, or not yet."""
@@ -221,30 +197,36 @@ class Cycle:
         gangs = {pending.id: pending.gang for pending in view.snapshot.pending if pending.gang}
         return owned_decisions(self._unresponsive.observe(plan, view.owned_ids, now), view.owned_ids, view.slots, gangs)
 
-    def _commit(self, plan: Plan, events: Sequence[RequestEvent], now: datetime, done: _Progress) -> CommitResult:
+    def _commit(
+        self, plan: Plan, events: Sequence[RequestEvent], now: datetime, done: CycleResult
+    ) -> tuple[CommitResult, CycleResult]:
         """Step 4: the store records the events and the plan, and refuses devices that others took meanwhile."""
         commit = self._store.commit(plan, now, now + self._lease_timeout, events)
-        done.recorded += len(events)
-        done.decisions |= {decision.request_id: decision for decision in plan.decisions}
-        return commit
+        decisions = {decision.request_id: decision for decision in (*done.plan.decisions, *plan.decisions)}
+        merged = replace(plan, decisions=tuple(decisions.values()))
+        return commit, replace(done, plan=merged, raced=commit.refused, recorded=done.recorded + len(events))
 
-    def _carry_out(self, plan: Plan, commit: CommitResult, view: _View, now: datetime, done: _Progress) -> None:
+    def _carry_out(
+        self, plan: Plan, commit: CommitResult, view: _View, now: datetime, done: CycleResult
+    ) -> CycleResult:
         """Step 5: dispatch the granted leases, and tell the holders of preempted ones to end."""
         dispatched, undispatched = self._dispatch.start(commit, view.snapshot, view.owned_ids)
-        done.dispatched += dispatched
-        done.undispatched += undispatched
-        done.preempted += self._dispatch.preempt(plan.preemptions, now)
+        preempted = self._dispatch.preempt(plan.preemptions, now)
         self._dispatch.requeue_undispatched(now)
+        return replace(
+            done,
+            dispatched=(*done.dispatched, *dispatched),
+            undispatched=(*done.undispatched, *undispatched),
+            preempted=(*done.preempted, *preempted),
+        )
 
-    def _keep_rest_pending(
-        self, plan: Plan, commit: CommitResult, view: _View, now: datetime, done: _Progress
-    ) -> CycleResult:
+    def _keep_rest_pending(self, plan: Plan, view: _View, now: datetime, done: CycleResult) -> CycleResult:
         """Step 6: the rest waits, with the reasons that the store has. Remember the plan for the next cycle."""
         if self._period_s is not None:
             next_at = now + timedelta(seconds=self._period_s)
             plan = replace(plan, until=next_at if plan.until is None else min(plan.until, next_at))
-        self._last = None if commit.refused else (view, plan)
-        return done.result(plan, commit.refused)
+        self._last = None if done.raced else (view, plan)
+        return replace(done, plan=replace(done.plan, until=plan.until))
 
     def _with_reachable_workers(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot without the workers on which the engine can't run anything."""

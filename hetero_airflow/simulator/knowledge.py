@@ -9,11 +9,10 @@ from dataclasses import replace
 from hetero_airflow.model.estimates import Estimates, Interval, TaskName
 from hetero_airflow.model.run import Run, RunEnd
 from hetero_airflow.model.team_shares import NO_TEAM_SHARES, TeamShares
-from hetero_airflow.scheduling.learning.learner import Learner
-from hetero_airflow.scheduling.learning.past_use import PastUse
+from hetero_airflow.scheduling.learning.learner import Learner, PastUse
 from hetero_airflow.simulator.job_run import JobRun
 from hetero_airflow.simulator.options import Knowledge, simulated_time
-from hetero_airflow.simulator.workload import ANY_DEVICE, Job, Workload
+from hetero_airflow.simulator.workload import ANY_DEVICE, Job, Workload, task_edges
 
 
 class KnowledgeSource:
@@ -39,7 +38,7 @@ class KnowledgeSource:
         requested = Counter(job.request.alternatives[0] for job in jobs if job.ranks)
         mix = tuple((alternative, count / requested.total()) for alternative, count in requested.most_common())
         spread = {self._name(job): job.spread for job in jobs if job.spread < 1}
-        self._edges = self._edges_of(workload)
+        self._edges = task_edges(workload.jobs, {job.id: self._name(job) for job in workload.jobs})
         self._known = Estimates(speeds, works, mix=mix, spread=spread, edges=self._edges, shares=shares)
         self._is_stale = knowledge is Knowledge.LEARNED
 
@@ -93,15 +92,6 @@ class KnowledgeSource:
 
     def _name(self, job: Job) -> TaskName:
         return job.group, self.task_id(job)
-
-    def _edges_of(self, workload: Workload) -> dict[TaskName, tuple[TaskName, ...]]:
-        """Task → the tasks that come after it. The author of a DAG writes this, so every policy knows it."""
-        names = {job.id: self._name(job) for job in workload.jobs}
-        after: dict[TaskName, dict[TaskName, None]] = {}
-        for job in workload.jobs:
-            for before in job.after:
-                after.setdefault(names[before], {})[names[job.id]] = None
-        return {name: tuple(successors) for name, successors in after.items()}
 
     def _speeds(self, job: Job) -> dict[str, float]:
         named = {name: speed for name, speed in job.speeds.items() if name != ANY_DEVICE}

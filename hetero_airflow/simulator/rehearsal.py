@@ -10,16 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from hetero_airflow.model.estimates import Estimates, Interval, TaskName
+from hetero_airflow.model.estimates import Estimates, Interval
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.policy import Policy
-from hetero_airflow.simulator.initial_jobs import EstimateCase, expected_job, initial_jobs
+from hetero_airflow.simulator.initial_jobs import EstimateCase, InitialJob, expected_job, initial_jobs
 from hetero_airflow.simulator.options import Options
 from hetero_airflow.simulator.planned_tasks import PlannedTask, RehearsalNote, RehearsalProblem, runnable_tasks
 from hetero_airflow.simulator.record import JobRecord
 from hetero_airflow.simulator.simulation import Simulation
-from hetero_airflow.simulator.workload import ANY_DEVICE, Job, Workload
+from hetero_airflow.simulator.workload import ANY_DEVICE, Job, Workload, task_edges
 
 NEVER_S = 10 * 365 * 86400.0
 """The reported time of what does not happen within the simulation."""
@@ -82,12 +82,18 @@ def rehearse(
     :param deadline_s: seconds after the start of the run by which its last task should end
     """
     runnable = runnable_tasks(snapshot, tasks, policy)
-    records = [
-        _simulate(snapshot, runnable.tasks, policy, now, case, starts_in_s, assumed_s, options or Options())
+    cases = [
+        _simulate(
+            snapshot,
+            [(task, _job(task, snapshot.estimates, case, starts_in_s, assumed_s)) for task in runnable.tasks],
+            initial_jobs(snapshot, now, case, assumed_s),
+            policy,
+            options or Options(),
+        )
         for case in EstimateCase
     ]
     rehearsed = [
-        _rehearsed_task(task, [record[task.id] for record in records], starts_in_s, snapshot.estimates)
+        _rehearsed_task(task, [records[task.id] for records in cases], starts_in_s, snapshot.estimates)
         for task in runnable.tasks
     ]
     rehearsed.sort(key=lambda task: (task.start_s.middle, task.id))
@@ -98,19 +104,19 @@ def rehearse(
 
 def _simulate(
     snapshot: Snapshot,
-    tasks: Sequence[PlannedTask],
+    planned: Sequence[tuple[PlannedTask, Job]],
+    initial: Sequence[InitialJob],
     policy: Policy,
-    now: datetime,
-    case: EstimateCase,
-    starts_in_s: float,
-    assumed_s: float,
     options: Options,
 ) -> dict[str, JobRecord]:
-    """Task instance → how its job went in that case."""
-    initial = initial_jobs(snapshot, now, case, assumed_s)
+    """Task instance → how its job went."""
     taken = {initial_job.job.id for initial_job in initial}
-    ids = {task.id: f"planned {task.id}" if task.id in taken else task.id for task in tasks}
-    jobs = tuple(_job(task, ids, snapshot.estimates, case, starts_in_s, assumed_s) for task in tasks)
+    ids = {task.id: f"planned {task.id}" if task.id in taken else task.id for task, _ in planned}
+    jobs = tuple(
+        replace(job, id=ids[task.id], after=tuple(ids[before] for before in task.after if before in ids))
+        for task, job in planned
+    )
+    edges = task_edges(jobs, {ids[task.id]: task.task for task, _ in planned})
     simulation = Simulation(
         Workload("rehearsal", jobs),
         snapshot.workers,
@@ -118,40 +124,22 @@ def _simulate(
         "rehearsal",
         replace(options, measured=(len(initial), len(initial) + len(jobs))),
         initial_jobs=initial,
-        estimates=replace(snapshot.estimates, edges={**snapshot.estimates.edges, **_edges(tasks)}),
+        estimates=replace(snapshot.estimates, edges={**snapshot.estimates.edges, **edges}),
     )
-    return dict(zip([task.id for task in tasks], simulation.run().jobs[len(initial) :], strict=True))
+    return dict(zip(ids, simulation.run().jobs[len(initial) :], strict=True))
 
 
-def _edges(tasks: Sequence[PlannedTask]) -> dict[TaskName, tuple[TaskName, ...]]:
-    """Task → the tasks that come directly after it in the run."""
-    names = {task.id: task.task for task in tasks}
-    after: dict[TaskName, dict[TaskName, None]] = {}
-    for task in tasks:
-        for before in task.after:
-            if before in names:
-                after.setdefault(names[before], {})[task.task] = None
-    return {name: tuple(successors) for name, successors in after.items()}
-
-
-def _job(
-    task: PlannedTask,
-    ids: Mapping[str, str],
-    estimates: Estimates,
-    case: EstimateCase,
-    starts_in_s: float,
-    assumed_s: float,
-) -> Job:
-    pending = task.pending(ids[task.id])
+def _job(task: PlannedTask, estimates: Estimates, case: EstimateCase, starts_in_s: float, assumed_s: float) -> Job:
+    """The job of a planned task, which does not wait for any other yet."""
+    pending = task.pending(task.id)
     if pending is None:
         dag_id, task_id = task.task
         duration_s = assumed_s if task.duration_s is None else task.duration_s[case]
         nothing = DeviceRequest.parse("cpu")
-        job = Job(ids[task.id], 0.0, nothing, max(duration_s, 1e-6), {ANY_DEVICE: 1.0}, task_id, dag_id, ranks=0)
+        job = Job(task.id, 0.0, nothing, max(duration_s, 1e-6), {ANY_DEVICE: 1.0}, task_id, dag_id, ranks=0)
     else:
         job = expected_job(pending, estimates, case, assumed_s, {})
-    after = tuple(ids[before] for before in task.after if before in ids)
-    return replace(job, arrival_s=starts_in_s, run="rehearsal", after=after)
+    return replace(job, arrival_s=starts_in_s, run="rehearsal")
 
 
 def _rehearsed_task(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from hetero_airflow.errors import TraceError
+from hetero_airflow.model.estimates import TaskName
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.worker import Worker
 
@@ -86,3 +87,15 @@ class Workload:
         ids = {job.id for job in jobs}
         kept = tuple(replace(job, after=tuple(before for before in job.after if before in ids)) for job in jobs)
         return replace(self, jobs=kept)
+
+
+def task_edges(jobs: Iterable[Job], names: Mapping[str, TaskName]) -> dict[TaskName, tuple[TaskName, ...]]:
+    """Task → the tasks that come directly after it.
+
+    :param names: job id → its task
+    """
+    after: dict[TaskName, dict[TaskName, None]] = {}
+    for job in jobs:
+        for before in job.after:
+            after.setdefault(names[before], {})[names[job.id]] = None
+    return {name: tuple(successors) for name, successors in after.items()}

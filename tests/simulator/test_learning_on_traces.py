@@ -9,7 +9,7 @@ import statistics
 import pytest
 
 from hetero_airflow.scheduling.learning.learner import Learner
-from hetero_airflow.simulator.traces.gavel_speeds import CLASSES, read_speeds
+from hetero_airflow.simulator.traces.gavel import CLASSES, read_speeds
 from hetero_airflow.testing import a_run
 
 WORK = 10_000.0

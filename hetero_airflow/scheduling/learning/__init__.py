@@ -1,5 +1,5 @@
 """Learns from finished runs how long tasks take on each device class. It runs in Airflow's scheduler.
 
-`learner` reads the history of runs, `speed_fit` estimates speeds and amounts of work, `past_use` adds up what each DAG
-has used.
+`learner` reads the history of runs and adds up what each DAG has used, `speed_fit` estimates speeds and amounts of
+work.
 """

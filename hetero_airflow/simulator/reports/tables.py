@@ -23,17 +23,9 @@ _Value = Callable[[Figures], float | None]
 _PARTS = ("mean", "p50", "p95", "p99")
 
 
-def _jct(part: str) -> _Value:
-    return lambda figures: _part(figures.all.jct_s, part)
-
-
-def _wait(part: str) -> _Value:
-    return lambda figures: _part(figures.all.wait_s, part)
-
-
 _TIMES: tuple[tuple[str, _Value], ...] = (
-    *((f"JCT {part}, h", _jct(part)) for part in _PARTS),
-    *((f"wait {part}, h", _wait(part)) for part in _PARTS),
+    *((f"JCT {part}, h", lambda f, part=part: _part(f.all.jct_s, part)) for part in _PARTS),
+    *((f"wait {part}, h", lambda f, part=part: _part(f.all.wait_s, part)) for part in _PARTS),
     ("makespan, h", lambda f: None if f.makespan_s is None else f.makespan_s / _HOUR_S),
 )
 _SHARES: tuple[tuple[str, _Value], ...] = (

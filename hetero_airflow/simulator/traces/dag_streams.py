@@ -65,10 +65,7 @@ def random_design(rng: random.Random, name: str, kinds: Sequence[JobKind] = SYNT
     size = 3 + int(rng.random() * 6)
     after = chain(size) if shape == "chain" else fan(size) if shape == "fan" else layers(rng, size, 3)
     return DagDesign(
-        name,
-        tuple(choose(rng, kinds) for _ in after),
-        tuple(lognormal(rng, 6.4, 1.0) for _ in after),
-        tuple(after),
+        name, tuple(choose(rng, kinds) for _ in after), tuple(lognormal(rng, 6.4, 1.0) for _ in after), tuple(after)
     )
 
 

@@ -16,8 +16,7 @@ from statistics import NormalDist
 from typing import TypeVar
 
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.simulator.traces.gavel import request_for
-from hetero_airflow.simulator.traces.gavel_speeds import Speeds
+from hetero_airflow.simulator.traces.gavel import Speeds, request_for
 from hetero_airflow.simulator.workload import Job, Workload
 
 T = TypeVar("T")

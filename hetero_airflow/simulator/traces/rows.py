@@ -139,22 +139,14 @@ def _rows(
 ) -> Iterator[Row]:
     for number, line in enumerate(lines, first):
         if number - first >= MAX_ROWS:
-            raise TraceError(
-                f"{path.name}, line {number}",
-                found=f"more than {MAX_ROWS} jobs",
-                remedy="Cut the trace into parts",
-                line=number,
-            )
+            raise _line_error(path, number, "", f"more than {MAX_ROWS} jobs", "Cut the trace into parts")
         if not line.strip():
             continue
         fields = _split(path, number, line, split)
         if len(fields) != len(columns):
-            raise TraceError(
-                f"{path.name}, line {number}: {len(columns)} fields",
-                found=f"{len(fields)} in {shorten(line.strip())}",
-                remedy="Mend the line or remove it; the file may be cut off here",
-                line=number,
-            )
+            remedy = "Mend the line or remove it; the file may be cut off here"
+            found = f"{len(fields)} in {shorten(line.strip())}"
+            raise _line_error(path, number, f": {len(columns)} fields", found, remedy)
         yield Row(path.name, number, dict(zip(columns, fields, strict=True)))
 
 
@@ -162,12 +154,8 @@ def _split(path: Path, number: int, line: str, split: Callable[[str], list[str]]
     try:
         return [field.strip() for field in split(line.rstrip("\r\n"))]
     except csv.Error as error:
-        raise TraceError(
-            f"{path.name}, line {number}: {shorten(line)}",
-            found=f"no line of CSV ({error})",
-            remedy="Mend the quotes",
-            line=number,
-        ) from error
+        found = f"no line of CSV ({error})"
+        raise _line_error(path, number, f": {shorten(line)}", found, "Mend the quotes") from error
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -185,9 +173,7 @@ def _lines(path: Path) -> Iterator[str]:
                     continue
                 except UnicodeDecodeError:
                     found, remedy = "bytes that are not UTF-8", "Fetch the file again, or convert it to UTF-8"
-            raise TraceError(
-                f"{path.name}, line {number}: {shorten(line[:80])}", found=found, remedy=remedy, line=number
-            )
+            raise _line_error(path, number, f": {shorten(line[:80])}", found, remedy)
 
 
 def _open(path: Path) -> BufferedIOBase:
@@ -202,3 +188,7 @@ def _guarded(path: Path, line: int | None, read: Callable[[], bytes]) -> bytes:
         raise TraceError(
             where, found=f"a file that ends early or is damaged ({error})", remedy="Fetch the file again", line=line
         ) from error
+
+
+def _line_error(path: Path, number: int, asked: str, found: str, remedy: str) -> TraceError:
+    return TraceError(f"{path.name}, line {number}{asked}", found=found, remedy=remedy, line=number)

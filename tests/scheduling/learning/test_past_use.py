@@ -4,8 +4,7 @@ import pytest
 
 from hetero_airflow.model.estimates import USAGE_HALF_LIFE_S, decayed
 from hetero_airflow.model.run import RunEnd
-from hetero_airflow.scheduling.learning.learner import Learner
-from hetero_airflow.scheduling.learning.past_use import PastUse
+from hetero_airflow.scheduling.learning.learner import Learner, PastUse
 from hetero_airflow.testing import EPOCH, a_run
 
 HALF_LIFE = timedelta(seconds=USAGE_HALF_LIFE_S)

@@ -10,7 +10,7 @@ import pytest
 from hetero_airflow.errors import TraceError
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.simulator.traces import load_trace
-from hetero_airflow.simulator.traces.gavel_speeds import read_speeds
+from hetero_airflow.simulator.traces.gavel import read_speeds
 from hetero_airflow.simulator.workload import Job
 
 HEADER = "job_id,arrival_s,job_type,gpus,total_steps,thr_v100,thr_p100,thr_k80\n"

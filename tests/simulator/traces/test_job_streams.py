@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero_airflow.simulator.traces import load_trace
-from hetero_airflow.simulator.traces.gavel_speeds import read_speeds
+from hetero_airflow.simulator.traces.gavel import read_speeds
 from hetero_airflow.simulator.traces.job_streams import (
     GAVEL_GANGS,
     PHILLY_SIZES,
