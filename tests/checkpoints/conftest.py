@@ -1,4 +1,4 @@
-"""Every store there is, each empty: the file system, and S3 as moto's real HTTP server."""
+"""Every store, empty: the file system, and S3 as moto's real HTTP server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def store(new_place: NewPlace, monkeypatch: pytest.MonkeyPatch) -> CheckpointSto
 
 @pytest.fixture(autouse=True)
 def clients_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process opens one client and keeps it; here the sockets of hundreds would be found by whatever test is next."""
+    """A process opens one client and keeps it; here a later test would report the sockets of hundreds."""
     made: list[Any] = []
     create = botocore.session.Session.create_client
 
@@ -79,7 +79,7 @@ def s3_server() -> Iterator[str]:
 
 @pytest.fixture
 def s3_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What boto3 finds; no file of whoever runs the tests, and no service of a cloud's host, is asked."""
+    """Credentials for boto3; it reads no file of the user and asks no service of a cloud host."""
     for name, value in {
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "hunter2",

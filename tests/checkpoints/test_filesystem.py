@@ -181,9 +181,9 @@ from pathlib import Path
 from hetero_airflow.checkpoints.filesystem import FilesystemStore
 store, done = FilesystemStore(Path(sys.argv[1])), 0
 while done < int(sys.argv[2]):
-    found = store.read("dag/count", at_most=100)
-    number = int(found.content) if found else 0
-    done += store.replace("dag/count", str(number + 1).encode(), found and found.version) is not None
+    stored = store.read("dag/count", at_most=100)
+    number = int(stored.content) if stored else 0
+    done += store.replace("dag/count", str(number + 1).encode(), stored and stored.version) is not None
 """
 
 

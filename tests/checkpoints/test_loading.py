@@ -1,4 +1,4 @@
-"""What is damaged or hostile is refused before it is used, and the checkpoint before it is taken."""
+"""A damaged or hostile checkpoint is refused before its use, and the checkpoint before it is loaded."""
 
 from __future__ import annotations
 
@@ -133,13 +133,13 @@ def test_an_existing_folder_is_not_changed(store, two, tmp_path) -> None:
 def craft(
     store, place, tmp_path: Path, files: dict[str, object], other: dict[str, object] | None = None
 ) -> CheckpointEntry:
-    """A checkpoint whose manifest says whatever one likes, named by the index with its right digest."""
+    """A checkpoint whose manifest says anything; the index names it with its right digest."""
     content = json.dumps({"version": 1, "step": 9, "metrics": {}, "files": files} | (other or {})).encode()
     entry = CheckpointEntry(
         step=9,
         key="000000000009-1-00000000",
         digest=hashlib.sha256(content).hexdigest(),
-        size_bytes=sum(max(0, said["size_bytes"]) for said in ((other or {}).get("files") or files).values()),  # type: ignore
+        size_bytes=sum(max(0, file["size_bytes"]) for file in ((other or {}).get("files") or files).values()),  # type: ignore
         published_at=NOW,
         token=1,
         epoch=0,

@@ -36,7 +36,7 @@ Fault = Callable[[str, str, int], str | None]
 
 
 class Proxy(ThreadingHTTPServer):
-    """Forwards to S3, but for what `fault` says."""
+    """Forwards requests to S3, except for the faults that `fault` selects."""
 
     daemon_threads = True
 
@@ -54,7 +54,7 @@ class Proxy(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that the client gave up is part of the test."""
+        """Ignore it: the tests include connections that the client gave up."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -116,7 +116,7 @@ for method in ("GET", "PUT", "POST", "HEAD", "DELETE"):
 
 @pytest.fixture
 def proxy(s3_server: str) -> Iterator[Proxy]:
-    """Listens before S3."""
+    """A proxy in front of S3."""
     proxy = Proxy(s3_server)
     thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
@@ -128,7 +128,7 @@ def proxy(s3_server: str) -> Iterator[Proxy]:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attempts follow at once: how many there are is what is tested, not how long botocore waits between them."""
+    """Retries follow at once: the tests check their number, not botocore's waits."""
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda self, context: 0)
 
 
@@ -225,10 +225,10 @@ def test_a_store_that_fails_during_a_save_keeps_earlier_checkpoints(store, place
             save(store, holder, tmp_path, 3 + last)
         proxy.fault = lambda method, path, number: None
         into = tmp_path / f"loaded{last}"
-        found = load_latest(store, place, into)
-        assert found == read_index(store, place.path).entries[-1]
-        assert found.step >= first.step
-        assert (into / "tensors").read_bytes() == bytes(1000) + str(found.step).encode()
+        loaded = load_latest(store, place, into)
+        assert loaded == read_index(store, place.path).entries[-1]
+        assert loaded.step >= first.step
+        assert (into / "tensors").read_bytes() == bytes(1000) + str(loaded.step).encode()
 
 
 def test_bytes_that_change_during_the_transfer_are_requested_again(store, place, proxy: Proxy, tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""Publishing and loading over every store there is."""
+"""Publishing and loading with every store."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def folders(store: CheckpointStore, place: CheckpointPlace) -> set[str]:
-    """What lies in a place, whether the index names it or not."""
-    found: set[str] = set()
-    assert list(store.sweep(place.path, lambda name, age_s: bool(found.add(name)))) == []
-    return found
+    """The folders in a place, whether the index names them or not."""
+    folders: set[str] = set()
+    assert list(store.sweep(place.path, lambda name, age_s: bool(folders.add(name)))) == []
+    return folders
 
 
 def test_a_published_checkpoint_is_loaded_unchanged(store, new_place, save, tmp_path) -> None:
@@ -151,10 +151,10 @@ def test_checkpoints_that_are_not_retained_are_deleted(store, new_place, save) -
 
 
 def test_the_newest_object_names_the_newest_of_all_runs(store, new_place, save) -> None:
-    one = claim_place(store, new_place(path="dag/task/one/-1"))
-    other = claim_place(store, new_place(path="dag/task/other/-1"))
+    first = claim_place(store, new_place(path="dag/task/one/-1"))
+    second = claim_place(store, new_place(path="dag/task/other/-1"))
     assert read_newest_checkpoint(store, "dag", "task") is None
-    for holder, step in [(one, 1), (other, 2), (one, 3)]:
+    for holder, step in [(first, 1), (second, 2), (first, 3)]:
         entry = save(holder, step, is_final=step == 3)
         newest = read_newest_checkpoint(store, "dag", "task")
         assert (newest.path, newest.entry) == (holder.place.path, entry)
@@ -198,9 +198,9 @@ def test_a_foreign_object_at_the_index_is_not_overwritten(store, new_place) -> N
 def test_a_claim_announces_what_a_killed_run_did_not(store, new_place, save) -> None:
     place = new_place(token=1)
     first, second = (save(claim_place(store, place), step) for step in (1, 2))
-    found = store.read("dag/task/newest.json", at_most=10_000)
+    stored = store.read("dag/task/newest.json", at_most=10_000)
     stale = json.dumps({"path": place.path, "entry": first.model_dump(mode="json")}).encode()
-    store.replace("dag/task/newest.json", stale, found.version)
+    store.replace("dag/task/newest.json", stale, stored.version)
     claim_place(store, new_place(token=2))
     assert read_newest_checkpoint(store, "dag", "task").entry == second
 

@@ -1,4 +1,4 @@
-"""A publisher that dies at any call, and two that take turns in any order."""
+"""A publisher that dies at any call, and two publishers that take turns in any order."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 
 class Killed(BaseException):
-    """As a SIGKILL: nothing catches it."""
+    """Like a SIGKILL: nothing catches it."""
 
 
 class Watched:
-    """A store that lets somebody look before and after each call."""
+    """A store with a hook before and after each call."""
 
     def __init__(self, store: CheckpointStore, before: Callable[[], None], after: Callable[[], None]) -> None:
         self._store, self._before, self._after = store, before, after
@@ -56,9 +56,9 @@ def save(store, holder: WriteClaim, step: int) -> CheckpointEntry:
 
 
 def folders(store: CheckpointStore, place: CheckpointPlace) -> set[str]:
-    found: set[str] = set()
-    list(store.sweep(place.path, lambda name, age_s: bool(found.add(name))))
-    return found
+    folders: set[str] = set()
+    list(store.sweep(place.path, lambda name, age_s: bool(folders.add(name))))
+    return folders
 
 
 def kill_at(number: int) -> Callable[[], None]:
@@ -95,13 +95,13 @@ def test_a_kill_at_any_call_of_a_save_keeps_earlier_checkpoints(store, new_place
             with pytest.raises(Killed):
                 save(dying, holder, 2)
             into = tmp_path / f"{when}{number}"
-            found = load_latest(store, place, into)
-            assert found == read_index(store, place.path).entries[-1]
-            assert found == first or found.step == 2
-            assert (into / "a").read_text() == f"a of {found.step} with 5"
-            # The next run goes on from there, tells of its own, and clears up what is torn.
+            loaded = load_latest(store, place, into)
+            assert loaded == read_index(store, place.path).entries[-1]
+            assert loaded == first or loaded.step == 2
+            assert (into / "a").read_text() == f"a of {loaded.step} with 5"
+            # The next run continues from there, publishes its own, and removes what is incomplete.
             retry = claim_place(store, new_place(token=6, path=place.path))
-            assert retry.index.entries[-1] == found
+            assert retry.index.entries[-1] == loaded
             last = save(store, retry, 3)
             assert folders(store, place) == {entry.key for entry in read_index(store, place.path).entries}
             assert read_newest_checkpoint(store, when, str(number)).entry == last
@@ -121,7 +121,7 @@ def test_a_kill_at_any_call_of_a_claim_does_no_harm(store, new_place, tmp_path) 
 
 
 class Actor(threading.Thread):
-    """A run that does one call to the store each time it is let."""
+    """A run that makes one call to the store at each step."""
 
     def __init__(self, store: CheckpointStore, work: Callable[[CheckpointStore], None]) -> None:
         super().__init__(daemon=True)
@@ -145,7 +145,7 @@ class Actor(threading.Thread):
         self._go.acquire()
 
     def step(self) -> bool:
-        """Do the next call; whether there was one."""
+        """Make the next call; returns whether there was one."""
         if self.is_over:
             return False
         self._go.release()
@@ -176,11 +176,11 @@ def test_two_runs_in_any_order_never_mix(turns: list[bool], tokens, keep_last: i
         owners: list[int] = []
 
         def work(token: int | None) -> Callable[[CheckpointStore], None]:
-            def run(own: CheckpointStore) -> None:
-                holder = claim_place(own, place.model_copy(update={"token": token}))
+            def run(slow_store: CheckpointStore) -> None:
+                holder = claim_place(slow_store, place.model_copy(update={"token": token}))
                 owners.append(holder.token)
                 for step in range(3):
-                    save(own, holder, step)
+                    save(slow_store, holder, step)
 
             return run
 
@@ -191,7 +191,7 @@ def test_two_runs_in_any_order_never_mix(turns: list[bool], tokens, keep_last: i
             index = read_index(store, place.path)
             if index is None:
                 continue
-            # Nobody publishes behind the back of a later run, and what is named is whole.
+            # No run publishes after a later run has begun, and every named checkpoint is whole.
             fresh = [entry for entry in index.entries if entry.key not in seen]
             assert all(entry.token == index.token for entry in fresh)
             seen |= {entry.key: entry.token for entry in fresh}
@@ -209,7 +209,7 @@ def test_two_runs_in_any_order_never_mix(turns: list[bool], tokens, keep_last: i
 
 
 def schedule(turns: list[bool], actors: list[Actor]) -> Iterator[Actor]:
-    """As drawn, then one after the other until all are done."""
+    """In the drawn order, then one after the other until all are done."""
     yield from (actors[turn] for turn in turns)
     for actor in actors:
         while not actor.is_over:

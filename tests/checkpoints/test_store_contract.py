@@ -1,4 +1,4 @@
-"""What every `CheckpointStore` promises, over every store there is."""
+"""The contract of `CheckpointStore`, for every store."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from hetero_airflow.discovery.inventory_watch import InventoryWatch
 
 @pytest.fixture
 def watch(monkeypatch):
-    """A watch over a program that stands in for the discovery of this host."""
+    """A watch over a program that replaces the discovery of this host."""
     opened = []
 
     def _watch(code, interval_s=0.4):
@@ -19,8 +19,8 @@ def watch(monkeypatch):
         return watch
 
     yield _watch
-    for one in opened:
-        one.close()
+    for inventory_watch in opened:
+        inventory_watch.close()
 
 
 def poll(watch, seconds=10):
@@ -38,19 +38,19 @@ WORKER = (
 
 
 def test_poll_never_blocks(watch):
-    one = watch("import time; time.sleep(600)", interval_s=60)
+    inventory_watch = watch("import time; time.sleep(600)", interval_s=60)
     took = []
     for _ in range(100):
         begin = time.monotonic()
-        assert one.poll() is None
+        assert inventory_watch.poll() is None
         took.append(time.monotonic() - begin)
-    assert statistics.median(took) < 0.003  # a busy host may take the processor away now and then
+    assert statistics.median(took) < 0.003  # a busy host may interrupt a call now and then
 
 
 def test_an_inventory_is_returned_and_its_problems_are_logged_once(watch, caplog):
-    one = watch(f"print('''{WORKER}''')", interval_s=2)
-    assert poll(one, 30).worker.labels == {"zone": "a"}
-    assert poll(one, 30).worker.id == "host-a"
+    inventory_watch = watch(f"print('''{WORKER}''')", interval_s=2)
+    assert poll(inventory_watch, 30).worker.labels == {"zone": "a"}
+    assert poll(inventory_watch, 30).worker.id == "host-a"
     assert [record.getMessage() for record in caplog.records] == ["Discovery: npu-smi hangs"]
 
 
@@ -58,14 +58,14 @@ def test_an_inventory_is_returned_and_its_problems_are_logged_once(watch, caplog
     "code", ["print('rubbish')", "raise SystemExit(3)", "import os; os.kill(os.getpid(), 11)", "print('[' * 10**6)"]
 )
 def test_a_failed_discovery_keeps_the_last_inventory_and_is_logged(watch, caplog, code):
-    one = watch(code)
-    assert poll(one, 2) is None
+    inventory_watch = watch(code)
+    assert poll(inventory_watch, 2) is None
     assert any("the last inventory stays in use" in record.getMessage() for record in caplog.records)
 
 
 def test_a_hung_discovery_is_killed_and_started_again(watch, caplog):
-    one = watch("import time; time.sleep(600)")
-    assert poll(one, 1.5) is None
+    inventory_watch = watch("import time; time.sleep(600)")
+    assert poll(inventory_watch, 1.5) is None
     assert any("ended with code -9" in record.getMessage() for record in caplog.records)
 
 

@@ -101,8 +101,8 @@ def test_a_quarantine_ends_by_itself_and_a_burn_in_decides():
     assert after_time(out, EPOCH + MINUTE - SECOND) is out
     tried = after_time(out, EPOCH + MINUTE)
     assert tried == replace(out, state=HealthState.PROBATION, since=EPOCH + MINUTE, until=None)
-    well = after_burn_in(tried, "", EPOCH + 2 * MINUTE)
-    assert (well.state, well.strikes, well.since) == (HealthState.HEALTHY, 1, EPOCH + 2 * MINUTE)
+    healthy = after_burn_in(tried, "", EPOCH + 2 * MINUTE)
+    assert (healthy.state, healthy.strikes, healthy.since) == (HealthState.HEALTHY, 1, EPOCH + 2 * MINUTE)
 
 
 def test_each_failed_burn_in_quarantines_for_longer_and_the_last_one_retires():
@@ -125,9 +125,9 @@ def test_a_burn_in_outside_probation_changes_nothing(state):
 
 
 def test_strikes_are_forgiven_after_a_long_time_without_errors():
-    well = DeviceHealth(strikes=3, since=EPOCH)
-    assert after_time(well, EPOCH + FORGIVEN_AFTER - SECOND) is well
-    assert after_time(well, EPOCH + FORGIVEN_AFTER) is NO_ERRORS
+    healthy = DeviceHealth(strikes=3, since=EPOCH)
+    assert after_time(healthy, EPOCH + FORGIVEN_AFTER - SECOND) is healthy
+    assert after_time(healthy, EPOCH + FORGIVEN_AFTER) is NO_ERRORS
 
 
 def test_a_counted_error_is_forgotten_once_it_can_not_count_any_more():

@@ -68,7 +68,7 @@ def test_a_worker_that_is_no_longer_there_is_not_avoided():
 def test_an_alternative_that_only_the_avoided_worker_has_is_left_out():
     workers = [a_worker("host-a", (a_device("H-0", "h100", "80GiB"),)), WORKERS[1]]
     outcome = avoid([a_failure()], workers, "h100", "a100")
-    assert [str(one) for one in outcome.alternatives] == [f"1 × nvidia/a100 ({AVOIDED_LABEL}=!host-a)"]
+    assert [str(alternative) for alternative in outcome.alternatives] == [f"1 × nvidia/a100 ({AVOIDED_LABEL}=!host-a)"]
 
 
 @pytest.mark.parametrize(("is_leasable", "expected"), [(True, ["!host-a"]), (False, [None])])
@@ -80,7 +80,7 @@ def test_after_a_hardware_error_the_worker_is_avoided_only_while_the_device_is_n
 
 def test_failures_that_no_worker_caused_avoid_no_worker():
     classes = ("device_memory", "host_memory", "lost_worker", "preempted", "hung", "user_error", "unknown")
-    failures = [a_failure(failure_class=one, token=n) for n, one in enumerate(classes)]
+    failures = [a_failure(failure_class=name, token=n) for n, name in enumerate(classes)]
     assert labels(avoid(failures, WORKERS)) == [None]
 
 
@@ -109,7 +109,7 @@ def test_a_request_that_avoids_workers_fits_only_the_others(names):
 def test_workers_that_no_request_avoids_stay_the_same_and_of_one_shape():
     request = DeviceRequest(alternatives=avoid([a_failure()], WORKERS).alternatives)
     now = with_avoided_labels(WORKERS, [request])
-    assert [one is before for one, before in zip(now, WORKERS, strict=True)] == [False, True, True]
+    assert [worker is before for worker, before in zip(now, WORKERS, strict=True)] == [False, True, True]
     shapes = Shapes()
     first, second, third = (shapes.entry(worker).shape for worker in now)
     assert first is not second is third

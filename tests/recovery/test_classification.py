@@ -169,12 +169,12 @@ OOM = "CUDA out of memory. Tried to allocate 20.00 MiB"
 @pytest.mark.parametrize(
     ("evidence", "expected"),
     [
-        # a log tells of errors that were dealt with; the exception is what ended the task
+        # a log may have handled errors; the exception ended the task
         (Evidence(raised=(Raised("KeyError", "'label'"),), log=f"{OOM}; trying half the batch"), "user_error"),
         (Evidence(raised=(Raised("ValueError", "nan"),), log=OOM), "unknown"),
-        # an exception that only says that a process ended lets its log speak
+        # the log counts if the exception only says that a process ended
         (Evidence(raised=(Raised("subprocess.CalledProcessError", "Command 'train' ..."),), log=OOM), "device_memory"),
-        # what was handled on the way is no reason to give up, but what infrastructure says on the way counts
+        # a handled user error in the chain does not count, an infrastructure error does
         (Evidence(raised=(Raised("ValueError", ""), Raised("KeyError", "'x'"))), "unknown"),
         (Evidence(raised=(Raised("ValueError", ""), Raised("torch.OutOfMemoryError", OOM))), "device_memory"),
         # a rank that ran out of memory is the cause of its peers' lost connections
@@ -185,7 +185,7 @@ OOM = "CUDA out of memory. Tried to allocate 20.00 MiB"
         # an ambiguous error is the hardware's only with a hardware XID; 13 and 45 are the application's
         (Evidence(raised=(ILLEGAL,), xids=(("GPU-1", 95),)), "hardware"),
         (Evidence(raised=(ILLEGAL,), xids=(("GPU-1", 13), ("GPU-1", 45))), "unknown"),
-        # a cgroup may be shared with a neighbour: the task's own error stands
+        # a cgroup may be shared with a neighbour: the task's own error counts
         (Evidence(raised=(Raised("TypeError", ""),), oom_kills=1), "user_error"),
         # an exhausted quota of somebody's API is not the device's memory
         (Evidence(raised=(Raised("grpc.RpcError", "RESOURCE_EXHAUSTED: Quota exceeded for requests"),)), "unknown"),

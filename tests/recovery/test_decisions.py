@@ -10,7 +10,11 @@ from hetero_airflow.recovery.rules import DEFAULTS, Action, parse_rules
 from hetero_airflow.testing import EPOCH
 
 GIB = 2**30
-BUDGETED = [one for one, rule in DEFAULTS.rows.items() if rule.action is Action.REQUEUE and rule.times is not None]
+BUDGETED = [
+    failure_class
+    for failure_class, rule in DEFAULTS.rows.items()
+    if rule.action is Action.REQUEUE and rule.times is not None
+]
 
 
 def a_failure(failure_class="network", token=1, epoch=0, **fields):

@@ -56,7 +56,7 @@ def test_many_failures_of_one_class_do_not_push_out_another():
         kept = keep_failure(kept, a_failure("preempted", token=token))
     read = load_failures(kept)
     assert read[0].failure_class is FailureClass.HUNG
-    assert [one.token for one in read[1:]] == list(range(MAX_FAILURES, 2 * MAX_FAILURES))
+    assert [failure.token for failure in read[1:]] == list(range(MAX_FAILURES, 2 * MAX_FAILURES))
 
 
 @pytest.mark.parametrize(

@@ -33,25 +33,25 @@ def failed(*gib):
 @pytest.mark.parametrize(
     ("alternative", "had", "fleet", "expected", "is_larger"),
     [
-        # from the device it failed on, whatever was asked
+        # from the device where it failed, not from the request
         (asked(), [24], [24, 80], "1 × gpu (memory=48GiB..)", True),
         (asked(memory="24GiB.."), [80], [24, 80, 192], "1 × gpu (memory=160GiB..)", True),
-        # from what was asked, where it is not known what it had
+        # from the request, if the device's memory is not known
         (asked(memory="24GiB.."), [None], [24, 48], "1 × gpu (memory=48GiB..)", True),
         (asked(memory="12GiB.."), [None, None], [12, 24, 80], "1 × gpu (memory=48GiB..)", True),
         (asked(), [None], [24, 80], "1 × gpu", False),
-        # up to the largest that there is, and no further
+        # up to the largest that exists
         (asked(), [24, 48], [24, 48, 80], "1 × gpu (memory=80GiB..)", True),
         (asked(), [24, 48, 80], [24, 48, 80], "1 × gpu (memory=80GiB..)", False),
         (asked(), [24], [24], "1 × gpu (memory=24GiB..)", False),
         (asked(), [24], [], "1 × gpu", False),
-        # nearly twice is twice: makers' sizes are less than round
+        # nearly twice is enough: makers' sizes are less than round numbers
         (asked(), [24], [24, 45, 80], "1 × gpu (memory=45GiB..)", True),
         (asked(), [24], [24, 32, 80], "1 × gpu (memory=48GiB..)", True),
-        # no further than the user's own limit
+        # up to the user's limit
         (asked(memory="..40GiB"), [24], [24, 32, 80], "1 × gpu (memory=32GiB..40GiB)", True),
         (asked(memory="20GiB..40GiB"), [24], [24, 80], "1 × gpu (memory=24GiB..40GiB)", False),
-        # a share becomes a whole device where no larger device makes it larger
+        # a share becomes a whole device if no larger device can make it larger
         (asked("gpu:0.5"), [20], [40, 80], "0.5 of a gpu (memory=40GiB..)", True),
         (asked("gpu:0.5"), [20], [40], "1 × gpu (memory=40GiB..)", True),
         (asked("gpu:0.5"), [20, 40], [40], "1 × gpu (memory=40GiB..)", False),

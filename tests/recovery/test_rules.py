@@ -43,15 +43,15 @@ def test_each_field_can_be_set():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ('{"hung": {"delay": null}}', None),
         ('{"hung": {"delay": 0}}', 0.0),
         ('{"hung": {"delay": "0s"}}', 0.0),
     ],
 )
-def test_a_delay_can_be_null_or_zero(text, said):
-    assert parse_rules(text)[FailureClass.HUNG].delay_s == said
+def test_a_delay_can_be_null_or_zero(text, expected):
+    assert parse_rules(text)[FailureClass.HUNG].delay_s == expected
 
 
 def test_waiting_can_be_left_as_written():

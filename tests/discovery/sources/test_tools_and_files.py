@@ -69,5 +69,5 @@ def test_pci_devices_of_other_vendors_are_ignored(fixture_tree):
 
 def test_the_pci_devices_of_this_host_are_read():
     vendors = {read_text(path) or "" for path in Path("/sys/bus/pci/devices").glob("*/vendor")}
-    found = list(read_pci(Path("/"), frozenset(vendors)))
-    assert len(found) == (len(os.listdir("/sys/bus/pci/devices")) if os.path.isdir("/sys/bus/pci/devices") else 0)
+    devices = list(read_pci(Path("/"), frozenset(vendors)))
+    assert len(devices) == (len(os.listdir("/sys/bus/pci/devices")) if os.path.isdir("/sys/bus/pci/devices") else 0)
