@@ -1,8 +1,8 @@
-"""Alternatives: a list is an order of preference, a set leaves the choice to the policy.
+"""Alternatives: a list is an order of preference; with a set, the policy chooses.
 
-The first of the list that fits now is taken, so this runs anywhere. The set needs one of the two
-accelerators; where there is none, start Airflow with
-``HETERO_AIRFLOW_SIMULATED_DEVICES="nvidia/h100-80gb:2,ascend/910b:2"``. What was not real says "simulated".
+The task with the list takes the first device that fits now, so it runs on any machine. The task with the set needs one
+of the two accelerators. Without one, start Airflow with
+``HETERO_AIRFLOW_SIMULATED_DEVICES="nvidia/h100-80gb:2,ascend/910b:2"``. Simulated devices are marked "simulated".
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from hetero_airflow.runtime import current_lease
 
 @task.device(device=["nvidia/h100-80gb", "ascend/910b", "cpu:2", "cpu"])
 def in_order() -> str:
-    return f"the first that fitted: {current_lease()}"
+    return f"the first device that fits: {current_lease()}"
 
 
 @task.device(device={"nvidia/h100-80gb", "ascend/910b"})
 def whichever_is_best() -> str:
-    return f"what the policy chose: {current_lease()}"
+    return f"the choice of the policy: {current_lease()}"
 
 
 @dag(schedule=None, tags=["hetero_airflow", "example"], doc_md=__doc__)

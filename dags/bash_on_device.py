@@ -1,7 +1,7 @@
-"""A shell command on a device: the leased one is all that the vendors' software sees.
+"""A shell command on a device: the vendors' software sees only the leased device.
 
-On a CPU the variables of all accelerators are empty. To see it on a machine without one, start Airflow with
-``HETERO_AIRFLOW_SIMULATED_DEVICES="nvidia/h100-80gb:2,ascend/910b:2"``. What was not real says "simulated".
+On a CPU, the variables of all accelerators are empty. To try it without an accelerator, start Airflow with
+``HETERO_AIRFLOW_SIMULATED_DEVICES="nvidia/h100-80gb:2,ascend/910b:2"``. Simulated devices are marked "simulated".
 """
 
 from __future__ import annotations

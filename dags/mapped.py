@@ -1,7 +1,7 @@
-"""Mapped tasks: one request for all instances, or one for each.
+"""Mapped tasks: one request for all instances, or one request for each instance.
 
-Where there is no accelerator, start Airflow with
-``HETERO_AIRFLOW_SIMULATED_DEVICES="nvidia/h100-80gb:2,ascend/910b:2"``. What was not real says "simulated".
+Without an accelerator, start Airflow with
+``HETERO_AIRFLOW_SIMULATED_DEVICES="nvidia/h100-80gb:2,ascend/910b:2"``. Simulated devices are marked "simulated".
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def where() -> str:
 
 @dag(schedule=None, tags=["hetero_airflow", "example"], doc_md=__doc__)
 def mapped() -> None:
-    # Decorated: four parts, as many at a time as there are devices.
+    # Decorator: four parts; as many run at a time as devices are free.
     score.expand(part=[0, 1, 2, 3])
 
-    # Operator: the same device for every instance.
+    # Operator: the same request for every instance.
     DevicePythonOperator.partial(task_id="add", device="gpu", python_callable=sum).expand(op_args=[[[1, 2]], [[3, 4]]])
 
-    # Another device for each instance: over a literal list, since tasks are placed before they run.
+    # A request for each instance: the list must be literal, since a task is placed before it runs.
     DevicePythonOperator.partial(task_id="compare", python_callable=where).expand(
         device=["nvidia/h100-80gb", "ascend/910b:2", "cpu"]
     )

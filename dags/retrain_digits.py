@@ -1,17 +1,17 @@
-"""Retrain a digit recogniser every week: on a GPU where there is one, else on CPU cores, by the same code.
+"""Retrain a digit recogniser every week, with the same code on a GPU or on CPU cores.
 
 ::
 
     prepare_training ──► train ──┬──► evaluate ──► publish
     prepare_held_out ────────────┴──► predict_batch
 
-The data are the 1,797 handwritten digits that come with scikit-learn: 60 % to learn from, 20 % to
-measure the accuracy on, and 20 % that stand for this week's new images. Each task says what
-hardware it needs; the executor chooses the device, and nobody else has it meanwhile.
+The data are the 1,797 handwritten digits of scikit-learn: 60 % for training, 20 % to measure the accuracy, and 20 %
+that stand for this week's new images. Each task says what hardware it needs. The executor chooses the device, and no
+other task uses it at the same time.
 
-Between the tasks go small values by XCom and data as files in a folder of the run, none of them
-pickled. The folder is ``$HETERO_AIRFLOW_DATA/retrain_digits``, by default in ``$AIRFLOW_HOME/data``;
-the newest good model is ``published/digits.safetensors`` in it, with its card beside it.
+Tasks pass small values through XCom, and data as files in a folder of the run. Nothing is pickled. The folder is
+``$HETERO_AIRFLOW_DATA/retrain_digits``, by default in ``$AIRFLOW_HOME/data``. The newest good model is
+``published/digits.safetensors`` in it, next to its card.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FOLDER = Path(os.environ.get("HETERO_AIRFLOW_DATA", HOME / "data")) / "retrain_d
 
 @task.device(device="cpu")
 def prepare_training(run_id: str, params: dict[str, Any]) -> str:
-    """The images to learn from, each also shifted by one pixel in four directions."""
+    """The training images, each also shifted by one pixel in four directions."""
     import numpy as np
 
     images, labels = digits("training", params["seed"])
@@ -46,15 +46,15 @@ def prepare_training(run_id: str, params: dict[str, Any]) -> str:
 
 @task.device(device="cpu")
 def prepare_held_out(run_id: str, params: dict[str, Any]) -> str:
-    """The images that training never sees: those to evaluate on, and those to predict."""
+    """The images that training never sees: some for the evaluation, some for the prediction."""
     images, labels = digits("evaluation", params["seed"])
     incoming, _ = digits("incoming", params["seed"])
     return save_arrays(run_id, "held_out.npz", images=images, labels=labels, incoming=incoming)
 
 
-@task.device(device=["gpu", "cpu"])  # in order of preference: a whole GPU, else one CPU core, which is enough here
+@task.device(device=["gpu", "cpu"])  # in order of preference: a whole GPU, else one CPU core
 def train(training: str, run_id: str, params: dict[str, Any]) -> dict[str, Any]:
-    """A small convolutional network; where its weights lie, and what it was trained on."""
+    """Train a small convolutional network; return the path of its weights, and the device."""
     import torch
     from safetensors.torch import save_file
 
@@ -79,7 +79,7 @@ def train(training: str, run_id: str, params: dict[str, Any]) -> dict[str, Any]:
 
 @task.device(device=["gpu", "cpu"])
 def evaluate(trained: dict[str, Any], held_out: str) -> float:
-    """The share of the evaluation images that the model reads right."""
+    """The share of the evaluation images that the model classifies correctly."""
     data = load_arrays(held_out)
     accuracy = float((predict(trained["model"], data["images"]) == data["labels"]).mean())
     print(f"accuracy {accuracy:.4f} on {len(data['labels'])} images")
@@ -88,18 +88,18 @@ def evaluate(trained: dict[str, Any], held_out: str) -> float:
 
 @task.device(device=["gpu", "cpu"])
 def predict_batch(trained: dict[str, Any], held_out: str, run_id: str) -> str:
-    """What the model reads in this week's new images."""
+    """The model's labels for this week's new images."""
     incoming = load_arrays(held_out)["incoming"]
     return save_arrays(run_id, "predictions.npz", labels=predict(trained["model"], incoming))
 
 
 @task
 def publish(trained: dict[str, Any], accuracy: float, run_id: str, params: dict[str, Any]) -> str:
-    """Put the model where its users look, with a card beside it; skipped if it is not good enough."""
+    """Copy the model and its card to the published folder; skip if the accuracy is too low."""
     threshold = params["accuracy_threshold"]
     if accuracy < threshold:
         cause = f"Not published: the accuracy {accuracy:.4f} is below the threshold {threshold}."
-        print(cause)  # Airflow's own line says only that the task is skipped
+        print(cause)  # Airflow's log line says only that the task is skipped
         raise AirflowSkipException(cause)
     model = Path(trained["model"]).read_bytes()
     card = {
@@ -124,7 +124,9 @@ def publish(trained: dict[str, Any], accuracy: float, run_id: str, params: dict[
     catchup=False,
     max_active_runs=1,
     params={
-        "accuracy_threshold": Param(0.95, type="number", minimum=0, maximum=1, description="Publish from here on."),
+        "accuracy_threshold": Param(
+            0.95, type="number", minimum=0, maximum=1, description="The lowest accuracy to publish."
+        ),
         "epochs": Param(10, type="integer", minimum=1, maximum=100),
         "seed": Param(7, type="integer", minimum=0, description="The same seed on the same device: the same model."),
     },
@@ -152,7 +154,7 @@ def digits(part: str, seed: int) -> tuple[Any, Any]:
 
 
 def shift(images: Any, down: int, right: int) -> Any:
-    """The images moved by at most a pixel; what enters at the edge is empty."""
+    """The images shifted by at most one pixel; new pixels at the edge are empty."""
     import numpy as np
 
     padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)))
@@ -160,7 +162,7 @@ def shift(images: Any, down: int, right: int) -> Any:
 
 
 def network() -> Any:
-    """For float32 [n, 1, 8, 8]; answers ten scores an image."""
+    """A network for float32 [n, 1, 8, 8] that returns ten scores per image."""
     from torch import nn
 
     return nn.Sequential(
@@ -183,7 +185,7 @@ def predict(model_path: str, images: Any) -> Any:
 
 
 def used_device(torch_name: str) -> dict[str, Any]:
-    """What the lease of this task says, for the card."""
+    """The device of this task, for the card."""
     try:
         lease = current_lease()
     except NoLeaseError:
@@ -199,14 +201,14 @@ def used_device(torch_name: str) -> dict[str, Any]:
 
 
 def run_folder(run_id: str) -> Path:
-    """Where the files of a run lie; a second try writes over those of the first."""
+    """The folder of a run's files; a second try overwrites the files of the first."""
     folder = FOLDER / "runs" / f"run-{run_id}"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def save_arrays(run_id: str, name: str, **arrays: Any) -> str:
-    """The path of the file that the arrays are in now."""
+    """Save arrays to a file of the run; return its path."""
     import numpy as np
 
     path = run_folder(run_id) / name
@@ -215,7 +217,7 @@ def save_arrays(run_id: str, name: str, **arrays: Any) -> str:
 
 
 def load_arrays(path: str) -> dict[str, Any]:
-    """The arrays of a file; anything in it that would have to be unpickled is refused."""
+    """The arrays of a file; pickled content is refused."""
     import numpy as np
 
     with np.load(path, allow_pickle=False) as file:
@@ -228,7 +230,7 @@ def digest(path: Path) -> str:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part."""
+    """Write a file; a reader sees the whole old content or the whole new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.new")
     with temporary.open("wb") as file:

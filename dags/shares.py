@@ -1,10 +1,10 @@
-"""Shares: two tasks use one GPU at the same time, half of it each.
+"""Shares: two tasks use one GPU at the same time, each with half of it.
 
-A share is cooperative: frameworks are told to keep to their part of the memory, but no hardware
-barrier stops a task that takes more. Ask for a MIG instance (``mig-1g.10gb``) where you need one.
+A share is cooperative: frameworks are configured to use only their part of the memory, but no hardware limit stops a
+task that uses more. If you need a hardware limit, request a MIG instance (``mig-1g.10gb``).
 
-Where there is no GPU, start Airflow with
-``HETERO_AIRFLOW_SIMULATED_DEVICES="nvidia/h100-80gb:2,ascend/910b:2"``. What was not real says "simulated".
+Without a GPU, start Airflow with
+``HETERO_AIRFLOW_SIMULATED_DEVICES="nvidia/h100-80gb:2,ascend/910b:2"``. Simulated devices are marked "simulated".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hetero_airflow.runtime import current_lease
 @task.device(device="gpu:0.5")
 def use_half(name: str) -> str:
     lease = current_lease()
-    print(f"{name} may use {lease.memory_bytes / 2**30:g} GiB of {', '.join(lease.ids)}")
+    print(f"{name} can use {lease.memory_bytes / 2**30:g} GiB of {', '.join(lease.ids)}")
     time.sleep(5)  # the work
     return str(lease)
 

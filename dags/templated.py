@@ -1,9 +1,9 @@
-"""A device that is chosen when the DAG is triggered, by a parameter.
+"""A request with a template: a parameter chooses the device when the DAG is triggered.
 
-Templates are rendered before the task is placed. They may use params, dag_run, run_id, logical_date and ds.
+Templates are rendered before the task is placed. They can use params, dag_run, run_id, logical_date and ds.
 
-To choose an accelerator on a machine without one, start Airflow with
-``HETERO_AIRFLOW_SIMULATED_DEVICES="nvidia/h100-80gb:2,ascend/910b:2"``. What was not real says "simulated".
+Without an accelerator, start Airflow with
+``HETERO_AIRFLOW_SIMULATED_DEVICES="nvidia/h100-80gb:2,ascend/910b:2"``. Simulated devices are marked "simulated".
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Train a digit recogniser so that nothing is lost: kill it, preempt it, and it goes on where it was.
+"""Train a digit recogniser that survives kills and preemptions: it continues from its last checkpoint.
 
 ::
 
     train ───────────────────────────────┐
     is_good_enough ──► evaluate ─────────┴──► report
 
-Training saves a checkpoint every few steps. As soon as one of them has read enough of the training images right,
-the sensor lets the evaluation begin, beside the training that goes on. The data are the 1,797 handwritten digits
-that come with scikit-learn: three quarters to learn from, a quarter that training never sees.
+Training saves a checkpoint every few steps. When a checkpoint is accurate enough on the training images, the sensor
+lets the evaluation begin while the training continues. The data are the 1,797 handwritten digits of scikit-learn: three
+quarters for training, and a quarter that training never sees.
 
-Try it: while `train` runs, kill its process, restart the scheduler, or let a task of a higher priority take its
-device. The same try goes on from the last checkpoint, on whatever device it has then.
+Try it: while `train` runs, kill its process, restart the scheduler, or let a task of a higher priority take its device.
+The same try continues from the last checkpoint, on the same or another device.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from hetero_airflow.sensors import CheckpointSensor
 GOOD_ENOUGH = 0.9
 
 
-# keep_last: however late the evaluation begins, its checkpoint is still there
+# keep_last: the checkpoint of the evaluation must still exist when the evaluation begins
 @task.device(device=["gpu", "npu", "cpu"], checkpoint={"keep_last": 100})
 def train(params: dict[str, Any]) -> dict[str, Any]:
-    """Learn, step by step, from the one after the last checkpoint."""
+    """Train step by step, from the step after the last checkpoint."""
     import torch
 
     torch.manual_seed(params["seed"])
@@ -56,7 +56,7 @@ def train(params: dict[str, Any]) -> dict[str, Any]:
 
 @task.device(device=["gpu", "npu", "cpu"])
 def evaluate(found: dict[str, Any]) -> dict[str, Any]:
-    """The share of the unseen images that the model of one checkpoint reads right."""
+    """The share of the unseen images that the model of a checkpoint classifies correctly."""
     device = torch_device()
     images, labels = (part.to(device) for part in digits("evaluation"))
     model = network().to(device)
@@ -66,10 +66,10 @@ def evaluate(found: dict[str, Any]) -> dict[str, Any]:
 
 @task
 def report(trained: dict[str, Any], evaluated: dict[str, Any]) -> str:
-    """What came of it, in a sentence."""
+    """The results as a text."""
     text = (
-        f"After {trained['steps']} steps {trained['accuracy']:.1%} of the training images are read right; "
-        f"after step {evaluated['step']} it was {evaluated['accuracy']:.1%} of the unseen ones."
+        f"Accuracy after {trained['steps']} steps: {trained['accuracy']:.1%} of the training images; "
+        f"after step {evaluated['step']}: {evaluated['accuracy']:.1%} of the unseen images."
     )
     print(text)
     return text
@@ -79,7 +79,7 @@ def report(trained: dict[str, Any], evaluated: dict[str, Any]) -> str:
     schedule=None,
     params={
         "steps": Param(300, type="integer", minimum=100, description="One batch of 64 images each."),
-        "seconds_per_step": Param(0.02, type="number", minimum=0, description="More, to have time to break it."),
+        "seconds_per_step": Param(0.02, type="number", minimum=0, description="Use more to have time to kill it."),
         "save_every": Param(20, type="integer", minimum=1, description="Steps between two checkpoints."),
         "seed": Param(7, type="integer", minimum=0),
     },
@@ -111,7 +111,7 @@ def digits(part: str) -> tuple[Any, Any]:
 
 
 def network() -> Any:
-    """For float32 [n, 1, 8, 8]; answers ten scores an image."""
+    """A network for float32 [n, 1, 8, 8] that returns ten scores per image."""
     from torch import nn
 
     return nn.Sequential(
@@ -121,7 +121,7 @@ def network() -> Any:
 
 
 def accuracy(model: Any, images: Any, labels: Any) -> float:
-    """The share of the images that the model reads right."""
+    """The share of the images that the model classifies correctly."""
     import torch
 
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Runs a command while a busy process computes on each core: ``busy.py COMMAND [ARGUMENT …]``."""
+"""Runs a command while a busy process uses each core: ``busy.py COMMAND [ARGUMENT …]``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BUSY = "while True: pass"
 
 
 def main(command: list[str]) -> int:
-    """Run the command to its end; its exit code."""
+    """Run the command to its end; return its exit code."""
     busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(os.cpu_count() or 1)]
     try:
         return subprocess.run(command, check=False).returncode

@@ -1,4 +1,4 @@
-"""moto's S3 as a real HTTP server that notes each request, and can be told to fail."""
+"""moto's S3 as a real HTTP server that records each request, and can fail on purpose."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "hunter2
 
 
 @dataclass(frozen=True)
-class Request:
-    """One request as it arrived."""
+class RecordedRequest:
+    """A request that arrived."""
 
     at: float
     method: str
@@ -28,15 +28,15 @@ class Request:
 
 
 class CountedS3:
-    """An S3 server of this process; `requests` has what arrived.
+    """An S3 server in this process. `requests` has the requests that arrived.
 
-    `fail` is an HTTP status to answer with instead, `delay_s` how long each answer takes.
+    If `fail` is an HTTP status, the server answers with it. Each answer takes `delay_s`.
 
-    :param clock: whose time the requests are noted with
+    :param clock: the clock for the times of the requests
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.requests: list[Request] = []
+        self.requests: list[RecordedRequest] = []
         self.fail: int | None = None
         self.delay_s = 0.0
         self.clock = clock
@@ -46,7 +46,7 @@ class CountedS3:
 
     def _answer(self, environ: dict[str, Any], start_response: Any) -> Any:
         self.requests.append(
-            Request(
+            RecordedRequest(
                 self.clock(),
                 environ["REQUEST_METHOD"],
                 environ["PATH_INFO"],
@@ -60,7 +60,7 @@ class CountedS3:
         return self._moto(environ, start_response)
 
     def client(self) -> Any:
-        """A boto3 client for it."""
+        """A boto3 client of this server."""
         return boto3.client(
             "s3",
             endpoint_url=self.url,
@@ -81,7 +81,7 @@ class CountedS3:
 
 @contextmanager
 def running_s3() -> Iterator[CountedS3]:
-    """A server in a thread of its own."""
+    """Run a server in a thread."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = CountedS3()
     thread = threading.Thread(target=server.serve, daemon=True)

@@ -1,6 +1,6 @@
-"""``make demo``: one run of the DAG `retrain_digits` on this machine's best device, and why it ran there.
+"""``make demo``: runs the DAG `retrain_digits` on this machine's best device, and shows why it ran there.
 
-It boots a real Airflow in ``.airflow/demo`` (emptied first), and stops it at the end.
+It starts a real Airflow in ``.airflow/demo``, which it empties first, and stops it at the end.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ LOG_LINES = 40
 
 
 class DemoFailed(Exception):
-    """The run did not end well; the text says why and where to look."""
+    """The run failed; the text says why and where to look."""
 
 
 def main() -> int:
-    """Exit code: 0 if the run succeeded, 1 if not, 130 if it was interrupted."""
+    """Run the demo; return 0 if the run succeeded, 1 if not, 130 after an interrupt."""
     begin = time.monotonic()
     try:
         refuse_second(HOME)
         shutil.rmtree(HOME, ignore_errors=True)
         show(*device_report(discover(socket.gethostname())), cell(), cell(f"Starting Airflow in {HOME} …"))
         with running_airflow(HOME, is_scheduling=False) as airflow:
-            show(cell(f"Airflow answers after {time.monotonic() - begin:.0f} s at {airflow.url}"))
+            show(cell(f"Airflow answered after {time.monotonic() - begin:.0f} s at {airflow.url}"))
             run_id = airflow.trigger(DAG_ID)
             show(cell(f"Run {run_id} of {DAG_ID}:"))
             state = follow(airflow, run_id)
@@ -60,14 +60,14 @@ def main() -> int:
         return 1
     except (DemoFailed, RuntimeError, TimeoutError) as error:
         show(cell(*str(error).splitlines(), style="red"))
-        show(cell(f"Logs lie in {HOME / 'logs'} (tasks) and {HOME}/*.log (Airflow itself)."))
+        show(cell(f"Logs are in {HOME / 'logs'} (tasks) and {HOME}/*.log (Airflow)."))
         return 1
     show(cell(f"Done in {time.monotonic() - begin:.0f} s."))
     return 0
 
 
 def follow(airflow: LocalAirflow, run_id: str, timeout_s: float = 300) -> str:
-    """Show the states of the tasks until the run is over; its state. A pipe gets a line for each change."""
+    """Show the states of the tasks until the run ends; return its state. A pipe gets one line per change."""
     states = dict.fromkeys(TASKS, "")
     end = time.monotonic() + timeout_s
     output = console()
@@ -85,7 +85,7 @@ def follow(airflow: LocalAirflow, run_id: str, timeout_s: float = 300) -> str:
             if run_state in ("success", "failed"):
                 return run_state
             time.sleep(0.5)
-    raise DemoFailed(f"The run was not over after {timeout_s:g} s; its tasks: {states}")
+    raise DemoFailed(f"The run did not end within {timeout_s:g} s; its tasks: {states}")
 
 
 def _state_table(states: dict[str, str]) -> Table:
@@ -94,18 +94,18 @@ def _state_table(states: dict[str, str]) -> Table:
 
 
 def style(state: str) -> str:
-    """How a state is shown."""
+    """The style of a state."""
     return {"success": "green", "failed": "red", "upstream_failed": "red", "running": "bold cyan"}.get(state, "dim")
 
 
 def placements(airflow: LocalAirflow, run_id: str, tasks: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Which task ran where, why there, and how long it took: from the store's own account of its decisions."""
+    """Where each task ran and why, and how long it took; from the accounts of decisions in the store."""
     store = airflow.store()
     workers = {worker.id: worker for worker in store.snapshot().workers}
     rows = []
     for name in TASKS:
         request_history, task = store.request_history(DAG_ID, run_id, name), tasks[name]
-        where, why, waited = cell("none"), cell("it asks for none"), cell("")
+        where, why, waited = cell("none"), cell("it requests none"), cell("")
         if request_history is not None and request_history.leases:
             lease = request_history.leases[-1]
             where = cell(*lease_lines(lease, workers.get(lease.worker_id)))
@@ -117,10 +117,10 @@ def placements(airflow: LocalAirflow, run_id: str, tasks: Mapping[str, Mapping[s
 
 
 def reasons(request_history: RequestHistory) -> Iterator[str]:
-    """Why the newest lease is where it is: what ruled out the alternatives before it, and what it scored."""
+    """Why the newest lease has its place: why earlier alternatives were ruled out, and its score."""
     decision = next((one for one in request_history.decisions if one["outcome"] == "place"), None)
     if decision is None:
-        yield "its account is not kept"
+        yield "the account of its decision was deleted"
         return
     account = ACCOUNT.validate_python(decision["account"])
     chosen = request_history.leases[-1].alternative
@@ -135,7 +135,7 @@ def reasons(request_history: RequestHistory) -> Iterator[str]:
 
 
 def results(airflow: LocalAirflow, run_id: str, tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Text]:
-    """The accuracy, and where the model lies or that it was not published."""
+    """The accuracy, and the path of the model if it was published."""
     accuracy = airflow.xcom(DAG_ID, run_id, "evaluate")
     yield cell(f"Accuracy: {accuracy:.2%} of the evaluation images")
     if tasks["publish"]["state"] == "success":
@@ -146,9 +146,9 @@ def results(airflow: LocalAirflow, run_id: str, tasks: Mapping[str, Mapping[str,
 
 
 def failure(airflow: LocalAirflow, run_id: str, tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """What failed, and the end of its log."""
+    """The failed tasks, with the ends of their logs."""
     failed = [name for name, task in tasks.items() if task["state"] == "failed"]
-    yield f"The run {run_id} failed: {', '.join(failed) or 'no task says why'}."
+    yield f"The run {run_id} failed: {', '.join(failed) or 'no task failed'}."
     for name in failed:
         yield f"The end of the log of {name}:"
         log = airflow.log_text(DAG_ID, run_id, name, max(tasks[name]["try_number"], 1))

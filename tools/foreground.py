@@ -1,4 +1,4 @@
-"""An Airflow in the foreground of a terminal: one a folder, and stopped whole whatever ends it."""
+"""An Airflow in the foreground of a terminal. A folder has at most one, and all its processes stop at the end."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StillRunning(RuntimeError):
-    """The folder has an Airflow already."""
+    """An Airflow already runs in the folder."""
 
     def __init__(self, home: Path, pids: list[int]) -> None:
         self.pids = pids
         numbers = " ".join(map(str, pids))
         super().__init__(
-            f"Asked for an Airflow in {home}; one runs there already (processes {numbers}). "
-            f"Stop it where it was started, or with: kill {numbers}"
+            f"Asked for an Airflow in {home}; found a running one (processes {numbers}). "
+            f"Stop it in its terminal, or with: kill {numbers}"
         )
 
 
 def refuse_second(home: Path) -> None:
-    """Nothing, unless a process works in this folder, as the components of an Airflow of ours do.
+    """Check that no process has this folder as its working directory, as the components of an Airflow have.
 
-    :raises StillRunning: one does
+    :raises StillRunning: there is such a process
     """
     pids = []
     for process in psutil.process_iter():
@@ -46,11 +46,11 @@ def refuse_second(home: Path) -> None:
 
 @contextmanager
 def running_airflow(home: Path, *, is_scheduling: bool = True) -> Iterator[LocalAirflow]:
-    """An Airflow with the example DAGs and, where the environment names any, with simulated devices.
+    """Run an Airflow with the example DAGs, and with the simulated devices that the environment names.
 
-    :param is_scheduling: whether DAGs start by their own schedules too, as they do once they are unpaused
-    :raises StillRunning: the folder has one already
-    :raises KeyboardInterrupt: the terminal or another process asked to stop
+    :param is_scheduling: whether unpaused DAGs also start by their schedules
+    :raises StillRunning: an Airflow already runs in the folder
+    :raises KeyboardInterrupt: the terminal or another process sent a signal to stop
     """
     refuse_second(home)
     simulated = os.environ.get(SIMULATED_DEVICES_VARIABLE, "")
@@ -63,7 +63,7 @@ def running_airflow(home: Path, *, is_scheduling: bool = True) -> Iterator[Local
         yield airflow
     finally:
         for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # what was started is stopped, however often one asks
+            signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the stop
         show(cell("Stopping Airflow …"))
         airflow.stop()
 

@@ -1,6 +1,6 @@
-"""A real Airflow in a folder of its own: boots it, talks to it, and stops what it started.
+"""A real Airflow in a folder: starts it, calls its API, and stops all its processes.
 
-The demo and the system tests use it. It is configured as `airflow hetero config` recommends.
+The demo and the system tests use it. It has the settings that `airflow hetero config` recommends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ USER = "admin"
 
 
 class LocalAirflow:
-    """One Airflow: its folder, its environment, its processes."""
+    """An Airflow with its folder, environment and processes."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class LocalAirflow:
         log_port, triggerer_log_port = _free_port(), _free_port()
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")},
-            **{each.variable: each.value for each in recommendations("hetero")},
+            **{setting.variable: setting.value for setting in recommendations("hetero")},
             "AIRFLOW_HOME": str(home),
             "AIRFLOW__API__PORT": str(self.port),
             "AIRFLOW__API__WORKERS": "1",
@@ -90,7 +90,7 @@ class LocalAirflow:
         self.stop()
 
     def start(self, timeout_s: float = 120) -> None:
-        """Migrate the database, start the components, wait until all answer."""
+        """Migrate the database, start the components, and wait until all answer."""
         self.home.mkdir(parents=True, exist_ok=True)
         passwords = self.home / "passwords.json"
         passwords.touch(mode=0o600)
@@ -101,7 +101,7 @@ class LocalAirflow:
         self.wait_until(self.is_healthy, "Airflow to answer", timeout_s)
 
     def launch(self, name: str, *arguments: str, **environment: str) -> None:
-        """Start one component; its output goes to ``<home>/<name>.log``. The same name again starts the same again.
+        """Start a component; its output goes to ``<home>/<name>.log``. The same name again runs the same command.
 
         :param arguments: what comes after ``airflow``; the name where nothing is said
         :param environment: more variables for it alone
@@ -121,14 +121,14 @@ class LocalAirflow:
             )
 
     def kill(self, name: str) -> None:
-        """``kill -9`` the main process of a component and nothing else."""
+        """``kill -9`` the main process of a component, and no other process."""
         process = self._processes.pop(name)
         process.kill()
         process.wait()
         self._killed.append(process.pid)
 
     def revive(self) -> list[str]:
-        """Start again what has ended by itself, as a service manager does; the names of those."""
+        """Restart the components that ended, as a service manager does; return their names."""
         ended = [name for name, process in list(self._processes.items()) if process.poll() is not None]
         for name in ended:
             self._killed.append(self._processes[name].pid)
@@ -136,7 +136,7 @@ class LocalAirflow:
         return ended
 
     def stop(self) -> None:
-        """Ask each component to stop; kill what does not within its time."""
+        """Ask each component to stop; kill those that do not stop in time."""
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -155,7 +155,7 @@ class LocalAirflow:
                 os.killpg(group, signal.SIGKILL)
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """``airflow`` with these arguments, to its end."""
+        """Run ``airflow`` with these arguments to its end."""
         done = subprocess.run(
             [sys.executable, "-m", "airflow", *arguments],
             env=self.environment,
@@ -184,7 +184,7 @@ class LocalAirflow:
         return all(health[key]["status"] == "healthy" for name, key in seen.items() if name in self._processes)
 
     def api(self, method: str, path: str, **kwargs: Any) -> Any:
-        """One call of Airflow's public API (``path`` below ``/api/v2``), as JSON."""
+        """Call Airflow's public API (``path`` below ``/api/v2``); return the JSON value."""
         if self._client is None:
             answer = httpx.post(
                 f"{self.url}/auth/token", json={"username": USER, "password": self.password}, timeout=30
@@ -195,15 +195,15 @@ class LocalAirflow:
             self._client = httpx.Client(base_url=f"{self.url}/api/v2", headers=headers, timeout=30)
         answer = self._client.request(method, path, **kwargs)
         if answer.status_code == 500 and "Database error" in answer.text and self._is_sqlite:
-            # Airflow notes a request in its database before it does anything, and waits for that in the thread that
-            # another request needs, which holds SQLite's lock, to end
+            # Airflow first records a request in its database, and blocks a thread for that. Another request that holds
+            # SQLite's lock needs the same thread to end.
             answer = self._client.request(method, path, **kwargs)
         if answer.status_code >= 400:
             raise RuntimeError(f"{method} {path} answered {answer.status_code}: {answer.text[:2000]}")
         return answer.json() if answer.content else None
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None, timeout_s: float = 120) -> str:
-        """Start a run of the DAG as soon as Airflow has read its file; its run id."""
+        """Wait until Airflow has read the DAG's file, and start a run; return its run id."""
 
         def is_known() -> bool:
             for error in self.api("GET", "/importErrors")["import_errors"]:
@@ -216,12 +216,11 @@ class LocalAirflow:
         return str(run["dag_run_id"])
 
     def tasks(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
-        """The task instances of a run, as the API gives them."""
-        found = self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances?limit=1000")
-        return list(found["task_instances"])
+        """The task instances of a run, as JSON values of the API."""
+        return list(self.api("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances?limit=1000")["task_instances"])
 
     def wait_for_run(self, dag_id: str, run_id: str, timeout_s: float = 240) -> str:
-        """The state in which a run ended."""
+        """Wait until a run has ended; return its state."""
         state = ""
 
         def is_over() -> bool:
@@ -233,30 +232,30 @@ class LocalAirflow:
         return state
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> Any:
-        """What a task returned."""
+        """The return value of a task."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/return_value"
         return self.api("GET", f"{path}?map_index={map_index}&deserialize=true")["value"]
 
     def log_text(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1) -> str:
-        """A task's log as Airflow's UI shows it."""
+        """A task's log, as in Airflow's UI."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
         content = self.api("GET", f"{path}?map_index={map_index}")["content"]
         return "\n".join(_log_line(line) for line in content)
 
     def wait_until(self, condition: Any, what: str, timeout_s: float = 120, every_s: float = 0.25) -> Any:
-        """What the condition gives once it is true.
+        """Wait until the condition is true; return its value.
 
-        :raises TimeoutError: it did not become true in time
+        :raises TimeoutError: it does not become true in time
         """
         end = time.monotonic() + timeout_s
-        while not (found := condition()):
+        while not (value := condition()):
             if time.monotonic() > end:
                 raise TimeoutError(f"waited {timeout_s:g} s for {what}; see the logs in {self.home}")
             time.sleep(every_s)
-        return found
+        return value
 
     def store(self) -> SqlStore:
-        """The plugin's store, over connections of its own."""
+        """The plugin's store, with its own connections."""
         return SqlStore(create_engine(self.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"], poolclass=NullPool))
 
     @property
@@ -264,7 +263,7 @@ class LocalAirflow:
         return self.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"].startswith("sqlite")
 
     def wait_until_freed(self, timeout_s: float = 60) -> None:
-        """A lease outlives its task by the end of the task's processes and a heartbeat of the scheduler."""
+        """Wait until no lease is left; a lease outlives its task until the task's processes are known to be gone."""
         store = self.store()
         self.wait_until(lambda: not store.snapshot().leases, "all leases to be freed", timeout_s)
 
@@ -274,7 +273,7 @@ class LocalAirflow:
 
 
 def _log_line(line: Any) -> str:
-    """The event of a structured line, and the exceptions that it carries beside it."""
+    """The event of a structured log line, with its exceptions."""
     if not isinstance(line, dict):
         return str(line)
     errors = (f"{error.get('exc_type')}: {error.get('exc_value')}" for error in line.get("error_detail") or ())
@@ -282,7 +281,7 @@ def _log_line(line: Any) -> str:
 
 
 def _wait_for_group(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    """Wait for a process that was asked to stop; SIGKILL to whatever is left of its session."""
+    """Wait for a process that was asked to stop, then kill what is left of its session."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout_s)
     with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""``make up``: leaves an Airflow with the example DAGs running until Ctrl-C. Its folder is ``.airflow/up``."""
+"""``make up``: an Airflow with the example DAGs that runs until Ctrl-C. Its folder is ``.airflow/up``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ HOME = ROOT / ".airflow" / "up"
 
 
 def main() -> int:
-    """Exit code: 0 once it was asked to stop, 1 if it could not start."""
+    """Run it; return 0 if it was asked to stop, 1 if it could not start."""
     show(cell(f"Starting Airflow in {HOME} …"))
     try:
         with running_airflow(HOME) as airflow:
             show(
                 cell(f"Airflow runs at {airflow.url}", style="bold"),
                 cell(f"  user      {USER}", f"  password  {airflow.password}", f"  logs      {HOME}"),
-                cell("For accelerators that are not there, start it as"),
+                cell("For simulated accelerators, start it with"),
                 cell(f'  {SIMULATED_DEVICES_VARIABLE}="nvidia/h100-80gb:2,ascend/910b:2" make up'),
                 cell("Ctrl-C stops it."),
             )

@@ -57,24 +57,24 @@ def test_every_file_is_one_dag_that_airflow_reads_without_error(airflow, runs):
 
 
 def test_the_first_alternative_is_taken_and_said_to_be_simulated(airflow, runs):
-    said = airflow.xcom("alternatives", runs["alternatives"], "in_order")
-    assert said.startswith("the first that fitted: 1 × nvidia/h100-80gb (simulated)")
+    text = airflow.xcom("alternatives", runs["alternatives"], "in_order")
+    assert text.startswith("the first device that fits: 1 × nvidia/h100-80gb (simulated)")
 
 
 def test_of_a_set_the_policy_chooses(airflow, runs):
-    said = airflow.xcom("alternatives", runs["alternatives"], "whichever_is_best")
-    assert said.startswith(
+    text = airflow.xcom("alternatives", runs["alternatives"], "whichever_is_best")
+    assert text.startswith(
         (
-            "what the policy chose: 1 × nvidia/h100-80gb (simulated)",
-            "what the policy chose: 1 × ascend/910b (simulated)",
+            "the choice of the policy: 1 × nvidia/h100-80gb (simulated)",
+            "the choice of the policy: 1 × ascend/910b (simulated)",
         )
     )
 
 
 def test_two_halves_share_one_gpu_at_the_same_time(airflow, runs):
-    said = [airflow.xcom("shares", runs["shares"], task) for task in ("one_half", "other_half")]
-    assert said[0] == said[1]
-    assert said[0].startswith("0.5 of a (cooperative) nvidia/h100-80gb (simulated)")
+    texts = [airflow.xcom("shares", runs["shares"], task) for task in ("one_half", "other_half")]
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("0.5 of a (cooperative) nvidia/h100-80gb (simulated)")
     tasks = airflow.tasks("shares", runs["shares"])
     begins = [datetime.fromisoformat(ti["start_date"]) for ti in tasks]
     ends = [datetime.fromisoformat(ti["end_date"]) for ti in tasks]
@@ -93,8 +93,8 @@ def test_mapped_instances_have_one_request_or_each_its_own(airflow, runs):
 
 
 def test_a_shell_command_sees_its_lease(airflow, runs):
-    said = airflow.xcom("bash_on_device", runs["bash_on_device"], "say_where")
-    assert said.startswith("1 × nvidia/h100-80gb (simulated)")
+    text = airflow.xcom("bash_on_device", runs["bash_on_device"], "say_where")
+    assert text.startswith("1 × nvidia/h100-80gb (simulated)")
     log = airflow.log_text("bash_on_device", runs["bash_on_device"], "say_where")
     assert "CUDA_VISIBLE_DEVICES is 'simulated-nvidia-h100-80gb-" in log
 
@@ -115,8 +115,8 @@ def test_the_retrained_model_is_good_and_published_with_a_card(airflow, runs):
 
 
 def test_the_evaluation_takes_a_checkpoint_while_training_goes_on(airflow, runs):
-    said = airflow.xcom("train_resumable", runs["train_resumable"], "report")
-    assert re.fullmatch(r"After 300 steps 9.* read right; after step \d+ it was .*% of the unseen ones\.", said)
+    text = airflow.xcom("train_resumable", runs["train_resumable"], "report")
+    assert re.fullmatch(r"Accuracy after 300 steps: 9.*; after step \d+: .*% of the unseen images\.", text)
 
 
 def test_a_model_that_is_not_good_enough_is_skipped(airflow, runs):

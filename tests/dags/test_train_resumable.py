@@ -69,7 +69,7 @@ def test_a_short_training_is_good_enough_and_evaluated_on_what_it_has_not_seen(d
     assert trained["accuracy"] > dag_file.GOOD_ENOUGH
     assert evaluated["step"] == found["step"] < PARAMS["steps"]
     assert abs(evaluated["accuracy"] - found["metrics"]["accuracy"]) < 0.1
-    assert dag_file.report.function(trained, evaluated).startswith("After 100 steps 9")
+    assert dag_file.report.function(trained, evaluated).startswith("Accuracy after 100 steps: 9")
 
 
 def test_interrupted_it_ends_with_the_same_model_as_if_it_had_not_been(dag_file, begin, find, monkeypatch, tmp_path):
