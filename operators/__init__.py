@@ -1,4 +1,4 @@
-"""Operators and the ``@task.device`` decorator: tasks that say what devices they need.
+"""Operators and the ``@task.device`` decorator: tasks that request devices.
 
 The folder stands at the root of the repository and is the package `hetero_airflow.operators`.
 """
@@ -21,7 +21,7 @@ __all__ = ["DeviceBashOperator", "DeviceOperator", "DevicePythonOperator", "Torc
 
 
 def __getattr__(name: str) -> Any:
-    """`DevicePodOperator`, which needs the provider cncf.kubernetes, and is imported when it is asked for."""
+    """Import `DevicePodOperator` on first use, because it needs the provider cncf.kubernetes."""
     if name == "DevicePodOperator":
         from hetero_airflow.operators.pod import DevicePodOperator
 

@@ -17,7 +17,7 @@ from hetero_airflow.settings import LEASE_VARIABLE
 class DeviceBashOperator(DeviceOperator, BashOperator):
     """Airflow's BashOperator with the arguments of `DeviceOperator`.
 
-    The command sees the lease's variables whatever `env` and `append_env` say.
+    The command always gets the lease's variables, for any `env` and `append_env`.
 
     >>> from hetero_airflow.operators import DeviceBashOperator
     >>> DeviceBashOperator(task_id="smi", bash_command="nvidia-smi -i $CUDA_VISIBLE_DEVICES", device="nvidia")
@@ -25,6 +25,6 @@ class DeviceBashOperator(DeviceOperator, BashOperator):
     """
 
     def get_env(self, context: Context) -> dict[str, Any]:
-        """The variables that the command sees."""
+        """The environment variables of the command."""
         env: dict[str, Any] = super().get_env(context)
         return env | lease_environment(current_lease(), env) if LEASE_VARIABLE in os.environ else env

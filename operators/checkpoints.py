@@ -1,4 +1,4 @@
-"""Tells the task where its checkpoints are, before any of its code runs."""
+"""Sets where the task's checkpoints are, before any of its code runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hetero_airflow.settings import CHECKPOINT_VARIABLE
 
 
 class CheckpointArguments(BaseModel):
-    """The operator's argument `checkpoint`: where checkpoints go, which are kept, and what a clear does.
+    """The operator's argument `checkpoint`: the place of checkpoints, which are kept, and the effect of a clear.
 
     >>> CheckpointArguments.parse({"keep_best": "min:loss"}).keep_last
     3
@@ -34,20 +34,20 @@ class CheckpointArguments(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: str | None = None
-    """Another place than ``[hetero] checkpoint_url``."""
+    """The place, if it is not ``[hetero] checkpoint_url``."""
     keep_last: int = Field(default=3, ge=1, strict=True)
     keep_best: str | None = Field(default=None, pattern=r"^(min|max):.{1,128}$")
-    """``min:loss`` or ``max:accuracy``: the best by a metric is kept, too."""
+    """``min:loss`` or ``max:accuracy``: also keep the best checkpoint by a metric."""
     keep_every: int | None = Field(default=None, ge=1, strict=True)
-    """Those at multiples of so many steps are kept, too."""
+    """Also keep the checkpoints at multiples of this many steps."""
     on_clear: Literal["fresh", "resume"] = "fresh"
-    """Whether a task that was cleared starts anew, or goes on from what it had."""
+    """Whether a cleared task starts fresh or resumes from its last checkpoint."""
 
     @classmethod
     def parse(cls, value: object) -> CheckpointArguments:
-        """The argument as given; None is all defaults.
+        """Parse the argument. None means all defaults.
 
-        :raises RequestError: it can't be read
+        :raises RequestError: the argument is invalid
         """
         if not isinstance(value, Mapping | None):
             raise RequestError("checkpoint", value, found=type(value).__name__, remedy=_REMEDY)
@@ -74,13 +74,13 @@ HOST_BOUND = "is_host_bound"
 def checkpoint_environment_set(
     context: Context, arguments: CheckpointArguments, lease: TaskLease | None, *, is_one_training: bool = False
 ) -> Iterator[None]:
-    """Within: this process and all it starts know the place of the task's checkpoints, and have what opens it.
+    """Within the context this process and its children have the place of the task's checkpoints, and its credentials.
 
-    A task goes on where it began, even if the configuration names another place by now: its state store has it.
+    A task keeps the place where it began, even if the configuration names another one now: its state store has it.
 
     :param lease: of this run; None without one
-    :param is_one_training: the members of a gang are: then the place is the leader's
-    :raises SettingsError: the configuration can't be read, or names a connection that is not there
+    :param is_one_training: the gang's members are one training, which uses the leader's place
+    :raises SettingsError: the configuration can't be read, or names a missing connection
     """
     variables = checkpoint_variables(context, arguments, lease, is_one_training=is_one_training)
     before = {name: os.environ.get(name) for name in variables}
@@ -98,11 +98,11 @@ def checkpoint_environment_set(
 def checkpoint_variables(
     context: Context, arguments: CheckpointArguments, lease: TaskLease | None, *, is_one_training: bool = False
 ) -> dict[str, str]:
-    """What tells a process the place of the task's checkpoints, and opens it: credentials are among them.
+    """The environment variables with the place of the task's checkpoints, and its credentials.
 
-    The place is on record in the task's state store then.
+    Also records the place in the task's state store.
 
-    :raises SettingsError: the configuration can't be read, or names a connection that is not there
+    :raises SettingsError: the configuration can't be read, or names a missing connection
     """
     options = checkpoint_options()
     credentials = store_credentials(options.conn_id)
@@ -111,13 +111,13 @@ def checkpoint_variables(
     if gang is not None:
         ti: Any = context["ti"]
         path = checkpoint_path(ti.dag_id, ti.task_id, ti.run_id, gang.first_index)
-        # the leader alone claims the place, before the others look: what epoch it is, it decides
+        # only the leader claims the place, before the others read it, and decides the epoch
         place = place.model_copy(update={"path": path} | ({"epoch": None} if gang.rank else {}))
     states: Any = context.get("task_state_store")
     if states is not None:
-        known = states.get(CHECKPOINT)
-        if isinstance(known, dict) and known.get("epoch") == place.epoch and isinstance(known.get("url"), str):
-            place = place.model_copy(update={"url": known["url"], HOST_BOUND: known.get(HOST_BOUND) is True})
+        recorded = states.get(CHECKPOINT)
+        if isinstance(recorded, dict) and recorded.get("epoch") == place.epoch and isinstance(recorded.get("url"), str):
+            place = place.model_copy(update={"url": recorded["url"], HOST_BOUND: recorded.get(HOST_BOUND) is True})
         states.set(CHECKPOINT, place.model_dump(include={"url", "path", "epoch", HOST_BOUND}))
     return {**credentials, CHECKPOINT_VARIABLE: place.model_dump_json()}
 
@@ -135,13 +135,14 @@ def _place(
         ti.task_id,
         ti.run_id,
         -1 if ti.map_index is None else ti.map_index,
-        # Airflow raises max_tries when the task is cleared, and never for a retry
+        # Airflow raises max_tries when the task is cleared, never for a retry
         epoch=ti.max_tries if arguments.on_clear == "fresh" else None,
         token=lease.token if lease else None,
         options=options,
         credentials=credentials,
     )
-    kept = arguments.model_dump(include={"keep_last", "keep_best", "keep_every"})
+    retention = arguments.model_dump(include={"keep_last", "keep_best", "keep_every"})
     if arguments.url:
-        return place.model_copy(update=kept | {"url": arguments.url})
-    return place.model_copy(update=kept | {HOST_BOUND: options.is_default and lease is not None and lease.is_remote})
+        return place.model_copy(update=retention | {"url": arguments.url})
+    is_host_bound = options.is_default and lease is not None and lease.is_remote
+    return place.model_copy(update=retention | {HOST_BOUND: is_host_bound})

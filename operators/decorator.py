@@ -12,7 +12,7 @@ from hetero_airflow.operators.device import DeviceOperator
 
 
 class DeviceDecoratedOperator(DeviceOperator, DecoratedOperator, PythonOperator):
-    """What ``@task.device`` makes of a function."""
+    """The operator behind ``@task.device``."""
 
     template_fields: Sequence[str] = ("templates_dict", "op_args", "op_kwargs")
     template_fields_renderers: ClassVar[dict[str, str]] = {
@@ -37,7 +37,7 @@ class DeviceDecoratedOperator(DeviceOperator, DecoratedOperator, PythonOperator)
 def device_task(
     python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
 ) -> TaskDecorator:
-    """Turn a function into a task on devices; takes the arguments of `DeviceOperator` and of ``@task``.
+    """Turn a function into a task on devices. Takes the arguments of `DeviceOperator` and of ``@task``.
 
     Available as ``@task.device`` once the package is installed.
 

@@ -1,10 +1,10 @@
-"""What all device operators share: the request goes to the executor, the lease comes back."""
+"""The base of all device operators: it sends the request to the executor and binds the lease in the task."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 from airflow.sdk import BaseOperator, Context, RetryPolicy
@@ -14,8 +14,7 @@ from hetero_airflow.contract.retry_policy import DeviceRetryPolicy
 from hetero_airflow.contract.selection import device_task_defaults
 from hetero_airflow.model.gang import parse_gang
 from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoint_environment_set
-from hetero_airflow.operators.requeue import requeued_by_rules
-from hetero_airflow.operators.stopping import raise_if_preempted, rescheduled_if_preempted
+from hetero_airflow.operators.requeue import raise_if_preempted, requeued_by_rules, rescheduled_if_preempted
 from hetero_airflow.runtime.task_lease import current_lease
 from hetero_airflow.runtime.visible_devices import bound_to_lease
 from hetero_airflow.settings import LEASE_VARIABLE
@@ -24,27 +23,26 @@ from hetero_airflow.settings import LEASE_VARIABLE
 class DeviceOperator(BaseOperator):
     """Mix in before another operator to give it devices: ``class MyOperator(DeviceOperator, SomeOperator)``.
 
-    The arguments are those of `hetero_airflow.model.request.DeviceRequest.parse`. Any of them may hold
-    a Jinja template over ``params``, ``dag_run``, ``run_id``, ``ds`` and ``logical_date``; it is
-    rendered before the task is placed.
+    The arguments are those of `hetero_airflow.model.request.DeviceRequest.parse`. Each may contain a Jinja template
+    over ``params``, ``dag_run``, ``run_id``, ``ds`` and ``logical_date``, rendered before the task is placed.
 
-    :param device: what to run on: ``gpu``, ``a100:2``, ``gpu:0.5``, a list of alternatives, a set, ...
+    :param device: the devices: ``gpu``, ``a100:2``, ``gpu:0.5``, a list of alternatives, a set, ...
     :param quota: count, share, memory, cpus, host_memory
     :param runtime: software → version specifier
     :param driver: version specifier of the driver
     :param labels: label → value of the worker
-    :param topology: nvlink or numa of the devices, host, rack or site of a gang; ``nvlink@10m`` waits so long for it
+    :param topology: nvlink or numa of the devices; host, rack or site of a gang; ``nvlink@10m`` waits at most that long
     :param priority: urgent, high, medium or low
     :param wait_timeout: fail after waiting for longer
-    :param gang: of a mapped task: so many of its instances, in the order of their map indexes, are placed all at the
-        same time or not at all; ``"2:4@10m"`` goes on with fewer where 4 can't be had within ten minutes.
-        `current_lease().gang` tells each of them which it is, and the hosts of all
+    :param gang: for a mapped task: this many of its instances, in the order of their map indexes, are placed together
+        or not at all. ``"2:4@10m"`` starts with fewer if 4 can't be placed within ten minutes. `current_lease().gang`
+        has each instance's rank, and the hosts of all
     :param checkpoint: mapping with any of url, keep_last, keep_best, keep_every, on_clear; see `CheckpointArguments`
-    :raises RequestError: when the DAG file is parsed, if the arguments make no request
+    :raises RequestError: when the DAG file is parsed, if the arguments are no valid request
     """
 
     is_one_training: ClassVar[bool] = False
-    """Whether the tasks of a gang are ranks of one training, which has its checkpoints in one place."""
+    """Whether the tasks of a gang are ranks of one training, with one place for its checkpoints."""
 
     def __init__(
         self,
@@ -79,17 +77,17 @@ class DeviceOperator(BaseOperator):
         self.checkpoint = CheckpointArguments.parse(checkpoint)
 
     def execute(self, context: Context) -> Any:
-        """Run the operator proper with the lease bound to this process."""
+        """Run the wrapped operator with the lease bound to this process."""
         with self._recovering(context):
             return super().execute(context)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Go on after a deferral, with the lease of this leg bound to this process."""
+        """Continue after a deferral, with the new lease bound to this process."""
         with self._recovering(context):
             return super().resume_execution(next_method, next_kwargs, context)
 
     def on_kill(self) -> None:
-        """Stop what the operator started; if it was preempted, the task goes on later."""
+        """Stop what the operator started. A preempted task goes on later."""
         super().on_kill()
         raise_if_preempted()
 
@@ -100,23 +98,18 @@ class DeviceOperator(BaseOperator):
 
     @contextmanager
     def _lease_bound(self, context: Context) -> Iterator[None]:
-        """Bind the lease here if no coordinator did so before the DAG file was parsed."""
-        if LEASE_VARIABLE in os.environ:
-            own = current_lease()
-            self.log.info("Device: %s", own)
-            with checkpoint_environment_set(context, self.checkpoint, own, is_one_training=self.is_one_training):
-                yield
-            return
-        lease = read_lease(getattr(context["ti"], "context_carrier", None))
-        if lease is None:
+        """Bind the lease here, unless a coordinator has bound it before the DAG file was parsed."""
+        in_environment = current_lease() if LEASE_VARIABLE in os.environ else None
+        lease = in_environment or read_lease(getattr(context["ti"], "context_carrier", None))
+        checkpoints = checkpoint_environment_set(context, self.checkpoint, lease, is_one_training=self.is_one_training)
+        if in_environment is not None:
+            self.log.info("Device: %s", lease)
+        elif lease is not None:
+            self.log.info("Device: %s (bound by the operator; a coordinator would bind it before parsing)", lease)
+        else:
             self.log.warning(
-                "No device lease: this task was not placed by HeteroExecutor, and runs on whatever is visible. "
-                "`airflow hetero config --check` says what is missing."
+                "This task has no device lease, because HeteroExecutor did not place it. It runs on all visible "
+                "devices. Run `airflow hetero config --check` to see what is missing."
             )
-            with checkpoint_environment_set(context, self.checkpoint, None):
-                yield
-            return
-        self.log.info("Device: %s (bound by the operator; a coordinator would have bound it before parsing)", lease)
-        training = checkpoint_environment_set(context, self.checkpoint, lease, is_one_training=self.is_one_training)
-        with bound_to_lease(lease), training:
+        with nullcontext() if lease is None or in_environment is not None else bound_to_lease(lease), checkpoints:
             yield

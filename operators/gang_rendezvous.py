@@ -1,8 +1,7 @@
-"""Where the tasks of a gang meet: the leader opens a port that is free on its host, and tells the others by XCom.
+"""The rendezvous of a gang's tasks: the leader opens a free port on its host and publishes it by XCom.
 
-It is XCom because Airflow gives one task no other way to tell another one something, and because it needs no port to be
-agreed on before anyone has looked whether it is free. Airflow removes a task's XComs when it starts again, and what is
-told names the leader's lease: nobody goes where the gang met the last time.
+XCom is Airflow's only way from one task to another, and it needs no port that is fixed in advance. Airflow removes a
+task's XComs when it starts again, and the value names the leader's lease, so no member uses an earlier rendezvous.
 """
 
 from __future__ import annotations
@@ -18,57 +17,57 @@ from airflow.sdk import Context
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hetero_airflow.errors import HeteroError
-from hetero_airflow.operators.stopping import has_preemption_notice
+from hetero_airflow.operators.requeue import has_preemption_notice
 from hetero_airflow.runtime.gang.network import host_address, interface_of
 from hetero_airflow.runtime.notice import Stopped
 from hetero_airflow.runtime.task_lease import TaskGang
 
 RENDEZVOUS_KEY = "hetero_meeting"
-"""The XCom's key; its value is a `Rendezvous` of the leader's."""
+"""Key of the leader's XCom; its value is a `Rendezvous`."""
 
 WAIT_S = 600.0
-"""For so long the others wait for the leader to begin. Who is told to stop meanwhile, stops."""
+"""How long the others wait for the leader. A member with a preemption notice stops before."""
 
 _POLL_INTERVALS_S = (0.05, 0.1, 0.2, 0.4)
-"""Between two looks; from the fourth on, the last."""
+"""Waits between reads; the last one repeats."""
 
 
 class LeaderTimeout(HeteroError, ConnectionError):
-    """The leader of a gang has not said where to meet it."""
+    """The leader of a gang has not published the rendezvous in time."""
 
 
 class Rendezvous(BaseModel):
-    """Where a leader is met."""
+    """The address where the leader listens."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     lease: str
-    """The leader's."""
+    """Id of the leader's lease."""
     address: str
     port: int
 
 
 @dataclass(frozen=True, slots=True)
 class RendezvousMember:
-    """What a torchrun needs to meet those of the other members."""
+    """What a member's torchrun needs to reach the others."""
 
     gang: TaskGang
-    meeting: Rendezvous
+    rendezvous: Rendezvous
     address: str
-    """Of this host."""
+    """Address of this host."""
     variables: dict[str, str]
-    """For the environment of the ranks."""
+    """Environment variables of the ranks."""
     listener: socket.socket | None
-    """The leader's; open, and inherited by its torchrun."""
+    """The leader's open socket, which its torchrun inherits; None for other members."""
 
 
 @contextmanager
 def joined_rendezvous(context: Context, gang: TaskGang, lease: str) -> Iterator[RendezvousMember]:
-    """Within: this member knows where to meet, and the others will find it there.
+    """Yields what this member needs to reach the others. The leader publishes the rendezvous.
 
-    :param lease: this task's own
-    :raises LeaderTimeout: the leader did not begin in time
-    :raises Stopped: this task was told to stop before the leader began
+    :param lease: id of this task's lease
+    :raises LeaderTimeout: the leader did not start in time
+    :raises Stopped: this task got a preemption notice before the leader started
     """
     ti: Any = context["ti"]
     address = host_address(gang.network.get("GLOO_SOCKET_IFNAME"))
@@ -78,13 +77,13 @@ def joined_rendezvous(context: Context, gang: TaskGang, lease: str) -> Iterator[
         return
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as listener:
-        meeting = Rendezvous(lease=lease, address=address, port=listener.getsockname()[1])
-        ti.xcom_push(key=RENDEZVOUS_KEY, value=meeting.model_dump())
-        yield RendezvousMember(gang, meeting, address, variables, listener)
+        rendezvous = Rendezvous(lease=lease, address=address, port=listener.getsockname()[1])
+        ti.xcom_push(key=RENDEZVOUS_KEY, value=rendezvous.model_dump())
+        yield RendezvousMember(gang, rendezvous, address, variables, listener)
 
 
 def _variables(gang: TaskGang, address: str) -> dict[str, str]:
-    """The settings of the labels. Gloo asks the host's name for its address, which may be known to the host alone."""
+    """The network settings. By default Gloo resolves the host's name, which may work on that host alone."""
     interface = interface_of(address) if len(set(gang.hosts)) > 1 else None
     return ({"GLOO_SOCKET_IFNAME": interface} if interface else {}) | gang.network
 
@@ -94,17 +93,17 @@ def _wait_for_leader(ti: Any, gang: TaskGang) -> Rendezvous:
     number = 0
     while not has_preemption_notice():
         try:
-            meeting = Rendezvous.model_validate(ti.xcom_pull(key=RENDEZVOUS_KEY, map_indexes=gang.first_index))
-            if meeting.lease == gang.leader:
-                return meeting
-        except ValidationError:  # nothing there yet
+            rendezvous = Rendezvous.model_validate(ti.xcom_pull(key=RENDEZVOUS_KEY, map_indexes=gang.first_index))
+            if rendezvous.lease == gang.leader:
+                return rendezvous
+        except ValidationError:  # not published yet
             pass
         if time.monotonic() > end:
             raise LeaderTimeout(
-                f"to hear within {WAIT_S:g} s where rank 0 of gang {gang.name} is met",
+                f"the address of rank 0 of gang {gang.name} within {WAIT_S:g} s",
                 found=f"nothing from {gang.hosts[0]}",
-                remedy="The log of rank 0 says why it did not begin",
+                remedy="See the log of rank 0 for why it did not start",
             )
         time.sleep(_POLL_INTERVALS_S[min(number, len(_POLL_INTERVALS_S) - 1)])
         number += 1
-    raise Stopped(step=None, cause=f"told to before gang {gang.name} had met")
+    raise Stopped(step=None, cause=f"preempted before gang {gang.name} had met")

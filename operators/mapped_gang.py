@@ -1,4 +1,4 @@
-"""Which instances of a mapped task are a gang: asked when the DAG file is parsed, so that none can wait for ever."""
+"""Checks the gangs of mapped tasks when the DAG file is parsed, so that no gang waits forever."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NODE_RANK = "node_rank"
 
 
 def check_no_gang(task: DeviceOperator) -> None:
-    """A task that is not mapped has one instance.
+    """Refuse a gang of a task that is not mapped and so has one instance.
 
-    :raises RequestError: it asks for a gang all the same
+    :raises RequestError: the task asks for a gang
     """
     size = task.gang.max_members
     rank = getattr(task, NODE_RANK, None)
@@ -26,16 +26,16 @@ def check_no_gang(task: DeviceOperator) -> None:
         raise RequestError(
             "gang" if size > 1 else NODE_RANK,
             size if size > 1 else rank,
-            found="a task that is not mapped, and so has one instance",
+            found="a task that is not mapped, so it has one instance",
             remedy=f"Write .partial(...).expand({NODE_RANK}=range(4)), or gang=4 in partial() and expand over 4 values",
         )
 
 
 def gang_of(task: MappedOperator, expanded: Any) -> GangSize:
-    """How many instances of a mapped task in a row are placed together.
+    """How many consecutive instances of a mapped task are placed together.
 
-    :param expanded: what it is expanded over, where names of arguments are in it; None for a decorated task
-    :raises RequestError: instances that make no whole gangs, or that Airflow would never queue at the same time
+    :param expanded: the arguments that the task expands over; None for a decorated task
+    :raises RequestError: the instances don't make whole gangs, or Airflow would never queue them at the same time
     """
     size = parse_gang(task.partial_kwargs.get("gang"))
     if isinstance(expanded, Mapping) and NODE_RANK in expanded:
@@ -44,7 +44,7 @@ def gang_of(task: MappedOperator, expanded: Any) -> GangSize:
         raise RequestError(
             "expand_kwargs",
             "a gang",
-            found="instances one by one",
+            found="arguments for each instance, which can't be grouped",
             remedy=f"Use expand({NODE_RANK}=range(4))",
         )
     if isinstance(expanded, Mapping) and "gang" in expanded:
@@ -59,13 +59,13 @@ def gang_of(task: MappedOperator, expanded: Any) -> GangSize:
     }
     for name, limit in limits.items():
         if limit is not None and limit < size.max_members:
-            remedy = f"Raise {name}: all {size.max_members} tasks run at the same time"
+            remedy = f"Raise {name} to {size.max_members} or more: all tasks of the gang run at the same time"
             raise RequestError("gang", size.text, found=f"{name}={limit}", remedy=remedy)
     return size
 
 
 def _ranks(expanded: Mapping[str, Any], size: GangSize) -> GangSize:
-    """The size of the gang that is expanded over its ranks; a range becomes a list, which Airflow can serialize."""
+    """The size of a gang that expands over its ranks. Replaces a range with a list, which Airflow can serialize."""
     values = expanded[NODE_RANK]
     if not isinstance(values, list | tuple | range):
         raise RequestError(
@@ -74,25 +74,29 @@ def _ranks(expanded: Mapping[str, Any], size: GangSize) -> GangSize:
             found="ranks that are known only at run time",
             remedy=f"Write expand({NODE_RANK}=range(4)), or gang=4 in partial() and expand over something else",
         )
-    found = list(values[: MAX_MEMBERS + 1])
-    if found != list(range(len(found))) or not 1 <= len(found) <= MAX_MEMBERS:
-        raise RequestError(NODE_RANK, values, found="no ranks from 0 on", remedy=f"Write expand({NODE_RANK}=range(4))")
+    ranks = list(values[: MAX_MEMBERS + 1])
+    if ranks != list(range(len(ranks))) or not 1 <= len(ranks) <= MAX_MEMBERS:
+        raise RequestError(
+            NODE_RANK, values, found=f"no ranks 0, 1, ... below {MAX_MEMBERS}", remedy=f"Write expand({NODE_RANK}=range(4))"
+        )
     last = list(expanded)[-1]
     if last != NODE_RANK:
-        raise RequestError(NODE_RANK, "expanded", found=f"{last} after it", remedy=f"Write {NODE_RANK} as the last")
-    if size.max_members not in (1, len(found)):
-        raise RequestError("gang", size.text, found=f"{NODE_RANK} of {len(found)}", remedy="Leave gang out")
+        raise RequestError(
+            NODE_RANK, "expanded", found=f"{last} after it", remedy=f"Write {NODE_RANK} as the last argument"
+        )
+    if size.max_members not in (1, len(ranks)):
+        raise RequestError("gang", size.text, found=f"{NODE_RANK} with {len(ranks)} values", remedy="Leave gang out")
     if isinstance(expanded, dict):
-        expanded[NODE_RANK] = found
-    return size if size.max_members > 1 else GangSize(len(found), len(found))
+        expanded[NODE_RANK] = ranks
+    return size if size.max_members > 1 else GangSize(len(ranks), len(ranks))
 
 
 def _check_count(task: MappedOperator, size: int) -> None:
-    """Where it is known how many instances there are, they make whole gangs."""
+    """Check that the instances make whole gangs, if their number is known."""
     value: Any = task._get_specified_expand_input().value
     lists = list(value.values()) if isinstance(value, Mapping) else [value]
-    if not all(isinstance(one, list | tuple) for one in lists):
+    if not all(isinstance(values, list | tuple) for values in lists):
         return
-    count = math.prod(len(one) for one in lists)
+    count = math.prod(len(values) for values in lists)
     if count % size:
         raise RequestError("gang", size, found=f"{count} instances", remedy=f"Expand over a multiple of {size} values")

@@ -1,4 +1,4 @@
-"""A pod on devices, for any executor and for managed Airflow: Kubernetes places it, not our executor."""
+"""A pod on devices, for any executor and for managed Airflow. Kubernetes places it, not `HeteroExecutor`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ from hetero_airflow.engines.kubernetes.states.pod_state import PodState, pod_sta
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoint_variables
-from hetero_airflow.operators.pod_failure import pod_evidence
 from hetero_airflow.operators.requeue import requeued_by_rules
+from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.settings import CHECKPOINT_VARIABLE
 from hetero_airflow.units import MAX_DURATION_S
 
 T = TypeVar("T")
+
+_LOST_CAUSES = frozenset({PodCause.EVICTED, PodCause.NODE_LOST, PodCause.REFUSED, PodCause.DELETED})
 
 _PUBLIC_VARIABLES = frozenset({CHECKPOINT_VARIABLE, ENDPOINT_VARIABLE, "AWS_DEFAULT_REGION"})
 """Variables that are no secret."""
@@ -40,27 +42,27 @@ _REQUEST_FIELDS = ("device", "quota", "runtime", "driver", "node_labels", "prior
 
 
 class DevicePodOperator(KubernetesPodOperator):
-    """Airflow's KubernetesPodOperator with the arguments of `DeviceOperator`: what the pod asks for of the cluster.
+    """Airflow's KubernetesPodOperator with the arguments of `DeviceOperator`. The pod asks the cluster for the devices.
 
-    What the author says of the pod stays: the request adds resources, node affinity, tolerations and a restricted
-    security context where nothing is said. Of several alternatives a pod asks for the first one; with `dra`, the
+    The author's settings of the pod stay. The request adds resources, node affinity, tolerations and a restricted
+    security context where the author set nothing. A pod asks for the first of several alternatives; with `dra`, the
     cluster's scheduler takes the first that fits. Airflow's ``pod_mutation_hook`` sees the pod before its devices.
 
-    A pod waits for devices without an end, unless `wait_timeout` or ``schedule_timeout_seconds`` says otherwise. A pod
-    that is evicted, preempted, deleted or whose node is lost uses no retry, where the recovery rules say so.
+    A pod waits for devices without a limit, unless `wait_timeout` or ``schedule_timeout_seconds`` sets one. If the pod
+    is evicted, preempted or deleted, or its node is lost, no retry is used up if the recovery rules say so.
 
-    :param device: as for `DeviceOperator`; template, and so are the next six
+    :param device: as for `DeviceOperator`; a template, like the next six
     :param quota: count, share, memory, cpus, host_memory
-    :param runtime: software → version specifier; that of CUDA is checked, the others are the image's matter
+    :param runtime: software → version specifier; only CUDA's is checked, the others depend on the image
     :param driver: version specifier of the driver
     :param node_labels: label → value of the node (``labels`` are the pod's own, as in KubernetesPodOperator)
     :param priority: urgent, high, medium or low; becomes the PriorityClass of ``[hetero] kubernetes_priority_classes``
     :param wait_timeout: fail after waiting for longer
-    :param checkpoint: mapping as for `DeviceOperator`: the pod is told its place. The key of a connection is not,
-        since all who may read pods would see it: give the pod a service account, or a secret by ``env_from``
+    :param checkpoint: mapping as for `DeviceOperator`. The pod gets the place, but not the key of a connection, which
+        everyone who may read pods would see: give the pod a service account, or a secret by ``env_from``
     :param dra: claim the devices by dynamic resource allocation (``resource.k8s.io/v1``, Kubernetes 1.34)
     :param kueue_queue: name of Kueue's LocalQueue
-    :raises RequestError: when the DAG file is parsed, if the arguments make no request that a pod can ask for
+    :raises RequestError: when the DAG file is parsed, if a pod can't ask for the request
     """
 
     template_fields: Sequence[str] = (*KubernetesPodOperator.template_fields, *_REQUEST_FIELDS)
@@ -103,21 +105,21 @@ class DevicePodOperator(KubernetesPodOperator):
             self.pod_parts()
 
     def execute(self, context: Context) -> Any:
-        """Run the pod, and wait for it."""
+        """Run the pod and wait for its end."""
         if self._waits_by_itself:
             self.schedule_timeout_seconds = int(self._parsed(self._request).wait_timeout_s or MAX_DURATION_S)
         with requeued_by_rules(context, self.log):
             return super().execute(context)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Go on after a deferral."""
+        """Continue after a deferral."""
         with requeued_by_rules(context, self.log):
             return super().resume_execution(next_method, next_kwargs, context)
 
     def pod_parts(self, dra: bool = False, namespace: str | None = None) -> PodParts:
         """What the request adds to the pod.
 
-        :param dra: by a claim, also where the operator does not say so
+        :param dra: use a claim, even if the operator does not
         :raises RequestError: a pod can't ask for it
         """
         options = cluster_options(lambda section, name, default: conf.get(section, name, fallback=default))
@@ -127,23 +129,23 @@ class DevicePodOperator(KubernetesPodOperator):
         return pod_parts(request, options, self.kueue_queue)
 
     def manifests(self, dra: bool = False) -> list[dict[str, Any]]:
-        """What would be sent to the cluster: the template of the claim, if there is one, then the pod."""
+        """The objects that the operator would create: the template of the claim, if any, then the pod."""
         pod = super().build_pod_request_obj(None, dry_run=True)
         parts = self.pod_parts(dra, pod.metadata.namespace)
-        made = complete_pod(PodGenerator.serialize_pod(pod), parts, self.base_container_name)
-        return [*([parts.claim] if parts.claim is not None else []), made]
+        completed = complete_pod(PodGenerator.serialize_pod(pod), parts, self.base_container_name)
+        return [*([parts.claim] if parts.claim is not None else []), completed]
 
     def build_pod_request_obj(self, context: Context | None = None, *, dry_run: bool = False) -> Any:
-        """The pod with its devices."""
+        """The pod with the parts for its devices."""
         pod = PodGenerator.serialize_pod(super().build_pod_request_obj(context, dry_run=dry_run))
         parts = self._parsed(self.pod_parts)
         if context is not None and self.checkpoint is not None:
-            told = checkpoint_variables(context, self.checkpoint, lease=None)
-            parts = replace(parts, environment={**parts.environment, **self._tellable(told, pod)})
+            variables = checkpoint_variables(context, self.checkpoint, lease=None)
+            parts = replace(parts, environment={**parts.environment, **self._public_variables(variables, pod)})
         return PodGenerator.deserialize_model_dict(complete_pod(pod, parts, self.base_container_name))
 
     def get_or_create_pod(self, pod_request_obj: Any, context: Context) -> Any:
-        """The pod of this task, made if it is not there, and before it the template of its claim."""
+        """The pod of this task. Creates it if it is missing, after the template of its claim."""
         namespace = pod_request_obj.metadata.namespace
         claim = self._parsed(lambda: self.pod_parts(namespace=namespace)).claim
         if claim is not None:
@@ -153,14 +155,14 @@ class DevicePodOperator(KubernetesPodOperator):
     def cleanup(
         self, pod: Any, remote_pod: Any, xcom_result: dict[Any, Any] | None = None, context: Context | None = None
     ) -> None:
-        """Delete the pod, and fail if it did; the failure brings how the pod stood."""
+        """Delete the pod, and fail if it failed. The exception carries evidence from the pod's state."""
         state = self._last_state(remote_pod)
         try:
             super().cleanup(pod, remote_pod, xcom_result, context)
         except AirflowSkipException:
             raise
         except AirflowException as error:
-            self.log.warning("The pod stood at: %s%s", state.cause, f" ({state.message})" if state.message else "")
+            self.log.warning("The pod's last state: %s%s", state.cause, f" ({state.message})" if state.message else "")
             error.evidence = pod_evidence(state)  # type: ignore[attr-defined]
             raise
 
@@ -170,14 +172,14 @@ class DevicePodOperator(KubernetesPodOperator):
         return DeviceRequest.parse(given.pop("device"), labels=labels, **given)
 
     def _parsed(self, read: Callable[[], T]) -> T:
-        """What is read of the request once its templates are rendered: no retry cures what can't be read."""
+        """Read the request with its rendered templates. An invalid one fails the task, because no retry can cure it."""
         try:
             return read()
         except RequestError as error:
             raise AirflowFailException(str(error)) from error
 
     def _create_template(self, claim: Mapping[str, Any], namespace: str) -> None:
-        """Make it unless it is there: its name is made of its content, so that it is the same then."""
+        """Create the template unless it exists. Its name is a digest of its content, so an existing one is equal."""
         try:
             ResourceV1Api(self.client.api_client).create_namespaced_resource_claim_template(namespace, claim)
         except ApiException as error:
@@ -195,7 +197,7 @@ class DevicePodOperator(KubernetesPodOperator):
             ) from error
 
     def _last_state(self, remote_pod: Any) -> PodState:
-        """How the pod stands now: what KubernetesPodOperator has read of it may be from its start."""
+        """The pod's state now. KubernetesPodOperator may have read it only at the start."""
         known = pod_state(remote_pod, self.base_container_name)
         if remote_pod is None or remote_pod.status.phase in ("Succeeded", "Failed"):
             return known
@@ -205,8 +207,8 @@ class DevicePodOperator(KubernetesPodOperator):
             return PodState(PodCause.DELETED) if error.status == 404 else known
         return pod_state(read, self.base_container_name)
 
-    def _tellable(self, variables: Mapping[str, str], pod: Mapping[str, Any]) -> dict[str, str]:
-        """What of the checkpoints' variables may stand in a pod."""
+    def _public_variables(self, variables: Mapping[str, str], pod: Mapping[str, Any]) -> dict[str, str]:
+        """The checkpoints' variables that are no secret, for the pod."""
         url = CheckpointPlace.model_validate_json(variables[CHECKPOINT_VARIABLE]).url
         parts = split_url(url)
         if parts.scheme == "file" and not _is_mounted(parts.path, pod):
@@ -214,16 +216,32 @@ class DevicePodOperator(KubernetesPodOperator):
                 "checkpoint",
                 url,
                 found="no volume of the pod at that folder",
-                remedy="Mount one by volumes and volume_mounts, or use s3://bucket/prefix",
+                remedy="Mount one with volumes and volume_mounts, or use s3://bucket/prefix",
             )
             raise AirflowFailException(str(error))
-        kept = {name: value for name, value in variables.items() if name in _PUBLIC_VARIABLES}
-        if len(kept) < len(variables):
-            self.log.info("The key of [hetero] checkpoint_conn_id is not put into the pod, where others could read it.")
-        return kept
+        public = {name: value for name, value in variables.items() if name in _PUBLIC_VARIABLES}
+        if len(public) < len(variables):
+            self.log.info("The pod does not get the key of [hetero] checkpoint_conn_id, because others could read it.")
+        return public
 
 
 def _is_mounted(folder: str, pod: Mapping[str, Any]) -> bool:
-    mounts = [mount for one in pod["spec"]["containers"] for mount in one.get("volumeMounts") or []]
-    places = [str(mount.get("mountPath", "")).rstrip("/") for mount in mounts]
-    return any(folder == place or folder.startswith(f"{place}/") for place in places)
+    mounts = [mount for container in pod["spec"]["containers"] for mount in container.get("volumeMounts") or []]
+    paths = [str(mount.get("mountPath", "")).rstrip("/") for mount in mounts]
+    return any(folder == path or folder.startswith(f"{path}/") for path in paths)
+
+
+def pod_evidence(state: PodState) -> Evidence:
+    """What the recovery rules can learn from how a pod ended.
+
+    >>> from hetero_airflow.recovery.classification import classify
+    >>> classify(pod_evidence(PodState(PodCause.NODE_LOST))).failure_class.value
+    'lost_worker'
+    """
+    if state.cause is PodCause.PREEMPTED:
+        return Evidence(notice=f"Kubernetes ended its pod for another one: {state.message or 'of higher priority'}")
+    if state.cause is PodCause.OOM_KILLED:
+        return Evidence(exit_code=state.exit_code, oom_kills=1)
+    if state.cause in _LOST_CAUSES:
+        return Evidence(is_gone=True)
+    return Evidence(exit_code=state.exit_code, log=state.message)

@@ -1,4 +1,4 @@
-"""Which rank failed first, and why: what the others say after that is only that it is gone."""
+"""Finds the rank that failed first, and why. The later failures of other ranks are only consequences."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hetero_airflow.recovery.failure import FailureClass
 from hetero_airflow.runtime.rank_process import RankExit
 
 SHOWN_LINES = 20
-"""Last lines of the failed rank that the error shows."""
+"""Number of the failed rank's last lines in the error."""
 
 _CONSEQUENCES = frozenset({FailureClass.NETWORK})
-"""What ranks see of another one's end."""
+"""Failure classes that the end of another rank causes."""
 
 _FENCED_OUT = f"{FencedOut.__module__}.{FencedOut.__qualname__}"
 
 
 class RanksFailed(HeteroError, RuntimeError):
-    """torchrun gave up. `rank` failed first, None if it was torchrun itself; `evidence` is what is known of that."""
+    """torchrun gave up. `rank` failed first, or torchrun itself if None; `evidence` is what is known about it."""
 
     def __init__(self, asked: str, *, rank: int | None, evidence: Evidence, tail: str) -> None:
         self.rank = rank
@@ -33,7 +33,7 @@ class RanksFailed(HeteroError, RuntimeError):
         super().__init__(
             asked,
             found=f"that {who} failed: it {finding.failure_class.description} ({finding.evidence})",
-            remedy="The task's log has the output of each rank",
+            remedy="See the task's log for the output of each rank",
         )
         self.args = (f"{self.args[0]} Its last lines:\n{tail}",)
 
@@ -46,44 +46,44 @@ def failure_of_ranks(
     :param oom_kills: see `Evidence.oom_kills`
     """
     asked = f"{count} processes of {' '.join(target[:2]) if target[0] == '-m' else target[0]}"
-    known = _failed_ranks(group)
-    if not known:
+    failed = _failed_ranks(group)
+    if not failed:
         tail = group.tail(None)
         evidence = Evidence(log=tail, exit_code=exit_code, oom_kills=oom_kills)
         return RanksFailed(asked, rank=None, evidence=evidence, tail=_last_lines(tail))
-    rank, evidence = next((one for one in known if not is_consequence(one[1])), known[0])
+    rank, evidence = next((failure for failure in failed if not is_consequence(failure[1])), failed[0])
     evidence = replace(evidence, oom_kills=oom_kills)
     return RanksFailed(asked, rank=rank, evidence=evidence, tail=_last_lines(group.tail(rank)))
 
 
 def evidence_of_end(end: RankExit, log: str = "", exit_code: int | None = None) -> Evidence:
-    """What a rank's own word says of its failure."""
+    """The evidence in a rank's own report of its failure."""
     raised = tuple(RaisedException(type=name, text=text) for name, text in end.raised)
     return Evidence(raised=raised, log=log, exit_code=exit_code)
 
 
 def _failed_ranks(group: RankGroup) -> list[tuple[int, Evidence]]:
-    """(rank, evidence) of those that failed last, the first one first: who was killed comes before who can say why."""
+    """(rank, evidence) of the last start's failures, in order. Killed ranks come before those that left a report."""
     codes = group.exit_codes()
-    spoken = {end.rank: end for end in group.ends()}
+    reports = {end.rank: end for end in group.ends()}
     killed = [
         (rank, Evidence(log=group.tail(rank), exit_code=code))
         for rank, code in codes.items()
-        if rank not in spoken and code != -signal.SIGTERM  # torchrun's own, to those that were still there
+        if rank not in reports and code != -signal.SIGTERM  # torchrun sends it to the ranks that are left
     ]
-    said = [
-        (rank, evidence_of_end(end, group.tail(rank), codes.get(rank))) for rank, end in spoken.items() if end.raised
+    reported = [
+        (rank, evidence_of_end(end, group.tail(rank), codes.get(rank))) for rank, end in reports.items() if end.raised
     ]
-    return killed + said
+    return killed + reported
 
 
 def is_consequence(evidence: Evidence) -> bool:
-    """Whether it is what ranks see of another one's end."""
+    """Whether the failure is a consequence of another rank's end."""
     return classify(evidence).failure_class in _CONSEQUENCES
 
 
 def is_fenced_out(evidence: Evidence) -> bool:
-    """Whether another run of the task has begun, which no further start of this one gets ahead of."""
+    """Whether a newer run of the task has started, so that no further start of this one can succeed."""
     return any(raised.type == _FENCED_OUT for raised in evidence.raised)
 
 

@@ -1,4 +1,4 @@
-"""Training on several processes by torchrun: of one worker, or of the workers of a gang."""
+"""Training in several processes with torchrun, on one worker or on the workers of a gang."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hetero_airflow.operators.rank_failure import (
     is_fenced_out,
 )
 from hetero_airflow.operators.rank_group import RankGroup
-from hetero_airflow.operators.stopping import has_preemption_notice
+from hetero_airflow.operators.requeue import has_preemption_notice
 from hetero_airflow.recovery.classification import classify
 from hetero_airflow.recovery.failure import FailureClass
 from hetero_airflow.recovery.rules import Action
@@ -41,42 +41,42 @@ MAX_PROCESSES = 4096
 MAX_RESULT_BYTES = 1 << 20
 
 _NOTICE_TIMEOUT_S = 60.0
-"""Within this time the executor knows that another member of a gang has failed, and tells this one. It learns of a
-worker that is lost within 15 s, and the notice comes with a heartbeat of the supervisor."""
+"""Within this time the executor learns that another member of a gang failed, and sends this one a notice. It detects a
+lost worker within 15 s, and the notice comes with a heartbeat of the supervisor."""
 
 _POLL_INTERVAL_S = 0.2
 
 _CURED_BY_FEWER = frozenset({FailureClass.HARDWARE, FailureClass.NETWORK, FailureClass.LOST_WORKER})
-"""What may be one device's fault, so that the others can go on without it."""
+"""Failures that one device may cause, so that fewer processes on the other devices may succeed."""
 
 
 class TorchrunOperator(DeviceOperator):
     """Runs a script or a module in several processes by torchrun, on the leased devices of one worker, or of a gang.
 
     A rank that dies does not fail the task: torchrun starts all ranks again, and with
-    `hetero_airflow.runtime.checkpoint` they go on from the last checkpoint. Where torchrun gives up after
-    `max_restarts`, for no fault of the script, it is started with one process less, down to the least number, and
-    without the device of the rank that failed. At a notice the ranks save, and the task goes on later; also with
-    another number of processes. The lines of the ranks go to the task's log, each with its rank.
+    `hetero_airflow.runtime.checkpoint` they resume from the last checkpoint. If torchrun gives up after `max_restarts`,
+    and the script is not at fault, it starts again with one process less, without the device of the failed rank, down
+    to the least number. After a preemption notice the ranks save, and the task goes on later, also with another number
+    of processes. The task's log has the lines of all ranks, each with its rank.
 
-    What rank 0 writes as JSON to the file named by ``HETERO_AIRFLOW_RESULT`` is the task's result.
+    The task's result is what rank 0 writes as JSON to the file in ``HETERO_AIRFLOW_RESULT``.
 
-    Expanded over ``node_rank=range(4)``, or over anything else with ``gang=4``, it is a task instance on each of four
-    workers, and one training: all are placed together or not at all, the ranks are numbered worker by worker, and all
-    find the checkpoints of the first. A rank that dies is started again with all others. Where torchrun gives up on
-    one of the workers, the others stop too, and all begin again together.
+    Expand it over ``node_rank=range(4)``, or over anything else with ``gang=4``, to train on four workers at once. The
+    four task instances are placed together or not at all, ranks are numbered worker by worker, and all use the
+    checkpoints of the first. If a rank dies, all ranks start again. If torchrun gives up on one worker, all instances
+    stop and start again together.
 
-    Beside these it takes the arguments of `DeviceOperator`.
+    It also takes the arguments of `DeviceOperator`.
 
-    :param script: path; a relative one is from the DAG file's folder; template
+    :param script: path, relative to the DAG file's folder or absolute; template
     :param module: instead of a script, as for ``python -m``; template
     :param args: arguments of the script; template
-    :param processes: a number, or ``min:max``; by default one for each device, and one on a CPU. Of a range, as many
-        as there are devices, and on a CPU the most
+    :param processes: a number, or a range ``min:max``; by default one for each device, and one on a CPU. A range means
+        as many as there are devices, and the maximum on a CPU
     :param max_restarts: how often torchrun starts the ranks again
-    :param env: more environment variables for the ranks; template
+    :param env: additional environment variables of the ranks; template
     :param node_rank: only to expand over: ``range(N)``
-    :raises RequestError: when the DAG file is parsed, if the arguments contradict themselves
+    :raises RequestError: when the DAG file is parsed, if the arguments contradict each other
 
     >>> TorchrunOperator(task_id="train", script="train.py", args=["--lr", "0.1"], processes="2:4", device="gpu:4")
     <Task(TorchrunOperator): train>
@@ -101,12 +101,14 @@ class TorchrunOperator(DeviceOperator):
     ) -> None:
         super().__init__(**kwargs)
         if (script is None) == (module is None):
-            found = "neither a script nor a module" if script is None else f"the module {module!r} too"
-            raise RequestError("script", script, found=found, remedy="Give one of script= and module=")
+            found = "neither a script nor a module" if script is None else f"also the module {module!r}"
+            raise RequestError("script", script, found=found, remedy="Give either script= or module=")
         if isinstance(args, str | bytes):
-            raise RequestError("args", args, found="one text", remedy='Give a list: args=["--lr", "0.1"]')
+            raise RequestError("args", args, found="a single text", remedy='Give a list: args=["--lr", "0.1"]')
         if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < 0:
-            raise RequestError("max_restarts", max_restarts, found="no count", remedy="Give a whole number from 0 on")
+            raise RequestError(
+                "max_restarts", max_restarts, found="no number of restarts", remedy="Give a whole number, 0 or more"
+            )
         self.script = script
         self.module = module
         self.args = args
@@ -118,7 +120,7 @@ class TorchrunOperator(DeviceOperator):
         self._group: RankGroup | None = None
 
     def execute(self, context: Context) -> Any:
-        """Train, and give what rank 0 wrote as the result.
+        """Train, and return what rank 0 wrote as the result.
 
         :raises RanksFailed: torchrun gave up
         """
@@ -126,11 +128,11 @@ class TorchrunOperator(DeviceOperator):
             lease = current_lease() if LEASE_VARIABLE in os.environ else None
             if lease is None or lease.gang is None:
                 return self._train(lease)
-            with joined_rendezvous(context, lease.gang, lease.id) as found:
-                return self._train_together(lease, found)
+            with joined_rendezvous(context, lease.gang, lease.id) as member:
+                return self._train_together(lease, member)
 
     def on_kill(self) -> None:
-        """Stop torchrun and its ranks; if the task was preempted, it goes on later."""
+        """Stop torchrun and its ranks. A preempted task goes on later."""
         if self._group is not None:
             self._group.end()
         super().on_kill()
@@ -163,36 +165,36 @@ class TorchrunOperator(DeviceOperator):
                 lease = without_device(lease, error.rank) if lease and lease.count == count else lease
                 count -= 1
 
-    def _train_together(self, lease: TaskLease, found: RendezvousMember) -> Any:
-        gang = found.gang
+    def _train_together(self, lease: TaskLease, member: RendezvousMember) -> Any:
+        gang = member.gang
         self.log.info(
-            "Worker %d of %d of gang %s: it meets the others at %s, port %d",
-            gang.rank, gang.size, gang.name, found.meeting.address, found.meeting.port,
+            "Worker %d of %d of gang %s: the rendezvous is at %s, port %d",
+            gang.rank, gang.size, gang.name, member.rendezvous.address, member.rendezvous.port,
         )  # fmt: skip
         try:
-            return self._start(self._target(), self._counts(lease)[1], lease, found)
+            return self._start(self._target(), self._counts(lease)[1], lease, member)
         except RanksFailed as error:
             if not is_consequence(error.evidence):
                 raise
-            self.log.warning("%s\nThat may be for lack of another worker's ranks: this one waits for a notice.", error)
+            self.log.warning("%s\nAnother worker's failure may be the cause. This one waits for a notice.", error)
             end = time.monotonic() + _NOTICE_TIMEOUT_S
             while not has_preemption_notice() and time.monotonic() < end:
                 time.sleep(_POLL_INTERVAL_S)
             raise
 
     def _start(
-        self, target: Sequence[str], count: int, lease: TaskLease | None, found: RendezvousMember | None = None
+        self, target: Sequence[str], count: int, lease: TaskLease | None, member: RendezvousMember | None = None
     ) -> Any:
         self.log.info("Starting %d processes of %s", count, target[-1] if self.module else target[0])
         kills = oom_kills(os.getpid())
         environment = self._environment(lease, count)
-        with RankGroup(target, count, self.max_restarts, environment, self.log, found) as group:
+        with RankGroup(target, count, self.max_restarts, environment, self.log, member) as group:
             self._group = group
             try:
                 exit_code = group.run(_is_incurable)
                 stopped = [end for end in group.ends() if end.stopped is not None]
                 if stopped and exit_code == 0:
-                    steps = [end.saved_step for end in stopped if end.saved_step is not None]  # rank 0 knows it
+                    steps = [end.saved_step for end in stopped if end.saved_step is not None]  # rank 0 has it
                     raise Stopped(step=max(steps, default=None), cause=str(stopped[0].stopped))
                 if exit_code != 0:
                     raise failure_of_ranks(group, exit_code, target, count, _new_oom_kills(kills))
@@ -213,46 +215,49 @@ class TorchrunOperator(DeviceOperator):
             script = Path(self.dag.fileloc).parent / script
         if not script.is_file():
             raise AirflowFailException(
-                RequestError("script", str(script), found="no file there", remedy="Put it beside the DAG file")
+                RequestError("script", str(script), found="no such file", remedy="Put it beside the DAG file")
             )
         return [str(script.absolute()), *arguments]
 
     def _counts(self, lease: TaskLease | None) -> tuple[int, int]:
-        """The least number of processes, and how many to begin with."""
+        """The least number of processes, and the number to start with."""
         devices = lease.count if lease is not None and lease.kind != "cpu" else None
         least, most = self._range or (devices or 1, devices or 1)
         if devices is not None and least > devices:
             raise AirflowFailException(
                 RequestError(
-                    "processes", self.processes, found=f"{devices} leased devices", remedy="Ask for as many devices"
+                    "processes",
+                    self.processes,
+                    found=f"{devices} leased devices",
+                    remedy="Ask for one for each process",
                 )
             )
         return least, most if devices is None else min(most, devices)
 
     def _environment(self, lease: TaskLease | None, count: int) -> dict[str, str]:
-        own = {str(name): str(value) for name, value in (self.env or {}).items()}
-        environment = {**os.environ, **own}
+        authored = {str(name): str(value) for name, value in (self.env or {}).items()}
+        environment = {**os.environ, **authored}
         if lease is not None:
             environment |= lease_environment(lease, environment)
             if lease.cores:
-                environment["OMP_NUM_THREADS"] = own.get("OMP_NUM_THREADS", str(max(1, len(lease.cores) // count)))
+                environment["OMP_NUM_THREADS"] = authored.get("OMP_NUM_THREADS", str(max(1, len(lease.cores) // count)))
         return environment
 
 
 def parse_processes(value: object) -> tuple[int, int] | None:
-    """The least and the greatest number of processes; None: as many as there are devices.
+    """The least and the greatest number of processes; None means as many as there are devices.
 
     >>> parse_processes("2:4"), parse_processes(3), parse_processes(None)
     ((2, 4), (3, 3), None)
 
-    :raises RequestError: no such range
+    :raises RequestError: the value is no number or range
     """
     if value is None:
         return None
-    found = re.fullmatch(r"(\d{1,20})(?::(\d{1,20}))?", str(value)) if not isinstance(value, bool) else None
-    if found is None:
+    match = re.fullmatch(r"(\d{1,20})(?::(\d{1,20}))?", str(value)) if not isinstance(value, bool) else None
+    if match is None:
         raise RequestError("processes", value, found="no number", remedy='Write 4, or a range: "2:4"')
-    least, most = int(found[1]), int(found[2] or found[1])
+    least, most = int(match[1]), int(match[2] or match[1])
     if not 1 <= least <= most <= MAX_PROCESSES:
         problem = "a range that ends before it begins" if most < least else f"a number outside 1 to {MAX_PROCESSES}"
         raise RequestError("processes", value, found=problem, remedy='Write 4, or a range: "2:4"')
@@ -260,17 +265,17 @@ def parse_processes(value: object) -> tuple[int, int] | None:
 
 
 def without_device(lease: TaskLease, rank: int | None) -> TaskLease:
-    """The lease as the ranks are told of it when the device of one of them is left out."""
+    """The lease without the device of a rank, or without the last one if the rank is None."""
     if lease.kind == "cpu" or len(lease.ids) < 2:
         return lease
-    out = len(lease.ids) - 1 if rank is None else rank
-    ids = tuple(id_ for number, id_ in enumerate(lease.ids) if number != out)
-    indexes = tuple(index for number, index in enumerate(lease.indexes) if number != out)
+    left_out = len(lease.ids) - 1 if rank is None else rank
+    ids = tuple(id_ for number, id_ in enumerate(lease.ids) if number != left_out)
+    indexes = tuple(index for number, index in enumerate(lease.indexes) if number != left_out)
     return lease.model_copy(update={"ids": ids, "indexes": indexes})
 
 
 def _is_incurable(end: RankExit) -> bool:
-    """Whether no further start can cure it, by the rules or by nature; not where a rank failed for lack of another."""
+    """Whether no further start can cure a rank's failure. False if another rank's end caused it."""
     if not end.raised or end.lost:
         return False
     evidence = evidence_of_end(end)
@@ -287,7 +292,7 @@ def _result(path: Path) -> Any:
         content = path.read_bytes()[: MAX_RESULT_BYTES + 1]
         if len(content) > MAX_RESULT_BYTES:
             raise RequestError(
-                "the result of rank 0", f"over {MAX_RESULT_BYTES} bytes", found="a limit", remedy="Save it as a file"
+                "the result of rank 0", f"over {MAX_RESULT_BYTES} bytes", found="a limit", remedy="Save it to a file"
             )
         return json.loads(content)
     except FileNotFoundError:

@@ -42,9 +42,9 @@ def test_the_others_reach_the_port_that_the_leader_has_opened():
         joined_rendezvous({"ti": xcoms}, a_gang(), "lease-0") as leader,
         joined_rendezvous({"ti": xcoms}, a_gang(1), "lease-1") as other,
     ):
-        assert other.meeting == leader.meeting == Rendezvous.model_validate(xcoms.said[RENDEZVOUS_KEY])
+        assert other.rendezvous == leader.rendezvous == Rendezvous.model_validate(xcoms.said[RENDEZVOUS_KEY])
         assert (other.listener, xcoms.asked) == (None, [4])
-        socket.create_connection((other.meeting.address, other.meeting.port), 5).close()
+        socket.create_connection((other.rendezvous.address, other.rendezvous.port), 5).close()
 
 
 def test_where_the_gang_met_the_last_time_nobody_goes(quick):

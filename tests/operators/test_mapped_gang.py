@@ -76,11 +76,11 @@ def test_a_mapped_task_that_says_nothing_is_of_no_gang(dag):
         ({"gang": "4:2"}, {"args": [["a"]]}, "gang", "no range within 1 to 1024"),
         ({"gang": "4@10m"}, {"args": [["a"]]}, "gang", "a wait, but no smaller size"),
         ({"gang": "2:4@soon"}, {"args": [["a"]]}, "gang", "no duration"),
-        ({"gang": "2:3"}, {"node_rank": range(4)}, "gang", "node_rank of 4"),
-        ({"gang": 2}, {"node_rank": range(4)}, "gang", "node_rank of 4"),
-        ({}, {"node_rank": [0, 2]}, "node_rank", "no ranks from 0 on"),
-        ({}, {"node_rank": []}, "node_rank", "no ranks from 0 on"),
-        ({}, {"node_rank": range(2000)}, "node_rank", "no ranks from 0 on"),
+        ({"gang": "2:3"}, {"node_rank": range(4)}, "gang", "node_rank with 4 values"),
+        ({"gang": 2}, {"node_rank": range(4)}, "gang", "node_rank with 4 values"),
+        ({}, {"node_rank": [0, 2]}, "node_rank", "no ranks 0, 1"),
+        ({}, {"node_rank": []}, "node_rank", "no ranks 0, 1"),
+        ({}, {"node_rank": range(2000)}, "node_rank", "no ranks 0, 1"),
         ({}, {"node_rank": range(2), "args": [["a"]]}, "node_rank", "args after it"),
         ({}, {"gang": [2, 2]}, "gang", "a gang for each instance"),
         ({"max_active_tis_per_dag": 2}, {"node_rank": range(4)}, "gang", "max_active_tis_per_dag=2"),
@@ -113,7 +113,7 @@ def test_a_gang_over_values_that_are_known_only_at_run_time_is_taken(dag):
 
 
 def test_ranks_among_the_arguments_of_single_instances_are_refused(dag):
-    with pytest.raises(RequestError, match="instances one by one"):
+    with pytest.raises(RequestError, match="arguments for each instance"):
         complete_mapped_task(trained().expand_kwargs([{"node_rank": 0}, {"node_rank": 1}]))
 
 

@@ -118,7 +118,7 @@ def test_a_device_that_is_known_only_at_run_time_is_refused_when_the_file_is_par
 
 def test_two_expanded_arguments_of_a_request_are_refused(dag):
     mapped = DeviceBashOperator.partial(task_id="t", bash_command="a").expand(device=["gpu"], priority=["low"])
-    with pytest.raises(RequestError, match="Expand whole requests"):
+    with pytest.raises(RequestError, match="Expand over whole requests"):
         complete_mapped_task(mapped)
 
 
@@ -199,7 +199,7 @@ def test_a_task_that_was_not_placed_runs_and_says_so(dag, caplog):
     operator = DevicePythonOperator(task_id="t", python_callable=lambda: 42, device="gpu")
     with structlog.testing.capture_logs() as logs:
         assert operator.execute({"ti": AnInstance()}) == 42
-    assert [log["log_level"] for log in logs if log["event"].startswith("No device lease")] == ["warning"]
+    assert [log["log_level"] for log in logs if log["event"].startswith("This task has no device lease")] == ["warning"]
 
 
 def test_a_command_sees_its_lease_even_with_an_environment_of_its_own(dag):

@@ -270,15 +270,15 @@ def test_killed_it_leaves_no_process_behind_though_they_ignore_the_signal(tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "field", "found"),
     [
-        ({"script": "a.py", "module": "a"}, "script", "the module 'a' too"),
+        ({"script": "a.py", "module": "a"}, "script", "also the module 'a'"),
         ({}, "script", "neither"),
         ({"script": "a.py", "processes": "0:2"}, "processes", "outside 1 to"),
         ({"script": "a.py", "processes": "4:2"}, "processes", "ends before it begins"),
         ({"script": "a.py", "processes": "many"}, "processes", "no number"),
         ({"script": "a.py", "processes": True}, "processes", "no number"),
         ({"script": "a.py", "processes": 10**9}, "processes", "outside 1 to"),
-        ({"script": "a.py", "args": "--lr 1"}, "args", "one text"),
-        ({"script": "a.py", "max_restarts": -1}, "max_restarts", "no count"),
+        ({"script": "a.py", "args": "--lr 1"}, "args", "a single text"),
+        ({"script": "a.py", "max_restarts": -1}, "max_restarts", "no number of restarts"),
     ],
 )
 def test_bad_arguments_are_refused_when_the_file_is_parsed(arguments, field, found):
@@ -291,7 +291,7 @@ def test_whether_the_script_exists_is_asked_beside_the_dag_file_when_it_runs(tmp
     with DAG("a_dag", schedule=None) as dag:
         operator = TorchrunOperator(task_id="t", script="no/such.py", device="cpu")
     dag.fileloc = str(tmp_path / "dag.py")
-    with pytest.raises(AirflowFailException, match="found no file there"):
+    with pytest.raises(AirflowFailException, match="found no such file"):
         operator.execute({"ti": AnInstance()})
 
 
