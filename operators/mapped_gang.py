@@ -77,7 +77,10 @@ def _ranks(expanded: Mapping[str, Any], size: GangSize) -> GangSize:
     ranks = list(values[: MAX_MEMBERS + 1])
     if ranks != list(range(len(ranks))) or not 1 <= len(ranks) <= MAX_MEMBERS:
         raise RequestError(
-            NODE_RANK, values, found=f"no ranks 0, 1, ... below {MAX_MEMBERS}", remedy=f"Write expand({NODE_RANK}=range(4))"
+            NODE_RANK,
+            values,
+            found=f"no ranks 0, 1, ... below {MAX_MEMBERS}",
+            remedy=f"Write expand({NODE_RANK}=range(4))",
         )
     last = list(expanded)[-1]
     if last != NODE_RANK:

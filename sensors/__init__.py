@@ -1,4 +1,4 @@
-"""Sensors that wait for devices and checkpoints, and what starts a DAG when a checkpoint is published.
+"""Sensors that wait for devices and checkpoints, and an event trigger that starts a DAG on a new checkpoint.
 
 The folder stands at the root of the repository and is the package `hetero_airflow.sensors`.
 """

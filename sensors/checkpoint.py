@@ -20,25 +20,25 @@ from hetero_airflow.sensors.checkpoint_trigger import CHECKPOINT, CLASSPATH, ERR
 class CheckpointSensor(BaseSensorOperator):
     """Succeeds when a task has published a checkpoint that meets all that is given; returns it as a dict.
 
-    Deferrable by default, and then started in the triggerer: it takes no worker while it waits, and all that wait
-    in one triggerer look at the store together, at most ten times a second. Of a task that was cleared, the
-    checkpoints of its earlier life count until its new one has begun.
+    Deferrable by default: it starts in the triggerer and uses no worker while it waits. All sensors in one triggerer
+    share at most ten requests a second to the store. After a task is cleared, its earlier checkpoints count until it
+    starts again.
 
-    :param of_task: whose checkpoints; template
-    :param of_dag: its DAG; None: the sensor's own; template
-    :param run_id: of the DAG run; None: the sensor's own; template
-    :param map_index: of a mapped task's instance; template
-    :param step: at least
-    :param metric: a metric of the checkpoint that is above and/or below a bound
-    :param above: lower bound of the metric, itself excluded
-    :param below: upper bound of the metric, itself excluded
+    :param of_task: the task that publishes the checkpoints; template
+    :param of_dag: its DAG; None for the sensor's own; template
+    :param run_id: id of the DAG run; None for the sensor's own; template
+    :param map_index: index of the instance of a mapped task; template
+    :param step: least step
+    :param metric: a metric of the checkpoint, with a bound above or below
+    :param above: the metric must be greater than this
+    :param below: the metric must be less than this
     :param younger_than: published less than this ago: seconds, a timedelta, or a text such as ``10m``
-    :param complete: the task's work is done, nothing comes after it
-    :param url: where the task publishes, if it has ``checkpoint={"url": ...}``; None: ``[hetero] checkpoint_url``. A
-        task keeps the URL that it began with, until a clear starts it anew
-    :param deferrable: False: poke, in the mode and at the interval of Airflow's sensors
-    :raises RequestError: when the DAG file is parsed, if there is nothing to wait for or it can never come
-    :raises SettingsError: when the DAG file is parsed, if the URL can't be read or has no store
+    :param complete: wait for the final checkpoint, after which nothing follows
+    :param url: where the task publishes, if it has ``checkpoint={"url": ...}``; None for ``[hetero] checkpoint_url``.
+        A task keeps its first URL until a clear starts it afresh
+    :param deferrable: False to poke, with the mode and interval of Airflow's sensors
+    :raises RequestError: when the DAG file is parsed, if the condition is empty or can never be met
+    :raises SettingsError: when the DAG file is parsed, if the URL is invalid or has no store
 
     >>> CheckpointSensor(task_id="good", of_task="train", metric="accuracy", above=0.9, step=1000)
     <Task(CheckpointSensor): good>
@@ -86,7 +86,7 @@ class CheckpointSensor(BaseSensorOperator):
         return {name: getattr(self, name) for name in (*self.template_fields, "condition")} | url_argument(self.url)
 
     def execute(self, context: Context) -> Any:
-        """Wait in the triggerer; only a mapped sensor, or one that pokes, comes here at all."""
+        """Wait in the triggerer. Only a mapped or a poking sensor runs this."""
         if not self.deferrable:
             return super().execute(context)
         return self._wait()
@@ -96,12 +96,12 @@ class CheckpointSensor(BaseSensorOperator):
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
-        """Whether there is such a checkpoint now, by one request."""
+        """Whether such a checkpoint exists now; sends one request."""
         watch = WatchedCheckpoint(self.of_dag, self.of_task, self.run_id, int(self.map_index), self.url)
         try:
             published = CheckpointSource().read(watch)
         except CheckpointStoreUnavailable as error:
-            self.log.warning("%s It is asked again.", error)
+            self.log.warning("%s The sensor asks again.", error)
             return False
         if published is None or not isinstance(published.content, Index):
             return False
@@ -111,10 +111,10 @@ class CheckpointSensor(BaseSensorOperator):
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """The checkpoint that the trigger found.
 
-        :raises AirflowException: why none can be waited for
+        :raises AirflowException: the trigger can't wait any longer; the text says why
         """
         if ERROR in event:
             raise AirflowException(event[ERROR])
-        found: dict[str, Any] = event[CHECKPOINT]
-        self.log.info("Step %d of %s, published %s", found["step"], found["path"], found["published_at"])
-        return found
+        checkpoint: dict[str, Any] = event[CHECKPOINT]
+        self.log.info("Step %d of %s, published %s", *(checkpoint[k] for k in ("step", "path", "published_at")))
+        return checkpoint

@@ -1,4 +1,4 @@
-"""What a sensor waits for in a checkpoint. Pure: the time is passed in."""
+"""The condition on a checkpoint that a sensor waits for. Pure: the caller passes the time."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from hetero_airflow.units import parse_duration_s
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCondition:
-    """All that is given must hold of one and the same checkpoint.
+    """One checkpoint must meet all given parts.
 
     >>> CheckpointCondition.parse(step=100, metric="accuracy", above=0.9).to_json()
     {'step': 100, 'metric': 'accuracy', 'above': 0.9}
     """
 
     step: int | None = None
-    """At least."""
+    """Least step."""
     metric: str | None = None
     above: float | None = None
     below: float | None = None
     younger_than_s: float | None = None
-    """Published less than so many seconds before it is looked at."""
+    """Published less than this many seconds ago."""
     complete: bool = False
-    """The last one: the task's work was done."""
+    """Only the final checkpoint of the task."""
 
     @classmethod
     def parse(
@@ -42,14 +42,14 @@ class CheckpointCondition:
         younger_than: object = None,
         complete: object = False,
     ) -> CheckpointCondition:
-        """The condition that a sensor's arguments make.
+        """The condition in a sensor's arguments.
 
-        :raises RequestError: none is given, or no checkpoint could ever meet them
+        :raises RequestError: no argument is given, or no checkpoint could ever meet them
         """
         if step is not None and (not isinstance(step, int) or isinstance(step, bool) or step < 0):
-            raise RequestError("step", step, found="no step", remedy="Give a whole number from 0 on")
+            raise RequestError("step", step, found="no step number", remedy="Give a whole number, 0 or more")
         if not isinstance(complete, bool):
-            raise RequestError("complete", complete, found="neither True nor False", remedy="Give one of them")
+            raise RequestError("complete", complete, found="neither True nor False", remedy="Give True or False")
         bounds = {name: _bound(name, value) for name, value in (("above", above), ("below", below))}
         _check_metric(metric, bounds)
         if step is None and metric is None and younger_than is None and not complete:
@@ -57,23 +57,23 @@ class CheckpointCondition:
                 "step",
                 None,
                 found="nothing to wait for",
-                remedy="Give step, metric with above or below, younger_than or complete; step=0 is any checkpoint",
+                remedy="Give step, metric with above or below, younger_than, or complete; step=0 means any checkpoint",
             )
         age_s = None if younger_than is None else parse_duration_s(younger_than, "younger_than")
         return cls(step, metric, bounds["above"], bounds["below"], age_s, complete)  # type: ignore[arg-type]
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> CheckpointCondition:
-        """What `to_json` made of a condition."""
+        """The condition from its `to_json` form."""
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, without those that are not given."""
+        """The given parts as plain values."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {name: value for name, value in values.items() if value is not None and value is not False}
 
     def met_in(self, index: Index, now: datetime) -> CheckpointEntry | None:
-        """The newest checkpoint of the index that meets it; None if none does."""
+        """The newest checkpoint of the index that meets the condition; None if none does."""
         return self._newest(index.current, now)
 
     def _newest(self, entries: Iterable[CheckpointEntry], now: datetime) -> CheckpointEntry | None:
@@ -91,30 +91,30 @@ class CheckpointCondition:
         )
 
     def __str__(self) -> str:
-        words = [f"step >= {self.step}"] if self.step is not None else []
-        words += [f"{self.metric} > {self.above:g}"] if self.above is not None else []
-        words += [f"{self.metric} < {self.below:g}"] if self.below is not None else []
-        words += [f"younger than {self.younger_than_s:g} s"] if self.younger_than_s is not None else []
-        words += ["complete"] if self.complete else []
-        return ", ".join(words)
+        parts = [f"step >= {self.step}"] if self.step is not None else []
+        parts += [f"{self.metric} > {self.above:g}"] if self.above is not None else []
+        parts += [f"{self.metric} < {self.below:g}"] if self.below is not None else []
+        parts += [f"younger than {self.younger_than_s:g} s"] if self.younger_than_s is not None else []
+        parts += ["complete"] if self.complete else []
+        return ", ".join(parts)
 
 
 def _bound(name: str, value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise RequestError(name, value, found="no finite number", remedy=f"Give one, as in {name}=0.9")
+        raise RequestError(name, value, found="no finite number", remedy=f"Give a number, as in {name}=0.9")
     return float(value)
 
 
 def _check_metric(metric: object, bounds: dict[str, float | None]) -> None:
     given = [name for name, value in bounds.items() if value is not None]
     if given and (not isinstance(metric, str) or not metric):
-        raise RequestError("metric", metric, found=f"{given[0]} without a metric", remedy='Say which: metric="loss"')
+        raise RequestError("metric", metric, found=f"{given[0]} without a metric", remedy='Name it: metric="loss"')
     if metric is not None and not given:
-        raise RequestError("metric", metric, found="no bound for it", remedy="Give above or below as well")
+        raise RequestError("metric", metric, found="no bound for it", remedy="Also give above or below")
     above, below = bounds["above"], bounds["below"]
     if above is not None and below is not None and above >= below:
         raise RequestError(
-            "above", above, found=f"below={below:g}, which leaves nothing between", remedy="Give a smaller above"
+            "above", above, found=f"below={below:g}, so no value is in between", remedy="Give a smaller above"
         )

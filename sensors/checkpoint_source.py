@@ -1,4 +1,4 @@
-"""What triggers look at: the index of one task instance, or the newest checkpoint of a task in whatever run."""
+"""What triggers read: the index of one task instance, or the newest checkpoint of a task in any run."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from hetero_airflow.registry import load
 from hetero_airflow.sensors.poller import ABSENT
 
 REOPEN_S = 60.0
-"""A store that does not answer is opened anew at most this often: its credentials may have changed."""
+"""A store that does not answer is opened again at most this often, because its credentials may have changed."""
 MAX_OPEN_STORES = 1024
-"""Of one bucket, that are kept open."""
+"""Number of stores of one bucket that stay open."""
 
 
 def parse_watched_url(url: object) -> str | None:
@@ -45,27 +45,27 @@ def parse_watched_url(url: object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class WatchedCheckpoint:
-    """One object that is waited for."""
+    """An object that triggers wait for."""
 
     dag_id: str
     task_id: str
     run_id: str | None = None
-    """None: the newest of the task, in whatever run."""
+    """None for the newest checkpoint of the task in any run."""
     map_index: int = -1
     url: str | None = None
-    """The store; None: the configured one."""
+    """URL of the store; None for the configured one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedCheckpoint:
-    """What was read: where, and what is there."""
+    """The content that was read, and its place."""
 
     url: str
     path: str
     content: Index | Newest
 
     def announcement(self, entry: CheckpointEntry) -> dict[str, Any]:
-        """A checkpoint as XCom and events carry it: plain values, enough to load this very one."""
+        """The checkpoint for XCom and events: plain values, sufficient to load exactly this one."""
         return {
             "step": entry.step,
             "metrics": dict(entry.metrics),
@@ -79,18 +79,18 @@ class PublishedCheckpoint:
 
 
 class CheckpointSource:
-    """Reads the configured store and those that are named, for any number of threads; opens each at the first need.
+    """Reads the configured store and named ones, from any number of threads. Opens each store on first use.
 
-    It never lists, and never writes.
+    It never lists and never writes.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._buckets: dict[tuple[str, str] | None, _BucketStores] = {}
-        """None: whichever is configured."""
+        """The key None stands for the configured store."""
 
     def fingerprint(self, watch: WatchedCheckpoint) -> Hashable | None:
-        """What shows a change of a local file; None for an object store, and where only reading can tell."""
+        """A value that changes with a local file; None for an object store, or if only reading shows a change."""
         try:
             _, store = self._open(watch)
         except HeteroError:
@@ -98,19 +98,19 @@ class CheckpointSource:
         if not isinstance(store, FilesystemStore):
             return None
         try:
-            found = (store.root / _key(watch)).stat()
+            status = (store.root / _key(watch)).stat()
         except FileNotFoundError:
             return ABSENT
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        return status.st_ino, status.st_mtime_ns, status.st_size
 
     def read(self, watch: WatchedCheckpoint) -> PublishedCheckpoint | None:
-        """What is published now; None if nobody has begun there. Blocks for one request.
+        """What is published now; None if nothing is. Blocks for one request.
 
         :raises CheckpointStoreUnavailable: the store, or Airflow's connection to it, does not answer
-        :raises InvalidCheckpoint: what is there is no index
-        :raises SettingsError: the configuration names no store that can be opened
+        :raises InvalidCheckpoint: the content is no index
+        :raises SettingsError: the configured store can't be opened
         """
         url, store = self._open(watch)
         try:
@@ -133,7 +133,7 @@ class CheckpointSource:
             return url, store
 
     def _forget(self, watch: WatchedCheckpoint) -> None:
-        """Open the bucket anew the next time, if it was not opened just now: its credentials may have changed."""
+        """Open the bucket again next time, unless it is new: its credentials may have changed."""
         name = _bucket_name(watch)
         with self._lock:
             bucket = self._buckets.get(name)
@@ -142,9 +142,9 @@ class CheckpointSource:
 
 
 class _BucketStores:
-    """The stores of one bucket, which share a client; or those of folders.
+    """The stores of one bucket, which share a client, or the stores of folders.
 
-    :raises CheckpointStoreUnavailable: Airflow does not answer when it is asked for the connection
+    :raises CheckpointStoreUnavailable: Airflow does not answer a request for the connection
     :raises SettingsError: the configuration can't be read
     """
 
@@ -154,7 +154,7 @@ class _BucketStores:
             self._credentials = store_credentials(self._options.conn_id)
         except AirflowRuntimeError as error:
             raise CheckpointStoreUnavailable(
-                f"the Airflow connection {self._options.conn_id}", found=f"{error}", remedy="It is asked for again"
+                f"the Airflow connection {self._options.conn_id}", found=f"{error}", remedy="The trigger asks again"
             ) from error
         self._first: Any = None
         self.configured_url = self._options.url
@@ -166,7 +166,7 @@ class _BucketStores:
         place = checkpoint_place("", "", "", -1, epoch=None, options=options, credentials=self._credentials)
         if split_url(url).scheme != "s3":
             return open_store(place)
-        # the credentials are no other trigger's business; one request for each read: the poller asks again, at its rate
+        # keep credentials from other triggers; one request for each read: the poller asks again at its rate
         store: CheckpointStore = load(GROUP, CHECKPOINT_STORES, "s3")(
             place, self._credentials, attempts=1, share_client_of=self._first
         )

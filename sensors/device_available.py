@@ -1,15 +1,14 @@
 """Waits until a device request could be placed.
 
-Who knows is the executor: it alone has the workers, the leases, the queue and the policy. A trigger can't ask it: the
-triggerer has no access to our tables, and none of what the Execution API lets it read is ours to write: a Variable or
-an asset's state would be a second, late copy of the fleet, written in every cycle and read by polling, from which each
-trigger would have to guess the policy's decision. So the question goes where device tasks go: the sensor carries its
-request in ``executor_config``, marked as a probe. The executor holds it as it holds any device task (QUEUED in the pool
-for device tasks, without a process), asks the policy in each cycle that brings something new, and starts it with the
-answer once the answer is yes. What then runs for a moment on the host only reads it.
+Only the executor can answer that: it has the workers, the leases, the queue and the policy. A trigger can't ask it,
+because the triggerer has no access to our tables. The executor could only publish a Variable or an asset's state: a
+second, late copy of the fleet, written in every cycle, from which each trigger would have to guess the policy's
+decision. So the question goes where device tasks go: the sensor carries its request in ``executor_config``, marked as
+a placement check. The executor holds it like a device task (QUEUED in their pool, without a process), asks the policy
+in each cycle with changes, and starts it with the answer when the answer is yes. The sensor then only reads the answer.
 
-Rejected: a device task that is really placed and ends at once. It would take the devices from those who need them,
-and might have others preempted.
+Rejected: a device task that is really placed and ends at once. It would take devices from tasks that need them, and
+might preempt others.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from hetero_airflow.contract.selection import device_task_defaults
 
 
 class DeviceAvailableSensor(BaseSensorOperator):
-    """Succeeds when the policy would place this request now; returns the worker and the devices it would take.
+    """Succeeds when the policy would place this request now. Returns the worker and the devices that it would use.
 
-    Takes no device and no worker while it waits. What was free may be taken when the next task comes: a task that
-    needs a device waits for it by itself, and needs no sensor. Use this to choose, or to start something else.
+    Uses no device and no worker while it waits, and reserves nothing: another task may take the devices first. A device
+    task waits by itself and needs no sensor. Use the sensor to choose between tasks, or to start something else.
 
-    The request is given as to `hetero_airflow.operators.DeviceOperator`; `timeout` is how long it waits at most. What
-    no known worker could ever do fails at once.
+    The request has the arguments of `hetero_airflow.operators.DeviceOperator`. The sensor waits at most `timeout`, and
+    fails at once if no known worker could ever satisfy the request.
 
-    :param device: what to run on: ``gpu``, ``a100:2``, ``gpu:0.5``, a list of alternatives, a set, ...
+    :param device: the devices: ``gpu``, ``a100:2``, ``gpu:0.5``, a list of alternatives, a set, ...
     :param quota: count, share, memory, cpus, host_memory
     :param runtime: software → version specifier
     :param driver: version specifier of the driver
     :param labels: label → value of the worker
-    :param topology: nvlink or numa of the devices, host, rack or site of a gang
+    :param topology: nvlink or numa of the devices; host, rack or site of a gang
     :param priority: urgent, high, medium or low
-    :raises RequestError: when the DAG file is parsed, if the arguments make no request
+    :raises RequestError: when the DAG file is parsed, if the arguments are no valid request
 
     >>> DeviceAvailableSensor(task_id="room", device="a100:8", timeout=3600)
     <Task(DeviceAvailableSensor): room>
@@ -80,14 +79,15 @@ class DeviceAvailableSensor(BaseSensorOperator):
     def poke(self, context: Context) -> bool | PokeReturnValue:
         """The executor's answer, which came with the task.
 
-        :raises AirflowSensorTimeout: there was no room in time
+        :raises AirflowSensorTimeout: the request could not be placed in time
         :raises AirflowFailException: no known worker could ever satisfy the request
         """
         answer = read_answer(getattr(context["ti"], "context_carrier", None))
         if answer is None:
             self.log.warning(
-                "Nobody was asked: this task was not held by HeteroExecutor, and succeeds as device tasks run then, on "
-                "whatever is visible. `airflow hetero config --check` says what is missing."
+                "HeteroExecutor did not check this request, because it does not run this task. The sensor succeeds, "
+                "because device tasks then run on all visible devices. "
+                "Run `airflow hetero config --check` to see what is missing."
             )
             return True
         if answer.problem:

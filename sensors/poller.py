@@ -1,16 +1,16 @@
-"""Looks at many small objects of a store for many waiters, within one event loop, at a bounded rate.
+"""Reads many small objects of a store for many waiters in one event loop, at a limited rate.
 
-A thousand triggers wait in one triggerer process. Each for itself would ask the store without end and keep a
-client of its own; so they share this:
+A thousand triggers may wait in one triggerer process. If each polled the store with its own client, the store would get
+far too many requests. So they share a poller:
 
 * Waiters of the same object share its readings.
-* An object that did not change is looked at after 1 s, 2 s, 4 s, ... 60 s, each with jitter; one that did, after 1 s.
-* Requests start in the order in which they fell due, whichever object they are of, and at most eight a second of
-  all together: who is looked at often can't starve the others. A thousand objects are a round of 125 s.
-* What can be seen without a request (the size and time of a local file) is looked at first, many in one go;
-  an object that shows no change there costs no request.
-* Nothing blocks the event loop: looks run in a few threads.
-* A store that does not answer counts as no change. The log has it once, and once more after a minute of answers.
+* An unchanged object is read after 1 s, 2 s, 4 s, ... 60 s, each with jitter; a changed one after 1 s.
+* Requests start in the order in which they are due, at most eight a second for all objects, so an object that is read
+  often can't starve the others. A round of a thousand objects takes 125 s.
+* A fingerprint that needs no request (size and time of a local file) comes first, many in one batch. An object with an
+  unchanged fingerprint costs no request.
+* Nothing blocks the event loop: reads run in a few threads.
+* A store that does not answer counts as unchanged. It is logged once, and again after a minute of answers.
 """
 
 from __future__ import annotations
@@ -34,43 +34,43 @@ log = logging.getLogger(__name__)
 MIN_DELAY_S = 1.0
 MAX_DELAY_S = 60.0
 JITTER = 0.2
-"""A wait is made longer or shorter by up to this part, so that what began together does not stay together."""
+"""A wait varies by up to this fraction, so that objects that started together spread out."""
 SPACING_S = 0.125
-"""Between the starts of two requests. At nine a second, 11 came within one second to a server on a busy host (load 10
-on two cores): eight leave room below ten for those that are held up on their way."""
+"""Seconds between the starts of two requests. At nine a second, a server on a busy host (load 10 on two cores) got 11
+within one second; eight leave room for delayed ones, below the limit of ten."""
 THREADS = 8
 FINGERPRINT_BATCH = 256
-"""Objects that are glanced at in one go."""
+"""Number of fingerprints in one batch."""
 ABSENT = "absent"
-"""The glance of what is not there."""
+"""The fingerprint of a missing object."""
 
 Target = TypeVar("Target", bound=Hashable, contravariant=True)
 Content = TypeVar("Content", covariant=True)
 
 
 class PolledSource(Protocol[Target, Content]):
-    """Where the poller looks. Both methods are called in threads and may block."""
+    """What the poller reads. Both methods are called in threads and may block."""
 
     def fingerprint(self, target: Target) -> Hashable | None:
-        """What shows a change without a request: equal values mean no change.
+        """A value that shows a change without a request. Equal values mean no change.
 
-        `ABSENT` if there surely is no such object, None if only a request can tell.
+        `ABSENT` if the object does not exist; None if only a request can show that.
         """
         ...
 
     def read(self, target: Target) -> Content | None:
-        """The object as it is, by one request; None if there is none. Equal ones mean no change.
+        """The object now, by one request; None if there is none. Equal objects mean no change.
 
-        :raises CheckpointStoreUnavailable: the store does not answer: it is asked again
-        :raises InvalidCheckpoint: what is there can't be trusted: it is looked at again
-        :raises Exception: any other ends the waiters
+        :raises CheckpointStoreUnavailable: the store does not answer; the poller reads it again
+        :raises InvalidCheckpoint: the content is invalid; the poller reads it again
+        :raises Exception: any other exception ends the waiters
         """
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _PolledObject(Generic[Content]):
-    """One object, and what its waiters wait on."""
+    """One object, and the event for its waiters."""
 
     waiters: int = 0
     delay_s: float = MIN_DELAY_S
@@ -81,7 +81,7 @@ class _PolledObject(Generic[Content]):
     problem: str = ""
     """What was wrong with it when it was read last."""
     number: int = 0
-    """How often it changed."""
+    """Number of changes."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def publish(self, latest: Content | Exception | None) -> None:
@@ -92,7 +92,7 @@ class _PolledObject(Generic[Content]):
 
 
 class Poller(Generic[Target, Content]):
-    """One for each event loop; its tasks and threads live while anybody waits.
+    """One for each event loop. Its tasks and threads live as long as somebody waits.
 
     :param rng: for the jitter
     """
@@ -107,14 +107,14 @@ class Poller(Generic[Target, Content]):
         self._work: asyncio.Task[None] | None = None
         self._next_read_at = 0.0
         self._failed_at: float | None = None
-        """When the store did not answer last; None once it has answered for a while."""
+        """Time of the last failure of the store; None once it has answered for a while."""
 
     async def readings(self, target: Target) -> AsyncGenerator[Content | None, None]:
-        """What is there now, then what is there after each change, as far as it was seen; None: no such object.
+        """Yields the object now, then after each change that was seen; None if it does not exist.
 
-        Close it at the end (`contextlib.aclosing`): the object is looked at until then.
+        Close it at the end (`contextlib.aclosing`): the poller reads the object until then.
 
-        :raises Exception: what the source raised, except for the two that can pass
+        :raises Exception: an exception of the source, except the two that the poller retries
         """
         watched = self._join(target)
         try:
@@ -139,7 +139,7 @@ class Poller(Generic[Target, Content]):
             self._schedule(target, watched, MIN_DELAY_S)
         watched.waiters += 1
         if self._work is None:
-            # in a context of its own: what it logs is no single task's, whoever came first
+            # in its own context: its log lines belong to no single task
             self._work = asyncio.create_task(self._run(), context=contextvars.Context())
         return watched
 
@@ -150,7 +150,7 @@ class Poller(Generic[Target, Content]):
         if not self._watched and self._work is not None:
             self._work.cancel()
             self._work = None
-            self._woken = asyncio.Event()  # the one that was waited on refers to its loop
+            self._woken = asyncio.Event()  # the old one is bound to its loop
             self._due.clear()
 
     def _schedule(self, target: Target, watched: _PolledObject[Content], in_s: float) -> None:
@@ -164,7 +164,7 @@ class Poller(Generic[Target, Content]):
             self._schedule(target, watched, watched.delay_s * self._rng.uniform(1 - JITTER, 1 + JITTER))
 
     async def _run(self) -> None:
-        """Glances at what is due, and reads what may have changed."""
+        """Compares the fingerprints of due objects, and reads those that may have changed."""
         queue: asyncio.Queue[tuple[Target, _PolledObject[Content]]] = asyncio.Queue()
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoints")
         try:
@@ -205,10 +205,10 @@ class Poller(Generic[Target, Content]):
     ) -> None:
         targets = [target for target, _ in due]
         loop = asyncio.get_running_loop()
-        glances = await loop.run_in_executor(threads, lambda: [self._source.fingerprint(target) for target in targets])
-        for (target, watched), fingerprint in zip(due, glances, strict=True):
+        fingerprints = await loop.run_in_executor(threads, lambda: list(map(self._source.fingerprint, targets)))
+        for (target, watched), fingerprint in zip(due, fingerprints, strict=True):
             if fingerprint == ABSENT:
-                self._take_in(target, watched, None)
+                self._accept(target, watched, None)
             elif fingerprint is not None and fingerprint == watched.fingerprint:
                 self._schedule_again(target, watched, is_changed=False)
             else:
@@ -246,16 +246,16 @@ class Poller(Generic[Target, Content]):
             self._schedule_again(target, watched, is_changed=False)
         except InvalidCheckpoint as error:
             if str(error) != watched.problem:
-                log.warning("%s Who waits for it waits for the next one.", error)
+                log.warning("%s The triggers wait for the next one.", error)
             watched.problem = str(error)
             self._schedule_again(target, watched, is_changed=False)
-        except Exception as error:  # noqa: BLE001  whatever it is, who waits must not wait for ever
+        except Exception as error:  # noqa: BLE001  for any error, nobody may wait forever
             watched.publish(error)
         else:
             self._note_answer(loop.time())
-            self._take_in(target, watched, content)
+            self._accept(target, watched, content)
 
-    def _take_in(self, target: Target, watched: _PolledObject[Content], content: Content | None) -> None:
+    def _accept(self, target: Target, watched: _PolledObject[Content], content: Content | None) -> None:
         is_changed = watched.number == 0 or content != watched.latest
         watched.problem = ""
         if is_changed:
@@ -264,10 +264,10 @@ class Poller(Generic[Target, Content]):
 
     def _note_failure(self, now: float, error: Exception) -> None:
         if self._failed_at is None:
-            log.warning("%s Those who wait for a checkpoint wait on.", error)
+            log.warning("%s Triggers keep waiting for checkpoints.", error)
         self._failed_at = now
 
     def _note_answer(self, now: float) -> None:
         if self._failed_at is not None and now - self._failed_at >= MAX_DELAY_S:
-            log.info("The store of checkpoints answers again: no failure for %g s.", MAX_DELAY_S)
+            log.info("The checkpoint store answers again: no failure for %g s.", MAX_DELAY_S)
             self._failed_at = None

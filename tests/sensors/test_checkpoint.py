@@ -34,7 +34,7 @@ def sensor(**arguments):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("", ["nothing to wait for", "step=0 is any checkpoint"]),
+        ("", ["nothing to wait for", "step=0 means any checkpoint"]),
         ("metric='loss', below=float('nan')", ["below=nan", "no finite number"]),
         ("metric='loss', above=2, below=1", ["above=2", "below=1", "smaller above"]),
         ("step=1, younger_than='0s'", ["younger_than='0s'", "more than 0 s"]),

@@ -76,4 +76,4 @@ def test_no_room_fails_it_or_skips_it_where_that_is_asked_for(answer, error):
 
 def test_without_our_executor_it_succeeds_with_a_warning(capsys):
     assert DeviceAvailableSensor(task_id="room", device="gpu").execute(context()) is None
-    assert "not held by HeteroExecutor" in capsys.readouterr().out
+    assert "HeteroExecutor did not check this request" in capsys.readouterr().out

@@ -256,7 +256,7 @@ def test_what_will_never_be_read_ends_the_waiters(run, error):
     assert again == [1]
 
 
-def test_a_glance_that_fails_ends_the_waiters_too(run):
+def test_a_fingerprint_that_fails_ends_the_waiters_too(run):
     async def scene():
         store, poller = polling(a=1)
         store.fingerprint = lambda target: 1 // 0
