@@ -20,7 +20,7 @@ from hetero_airflow.matching.feasibility import (
     make_rejection,
 )
 from hetero_airflow.matching.linked_devices import joined_sets, needed_level
-from hetero_airflow.matching.scoring import NO_ALLOCATION, Allocation, PlacementScorer
+from hetero_airflow.matching.scoring import NO_ALLOCATION, Allocation, Allocations, PlacementScorer
 from hetero_airflow.matching.shapes import Shape, Shapes, WorkerEntry
 from hetero_airflow.model.plan import ReasonCode
 from hetero_airflow.model.request import Alternative
@@ -244,9 +244,7 @@ def cpu_position(shape: Shape) -> int:
     return shape.cpu
 
 
-def has_room(
-    shape: Shape, held: Sequence[Allocation], position: int, need: ResourceNeed, reserved: ResourceNeed
-) -> bool:
+def has_room(shape: Shape, held: Allocations, position: int, need: ResourceNeed, reserved: ResourceNeed) -> bool:
     """Whether the need fits beside what is held of a device, and leaves the reserved part of what it takes."""
     milli, memory = shape.capacity[position]
     before = held[position]

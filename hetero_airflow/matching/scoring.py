@@ -28,6 +28,9 @@ class Allocation(NamedTuple):
 
 NO_ALLOCATION = Allocation()
 
+Allocations = Sequence[Allocation]
+"""The allocation of each position of a shape."""
+
 
 class PlacementScorer(Protocol):
     """Chooses among a worker's free devices, and scores the choice. Pure; it sees positions, not ids."""
@@ -35,19 +38,12 @@ class PlacementScorer(Protocol):
     uses_history: bool
     """Whether `Allocation.granted_s` must be set."""
 
-    def choose(
-        self, alternative: Alternative, shape: Shape, held: Sequence[Allocation], free: Sequence[int]
-    ) -> tuple[int, ...]:
+    def choose(self, alternative: Alternative, shape: Shape, held: Allocations, free: Sequence[int]) -> tuple[int, ...]:
         """As many of the free positions as the alternative asks for; ties go to the lower position."""
         ...
 
     def terms(
-        self,
-        alternative: Alternative,
-        shape: Shape,
-        held: Sequence[Allocation],
-        feasibility: Feasibility,
-        chosen: Sequence[int],
+        self, alternative: Alternative, shape: Shape, held: Allocations, feasibility: Feasibility, chosen: Sequence[int]
     ) -> Mapping[str, float]:
         """The terms of the score, weights included; the placement with the greatest sum wins."""
         ...
@@ -77,9 +73,7 @@ class TightFitScorer:
 
     uses_history = False
 
-    def choose(
-        self, alternative: Alternative, shape: Shape, held: Sequence[Allocation], free: Sequence[int]
-    ) -> tuple[int, ...]:
+    def choose(self, alternative: Alternative, shape: Shape, held: Allocations, free: Sequence[int]) -> tuple[int, ...]:
         """Real devices, then the most shared, then the smallest; of several sets, the one with the most links."""
         count = device_count(alternative)
         preferred = sorted(free, key=lambda p: (shape.devices[p].simulated, -held[p].share_milli, _memory(shape, p), p))
@@ -87,12 +81,7 @@ class TightFitScorer:
         return closest_devices(shape, real if count > 1 and len(real) >= count else preferred, count)
 
     def terms(
-        self,
-        alternative: Alternative,
-        shape: Shape,
-        held: Sequence[Allocation],
-        feasibility: Feasibility,
-        chosen: Sequence[int],
+        self, alternative: Alternative, shape: Shape, held: Allocations, feasibility: Feasibility, chosen: Sequence[int]
     ) -> Mapping[str, float]:
         """See `WEIGHTS`; terms that do not apply to the alternative are absent."""
         terms = {"real": sum(not shape.devices[p].simulated for p in chosen) / len(chosen)}
@@ -123,20 +112,13 @@ class LeastRecentScorer:
 
     uses_history = True
 
-    def choose(
-        self, alternative: Alternative, shape: Shape, held: Sequence[Allocation], free: Sequence[int]
-    ) -> tuple[int, ...]:
+    def choose(self, alternative: Alternative, shape: Shape, held: Allocations, free: Sequence[int]) -> tuple[int, ...]:
         """The devices with the oldest grants. Links do not count, because they would break the round robin."""
         ranked = sorted(free, key=lambda p: (shape.devices[p].simulated, held[p].granted_s, p))
         return tuple(sorted(ranked[: device_count(alternative)]))
 
     def terms(
-        self,
-        alternative: Alternative,
-        shape: Shape,
-        held: Sequence[Allocation],
-        feasibility: Feasibility,
-        chosen: Sequence[int],
+        self, alternative: Alternative, shape: Shape, held: Allocations, feasibility: Feasibility, chosen: Sequence[int]
     ) -> Mapping[str, float]:
         """1e10 for real devices, minus the time of the worker's latest grant."""
         real = all(not shape.devices[p].simulated for p in chosen)

@@ -1,8 +1,8 @@
-"""Best fit: the worker on which the least is left over; see `matching.packing.classic_fit`."""
+"""Best fit: the worker on which the least is left over; see `matching.packing.best_fit`."""
 
 from __future__ import annotations
 
-from hetero_airflow.matching.packing.classic_fit import BestFitMeasure, LargestCapacity
+from hetero_airflow.matching.packing.best_fit import BestFitMeasure, LargestCapacity
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.core.scored_policy import ScoredPolicy
 from hetero_airflow.units import MILLI_PER_DEVICE

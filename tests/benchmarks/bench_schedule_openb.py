@@ -20,12 +20,13 @@ from pathlib import Path
 from random import Random
 
 from bench_table import Table
+from dot_product import DotProductMeasure
 from fgd import FragmentationMeasure
+from scoreboard import Scoreboard
 
-from hetero_airflow.matching.packing.classic_fit import BestFitMeasure, DotProductMeasure, LargestCapacity
+from hetero_airflow.matching.packing.best_fit import BestFitMeasure, LargestCapacity
 from hetero_airflow.matching.packing.demand import RequestMix, device_demand
 from hetero_airflow.matching.packing.expected_fill import ExpectedFillMeasure
-from hetero_airflow.matching.packing.scoreboard import Scoreboard
 from hetero_airflow.matching.packing.scorer import PackingMeasure
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.policies.core.share_prices import share_prices
@@ -83,7 +84,7 @@ def _any(board: Scoreboard, options: Sequence[int], rng: Random) -> tuple[int, i
         return None
     option, worker = found[rng.randrange(len(found))]
     milli = board.milli(option)
-    parts = [part for part in board.stocks[worker].parts if milli <= part]
+    parts = [part for part in board.free[worker].parts if milli <= part]
     return option, worker, rng.choice(parts) if 0 < milli < 1000 else None
 
 

@@ -32,7 +32,7 @@ from scipy.optimize import brentq
 
 from hetero_airflow.matching.feasibility import Feasibility, device_count
 from hetero_airflow.matching.matcher import Matcher
-from hetero_airflow.matching.packing.classic_fit import BestFitMeasure, LargestCapacity
+from hetero_airflow.matching.packing.best_fit import BestFitMeasure, LargestCapacity
 from hetero_airflow.matching.packing.expected_fill import ExpectedFillMeasure
 from hetero_airflow.matching.packing.scorer import PackingScorer
 from hetero_airflow.matching.scoring import Allocation, PlacementScorer, TightFitScorer

@@ -46,7 +46,7 @@ class Fgd(ScoredPolicy[RequestMix]):
 
 
 class FragmentationMeasure:
-    """A valuation by the fragmentation of this mix; see `valued.PackingMeasure`."""
+    """A valuation by the fragmentation of this mix; see `PackingMeasure`."""
 
     name = "fragmentation"
 

@@ -1,4 +1,4 @@
-"""What is asked for, as arrays: how the placements that look ahead see requests and what is left of a worker."""
+"""Demands of requests and free capacity of workers, as numbers and arrays."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 
 RequestMix = tuple[tuple[Alternative, float], ...]
-"""What is asked for, and how often; the parts need not sum to 1."""
+"""Alternatives with their parts of all requests; the parts need not sum to 1."""
 
 TOO_SMALL_REASONS = frozenset({ReasonCode.COUNT, ReasonCode.CPUS, ReasonCode.HOST_MEMORY, ReasonCode.TOPOLOGY})
-"""Why an alternative may never run on a worker that has the right devices."""
+"""Why an alternative can never run on a worker with the right devices."""
 
 
 class DeviceDemand(NamedTuple):
-    """What an alternative takes of a worker: `milli` of each of so many accelerators, cores and host memory."""
+    """What an alternative takes of a worker: `share_milli` of each of `devices` accelerators, cores and host memory."""
 
     share_milli: int
     devices: int
@@ -40,7 +40,7 @@ NO_DEMAND = DeviceDemand(0, 0, 0, 0)
 
 
 def device_demand(alternative: Alternative) -> DeviceDemand:
-    """What the alternative takes.
+    """What the alternative takes of a worker.
 
     >>> from hetero_airflow.model.request import DeviceRequest
     >>> device_demand(DeviceRequest.parse("gpu:0.5", quota={"cpus": 4}).alternatives[0])
@@ -50,18 +50,17 @@ def device_demand(alternative: Alternative) -> DeviceDemand:
     """
     if alternative.kind == "cpu":
         return DeviceDemand(0, 0, MILLI_PER_DEVICE * alternative.count, alternative.host_memory or 0)
-    beside = host_need(alternative)
-    return DeviceDemand(alternative.share_milli, alternative.count, *(beside or (0, 0)))
+    return DeviceDemand(alternative.share_milli, alternative.count, *(host_need(alternative) or (0, 0)))
 
 
 def has_suitable_devices(shape: Shape, alternative: Alternative) -> bool:
-    """Whether workers of the shape have the devices that the alternative is about, if perhaps too few or too small."""
+    """Whether workers of the shape have the right devices for the alternative, maybe too few or too small."""
     rejection = feasibility_of(alternative, shape).permanent_rejection
     return rejection is None or rejection.reason.code in TOO_SMALL_REASONS
 
 
 class FreeCapacity(NamedTuple):
-    """What is left of a worker: free thousandths of its cores, bytes, and free thousandths of its accelerators."""
+    """The free capacity of a worker: thousandths of cores, bytes, and thousandths of each accelerator."""
 
     cores_milli: int
     memory_bytes: int
@@ -70,7 +69,7 @@ class FreeCapacity(NamedTuple):
 
 
 def free_capacity(shape: Shape, held: Sequence[Allocation]) -> FreeCapacity:
-    """What is left where so much is held; nothing, not less, where more is held than there is."""
+    """What is free beside what is held; 0 if more is held than there is."""
     cores_milli = memory_bytes = 0
     if shape.cpu is not None:
         cores_milli = shape.capacity[shape.cpu][0] - held[shape.cpu].share_milli
@@ -80,7 +79,7 @@ def free_capacity(shape: Shape, held: Sequence[Allocation]) -> FreeCapacity:
 
 
 def accelerator_positions(shape: Shape) -> tuple[int, ...]:
-    """Positions of the accelerators that may be leased."""
+    """Positions of the leasable accelerators."""
     return tuple(p for p, device in enumerate(shape.devices) if device.kind != "cpu" and device.leasable)
 
 
@@ -91,68 +90,68 @@ def free_share_milli(held: Sequence[Allocation], position: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class DeviceDemands:
-    """Many asks as arrays, the last of them nothing: what a worker is worth as it is stands beside what it would be."""
+    """Many demands as arrays. The last one is an empty demand, which gives the value of the worker as it is."""
 
     all: tuple[DeviceDemand, ...]
 
     @classmethod
-    def of(cls, asks: Iterable[DeviceDemand]) -> DeviceDemands:
-        """These asks, and nothing."""
-        return cls((*asks, NO_DEMAND))
+    def of(cls, demands: Iterable[DeviceDemand]) -> DeviceDemands:
+        """These demands, and the empty one."""
+        return cls((*demands, NO_DEMAND))
 
     @cached_property
     def variants(self) -> tuple[tuple[int, int], ...]:
-        """The different (milli, devices), ascending: all that accelerators see of an ask."""
-        return tuple(sorted({(ask.share_milli, ask.devices) for ask in self.all}))
+        """The different (share_milli, devices) pairs, ascending: the part of a demand that concerns accelerators."""
+        return tuple(sorted({(demand.share_milli, demand.devices) for demand in self.all}))
 
     @cached_property
     def variant(self) -> Numbers:
-        """The number of each ask's variant."""
+        """The number of each demand's variant."""
         number = {variant: index for index, variant in enumerate(self.variants)}
-        return np.array([number[ask.share_milli, ask.devices] for ask in self.all])
+        return np.array([number[demand.share_milli, demand.devices] for demand in self.all])
 
     @cached_property
     def cores_milli(self) -> Numbers:
-        """Of each ask."""
-        return np.array([ask.cores_milli for ask in self.all])
+        """The cores of each demand."""
+        return np.array([demand.cores_milli for demand in self.all])
 
     @cached_property
     def memory_bytes(self) -> Numbers:
-        """Of each ask."""
-        return np.array([ask.memory_bytes for ask in self.all])
+        """The host memory of each demand."""
+        return np.array([demand.memory_bytes for demand in self.all])
 
 
 class VariantOptions(NamedTuple):
-    """The different ways to place variants on the accelerators of a worker, as arrays: one entry a way."""
+    """The different options to place variants on the accelerators of a worker, as arrays with one entry per option."""
 
     variant: Numbers
     """Ascending; a variant that does not fit is absent."""
     part: Numbers
-    """The free part that is taken, ascending within a variant; 1000 for whole devices, 0 for nothing."""
+    """The free part that is used, ascending within a variant; 1000 for whole devices, 0 for none."""
     left: Numbers
     """What is left of that part."""
     times: Numbers
-    """Of how many devices."""
+    """The number of devices."""
 
     @property
     def first(self) -> Numbers:
-        """Where each variant's entries begin."""
+        """Where the entries of each variant begin."""
         return np.flatnonzero(np.diff(self.variant, prepend=-1))
 
 
 def variant_options(parts: tuple[int, ...], variants: Sequence[tuple[int, int]]) -> VariantOptions:
-    """All ways to place each of the variants (milli, devices) beside what is there.
+    """All options to place each of the variants (share_milli, devices) on accelerators with these free parts.
 
     >>> [column.tolist() for column in variant_options((300, 300, 1000), [(0, 0), (300, 1), (1000, 1), (1000, 2)])]
     [[0, 1, 1, 2], [0, 300, 1000, 1000], [0, 0, 700, 0], [0, 1, 1, 1]]
     """
     different, idle = sorted(set(parts)), parts.count(MILLI_PER_DEVICE)
-    ways = []
+    options = []
     for number, (milli, devices) in enumerate(variants):
         if not milli:
-            ways.append((number, 0, 0, 0))
+            options.append((number, 0, 0, 0))
         elif milli == MILLI_PER_DEVICE:
-            ways += [(number, milli, 0, devices)] * (devices <= idle)
+            options += [(number, milli, 0, devices)] * (devices <= idle)
         else:
-            ways += [(number, part, part - milli, 1) for part in different if part >= milli]
-    return VariantOptions(*np.array(ways).T)
+            options += [(number, part, part - milli, 1) for part in different if part >= milli]
+    return VariantOptions(*np.array(options).T)

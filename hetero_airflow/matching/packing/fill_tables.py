@@ -1,7 +1,7 @@
-"""How much of a worker will still be sold: expectations over random arrivals of a mix, as tables.
+"""Tables of the expected fill of a worker: how much of it random arrivals of the mix will still take.
 
-Each is a dynamic program over arrivals: with each, the request that arrives is placed if it fits what is left.
-All amounts are thousandths of accelerators.
+Each table is a dynamic program over arrivals; an arriving request is placed if it fits. All amounts are thousandths of
+accelerators.
 """
 
 from __future__ import annotations
@@ -18,115 +18,115 @@ from hetero_airflow.units import MILLI_PER_DEVICE
 
 HOLE_ARRIVALS = 80
 IDLE_ARRIVALS = 10
-BESIDE_ARRIVALS = 20
-"""How many arrivals a hole, the idle accelerators of a worker, and a worker's cores or memory see. Chosen, like
-`PROTECTION`, on orders of openb's mixes with seeds 1000 to 1003; twice or half of them costs at most 0.1 points
-of allocation, save half of IDLE_ARRIVALS, with which too many workers are begun for requests of 8 to find one whole."""
+HOST_ARRIVALS = 20
+"""Number of arrivals at a hole, at the idle accelerators of a worker, and at its cores or memory. Chosen, like
+`PROTECTION`, on orders of openb's mixes with seeds 1000 to 1003. Twice or half of them costs at most 0.1 points of
+allocation, except half of IDLE_ARRIVALS: then too many workers are in use for requests of 8 to find a whole one."""
 
 PROTECTION = 0.015
-"""What a set of idle accelerators is worth beyond its parts, by the root of the demand for such sets."""
+"""The value of a set of idle accelerators beyond its parts, relative to the root of the demand for such sets."""
 
 GRAIN_MILLI = 50
-BESIDE_STEPS = 96
-"""The grid of `beside_table`."""
+HOST_STEPS = 96
+"""The grid of `host_table`."""
 
 WeightedDemands = Sequence[tuple[DeviceDemand, float]]
-"""Asks for accelerators, with their parts of all such asks of the mix; here those that may run on the worker."""
+"""Demands for accelerators that may run on the worker, with their parts of all such demands of the mix."""
 
 
 @dataclass(frozen=True, eq=False)
 class FillTables:
-    """What workers with the same devices and capacity are expected to sell."""
+    """The expected fill of workers with the same devices and capacity."""
 
     hole: Floats
-    """[1001] of one accelerator, by its free part; an idle one is in `idle`."""
+    """[1001] for one accelerator, by its free part; idle ones are in `idle`."""
     idle: Floats
-    """[n + 1] of so many idle ones."""
+    """[n + 1] for a number of idle accelerators."""
     protection: Floats
-    """[n + 1] what is added for the sets that they make up."""
+    """[n + 1] the additional value of idle accelerators as sets."""
     by_cores: Floats
-    """[grains, steps] what part of it is sold if only so many of the cores are free."""
+    """[grains, steps] the factor of the fill if only a part of the cores is free."""
     by_memory: Floats
-    """The same of host memory."""
+    """The same for host memory."""
 
 
-def fill_tables(here: WeightedDemands, devices: int, cores_milli: int, memory_bytes: int) -> FillTables:
+def fill_tables(demands: WeightedDemands, devices: int, cores_milli: int, memory_bytes: int) -> FillTables:
     """The tables of workers with that many accelerators, cores and bytes."""
-    hole = hole_table(here)
+    hole = hole_table(demands)
     return FillTables(
         hole=hole,
-        idle=idle_table(here, hole, devices),
-        protection=protection_table(here, devices),
-        by_cores=beside_table([(ask, part, ask.cores_milli) for ask, part in here], devices, cores_milli),
-        by_memory=beside_table([(ask, part, ask.memory_bytes) for ask, part in here], devices, memory_bytes),
+        idle=idle_table(demands, hole, devices),
+        protection=protection_table(demands, devices),
+        by_cores=host_table([(demand, part, demand.cores_milli) for demand, part in demands], devices, cores_milli),
+        by_memory=host_table([(demand, part, demand.memory_bytes) for demand, part in demands], devices, memory_bytes),
     )
 
 
-def hole_table(here: WeightedDemands) -> Floats:
-    """[1001] what is sold of a part of one accelerator.
+def hole_table(demands: WeightedDemands) -> Floats:
+    """[1001] the fill of a free part of one accelerator.
 
     >>> half = hole_table([(DeviceDemand(500, 1, 0, 0), 1.0)])
     >>> half[[499, 500, 999, 1000]].tolist()
     [0.0, 500.0, 500.0, 1000.0]
     """
     sizes: Counter[int] = Counter()
-    for ask, part in here:
-        if ask.devices == 1:
-            sizes[ask.share_milli] += part  # type: ignore[assignment]
-    sold = np.zeros(MILLI_PER_DEVICE + 1)
+    for demand, part in demands:
+        if demand.devices == 1:
+            sizes[demand.share_milli] += part  # type: ignore[assignment]
+    fill = np.zeros(MILLI_PER_DEVICE + 1)
     for _ in range(HOLE_ARRIVALS):
-        after = sold.copy()
+        after = fill.copy()
         for milli, part in sorted(sizes.items()):
-            after[milli:] += part * (milli + sold[: len(sold) - milli] - sold[milli:])
-        sold = after
-    return sold
+            after[milli:] += part * (milli + fill[: len(fill) - milli] - fill[milli:])
+        fill = after
+    return fill
 
 
-def idle_table(here: WeightedDemands, hole: Floats, devices: int) -> Floats:
-    """[devices + 1] what is sold of so many idle accelerators; a share begins one, of which a hole is left."""
-    sold = np.zeros(devices + 1)
+def idle_table(demands: WeightedDemands, hole: Floats, devices: int) -> Floats:
+    """[devices + 1] the fill of a number of idle accelerators; a share of an idle one leaves a hole."""
+    fill = np.zeros(devices + 1)
     for _ in range(IDLE_ARRIVALS):
-        after = sold.copy()
-        for ask, part in here:
-            if ask.devices <= devices:
-                left = 0.0 if ask.share_milli == MILLI_PER_DEVICE else hole[MILLI_PER_DEVICE - ask.share_milli]
-                value = ask.share_milli * ask.devices + left
-                after[ask.devices :] += part * (value + sold[: len(sold) - ask.devices] - sold[ask.devices :])
-        sold = after
-    return sold
+        after = fill.copy()
+        for demand, part in demands:
+            if demand.devices <= devices:
+                left = 0.0 if demand.share_milli == MILLI_PER_DEVICE else hole[MILLI_PER_DEVICE - demand.share_milli]
+                value = demand.share_milli * demand.devices + left
+                after[demand.devices :] += part * (value + fill[: len(fill) - demand.devices] - fill[demand.devices :])
+        fill = after
+    return fill
 
 
-def protection_table(here: WeightedDemands, devices: int) -> Floats:
-    """[devices + 1] the worth of idle sets: for each size of set that is asked for, in the measure of `PROTECTION`."""
-    demand: dict[int, float] = {}
-    for ask, part in here:
-        demand[ask.devices] = demand.get(ask.devices, 0.0) + part * ask.share_milli * ask.devices
-    total = sum(demand.values())
+def protection_table(demands: WeightedDemands, devices: int) -> Floats:
+    """[devices + 1] the value of idle sets, summed over the set sizes that the mix asks for; see `PROTECTION`."""
+    amounts: dict[int, float] = {}
+    for demand, part in demands:
+        amounts[demand.devices] = amounts.get(demand.devices, 0.0) + part * demand.share_milli * demand.devices
+    total = sum(amounts.values())
     roots = np.zeros(devices + 1)
-    for count, amount in demand.items():
+    for count, amount in amounts.items():
         if 1 < count <= devices:
             roots[count:] += np.sqrt(amount / total)
     return PROTECTION * MILLI_PER_DEVICE * np.arange(devices + 1) * roots
 
 
-def beside_table(here: Sequence[tuple[DeviceDemand, float, int]], devices: int, capacity: int) -> Floats:
-    """[grains of accelerators, steps of another resource] what part is sold, of what were sold if that were endless.
+def host_table(demands: Sequence[tuple[DeviceDemand, float, int]], devices: int, capacity: int) -> Floats:
+    """[grains of accelerators, steps of a host resource] the fill, relative to that with an unlimited host resource.
 
-    :param here: asks, their parts, and what each takes of the other resource
-    :param capacity: the other resource of an idle worker, which is its last step
+    :param demands: demands, their parts, and what each takes of the host resource
+    :param capacity: the host resource of an idle worker, which is the last step
     """
     grains = devices * MILLI_PER_DEVICE // GRAIN_MILLI
     groups: dict[tuple[int, int], list[float]] = {}
-    for ask, part, amount in here:
-        wide = -(-ask.share_milli * ask.devices // GRAIN_MILLI)
-        deep = -(-amount * BESIDE_STEPS // capacity) if amount else 0
-        if wide <= grains and deep <= BESIDE_STEPS:
+    for demand, part, amount in demands:
+        wide = -(-demand.share_milli * demand.devices // GRAIN_MILLI)
+        deep = -(-amount * HOST_STEPS // capacity) if amount else 0
+        if wide <= grains and deep <= HOST_STEPS:
             group = groups.setdefault((wide, deep), [0.0, 0.0])
             group[0] += part
-            group[1] += part * ask.share_milli * ask.devices
-    limited = _sold(groups, grains, BESIDE_STEPS)
-    endless = _sold(_without_depth(groups), grains, 0)
-    return np.divide(limited, endless, out=np.ones_like(limited), where=endless > 0)
+            group[1] += part * demand.share_milli * demand.devices
+    limited = _fill(groups, grains, HOST_STEPS)
+    unlimited = _fill(_without_depth(groups), grains, 0)
+    return np.divide(limited, unlimited, out=np.ones_like(limited), where=unlimited > 0)
 
 
 def _without_depth(groups: dict[tuple[int, int], list[float]]) -> dict[tuple[int, int], list[float]]:
@@ -138,13 +138,13 @@ def _without_depth(groups: dict[tuple[int, int], list[float]]) -> dict[tuple[int
     return flat
 
 
-def _sold(groups: dict[tuple[int, int], list[float]], grains: int, steps: int) -> Floats:
-    def arrive(sold: Floats, _: int) -> Floats:
-        after = sold.copy()
+def _fill(groups: dict[tuple[int, int], list[float]], grains: int, steps: int) -> Floats:
+    def arrive(fill: Floats, _: int) -> Floats:
+        after = fill.copy()
         for (wide, deep), (part, value) in sorted(groups.items()):
-            rest = sold[: grains + 1 - wide, : steps + 1 - deep]
-            after[wide:, deep:] += value + part * (rest - sold[wide:, deep:])
+            rest = fill[: grains + 1 - wide, : steps + 1 - deep]
+            after[wide:, deep:] += value + part * (rest - fill[wide:, deep:])
         return after
 
-    *_, sold = accumulate(repeat(0, BESIDE_ARRIVALS), arrive, initial=np.zeros((grains + 1, steps + 1)))
-    return sold
+    *_, fill = accumulate(repeat(0, HOST_ARRIVALS), arrive, initial=np.zeros((grains + 1, steps + 1)))
+    return fill

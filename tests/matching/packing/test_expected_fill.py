@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from hetero_airflow.matching.packing.demand import DeviceDemand, DeviceDemands, FreeCapacity, device_demand
 from hetero_airflow.matching.packing.expected_fill import ExpectedFillMeasure
-from hetero_airflow.matching.packing.fill_tables import beside_table, hole_table, idle_table, protection_table
-from hetero_airflow.matching.packing.scoreboard import Scoreboard
+from hetero_airflow.matching.packing.fill_tables import hole_table, host_table, idle_table, protection_table
 from hetero_airflow.matching.packing.scorer import PackingMeasure
 from hetero_airflow.testing import a_cpu, a_device, a_worker
 from tests.benchmarks.fgd import FragmentationMeasure
+from tests.benchmarks.scoreboard import Scoreboard
 from tests.matching.packing.test_fragmentation import GIB, MIX, a_mix, a_shape, stocks
 
 LINEAR = tuple(part / 1000 for part in range(1001))
@@ -63,7 +63,7 @@ def test_only_sets_that_are_asked_for_are_protected() -> None:
 
 
 def test_without_cores_nothing_is_sold_and_with_all_of_them_all_that_could_be() -> None:
-    table = beside_table([(DeviceDemand(1000, 1, 4000, 0), 1.0, 4000)], 2, 8000)
+    table = host_table([(DeviceDemand(1000, 1, 4000, 0), 1.0, 4000)], 2, 8000)
     two = table[-1]
     assert (two[0], two[-1]) == (0.0, 1.0)
     assert two[len(two) // 2] == pytest.approx(0.5)
@@ -120,8 +120,8 @@ def test_a_scoreboard_is_what_it_would_be_if_worked_out_anew(
             board.take(step, chosen)
     for number, worker in enumerate(workers):
         alone = Scoreboard(valuation, [worker], alternatives)
-        alone.stocks[0] = board.stocks[number]
+        alone.free[0] = board.free[number]
         alone.refresh(0)
         assert (alone.scores[:, 0] == board.scores[:, number]).all()
         for index, ask in enumerate(device_demand(alternative) for alternative in alternatives):
-            assert ask.cores_milli <= board.stocks[number].cores_milli or board.scores[index, number] == -math.inf
+            assert ask.cores_milli <= board.free[number].cores_milli or board.scores[index, number] == -math.inf

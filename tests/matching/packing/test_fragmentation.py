@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero_airflow.matching.packing.classic_fit import BestFitMeasure, DotProductMeasure, LargestCapacity
+from hetero_airflow.matching.packing.best_fit import BestFitMeasure, LargestCapacity
 from hetero_airflow.matching.packing.demand import (
     DeviceDemand,
     DeviceDemands,
@@ -21,6 +21,7 @@ from hetero_airflow.matching.scoring import NO_ALLOCATION, Allocation
 from hetero_airflow.matching.shapes import Shape, Shapes
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.testing import a_cpu, a_device, a_worker
+from tests.benchmarks.dot_product import DotProductMeasure
 from tests.benchmarks.fgd import FragmentationMeasure, popular_mix
 
 GIB = 2**30

@@ -1,7 +1,7 @@
-"""The scores of all workers for all alternatives at once, kept up to date: what makes placements by valuation fast.
+"""A table of the scores of all workers for all alternatives, which makes placements by a measure fast.
 
-A placement changes one worker, so one column; a question is one row's maximum. For streams of requests that are
-placed one by one, all with alternatives known in advance and accelerators of one model a worker.
+A placement changes one worker, so one column; a question is the maximum of one row. It is for streams of requests that
+are placed one by one, with alternatives known in advance and accelerators of one model per worker.
 """
 
 from __future__ import annotations
@@ -30,20 +30,18 @@ from hetero_airflow.units import MILLI_PER_DEVICE
 class Scoreboard:
     """Idle workers, ordered by id, and what is placed on them."""
 
-    def __init__(
-        self, valuation: PackingMeasure, workers: Sequence[Worker], alternatives: Sequence[Alternative]
-    ) -> None:
+    def __init__(self, measure: PackingMeasure, workers: Sequence[Worker], alternatives: Sequence[Alternative]) -> None:
         shapes = Shapes()
         entries = [shapes.entry(worker) for worker in sorted(workers, key=lambda worker: worker.id)]
         self.worker_ids = [entry.worker.id for entry in entries]
-        self._asks = DeviceDemands.of(device_demand(alternative) for alternative in alternatives)
+        self._demands = DeviceDemands.of(device_demand(alternative) for alternative in alternatives)
         on: dict[object, tuple[ShapeMeasure, np.ndarray]] = {}
         for entry in entries:
             if entry.shape not in on:
                 barred = np.array([not feasibility_of(a, entry.shape).is_servable for a in alternatives], dtype=bool)
-                on[entry.shape] = valuation.for_shape(entry.shape, self._asks), barred
+                on[entry.shape] = measure.for_shape(entry.shape, self._demands), barred
         self._on = [on[entry.shape] for entry in entries]
-        self.stocks = [free_capacity(entry.shape, [NO_ALLOCATION] * len(entry.shape.devices)) for entry in entries]
+        self.free = [free_capacity(entry.shape, [NO_ALLOCATION] * len(entry.shape.devices)) for entry in entries]
         self.devices = sum(len(accelerator_positions(entry.shape)) for entry in entries)
         self.scores = np.empty((len(alternatives), len(entries)))
         """[alternative, worker]; −∞ where it does not fit."""
@@ -52,45 +50,45 @@ class Scoreboard:
             self.refresh(number)
 
     def best(self, alternative: int) -> int | None:
-        """The worker with the greatest score, the first of equal ones; None if there is none that it fits."""
+        """The worker with the greatest score, the first one on ties; None if it fits no worker."""
         row = self.scores[alternative]
         worker = int(row.argmax())
         return None if row[worker] == -np.inf else worker
 
     def fitting(self, alternative: int) -> list[int]:
-        """All workers that it fits."""
+        """All workers where it fits."""
         fits: list[int] = np.flatnonzero(self.scores[alternative] > -np.inf).tolist()
         return fits
 
     def milli(self, alternative: int) -> int:
-        """Thousandths that it takes of each accelerator; 0 if it is about none."""
-        return self._asks.all[alternative].share_milli
+        """Thousandths that it takes of each accelerator; 0 if it takes none."""
+        return self._demands.all[alternative].share_milli
 
     def take(self, alternative: int, worker: int, part: int | None = None) -> None:
         """Note that it is placed on the worker.
 
-        :param part: on which free part a share goes; None is the one that the valuation chooses
+        :param part: the free part that a share takes; None: the one that the measure chooses
         """
-        ask, stock = self._asks.all[alternative], self.stocks[worker]
-        parts = list(stock.parts)
-        if ask.share_milli == MILLI_PER_DEVICE:
-            del parts[len(parts) - ask.devices :]
-            parts[:0] = [0] * ask.devices
-        elif ask.share_milli:
-            taken = self._on[worker][0].part(stock, alternative) if part is None else part
+        demand, free = self._demands.all[alternative], self.free[worker]
+        parts = list(free.parts)
+        if demand.share_milli == MILLI_PER_DEVICE:
+            del parts[len(parts) - demand.devices :]
+            parts[:0] = [0] * demand.devices
+        elif demand.share_milli:
+            taken = self._on[worker][0].part(free, alternative) if part is None else part
             parts.remove(taken)
-            parts.append(taken - ask.share_milli)
+            parts.append(taken - demand.share_milli)
             parts.sort()
-        self.stocks[worker] = FreeCapacity(
-            stock.cores_milli - ask.cores_milli, stock.memory_bytes - ask.memory_bytes, tuple(parts)
+        self.free[worker] = FreeCapacity(
+            free.cores_milli - demand.cores_milli, free.memory_bytes - demand.memory_bytes, tuple(parts)
         )
         self.refresh(worker)
 
     def refresh(self, worker: int) -> None:
-        """Work out the scores of a worker whose stock has changed."""
-        on, stock = self._on[worker], self.stocks[worker]
-        column = self._columns.get((id(on), stock))
+        """Compute the scores of a worker whose free capacity has changed."""
+        on, free = self._on[worker], self.free[worker]
+        column = self._columns.get((id(on), free))
         if column is None:
-            column = self._columns[id(on), stock] = on[0].scores(stock)
+            column = self._columns[id(on), free] = on[0].scores(free)
             np.putmask(column, on[1], -np.inf)
         self.scores[:, worker] = column
