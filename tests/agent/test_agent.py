@@ -1,4 +1,4 @@
-"""The loop by itself: what is told when, to a server that answers as the test says."""
+"""The agent's loop alone: what it sends when, to a server that the test scripts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def refused(code: RefusalCode) -> RefusedByServer:
 
 
 class World:
-    """A host, a server and a clock; each pause moves it on, until the test's time is over."""
+    """A host, a server and a clock. Each pause advances the clock until the test's time is over."""
 
     def __init__(self, inventories: list[Inventory | None], stop_at_s: float = 60) -> None:
         self.now = 0.0
@@ -44,7 +44,7 @@ class World:
         listening = SimpleNamespace(poll=lambda: [self.xids.pop(0) for _ in list(self.xids)])
         self.errors = ErrorWatch(listening, lambda: EPOCH)
         self.answer: Callable[[InventoryReport | Heartbeat], ServerReply | None] = lambda _: None
-        """Instead of the honest answer, where it is not None; may raise."""
+        """Replaces the normal reply if it returns one; may raise."""
 
     def poll(self) -> Inventory | None:
         return self.inventories.pop(0) if self.inventories else None
@@ -87,12 +87,12 @@ def found(*devices, problems=(), **fields) -> Inventory:
     return Inventory(worker=worker, telemetry=(READING,))
 
 
-def test_the_inventory_is_told_once_and_then_only_that_the_worker_is_there():
+def test_the_inventory_is_reported_once_and_then_only_that_the_worker_is_there():
     world = World([None, found(), None, None], stop_at_s=11)
     assert world.run() == [(0.2, "inventory of 2"), (5.2, "beat"), (10.2, "beat"), (11, "leaving")]
 
 
-def test_a_new_inventory_is_told_and_new_readings_of_an_old_one_come_with_the_next_heartbeat():
+def test_a_new_inventory_is_reported_and_new_readings_of_an_old_one_come_with_the_next_heartbeat():
     world = World([found(), found(), found(a_cpu())], stop_at_s=14)
     assert world.run()[:3] == [(0, "inventory of 2"), (5, "beat 70 W"), (10, "inventory of 1")]
 
@@ -110,7 +110,7 @@ def test_the_workers_engine_is_the_agents():
     assert engines == ["celery"]
 
 
-def test_a_server_that_has_lost_the_inventory_is_told_at_once():
+def test_a_server_that_has_lost_the_inventory_is_reported_at_once():
     world = World([found()], stop_at_s=12)
     begun = [False]
 
@@ -175,7 +175,7 @@ def test_a_refusal_that_time_may_cure_is_tried_again(code):
     assert [what for at, what in told if at >= 50][:2] == ["inventory of 2", "beat"]
 
 
-def test_an_inventory_that_is_not_taken_is_not_told_with_each_heartbeat(caplog):
+def test_an_inventory_that_is_not_taken_is_not_reported_with_each_heartbeat(caplog):
     world = World([found()], stop_at_s=130)
 
     def answer(told):
@@ -229,20 +229,20 @@ def test_a_server_that_does_not_answer_does_not_keep_a_leaving_agent(caplog):
     assert "leaves without telling it" in caplog.text
 
 
-def test_each_heartbeat_tells_the_leases_whose_processes_are_here():
+def test_each_heartbeat_reports_the_leases_whose_processes_are_here():
     world = World([found()], stop_at_s=11)
     world.here = frozenset({"l1", "l2"})
     assert world.run()[1:] == [(5, "beat l1 l2"), (10, "beat l1 l2"), (11, "leaving l1 l2")]
 
 
-def test_what_is_over_is_ended_whatever_was_told():
+def test_what_is_over_is_ended_whatever_was_reported():
     world = World([found()], stop_at_s=6)
     world.answer = lambda told: ServerReply(inventory="1", leases=0, end=(f"l{len(world.told)}",))
     world.run()
     assert world.ended == [(0, "l1"), (5, "l2"), (6, "l3")]
 
 
-def test_a_worker_that_is_kept_out_tells_its_inventory_with_each_heartbeat_until_it_is_not(caplog):
+def test_a_worker_that_is_kept_out_reports_its_inventory_with_each_heartbeat_until_it_is_not(caplog):
     world = World([found()], stop_at_s=18)
     world.here = frozenset({"l1"})
     reports = []
@@ -260,7 +260,7 @@ def test_a_worker_that_is_kept_out_tells_its_inventory_with_each_heartbeat_until
     assert caplog.text.count("processes of these leases still run here: l1") == 1
 
 
-def test_errors_of_devices_are_told_with_the_next_heartbeat_until_one_is_answered():
+def test_errors_of_devices_are_reported_with_the_next_heartbeat_until_one_is_answered():
     readings = [(READING.model_copy(update={"ecc_errors": errors}),) for errors in (3, 5)]
     inventories = [found().model_copy(update={"telemetry": telemetry}) for telemetry in readings]
     world = World(inventories, stop_at_s=21)

@@ -1,4 +1,4 @@
-"""A real agent against a real server, which goes away and comes back."""
+"""A real agent and a real server that goes away and comes back."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Found:
 
 @pytest.fixture
 def running(server, enrolment, tmp_path, monkeypatch):
-    """An agent in a thread, whose heartbeats come every 50 ms; and what stops it."""
+    """An agent in a thread with a heartbeat every 50 ms, and the signals that stop it."""
     monkeypatch.setattr(agent_module, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(agent_module, "MAX_RETRY_WAIT_S", 0.1)
     signals, found = StopSignals(), Found()
@@ -142,7 +142,7 @@ def test_enrolling_waits_for_a_server_that_is_away(server, enrolment, tmp_path):
     )
 
 
-def test_what_is_no_api_server_of_ours_is_told(server, tmp_path, enrolment):
+def test_what_is_no_api_server_of_ours_is_reported(server, tmp_path, enrolment):
     link = link_to(server.url, tmp_path)
     link.close()
     wrong = link_to(f"{server.url}/elsewhere", tmp_path, "")
@@ -157,7 +157,7 @@ def test_what_is_no_api_server_of_ours_is_told(server, tmp_path, enrolment):
         wrong.close()
 
 
-def test_a_revoked_agent_is_told_so(server, enrolment, tmp_path):
+def test_a_revoked_agent_is_reported_so(server, enrolment, tmp_path):
     link = link_to(server.url, tmp_path)
     enrolment.revoke("worker-a", datetime.now(UTC))
     with pytest.raises(RefusedByServer) as caught:
@@ -190,7 +190,7 @@ def test_a_gpu_that_falls_off_the_bus_is_out_within_a_heartbeat_until_a_schedule
 
 
 def test_an_api_server_that_is_restarted_loses_nothing(running, server, store):
-    """Again and again, in the middle of whatever is under way; leases and the worker stay as they are."""
+    """Repeatedly, at any moment of the agent's work; leases and the worker stay as they are."""
     until(lambda: store.snapshot().workers == (WORKER,))
     now = datetime.now(UTC)
     store.record([RequestSubmitted(a_pending("r1"))], now)

@@ -1,4 +1,4 @@
-"""What an agent keeps of its devices' errors until the server knows it."""
+"""The errors of devices that an agent keeps until the server confirms them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hetero_airflow.testing import EPOCH, FakeClock, a_cpu, a_device, a_worker
 
 
 class Xids:
-    """What XidWatch is to the watch."""
+    """Stands in for `XidWatch`."""
 
     def __init__(self):
         self.news, self.polls, self.is_closed = [], 0, False
@@ -30,7 +30,7 @@ class Xids:
 
 
 class Host:
-    """A watch over one host's devices, and what its driver says."""
+    """A watch of one host's devices, with a scripted driver."""
 
     def __init__(self, *devices):
         self.xids, self.clock = Xids(), FakeClock()
@@ -52,7 +52,7 @@ class Host:
         return [(one.device_id, one.xid or f"{one.ecc_errors} ECC") for one in told]
 
 
-def test_xids_and_new_ecc_errors_are_told_until_they_are_known():
+def test_xids_and_new_ecc_errors_are_reported_until_they_are_known():
     host = Host()
     host.see(GPU_0=3)
     host.see(GPU_0=5)
@@ -63,7 +63,7 @@ def test_xids_and_new_ecc_errors_are_told_until_they_are_known():
     assert host.told() == []
 
 
-def test_what_comes_while_the_server_is_told_is_told_next():
+def test_what_comes_while_the_server_is_reported_is_reported_next():
     host = Host()
     host.hear(63)
     told = host.watch.unconfirmed()

@@ -40,13 +40,13 @@ def test_a_key_that_is_there_is_never_replaced(tmp_path):
     assert public_key_hex(again) == public_key_hex(made)
 
 
-def test_a_folder_that_can_not_be_written_is_told(tmp_path):
+def test_a_folder_that_can_not_be_written_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(IdentityError, match=r"Not a directory|File exists"):
         make_key(tmp_path / "file" / "key.pem")
 
 
-def test_what_is_no_ed25519_key_is_told_and_not_shown(tmp_path):
+def test_what_is_no_ed25519_key_is_reported_and_not_shown(tmp_path):
     other = generate_private_key(SECP256R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     for text, found in ((b"rubbish", "no private key"), (other, "a key of another kind")):
         path = tmp_path / "key.pem"

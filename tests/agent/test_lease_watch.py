@@ -1,4 +1,4 @@
-"""The agent's look at real processes: a supervisor that forks its task, and programs in sessions of their own."""
+"""The agent finds real processes: a supervisor that forks its task, and programs in their own sessions."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def until(condition: Callable[[], object], seconds: float = 20) -> None:
 
 
 class Watch(LeaseWatch):
-    """With a clock of its own."""
+    """A watch with a clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""The network between agent and API server breaks, in either direction: each in a network namespace of its own."""
+"""The network between agent and API server breaks in either direction. Each runs in its own network namespace."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def ip(*words: str) -> None:
 
 @pytest.fixture(scope="module")
 def networks() -> Iterator[tuple[str, str]]:
-    """Two network namespaces that are joined: the agent's and the server's."""
+    """Two connected network namespaces: the agent's and the server's."""
     if os.getuid() != 0 or shutil.which("ip") is None:
         pytest.skip("needs root and iproute2, to make network namespaces")
     names = (f"hetero-a-{os.getpid()}", f"hetero-s-{os.getpid()}")
@@ -123,7 +123,7 @@ def store(engine) -> SqlStore:
 
 @pytest.fixture
 def start(tmp_path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts a Python program, in a network namespace if one is named."""
+    """Starts a Python program, in a network namespace if its name is given."""
     with ExitStack() as stack:
 
         def run(code: str, *words: str, network: str = "") -> subprocess.Popen[bytes]:
@@ -139,7 +139,7 @@ def start(tmp_path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 @pytest.fixture
 def joined(networks, engine, store, start, tmp_path) -> None:
-    """An API server and an agent that is heard."""
+    """An API server and an agent whose heartbeats arrive."""
     now = datetime.now(UTC)
     WorkerKeys(engine).open_enrolment("worker-a", hash_secret(SECRET), now + timedelta(hours=1), now)
     start(SERVE, str(engine.url), SERVER, str(PORT), network=networks[1])
@@ -155,7 +155,7 @@ def until(condition: Callable[[], object], seconds: float = 30) -> None:
 
 
 def a_running_task(store: SqlStore, start) -> tuple[Lease, int]:
-    """Its lease, and its process, which no network has anything to do with."""
+    """A lease and its process, which does not need the network."""
     now = datetime.now(UTC)
     store.record([RequestSubmitted(a_pending("r1"))], now)
     (lease,) = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), now, now + timedelta(hours=1)).leases
@@ -165,7 +165,7 @@ def a_running_task(store: SqlStore, start) -> tuple[Lease, int]:
 
 
 class Cut:
-    """Nothing gets from one of the two to the other, from now on; `heal` ends that."""
+    """Block all traffic in one direction until `heal`."""
 
     def __init__(self, networks: tuple[str, str], direction: str) -> None:
         name, there = (networks[0], SERVER) if direction == "nothing leaves the agent" else (networks[1], AGENT)

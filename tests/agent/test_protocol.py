@@ -1,4 +1,4 @@
-"""What a server takes from an agent: nothing that can't be, nothing that reads as markup, nothing without an end."""
+"""What a server accepts from an agent: no impossible values, no markup, nothing unlimited."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_million_of_anything_is_refused_without_looking_into_it(text):
     assert time.process_time() - before < 5
 
 
-def test_of_many_errors_the_first_is_told():
+def test_of_many_errors_the_first_is_reported():
     with pytest.raises(ValueError, match=r"^worker\.devices\.0\.id: Field required$"):
         read_body(InventoryReport, json.dumps({"worker": {"id": "a", "host": "h", "devices": [{}] * 4096}}).encode())
 

@@ -1,4 +1,4 @@
-"""A token is good for one request of one worker, once, for half a minute."""
+"""A token is valid for one request of one worker, once, for half a minute."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def token(key=KEY, now=EPOCH, **given) -> str:
 
 
 def forged(**claims) -> str:
-    """Signed by the right key, but not with the claims that an agent signs; None leaves one out."""
+    """A token with the right key and changed claims; None removes a claim."""
     return jwt.encode({k: v for k, v in {**CLAIMS, **claims}.items() if v is not None}, KEY, algorithm="EdDSA")
 
 
@@ -55,7 +55,7 @@ def refusal(text: str, now=EPOCH) -> str:
     return caught.value.code
 
 
-def test_a_token_tells_what_was_signed():
+def test_a_token_reports_what_was_signed():
     claims = read_token(token(nonce=7), KEY.public_key(), EPOCH)
     assert claims.model_dump() == {**CLAIMS, "nonce": 7}
     assert claimed_worker(token()) == "worker-a"
@@ -84,7 +84,7 @@ def test_a_token_is_good_from_a_little_before_it_was_signed_until_a_little_after
 
 
 @pytest.mark.parametrize("claims", [{"exp": AT + 3600}, {"exp": float("inf")}, {"iat": float("nan")}, {"exp": AT - 20}])
-def test_nobody_signs_a_token_for_longer(claims):
+def test_no_one_signs_a_token_for_longer(claims):
     assert refusal(forged(**claims)) in ("expired", "unauthenticated")
 
 

@@ -24,7 +24,7 @@ def postgres_engine(make_postgres_database: Callable[[], str]) -> Iterator[Engin
 
 
 def make_sqlite_engine(path: Path) -> Engine:
-    """As Airflow makes it: foreign keys are checked, readers and the writer do not block each other."""
+    """An engine as in Airflow: foreign keys are checked, readers and the writer do not block each other."""
     engine = create_engine(f"sqlite:///{path}")
 
     @event.listens_for(engine, "connect")
@@ -45,7 +45,7 @@ def sqlite_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 def empty(engine: Engine) -> None:
-    """As after the first migration."""
+    """The tables as after the migrations."""
     with engine.begin() as connection:
         for table in reversed(tables.metadata.sorted_tables):
             connection.execute(table.delete())
@@ -54,13 +54,13 @@ def empty(engine: Engine) -> None:
 
 @pytest.fixture(name="empty")
 def give_empty() -> Callable[[Engine], None]:
-    """Empties the tables of an engine's database."""
+    """Deletes all rows of the tables in an engine's database."""
     return empty
 
 
 @pytest.fixture(params=["sqlite", POSTGRES])
 def engine(request: pytest.FixtureRequest) -> Engine:
-    """Of an empty database with the tables."""
+    """An engine for a database with empty tables."""
     made: Engine = request.getfixturevalue(f"{request.param}_engine")
     empty(made)
     return made
@@ -68,7 +68,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 @pytest.fixture(params=["memory", "sqlite", POSTGRES])
 def store(request: pytest.FixtureRequest) -> MemoryStore | SqlStore:
-    """Each implementation, empty."""
+    """An empty store of each implementation."""
     if request.param == "memory":
         return MemoryStore()
     engine: Engine = request.getfixturevalue(f"{request.param}_engine")

@@ -1,4 +1,4 @@
-"""What the contract of every store begins with: one worker, requests that wait, placements that were granted."""
+"""Start states of the contract tests: one worker, waiting requests, granted placements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def place(request_id="r1", *claims: Claim, worker_id="worker-a") -> Place:
 
 
 def prepare(store, *requests: str, worker=None):
-    """A store with one worker, and requests that wait, submitted a second apart."""
+    """A store with one worker and waiting requests that were submitted a second apart."""
     pending = [RequestSubmitted(a_pending(key, at_s=at)) for at, key in enumerate(requests)]
     store.record([WorkerSeen(worker or a_worker()), *pending], EPOCH)
     return store

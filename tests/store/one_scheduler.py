@@ -1,4 +1,4 @@
-"""A scheduler with work of its own on a store that others share; ``python one_scheduler.py URL NAME SEED REQUESTS``.
+"""A scheduler with its own requests on a shared store; ``python one_scheduler.py URL NAME SEED REQUESTS``.
 
 It submits requests and gangs of two, runs the cycle, and pretends to run what it is granted. Two tables stand for
 Airflow's: `wanted`, what there is to run and whose it is, and `served`, what has run, once. A line ``adopt NAME`` on
@@ -37,12 +37,12 @@ ASKED = ("gpu", "gpu", "gpu:2", "cpu:2", {"device": "gpu", "share": 0.5})
 
 
 class PretendEngine:
-    """Runs what it is given for a few hundredths of a second."""
+    """An engine that runs each task for a few hundredths of a second."""
 
     def __init__(self, name: str, rng: random.Random) -> None:
         self.names = {name}
         self.running: dict[str, tuple[Lease, float]] = {}
-        """Lease id → lease, and when its task is over."""
+        """Lease id → lease and the end of its task."""
         self._rng = rng
 
     def dispatch(self, lease: Lease) -> None:
@@ -58,7 +58,7 @@ class PretendEngine:
         return None
 
     def liveness(self, lease: Lease) -> Liveness:
-        """What a scheduler that died had begun is gone with it."""
+        """The tasks of a dead scheduler are gone with it."""
         if lease.id in self.running:
             return Liveness.ALIVE
         return Liveness.GONE if self.is_ours(lease.request_id) else Liveness.UNKNOWN
@@ -76,13 +76,13 @@ class Scheduler:
         self._requests: dict[str, PendingRequest] = {}
 
     def want(self, rows: list[dict[str, Any]]) -> None:
-        """Give it work."""
+        """Submit requests."""
         with self._database.begin() as connection:
             connection.execute(text("INSERT INTO wanted VALUES (:id, :owner, :device, :at_s, :gang)"), rows)
         self._hear(rows)
 
     def adopt(self, name: str) -> None:
-        """Take over what another has."""
+        """Adopt the requests of another scheduler."""
         with self._database.connect() as connection:
             rows = connection.execute(text("SELECT * FROM wanted WHERE owner = :name"), {"name": name}).mappings()
             self._hear([dict(row) for row in rows])
@@ -95,7 +95,7 @@ class Scheduler:
             self._requests[row["id"]] = a_pending(row["id"], device, at_s=row["at_s"], **gang)
 
     def step(self) -> bool:
-        """One pass; whether there is more to do."""
+        """Run one cycle; returns whether there is more to do."""
         now = datetime.now(UTC)
         snapshot = self._store.snapshot()
         known = {one.id for one in snapshot.pending} | {lease.request_id for lease in snapshot.leases}
@@ -125,13 +125,13 @@ class Scheduler:
         self._store.move([LeaseMove(lease.id, lease.token, LeaseState.RELEASED) for lease in whole], now)
 
     def _partners(self, request_id: str) -> set[str]:
-        """The members of its gang: they end together."""
+        """The members of the task's gang, which end together."""
         gang = self._requests[request_id].gang
         return {key for key, one in self._requests.items() if one.gang == gang} if gang else {request_id}
 
 
 def some_work(name: str, rng: random.Random, number: int) -> list[dict[str, Any]]:
-    """Requests and gangs in the order in which they come."""
+    """Requests and gangs in the order of submission."""
     rows: list[dict[str, Any]] = []
     for n in range(number):
         members = 2 if rng.random() < 0.1 else 1
@@ -144,7 +144,7 @@ def some_work(name: str, rng: random.Random, number: int) -> list[dict[str, Any]
 
 
 def listen() -> queue.Queue[str]:
-    """What comes on stdin."""
+    """Reads commands from stdin."""
     heard: queue.Queue[str] = queue.Queue()
     threading.Thread(target=lambda: [heard.put(line.strip()) for line in sys.stdin], daemon=True).start()
     return heard
@@ -175,7 +175,7 @@ def main(url: str, name: str, seed: int, number: int) -> None:
 
 
 def _next(coming: list[dict[str, Any]], number: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """So many that come now, whole gangs, and the rest."""
+    """This many of the requests, with whole gangs, and the rest."""
     while number < len(coming) and coming[number]["id"].endswith("-1"):
         number += 1
     return coming[:number], coming[number:]

@@ -1,4 +1,4 @@
-"""Many leases in one call: the same as one after the other, in every store."""
+"""Many leases in one call give the same result as one after the other, in every store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GIB = 2**30
 
 @pytest.fixture(name="fleet")
 def make_fleet(store):
-    """Two workers, and ten requests that wait."""
+    """Two workers and ten waiting requests."""
     store.record([*map(WorkerSeen, (a_worker("a"), a_worker("b")))], EPOCH)
     store.record([RequestSubmitted(a_pending(f"r{n}")) for n in range(10)], EPOCH)
     return store

@@ -1,4 +1,4 @@
-"""The same in every store: decisions and stories are kept until they are pruned."""
+"""In every store, decisions and histories are kept until they are pruned."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_request_that_waits_again_has_its_wait_kept_again(store):
     )
 
 
-def test_each_outcome_is_told_with_its_account(store):
+def test_each_outcome_is_reported_with_its_account(store):
     prepare(store, "r1", "r2")
     reason = Reason(ReasonCode.COUNT, "4 × gpu", "2 on the largest worker")
     store.commit(Plan((wait("r1"), wait("r2", 2))), EPOCH, LATER)
@@ -102,7 +102,7 @@ def test_decisions_about_requests_that_do_not_wait_are_passed_over(store):
     assert len(store.request_history("dag", "run", "r1").decisions) == 1
 
 
-def test_the_story_is_of_the_newest_request_of_the_task_instance(store):
+def test_the_history_is_of_the_newest_request_of_the_task_instance(store):
     tries = [a_pending(f"t{n}", at_s=n, task_id="train", map_index=3, try_number=n) for n in (1, 2)]
     other = a_pending("t3", at_s=9, task_id="train", map_index=4)
     store.record([RequestSubmitted(pending) for pending in (tries[1], tries[0], other)], EPOCH)

@@ -1,4 +1,4 @@
-"""The same in every store: leases are renewed, change as their table says, and end."""
+"""In every store, leases are renewed, change by their transition table, and end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_renewed_lease_is_active_and_lasts_longer(store):
     assert store.snapshot() is after
 
 
-def test_what_is_not_held_with_that_token_is_told_and_not_renewed(store):
+def test_what_is_not_held_with_that_token_is_reported_and_not_renewed(store):
     prepare(store, "r1", "r2", "r3")
     mine, other, ended = grant(store, *(a_place(r, cpu=1000) for r in ("r1", "r2", "r3")))
     release(store, ended)
@@ -79,7 +79,7 @@ def test_a_lease_remembers_when_its_task_saved(store):
     assert store.snapshot().leases == (lease.model_copy(update={"saved_at": LATER}),)
 
 
-def test_why_what_was_placed_does_not_run_yet_is_told_until_it_does(store):
+def test_why_what_was_placed_does_not_run_yet_is_reported_until_it_does(store):
     prepare(store, "r1", "r2")
     grant(store, a_place("r1", **{"GPU-0": 1000}))
     reason = Reason(ReasonCode.BUSY, "a container", "no node has room")

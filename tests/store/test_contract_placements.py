@@ -1,4 +1,4 @@
-"""The same in every store: what a plan places is leased whole, or refused."""
+"""In every store, a placement is leased whole or refused."""
 
 from __future__ import annotations
 

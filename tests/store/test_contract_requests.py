@@ -1,4 +1,4 @@
-"""The same in every store: requests wait in their order, are withdrawn, and wait again."""
+"""In every store, requests wait in their order, are withdrawn, and wait again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same in every store: workers come and go, with their devices and readings."""
+"""In every store, workers come and go, with their devices and readings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The migrations make what `store.tables` says, by hand and through a real `airflow db migrate`."""
+"""The migrations create the tables of `store.tables`, by hand and by a real `airflow db migrate`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ MANAGER = "hetero_airflow.executor.db_manager.HeteroDBManager"
 
 
 def configuration(engine: Engine) -> Config:
-    """As `HeteroDBManager` gives it, without Airflow."""
+    """Alembic's configuration as `HeteroDBManager` makes it, without Airflow."""
     config = Config(STORE / "alembic.ini")
     config.attributes["engine"] = engine
     return config
 
 
 def differences(engine: Engine) -> list[object]:
-    """Between the database and the tables; other tables are passed over."""
+    """Differences between the database and the tables; other tables are ignored."""
 
     def is_ours(_object, name, type_, *_):
         return type_ != "table" or name in tables.metadata.tables
@@ -110,7 +110,7 @@ def test_the_migrations_can_be_read_as_sql(make_postgres_database, capsys):
 
 
 def airflow(home: Path, url: str, *words: str) -> str:
-    """What an `airflow` command prints, in a fresh home with the manager configured."""
+    """The output of an `airflow` command, in a new home with the configured manager."""
     environment = {
         **os.environ,
         "AIRFLOW_HOME": str(home),

@@ -1,4 +1,4 @@
-"""Who is there: what agents say of leases, when a lost worker comes back, and the API server's own word."""
+"""Heartbeats: reported leases, the return of a lost worker, and the API server's own heartbeats."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def is_online(store) -> bool:
 
 @pytest.fixture
 def lost(store) -> Lease:
-    """A lease on a worker that was lost since."""
+    """A lease on a worker that is lost."""
     store.record([seen()], EPOCH)
     lease = leased(store, "r1", "GPU-0")
     store.record([WorkerAlive("worker-a", leases=frozenset({lease.id})), WorkerLost("worker-a")], EPOCH)
     return lease
 
 
-def test_nobody_has_been_heard_of_yet(store):
+def test_no_one_has_been_heard_of_yet(store):
     assert (store.last_seen(), store.heartbeats(), store.server_heartbeat()) == ({}, {}, None)
 
 
@@ -89,7 +89,7 @@ def test_a_lost_worker_comes_back_only_when_the_processes_of_leases_that_are_ove
     assert store.snapshot().workers == (changed,)
 
 
-def test_a_lost_worker_comes_back_with_the_leases_that_it_still_holds_once_it_has_told_of_them_twice(store, lost):
+def test_a_lost_worker_comes_back_with_the_leases_that_it_still_holds_once_it_has_reported_of_them_twice(store, lost):
     store.record([seen(lost)], LATER)
     assert not is_online(store), "a scheduler may be taking them back just now"
     store.record([seen(lost)], at(65))
@@ -104,13 +104,13 @@ def test_leases_that_are_taken_back_between_the_two_keep_the_worker_out(store, l
     assert not is_online(store)
 
 
-def test_a_worker_that_is_lost_again_has_to_tell_twice_again(store, lost):
+def test_a_worker_that_is_lost_again_has_to_report_twice_again(store, lost):
     store.record([seen(lost), seen(lost), WorkerLost("worker-a"), seen(lost)], LATER)
     assert not is_online(store)
 
 
 @pytest.mark.parametrize("lease_id", ["unknown", "another's"])
-def test_leases_of_nobody_and_of_others_keep_a_lost_worker_out(store, lost, lease_id):
+def test_leases_of_no_one_and_of_others_keep_a_lost_worker_out(store, lost, lease_id):
     store.record([seen(worker=a_worker("worker-b"))], EPOCH)
     store.record([RequestSubmitted(a_pending("rb"))], EPOCH)
     (others,) = store.commit(Plan((a_place("rb", "worker-b", **{"GPU-0": 1000}),)), EPOCH, LATER).leases
@@ -120,7 +120,7 @@ def test_leases_of_nobody_and_of_others_keep_a_lost_worker_out(store, lost, leas
         assert store.snapshot().workers[0].state is WorkerState.LOST
 
 
-def test_a_new_worker_with_processes_that_nobody_knows_is_not_there_until_they_are_gone(store):
+def test_a_new_worker_with_processes_that_no_one_knows_is_not_there_until_they_are_gone(store):
     for _ in range(2):
         store.record([WorkerSeen(a_worker(), leases=frozenset({"unknown"}))], EPOCH)
         assert (store.snapshot().workers, store.heartbeats(), store.last_seen()) == ((), {}, {})
@@ -165,7 +165,7 @@ def test_of_two_api_servers_one_is_enough_and_their_clocks_need_not_agree(store)
     assert store.server_heartbeat() == ServerHeartbeat(EPOCH, at(12))
 
 
-def test_an_api_servers_clock_that_is_set_back_begins_anew(store):
+def test_an_api_servers_clock_that_is_set_back_begins_again(store):
     store.record([ServerAlive()], MUCH_LATER)
     store.record([ServerAlive()], EPOCH)
     assert store.server_heartbeat() == ServerHeartbeat(EPOCH, EPOCH)

@@ -1,4 +1,4 @@
-"""A worker that comes and goes while a scheduler takes its leases back: in any order, no device serves two tasks."""
+"""A worker comes and goes while a scheduler takes its leases back: in any order, no device serves two tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOREVER = EPOCH + timedelta(days=1)
 
 
 class Host(RuleBasedStateMachine):
-    """A host with one GPU, its agent, and a scheduler, each of which knows only what the store tells it."""
+    """A host with one GPU, its agent, and a scheduler, which communicate only through the store."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,10 +28,10 @@ class Host(RuleBasedStateMachine):
         self.store.record([WorkerSeen(WORKER, leases=frozenset())], EPOCH)
         self.requests = 0
         self.processes: dict[str, Lease] = {}
-        """What really runs, by lease."""
+        """Leases whose processes run."""
         self.ending: set[str] = set()
         self.doomed: list[tuple[Lease, int]] = []
-        """Leases that the scheduler has found to be lost and is about to take back, and how often the agent spoke."""
+        """Leases that the scheduler is about to take back, and the number of the agent's reports since."""
         self.spoken = 0
 
     @property
@@ -41,7 +41,7 @@ class Host(RuleBasedStateMachine):
     @precondition(lambda self: self.is_online and not self.store.snapshot().leases)
     @rule()
     def place(self) -> None:
-        """The store grants what fits, and its process begins."""
+        """The store grants what fits, and the process starts."""
         self.requests += 1
         name = f"r{self.requests}"
         self.store.record([RequestSubmitted(a_pending(name))], EPOCH)
@@ -51,7 +51,7 @@ class Host(RuleBasedStateMachine):
     @precondition(lambda self: self.processes)
     @rule(is_rare=st.integers(0, 4))
     def finish(self, is_rare) -> None:
-        """A task ends by itself, and its lease with it, if it has not been taken back before."""
+        """A task ends by itself, and its lease ends unless it was taken back before."""
         if is_rare:
             return
         lease_id, lease = self.processes.popitem()
@@ -60,7 +60,7 @@ class Host(RuleBasedStateMachine):
 
     @rule()
     def speak(self) -> None:
-        """The agent tells what runs, by a heartbeat or anew, and is told what is over."""
+        """The agent reports its leases by a heartbeat or an inventory, and learns which are over."""
         told = frozenset(self.processes)
         kind = WorkerAlive("worker-a", leases=told) if self.is_online else WorkerSeen(WORKER, leases=told)
         self.store.record([kind], EPOCH)
@@ -71,7 +71,7 @@ class Host(RuleBasedStateMachine):
     @precondition(lambda self: self.ending)
     @rule()
     def heed(self) -> None:
-        """What the agent was told to end is gone some time later."""
+        """Processes that the agent has to end are gone some time later."""
         for lease_id in self.ending:
             self.processes.pop(lease_id, None)
         self.ending = set()
@@ -79,13 +79,13 @@ class Host(RuleBasedStateMachine):
     @precondition(lambda self: self.is_online)
     @rule()
     def lose(self) -> None:
-        """The network breaks for longer than the timeout."""
+        """The network breaks for longer than the liveness timeout."""
         self.store.record([WorkerLost("worker-a")], EPOCH)
 
     @precondition(lambda self: not self.is_online)
     @rule()
     def doom(self) -> None:
-        """The scheduler finds leases on a lost worker of which its agent says nothing, as `engines.remote.judge`."""
+        """The scheduler finds leases on a lost worker that its agent does not report, like `engines.remote.judge`."""
         sight = self.store.heartbeats().get("worker-a")
         told = sight.leases if sight else frozenset()
         self.doomed = [(lease, self.spoken) for lease in self.store.snapshot().leases if lease.id not in told]
@@ -93,7 +93,7 @@ class Host(RuleBasedStateMachine):
     @precondition(lambda self: self.doomed)
     @rule()
     def take_back(self) -> None:
-        """It takes them back, before the agent has spoken twice since: there are 5 s between its words."""
+        """It takes them back before the agent has reported twice since: there are 5 s between its reports."""
         for lease, spoken in self.doomed:
             if self.spoken - spoken < 2 and lease.id in {held.id for held in self.store.snapshot().leases}:
                 move_lease(self.store, lease.id, lease.token, LeaseState.EVICTED, EPOCH)

@@ -1,4 +1,4 @@
-"""What every store remembers of ended leases."""
+"""Ended leases in every store."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_run_on_cores_alone_counts_them(store):
     assert (run.device_class, run.devices, run.end) == ("generic/x86-64", 3, RunEnd.PAUSED)
 
 
-def test_only_what_ended_after_the_last_look_is_told(store):
+def test_only_what_ended_after_the_last_look_is_reported(store):
     first, second = grant(seen(store), a_pending("r1"), a_pending("r2"), cpu=1000)
     end(store, [second], EPOCH + MINUTE)
     (run,) = store.runs()
@@ -68,7 +68,7 @@ def test_only_what_ended_after_the_last_look_is_told(store):
     assert [one.request_id for one in store.runs()] == ["r2", "r1"]
 
 
-def test_runs_that_end_in_one_transaction_are_all_told(store):
+def test_runs_that_end_in_one_transaction_are_all_reported(store):
     end(store, grant(seen(store), a_pending("r1"), a_pending("r2"), a_pending("r3"), cpu=1000), EPOCH + MINUTE)
     assert [run.request_id for run in store.runs()] == ["r1", "r2", "r3"]
 

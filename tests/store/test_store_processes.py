@@ -1,4 +1,4 @@
-"""Several processes at once on one database: nothing is leased twice, nothing is lost, nobody deadlocks."""
+"""Several processes on one database: no device is leased twice, nothing is lost, there is no deadlock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ACCOUNT = Account("random", "by chance")
 
 
 def operate(store: SqlStore, rng: random.Random, name: str, number: int) -> None:
-    """One random operation on what the last snapshot shows, which may be out of date when it arrives."""
+    """One random operation on the last snapshot, which may be out of date by then."""
     now = EPOCH + timedelta(seconds=number)
     snapshot = store.snapshot()
     kind = rng.choices(("submit", "commit", "end", "renew", "worker", "prune"), (4, 6, 6, 2, 2, 1))[0]

@@ -1,4 +1,4 @@
-"""Random histories: the SQL store does what the memory store does, and the books are right after every step."""
+"""Random histories: the SQL store does the same as the memory store, and its counts are right after every step."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ EVENTS = (
 
 
 class Stores(RuleBasedStateMachine):
-    """Two SQL stores take turns, so that each must notice what the other did; the memory store sees it all."""
+    """Two SQL stores take turns, so each must notice the other's changes; the memory store gets all of them."""
 
     engine: Engine
     empty: Callable[[Engine], None]
@@ -99,7 +99,7 @@ class Stores(RuleBasedStateMachine):
         self.ended: set[str] = set()
 
     def both(self, method: str, *arguments: object) -> object:
-        """What both stores answer, or the error that both raise."""
+        """The result of both stores, or the error that both raise."""
         self.now += timedelta(seconds=1)
         self.sql.reverse()
         answers = []

@@ -1,4 +1,4 @@
-"""Three schedulers on one PostgreSQL, one killed in the middle: all is served once, nothing is leased twice."""
+"""Three schedulers on one PostgreSQL, one of them killed: each request is served once, no device is leased twice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make_database(make_postgres_database: Callable[[], str]) -> Iterator[Engine]
 
 @contextmanager
 def schedulers(database: Engine, seed: int) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """Three that have begun."""
+    """Three started schedulers."""
     url = database.url.render_as_string(hide_password=False)
     script = str(Path(__file__).with_name("one_scheduler.py"))
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -83,7 +83,7 @@ def count(database: Engine, query: str, **values: str) -> int:
 
 
 def granted(database: Engine) -> list[str]:
-    """Whose request each lease was granted to, in the order of the grants."""
+    """The scheduler of each lease's request, in the order of the grants."""
     with database.connect() as connection:
         rows = connection.execute(select(tables.lease.c.request_id).order_by(tables.lease.c.token)).scalars()
         return [request_id.split("-")[0] for request_id in rows]

@@ -29,7 +29,7 @@ def sqlite_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture
 def engine(sqlite_engine: Engine) -> Engine:
-    """Of an empty database with the tables."""
+    """An engine for a database with empty tables."""
     with sqlite_engine.begin() as connection:
         for table in reversed(tables.metadata.sorted_tables):
             connection.execute(table.delete())
@@ -52,7 +52,7 @@ def store(engine: Engine) -> SqlStore:
 
 @pytest.fixture
 def speaker(server: ApiServer, engine: Engine) -> Iterator[Callable[..., Speaker]]:
-    """Makes agents by hand, enrolled unless told otherwise."""
+    """Makes agents without a loop, enrolled by default."""
     made: list[Speaker] = []
 
     def make(worker_id: str = "worker-a", *, enrolled: bool = True) -> Speaker:

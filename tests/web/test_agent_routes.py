@@ -1,4 +1,4 @@
-"""What an agent may tell, over real HTTP: what is its own, once, in time, and of a size."""
+"""What the server accepts from an agent over real HTTP: its own data, once, in time, of limited size."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def open_enrolment(engine, worker_id="worker-a") -> None:
     WorkerKeys(engine).open_enrolment(worker_id, hash_secret(SECRET), now + timedelta(hours=1), now)
 
 
-def test_an_agent_enrols_tells_its_inventory_and_beats(speaker, engine, store):
+def test_an_agent_enrols_reports_its_inventory_and_beats(speaker, engine, store):
     agent = speaker(enrolled=False)
     open_enrolment(engine)
     assert enrol(agent).status_code == 204
@@ -62,7 +62,7 @@ def test_an_agent_enrols_tells_its_inventory_and_beats(speaker, engine, store):
     assert store.telemetry() == {("worker-a", "GPU-0"): reading}
 
 
-def test_the_first_heartbeat_of_a_worker_that_nobody_knows_is_told_that_the_inventory_is_missing(speaker):
+def test_the_first_heartbeat_of_a_worker_that_no_one_knows_is_reported_that_the_inventory_is_missing(speaker):
     assert speaker().beat().json() == {}
 
 
@@ -169,7 +169,7 @@ def test_a_revoked_worker_is_refused_at_once(speaker, engine, store):
     assert store.snapshot().workers[0].state is WorkerState.LOST
 
 
-def test_a_worker_that_is_enrolled_anew_is_heard_by_its_new_key(speaker, engine):
+def test_a_worker_that_is_enrolled_again_is_heard_by_its_new_key(speaker, engine):
     old = speaker()
     assert old.beat().status_code == 200
     WorkerKeys(engine).revoke("worker-a", datetime.now(UTC))
@@ -207,7 +207,7 @@ def test_an_inventory_that_can_not_be_is_refused_and_says_why(speaker, store, bo
     assert agent.report().status_code == 200
 
 
-def test_negative_memory_is_told(speaker):
+def test_negative_memory_is_reported(speaker):
     agent = speaker()
     worker = json.loads(agent.worker().model_dump_json())
     worker["devices"][1]["memory_bytes"] = -1
@@ -222,7 +222,7 @@ def test_a_body_above_the_limit_is_not_read_to_its_end(speaker):
 
 
 def test_a_stranger_can_not_make_the_server_read_a_body(server, speaker):
-    """The answer comes while the body is still promised."""
+    """The answer arrives before the body is complete."""
     agent = speaker(enrolled=False)
     token = agent.token("PUT", INVENTORY_PATH, b"")
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
@@ -240,7 +240,7 @@ def test_who_sends_rubbish_again_and_again_has_to_wait_and_others_have_not(speak
     assert len(caplog.records) == 2, "one line for each kind, not one for each request"
 
 
-def test_a_database_that_is_away_is_told_without_its_name(speaker, engine):
+def test_a_database_that_is_away_is_reported_without_its_name(speaker, engine):
     agent = speaker()
     assert agent.beat().status_code == 200
     with engine.begin() as connection:
@@ -257,7 +257,7 @@ def test_a_database_that_is_away_is_told_without_its_name(speaker, engine):
     assert agent.beat().status_code == 200
 
 
-def test_a_worker_that_leaves_is_told_what_is_left(speaker, store):
+def test_a_worker_that_leaves_is_reported_what_is_left(speaker, store):
     agent = speaker()
     agent.report()
     answer = agent.beat(is_leaving=True)
@@ -278,7 +278,7 @@ def a_lease(store, request_id: str, worker_id: str) -> Lease:
     return lease
 
 
-def test_a_worker_tells_of_its_leases_and_is_told_which_are_over(speaker, store):
+def test_a_worker_reports_of_its_leases_and_is_reported_which_are_over(speaker, store):
     agent = speaker()
     agent.report()
     lease = a_lease(store, "r1", "worker-a")

@@ -1,4 +1,4 @@
-"""What docs/autoscaling.md gives KEDA: its query on a real PostgreSQL, its route and field as they are."""
+"""The KEDA examples of docs/autoscaling.md: the query on a real PostgreSQL, the real route and field."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def manifests() -> list[dict[str, Any]]:
 
 
 def scaler(type_: str) -> dict[str, Any]:
-    """The metadata of the page's trigger of that type."""
+    """The metadata of the page's trigger of this type."""
     specs = [document["spec"] for document in manifests()]
     triggers = [trigger for spec in specs for trigger in spec.get("triggers", ())]
     (found,) = [trigger["metadata"] for trigger in triggers if trigger["type"] == type_]

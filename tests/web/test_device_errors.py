@@ -1,4 +1,4 @@
-"""Errors of devices that an agent tells over real HTTP, up to the bar that schedulers see."""
+"""Errors of devices that an agent reports over real HTTP, up to the hold that schedulers see."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_storm_of_xid_45_leaves_no_trace(agent, store):
     assert (store.snapshot() is before, store.health()) == (True, {})
 
 
-def test_errors_that_count_by_rate_count_over_heartbeats_and_once_if_told_again(agent, store):
+def test_errors_that_count_by_rate_count_over_heartbeats_and_once_if_reported_again(agent, store):
     now = datetime.now(UTC)
     first, second, third = (xid(63, at=now - timedelta(minutes=n)) for n in (3, 2, 1))
     for errors in ((first,), (first, second), (first, second)):
@@ -95,7 +95,7 @@ def test_an_agent_that_knows_no_errors_is_heard(agent):
 
 
 @pytest.mark.parametrize("year", [1, 9999])
-def test_no_clock_bars_a_device_for_ever(agent, store, year):
+def test_no_clock_holds_a_device_for_ever(agent, store, year):
     before = datetime.now(UTC)
     at = datetime(year, 1, 1, tzinfo=UTC)
     assert agent.beat(errors=(xid(at=at),)).status_code == 200

@@ -1,4 +1,4 @@
-"""Every route of the app in Airflow's real API server: none answers a stranger, and nobody the other's."""
+"""Every route of the app in Airflow's real API server: none answers an unknown client or shows another team's data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.system
 AGENTS = frozenset({"/agent/enrolment", INVENTORY_PATH, HEARTBEAT_PATH})
 TEAMS = ("red", "blue")
 USERS = f"{USER}:admin,nobody:,reader:viewer:red"
-"""Airflow's SimpleAuthManager takes ``name:role:team``; without a role, one may log in and nothing else."""
+"""Airflow's SimpleAuthManager takes ``name:role:team``; a user without a role may only log in."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -44,7 +44,7 @@ def routes() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
-    """Airflow's API server alone, with people who may see different things."""
+    """Airflow's API server alone, with users of different permissions."""
     settings = {"AIRFLOW__CORE__MULTI_TEAM": "True", "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": USERS}
     home, dags = tmp_path_factory.mktemp("airflow"), tmp_path_factory.mktemp("dags")
     made = LocalAirflow(home, dags, components=["api-server"], settings=settings)
@@ -55,7 +55,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
 
 
 def add_teams(database: str) -> None:
-    """One DAG of each team; Airflow starts only if it knows its users' teams."""
+    """One DAG of each team; Airflow only starts if it knows the teams of its users."""
     with Session(create_engine(database, poolclass=NullPool)) as session:
         bundles = [DagBundleModel(name=f"of-{team}") for team in TEAMS]
         for team, bundle in zip(TEAMS, bundles, strict=True):
@@ -75,7 +75,7 @@ def engine(airflow: LocalAirflow) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def tokens(airflow: LocalAirflow) -> dict[str, str]:
-    """By name, of everybody who can log in."""
+    """User name → client, for every user."""
     passwords = json.loads((airflow.home / "passwords.json").read_text())
     logins = [{"username": name, "password": password} for name, password in passwords.items()]
     answers = [httpx.post(f"{airflow.url}/auth/token", json=login, timeout=30) for login in logins]
@@ -140,7 +140,7 @@ NOTHING = ("/docs", "/redoc", "/openapi.json", "/docs/oauth2-redirect", "/", "/a
 
 @pytest.mark.parametrize("path", NOTHING)
 def test_there_is_nothing_else(airflow, user_token, path):
-    """The rest below the prefix is not found, whoever asks and however."""
+    """Other paths below the prefix are not found, for every user and method."""
     for method in METHODS:
         for token in (None, user_token):
             assert ask(airflow, method, path, token).status_code in (404, 405)
@@ -182,7 +182,7 @@ def test_people_see_what_would_help(airflow, user_token):
 
 
 def test_of_the_queue_each_sees_the_dags_that_he_may_read(airflow, tokens, engine):
-    """The third DAG is not one that Airflow knows, so nobody may read it."""
+    """Airflow does not know the third DAG, so no user may read it."""
     store = SqlStore(engine)
     dags = ("dag-red", "dag-blue", "dag-unknown")
     asked = [a_pending(f"{dag}-{what}", dag_id=dag) for dag in dags for what in ("runs", "waits")]

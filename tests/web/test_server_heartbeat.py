@@ -1,4 +1,4 @@
-"""The API server's word for itself: from its start, for as long as it serves, whatever becomes of the database."""
+"""The API server's own heartbeats: from its start until its end, also while the database is away."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.api_server import make_app
 
 
 async def serve(engine, condition) -> None:
-    """The app as Airflow's API server runs it, until that holds."""
+    """Run the app as Airflow's API server does until the condition is true."""
     app = make_app(lambda: engine)
     async with asyncio.timeout(20), app.router.lifespan_context(app):
         while not condition():
@@ -24,7 +24,7 @@ def short(monkeypatch):
     monkeypatch.setattr(app_module, "SERVER_HEARTBEAT_S", 0.05)
 
 
-def test_it_is_there_since_it_serves_and_a_restart_begins_anew(engine, store):
+def test_it_is_there_since_it_serves_and_a_restart_begins_again(engine, store):
     at = datetime.now(UTC)
     asyncio.run(serve(engine, lambda: (beat := store.server_heartbeat()) and beat.at > beat.since))
     first = store.server_heartbeat()

@@ -8,7 +8,7 @@ from hetero_airflow.web.user_routes import MoreWorkers, UserRoutes
 SMALL, LARGE = "2x-nvidia-a100-sxm4-40gb", "large"
 
 
-def test_what_would_help_is_told_by_type_and_of_one(engine, store):
+def test_what_would_help_is_reported_by_type_and_of_one(engine, store):
     routes = UserRoutes(lambda: engine)
     hosts = (a_worker("a"), a_worker("b", labels={"hetero/type": LARGE}))
     store.record([*map(WorkerSeen, hosts), *(RequestSubmitted(a_pending(f"r{n}", "gpu:2")) for n in range(5))], EPOCH)

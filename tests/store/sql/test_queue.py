@@ -1,4 +1,4 @@
-"""The queue as the last cycle left it."""
+"""Pages of the queue as the last cycle left it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def wait(request_id: str, position: int, found: str = "0 free") -> Wait:
 
 @pytest.fixture
 def store(engine) -> SqlStore:
-    """One lease, two requests that were decided, and one that is new."""
+    """One lease, two requests with decisions, and one new request."""
     made = SqlStore(engine)
     pending = [a_pending(key, at_s=at, dag_id=f"dag-{key}") for at, key in enumerate(("first", "second", "third"))]
     made.record([WorkerSeen(a_worker()), *map(RequestSubmitted, pending)], EPOCH)
@@ -50,13 +50,13 @@ def test_what_waits_comes_in_order_with_its_newest_reason(store, engine):
     assert (found[0].dag_id, found[0].submitted_at) == ("dag-third", EPOCH + timedelta(seconds=2))
 
 
-def test_only_the_dags_that_are_asked_for_are_told_a_page_at_a_time(store, engine):
+def test_only_the_dags_that_are_asked_for_are_reported_a_page_at_a_time(store, engine):
     assert [one.id for one in waits(engine, "dag-second", "dag-other")] == ["second"]
     assert waits(engine) == []
     assert [one.id for one in waits(engine, *ALL, offset=1, limit=1)] == ["second"]
 
 
-def test_what_runs_is_told_with_its_devices(store, engine):
+def test_what_runs_is_reported_with_its_devices(store, engine):
     (lease,) = store.snapshot().leases
     with read_transaction(engine) as connection:
         found = read_live_leases(connection, ALL, 0, 10)

@@ -1,4 +1,4 @@
-"""What only a database does: several stores on one, errors of the driver, locks, rows that can't be read."""
+"""What only a database does: several stores, errors of the driver, locks, unreadable rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LATER = EPOCH + timedelta(seconds=60)
 
 @contextmanager
 def statements(engine):
-    """The statements that the engine executes meanwhile."""
+    """Collects the statements that the engine executes."""
     seen: list[str] = []
 
     def note(_connection, _cursor, statement, *_):
@@ -107,7 +107,7 @@ def test_pruning_leaves_no_row_behind_even_where_foreign_keys_are_off(tmp_path):
     engine.dispose()
 
 
-def test_a_database_that_was_reset_is_read_anew(engine, empty):
+def test_a_database_that_was_reset_is_read_again(engine, empty):
     store = prepared(engine, "r1")
     store.record([RequestWithdrawn("r1", "x")], EPOCH)
     assert store.snapshot().workers
@@ -226,7 +226,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_database_that_was_not_migrated_is_told(call, tmp_path):
+def test_a_database_that_was_not_migrated_is_reported(call, tmp_path):
     engine = create_engine(f"sqlite:///{tmp_path}/empty.db")
     with pytest.raises(StoreUnavailable, match=r"no such table: hetero_\w+\. Run `airflow db migrate`\."):
         call(SqlStore(engine))
@@ -234,14 +234,14 @@ def test_a_database_that_was_not_migrated_is_told(call, tmp_path):
 
 
 @pytest.mark.postgres
-def test_a_postgresql_that_was_not_migrated_is_told(make_postgres_database):
+def test_a_postgresql_that_was_not_migrated_is_reported(make_postgres_database):
     engine = create_engine(make_postgres_database())
     with pytest.raises(StoreUnavailable, match=r"does not exist.*Run `airflow db migrate`\."):
         SqlStore(engine).snapshot()
     engine.dispose()
 
 
-def test_tables_without_their_row_are_told(engine):
+def test_tables_without_their_row_are_reported(engine):
     with engine.begin() as connection:
         connection.execute(tables.state.delete())
     for call in (CALLS["snapshot"], CALLS["record"]):
@@ -250,7 +250,7 @@ def test_tables_without_their_row_are_told(engine):
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_database_that_is_down_is_told_without_its_password(call):
+def test_a_database_that_is_down_is_reported_without_its_password(call):
     engine = create_engine("postgresql+psycopg2://ada:s3cr3t@127.0.0.1:1/airflow?connect_timeout=1")
     with pytest.raises(StoreUnavailable) as raised:
         call(SqlStore(engine))
@@ -272,7 +272,7 @@ def test_a_password_in_the_drivers_own_text_is_hidden(url):
     assert "s3cr3t" not in "".join(traceback.format_exception(raised.value))
 
 
-def test_a_writer_that_holds_the_lock_too_long_is_told(engine):
+def test_a_writer_that_holds_the_lock_too_long_is_reported(engine):
     prepared(engine)
     if engine.dialect.name == "sqlite":
         waiting = create_engine(engine.url, connect_args={"timeout": 0.1})

@@ -1,4 +1,4 @@
-"""Who may speak for a worker: enrolled once, revoked at once, never heard twice."""
+"""Who may speak for a worker: a key is enrolled once and revoked at once, and no message counts twice."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_revoked_worker_is_lost_at_once_and_not_heard_again(enrolled, store):
     assert store.snapshot().workers[0].state is WorkerState.LOST
 
 
-def test_changes_tell_what_is_newer_only(enrolled):
+def test_changes_report_what_is_newer_only(enrolled):
     (first,) = enrolled.changes(0)
     assert first == KeyChange("worker-a", KEY, first.changed)
     assert enrolled.changes(first.changed) == []
@@ -139,7 +139,7 @@ def test_changes_tell_what_is_newer_only(enrolled):
     assert (second.public_key, second.changed > first.changed) == (None, True)
 
 
-def test_what_an_agent_tells_is_in_the_store(enrolled, store):
+def test_what_an_agent_reports_is_in_the_store(enrolled, store):
     reading = Telemetry(device_id="GPU-0", power_w=70.5)
     assert outcomes(enrolled.take([seen(), alive(2, event=WorkerAlive("worker-a", (reading,)))], SOON)) == ["taken"] * 2
     assert store.snapshot().workers == (a_worker(),)
@@ -172,7 +172,7 @@ def test_of_two_agents_with_one_key_the_one_that_began_last_counts(enrolled):
     assert outcomes(enrolled.take([alive(5, instance="one"), seen(6, "one")], SOON)) == ["superseded", "taken"]
 
 
-def test_a_worker_that_was_taken_for_lost_has_to_tell_its_inventory_anew(enrolled, store):
+def test_a_worker_that_was_taken_for_lost_has_to_report_its_inventory_again(enrolled, store):
     enrolled.take([seen(1)], SOON)
     store.record([WorkerLost("worker-a")], LATER)
     (answer,) = enrolled.take([alive(2)], LATER)
@@ -265,7 +265,7 @@ def test_a_worker_that_leaves_gets_no_task_and_is_lost_once_its_last_lease_has_e
     assert store.snapshot().workers[0].state is WorkerState.LOST
 
 
-def test_an_agent_that_starts_again_takes_off_its_own_bar_and_no_persons(enrolled, store):
+def test_an_agent_that_starts_again_takes_off_its_own_hold_and_no_persons(enrolled, store):
     drained = Hold("worker-a", "", HoldKind.DRAINED, "new fan", EPOCH, "undrained")
     enrolled.take([seen(1), alive(2, leaving=LEAVING)], SOON)
     store.record([HoldPlaced(drained)], SOON)
@@ -276,7 +276,7 @@ def test_an_agent_that_starts_again_takes_off_its_own_bar_and_no_persons(enrolle
     assert store.snapshot().workers[0].state is WorkerState.ONLINE
 
 
-def test_an_agent_is_told_which_of_its_leases_are_over_and_nothing_of_others(enrolled, keys, store):
+def test_an_agent_is_reported_which_of_its_leases_are_over_and_nothing_of_others(enrolled, keys, store):
     keys.open_enrolment("worker-b", "b", UNTIL, EPOCH)
     keys.enrol("worker-b", "b", OTHER_KEY, SOON)
     enrolled.take([seen(1)], SOON)

@@ -1,4 +1,4 @@
-"""Devices that people or their errors keep out: the same in every store."""
+"""Holds on devices, in every store."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def quarantined(device_id="GPU-0", worker_id="worker-a") -> Hold:
     return Hold(worker_id, device_id, HoldKind.QUARANTINED, "XID 79", EPOCH, "a burn-in passes", LATER)
 
 
-def cleared(bar: Hold) -> HoldLifted:
-    return HoldLifted(bar.worker_id, bar.device_id, bar.kind)
+def cleared(hold: Hold) -> HoldLifted:
+    return HoldLifted(hold.worker_id, hold.device_id, hold.kind)
 
 
 def problems(store) -> dict[str, str | None]:
-    """Device id → its problem, of those that can't be leased."""
+    """Device id → problem, for the devices that can't be leased."""
     (worker,) = store.snapshot().workers
     return {device.id: device.problem for device in worker.devices if not device.leasable}
 
 
 @pytest.fixture
 def fleet(store):
-    """One worker with two A100, and two requests that wait."""
+    """One worker with two A100, and two waiting requests."""
     store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("r1")), RequestSubmitted(a_pending("r2"))], EPOCH)
     return store
 
 
-def test_a_barred_device_is_not_leased_and_says_why_since_when_and_until_what(fleet):
+def test_a_device_on_hold_is_not_leased_and_says_why_since_when_and_until_what(fleet):
     fleet.record([HoldPlaced(drained())], EPOCH)
     assert fleet.snapshot().holds == (drained(),)
     assert problems(fleet) == {"GPU-0": PROBLEM}
@@ -63,7 +63,7 @@ def test_a_barred_device_is_not_leased_and_says_why_since_when_and_until_what(fl
     assert (commit.refused, [lease.request_id for lease in commit.leases]) == (("r1",), ["r2"])
 
 
-def test_a_bar_that_is_taken_off_leaves_no_trace(fleet):
+def test_a_hold_that_is_taken_off_leaves_no_trace(fleet):
     before = fleet.snapshot()
     fleet.record([HoldPlaced(drained())], EPOCH)
     fleet.record([cleared(drained())], LATER)
@@ -72,7 +72,7 @@ def test_a_bar_that_is_taken_off_leaves_no_trace(fleet):
     assert fleet.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), LATER, LATER).refused == ()
 
 
-def test_the_sequence_moves_only_when_a_bar_changes_something(fleet):
+def test_the_sequence_moves_only_when_a_hold_changes_something(fleet):
     fleet.record([HoldPlaced(drained())], EPOCH)
     before = fleet.snapshot()
     fleet.record([HoldPlaced(drained()), cleared(quarantined()), cleared(drained("GPU-1"))], LATER)
@@ -84,13 +84,13 @@ def test_the_sequence_moves_only_when_a_bar_changes_something(fleet):
     assert fleet.snapshot().sequence == before.sequence + 1
 
 
-def test_a_bar_on_the_worker_holds_for_all_its_devices(fleet):
+def test_a_hold_on_the_worker_applies_to_all_its_devices(fleet):
     fleet.record([HoldPlaced(drained(""))], EPOCH)
     assert problems(fleet) == dict.fromkeys(("cpu", "GPU-0", "GPU-1"), PROBLEM)
     assert fleet.commit(Plan((a_place("r1", cpu=1000),)), EPOCH, LATER).refused == ("r1",)
 
 
-def test_a_bar_on_a_gpu_in_mig_mode_holds_for_its_instances(store):
+def test_a_hold_on_a_gpu_in_mig_mode_applies_to_its_instances(store):
     parent = a_device("GPU-0", leasable=False, problem="In MIG mode")
     instances = tuple(a_device(f"MIG-{n}", index=n, partition="1g.10gb", parent="GPU-0") for n in range(2))
     store.record(
@@ -102,7 +102,7 @@ def test_a_bar_on_a_gpu_in_mig_mode_holds_for_its_instances(store):
     assert store.commit(Plan((a_place("r1", **{"MIG-1": 1000}),)), EPOCH, LATER).refused == ("r1",)
 
 
-def test_bars_outlive_new_inventories_and_lost_workers(fleet):
+def test_holds_outlive_new_inventories_and_lost_workers(fleet):
     fleet.record([HoldPlaced(drained())], EPOCH)
     fleet.record([WorkerSeen(a_worker(labels={"zone": "b"}))], LATER)
     assert problems(fleet) == {"GPU-0": PROBLEM}
@@ -114,7 +114,7 @@ def test_bars_outlive_new_inventories_and_lost_workers(fleet):
     assert problems(fleet) == {"GPU-0": PROBLEM}
 
 
-def test_what_the_probe_says_against_a_device_is_told_too_and_stays_when_the_bar_goes(fleet):
+def test_what_the_probe_says_against_a_device_is_reported_too_and_stays_when_the_hold_goes(fleet):
     sick = a_worker(devices=(a_device("GPU-0", leasable=False, problem="too hot"), a_device("GPU-1")))
     fleet.record([WorkerSeen(sick), HoldPlaced(drained())], LATER)
     assert problems(fleet) == {"GPU-0": f"{PROBLEM}. too hot"}
@@ -122,14 +122,14 @@ def test_what_the_probe_says_against_a_device_is_told_too_and_stays_when_the_bar
     assert fleet.snapshot().workers == (sick,)
 
 
-def test_a_bar_on_a_worker_that_is_not_known_holds_once_it_is_seen(store):
+def test_a_hold_on_a_worker_that_is_not_known_applies_once_it_is_seen(store):
     store.record([HoldPlaced(drained())], EPOCH)
     assert (store.snapshot().sequence, store.snapshot().holds) == (0, ())
     store.record([WorkerSeen(a_worker())], LATER)
     assert (problems(store), store.snapshot().holds) == ({"GPU-0": PROBLEM}, (drained(),))
 
 
-def test_each_kind_of_bar_stands_by_itself(fleet):
+def test_each_kind_of_hold_stands_by_itself(fleet):
     fleet.record([HoldPlaced(quarantined()), HoldPlaced(drained())], EPOCH)
     assert fleet.snapshot().holds == (drained(), quarantined())
     assert problems(fleet) == {"GPU-0": f"{drained()}. {quarantined()}"}
@@ -149,11 +149,11 @@ def test_leases_go_on_and_what_they_free_is_not_leased_again(fleet):
     assert fleet.commit(half, EPOCH, LATER).refused == ("r2",)
 
 
-def test_bars_of_several_workers_come_in_order(store):
+def test_holds_of_several_workers_come_in_order(store):
     store.record([WorkerSeen(a_worker("b")), WorkerSeen(a_worker("a"))], EPOCH)
-    bars = [drained("GPU-1", "b"), drained("", "b"), quarantined("GPU-1", "a"), drained("GPU-1", "a")]
-    store.record([*map(HoldPlaced, bars)], EPOCH)
-    assert store.snapshot().holds == (bars[3], bars[2], bars[1], bars[0])
+    holds = [drained("GPU-1", "b"), drained("", "b"), quarantined("GPU-1", "a"), drained("GPU-1", "a")]
+    store.record([*map(HoldPlaced, holds)], EPOCH)
+    assert store.snapshot().holds == (holds[3], holds[2], holds[1], holds[0])
 
 
 def test_words_that_a_database_refuses_are_made_harmless(fleet):
@@ -175,7 +175,7 @@ def test_the_health_of_devices_is_remembered_until_they_are_well(store):
     assert store.health() == {("worker-a", "GPU-0"): worse}
 
 
-def test_a_change_of_a_devices_health_is_made_on_what_is_there_and_its_bar_follows(fleet):
+def test_a_change_of_a_devices_health_is_made_on_what_is_there_and_its_hold_follows(fleet):
     def strike(health):
         after = replace(health, state=HealthState.QUARANTINED, strikes=health.strikes + 1)
         return after, quarantined() if after.strikes == 2 else None
@@ -204,7 +204,7 @@ def test_changes_that_many_make_at_the_same_moment_are_all_made(engine):
     assert SqlStore(engine).health()["worker-a", "GPU-0"].strikes == 40
 
 
-def test_another_process_sees_bars_as_they_come_and_go(engine):
+def test_another_process_sees_holds_as_they_come_and_go(engine):
     store, other = SqlStore(engine), SqlStore(engine)
     store.record([WorkerSeen(a_worker())], EPOCH)
     assert problems(other) == {}
