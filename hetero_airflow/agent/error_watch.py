@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pydantic import ValidationError
 
 from hetero_airflow.agent.protocol import MAX_ERRORS, DeviceError, valid_readings
-from hetero_airflow.discovery.health.ecc_counters import EccCounters
 from hetero_airflow.discovery.health.xid_watch import XidWatch, can_have_xids
+from hetero_airflow.health.error_classes import EccCounters
 from hetero_airflow.health.transitions import ERROR_RATES
 from hetero_airflow.model.worker import Inventory
 

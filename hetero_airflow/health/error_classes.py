@@ -1,4 +1,4 @@
-"""Classes of device errors, and the class of each XID (the number of an error that NVIDIA's driver reports). Pure.
+"""Device errors: their classes, the class of each XID (an error number of NVIDIA's driver), and ECC errors. Pure.
 
 Source: NVIDIA, "Xid Errors", the Xid Catalog (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html), column
 "Resolution Bucket (Immediate Action)". RESET_GPU, RESTART_BM, RESTART_VM, CHECK_MECHANICALS and the workflows of 48
@@ -13,7 +13,10 @@ bits that NVML does not report. 167, 171 and 172, for which the catalogue has no
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
+
+from hetero_airflow.model.device import Telemetry
 
 
 class ErrorClass(StrEnum):
@@ -123,3 +126,29 @@ def ecc_text(errors: int) -> str:
     ('1 uncorrected ECC error', '2 uncorrected ECC errors')
     """
     return f"{errors} uncorrected ECC error{'s' if errors > 1 else ''}"
+
+
+class EccCounters:
+    """New uncorrected ECC errors, from counters that only show a total; remembers each device's counter.
+
+    >>> counters = EccCounters()
+    >>> counters.new_errors([Telemetry(device_id="GPU-0", ecc_errors=7)])
+    []
+    >>> counters.new_errors([Telemetry(device_id="GPU-0", ecc_errors=9)])
+    [('GPU-0', 2)]
+    """
+
+    def __init__(self) -> None:
+        self._counters: dict[str, int] = {}
+
+    def new_errors(self, readings: Iterable[Telemetry]) -> list[tuple[str, int]]:
+        """(device id, errors since its last reading), of the devices with new errors. A first reading shows none."""
+        grown = []
+        for reading in readings:
+            if reading.ecc_errors is None:
+                continue
+            more = reading.ecc_errors - self._counters.get(reading.device_id, reading.ecc_errors)
+            self._counters[reading.device_id] = reading.ecc_errors
+            if more > 0:
+                grown.append((reading.device_id, more))
+        return grown

@@ -197,18 +197,20 @@ def run_burn_in(device: str, seconds: float) -> BurnInResult:
     """The result of a burn-in. An exception of a library is a result, too."""
     is_simulated = device == "simulated"
     name = "cpu" if is_simulated else device
+    outcome, problem = BurnInOutcome.FAILED, ""
+    checks: tuple[BurnInCheck, ...] = ()
     try:
         backend = open_backend(device)
         name = backend.name
         checks = run_checks(backend, seconds)
+        outcome = BurnInOutcome.PASSED
     except UntestableError as error:
-        return BurnInResult(outcome=BurnInOutcome.UNTESTED, device=name, simulated=is_simulated, found=str(error))
+        outcome, problem = BurnInOutcome.UNTESTED, str(error)
     except WrongResultError as error:
-        return BurnInResult(outcome=BurnInOutcome.FAILED, device=name, simulated=is_simulated, found=str(error))
+        problem = str(error)
     except Exception as error:  # noqa: BLE001  a broken device can make its library raise anything
-        found = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-        return BurnInResult(outcome=BurnInOutcome.FAILED, device=name, simulated=is_simulated, found=found)
-    return BurnInResult(outcome=BurnInOutcome.PASSED, device=name, simulated=is_simulated, checks=checks)
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+    return BurnInResult(outcome=outcome, device=name, simulated=is_simulated, checks=checks, found=problem)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from hetero_airflow.discovery.health.burn_in import BurnInResult
-from hetero_airflow.discovery.health.ecc_counters import EccCounters
 from hetero_airflow.discovery.health.xid_watch import XidWatch, can_have_xids
 from hetero_airflow.executor.device_health.burn_in_runs import BurnInRuns
-from hetero_airflow.health.error_classes import ErrorClass, classify_xid, ecc_text
+from hetero_airflow.health.error_classes import EccCounters, ErrorClass, classify_xid, ecc_text
 from hetero_airflow.health.transitions import ObservedError
 from hetero_airflow.model.device import SICK_KEY, Device
 from hetero_airflow.model.hold import HoldKind, holds_on
