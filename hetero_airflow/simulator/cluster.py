@@ -28,21 +28,18 @@ def parse_cluster(text: str) -> tuple[Worker, ...]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = _PART.fullmatch(part)
         if match is None:
-            raise ClusterError(f"cluster {shorten(text)}", found=f"{shorten(part)}", remedy=_EXAMPLE)
+            raise _cluster_error(text, shorten(part))
         vendor, model = _read_model(text, match["device"].strip())
         hosts, count = int(match["workers"] or 1), int(match["count"])
         if not (0 < count < MAX_DEVICES and 0 < hosts <= MAX_WORKERS - len(workers)):
-            raise ClusterError(
-                f"cluster {shorten(text)}",
-                found=f"{hosts} workers of {count} in {shorten(part)}",
-                remedy=f"Give 1 to {MAX_DEVICES - 1} devices a worker, and at most {MAX_WORKERS} workers",
-            )
+            remedy = f"Give 1 to {MAX_DEVICES - 1} devices a worker, and at most {MAX_WORKERS} workers"
+            raise _cluster_error(text, f"{hosts} workers of {count} in {shorten(part)}", remedy)
         if model in seen:
-            raise ClusterError(f"cluster {shorten(text)}", found=f"{model} twice", remedy="Name each model once")
+            raise _cluster_error(text, f"{model} twice", "Name each model once")
         seen.add(model)
         workers += [simulated_worker(f"{model}-{number}", {f"{vendor}/{model}": count}) for number in range(hosts)]
     if not workers:
-        raise ClusterError(f"cluster {shorten(text)}", found="no device", remedy=_EXAMPLE)
+        raise _cluster_error(text, "no device")
     return tuple(workers)
 
 
@@ -73,8 +70,12 @@ def _read_model(text: str, word: str) -> tuple[str, str]:
     try:
         fields = parse_device(word if "/" in word or word in MODELS else f"nvidia/{word}")
     except RequestError as error:
-        raise ClusterError(f"cluster {shorten(text)}", found=error.found, remedy=_EXAMPLE) from error
+        raise _cluster_error(text, error.found) from error
     vendor, model = fields.get("vendor"), fields.get("model")
     if vendor is None or model is None or "count" in fields or "share" in fields:
-        raise ClusterError(f"cluster {shorten(text)}", found=f"no model in {shorten(word)}", remedy=_EXAMPLE)
+        raise _cluster_error(text, f"no model in {shorten(word)}")
     return str(vendor), str(model)
+
+
+def _cluster_error(text: str, found: str, remedy: str = _EXAMPLE) -> ClusterError:
+    return ClusterError(f"cluster {shorten(text)}", found=found, remedy=remedy)

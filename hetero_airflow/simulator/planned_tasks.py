@@ -74,25 +74,19 @@ class RehearsalNote:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunnableTasks:
-    """The tasks that can be simulated, and why the others can't."""
+def runnable_tasks(
+    snapshot: Snapshot, tasks: Sequence[PlannedTask], policy: Policy
+) -> tuple[list[PlannedTask], list[RehearsalProblem], list[RehearsalNote]]:
+    """The tasks that some workers can run, the problems of the others, and notes.
 
-    tasks: tuple[PlannedTask, ...]
-    problems: tuple[RehearsalProblem, ...]
-    notes: tuple[RehearsalNote, ...]
-
-
-def runnable_tasks(snapshot: Snapshot, tasks: Sequence[PlannedTask], policy: Policy) -> RunnableTasks:
-    """The tasks that some workers can run, without those that come after others that can't.
+    A task that comes after one that can't run can't run either.
 
     A gang has all its ranks, or if these can never be placed together, the most that can.
     """
     notes = list(_unknown_counts(tasks))
     problems = list(_impossible_tasks(snapshot, tasks))
     tasks = _with_sized_gangs(snapshot, tasks, policy, notes, problems)
-    runnable = _without_successors(tasks, {problem.id for problem in problems}, problems)
-    return RunnableTasks(tuple(runnable), tuple(problems), tuple(notes))
+    return _without_successors(tasks, {problem.id for problem in problems}, problems), problems, notes
 
 
 def _unknown_counts(tasks: Sequence[PlannedTask]) -> Iterator[RehearsalNote]:

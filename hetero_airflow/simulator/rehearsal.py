@@ -81,11 +81,11 @@ def rehearse(
     :param assumed_s: duration of a task without estimates
     :param deadline_s: seconds after the start of the run by which its last task should end
     """
-    runnable = runnable_tasks(snapshot, tasks, policy)
+    runnable, problems, notes = runnable_tasks(snapshot, tasks, policy)
     cases = [
         _simulate(
             snapshot,
-            [(task, _job(task, snapshot.estimates, case, starts_in_s, assumed_s)) for task in runnable.tasks],
+            [(task, _job(task, snapshot.estimates, case, starts_in_s, assumed_s)) for task in runnable],
             initial_jobs(snapshot, now, case, assumed_s),
             policy,
             options or Options(),
@@ -94,12 +94,12 @@ def rehearse(
     ]
     rehearsed = [
         _rehearsed_task(task, [records[task.id] for records in cases], starts_in_s, snapshot.estimates)
-        for task in runnable.tasks
+        for task in runnable
     ]
     rehearsed.sort(key=lambda task: (task.start_s.middle, task.id))
-    late = _time_problems(rehearsed, {task.id: task for task in runnable.tasks}, deadline_s)
+    late = _time_problems(rehearsed, {task.id: task for task in runnable}, deadline_s)
     other_tasks = len(snapshot.leases) + len(snapshot.pending)
-    return Rehearsal(tuple(rehearsed), (*runnable.problems, *late), other_tasks, runnable.notes)
+    return Rehearsal(tuple(rehearsed), (*problems, *late), other_tasks, tuple(notes))
 
 
 def _simulate(

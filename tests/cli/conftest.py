@@ -19,7 +19,7 @@ from sqlalchemy import NullPool, create_engine
 from hetero_airflow.cli.output import show
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.policies.priority import PriorityPolicy
-from hetero_airflow.scheduling.cycle import run_cycle
+from hetero_airflow.scheduling.cycle import Cycle
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_pending, a_worker
@@ -87,7 +87,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     ]
     reading = Telemetry(device_id=gpu.id, memory_free_bytes=2**34)
     store.record([WorkerSeen(worker, (reading,)), *map(RequestSubmitted, asked)], EPOCH)
-    run_cycle(store, PriorityPolicy(), FakeEngine(), EPOCH + timedelta(seconds=5), lease_timeout_s=60)
+    Cycle(store, PriorityPolicy(), FakeEngine(), 60).run(EPOCH + timedelta(seconds=5))
     engine.dispose()
     with sqlite3.connect(made.home / "airflow.db") as connection:
         _insert(connection, "slot_pool", pool="hetero_devices", slots=-1)

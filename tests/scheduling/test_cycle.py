@@ -22,7 +22,6 @@ from hetero_airflow.scheduling.cycle import (
     CycleInterrupted,
     CycleResult,
     deferred_garbage_collection,
-    run_cycle,
 )
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import (
@@ -82,7 +81,7 @@ def outcomes(result: CycleResult) -> list[tuple[str, str]]:
 
 def test_a_cycle_places_dispatches_and_leaves_the_rest_with_reasons() -> None:
     store, engine = a_store("gpu", "gpu:2", "cpu:2", "h100"), FakeEngine()
-    result = run_cycle(store, PriorityPolicy(), engine, EPOCH, 60)
+    result = Cycle(store, PriorityPolicy(), engine, 60).run(EPOCH)
     assert outcomes(result) == [("Place", "r0"), ("Wait", "r1"), ("Place", "r2"), ("Refuse", "r3")]
     assert [lease.request_id for lease in result.dispatched] == ["r0", "r2"]
     assert list(result.dispatched) == engine.dispatched
@@ -239,7 +238,7 @@ def test_an_expired_lease_whose_process_is_gone_gives_its_devices_to_the_next() 
 def test_a_lost_worker_gets_nothing() -> None:
     store = a_store("gpu")
     store.record([WorkerLost("worker-a")], EPOCH)
-    result = run_cycle(store, PriorityPolicy(), FakeEngine(), EPOCH, 60)
+    result = Cycle(store, PriorityPolicy(), FakeEngine(), 60).run(EPOCH)
     assert [str(wait.reason.code) for wait in result.waiting] == ["lost"]
 
 
@@ -249,7 +248,7 @@ def test_whatever_is_placed_the_store_accepts(snapshot: Snapshot) -> None:
     store, engine = MemoryStore(), FakeEngine()
     store.record([WorkerSeen(worker) for worker in snapshot.workers], EPOCH)
     store.record([RequestSubmitted(pending) for pending in snapshot.pending], EPOCH)
-    result = run_cycle(store, PriorityPolicy(), engine, EPOCH, 60)
+    result = Cycle(store, PriorityPolicy(), engine, 60).run(EPOCH)
     assert (result.raced, result.undispatched) == ((), ())
     placed = [decision for decision in result.plan.decisions if isinstance(decision, Place)]
     assert [place.request_id for place in placed] == [lease.request_id for lease in engine.dispatched]
@@ -264,7 +263,7 @@ def test_a_commit_that_loses_everything_still_gives_a_result() -> None:
 
     store = DeafStore()
     store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("r0"))], EPOCH)
-    assert run_cycle(store, PriorityPolicy(), FakeEngine(), EPOCH, 60).raced == ("r0",)
+    assert Cycle(store, PriorityPolicy(), FakeEngine(), 60).run(EPOCH).raced == ("r0",)
 
 
 def test_another_schedulers_request_keeps_its_place_but_is_left_to_it() -> None:

@@ -9,7 +9,7 @@ from hetero_airflow.model.heartbeat import ServerHeartbeat
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.policies.fifo import Fifo
-from hetero_airflow.scheduling.cycle import run_cycle
+from hetero_airflow.scheduling.cycle import Cycle
 from hetero_airflow.scheduling.reaper import lost_workers, reap
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import RequestSubmitted, WorkerLost, WorkerSeen
@@ -21,7 +21,7 @@ LATE = EPOCH + timedelta(seconds=61)
 def a_store_with_a_lease() -> tuple[MemoryStore, FakeEngine, Lease]:
     store, engine = MemoryStore(), FakeEngine()
     store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("r0"))], EPOCH)
-    run_cycle(store, Fifo(), engine, EPOCH, 60)
+    Cycle(store, Fifo(), engine, 60).run(EPOCH)
     return store, engine, engine.dispatched[0]
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hetero_airflow.model.estimates import Estimates, Interval
+from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.policy import Policy
 from hetero_airflow.policies.srsf import Srsf
 from hetero_airflow.policies.srtf import Srtf
@@ -15,10 +17,25 @@ from hetero_airflow.simulator.job_run import JobRun
 from hetero_airflow.simulator.options import Knowledge, Options, fixed_restart_s
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.traces import load_trace
-from hetero_airflow.simulator.traces.muri import restart_s
-from hetero_airflow.simulator.workload import Workload
+from hetero_airflow.simulator.workload import Job, Workload
+
+_RESTART_S = {
+    1: {"vgg16": 7, "vgg19": 7, "resnet18": 4, "shufflenet_v2_x1_0": 4, "bert": 10, "gpt2": 10, "a2c": 38, "dqn": 5},
+    2: {"vgg16": 7, "vgg19": 7, "resnet18": 5, "shufflenet_v2_x1_0": 4, "bert": 10, "gpt2": 10, "a2c": 39, "dqn": 5},
+    4: {"vgg16": 8, "vgg19": 8, "resnet18": 5, "shufflenet_v2_x1_0": 5, "bert": 10, "gpt2": 10, "a2c": 39, "dqn": 6},
+    8: {"vgg16": 9, "vgg19": 9, "resnet18": 7, "shufflenet_v2_x1_0": 5, "bert": 10, "gpt2": 10, "a2c": 46, "dqn": 6},
+    16: {"vgg16": 9, "vgg19": 10, "resnet18": 7, "shufflenet_v2_x1_0": 7, "bert": 10, "gpt2": 10, "a2c": 46, "dqn": 8},
+    32: {"vgg16": 10, "vgg19": 10, "resnet18": 7, "shufflenet_v2_x1_0": 8, "bert": 10, "gpt2": 10, "a2c": 46, "dqn": 8},
+}
+"""GPUs → model → seconds that a start takes, as the publisher measured (``overhead_dict``)."""
 
 POLICIES = {"SRTF": Srtf, "SRSF": Srsf}
+
+
+def restart_s(job: Job) -> float:
+    """Seconds that a start of a job takes; 10 for a model that was not measured."""
+    gpus = job.request.alternatives[0].count if job.request else 0
+    return _RESTART_S.get(gpus, {}).get(job.task.split(" ")[0], 10)
 
 
 class MuriWorld(Simulation):
@@ -85,3 +102,8 @@ def test_muri_comes_out_as_recorded(public_traces: Path, policy: str) -> None:
 def test_the_other_traces_of_muri_come_out_as_recorded(public_traces: Path, policy: str, trace: str) -> None:
     recorded = recorded_mean_jct_s(public_traces, policy, trace)
     assert mean_jct_s(public_traces, policy, trace) == pytest.approx(recorded, rel=1e-3)
+
+
+def test_a_restart_takes_what_was_measured() -> None:
+    job = Job("0", 0.0, DeviceRequest.parse("gpu:8"), 1.0, task="a2c 64 x8")
+    assert (restart_s(job), restart_s(replace(job, task="other 1 x8"))) == (46, 10)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hetero_airflow.matching.feasibility import device_count
 from hetero_airflow.matching.matcher import Fit, Matcher, OccupancyState
@@ -78,15 +78,6 @@ class _WorkerType:
     """Accelerators and cores; a smaller type is preferred."""
 
 
-@dataclass(slots=True)
-class _FittingStates:
-    """The states of workers that fit an alternative."""
-
-    checked: int = 0
-    """How many states were checked."""
-    fits: list[tuple[str, OccupancyState]] = field(default_factory=list)
-
-
 class _WorkerPacking:
     """Present and new workers that are filled with one request after the other."""
 
@@ -100,7 +91,10 @@ class _WorkerPacking:
         """(type of new workers or "" for present ones, state) → how many workers there are."""
         self._keys: list[tuple[str, OccupancyState]] = []
         """All keys that ever were in `_workers`; present workers first."""
-        self._fitting: defaultdict[str, _FittingStates] = defaultdict(_FittingStates)
+        self._fitting: defaultdict[str, list[tuple[str, OccupancyState]]] = defaultdict(list)
+        """Key of an alternative → the keys that fit it."""
+        self._checked: Counter[str] = Counter()
+        """Key of an alternative → how many keys were checked."""
         used = UsageByWorker.of(snapshot.usage).by_worker
         for worker in snapshot.workers:
             if worker.state is WorkerState.ONLINE:
@@ -149,13 +143,13 @@ class _WorkerPacking:
 
     def _fitting_keys(self, alternative: Alternative) -> Iterator[tuple[str, OccupancyState]]:
         """The keys of the states that fit, even if no worker is in them now; each state is checked once."""
-        known = self._fitting[alternative.key]
-        yield from known.fits
-        while known.checked < len(self._keys):
-            key = self._keys[known.checked]
-            known.checked += 1
+        fitting = self._fitting[alternative.key]
+        yield from fitting
+        while self._checked[alternative.key] < len(self._keys):
+            key = self._keys[self._checked[alternative.key]]
+            self._checked[alternative.key] += 1
             if self._fits(alternative, key[1]):
-                known.fits.append(key)
+                fitting.append(key)
                 yield key
 
     def _take(self, alternative: Alternative, key: tuple[str, OccupancyState]) -> str:

@@ -8,7 +8,7 @@ others: job_id, num_gpu, submit_time, iterations, model_name, batch_size, iterat
 The recorded mean JCTs come from ``simulator/run_sim.py``. By its rules, SRTF and SRSF give the recorded values to the
 last digit, with one pool of 64 devices and with 8 hosts of 8. The rules: an iteration takes 1.015 times its
 ``iteration_time``; at each arrival and each end, all jobs are sorted by their remaining work and placed again, and a
-job that does not fit is skipped; each job that ran before and goes on pays `restart_s`, even if it did not move.
+job that does not fit is skipped; each job that ran before and goes on pays a restart, even if it did not move.
 """
 
 from __future__ import annotations
@@ -27,16 +27,6 @@ GPUS = 64
 SLOWDOWN = 1.015
 """Factor of each iteration, for measuring in it (``itertime_overhead_list`` of the publisher's simulator)."""
 
-_RESTART_S = {
-    1: {"vgg16": 7, "vgg19": 7, "resnet18": 4, "shufflenet_v2_x1_0": 4, "bert": 10, "gpt2": 10, "a2c": 38, "dqn": 5},
-    2: {"vgg16": 7, "vgg19": 7, "resnet18": 5, "shufflenet_v2_x1_0": 4, "bert": 10, "gpt2": 10, "a2c": 39, "dqn": 5},
-    4: {"vgg16": 8, "vgg19": 8, "resnet18": 5, "shufflenet_v2_x1_0": 5, "bert": 10, "gpt2": 10, "a2c": 39, "dqn": 6},
-    8: {"vgg16": 9, "vgg19": 9, "resnet18": 7, "shufflenet_v2_x1_0": 5, "bert": 10, "gpt2": 10, "a2c": 46, "dqn": 6},
-    16: {"vgg16": 9, "vgg19": 10, "resnet18": 7, "shufflenet_v2_x1_0": 7, "bert": 10, "gpt2": 10, "a2c": 46, "dqn": 8},
-    32: {"vgg16": 10, "vgg19": 10, "resnet18": 7, "shufflenet_v2_x1_0": 8, "bert": 10, "gpt2": 10, "a2c": 46, "dqn": 8},
-}
-"""GPUs → model → seconds that a start takes, as the publisher measured (``overhead_dict``)."""
-
 _COLUMNS = ("job_id", "num_gpu", "submit_time", "iterations", "model_name", "batch_size", "iteration_time")
 
 
@@ -49,16 +39,6 @@ def load(name: str, traces: Path | None) -> Workload:
     path = find_file(folder, name, (".csv.gz", ".csv"))
     worker = simulated_worker("gpus", {"nvidia/v100": GPUS})
     return Workload(name=f"muri/{name}", jobs=tuple(_jobs(path)), workers=(worker,))
-
-
-def restart_s(job: Job) -> float:
-    """Seconds that a start of a job takes; 10 for a model that was not measured.
-
-    >>> restart_s(Job("0", 0.0, DeviceRequest.parse("gpu:8"), 1.0, task="a2c 64 x8"))
-    46
-    """
-    gpus = job.request.alternatives[0].count if job.request else 0
-    return _RESTART_S.get(gpus, {}).get(job.task.split(" ")[0], 10)
 
 
 def _jobs(path: Path) -> Iterator[Job]:

@@ -18,7 +18,7 @@ from hetero_airflow.model.plan import (
     Wait,
 )
 from hetero_airflow.policies.priority import PriorityPolicy
-from hetero_airflow.scheduling.cycle import run_cycle
+from hetero_airflow.scheduling.cycle import Cycle
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import RequestHistory, RequestSubmitted, RequestWithdrawn, StartDelayed, WorkerSeen
 from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_pending, a_worker, move_lease
@@ -154,7 +154,7 @@ def test_why_it_won_says_no_more_than_the_account_does(render, candidates, alter
 
 def test_a_refused_task_has_what_comes_nearest(render):
     store = a_store(a_pending("r1", "h100"))
-    run_cycle(store, PriorityPolicy(), FakeEngine(), DECIDED, 60)
+    Cycle(store, PriorityPolicy(), FakeEngine(), 60).run(DECIDED)
     assert (
         text_of(render, store, "r1")
         == """\

@@ -12,7 +12,7 @@ from hetero_airflow.model.estimates import NO_ESTIMATES, Estimates, Interval
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.scheduling.advice.start_estimate import StartEstimate
-from hetero_airflow.scheduling.cycle import run_cycle
+from hetero_airflow.scheduling.cycle import Cycle
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import RequestSubmitted, RequestWithdrawn, WorkerSeen
 from hetero_airflow.testing import EPOCH, FakeEngine, a_cpu, a_device, a_pending, a_worker
@@ -29,7 +29,7 @@ def store():
     store.record(
         [WorkerSeen(worker), RequestSubmitted(a_pending("runs")), RequestSubmitted(a_pending("waits", "a100:2"))], EPOCH
     )
-    run_cycle(store, Fifo(), FakeEngine(), EPOCH, 3600)
+    Cycle(store, Fifo(), FakeEngine(), 3600).run(EPOCH)
     return store
 
 
@@ -74,7 +74,7 @@ def test_what_nobody_knows_is_not_made_up(render, store):
 
 def test_a_refused_task_has_only_what_would_start_it(render, store):
     store.record([RequestWithdrawn("waits", ""), RequestSubmitted(a_pending("refused", "h100"))], EPOCH)
-    run_cycle(store, Fifo(), FakeEngine(), EPOCH, 3600)
+    Cycle(store, Fifo(), FakeEngine(), 3600).run(EPOCH)
     first, answer, _ = parts(render, store, foreseen(store, task_id="refused"), "refused")
     assert [line for line in first if line.startswith("Starts")] == []
     assert answer == [

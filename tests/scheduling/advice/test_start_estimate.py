@@ -18,7 +18,7 @@ from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.scheduling.advice import start_estimate as module
 from hetero_airflow.scheduling.advice.start_estimate import StartEstimate, estimate_start
-from hetero_airflow.scheduling.cycle import run_cycle
+from hetero_airflow.scheduling.cycle import Cycle
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.workload import Job, Workload
 from hetero_airflow.store.memory import MemoryStore
@@ -40,7 +40,7 @@ def a_world(*asked, gpus=1, policy=None):
     store = MemoryStore()
     worker = a_worker(devices=(a_cpu(), *(a_device(f"GPU-{n}", index=n) for n in range(gpus))))
     store.record([WorkerSeen(worker), *map(RequestSubmitted, asked)], EPOCH)
-    run_cycle(store, policy or Fifo(), FakeEngine(), EPOCH, 3600)
+    Cycle(store, policy or Fifo(), FakeEngine(), 3600).run(EPOCH)
     return store
 
 
@@ -111,7 +111,7 @@ def test_an_unknown_run_on_what_the_request_can_not_use_is_not_named():
         [WorkerSeen(other), RequestSubmitted(a_pending("d", "t4", at_s=3)), RequestSubmitted(a_pending("e", "a100"))],
         NOW,
     )
-    run_cycle(store, Fifo(), FakeEngine(), NOW, 3600)
+    Cycle(store, Fifo(), FakeEngine(), 3600).run(NOW)
     assert ("dag", "d") not in look(store, "e", estimates(a=100)).unknown
 
 

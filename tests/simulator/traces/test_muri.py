@@ -10,8 +10,9 @@ import pytest
 from hetero_airflow.errors import TraceError
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.simulator.traces import load_trace
-from hetero_airflow.simulator.traces.muri import SLOWDOWN, restart_s
+from hetero_airflow.simulator.traces.muri import SLOWDOWN
 from hetero_airflow.simulator.workload import Job
+from tests.simulator.test_truth import restart_s
 
 HEADER = "job_id,num_gpu,submit_time,iterations,model_name,batch_size,iteration_time\n"
 
