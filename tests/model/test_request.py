@@ -135,11 +135,11 @@ class Unprintable:
         ({"device": ["gpu"] * 17}, "device", f"Give 1 to {MAX_ALTERNATIVES}"),
         ({"device": DEEP}, "device", 'Give a text such as "gpu:2"'),
         ({"device": Unprintable()}, "device", 'Give a text such as "gpu:2"'),
-        ({"device": {}}, "device", "Say one, as in"),
-        ({"device": {"count": 2}}, "device", "Say one, as in"),
+        ({"device": {}}, "device", "Name one, as in"),
+        ({"device": {"count": 2}}, "device", "Name one, as in"),
         ({"device": {"device": "gpu", "colour": "red"}}, "device", "Use device, vendor, kind"),
-        ({"device": {"device": "gpu:2", "count": 3}}, "count", "Say it once"),
-        ({"device": "gpu:2", "quota": {"count": 3}}, "count", "Say it once"),
+        ({"device": {"device": "gpu:2", "count": 3}}, "count", "Give it once"),
+        ({"device": "gpu:2", "quota": {"count": 3}}, "count", "Give it once"),
         ({"device": "gpu:2", "quota": {"share": 0.5}}, "share", "A share is of one device"),
         ({"device": "cpu:0.5"}, "share", 'Write the number of cores as "cpu:8"'),
         ({"device": "cpu", "quota": {"memory": "8GiB"}}, "memory", "Use host_memory for the memory of the host"),
@@ -173,7 +173,7 @@ class Unprintable:
         ({"runtime": {"torch": "new"}}, "runtime['torch']", "Write one as pip does"),
         ({"runtime": {"torch": 2}}, "runtime['torch']", "Write one as pip does"),
         ({"runtime": {"torch": ">=" + "9" * 100_000}}, "runtime['torch']", "Write one as pip does"),
-        ({"runtime": {"cuda": ">=12", "CUDA": "<12"}}, "runtime", "Say it once"),
+        ({"runtime": {"cuda": ">=12", "CUDA": "<12"}}, "runtime", "Give it once"),
         ({"runtime": {LONG: ">=1"}}, "runtime", "Use names of 1 to 128"),
         ({"runtime": {1: ">=1"}}, "runtime", "Use names of 1 to 128"),
         ({"runtime": {str(n): ">=1" for n in range(33)}}, "runtime", "at most 32"),
@@ -224,7 +224,7 @@ def test_what_can_not_be_read_names_the_field_the_value_and_a_valid_form(
 def test_a_ready_request_takes_no_other_argument() -> None:
     ready = parse("gpu")
     assert parse(ready) is ready
-    with pytest.raises(RequestError, match="Say it in the DeviceRequest itself"):
+    with pytest.raises(RequestError, match="Put it into the DeviceRequest itself"):
         parse(ready, priority="high")
 
 

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TypeGuard
 
 from hetero_airflow.errors import TraceError, shorten
-from hetero_airflow.model.request import MAX_COUNT, DeviceRequest
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.request_fields import MAX_COUNT
 from hetero_airflow.simulator.traces.folder import find_file, trace_folder
 from hetero_airflow.simulator.traces.rows import (
     MAX_NUMBER,

@@ -17,7 +17,8 @@ from operator import itemgetter
 from pathlib import Path
 
 from hetero_airflow.errors import TraceError, shorten
-from hetero_airflow.model.request import MAX_COUNT, DeviceRequest
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.model.request_fields import MAX_COUNT
 from hetero_airflow.simulator.traces.folder import trace_folder
 from hetero_airflow.simulator.traces.rows import Row, csv_rows
 from hetero_airflow.simulator.workload import Job, Workload
