@@ -8,15 +8,11 @@ is our own. Live defragmentation is known from Gandiva (Xiao et al., OSDI 2018, 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from hetero_airflow.matching.packing.demand import RequestMix
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
-from hetero_airflow.policies.core.migration import (
-    ReservationsSparingMigrated,
-    is_large,
-    plan_migrations,
-    was_migrated,
-)
+from hetero_airflow.policies.core.migration import MigrationPlan, ReservationsSparingMigrated, is_large, was_migrated
 from hetero_airflow.policies.core.queue_order import by_priority
 from hetero_airflow.policies.core.scored_policy import ScoredPolicy, rounded_request_mix
 from hetero_airflow.policies.expected_fill import expected_fill_measure
@@ -32,7 +28,7 @@ class Consolidation(ScoredPolicy[RequestMix]):
             expected_fill_measure,
             order=large_first,
             reservations=ReservationsSparingMigrated,
-            preemption=plan_migrations("consolidation"),
+            preemption=partial(MigrationPlan, "consolidation"),
         )
 
 

@@ -30,7 +30,7 @@ from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.team_shares import TeamPath, TeamShares
 from hetero_airflow.policies.core.list_policy import ListPolicy
 from hetero_airflow.policies.core.preemption import PreemptionRules, Rank
-from hetero_airflow.policies.core.preemption_plan import plan_preemptions
+from hetero_airflow.policies.core.preemption_plan import LeastLossPreemption
 from hetero_airflow.policies.core.queue_order import by_age, by_priority
 from hetero_airflow.policies.core.request_progress import RequestProgress, requested_devices
 from hetero_airflow.policies.core.reservation import PreemptionPlan
@@ -77,12 +77,9 @@ class FairShare(ListPolicy):
         super().__init__("fair_share", by_age, TightFitScorer(), preemption=self._plan_preemptions)
         self._last: tuple[Snapshot, datetime, _Turns] | None = None
 
-    def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
-        """A decision for each pending request, in the order of the queue."""
-        if not snapshot.workers:
-            return super().decide(snapshot, now)
+    def _plan(self, snapshot: Snapshot, index: WorkerIndex, now: datetime) -> Plan:
         turns = self._turns(snapshot, now)
-        return self._schedule(snapshot, self._indexed(snapshot), turns.order, turns.may_overtake, now)
+        return self._schedule(snapshot, index, turns.order, turns.may_overtake, now)
 
     def _turns(self, snapshot: Snapshot, now: datetime) -> _Turns:
         if self._last is None or self._last[0] is not snapshot or self._last[1] != now:
@@ -93,7 +90,7 @@ class FairShare(ListPolicy):
         return self._last[2]
 
     def _plan_preemptions(self, index: WorkerIndex, snapshot: Snapshot, now: datetime) -> PreemptionPlan:
-        return plan_preemptions(self.name, PreemptionRules(self._turns(snapshot, now).rank))(index, snapshot, now)
+        return LeastLossPreemption(self.name, PreemptionRules(self._turns(snapshot, now).rank), index, snapshot, now)
 
 
 @dataclass(slots=True, eq=False)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from hetero_airflow.matching.scoring import TightFitScorer
 from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.policies.core.list_policy import ListPolicy
 from hetero_airflow.policies.core.preemption import PreemptionRules, Rank
-from hetero_airflow.policies.core.preemption_plan import plan_preemptions
+from hetero_airflow.policies.core.preemption_plan import LeastLossPreemption
 from hetero_airflow.policies.core.queue_order import by_priority
 from hetero_airflow.policies.core.request_progress import RequestProgress
 
@@ -18,7 +20,7 @@ class PriorityPolicy(ListPolicy):
     """
 
     def __init__(self) -> None:
-        preemption = plan_preemptions("priority", PreemptionRules(_rank, is_priority_class=True))
+        preemption = partial(LeastLossPreemption, "priority", PreemptionRules(_rank, is_priority_class=True))
         super().__init__("priority", by_priority, TightFitScorer(), preemption=preemption)
 
 

@@ -11,7 +11,7 @@ import random
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 from bench_table import HOUR_S, Table
 
@@ -21,7 +21,7 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.request import Priority as Class
 from hetero_airflow.policies.core.list_policy import ListPolicy
 from hetero_airflow.policies.core.preemption import PreemptionRules, Rank
-from hetero_airflow.policies.core.preemption_plan import plan_preemptions
+from hetero_airflow.policies.core.preemption_plan import LeastLossPreemption
 from hetero_airflow.policies.core.queue_order import by_priority
 from hetero_airflow.policies.core.request_progress import RequestProgress
 from hetero_airflow.policies.policy import Policy
@@ -88,7 +88,7 @@ def last_in_first_out(min_run_s: float | None) -> Policy:
         "last in, first out",
         by_priority,
         TightFitScorer(),
-        preemption=plan_preemptions("last in, first out", preemption),
+        preemption=partial(LeastLossPreemption, "last in, first out", preemption),
     )
 
 

@@ -38,11 +38,7 @@ class EarliestFinish(ListPolicy):
     def __init__(self, name: str, order: QueueOrder) -> None:
         super().__init__(name, order, TightFitScorer())
 
-    def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
-        """A decision for each pending request, in the order of the queue."""
-        if not snapshot.workers:
-            return super().decide(snapshot, now)
-        index = self._indexed(snapshot)
+    def _plan(self, snapshot: Snapshot, index: WorkerIndex, now: datetime) -> Plan:
         choices = self._choose(snapshot, index, now)
         pending = tuple(choices[p.id].option.narrow(p) if p.id in choices else p for p in snapshot.pending)
         plan = self._schedule(replace(snapshot, pending=pending), index, self._order, self._may_overtake, now)

@@ -24,8 +24,7 @@ WAITING = -1
 """Stands in place of a class: the job gets no devices."""
 
 _GAIN, _ROUNDING = 1e-9, 1e-13
-"""A smaller gain counts as none, and so does a smaller part of the greatest value: exchanges for rounding errors would
-never end."""
+"""A smaller gain, or a smaller part of the greatest value, counts as none; rounding errors would never end."""
 
 
 def solve_assignment(values: Floats, sizes: Numbers, capacities: Numbers, start: Numbers) -> Numbers:

@@ -86,19 +86,15 @@ class WeightedAssignment(ListPolicy):
         self._weight = weight
         self._exponent = exponent
 
-    def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
-        """A decision for each pending request, and what is preempted for it."""
-        if not snapshot.workers:
-            return super().decide(snapshot, now)
-        return self._compete(snapshot, now) if snapshot.can_preempt else self._choose(snapshot, now)
+    def _plan(self, snapshot: Snapshot, index: WorkerIndex, now: datetime) -> Plan:
+        return (self._compete if snapshot.can_preempt else self._choose)(snapshot, index, now)
 
-    def _compete(self, snapshot: Snapshot, now: datetime) -> Plan:
+    def _compete(self, snapshot: Snapshot, index: WorkerIndex, now: datetime) -> Plan:
         """All requests compete: those that the assignment serves come first, each on its class.
 
         A preemption names the first request that lacks devices of its class as its beneficiary. If that request is
         placed all the same, the preemption names none.
         """
-        index = self._indexed(snapshot)
         problem = assignment_problem(snapshot, index, now)
         assigned = self._assign(problem)
         changes = plan_changes(problem, index, assigned.classes, assigned.weights)
@@ -125,12 +121,12 @@ class WeightedAssignment(ListPolicy):
         preemptions = (replace(p, beneficiary=None) if p.beneficiary in placed else p for p in changes.preemptions)
         return replace(plan, preemptions=tuple(preemptions))
 
-    def _choose(self, snapshot: Snapshot, now: datetime) -> Plan:
+    def _choose(self, snapshot: Snapshot, index: WorkerIndex, now: datetime) -> Plan:
         """No request is moved: priority and age decide who goes first, the assignment chooses among free devices.
 
         It chooses for the requests that are placed before the first one that has to wait.
         """
-        plan = super().decide(snapshot, now)
+        plan = super()._plan(snapshot, index, now)
         starting = takewhile(lambda decision: isinstance(decision, Place), plan.decisions)
         starting_ids = {decision.request_id for decision in starting}
         if not starting_ids:

@@ -27,6 +27,7 @@ from hetero_airflow.policies.core.reservation import (
     MakePreemptionPlan,
     MakeReservations,
     NoPreemption,
+    PreemptionPlan,
     ReservationsByNeed,
 )
 from hetero_airflow.policies.core.topology_wait_budget import apply_topology_wait_budgets
@@ -49,7 +50,7 @@ class ListPolicy:
         may_overtake: MayOvertake = lambda pending, head: True,
         *,
         reservations: MakeReservations = ReservationsByNeed,
-        preemption: MakePreemptionPlan = NoPreemption,
+        preemption: MakePreemptionPlan | None = None,
     ) -> None:
         self.name = name
         self._order = order
@@ -65,7 +66,11 @@ class ListPolicy:
         """A decision for each pending request, in the order of the queue."""
         if not snapshot.workers:
             return Plan(tuple(self._wait_for_first_worker(snapshot)))
-        return self._schedule(snapshot, self._indexed(snapshot), self._order, self._may_overtake, now)
+        return self._plan(snapshot, self._indexed(snapshot), now)
+
+    def _plan(self, snapshot: Snapshot, index: WorkerIndex, now: datetime) -> Plan:
+        """The plan for a snapshot with workers."""
+        return self._schedule(snapshot, index, self._order, self._may_overtake, now)
 
     def _indexed(self, snapshot: Snapshot) -> WorkerIndex:
         """The workers of the snapshot before anything is placed on them; valid until the next call."""
@@ -86,7 +91,9 @@ class ListPolicy:
         )
         gangs = GangQueue(snapshot, budgets.pending, index, self._idle_cluster, now)
         reservations = self._make_reservations(index, snapshot, now)
-        preemption = self._make_preemption_plan(index, snapshot, now)
+        preemption: PreemptionPlan = NoPreemption()
+        if snapshot.can_preempt and self._make_preemption_plan is not None:
+            preemption = self._make_preemption_plan(index, snapshot, now)
         scheduler = ListScheduler(
             self.name, index, gangs, may_overtake, reservations, preemption, now, budgets.until, self._explanations
         )

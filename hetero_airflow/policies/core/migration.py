@@ -30,15 +30,9 @@ from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.policies.core.fit_cache import FitCache
 from hetero_airflow.policies.core.list_scheduler import best_placement
-from hetero_airflow.policies.core.preemption import PreemptionRules, Rank, VictimUnit, victim_units
-from hetero_airflow.policies.core.preemption_plan import preempt
+from hetero_airflow.policies.core.preemption import PreemptionRules, Rank, VictimUnit, preempt, victim_units
 from hetero_airflow.policies.core.request_progress import RequestProgress
-from hetero_airflow.policies.core.reservation import (
-    MakePreemptionPlan,
-    NoPreemption,
-    PreemptionPlan,
-    ReservationsByNeed,
-)
+from hetero_airflow.policies.core.reservation import ReservationsByNeed
 
 MIN_HELD_S = 70.0
 """A request that got its devices is not migrated for so long: ten times what it costs a small request."""
@@ -63,20 +57,6 @@ def is_large(pending: PendingRequest) -> bool:
 def was_migrated(pending: PendingRequest) -> bool:
     """Whether it is a small request that has held devices before: only such a request can have been migrated."""
     return bool(pending.attained_service_s) and not pending.gang and not is_large(pending)
-
-
-def plan_migrations(policy: str) -> MakePreemptionPlan:
-    """Migrates small requests where the engine can take leases back.
-
-    :param policy: its name, for the cause that a migrated request is given
-    """
-
-    def make(index: WorkerIndex, snapshot: Snapshot, now: datetime) -> PreemptionPlan:
-        if not snapshot.can_preempt:
-            return NoPreemption(index, snapshot, now)
-        return MigrationPlan(policy, index, snapshot, now)
-
-    return make
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +91,10 @@ class ReservationsSparingMigrated(ReservationsByNeed):
 
 
 class MigrationPlan:
-    """The migrations of one decision."""
+    """The migrations of one decision.
+
+    :param policy: its name, for the cause that a migrated request is given
+    """
 
     def __init__(self, policy: str, index: WorkerIndex, snapshot: Snapshot, now: datetime) -> None:
         self._policy = policy
@@ -169,8 +152,6 @@ class MigrationPlan:
                 return self._carry_out(pending, option, *trial)
         return None
 
-    # -- where the large request could run -----------------------------------------------------------------------------
-
     def _ending_options(self, pending: PendingRequest, reserved: ReservedCapacity | None) -> Iterable[_MigrationOption]:
         """Where it fits as soon as the leases have ended that were taken back before."""
         for alternative in pending.request.alternatives:
@@ -210,8 +191,7 @@ class MigrationPlan:
         by_worker = self._movable.get((float(pending.request.priority.rank),), {})
         for alternative in pending.request.alternatives:
             options = (self._option(alternative, number, units, reserved) for number, units in by_worker.items())
-            possible = (option for option in options if option is not None)
-            yield from sorted(possible, key=lambda option: option.price)[:MAX_TRIALS]
+            yield from sorted(filter(None, options), key=lambda option: option.price)[:MAX_TRIALS]
 
     def _option(
         self, alternative: Alternative, number: int, units: Sequence[VictimUnit], reserved: ReservedCapacity | None
@@ -233,8 +213,6 @@ class MigrationPlan:
         if not 0 < len(victims) <= MAX_MOVES:
             return None
         return _MigrationOption(number, alternative, tuple(victims), ())
-
-    # -- whether every migrated request can go on ----------------------------------------------------------------------
 
     def _try(
         self, pending: PendingRequest, option: _MigrationOption, reserved: ReservedCapacity | None

@@ -18,11 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from hetero_airflow.matching.matcher import Fit
 from hetero_airflow.matching.shapes import WorkerEntry
-from hetero_airflow.matching.worker_index import WorkerIndex
+from hetero_airflow.matching.worker_index import ReservedCapacity, WorkerIndex
 from hetero_airflow.model.device import device_class
 from hetero_airflow.model.estimates import Estimates
 from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.plan import Preempt
+from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.run import usual_restart_s
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.core.request_progress import RequestProgress, running_progress
@@ -79,6 +82,52 @@ class VictimUnit:
 
     def _dispensable(self, loss: float) -> tuple[Rank, float, int, str]:
         return self.rank, -loss, max(lease.token for lease in self.leases), self.id
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementNeed:
+    """What a waiting request needs on a worker."""
+
+    alternative: Alternative
+    requests: int
+    """How many equal requests wait, including this one."""
+    reserved: ReservedCapacity | None
+
+    @property
+    def devices(self) -> float:
+        """How many devices one request takes."""
+        return self.alternative.count * self.alternative.share_milli / MILLI_PER_DEVICE
+
+
+@dataclass(frozen=True, slots=True)
+class VictimOption:
+    """A worker on which a request fits once the victims are gone."""
+
+    number: int
+    fit: Fit
+    victims: tuple[VictimUnit, ...]
+    need: PlacementNeed
+    spared: tuple[VictimUnit, ...] = ()
+    """Victims of earlier requests that can stay after all."""
+
+    @property
+    def price(self) -> tuple[Rank, float, int, int]:
+        """Compared: how indispensable the first victim is, the loss for each request, the victims, the worker."""
+        first = tuple(-part for part in min(victim.rank for victim in self.victims))
+        loss = sum(victim.lost_device_s for victim in self.victims)
+        devices = sum(victim.devices for victim in self.victims)
+        served = max(1, min(self.need.requests, int(devices / self.need.devices)))
+        return first, loss / served, len(self.victims), self.number
+
+    @property
+    def possible_at(self) -> datetime:
+        """When no victim is protected any more."""
+        return max(victim.protected_until for victim in self.victims)
+
+
+def preempt(lease: Lease, beneficiary: str, cause: str) -> Preempt:
+    """The decision to take this lease back."""
+    return Preempt(lease.id, lease.token, lease.request_id, beneficiary, cause)
 
 
 def victim_units(rules: PreemptionRules, index: WorkerIndex, snapshot: Snapshot, now: datetime) -> list[VictimUnit]:

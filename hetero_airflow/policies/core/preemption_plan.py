@@ -11,95 +11,44 @@ For each request in the order of the queue it takes the first of these that is p
 3. The same with work that has not had its minimum run time yet. Then the request waits for that time, and nothing is
    taken back now.
 
-In each case the devices are withheld for the request: the next decision gives it exactly these, and later requests
-neither get them nor take back the same work.
+In each case the devices are withheld: the next decision gives the request exactly these, and later requests neither get
+them nor take back the same work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import cached_property
 
 from hetero_airflow.matching.future_capacity import ClaimedAmounts, FutureCapacity, added, freed
 from hetero_airflow.matching.matcher import Fit
 from hetero_airflow.matching.scoring import Allocation
 from hetero_airflow.matching.worker_index import ReservedCapacity, WorkerIndex
-from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Preempt, Reason, ReasonCode
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
-from hetero_airflow.policies.core.preemption import PreemptionRules, Rank, VictimUnit, victim_units
+from hetero_airflow.policies.core.preemption import (
+    PlacementNeed,
+    PreemptionRules,
+    Rank,
+    VictimOption,
+    VictimUnit,
+    preempt,
+    victim_units,
+)
 from hetero_airflow.policies.core.queue_order import EquivalenceClasses
 from hetero_airflow.policies.core.request_progress import waiting_progress
-from hetero_airflow.policies.core.reservation import MakePreemptionPlan, NoPreemption, PreemptionPlan
-from hetero_airflow.units import MILLI_PER_DEVICE
 
 _MAX_NAMED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class _Need:
-    """What a waiting request needs on a worker."""
-
-    alternative: Alternative
-    requests: int
-    """How many equal requests wait, including this one."""
-    reserved: ReservedCapacity | None
-
-    @property
-    def devices(self) -> float:
-        """How many devices one request takes."""
-        return self.alternative.count * self.alternative.share_milli / MILLI_PER_DEVICE
-
-
-@dataclass(frozen=True, slots=True)
-class _VictimOption:
-    """A worker on which a request fits once the victims are gone."""
-
-    number: int
-    fit: Fit
-    victims: tuple[VictimUnit, ...]
-    need: _Need
-    spared: tuple[VictimUnit, ...] = ()
-    """Victims of earlier requests that can stay after all."""
-
-    @property
-    def price(self) -> tuple[Rank, float, int, int]:
-        """Compared: how indispensable the first victim is, the loss for each request, the victims, the worker."""
-        first = min(victim.rank for victim in self.victims)
-        loss = sum(victim.lost_device_s for victim in self.victims)
-        devices = sum(victim.devices for victim in self.victims)
-        served = max(1, min(self.need.requests, int(devices / self.need.devices)))
-        return tuple(-part for part in first), loss / served, len(self.victims), self.number
-
-    @property
-    def possible_at(self) -> datetime:
-        """When no victim is protected any more."""
-        return max(victim.protected_until for victim in self.victims)
-
-
-def plan_preemptions(policy: str, rules: PreemptionRules) -> MakePreemptionPlan:
-    """Takes leases back by these rules where the engine can.
+class LeastLossPreemption:
+    """The preemptions of one decision.
 
     :param policy: its name, for the cause that a preempted request is given
     """
-
-    def make(index: WorkerIndex, snapshot: Snapshot, now: datetime) -> PreemptionPlan:
-        if not snapshot.can_preempt:
-            return NoPreemption(index, snapshot, now)
-        return LeastLossPreemption(policy, rules, index, snapshot, now)
-
-    return make
-
-
-def preempt(lease: Lease, beneficiary: str, cause: str) -> Preempt:
-    """The decision to take this lease back."""
-    return Preempt(lease.id, lease.token, lease.request_id, beneficiary, cause)
-
-
-class LeastLossPreemption:
-    """The preemptions of one decision."""
 
     def __init__(
         self, policy: str, rules: PreemptionRules, index: WorkerIndex, snapshot: Snapshot, now: datetime
@@ -118,8 +67,6 @@ class LeastLossPreemption:
         """Fingerprints of requests for which no lease can be taken back."""
         # ranks other than classes differ between equal requests, so these may not take back the same
         self._equals = EquivalenceClasses(snapshot.pending if rules.is_priority_class else ())
-        self._units_on: dict[int, list[VictimUnit]] | None = None
-        self._highest: Rank | None = None
         self.until: datetime | None = None
         """When more may be preempted although nothing but the time has changed."""
         numbers = {entry.worker.id: number for number, entry in enumerate(index.entries)}
@@ -156,17 +103,14 @@ class LeastLossPreemption:
     def _rank(self, pending: PendingRequest) -> Rank | None:
         return self._rules.rank(waiting_progress(pending, self._now), self._snapshot.estimates)
 
-    # -- leases that are already ending --------------------------------------------------------------------------------
-
     def _await_ending(self, pending: PendingRequest, reserved: ReservedCapacity | None) -> Reason | None:
         best: tuple[float, int, Fit] | None = None
         for alternative in pending.request.alternatives:
             for number in sorted(self._ending):
                 capacity = self._capacity(number)
-                if capacity.fits(alternative, capacity.held, reserved):
-                    fit = capacity.fit(alternative, capacity.held, reserved)
-                    if fit is not None and (best is None or fit.score > best[0]):
-                        best = (fit.score, number, fit)
+                fit = _fit(capacity, alternative, capacity.held, reserved)
+                if fit is not None and (best is None or fit.score > best[0]):
+                    best = (fit.score, number, fit)
             if best is not None and pending.request.is_ordered:
                 break
         if best is None:
@@ -175,41 +119,40 @@ class LeastLossPreemption:
         self._capacity(number).promise(fit)
         return self._freed_reason(pending, number)
 
-    # -- leases that are taken back now --------------------------------------------------------------------------------
-
     def _take_back(self, pending: PendingRequest, reserved: ReservedCapacity | None) -> Reason | None:
         rank = self._rank(pending)
-        if rank is None or self._is_hopeless(pending, rank):
+        is_hopeless = pending.request.fingerprint in self._hopeless
+        if rank is None or is_hopeless or not self._units or rank >= self._units[-1].rank:
             return None
-        option = self._cheapest(pending, rank, reserved, with_protected=False)
-        if option is not None:
-            return self._carry_out(pending, option)
-        option = self._cheapest(pending, rank, reserved, with_protected=True)
-        if option is not None:
-            return self._wait_for(pending, option)
+        for with_protected, follow in ((False, self._carry_out), (True, self._wait_for)):
+            option = self._cheapest(pending, rank, reserved, with_protected=with_protected)
+            if option is not None:
+                return follow(pending, option)
         self._hopeless.add(pending.request.fingerprint)
         return None
 
-    def _is_hopeless(self, pending: PendingRequest, rank: Rank) -> bool:
-        """Whether no work has a greater rank, or nothing could be taken back for an equal request before."""
-        if self._units_on is None:
-            self._units_on = {}
-            units = victim_units(self._rules, self._index, self._snapshot, self._now)
-            for unit in units:
-                for number in unit.workers:
-                    self._units_on.setdefault(number, []).append(unit)
-            self._highest = units[-1].rank if units else None
-        return self._highest is None or rank >= self._highest or pending.request.fingerprint in self._hopeless
+    @cached_property
+    def _units(self) -> list[VictimUnit]:
+        return victim_units(self._rules, self._index, self._snapshot, self._now)
+
+    @cached_property
+    def _units_on(self) -> Mapping[int, list[VictimUnit]]:
+        """Worker → the units that hold devices there."""
+        by_worker: dict[int, list[VictimUnit]] = {}
+        for unit in self._units:
+            for number in unit.workers:
+                by_worker.setdefault(number, []).append(unit)
+        return by_worker
 
     def _cheapest(
         self, pending: PendingRequest, rank: Rank, reserved: ReservedCapacity | None, *, with_protected: bool
-    ) -> _VictimOption | None:
+    ) -> VictimOption | None:
         """The best option; with `with_protected` also with work that has not had its minimum run time."""
-        options: list[_VictimOption] = []
+        options: list[VictimOption] = []
         requests = 1 + self._equals.count_behind(pending)
         for alternative in pending.request.alternatives:
-            need = _Need(alternative, requests, reserved)
-            for number, units in (self._units_on or {}).items():
+            need = PlacementNeed(alternative, requests, reserved)
+            for number, units in self._units_on.items():
                 preemptible = [
                     unit for unit in units if unit.rank > rank and (with_protected or unit.protected_until <= self._now)
                 ]
@@ -222,7 +165,7 @@ class LeastLossPreemption:
             return min(options, key=lambda option: (option.possible_at, option.price), default=None)
         return min(options, key=lambda option: option.price, default=None)
 
-    def _option(self, need: _Need, number: int, preemptible: Sequence[VictimUnit]) -> _VictimOption | None:
+    def _option(self, need: PlacementNeed, number: int, preemptible: Sequence[VictimUnit]) -> VictimOption | None:
         """Which of the preemptible work the need requires to be gone from a worker."""
         preemptible = sorted(preemptible, key=lambda unit: unit.dispensable_for(need.devices * need.requests))
         running = [unit for unit in preemptible if unit not in self._beneficiaries]
@@ -236,13 +179,13 @@ class LeastLossPreemption:
             return None
         victims, spared, held = self._select_victims(need, number, preemptible, held)
         fit = capacity.fit(need.alternative, held, need.reserved)
-        options = [_VictimOption(number, fit, victims, need, spared)] if fit and victims else []
+        options = [VictimOption(number, fit, victims, need, spared)] if fit and victims else []
         if len(victims) > 1:
             options += self._single_victims(need, number, [unit for unit in running if unit.rank == victims[0].rank])
         return min(options, key=lambda option: option.price, default=None)
 
     def _select_victims(
-        self, need: _Need, number: int, preemptible: Sequence[VictimUnit], held: list[Allocation]
+        self, need: PlacementNeed, number: int, preemptible: Sequence[VictimUnit], held: list[Allocation]
     ) -> tuple[tuple[VictimUnit, ...], tuple[VictimUnit, ...], list[Allocation]]:
         """(victims, victims of earlier requests that can stay, what is held beside the request then).
 
@@ -265,17 +208,16 @@ class LeastLossPreemption:
                 victims.append(unit)
         return tuple(victims), tuple(spared), held
 
-    def _single_victims(self, need: _Need, number: int, units: Sequence[VictimUnit]) -> Iterable[_VictimOption]:
+    def _single_victims(self, need: PlacementNeed, number: int, units: Sequence[VictimUnit]) -> Iterable[VictimOption]:
         """The units each of which alone makes the request fit."""
         capacity = self._capacity(number)
         for unit in units:
             held = freed(capacity.held, self._amounts(number, unit))
-            if capacity.fits(need.alternative, held, need.reserved):
-                fit = capacity.fit(need.alternative, held, need.reserved)
-                if fit:
-                    yield _VictimOption(number, fit, (unit,), need)
+            fit = _fit(capacity, need.alternative, held, need.reserved)
+            if fit:
+                yield VictimOption(number, fit, (unit,), need)
 
-    def _carry_out(self, pending: PendingRequest, option: _VictimOption) -> Reason:
+    def _carry_out(self, pending: PendingRequest, option: VictimOption) -> Reason:
         for spared in option.spared:
             del self._beneficiaries[spared]
             capacity = self._capacity(option.number)
@@ -289,15 +231,13 @@ class LeastLossPreemption:
         self._capacity(option.number).promise(option.fit)
         return self._freed_reason(pending, option.number)
 
-    def _wait_for(self, pending: PendingRequest, option: _VictimOption) -> Reason:
+    def _wait_for(self, pending: PendingRequest, option: VictimOption) -> Reason:
         self._capacity(option.number).claim(option.fit)
         self._decide_again_at(option.possible_at)
         holders = _listed([victim.leases[0].request_id for victim in option.victims])
         worker_id = self._index.entries[option.number].worker.id
         found = f"devices of worker {worker_id}, which {holders} keeps at least until {option.possible_at:%H:%M:%S} UTC"
         return Reason(ReasonCode.PREEMPTING, str(pending.request), found)
-
-    # -- both ----------------------------------------------------------------------------------------------------------
 
     def _decide_again_at(self, at: datetime) -> None:
         self.until = at if self.until is None else min(at, self.until)
@@ -319,6 +259,13 @@ class LeastLossPreemption:
         worker_id = self._index.entries[number].worker.id
         found = f"devices of worker {worker_id}, which are being freed by {_listed(self._ending[number])}"
         return Reason(ReasonCode.PREEMPTING, str(pending.request), found)
+
+
+def _fit(
+    capacity: FutureCapacity, alternative: Alternative, held: list[Allocation], reserved: ReservedCapacity | None
+) -> Fit | None:
+    # the first check costs less than the search for the best fit
+    return capacity.fit(alternative, held, reserved) if capacity.fits(alternative, held, reserved) else None
 
 
 def _listed(request_ids: Sequence[str]) -> str:

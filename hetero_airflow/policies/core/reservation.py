@@ -58,7 +58,7 @@ class PreemptionPlan(Protocol):
 
 
 MakePreemptionPlan = Callable[[WorkerIndex, Snapshot, datetime], PreemptionPlan]
-"""The plug-in point: the preemption plan of one decision, empty at first."""
+"""The plug-in point: the preemption plan of one decision, where leases can be taken back; empty at first."""
 
 
 class ReservationsByNeed:
@@ -95,9 +95,6 @@ class NoPreemption:
     """Takes no lease back: a request that does not fit waits for work to end."""
 
     until: datetime | None = None
-
-    def __init__(self, index: WorkerIndex, snapshot: Snapshot, now: datetime) -> None:
-        pass
 
     def plan_for(self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> Reason | None:
         """None: no lease ends for it."""

@@ -14,12 +14,7 @@ from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.policies.core.list_policy import ListPolicy, QueueOrder
 from hetero_airflow.policies.core.queue_order import by_priority
-from hetero_airflow.policies.core.reservation import (
-    MakePreemptionPlan,
-    MakeReservations,
-    NoPreemption,
-    ReservationsByNeed,
-)
+from hetero_airflow.policies.core.reservation import MakePreemptionPlan, MakeReservations, ReservationsByNeed
 
 BasisT = TypeVar("BasisT")
 
@@ -39,7 +34,7 @@ class ScoredPolicy(Generic[BasisT]):
         *,
         order: QueueOrder = by_priority,
         reservations: MakeReservations = ReservationsByNeed,
-        preemption: MakePreemptionPlan = NoPreemption,
+        preemption: MakePreemptionPlan | None = None,
     ) -> None:
         self.name = name
         self._basis_of, self._measure = basis, measure
