@@ -34,29 +34,29 @@ _FOR_ENGINE = {
             "scheduler",
             "task_queued_timeout",
             "3600",
-            "a pod that needs more than 7 min to start, as large images do, is made anew before it can begin",
+            "a pod that needs more than 7 min to start, as with large images, is recreated before it can start",
         ),
         Recommendation(
             "kubernetes_executor",
             "worker_pods_creation_batch_size",
             "16",
-            "one pod is made at a heartbeat of the scheduler, and the other tasks' devices idle",
+            "each heartbeat of the scheduler creates one pod, and the devices of the other tasks are idle meanwhile",
         ),
         Recommendation(
             "kubernetes_executor",
             "task_publish_max_retries",
             "-1",
-            "a task fails that meets a quota of its namespace which is used up just then",
+            "a task fails if a quota of its namespace is used up when its pod is created",
         ),
     )
 }
-"""Engine → its own settings; those of the section with which the others end come first."""
+"""Engine → its additional settings. Those of the section with which the common ones end come first."""
 
 
 def _for_all(queue: str) -> tuple[Recommendation, ...]:
     return (
         Recommendation(
-            "core", "executor", EXECUTOR_CLASSPATH, "device tasks run unplaced: nobody keeps two off one device"
+            "core", "executor", EXECUTOR_CLASSPATH, "device tasks run unplaced: two may use the same device"
         ),
         Recommendation(
             "sdk",
@@ -74,31 +74,27 @@ def _for_all(queue: str) -> tuple[Recommendation, ...]:
             "workers",
             "min_heartbeat_interval",
             "1",
-            "a device idles for up to 5 s after each task, and a task that is marked or cleared runs on for as long",
+            "a device is idle for up to 5 s after each task, and a marked or cleared task runs on for up to 5 s",
         ),
         Recommendation(
             "workers",
             "execution_api_retries",
             "20",
-            "a task that ends while the API server is started again fails, though its work is done: Airflow gives up "
-            "after some 15 s",
+            "a task that ends while the API server restarts fails, though its work is done: Airflow retries for 15 s",
         ),
         Recommendation(
             "workers",
             "execution_api_retry_wait_max",
             "5",
-            "a task notices for up to 90 s more that the API server is back, and is taken for dead meanwhile",
+            "a task notices up to 90 s late that the API server is back, and Airflow takes it for dead meanwhile",
         ),
         Recommendation(
             "scheduler",
             "orphaned_tasks_check_interval",
             "30",
-            "after a crash of the scheduler, waiting tasks wait for up to 300 s more",
+            "after a crash of the scheduler, waiting tasks wait up to 300 s more",
         ),
         Recommendation(
-            "scheduler",
-            "task_instance_heartbeat_timeout",
-            "60",
-            "a task on a lost worker holds its devices for 300 s",
+            "scheduler", "task_instance_heartbeat_timeout", "60", "a task on a lost worker holds its devices for 300 s"
         ),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -15,7 +15,7 @@ from airflow.models.taskinstancehistory import TaskInstanceHistory
 from airflow.models.taskreschedule import TaskReschedule
 from airflow.utils.session import create_session
 from airflow.utils.state import TaskInstanceState
-from sqlalchemy import and_, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, func, or_, select, update
 
 from hetero_airflow.contract.state_keys import LEASE
 from hetero_airflow.executor.airflow_db.state_store import write_state
@@ -54,20 +54,19 @@ class TaskInstances:
         """Task instance id → its process, for the ids that Airflow still knows, including past tries."""
         if not ids:
             return {}
-        uuids = [UUID(id_) for id_ in ids]
         past = select(
             TaskInstanceHistory.task_instance_id,
             TaskInstanceHistory.pid,
             TaskInstanceHistory.hostname,
             func.coalesce(TaskInstanceHistory.end_date, TaskInstanceHistory.updated_at, TaskInstanceHistory.start_date),
-        ).where(TaskInstanceHistory.task_instance_id.in_(uuids))
+        ).where(TaskInstanceHistory.task_instance_id.in_(_uuids(ids)))
         present = select(
             TaskInstance.id,
             TaskInstance.state,
             TaskInstance.pid,
             TaskInstance.hostname,
             func.coalesce(TaskInstance.last_heartbeat_at, TaskInstance.start_date),
-        ).where(TaskInstance.id.in_(uuids))
+        ).where(TaskInstance.id.in_(_uuids(ids)))
         processes: dict[str, TaskProcess] = {}
         with create_session(scoped=False) as session:
             for id_, pid, hostname, seen_at in session.execute(past):
@@ -78,13 +77,7 @@ class TaskInstances:
 
     def queued(self, ids: Collection[str]) -> set[str]:
         """The ids of these tasks that are still QUEUED."""
-        if not ids:
-            return set()
-        query = select(TaskInstance.id).where(
-            TaskInstance.id.in_([UUID(id_) for id_ in ids]), TaskInstance.state == TaskInstanceState.QUEUED
-        )
-        with create_session(scoped=False) as session:
-            return {str(id_) for id_ in session.scalars(query)}
+        return {str(id_) for (id_,) in _read(select(TaskInstance.id).where(_are_queued(ids)))} if ids else set()
 
     def members(self, members: Collection[GangMember]) -> dict[str, dict[int, str | None]]:
         """Gang → rank → state of the existing task instances of the gangs; None: not scheduled yet."""
@@ -110,16 +103,8 @@ class TaskInstances:
 
     def refresh_queued(self, ids: Collection[str], now: datetime) -> None:
         """Show Airflow that tasks which are still QUEUED are not stuck: else it revokes them after its time limit."""
-        if not ids:
-            return
-        statement = (
-            update(TaskInstance)
-            .where(TaskInstance.id.in_([UUID(id_) for id_ in ids]), TaskInstance.state == TaskInstanceState.QUEUED)
-            .values(queued_dttm=now)
-            .execution_options(synchronize_session=False)
-        )
-        with create_session(scoped=False) as session:
-            session.execute(statement)
+        if ids:
+            _update_queued(ids, queued_dttm=now)
 
     def record_leases(self, leases: Iterable[tuple[ExecuteTask, TaskLease]]) -> None:
         """Record the lease of each task in its state store, for retries and for Airflow's UI.
@@ -136,17 +121,15 @@ class TaskInstances:
         """Task instance id → its `max_tries`, which grows when the task is cleared; for the existing ones."""
         if not ids:
             return {}
-        query = select(TaskInstance.id, TaskInstance.max_tries).where(TaskInstance.id.in_([UUID(id_) for id_ in ids]))
-        with create_session(scoped=False) as session:
-            return {str(id_): max_tries for id_, max_tries in session.execute(query)}
+        query = select(TaskInstance.id, TaskInstance.max_tries).where(TaskInstance.id.in_(_uuids(ids)))
+        return {str(id_): max_tries for id_, max_tries in _read(query)}
 
     def rescheduled(self, ids: Collection[str]) -> list[str]:
         """The ids of these tasks that were rescheduled before, in the same order."""
         if not ids:
             return []
-        query = select(TaskReschedule.ti_id).where(TaskReschedule.ti_id.in_([UUID(id_) for id_ in ids])).distinct()
-        with create_session(scoped=False) as session:
-            rescheduled = {str(id_) for id_ in session.scalars(query)}
+        query = select(TaskReschedule.ti_id).where(TaskReschedule.ti_id.in_(_uuids(ids))).distinct()
+        rescheduled = {str(id_) for (id_,) in _read(query)}
         return [id_ for id_ in ids if id_ in rescheduled]
 
     def reschedule(self, id: str, now: datetime, at: datetime, *, even_queued: bool = False) -> bool:
@@ -169,19 +152,31 @@ class TaskInstances:
 
     def finish(self, ids: Collection[str], now: datetime) -> None:
         """Mark the tasks that are still QUEUED as successful: they are not needed any more."""
-        statement = (
-            update(TaskInstance)
-            .where(TaskInstance.id.in_([UUID(id_) for id_ in ids]), TaskInstance.state == TaskInstanceState.QUEUED)
-            .values(state=TaskInstanceState.SUCCESS, start_date=now, end_date=now, duration=0.0)
-            .execution_options(synchronize_session=False)
-        )
-        with create_session(scoped=False) as session:
-            session.execute(statement)
+        _update_queued(ids, state=TaskInstanceState.SUCCESS, start_date=now, end_date=now, duration=0.0)
 
     def render(self, workload: ExecuteTask, arguments: Mapping[str, Any]) -> DeviceRequest:
         """The request that arguments with templates make in the task's DAG run.
 
-        :raises RequestError: a template that can't be rendered, or a rendered request that is not valid
+        :raises RequestError: see `render_request`
         """
         with create_session(scoped=False) as session:
             return render_request(session, workload.ti.dag_id, workload.ti.run_id, arguments)
+
+
+def _uuids(ids: Collection[str]) -> list[UUID]:
+    return [UUID(id_) for id_ in ids]
+
+
+def _are_queued(ids: Collection[str]) -> ColumnElement[bool]:
+    return and_(TaskInstance.id.in_(_uuids(ids)), TaskInstance.state == TaskInstanceState.QUEUED)
+
+
+def _read(query: Any) -> Sequence[Any]:
+    with create_session(scoped=False) as session:
+        return session.execute(query).all()
+
+
+def _update_queued(ids: Collection[str], **values: object) -> None:
+    statement = update(TaskInstance).where(_are_queued(ids)).values(values)
+    with create_session(scoped=False) as session:
+        session.execute(statement.execution_options(synchronize_session=False))

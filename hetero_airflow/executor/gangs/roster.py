@@ -160,11 +160,7 @@ class GangRoster:
         return ended
 
     def _stop_broken(
-        self,
-        running: Collection[tuple[Lease, PendingRequest]],
-        states: MemberStates,
-        snapshot: Snapshot,
-        now: datetime,
+        self, running: Collection[tuple[Lease, PendingRequest]], states: MemberStates, snapshot: Snapshot, now: datetime
     ) -> None:
         """Preempt members of broken gangs: at once if others are gone, with the time to save if the others have it."""
         newest = _newest_attempts((*snapshot.pending, *snapshot.holders.values()))
