@@ -62,10 +62,10 @@ JSON_VALUES = st.recursive(
 )
 
 
-@given(held=JSON_VALUES, map_index=st.integers(-1, 5))
-def test_what_no_operator_of_ours_wrote_is_a_request_error(held, map_index):
+@given(packed=JSON_VALUES, map_index=st.integers(-1, 5))
+def test_what_no_operator_of_ours_wrote_is_a_request_error(packed, map_index):
     with pytest.raises(RequestError, match="Leave that key to the device operators"):
-        unpack_request({ENVELOPE_KEY: held}, map_index)
+        unpack_request({ENVELOPE_KEY: packed}, map_index)
 
 
 def test_a_lease_travels_beside_the_trace():

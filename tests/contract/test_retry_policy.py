@@ -54,9 +54,9 @@ def test_a_delay_of_the_rules_becomes_the_retrys():
 
 def test_the_budget_of_the_state_store_counts():
     rules = parse_rules('{"network": {"times": 2, "then": "fail"}}')
-    one, two = a_failure("network", 1), a_failure("network", 2)
-    assert evaluated(RuntimeError("NCCL timeout"), context_with(one), rules).action is RetryAction.RETRY
-    assert evaluated(RuntimeError("NCCL timeout"), context_with(one, two), rules).action is RetryAction.FAIL
+    first, second = a_failure("network", 1), a_failure("network", 2)
+    assert evaluated(RuntimeError("NCCL timeout"), context_with(first), rules).action is RetryAction.RETRY
+    assert evaluated(RuntimeError("NCCL timeout"), context_with(first, second), rules).action is RetryAction.FAIL
 
 
 def test_what_was_recorded_of_this_run_is_believed_more_than_the_exception(monkeypatch):
@@ -64,8 +64,8 @@ def test_what_was_recorded_of_this_run_is_believed_more_than_the_exception(monke
     monkeypatch.setenv(LEASE_VARIABLE, lease.model_dump_json())
     recorded = a_failure("hardware", 9, evidence="XID 79 on GPU-1")
     assert "XID 79 on GPU-1" in evaluated(KeyError("label"), context_with(recorded)).reason
-    other = a_failure("hardware", 8)
-    assert evaluated(KeyError("label"), context_with(other)).action is RetryAction.FAIL
+    unrelated = a_failure("hardware", 8)
+    assert evaluated(KeyError("label"), context_with(unrelated)).action is RetryAction.FAIL
 
 
 @pytest.mark.parametrize(

@@ -40,13 +40,13 @@ def waiting(store):
 
 def test_it_reads_the_tables_once_a_look(store, database):
     store.snapshot()
-    asked = []
-    event.listen(database, "before_cursor_execute", lambda *about: asked.append(about))
+    statements = []
+    event.listen(database, "before_cursor_execute", lambda *about: statements.append(about))
     store.snapshot()
-    assert asked == []
+    assert statements == []
     store.invalidate()
     store.snapshot()
-    assert asked != []
+    assert statements != []
 
 
 def test_what_another_scheduler_writes_is_seen_at_the_next_look(store, database):

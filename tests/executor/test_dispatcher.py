@@ -30,8 +30,8 @@ def test_a_task_is_told_whether_its_next_run_may_be_on_another_host(bench):
     bench.engine.traits = EngineTraits(is_local=False)
     bench.hold("anywhere", "gpu")
     bench.beat()
-    told = [read_lease(workload.ti.context_carrier).is_remote for workload in bench.engine.started]
-    assert told == [False, True]
+    are_remote = [read_lease(workload.ti.context_carrier).is_remote for workload in bench.engine.started]
+    assert are_remote == [False, True]
 
 
 def test_tasks_wait_until_devices_are_free_and_get_a_new_token_if_theirs_is_old(bench):
@@ -381,9 +381,9 @@ def test_a_full_disk_costs_one_warning_and_not_the_loop(bench, caplog):
 
 
 def test_the_policy_is_told_within_a_minute_what_ended_runs_took(bench):
-    told = []
+    estimates = []
     decide = bench.policy.decide
-    bench.policy.decide = lambda snapshot, now: told.append(snapshot.estimates) or decide(snapshot, now)
+    bench.policy.decide = lambda snapshot, now: estimates.append(snapshot.estimates) or decide(snapshot, now)
     bench.hold("a")
     bench.beat()
     id_ = bench.hold("b")
@@ -396,8 +396,8 @@ def test_the_policy_is_told_within_a_minute_what_ended_runs_took(bench):
     bench.beat(40)
     bench.hold("c")
     bench.beat()
-    assert told[-2].works == {}
-    assert told[-1].duration_s(("dag", "b"), "nvidia/a100-sxm4-40gb").middle == pytest.approx(30, rel=0.01)
+    assert estimates[-2].works == {}
+    assert estimates[-1].duration_s(("dag", "b"), "nvidia/a100-sxm4-40gb").middle == pytest.approx(30, rel=0.01)
 
 
 def test_a_task_that_its_engine_can_never_take_fails_with_its_words_and_holds_nothing(bench):

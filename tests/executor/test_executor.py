@@ -18,7 +18,7 @@ SUCCESS, FAILED = TaskInstanceState.SUCCESS, TaskInstanceState.FAILED
 
 @pytest.fixture
 def executor(bench, monkeypatch):
-    """The executor over the bench's inside, with an engine that reports what it is told to."""
+    """The executor over the bench, with an engine that reports the given events."""
     monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "s" * 64)
     executor = HeteroExecutor(parallelism=4)
     bench.engine.events, bench.engine.has_task, bench.engine.occupied_slots = {}, lambda ti: False, 0

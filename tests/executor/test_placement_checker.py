@@ -28,13 +28,13 @@ class Counting:
         return self.policy.decide(snapshot, now)
 
 
-def probes(policy=None):
+def checker(policy=None):
     return PlacementChecker(policy or PriorityPolicy(), lambda worker_id: worker_id == "here")
 
 
-def decided(snapshot, *asked, policy=None):
-    made = probes(policy).decide(asked, snapshot, EPOCH)
-    return {id_: type(decision) for id_, decision in made.items()}
+def decided(snapshot, *requests, policy=None):
+    decisions = checker(policy).decide(requests, snapshot, EPOCH)
+    return {id_: type(decision) for id_, decision in decisions.items()}
 
 
 @pytest.mark.parametrize(
@@ -49,51 +49,51 @@ def decided(snapshot, *asked, policy=None):
     ],
 )
 def test_the_answer_is_what_the_policy_would_do_now(snapshot, device, outcome):
-    assert decided(snapshot, a_pending("probe", device)) == {"probe": outcome}
+    assert decided(snapshot, a_pending("check", device)) == {"check": outcome}
 
 
 def test_who_came_first_comes_first():
     waiting = replace(HALF, pending=(a_pending("first", "gpu:2"),))
-    assert decided(waiting, a_pending("probe", "gpu", at_s=1), policy=Fifo()) == {"probe": Wait}
-    assert decided(waiting, a_pending("probe", "gpu", at_s=-1), policy=Fifo()) == {"probe": Place}
+    assert decided(waiting, a_pending("check", "gpu", at_s=1), policy=Fifo()) == {"check": Wait}
+    assert decided(waiting, a_pending("check", "gpu", at_s=-1), policy=Fifo()) == {"check": Place}
 
 
 def test_nothing_is_taken_back_for_a_probe():
     policy = Counting()
-    probes(policy).decide([a_pending("probe")], replace(FULL, can_preempt=True), EPOCH)
+    checker(policy).decide([a_pending("check")], replace(FULL, can_preempt=True), EPOCH)
     assert not policy.snapshots[0].can_preempt
 
 
 def test_one_decision_a_round_and_none_while_nothing_changes():
     policy = Counting()
-    asking = probes(policy)
-    asked = [a_pending("a", "gpu"), a_pending("b", "gpu"), a_pending("c", "gpu:2")]
-    rounds = [sorted(asking.decide(asked, FULL, EPOCH)) for _ in range(4)]
+    checks = checker(policy)
+    requests = [a_pending("a", "gpu"), a_pending("b", "gpu"), a_pending("c", "gpu:2")]
+    rounds = [sorted(checks.decide(requests, FULL, EPOCH)) for _ in range(4)]
     assert rounds == [["a", "b"], ["a", "b", "c"], ["a", "b", "c"], ["a", "b", "c"]]
     assert len(policy.snapshots) == 2
-    asking.decide(asked, replace(FULL, sequence=9), EPOCH)
-    asking.decide(asked, replace(FULL, sequence=9), EPOCH + timedelta(seconds=1))
+    checks.decide(requests, replace(FULL, sequence=9), EPOCH)
+    checks.decide(requests, replace(FULL, sequence=9), EPOCH + timedelta(seconds=1))
     assert len(policy.snapshots) == 4
-    asking.decide(asked, replace(FULL, sequence=9), EPOCH + RECHECK)
+    checks.decide(requests, replace(FULL, sequence=9), EPOCH + RECHECK)
     assert len(policy.snapshots) == 5
 
 
 def test_each_kind_of_probe_gets_its_turn():
-    asking, seen = probes(), set()
-    asked = [a_pending(f"probe {number}", f"gpu:{number}") for number in (1, 2)]
+    checks, seen = checker(), set()
+    requests = [a_pending(f"check {number}", f"gpu:{number}") for number in (1, 2)]
     for sequence in range(10, 14):
-        made = asking.decide(asked, replace(FREE, sequence=sequence), EPOCH + timedelta(seconds=sequence))
-        seen |= {id_ for id_, decision in made.items() if isinstance(decision, Place)}
-    assert seen == {"probe 1", "probe 2"}
+        decisions = checks.decide(requests, replace(FREE, sequence=sequence), EPOCH + timedelta(seconds=sequence))
+        seen |= {id_ for id_, decision in decisions.items() if isinstance(decision, Place)}
+    assert seen == {"check 1", "check 2"}
 
 
 def test_probes_do_not_stand_in_each_others_way():
     policy = Counting()
-    asking = probes(policy)
-    asked = [a_pending("a", "gpu:2", dag_id="x"), a_pending("b", "gpu:2", dag_id="y")]
-    asking.decide(asked, FREE, EPOCH)
-    made = asking.decide(asked, FREE, EPOCH)
-    assert [type(made[id_]) for id_ in "ab"] == [Place, Place]
+    checks = checker(policy)
+    requests = [a_pending("a", "gpu:2", dag_id="x"), a_pending("b", "gpu:2", dag_id="y")]
+    checks.decide(requests, FREE, EPOCH)
+    decisions = checks.decide(requests, FREE, EPOCH)
+    assert [type(decisions[id_]) for id_ in "ab"] == [Place, Place]
     assert [len(snapshot.pending) for snapshot in policy.snapshots] == [1, 1]
 
 
@@ -102,12 +102,12 @@ def test_a_policy_that_raises_is_stood_in_for():
         def decide(self, snapshot, now):
             raise ZeroDivisionError
 
-    assert decided(FREE, a_pending("probe"), policy=Broken()) == {"probe": Place}
+    assert decided(FREE, a_pending("check"), policy=Broken()) == {"check": Place}
 
 
 def test_the_answer_says_where_or_why_never():
-    place = probes().decide([a_pending("probe", "gpu")], HALF, EPOCH)["probe"]
+    place = checker().decide([a_pending("check", "gpu")], HALF, EPOCH)["check"]
     assert answer_of(place) == PlacementAnswer(worker_id="here", device_ids=("GPU-1",))
-    refused = answer_of(probes().decide([a_pending("probe", "gpu:3")], HALF, EPOCH)["probe"])
+    refused = answer_of(checker().decide([a_pending("check", "gpu:3")], HALF, EPOCH)["check"])
     assert refused.is_final
     assert "No known worker can ever run this" in refused.problem

@@ -1,4 +1,4 @@
-"""Tasks that only ask whether there is room: held as device tasks are, started with an answer, never with a lease."""
+"""Placement checks wait like device tasks, and start with an answer but never with a lease."""
 
 import pytest
 
@@ -8,12 +8,12 @@ from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 
 @pytest.fixture
 def ask(bench):
-    """Holds a probe of that name; its request id."""
+    """Adds a placement check of that name; returns its request id."""
 
     def _ask(name, device="gpu", **arguments):
         id_ = bench.hold(name, device, **arguments)
-        held = bench.dispatcher.queue.tasks.pop(name)
-        bench.dispatcher.checks.add(held.workload, held.requested, held.since)
+        task = bench.dispatcher.queue.tasks.pop(name)
+        bench.dispatcher.checks.add(task.workload, task.requested, task.since)
         return id_
 
     return _ask

@@ -1,4 +1,4 @@
-"""What the coordinator does around Airflow's own supervisor, which a stand-in plays with a real process."""
+"""What the coordinator does around Airflow's supervisor: a stand-in with a real process plays the supervisor."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def test_the_agent_can_see_the_lease_from_before_the_task_begins_until_nothing_i
     before = LeaseFile(
         lease="r1.7", worker="worker-a", place=current_process_namespace(), supervisor=process_identity(os.getpid())
     )
-    (at_start, (told, folder), (looked_after, control), at_work) = seen
+    (at_start, (lease_text, folder), (attached, control), at_work) = seen
     assert at_start == [before]
-    assert (told, looked_after, control) == (LEASE.model_dump_json(), "r1.7", folder)
-    assert [(one.lease, one.task.pid) for one in at_work] == [("r1.7", process.pid)]
+    assert (lease_text, attached, control) == (LEASE.model_dump_json(), "r1.7", folder)
+    assert [(file.lease, file.task.pid) for file in at_work] == [("r1.7", process.pid)]
     assert process.wait(10) == -15, "it outlived its task"
     assert read_lease_files(lease_folder()) == {}
     assert (result.exit_code, os.path.exists(folder), LEASE_VARIABLE in os.environ) == (0, False, False)

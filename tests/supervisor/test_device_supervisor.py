@@ -33,7 +33,7 @@ class Api:
     def __init__(self):
         self.heartbeat = HTTPStatus.NO_CONTENT
         self.said = []
-        """What was told of the end of the task."""
+        """The reported ends of the task."""
         self.states = {}
         """The task state store."""
 
@@ -149,8 +149,8 @@ def test_whether_a_task_that_hung_goes_on_is_for_the_rules_to_say(start, api, mo
     process._send_terminal_state_msg(RescheduleTask(reschedule_date=NOW, end_date=NOW))
     assert api.said == []
     assert process.wait() == 0
-    (told,) = api.said
-    assert f'"{said}"' in told
+    (end,) = api.said
+    assert f'"{said}"' in end
     (failure,) = api.states["hetero.failures"]
     assert failure["failure_class"] == "hung"
 
@@ -159,5 +159,5 @@ def test_one_that_hung_and_had_to_be_killed_goes_on_too(start, api):
     process = start(dies)
     process._monitor.hung_s = 900.0
     process.wait()
-    (told,) = api.said
-    assert '"up_for_reschedule"' in told
+    (end,) = api.said
+    assert '"up_for_reschedule"' in end

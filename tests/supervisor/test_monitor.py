@@ -1,4 +1,4 @@
-"""What the supervisor does beside Airflow's own: the notice in, progress out, SIGTERM at the end of the grace time."""
+"""The monitor passes notices to the task and progress to the store, and stops a task after its grace time."""
 
 import json
 import signal
@@ -62,8 +62,8 @@ def watch(tmp_path, states, stops, log):
 
 
 def notice(lease_id="lease-2", seconds=60):
-    told = LeaseNotice(lease_id=lease_id, notice=Notice(cause="urgent", by=EPOCH + timedelta(seconds=seconds)))
-    return json.loads(told.model_dump_json())
+    notice = LeaseNotice(lease_id=lease_id, notice=Notice(cause="urgent", by=EPOCH + timedelta(seconds=seconds)))
+    return json.loads(notice.model_dump_json())
 
 
 def test_a_notice_reaches_the_task_and_is_told_once(watch, states, tmp_path, log, stops):
@@ -151,8 +151,8 @@ def test_a_checkpoint_is_told_at_once_and_mere_steps_every_few_seconds(watch, st
     watch.check(EPOCH)
     progress.saved(4, clock.now())
     watch.check(EPOCH + timedelta(seconds=1))
-    told = [value["progress"]["saved_step"] for key, value in states.writes if key == PROGRESS]
-    assert (told, states.writes[-1][1]["lease_id"]) == ([3, 4], "lease-2")
+    reported = [value["progress"]["saved_step"] for key, value in states.writes if key == PROGRESS]
+    assert (reported, states.writes[-1][1]["lease_id"]) == ([3, 4], "lease-2")
     for second in range(2, 6):
         progress.enter("stepping")
         clock.advance(1)

@@ -1,4 +1,4 @@
-"""What the policy is told beside the store's snapshot."""
+"""The policy context beside the store's snapshot."""
 
 from datetime import timedelta
 from types import SimpleNamespace
@@ -17,13 +17,13 @@ SHARES = TeamShares.parse("research=3")
 
 
 class Dags:
-    """Says what it was asked for, and what it was told to say."""
+    """Records the DAG ids of each call, and returns the given edges."""
 
     def __init__(self):
-        self.asked, self.edges = [], {}
+        self.requested, self.edges = [], {}
 
     def refresh(self, dag_ids):
-        self.asked.append(sorted(dag_ids))
+        self.requested.append(sorted(dag_ids))
         return self.edges
 
 
@@ -40,7 +40,7 @@ def test_edges_runs_and_shares_are_told_together_and_only_news_makes_a_new_objec
     dags.edges = {("a", "x"): (("a", "y"),)}
     beliefs.refresh()
     first = beliefs.estimates
-    assert (dags.asked, first.edges, first.shares) == ([["a", "b"]], dags.edges, SHARES)
+    assert (dags.requested, first.edges, first.shares) == ([["a", "b"]], dags.edges, SHARES)
     beliefs.learn()
     beliefs.refresh()
     assert beliefs.estimates is first

@@ -45,8 +45,10 @@ def test_a_gang_goes_where_the_links_are_fast_and_its_account_says_how_fast():
     snapshot = Snapshot(0, workers=hosts, pending=gang)
 
     def decide(**gbps: float) -> tuple[list[str], str]:
-        told = replace(snapshot, workers=SiteLinks(gbps).labelled(hosts))
-        places = [one for one in PriorityPolicy().decide(told, EPOCH).decisions if isinstance(one, Place)]
+        labelled = replace(snapshot, workers=SiteLinks(gbps).labelled(hosts))
+        places = [
+            decision for decision in PriorityPolicy().decide(labelled, EPOCH).decisions if isinstance(decision, Place)
+        ]
         return [place.worker_id for place in places], places[0].account.summary.partition("joined by ")[2]
 
     assert decide() == (["a", "b"], "1.25 GB/s (anywhere)")

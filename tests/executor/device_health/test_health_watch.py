@@ -1,4 +1,4 @@
-"""From an error to the bar in the store, through a real burn-in in a process of its own, and back."""
+"""From an error to the hold in the store, through a real burn-in in a process of its own, and back."""
 
 from __future__ import annotations
 
@@ -99,15 +99,15 @@ class Host:
         return {device_id: health.state for (_, device_id), health in self.store.health().items()}
 
     @property
-    def barred(self):
-        return [bar.device_id for bar in self.store.snapshot().holds]
+    def held_devices(self):
+        return [hold.device_id for hold in self.store.snapshot().holds]
 
 
 @pytest.fixture
 def host():
-    one = Host()
-    yield one
-    one.watch.close()
+    host = Host()
+    yield host
+    host.watch.close()
 
 
 @pytest.fixture
@@ -135,9 +135,13 @@ def a_failure(evidence="Xid 79 on GPU-0", devices=("GPU-0",), at=EPOCH, **fields
 
 def test_one_xid_79_takes_the_device_out_and_nothing_else(host):
     host.hear(79)
-    (bar,) = host.store.snapshot().holds
-    assert (bar.device_id, bar.kind, bar.cause) == ("GPU-0", HoldKind.QUARANTINED, "XID 79, GPU has fallen off the bus")
-    assert bar.until == EPOCH + timedelta(minutes=1)
+    (hold,) = host.store.snapshot().holds
+    assert (hold.device_id, hold.kind, hold.cause) == (
+        "GPU-0",
+        HoldKind.QUARANTINED,
+        "XID 79, GPU has fallen off the bus",
+    )
+    assert hold.until == EPOCH + timedelta(minutes=1)
     assert host.states == {"GPU-0": HealthState.QUARANTINED}
 
 
@@ -179,37 +183,37 @@ def test_a_driver_that_asks_for_a_reset_is_one_error_and_the_burn_in_waits_until
     host.see()
     host.step()
     host.start_burn_in()
-    assert (host.states, host.barred) == ({"GPU-0": HealthState.HEALTHY}, [])
+    assert (host.states, host.held_devices) == ({"GPU-0": HealthState.HEALTHY}, [])
 
 
 def test_a_failed_task_with_a_fatal_xid_takes_out_the_device_that_had_it(host):
     host.watch.report(a_failure("Xid 79 on GPU-1", ("GPU-0", "GPU-1")), "dag.train")
     host.step()
-    assert host.barred == ["GPU-1"]
+    assert host.held_devices == ["GPU-1"]
 
 
 @pytest.mark.parametrize(
-    ("evidence", "barred"),
+    ("evidence", "held_devices"),
     [
         ("XID 79, GPU has fallen off the bus on GPU-1", ["GPU-1"]),
         ("XID 79, GPU has fallen off the bus on GPU-1; XID 95, uncontained memory error on GPU-0", ["GPU-0", "GPU-1"]),
         ('"NVRM: Xid (PCI:0000:3b:00): 79," in the log', []),
     ],
 )
-def test_of_several_devices_those_are_out_that_the_evidence_names(host, evidence, barred):
+def test_of_several_devices_those_are_out_that_the_evidence_names(host, evidence, held_devices):
     host.watch.report(a_failure(evidence, ("GPU-0", "GPU-1")), "dag.train")
     host.step()
-    assert host.barred == barred
+    assert host.held_devices == held_devices
 
 
 def test_two_tasks_that_blame_their_devices_take_out_those_that_both_had(host):
     host.watch.report(a_failure("CUBLAS_STATUS_ARCH", ("GPU-0", "GPU-1")), "dag.a")
     host.watch.report(a_failure("CUBLAS_STATUS_ARCH", ("GPU-0", "GPU-1")), "dag.a")
     host.step()
-    assert host.barred == []
+    assert host.held_devices == []
     host.watch.report(a_failure("Xid 63 on GPU-0"), "dag.b")
     host.step()
-    assert host.barred == ["GPU-0"]
+    assert host.held_devices == ["GPU-0"]
     assert host.store.snapshot().holds[0].cause == "tasks failed on it: Xid 63 on GPU-0"
 
 
@@ -230,13 +234,13 @@ def test_a_failed_task_takes_out_the_device_that_it_had_on_another_host_which_is
     host.store.record([WorkerSeen(a_worker("worker-b", engine=engine))], EPOCH)
     host.watch.report(a_failure(worker="worker-b"), "dag.a")
     host.step()
-    (bar,) = host.store.snapshot().holds
-    assert (bar.worker_id, bar.device_id, bar.kind) == ("worker-b", "GPU-0", HoldKind.QUARANTINED)
+    (hold,) = host.store.snapshot().holds
+    assert (hold.worker_id, hold.device_id, hold.kind) == ("worker-b", "GPU-0", HoldKind.QUARANTINED)
     host.step(59)
     assert host.states == {"GPU-0": HealthState.QUARANTINED}
     host.step(1)
     host.step(5)
-    assert (host.barred, host.states, host.here._runs) == ([], {"GPU-0": HealthState.HEALTHY}, None)
+    assert (host.held_devices, host.states, host.here._runs) == ([], {"GPU-0": HealthState.HEALTHY}, None)
     assert "Device worker-b/GPU-0 can't be tested from here, so it is trusted without a burn-in" in caplog.text
     host.watch.report(a_failure(worker="worker-b", at=host.clock.now()), "dag.a")
     host.step()
@@ -252,7 +256,7 @@ def test_a_device_of_another_host_is_not_trusted_while_its_probe_finds_it_sick(h
     assert host.states == {"GPU-0": HealthState.PROBATION}
     host.store.record([WorkerSeen(a_worker("worker-b", engine="celery"))], host.clock.now())
     host.step(5)
-    assert host.barred == []
+    assert host.held_devices == []
 
 
 @pytest.mark.parametrize("is_mig", [False, True])
@@ -271,7 +275,7 @@ def test_a_device_of_another_host_is_not_trusted_while_a_task_is_on_it(host, is_
     assert host.states == {"GPU-0": HealthState.PROBATION}
     move_lease(host.store, lease.id, lease.token, LeaseState.RELEASED, host.clock.now())
     host.step(5)
-    assert host.barred == []
+    assert host.held_devices == []
 
 
 def test_a_device_of_another_schedulers_host_waits_for_that_one(host, burn_in):
@@ -283,25 +287,25 @@ def test_a_device_of_another_schedulers_host_waits_for_that_one(host, burn_in):
     assert (host.states, host.here._runs) == ({"GPU-0": HealthState.PROBATION}, None)
     other.step(180)
     other.start_burn_in()
-    assert host.barred == []
+    assert host.held_devices == []
     other.watch.close()
 
 
 def test_what_two_schedulers_hear_counts_together_and_what_both_hear_counts_once(host):
     host.store.record([WorkerSeen(a_worker("worker-b", engine="celery"))], EPOCH)
     other = Host(store=host.store)
-    for one in (host, other):
-        one.watch.report(a_failure("CUBLAS_STATUS_ARCH", worker="worker-b"), "dag.a")
+    for each in (host, other):
+        each.watch.report(a_failure("CUBLAS_STATUS_ARCH", worker="worker-b"), "dag.a")
     host.step()
     other.step()
-    assert host.barred == []
+    assert host.held_devices == []
     other.watch.report(a_failure("CUBLAS_STATUS_ARCH", worker="worker-b"), "dag.b")
     other.step()
-    assert host.barred == ["GPU-0"]
+    assert host.held_devices == ["GPU-0"]
     for _ in range(2):
         host.step(60)
         other.step(60)
-    assert host.barred == []
+    assert host.held_devices == []
     assert host.store.health()["worker-b", "GPU-0"].strikes == 1
 
 
@@ -326,7 +330,7 @@ def test_after_its_time_a_burn_in_brings_it_back(host, burn_in):
     assert host.here._runs is None
     host.step(1)
     host.start_burn_in()
-    assert (host.barred, host.states) == ([], {"GPU-0": HealthState.HEALTHY})
+    assert (host.held_devices, host.states) == ([], {"GPU-0": HealthState.HEALTHY})
     host.step(7 * 86400)
     assert host.states == {}
 
@@ -362,7 +366,7 @@ def test_a_device_that_nothing_can_compute_on_is_trusted_untested_and_the_log_sa
     host.hear(79)
     host.step(60)
     host.start_burn_in()
-    assert host.barred == []
+    assert host.held_devices == []
     assert "trusted without a burn-in: no torch" in caplog.text
 
 
@@ -374,7 +378,7 @@ def test_a_simulated_device_is_tried_with_a_real_computation_on_the_cpu(monkeypa
     host.step()
     host.step(60)
     host.start_burn_in(60)
-    assert (host.barred, host.states) == ([], {"SIM-0": HealthState.HEALTHY})
+    assert (host.held_devices, host.states) == ([], {"SIM-0": HealthState.HEALTHY})
     assert "passed its burn-in on cpu: multiply float32" in caplog.text
 
 
@@ -404,7 +408,7 @@ def test_a_burn_in_waits_for_leases_to_end_and_for_people(host, burn_in):
     host.store.record([HoldLifted("worker-a", "", HoldKind.DRAINED)], host.clock.now())
     host.step()
     host.start_burn_in()
-    assert host.barred == []
+    assert host.held_devices == []
 
 
 def test_one_device_is_tried_at_a_time(host, burn_in):
@@ -415,10 +419,10 @@ def test_one_device_is_tried_at_a_time(host, burn_in):
     assert host.here._runs.device_id == "GPU-0"
     host.step(0)
     host.start_burn_in()
-    assert host.barred in (["GPU-1"], [])
+    assert host.held_devices in (["GPU-1"], [])
     while host.here._runs is not None:
         host.start_burn_in()
-    assert host.barred == []
+    assert host.held_devices == []
 
 
 def test_of_a_gpu_in_mig_mode_each_instance_is_tried(burn_in, tmp_path):
@@ -434,7 +438,7 @@ def test_of_a_gpu_in_mig_mode_each_instance_is_tried(burn_in, tmp_path):
     host.hear(79)
     host.step(60)
     host.start_burn_in()
-    assert (log.read_text(), host.barred) == ("MIG-0 MIG-1 ", [])
+    assert (log.read_text(), host.held_devices) == ("MIG-0 MIG-1 ", [])
 
 
 # -- the store ---------------------------------------------------------------------------------------------------------
@@ -447,7 +451,7 @@ def test_a_new_scheduler_goes_on_where_the_last_one_stood(host, burn_in):
     again.clock.advance(60)
     again.step()
     again.start_burn_in()
-    assert (again.barred, again.states) == ([], {"GPU-0": HealthState.HEALTHY})
+    assert (again.held_devices, again.states) == ([], {"GPU-0": HealthState.HEALTHY})
     assert host.store.health()[KEY].strikes == 1
 
 
@@ -456,7 +460,7 @@ def test_what_a_person_undrains_is_trusted_at_once(host):
     undrain = [HoldLifted(*KEY, HoldKind.QUARANTINED), HealthNoted(*KEY, NO_ERRORS)]
     host.store.record(undrain, host.clock.now())
     host.step(60)
-    assert (host.barred, host.states, host.here._runs) == ([], {}, None)
+    assert (host.held_devices, host.states, host.here._runs) == ([], {}, None)
     host.hear(79)
     assert host.store.health()[KEY].strikes == 1
 
@@ -479,7 +483,7 @@ def test_nothing_is_forgotten_while_the_store_is_down(monkeypatch):
         host.hear(79)
     monkeypatch.setattr(CountingStore, "is_down", False)
     host.step(5)
-    assert host.barred == ["GPU-0"]
+    assert host.held_devices == ["GPU-0"]
     assert host.store.health()[KEY] == replace(host.store.health()[KEY], strikes=1, since=EPOCH)
 
 

@@ -21,9 +21,9 @@ class Gang:
     def __init__(self, bench):
         self.bench = bench
         self.ids = {}
-        self.told = []
+        self.notices = []
         bench.tasks.gangs[GANG] = dict.fromkeys((0, 1))
-        bench.dispatcher._preemptions.notify = lambda lease, cause, now, grace=None: self.told.append(
+        bench.dispatcher._preemptions.notify = lambda lease, cause, now, grace=None: self.notices.append(
             (self.rank(lease.request_id), cause, grace)
         )
 
@@ -106,19 +106,19 @@ def test_where_one_rank_has_ended_otherwise_than_well_the_other_is_stopped_at_on
     gang.run()
     gang.end(1, state)
     bench.beat(2)
-    assert gang.told == [
+    assert gang.notices == [
         (0, f"rank 1 is {state or 'not queued'} of its gang, so that all go on together later", timedelta(0))
     ]
     assert bench.lease(gang.ids[0]).state is LeaseState.PREEMPTED
     bench.beat(2)
-    assert len(gang.told) == 1
+    assert len(gang.notices) == 1
 
 
 def test_where_one_rank_has_ended_well_the_other_goes_on(bench, gang):
     gang.run()
     gang.end(1, "success")
     bench.beat(2)
-    assert gang.told == []
+    assert gang.notices == []
 
 
 def test_a_rank_that_came_back_waits_until_the_others_have_stopped_and_all_start_together(bench, gang):
@@ -128,7 +128,7 @@ def test_a_rank_that_came_back_waits_until_the_others_have_stopped_and_all_start
     gang.queue(1)
     bench.beat(2)
     assert waits(bench) == {gang.ids[1]: f"{GANG} #2"}
-    assert [(rank, grace) for rank, _, grace in gang.told] == [(0, timedelta(0))]
+    assert [(rank, grace) for rank, _, grace in gang.notices] == [(0, timedelta(0))]
     assert bench.started == ["rank-0", "rank-1"]
     gang.end(0, "up_for_reschedule")
     bench.beat(2)
@@ -143,7 +143,7 @@ def test_where_one_rank_has_to_give_its_devices_back_the_other_has_the_time_to_s
     lease = bench.lease(gang.ids[1])
     bench.store.move([LeaseMove(lease.id, lease.token, LeaseState.PREEMPTED, "moved")], bench.clock.now())
     bench.beat(2)
-    assert (0, "another rank of its gang has to give its devices back", None) in gang.told
+    assert (0, "another rank of its gang has to give its devices back", None) in gang.notices
 
 
 @pytest.mark.parametrize("state", ["failed", "success", "skipped", "removed"])
@@ -225,9 +225,9 @@ def test_a_gang_whose_members_airflow_gave_to_two_schedulers_starts_with_both(ma
         for bench in benches if is_first else reversed(benches):
             bench.beat(1)
     assert [bench.started for bench in benches] == [["rank-0"], ["rank-1"]]
-    told = [read_lease(bench.engine.started[0].ti.context_carrier).gang for bench in benches]
-    assert [(one.name, one.rank, one.leader) for one in told] == [
-        (f"{GANG} #1", rank, told[0].leader) for rank in (0, 1)
+    gangs = [read_lease(bench.engine.started[0].ti.context_carrier).gang for bench in benches]
+    assert [(gang.name, gang.rank, gang.leader) for gang in gangs] == [
+        (f"{GANG} #1", rank, gangs[0].leader) for rank in (0, 1)
     ]
     assert len(benches[0].store.snapshot().leases) == 2
 
@@ -238,11 +238,11 @@ def test_a_lease_whose_gang_is_not_whole_is_not_used(make_bench):
     for bench in (second, first, second):
         if not first.started:
             bench.beat(1)
-    placed, other = (first, second) if first.started else (second, first)
+    placed, waiting = (first, second) if first.started else (second, first)
     lease = first.lease(str(placed.engine.started[0].ti.id))
     first.store.move([LeaseMove(lease.id, lease.token, LeaseState.EVICTED, "gone")], first.clock.now())
-    other.beat(1)
-    assert other.started == []
+    waiting.beat(1)
+    assert waiting.started == []
 
 
 class ElasticGang:
@@ -302,8 +302,8 @@ def test_fewer_ranks_go_on_where_all_of_them_have_waited_long_enough(make_bench,
         ["rank-2"],
         {},
     )
-    told = read_lease(bench.engine.started[1].ti.context_carrier).gang
-    assert (told.name, told.size) == (f"{gang.name} #1 with 2 of 3", 2)
+    carried = read_lease(bench.engine.started[1].ti.context_carrier).gang
+    assert (carried.name, carried.size) == (f"{gang.name} #1 with 2 of 3", 2)
     bench.beat(2)
     assert (logged, waits(bench)) == (["Its gang runs with 2 of 3 ranks, without this one"], {})
 

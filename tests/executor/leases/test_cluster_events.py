@@ -53,7 +53,7 @@ def test_nodes_come_and_go_in_the_store(bench):
     ready, unready = a_worker("a"), a_worker("b").model_copy(update={"state": WorkerState.LOST})
     bench.engine.news = WorkerChanges((ready, unready), lost=("b",))
     bench.news.record_workers(EPOCH)
-    assert {one.id: one.state for one in bench.store.snapshot().workers} == {"a": "online", "b": "lost"}
+    assert {worker.id: worker.state for worker in bench.store.snapshot().workers} == {"a": "online", "b": "lost"}
     bench.engine.news = WorkerChanges(alive=("a",))
     bench.news.record_workers(LATER)
     assert bench.store.last_seen()["a"] == LATER

@@ -130,7 +130,7 @@ def test_a_task_that_airflow_queued_anew_blames_no_worker_though_the_engine_neve
     for _ in range(4):
         bench.beat(5)
     (request,) = bench.store.snapshot().holders.values()
-    assert (request.id, [one.labels for one in request.request.alternatives]) == (id_, [{}])
+    assert (request.id, [alternative.labels for alternative in request.request.alternatives]) == (id_, [{}])
 
 
 def test_a_task_that_is_over_although_the_engine_never_reported_it_frees_its_devices(bench):

@@ -55,7 +55,7 @@ def test_the_holder_gets_a_notice_and_the_queue_goes_on_when_it_has_ended(bench,
     since = bench.clock.now()
     bench.hold("low", "gpu:2", priority="low")
     bench.beat(1)
-    again = next(one for one in bench.store.snapshot().pending if one.task_id == "low")
+    again = next(pending for pending in bench.store.snapshot().pending if pending.task_id == "low")
     assert again.submitted_at < since
     assert again.attained_service_s == {"nvidia/a100-sxm4-40gb": pytest.approx(402, abs=1)}
     assert bench.reports == []
@@ -109,8 +109,10 @@ def test_what_was_saved_is_known_to_the_store_once(bench, written):
     bench.beat(1)
     lease = bench.lease(low)
     at = bench.clock.now()
-    told = LeaseProgress(lease_id=lease.id, progress=Progress(step=3, at=at, saved_step=3, saved_at=at), reported_at=at)
-    written["low", PROGRESS] = told.model_dump_json()
+    report = LeaseProgress(
+        lease_id=lease.id, progress=Progress(step=3, at=at, saved_step=3, saved_at=at), reported_at=at
+    )
+    written["low", PROGRESS] = report.model_dump_json()
     bench.hold("other", "gpu:2")
     bench.beat(6)
     saved_at = bench.lease(low).saved_at

@@ -107,8 +107,8 @@ def test_a_task_whose_pod_is_killed_for_memory_is_sent_back_and_asks_for_twice_a
     id_, lease = kill(bench)
     assert (bench.tasks.sent_back, bench.reports) == ([id_], [])
     (record,) = states["a"]
-    found = {name: record[name] for name in ("failure_class", "host_memory_bytes", "token")}
-    assert found == {"failure_class": "host_memory", "host_memory_bytes": 4 * GIB, "token": lease.token}
+    recorded = {name: record[name] for name in ("failure_class", "host_memory_bytes", "token")}
+    assert recorded == {"failure_class": "host_memory", "host_memory_bytes": 4 * GIB, "token": lease.token}
     assert bench.notes == [
         ("a", "It ran out of host memory (the kernel killed 1 for memory in its cgroup): "
               "requeued at once, for the 1st time of 3, without using a retry.")
@@ -204,11 +204,11 @@ def test_a_hardware_failure_of_a_task_takes_its_device_out_on_any_host(bench, st
     lease = bench.lease(id_)
     (key,) = bench.keeper.running
     device_id = lease.claims[0].device_id
-    told = {"evidence": f"Xid 79 on {device_id}", "worker": "worker-a", "device_ids": (device_id,)}
-    states[key] = [failure(failure_class="hardware", token=lease.token, **told)]
+    fields = {"evidence": f"Xid 79 on {device_id}", "worker": "worker-a", "device_ids": (device_id,)}
+    states[key] = [failure(failure_class="hardware", token=lease.token, **fields)]
     bench.dispatcher.lease_events.take_freed(LeaseFreed(key, lease, None), bench.clock.now())
     bench.beat()
-    assert [(bar.device_id, bar.kind) for bar in bench.store.snapshot().holds] == [(device_id, HoldKind.QUARANTINED)]
+    assert [(hold.device_id, hold.kind) for hold in bench.store.snapshot().holds] == [(device_id, HoldKind.QUARANTINED)]
 
 
 def hear_xid(bench, xid, device_id="GPU-0"):
@@ -238,7 +238,7 @@ def test_a_task_that_is_lost_with_its_device_failed_by_the_hardware(listening, s
     (record,) = states["a"]
     assert (listening.tasks.sent_back, record["failure_class"]) == ([id_], failure_class)
     assert ("had a hardware error" in listening.notes[-1][1]) == (failure_class == "hardware"), "when it was decided"
-    assert [bar.device_id for bar in listening.store.snapshot().holds] == (["GPU-0"] if xid == 79 else [])
+    assert [hold.device_id for hold in listening.store.snapshot().holds] == (["GPU-0"] if xid == 79 else [])
 
 
 @pytest.mark.parametrize(
@@ -259,8 +259,11 @@ def test_a_failure_that_an_xid_of_its_device_explains_is_put_on_record_as_the_ha
     lease = listening.lease(id_)
     (key,) = listening.keeper.running
     assert [claim.device_id for claim in lease.claims] == ["GPU-0"]
-    other = failure(failure_class="network", token=99)
-    states[key] = [other, failure(failure_class=before, token=lease.token, worker="worker-a", device_ids=("GPU-0",))]
+    unrelated = failure(failure_class="network", token=99)
+    states[key] = [
+        unrelated,
+        failure(failure_class=before, token=lease.token, worker="worker-a", device_ids=("GPU-0",)),
+    ]
     hear_xid(listening, 79, device_id)
     listening.dispatcher.lease_events.take_freed(LeaseFreed(key, lease, None), listening.clock.now())
     assert states[key][0] == {"failure_class": "network"} | states[key][0]
@@ -284,19 +287,19 @@ def test_an_xid_from_before_the_lease_explains_nothing(listening, states):
 
 
 def test_tasks_on_a_drained_device_move_if_they_are_to(bench, states, monkeypatch):
-    told = {}
-    monkeypatch.setattr(preemption, "write_state", lambda key, name, text: told.__setitem__(key, json.loads(text)))
+    notices = {}
+    monkeypatch.setattr(preemption, "write_state", lambda key, name, text: notices.__setitem__(key, json.loads(text)))
     stays, moves = bench.hold("stays"), bench.hold("moves")
     bench.beat()
     bench.run(stays)
     bench.run(moves)
     on = {id_: bench.lease(id_).claims[0].device_id for id_ in (stays, moves)}
     for id_, is_moving in ((stays, False), (moves, True)):
-        bar = Hold("worker-a", on[id_], HoldKind.DRAINED, "a new fan", EPOCH, "a person undrains it", moves=is_moving)
-        bench.store.record([HoldPlaced(bar)], bench.clock.now())
+        hold = Hold("worker-a", on[id_], HoldKind.DRAINED, "a new fan", EPOCH, "a person undrains it", moves=is_moving)
+        bench.store.record([HoldPlaced(hold)], bench.clock.now())
     bench.beat(1)
     bench.beat(1)
-    assert {key: value["notice"]["cause"].split(";")[0] for key, value in told.items()} == {
+    assert {key: value["notice"]["cause"].split(";")[0] for key, value in notices.items()} == {
         "moves": "moved: drained since 2026-01-01 00:00:00 UTC: a new fan"
     }
     assert (bench.lease(stays).state, bench.lease(moves).state) == (LeaseState.ACTIVE, LeaseState.PREEMPTED)
@@ -309,7 +312,7 @@ def test_a_task_that_has_waited_for_too_long_tries_its_next_alternative_first(be
     bench.store.record([WorkerSeen(a_worker("worker-z", (a_cpu(cores=2),)))], bench.clock.now())
     id_ = bench.hold("a", ["gpu:2", "gpu:1"])
     bench.beat(1)
-    assert [one.id for one in bench.store.snapshot().pending] == [id_]
+    assert [pending.id for pending in bench.store.snapshot().pending] == [id_]
     for _ in range(40):
         bench.beat(50)
     (pending,) = bench.store.snapshot().pending
@@ -331,27 +334,27 @@ def test_who_takes_over_goes_on_with_the_order_that_the_store_has(bench, states)
     id_ = bench.hold("a", ["gpu:2", "gpu:1"])
     for _ in range(40):
         bench.beat(50)
-    held = bench.dispatcher.queue.tasks["a"]
-    held.request = held.original_request = None  # as a scheduler sees it that has just adopted the task
+    task = bench.dispatcher.queue.tasks["a"]
+    task.request = task.original_request = None  # as a scheduler sees it that has just adopted the task
     bench.beat(1)
     assert str(bench.dispatcher.queue.tasks["a"].request) == "1 × gpu or 2 × gpu"
     assert str(bench.store.snapshot().pending[0].request) == "1 × gpu or 2 × gpu"
     assert id_ == bench.dispatcher.queue.tasks["a"].request_id
 
 
-def probe(bench, name, device):
+def check_placement(bench, name, device):
     """A task that only asks whether a request could be placed now."""
     bench.hold(name, device)
-    held = bench.dispatcher.queue.tasks.pop(name)
-    bench.dispatcher.checks.add(held.workload, held.requested, bench.clock.now())
-    return held.request_id
+    task = bench.dispatcher.queue.tasks.pop(name)
+    bench.dispatcher.checks.add(task.workload, task.requested, bench.clock.now())
+    return task.request_id
 
 
 def test_a_probe_is_let_go_when_its_request_could_be_placed_and_takes_nothing(bench, states):
     blocker = bench.hold("blocker", "gpu:2")
     bench.beat()
     bench.run(blocker)
-    probe(bench, "asks", "gpu:2")
+    check_placement(bench, "asks", "gpu:2")
     for _ in range(3):
         bench.beat(5)
     assert bench.started == ["blocker"]
@@ -366,7 +369,7 @@ def test_a_probe_is_let_go_when_its_request_could_be_placed_and_takes_nothing(be
 
 
 def test_a_probe_for_what_nobody_has_is_told_so_at_once(bench, states):
-    probe(bench, "asks", "nvidia/b200:8")
+    check_placement(bench, "asks", "nvidia/b200:8")
     bench.beat(1)
     answer = read_answer(bench.engine.started[0].ti.context_carrier)
     assert answer.is_final
@@ -377,7 +380,7 @@ def test_a_probe_that_airflow_does_not_want_any_more_is_forgotten(bench, states)
     blocker = bench.hold("blocker", "gpu:2")
     bench.beat()
     bench.run(blocker)
-    id_ = probe(bench, "asks", "gpu:2")
+    id_ = check_placement(bench, "asks", "gpu:2")
     bench.beat(1)
     bench.tasks.rows[id_] = TaskProcess("success")
     bench.beat(1)
