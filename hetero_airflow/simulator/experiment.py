@@ -15,26 +15,26 @@ from hetero_airflow.simulator.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What is simulated, and how."""
+    """A workload, a cluster, and the policies to compare."""
 
     workload: Workload
     workers: tuple[Worker, ...]
-    """Empty: those that the workload was recorded on."""
+    """Empty: the workers of the workload."""
     policies: tuple[str, ...]
-    """Names of policies; the first is what the others are compared with."""
+    """Names of policies; the others are compared with the first."""
     options: Options = field(default_factory=Options)
 
 
 def run_experiment(
     experiment: Experiment, progress: Callable[[str], Progress | None] = lambda policy: None
 ) -> Iterator[SimulationRecord]:
-    """The record of each policy, in order, as soon as it is there.
+    """The record of each policy, in order, as soon as its simulation ends.
 
-    :param progress: policy → what is told of its progress
-    :raises RegistryError: no such policy
+    :param progress: policy → function that is called with its progress
+    :raises RegistryError: there is no such policy
     :raises ClusterError: a job that the cluster could never run
     """
-    made = [(name, load_policy(name)) for name in experiment.policies]
-    for name, policy in made:
+    policies = [(name, load_policy(name)) for name in experiment.policies]  # an unknown name fails before the first run
+    for name, policy in policies:
         simulation = Simulation(experiment.workload, experiment.workers, policy, name, experiment.options)
         yield simulation.run(progress(name))

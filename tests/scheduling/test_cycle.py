@@ -132,7 +132,7 @@ def test_events_that_wait_are_decided_once() -> None:
     assert policy.decided == decided + 1
 
 
-def test_what_someone_else_took_is_decided_again_on_a_fresh_snapshot() -> None:
+def test_a_request_that_lost_a_race_is_decided_again_on_a_fresh_snapshot() -> None:
     store, policy, engine = a_store("gpu", "gpu", "h100"), CountingPolicy(), FakeEngine()
     result = Cycle(RejectingStore(store, {"r0": 1}), policy, engine, 60).run(EPOCH)
     assert sorted(lease.request_id for lease in engine.dispatched) == ["r0", "r1"]
@@ -140,7 +140,7 @@ def test_what_someone_else_took_is_decided_again_on_a_fresh_snapshot() -> None:
     assert sorted(outcomes(result)) == [("Place", "r0"), ("Place", "r1"), ("Refuse", "r2")]
 
 
-def test_a_race_that_is_always_lost_ends_after_a_few_rounds_and_is_taken_up_again() -> None:
+def test_a_cycle_gives_up_after_a_few_lost_races_and_the_next_one_tries_again() -> None:
     store, policy, engine = a_store("gpu"), CountingPolicy(), FakeEngine()
     cycle = Cycle(RejectingStore(store, {"r0": MAX_ROUNDS}), policy, engine, 60)
     result = cycle.run(EPOCH)
@@ -159,7 +159,7 @@ BAD_PLANS = [
 
 
 @pytest.mark.parametrize("policy", [BrokenPolicy(), *map(FixedPolicy, BAD_PLANS)])
-def test_a_policy_that_fails_is_passed_over_with_one_warning(policy: Policy, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_policy_that_fails_is_replaced_with_one_warning(policy: Policy, caplog: pytest.LogCaptureFixture) -> None:
     store, engine, clock = a_store("gpu"), FakeEngine(), FakeClock()
     cycle = Cycle(store, policy, engine, 60)
     with caplog.at_level(logging.WARNING):
@@ -170,7 +170,7 @@ def test_a_policy_that_fails_is_passed_over_with_one_warning(policy: Policy, cap
     assert "The policy priority decides" in record.getMessage()
 
 
-def test_the_same_failure_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_same_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     store = a_store("gpu:2", "gpu")
     cycle = Cycle(store, BrokenPolicy(), FakeEngine(), 60)
     with caplog.at_level(logging.WARNING):
@@ -183,7 +183,7 @@ def test_the_same_failure_is_told_once(caplog: pytest.LogCaptureFixture) -> None
     ]
 
 
-def test_what_the_engine_does_not_take_is_released_and_waits_again() -> None:
+def test_an_undispatched_lease_is_released_and_its_request_waits_again() -> None:
     store, engine = a_store("gpu:2", "cpu"), FakeEngine()
     engine.failing = {"r0"}
     cycle = Cycle(store, Fifo(), engine, 60)
@@ -244,7 +244,7 @@ def test_a_lost_worker_gets_nothing() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(snapshot=snapshots())
-def test_whatever_is_placed_the_store_accepts(snapshot: Snapshot) -> None:
+def test_the_store_accepts_every_placement(snapshot: Snapshot) -> None:
     store, engine = MemoryStore(), FakeEngine()
     store.record([WorkerSeen(worker) for worker in snapshot.workers], EPOCH)
     store.record([RequestSubmitted(pending) for pending in snapshot.pending], EPOCH)
@@ -266,7 +266,7 @@ def test_a_commit_that_loses_everything_still_gives_a_result() -> None:
     assert Cycle(store, PriorityPolicy(), FakeEngine(), 60).run(EPOCH).raced == ("r0",)
 
 
-def test_another_schedulers_request_keeps_its_place_but_is_left_to_it() -> None:
+def test_another_schedulers_request_keeps_its_place_and_is_not_dispatched() -> None:
     store, engine = a_store("gpu:2", "gpu"), FakeEngine()
     engine.foreign = {"r0"}
     result = Cycle(store, Fifo(), engine, 60).run(EPOCH)
@@ -275,7 +275,7 @@ def test_another_schedulers_request_keeps_its_place_but_is_left_to_it() -> None:
     assert [pending.id for pending in store.snapshot().pending] == ["r0", "r1"]
 
 
-def test_a_request_that_is_taken_over_is_decided_although_nothing_else_changed() -> None:
+def test_an_adopted_request_is_decided_although_nothing_else_changed() -> None:
     store, engine = a_store("gpu"), FakeEngine()
     engine.foreign = {"r0"}
     cycle = Cycle(store, Fifo(), engine, 60)
@@ -284,7 +284,7 @@ def test_a_request_that_is_taken_over_is_decided_although_nothing_else_changed()
     assert [lease.request_id for lease in cycle.run(EPOCH).dispatched] == ["r0"]
 
 
-def test_a_plan_that_says_when_time_may_change_it_stands_until_then() -> None:
+def test_a_plan_holds_until_the_time_that_it_names() -> None:
     waits = PriorityPolicy().decide(a_store("gpu:2", "gpu").snapshot(), EPOCH).decisions[1:]
     store = a_store("gpu:2", "gpu")
     Cycle(store, PriorityPolicy(), FakeEngine(), 60).run(EPOCH)
@@ -295,7 +295,7 @@ def test_a_plan_that_says_when_time_may_change_it_stands_until_then() -> None:
     assert policy.decided == 2
 
 
-def test_nothing_is_collected_meanwhile_and_as_before_afterwards() -> None:
+def test_garbage_collection_is_off_within_the_block_and_on_after_it() -> None:
     assert gc.isenabled()
 
     @deferred_garbage_collection()
@@ -307,7 +307,7 @@ def test_nothing_is_collected_meanwhile_and_as_before_afterwards() -> None:
     assert gc.isenabled()
 
 
-def test_whoever_collects_by_hand_goes_on_to() -> None:
+def test_garbage_collection_that_was_off_stays_off() -> None:
     gc.disable()
     try:
         with deferred_garbage_collection():

@@ -14,13 +14,13 @@ def a_wait(request_id: str, position: int) -> Wait:
     return Wait(request_id, position, BUSY, ACCOUNT)
 
 
-def test_everything_is_ours_and_there_are_slots_enough() -> None:
+def test_a_plan_with_enough_slots_and_only_owned_requests_is_unchanged() -> None:
     plan = Plan((a_place("a", **{"GPU-0": 1000}), a_wait("b", 1)))
     assert owned_decisions(plan, {"a", "b"}, None, {}) == plan
     assert owned_decisions(plan, {"a", "b"}, 1, {}) == plan
 
 
-def test_what_is_another_schedulers_is_left_out_and_keeps_its_place_in_the_queue() -> None:
+def test_requests_of_other_schedulers_are_left_out_and_count_in_the_queue() -> None:
     plan = Plan((a_wait("a", 1), a_wait("b", 2)))
     assert owned_decisions(plan, {"b"}, None, {}).decisions == (a_wait("b", 2),)
 
@@ -36,7 +36,7 @@ def test_placements_beyond_the_slots_wait_in_their_order() -> None:
     ]
 
 
-def test_placements_of_others_take_no_slot_of_ours() -> None:
+def test_placements_of_other_schedulers_take_no_slot() -> None:
     plan = Plan(tuple(a_place(name, **{"GPU-0": 100}) for name in "ab"))
     assert owned_decisions(plan, {"b"}, 1, {}).decisions == plan.decisions[1:]
 
@@ -60,7 +60,7 @@ def test_a_gang_gets_slots_for_all_its_members_or_none() -> None:
     assert outcomes(plan, {*gangs, *"abc"}, 4, gangs) == [*placed, ("b", "slots"), ("c", "slots")]
 
 
-def test_a_gang_of_several_schedulers_is_placed_by_the_one_that_has_the_first_of_it() -> None:
+def test_the_scheduler_with_the_first_member_places_a_gang_of_several_schedulers() -> None:
     plan = Plan(tuple(a_place(name, **{"GPU-0": 100}) for name in ("g0", "g1", "b", "c")))
     gangs = {"g0": "g", "g1": "g"}
     assert outcomes(plan, {"g0", "b"}, None, gangs) == [("g0", "place"), ("g1", "place"), ("b", "place")]
@@ -70,7 +70,7 @@ def test_a_gang_of_several_schedulers_is_placed_by_the_one_that_has_the_first_of
     )
 
 
-def test_a_gang_of_several_schedulers_needs_slots_for_the_members_here_alone() -> None:
+def test_a_gang_of_several_schedulers_needs_slots_for_the_owned_members_only() -> None:
     plan = Plan(tuple(a_place(name, **{"GPU-0": 100}) for name in ("g0", "g1", "g2")))
     gangs = dict.fromkeys(("g0", "g1", "g2"), "g")
     assert outcomes(plan, {"g0", "g2"}, 2, gangs) == [("g0", "place"), ("g1", "place"), ("g2", "place")]

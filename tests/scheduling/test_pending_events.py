@@ -21,7 +21,7 @@ NEWS = st.lists(
 
 
 @given(NEWS, NEWS)
-def test_it_is_seen_as_the_store_will_show_it(before, news):
+def test_the_snapshot_is_as_the_store_will_show_it(before, news):
     store = MemoryStore()
     store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("a")), *before], EPOCH)
     store.commit(Plan((a_place("a", **{"GPU-0": 1000}),)), EPOCH, EPOCH)
@@ -30,6 +30,6 @@ def test_it_is_seen_as_the_store_will_show_it(before, news):
     assert replace(seen, sequence=store.snapshot().sequence) == store.snapshot()
 
 
-def test_without_news_it_is_the_same_snapshot():
+def test_without_events_it_is_the_same_snapshot():
     snapshot = MemoryStore().snapshot()
     assert with_pending_events(snapshot, ()) is snapshot

@@ -77,7 +77,7 @@ def test_a_preempted_lease_is_marked_and_its_holder_told_once(store):
     assert preemptor.told == [("r1", "for the test")]
 
 
-def test_nothing_is_preempted_where_the_engine_has_no_way_to(store, caplog):
+def test_nothing_is_preempted_without_a_preemptor(store, caplog):
     policy = PlannedPolicy()
     policy.preempts = {"r1": "r3"}
     with caplog.at_level(logging.WARNING):
@@ -87,14 +87,14 @@ def test_nothing_is_preempted_where_the_engine_has_no_way_to(store, caplog):
     assert [snapshot.can_preempt for snapshot in policy.seen] == [False]
 
 
-def test_another_schedulers_lease_is_left_to_it(store):
+def test_a_lease_of_another_scheduler_is_not_preempted(store):
     policy, preemptor, engine = PlannedPolicy(), FakePreemptor(), FakeEngine()
     policy.preempts, engine.foreign = {"r1": "r3", "r2": None}, {"r1"}
     Cycle(store, policy, engine, 60, preemptor=preemptor).run(EPOCH)
     assert preemptor.told == [("r2", "for the test")]
 
 
-def test_a_holder_that_can_not_be_told_stops_no_other_decision(store, caplog):
+def test_a_holder_that_cannot_be_told_stops_no_other_decision(store, caplog):
     policy, preemptor = PlannedPolicy(), FakePreemptor()
     policy.preempts, preemptor.is_broken = {"r1": "r3"}, True
     with caplog.at_level(logging.WARNING):
@@ -103,7 +103,7 @@ def test_a_holder_that_can_not_be_told_stops_no_other_decision(store, caplog):
     assert "could not be told to end: no way to tell" in caplog.text
 
 
-def test_a_policy_that_changes_its_mind_with_time_is_asked_again_in_time(store):
+def test_a_policy_with_a_period_decides_again_after_it(store):
     policy = PlannedPolicy(period_s=30)
     cycle = Cycle(store, policy, FakeEngine(), 60)
     for second in (0, 10, 29, 30, 45, 60):
@@ -162,7 +162,7 @@ def test_a_gang_is_dispatched_whole():
     assert [lease.request_id for lease in engine.dispatched] == ["m0", "m1"]
 
 
-def test_of_a_gang_that_lost_a_race_in_part_nothing_is_dispatched_and_all_wait_again():
+def test_a_partially_granted_gang_is_not_dispatched_and_waits_again():
     store, engine = a_gang(), FakeEngine()
     result = Cycle(RejectingStore(store, {"m1": 9}), GangPolicy(), engine, 60).run(EPOCH)
     assert engine.dispatched == []

@@ -48,7 +48,7 @@ def test_a_lease_that_was_renewed_in_time_stays() -> None:
     assert store.snapshot().leases == (lease,)
 
 
-def test_an_expired_lease_is_asked_about_at_every_pass() -> None:
+def test_the_engine_is_asked_about_an_expired_lease_in_every_cycle() -> None:
     store, engine, _ = a_store_with_a_lease()
     assert [moved.state for moved in reap(store, engine, store.snapshot().leases, LATE)] == [LeaseState.EXPIRED]
     assert reap(store, engine, store.snapshot().leases, LATE) == ()
@@ -56,14 +56,14 @@ def test_an_expired_lease_is_asked_about_at_every_pass() -> None:
     assert [moved.state for moved in reap(store, engine, store.snapshot().leases, LATE)] == [LeaseState.EVICTED]
 
 
-def test_a_lease_that_ended_meanwhile_is_passed_over() -> None:
+def test_a_lease_that_ended_meanwhile_is_skipped() -> None:
     store, engine, lease = a_store_with_a_lease()
     stale = store.snapshot().leases
     move_lease(store, lease.id, lease.token, LeaseState.RELEASED, EPOCH)
     assert reap(store, engine, stale, LATE) == ()
 
 
-def test_an_engine_that_can_not_answer_keeps_the_devices(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lease_keeps_its_devices_while_the_engine_cannot_answer(caplog: pytest.LogCaptureFixture) -> None:
     class DeafEngine(FakeEngine):
         def liveness(self, lease: Lease) -> Liveness:
             raise OSError("no answer")
@@ -76,13 +76,13 @@ def test_an_engine_that_can_not_answer_keeps_the_devices(caplog: pytest.LogCaptu
     ]
 
 
-def test_workers_not_seen_in_time_are_lost_once() -> None:
+def test_a_worker_without_heartbeats_is_lost_once() -> None:
     workers = (a_worker("late"), a_worker("seen"), a_worker("lost", state=WorkerState.LOST), a_worker("new"))
     seen = {"late": EPOCH, "seen": EPOCH + timedelta(seconds=2), "lost": EPOCH}
     assert lost_workers(workers, seen, (), None, LATE, 60) == (WorkerLost("late"),)
 
 
-def test_an_agents_silence_counts_only_while_an_api_server_was_there_to_hear_it() -> None:
+def test_a_missing_heartbeat_counts_only_while_an_api_server_runs() -> None:
     workers = (a_worker("silent"), a_worker("heard"), a_worker("scheduler"))
     seen = {"silent": EPOCH, "heard": LATE, "scheduler": EPOCH}
     agents = ("silent", "heard")

@@ -25,7 +25,7 @@ class OneOfTwo(FakeEngine):
         return request_id.startswith(self.name)
 
 
-def test_devices_for_a_request_that_its_scheduler_does_not_start_go_to_the_next_in_time() -> None:
+def test_devices_go_to_the_next_request_after_the_start_timeout() -> None:
     store, engine = MemoryStore(), OneOfTwo("alive")
     store.record([WorkerSeen(a_worker())], EPOCH)
     store.record(
@@ -40,7 +40,7 @@ def test_devices_for_a_request_that_its_scheduler_does_not_start_go_to_the_next_
     assert [one.id for one in store.snapshot().pending] == ["dead"], "it keeps its place in the queue"
 
 
-def test_a_request_that_was_taken_over_has_its_old_place() -> None:
+def test_an_adopted_request_keeps_its_place() -> None:
     store, engine = MemoryStore(), OneOfTwo("alive")
     store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("dead", "gpu:2"))], EPOCH)
     cycle = Cycle(store, PriorityPolicy(), engine, 60)
@@ -52,7 +52,7 @@ def test_a_request_that_was_taken_over_has_its_old_place() -> None:
     assert lease.request_id == "dead"
 
 
-def test_what_its_scheduler_starts_in_time_is_never_left_out() -> None:
+def test_a_request_that_starts_in_time_is_never_suspended() -> None:
     store, ours, other = MemoryStore(), OneOfTwo("a"), OneOfTwo("b")
     store.record([WorkerSeen(a_worker())], EPOCH)
     store.record([RequestSubmitted(a_pending("b", "gpu:2")), RequestSubmitted(a_pending("a", "gpu:2", at_s=1))], EPOCH)
@@ -63,7 +63,7 @@ def test_what_its_scheduler_starts_in_time_is_never_left_out() -> None:
     assert [lease.request_id for lease in other.dispatched] == ["b"]
 
 
-def test_a_gang_is_left_out_as_a_whole_and_what_is_gone_is_forgotten() -> None:
+def test_a_gang_is_suspended_as_a_whole_and_withdrawn_requests_are_forgotten() -> None:
     unresponsive, store = UnresponsiveSchedulers(), MemoryStore()
     members = [a_pending(f"g{n}", gang="g", gang_size=2) for n in range(2)]
     store.record([RequestSubmitted(one) for one in (*members, a_pending("single"))], EPOCH)
@@ -86,7 +86,7 @@ def test_a_gang_is_left_out_as_a_whole_and_what_is_gone_is_forgotten() -> None:
     ]
 
 
-def test_the_plan_is_made_anew_when_the_first_of_the_others_has_had_its_time() -> None:
+def test_a_plan_holds_until_the_first_start_timeout() -> None:
     unresponsive = UnresponsiveSchedulers()
     assert unresponsive.observe(Plan(), frozenset(), NOW).until is None
     both = Plan((a_place("x"), a_place("y")))
@@ -96,7 +96,7 @@ def test_the_plan_is_made_anew_when_the_first_of_the_others_has_had_its_time() -
     assert unresponsive.observe(earlier, frozenset(), NOW + timedelta(seconds=6)).until == NOW + timedelta(seconds=7)
 
 
-def test_what_was_left_out_gets_another_chance_in_time() -> None:
+def test_a_suspension_ends() -> None:
     store, engine = MemoryStore(), OneOfTwo("alive")
     store.record([WorkerSeen(a_worker())], EPOCH)
     store.record(
@@ -114,7 +114,7 @@ def test_what_was_left_out_gets_another_chance_in_time() -> None:
     assert not cycle.run(NOW + START_TIMEOUT + SUSPENSION).dispatched, "the devices are kept for it again"
 
 
-def test_a_gang_of_two_schedulers_is_begun_though_both_have_left_it_out() -> None:
+def test_a_gang_of_two_schedulers_starts_although_both_suspended_it() -> None:
     """The third, which had the first member, has died; who took that over is not the one that places the gang."""
     store, first, second = MemoryStore(), OneOfTwo("a"), OneOfTwo("b")
     store.record([WorkerSeen(a_worker())], EPOCH)
@@ -128,7 +128,7 @@ def test_a_gang_of_two_schedulers_is_begun_though_both_have_left_it_out() -> Non
     assert store.snapshot().pending == ()
 
 
-def test_a_plan_is_made_anew_when_one_that_was_left_out_comes_back() -> None:
+def test_a_plan_holds_until_the_first_suspension_ends() -> None:
     unresponsive = UnresponsiveSchedulers()
     unresponsive.observe(Plan((a_place("x"),)), frozenset(), NOW)
     unresponsive.observe(Plan((a_place("x"),)), frozenset(), NOW + START_TIMEOUT)

@@ -43,7 +43,7 @@ def off_by(truth, runs, tasks, classes) -> float:
     return math.exp(statistics.median(map(abs, ratios)))
 
 
-def test_the_more_is_seen_the_nearer_the_expectation_comes(truth):
+def test_more_runs_bring_estimates_closer(truth):
     generator = random.Random(2)
     tasks, (v100, *others) = list(truth), [f"nvidia/{c}" for c in CLASSES]
     seen, unseen = tasks[::2], tasks[1::2]

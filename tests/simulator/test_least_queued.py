@@ -39,14 +39,14 @@ def test_a_tie_goes_to_the_worker_that_stands_first() -> None:
     ]
 
 
-def test_a_job_joins_only_where_it_can_run() -> None:
+def test_a_job_joins_a_queue_only_if_it_can_run_there() -> None:
     slow = replace(ONE, speeds={"nvidia/k80": 1.0})
     record = least_queued(Workload("two", (slow, replace(slow, id="b"))), CLUSTER)
     assert [job.finished_s for job in record.jobs] == [100.0, 200.0]
 
 
 @pytest.mark.parametrize("changed", [{"ranks": 2}, {"request": DeviceRequest.parse("v100:2")}, {"speeds": {}}])
-def test_what_it_is_not_made_for_is_refused(changed: dict[str, object]) -> None:
+def test_other_jobs_are_refused(changed: dict[str, object]) -> None:
     with pytest.raises(ClusterError, match="job a"):
         least_queued(Workload("one", (replace(ONE, **changed),)), CLUSTER)  # type: ignore[arg-type]
 

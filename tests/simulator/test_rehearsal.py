@@ -39,7 +39,7 @@ def a_snapshot(*, running: bool = True, waiting: bool = False) -> Snapshot:
     return replace(store.snapshot(), estimates=KNOWN)
 
 
-def test_tasks_run_in_their_order_and_what_stands_is_in_their_way():
+def test_tasks_run_in_their_order_after_present_tasks():
     tasks = [
         PlannedTask("fetch", ("dag", "fetch"), None, duration_s=Interval(5, 10, 20)),
         PlannedTask("train", ("dag", "train"), GPUS, after=("fetch",)),
@@ -69,13 +69,13 @@ def test_a_policy_knows_what_comes_after_what():
     assert (started[Fifo][0], started[Heft][0]) == ("a", "c")
 
 
-def test_who_waits_already_keeps_its_place():
+def test_waiting_requests_keep_their_place():
     tasks = [PlannedTask("train", ("dag", "train"), GPU)]
     rehearsal = rehearse(a_snapshot(waiting=True), tasks, Fifo(), NOW)
     assert rehearsal.tasks[0].start_s.middle == pytest.approx(100 + 200)
 
 
-def test_a_run_that_starts_later_is_told_of_from_its_own_start():
+def test_times_count_from_the_start_of_the_run():
     tasks = [PlannedTask("train", ("dag", "train"), GPUS)]
     rehearsal = rehearse(a_snapshot(), tasks, Fifo(), NOW, starts_in_s=70)
     assert rehearsal.tasks[0].start_s == pytest.approx((10, 30, 130))
@@ -87,7 +87,7 @@ def test_an_unknown_duration_is_assumed_and_marked():
     assert [(told[name].end_s.middle, told[name].is_assumed) for name in ("train", "fetch")] == [(7, True), (7, True)]
 
 
-def test_what_would_go_wrong_is_told():
+def test_each_problem_is_reported():
     hasty = DeviceRequest.parse("gpu:2", wait_timeout="1m")
     tasks = [
         PlannedTask("huge", ("dag", "huge"), DeviceRequest.parse("h100:8")),
@@ -106,12 +106,12 @@ def test_what_would_go_wrong_is_told():
     assert [task.id for task in rehearsal.tasks] == ["hasty", "short"]
 
 
-def test_a_planned_task_may_have_the_name_of_one_that_stands():
+def test_a_planned_task_may_have_the_id_of_a_present_request():
     tasks = [PlannedTask("r1", ("dag", "train"), GPU)]
     assert [task.id for task in rehearse(a_snapshot(), tasks, Fifo(), NOW).tasks] == ["r1"]
 
 
-def test_a_run_that_takes_longer_than_its_estimate_can_explain_is_assumed_to_go_on():
+def test_a_run_that_exceeds_its_estimate_is_assumed_to_go_on():
     tasks = [PlannedTask("train", ("dag", "train"), GPUS)]
     rehearsal = rehearse(a_snapshot(), tasks, Fifo(), NOW + timedelta(days=9), assumed_s=50)
     assert rehearsal.tasks[0].start_s == (50, 50, 50)
@@ -141,7 +141,7 @@ def test_the_ranks_of_a_gang_start_together_though_there_is_room_for_some_at_onc
         assert (rank.ready_s, rank.start_s) == ((5, 5, 5), pytest.approx((80, 100, 200)))
 
 
-def test_each_rank_is_told_of_with_its_worker():
+def test_each_rank_is_reported_with_its_worker():
     rehearsal = rehearse(on_workers(3), a_gang(2), Fifo(), NOW)
     assert [(rank.id, rank.worker_id) for rank in rehearsal.tasks] == [("fit[0]", "worker-0"), ("fit[1]", "worker-1")]
     assert (rehearsal.problems, rehearsal.notes) == ((), ())
@@ -159,12 +159,12 @@ def test_the_ranks_of_a_gang_keep_their_devices_until_the_slowest_is_done():
 
 
 @pytest.mark.parametrize("policy", EVERY_POLICY)
-def test_every_policy_places_a_gang_that_there_is_room_for(policy):
+def test_every_policy_places_a_gang_that_fits(policy):
     rehearsal = rehearse(on_workers(3), a_gang(3), EVERY_POLICY[policy](), NOW)
     assert (len(rehearsal.tasks), rehearsal.end_s.middle, rehearsal.problems) == (3, 600, ())
 
 
-def test_gangs_that_can_never_be_whole_are_told_of_with_the_reason():
+def test_a_gang_that_can_never_be_placed_is_a_problem_with_the_reason():
     tasks = [*a_gang(3), PlannedTask("after", ("dag", "after"), None, after=("fit[0]", "fit[1]", "fit[2]"))]
     rehearsal = rehearse(on_workers(2), tasks, Fifo(), NOW)
     text = (
@@ -182,7 +182,7 @@ def test_gangs_that_can_never_be_whole_are_told_of_with_the_reason():
     )
 
 
-def test_a_gang_that_may_be_smaller_is_rehearsed_with_the_most_ranks_that_there_is_ever_room_for():
+def test_an_elastic_gang_is_rehearsed_with_the_most_ranks_that_fit():
     tasks = [*a_gang(4, least=2), PlannedTask("after", ("dag", "after"), None, after=("fit[2]", "fit[3]"))]
     rehearsal = rehearse(on_workers(3), tasks, Fifo(), NOW)
     assert [task.id for task in rehearsal.tasks] == ["fit[0]", "fit[1]", "fit[2]", "after"]
@@ -196,14 +196,14 @@ def test_a_gang_that_may_be_smaller_is_rehearsed_with_the_most_ranks_that_there_
     assert problem.text.startswith("its gang of 2 to 4 can't be placed: count: asked all 4 of gang g, 2 × gpu each")
 
 
-def test_a_gang_that_lacks_an_instance_is_never_whole_even_if_it_may_be_smaller():
+def test_a_gang_that_lacks_an_instance_is_never_placed_even_if_it_is_elastic():
     rehearsal = rehearse(on_workers(3), a_gang(3, least=2, instances=2), Fifo(), NOW)
     assert [problem.text for problem in rehearsal.problems] == [
         "its gang of 2 to 3 can't be placed: gang: asked all 3 members of gang g, found 2 of 3 queued"
     ] * 2
 
 
-def test_a_number_of_instances_that_only_the_run_tells_is_said_to_be_assumed():
+def test_an_unknown_number_of_instances_is_noted():
     alone = [PlannedTask("one[0]", ("dag", "one"), GPU, is_count_known=False)]
     rehearsal = rehearse(on_workers(2), [*alone, *a_gang(2, is_count_known=False)], Fifo(), NOW)
     assert rehearsal.notes == (
@@ -213,7 +213,7 @@ def test_a_number_of_instances_that_only_the_run_tells_is_said_to_be_assumed():
 
 
 @pytest.mark.parametrize(("members", "start_s"), [(2, 100 + 200), (1, 0)])
-def test_a_gang_that_waits_already_starts_as_a_whole_and_holds_nothing_while_it_lacks_members(members, start_s):
+def test_a_waiting_gang_starts_as_a_whole_and_holds_nothing_before(members, start_s):
     ranks = [a_pending(f"w{n}", at_s=50, dag_id="other", task_id="long", gang="w", gang_size=2) for n in range(members)]
     snapshot = replace(a_snapshot(), pending=tuple(ranks))
     train = rehearse(snapshot, [PlannedTask("train", ("dag", "train"), GPU)], Fifo(), NOW).tasks[0]

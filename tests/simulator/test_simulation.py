@@ -106,7 +106,7 @@ def preempting(*jobs: Job, policy=None, **options) -> SimulationRecord:
     return simulate(*jobs, cluster="v100=1", policy=policy or Swap("a", from_s=40), **options)
 
 
-def test_who_has_no_time_to_save_goes_back_to_its_last_checkpoint():
+def test_a_job_without_time_to_save_goes_back_to_its_last_checkpoint():
     jobs = (Job("a", 0.0, GPU, 100.0), Job("b", 40.0, GPU, 10.0))
     (a, b) = preempting(*jobs).jobs
     assert (a.finished_s, b.finished_s) == (117.0, 127.0)
@@ -130,7 +130,7 @@ class Watcher(Swap):
         return super().decide(snapshot, now)
 
 
-def test_the_policy_is_told_of_checkpoints_where_they_are_all_that_is_left():
+def test_the_policy_sees_checkpoints_if_jobs_do_not_save_at_notice():
     jobs = (Job("a", 0.0, GPU, 100.0), *(Job(f"n{n}", at, GPU, 1.0) for n, at in enumerate((14.0, 40.0, 70.0))))
     watcher = Watcher()
     preempting(*jobs, policy=watcher)
@@ -168,12 +168,12 @@ def test_a_job_without_patience_leaves_when_it_can_not_start_at_once():
     ]
 
 
-def test_a_heartbeat_delays_decisions_to_its_next_beat():
+def test_a_heartbeat_delays_decisions():
     jobs = (Job("a", 1.0, GPU, 10.0), Job("b", 6.0, GPU, 10.0))
     assert spans(simulate(*jobs, cluster="v100=1", cycle_s=5.0)) == {"a": (5.0, 15.0), "b": (15.0, 25.0)}
 
 
-def test_the_simulation_ends_where_it_is_told_to():
+def test_the_simulation_ends_at_the_given_time():
     jobs = (Job("a", 0.0, GPU, 10.0), Job("b", 0.0, GPU, 100.0), Job("c", 2.0, GPUS, 9.0))
     record = simulate(*jobs, until_s=50.0)
     assert [job.outcome for job in record.jobs] == [JobOutcome.FINISHED, JobOutcome.RUNNING, JobOutcome.WAITING]
@@ -209,7 +209,7 @@ class Spy(PriorityPolicy):
     ("knowledge", "speed", "work"),
     [(Knowledge.NONE, None, None), (Knowledge.SPEEDS, 4.0, None), (Knowledge.ORACLE, 4.0, 100.0)],
 )
-def test_a_policy_is_told_what_the_options_say_and_no_more(knowledge, speed, work):
+def test_a_policy_knows_only_what_the_options_say(knowledge, speed, work):
     policy = Spy()
     simulate(Job("a", 0.0, ANY, 100.0, {V100: 4.0, K80: 0.5}), policy=policy, knowledge=knowledge)
     snapshot = policy.seen[0]
@@ -220,7 +220,7 @@ def test_a_policy_is_told_what_the_options_say_and_no_more(knowledge, speed, wor
     assert snapshot.can_preempt
 
 
-def test_what_finished_is_learned():
+def test_finished_jobs_are_learned():
     policy = Spy()
     jobs = [Job(f"j{n}", 1000.0 * n, ANY, 100.0 * (3 - n), {V100: 4.0, K80: 0.5}) for n in range(3)]
     simulate(*jobs, policy=policy)
@@ -293,7 +293,7 @@ class Hesitant:
         return Fifo().decide(snapshot, now) if now >= until else replace(Idle().decide(snapshot, now), until=until)
 
 
-def test_a_policy_that_says_when_it_changes_its_mind_is_asked_then_and_not_before():
+def test_a_policy_decides_again_at_the_time_that_its_plan_names():
     policy = Hesitant()
     [job] = simulate(Job("a", 10.0, GPU, 5.0), policy=policy).jobs
     assert (policy.asked, job.started_s) == ([10.0, 70.0, 75.0], 70.0)

@@ -1,4 +1,4 @@
-"""Random DAGs that run again and again: chains, fans, and layers with random edges."""
+"""Random DAGs that run repeatedly: chains, fans, and layers with random edges."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _RUN_TO_RUN = 0.2
 
 @dataclass(frozen=True, slots=True)
 class DagDesign:
-    """A DAG: tasks in an order in which they can run."""
+    """A DAG, with its tasks in an order in which they can run."""
 
     name: str
     kinds: tuple[JobKind, ...]
     durations_s: tuple[float, ...]
-    """Of each task on the first model of its kind, typically."""
+    """The typical duration of each task on the first model of its kind."""
     after: tuple[tuple[int, ...], ...]
-    """Of each task, the numbers of those that it waits for, all smaller than its own."""
+    """For each task, the numbers of the tasks that it waits for, all smaller than its own."""
 
 
 def chain(tasks: int) -> list[tuple[int, ...]]:
@@ -38,7 +38,7 @@ def chain(tasks: int) -> list[tuple[int, ...]]:
 
 
 def fan(width: int) -> list[tuple[int, ...]]:
-    """One task, then `width` at the same time, then one after all of them.
+    """One task, then `width` tasks at the same time, then one after all of them.
 
     >>> fan(2)
     [(), (0,), (0,), (1, 2)]
@@ -47,7 +47,7 @@ def fan(width: int) -> list[tuple[int, ...]]:
 
 
 def layers(rng: random.Random, depth: int, width: int) -> list[tuple[int, ...]]:
-    """Up to `width` tasks in each of `depth` layers, each after one or more of the layer above."""
+    """Up to `width` tasks in each of `depth` layers, each after one or more tasks of the layer above."""
     after: list[tuple[int, ...]] = []
     above: list[int] = []
     for _ in range(depth):
@@ -60,7 +60,7 @@ def layers(rng: random.Random, depth: int, width: int) -> list[tuple[int, ...]]:
 
 
 def random_design(rng: random.Random, name: str, kinds: Sequence[JobKind] = SYNTHETIC_KINDS) -> DagDesign:
-    """A chain, a fan or layers of 3 to 20 tasks, with durations of minutes to hours (lognormal, median 10 minutes)."""
+    """A chain, a fan or layers of 3 to 20 tasks, with lognormal durations of minutes to hours (median 10 minutes)."""
     shape = choose(rng, ("chain", "fan", "layers"))
     size = 3 + int(rng.random() * 6)
     after = chain(size) if shape == "chain" else fan(size) if shape == "fan" else layers(rng, size, 3)
@@ -70,7 +70,7 @@ def random_design(rng: random.Random, name: str, kinds: Sequence[JobKind] = SYNT
 
 
 def dag_runs(rng: random.Random, designs: Sequence[DagDesign], runs: int, arrivals: Iterable[float]) -> Workload:
-    """That many runs, each of one of the designs, each task a job of the design's group.
+    """That many runs, each of a random design; each task is a job of the design's group.
 
     :param arrivals: times in seconds at which runs begin, at least as many as `runs`
     """

@@ -1,7 +1,6 @@
-"""Streams of jobs made from a random generator: the same seed gives the same jobs, to the last bit.
+"""Random streams of jobs: the same seed gives the same jobs, to the last bit.
 
-Only ``random.Random.random`` is drawn from, whose sequence Python promises not to change; every
-distribution is made of it here.
+All distributions here use only ``random.Random.random``, whose sequence Python promises not to change.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class JobKind:
-    """Jobs that are alike: what they are, on how many devices, and how fast on each model."""
+    """Jobs that are alike: their name, number of devices, and speed on each model."""
 
     name: str
     devices: int
     speeds: Mapping[str, float]
-    """Model of NVIDIA (``v100``) → units of work a second, above 0."""
+    """NVIDIA's model (``v100``) → units of work a second, above 0."""
     spread: float = 1.0
 
 
@@ -39,7 +38,7 @@ SYNTHETIC_KINDS = (
     JobKind("embedding", 1, {"v100": 10.0, "p100": 12.0, "k80": 9.0}),
     JobKind("generative", 1, {"v100": 10.0, "p100": 4.0, "k80": 1.0}),
 )
-"""Invented, with ratios between models such as Gavel measured: K80 at 0.1 to 0.9 of V100."""
+"""Invented, with ratios between models as Gavel measured them: a K80 has 0.1 to 0.9 of the speed of a V100."""
 
 GAVEL_GANGS = {1: 0.7, 2: 0.1, 4: 0.15, 8: 0.05}
 """Devices → share of the jobs in Gavel's streams with gangs (``multi``, ``m300``)."""
@@ -50,15 +49,15 @@ PHILLY_SIZES: Mapping[int, tuple[float, float, float]] = {
     4: (0.017, 9.16, 2.84),
     8: (0.012, 10.23, 2.69),
 }
-"""GPUs → share of the jobs, and mean and deviation of the logarithm of their seconds; measured on October 2017 of
-the Philly traces, 47,192 jobs, without the 0.2 % on more than 8."""
+"""GPUs → share of the jobs, and mean and deviation of the logarithm of their seconds. Measured on October 2017 of the
+Philly traces: 47,192 jobs, without the 0.2 % on more than 8 GPUs."""
 
 
 _LONGEST_S = 60 * 86400.0
 
 
 def pick(rng: random.Random, weights: Mapping[T, float]) -> T:
-    """One of the keys, with a probability in proportion to its weight."""
+    """One of the keys, with a probability proportional to its weight."""
     left = rng.random() * math.fsum(weights.values())
     for value, weight in weights.items():
         left -= weight
@@ -68,22 +67,22 @@ def pick(rng: random.Random, weights: Mapping[T, float]) -> T:
 
 
 def choose(rng: random.Random, values: Sequence[T]) -> T:
-    """One of the values, each as probable as the others."""
+    """One of the values, all equally probable."""
     return values[min(int(rng.random() * len(values)), len(values) - 1)]
 
 
 def exponential(rng: random.Random, mean: float) -> float:
-    """Exponentially distributed with that mean."""
+    """An exponentially distributed number with that mean."""
     return -mean * math.log1p(-rng.random())
 
 
 def lognormal(rng: random.Random, mu: float, sigma: float) -> float:
-    """Its logarithm has mean `mu` and deviation `sigma`."""
+    """A number whose logarithm is normally distributed, with mean `mu` and deviation `sigma`."""
     return math.exp(mu + sigma * NormalDist().inv_cdf(rng.random() or 2**-53))
 
 
 def poisson_arrivals(rng: random.Random, rate_per_hour: float) -> Iterator[float]:
-    """Times in seconds, from 0 on, with independent gaps: a Poisson process."""
+    """Times in seconds of a Poisson process, from 0 on."""
     now_s = 0.0
     while True:
         yield now_s
@@ -93,10 +92,10 @@ def poisson_arrivals(rng: random.Random, rate_per_hour: float) -> Iterator[float
 def bursty_arrivals(
     rng: random.Random, rate_per_hour: float, burst: float = 20.0, quiet_s: float = 14_400.0, burst_s: float = 1200.0
 ) -> Iterator[float]:
-    """Times in seconds of a Markov-modulated Poisson process with two states, `rate_per_hour` over the long run.
+    """Times in seconds of a Markov-modulated Poisson process with two states, `rate_per_hour` in the long run.
 
-    The states last exponentially long, `quiet_s` and `burst_s` on average; in the second, arrivals come
-    `burst` times as often.
+    The durations of the states are exponentially distributed, with the means `quiet_s` and `burst_s`. In the second
+    state, arrivals are `burst` times as frequent.
     """
     quiet_rate = rate_per_hour / 3600 * (quiet_s + burst_s) / (quiet_s + burst * burst_s)
     now_s, is_burst = 0.0, False
@@ -109,7 +108,7 @@ def bursty_arrivals(
 
 
 def gavel_kinds(speeds: Speeds) -> tuple[JobKind, ...]:
-    """The job types that Gavel measured, by name and number of devices, without models on which they can't run."""
+    """The job types that Gavel measured, by name and number of devices, with the models on which they can run."""
     return tuple(
         JobKind(
             name, devices, {model: speed for model, speed in rates.items() if speed > 0}, speeds.spread(name, devices)
@@ -119,7 +118,7 @@ def gavel_kinds(speeds: Speeds) -> tuple[JobKind, ...]:
 
 
 def gavel_duration_s(rng: random.Random) -> float:
-    """Seconds on a V100: 10 to a power of 1.5 to 3 minutes for four jobs of five, of 3 to 4 for the fifth."""
+    """Seconds on a V100: 10^1.5 to 10^3 minutes for four jobs of five, 10^3 to 10^4 minutes for the fifth."""
     low, high = (1.5, 3.0) if rng.random() < 0.8 else (3.0, 4.0)
     return 60.0 * 10 ** float(low + (high - low) * rng.random())
 
@@ -131,12 +130,12 @@ def gavel_like(
     kinds: Sequence[JobKind] = SYNTHETIC_KINDS,
     gangs: Mapping[int, float] | None = None,
 ) -> Workload:
-    """Jobs as in Gavel's evaluation (OSDI 2020, section 7.1): kind and duration drawn apart from each other.
+    """Jobs as in Gavel's evaluation (OSDI 2020, section 7.1): kind and duration are independent.
 
-    Deviation: one generator for all, where the publisher's has one for each of arrivals, kinds and durations.
+    Deviation: one random generator; the publisher has one each for arrivals, kinds and durations.
 
     :param arrivals: times in seconds, at least as many as `jobs`
-    :param gangs: devices → share of the jobs; None is one device each. There must be kinds of each number
+    :param gangs: devices → share of the jobs, with a kind for each number of devices; None: one device each
     """
     of_size = {size: [kind for kind in kinds if kind.devices == size] for size in (gangs or {1: 1.0})}
     request = cache(request_for)
@@ -151,7 +150,7 @@ def job_of(
     kind: JobKind, id: str, arrival_s: float, duration_s: float, group: str, request: Callable[..., DeviceRequest],
     after: tuple[str, ...] = (),
 ) -> Job:  # fmt: skip
-    """A job of that kind which takes that long on its first model."""
+    """A job of that kind that takes that long on its first model."""
     reference = next(iter(kind.speeds.values()))
     return Job(
         id=id,
@@ -167,9 +166,9 @@ def job_of(
 
 
 def philly_like(rng: random.Random, jobs: int, arrivals: Iterable[float], groups: int = 11) -> Workload:
-    """Jobs with lognormal durations by their number of GPUs, in virtual clusters each half as busy as the one before.
+    """Jobs with lognormal durations by number of GPUs, in virtual clusters each half as busy as the one before.
 
-    A duration is at least a second and at most 60 days, the span of the Philly traces.
+    A duration is between a second and 60 days, the span of the Philly traces.
     """
     request = cache(lambda gpus: DeviceRequest.parse(f"gpu:{gpus}"))
     shares = {f"vc{number}": 0.5**number for number in range(groups)}

@@ -56,7 +56,7 @@ def exactly(seconds: float) -> Interval:
     return Interval(*[pytest.approx(seconds)] * 3)
 
 
-def test_what_fits_now_starts_now():
+def test_a_request_that_fits_starts_now():
     store = a_world()
     store.record([RequestSubmitted(a_pending("a"))], NOW)
     assert look(store, "a", Estimates()) == StartEstimate(Interval(0, 0, 0))
@@ -67,7 +67,7 @@ def test_a_request_starts_when_the_run_before_it_ends():
     assert look(store, "b", estimates(a=100)) == StartEstimate(exactly(60))
 
 
-def test_the_interval_is_that_of_the_runs_before_it_given_how_long_they_run_already():
+def test_the_interval_is_that_of_the_remaining_time_of_the_runs_before_it():
     store = a_world(a_pending("a"), a_pending("b", at_s=1))
     run_s = Interval(50, 100, 200)
     assert look(store, "b", estimates(a=run_s), EPOCH).start_s == pytest.approx(run_s)
@@ -75,36 +75,36 @@ def test_the_interval_is_that_of_the_runs_before_it_given_how_long_they_run_alre
     assert 0 < low < middle < high < 200
 
 
-def test_what_stands_before_it_in_the_queue_is_waited_for_too():
+def test_a_request_waits_for_the_requests_before_it():
     store = a_world(*(a_pending(name, at_s=at) for at, name in enumerate("abcd")))
     known = estimates(a=100, b=20, c=Interval(5, 10, 30))
     assert look(store, "d", known).start_s == pytest.approx((60 + 20 + 5, 60 + 20 + 10, 60 + 20 + 30))
 
 
-def test_the_queue_is_the_policys():
+def test_the_policy_orders_the_queue():
     store = a_world(a_pending("a"), a_pending("b", at_s=1), a_pending("c", at_s=2, priority="high"))
     known = estimates(a=100, b=20, c=10)
     assert look(store, "b", known, policy=Fifo()).start_s == exactly(60)
     assert look(store, "b", known, policy=PriorityPolicy()).start_s == exactly(70)
 
 
-def test_where_nobody_knows_how_long_a_run_takes_the_start_is_not_known_and_the_task_is_named():
+def test_a_run_without_an_estimate_makes_the_start_unknown_and_its_task_is_named():
     store = a_world(a_pending("a"), a_pending("b", at_s=1), a_pending("c", at_s=2))
     assert look(store, "c", estimates(b=10)) == StartEstimate(None, (("dag", "a"),))
     assert look(store, "c", estimates(a=10_000)) == StartEstimate(None, (("dag", "b"),))
 
 
-def test_a_run_that_went_on_for_longer_than_any_known_one_is_not_known_any_more():
+def test_a_run_that_exceeds_its_estimate_counts_as_unknown():
     store = a_world(a_pending("a"), a_pending("b", at_s=1))
     assert look(store, "b", estimates(a=Interval(9, 10, 11)), EPOCH + timedelta(days=9)).unknown == (("dag", "a"),)
 
 
-def test_an_unknown_run_elsewhere_leaves_the_start_known_at_the_latest():
+def test_an_unknown_run_elsewhere_leaves_a_latest_start():
     store = a_world(a_pending("a"), a_pending("b", at_s=1), a_pending("c", at_s=2), gpus=2)
     assert look(store, "c", estimates(b=100)) == StartEstimate(exactly(60), (("dag", "a"),))
 
 
-def test_an_unknown_run_on_what_the_request_can_not_use_is_not_named():
+def test_an_unknown_run_on_devices_that_the_request_cannot_use_is_not_named():
     store = a_world(a_pending("a"), a_pending("b", "cpu:8", at_s=1), a_pending("c", at_s=2))
     other = a_worker("other", devices=(a_device("GPU-9", model="t4", memory="16GiB"),))
     store.record(
@@ -115,12 +115,12 @@ def test_an_unknown_run_on_what_the_request_can_not_use_is_not_named():
     assert ("dag", "d") not in look(store, "e", estimates(a=100)).unknown
 
 
-def test_what_a_task_was_served_before_counts():
+def test_attained_service_counts():
     store = a_world(a_pending("a", attained_service_s={A100: 50.0}), a_pending("b", at_s=1))
     assert look(store, "b", estimates(a=100)).start_s == exactly(10)
 
 
-def test_a_lease_that_was_told_to_end_ends_at_once_and_an_expired_one_nobody_knows_when():
+def test_a_preempted_lease_ends_at_once_and_the_end_of_an_expired_lease_is_unknown():
     store = a_world(a_pending("a"), a_pending("b", at_s=1))
     (lease,) = store.snapshot().leases
     move_lease(store, lease.id, lease.token, LeaseState.PREEMPTED, NOW)
@@ -129,13 +129,13 @@ def test_a_lease_that_was_told_to_end_ends_at_once_and_an_expired_one_nobody_kno
     assert look(store, "b", estimates(a=100)) == StartEstimate(None, (("dag", "a"),))
 
 
-def test_what_waits_for_no_run_has_neither_a_start_nor_anyone_in_its_way():
+def test_a_request_that_waits_for_no_run_has_an_empty_estimate():
     store = a_world(a_pending("a"))
     store.record([WorkerLost("worker-a"), RequestSubmitted(a_pending("b"))], NOW)
     assert look(store, "b", estimates(a=1)) == StartEstimate()
 
 
-def test_what_is_refused_has_no_start():
+def test_a_refused_request_has_an_empty_estimate():
     store = a_world(a_pending("a"))
     store.record([RequestSubmitted(a_pending("b", "h100"))], NOW)
     assert look(store, "b", estimates(a=100)) == StartEstimate()
@@ -158,7 +158,7 @@ def preempting(snapshot, now):
     return Plan((place, *waits(snapshot, "b")))
 
 
-def test_what_a_policy_takes_back_is_free_and_its_holder_waits_again():
+def test_preempted_devices_are_free_and_their_holder_waits_again():
     store = a_world(a_pending("a"), a_pending("b", at_s=1), a_pending("c", at_s=2))
     snapshot = seen(store, Estimates(), can_preempt=True)
     assert estimate_start(snapshot, "b", preempting, NOW, None) == StartEstimate(Interval(0, 0, 0))
@@ -174,7 +174,7 @@ def test_what_a_policy_takes_back_is_free_and_its_holder_waits_again():
     assert after.used("worker-a", "GPU-0").share_milli == 0
 
 
-def test_a_policy_that_decides_by_time_is_asked_in_time():
+def test_a_policy_that_depends_on_the_time_decides_again_in_time():
     store = a_world(a_pending("a"), a_pending("b", at_s=1), gpus=2)
     store.record([RequestSubmitted(a_pending("c", at_s=2))], EPOCH)
 
@@ -191,7 +191,7 @@ def test_a_policy_that_decides_by_time_is_asked_in_time():
     assert estimate_start(seen(store, Estimates()), "c", never, NOW, 100.0).start_s is None
 
 
-def test_what_takes_too_many_decisions_is_given_up(monkeypatch):
+def test_an_estimate_with_too_many_decisions_is_given_up(monkeypatch):
     store = a_world(*(a_pending(f"r{at:03}", at_s=at) for at in range(60)))
     known = estimates(**{f"r{at:03}": 60 for at in range(60)})
     assert look(store, "r059", known).start_s == exactly(58 * 60 + 20)
@@ -212,7 +212,7 @@ JOBS = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(JOBS)
-def test_with_durations_known_for_certain_it_is_what_the_simulator_finds(asked):
+def test_with_certain_durations_the_estimate_is_what_the_simulator_finds(asked):
     """The same policy on the same requests, through the store, the cycle and the event loop of the simulator."""
     worker = a_worker(devices=(a_cpu(), a_device("GPU-0"), a_device("GPU-1", index=1)))
     jobs = tuple(
@@ -229,7 +229,7 @@ def test_with_durations_known_for_certain_it_is_what_the_simulator_finds(asked):
         assert look(store, job.id, known, EPOCH).start_s == exactly(job.started_s)
 
 
-def test_where_many_leases_are_held_it_is_still_near_the_truth():
+def test_with_many_leases_the_estimate_is_close():
     """It does not decide at each end of a run; each of 600 requests takes the first device of 220 that is free."""
     generator = random.Random(8)
     works = {f"r{n:03}": generator.uniform(100, 1000) for n in range(600)}

@@ -37,25 +37,25 @@ def numbers(found: WantedWorkers) -> dict[str, int]:
     return {one.type: one.workers for one in found.types}
 
 
-def test_where_nothing_waits_every_type_is_wanted_no_more():
+def test_without_waiting_requests_no_worker_is_wanted():
     assert wanted_workers(Snapshot(0, workers=HOSTS)) == WantedWorkers(
         (WantedType("large", 0, 0), WantedType("small", 0, 0)), waiting=0, fitting=0, unservable=0
     )
 
 
-def test_what_has_room_already_wants_nothing():
+def test_a_request_that_fits_wants_no_worker():
     found = wanted_workers(Snapshot(0, workers=HOSTS, pending=waits("gpu:8", "gpu:2")))
     assert (numbers(found), found.fitting) == ({"large": 0, "small": 0}, 2)
 
 
-def test_the_smallest_type_is_taken_that_does():
+def test_the_smallest_sufficient_type_is_wanted():
     snapshot = busy(Snapshot(0, workers=HOSTS, pending=waits("gpu:2", "gpu:3", "gpu")), "a", "b")
     found = wanted_workers(snapshot)
     assert found.types == (WantedType("large", 1, 3), WantedType("small", 0, 0)), "what is open is filled first"
     assert numbers(wanted_workers(replace(snapshot, pending=waits("gpu:2", "gpu")))) == {"large": 0, "small": 2}
 
 
-def test_a_fleet_that_was_scaled_to_zero_says_what_it_can_be_scaled_to():
+def test_a_fleet_that_was_scaled_to_zero_has_types():
     lost = tuple(worker.model_copy(update={"state": WorkerState.LOST}) for worker in HOSTS)
     found = wanted_workers(Snapshot(0, workers=lost, pending=waits(*["gpu:4"] * 3)))
     assert numbers(found) == {"large": 2, "small": 0}
@@ -77,7 +77,7 @@ def test_a_gang_wants_all_it_needs_or_nothing():
     assert (numbers(found), found.unservable, found.fitting) == ({"large": 0, "small": 0}, 4, 0)
 
 
-def test_a_later_alternative_is_taken_where_it_is_free_and_the_first_is_what_is_ordered():
+def test_a_later_alternative_is_used_if_free_and_the_first_is_wanted():
     either = waits(["gpu:8", "cpu:8"], ["gpu:8", "cpu:8"])
     found = wanted_workers(busy(Snapshot(0, workers=HOSTS[1:], pending=either), "b"))
     assert (numbers(found), found.fitting) == ({"large": 0}, 2)
@@ -103,7 +103,7 @@ def test_it_is_the_same_every_time_and_adds_up(snapshot):
     assert all((one.workers > 0) == (one.requests > 0) for one in found.types)
 
 
-def test_with_what_is_wanted_the_policy_starts_all():
+def test_with_the_wanted_workers_the_policy_starts_all_requests():
     pending = (*waits("gpu:3", "gpu:2", "gpu:8"), a_pending("g0", "gpu:8", gang="g", gang_size=1))
     snapshot = busy(Snapshot(0, workers=HOSTS, pending=pending), "a", "b")
     more = {one.type: one.workers for one in wanted_workers(snapshot).types}

@@ -38,7 +38,7 @@ def parsed(*args, **kwargs):
     return DeviceRequest.parse(*args, **kwargs)
 
 
-def test_fewer_devices_where_fewer_are_free():
+def test_fewer_devices_help_if_fewer_are_free():
     worker = a_worker("w", gpus(4))
     asked = a_pending("r", "a100:4")
     found = answer(a_snapshot([asked], worker, busy=[("w", "a100-sxm4-40gb-0")]))
@@ -48,7 +48,7 @@ def test_fewer_devices_where_fewer_are_free():
     assert (found.place.worker_id, found.place.alternative, len(found.place.claims)) == ("w", 1, 3)
 
 
-def test_another_model_that_is_free_by_how_slow_it_is():
+def test_a_free_model_costs_its_slowness():
     workers = a_worker("a", gpus(1)), a_worker("t", gpus(1, "t4", "16GiB")), a_worker("v", gpus(1, "v100", "16GiB"))
     asked = a_pending("r", "a100")
     busy = [("a", "a100-sxm4-40gb-0")]
@@ -62,7 +62,7 @@ def test_another_model_that_is_free_by_how_slow_it_is():
     assert found.change.request == parsed(["a100", "nvidia/t4"])
 
 
-def test_a_device_of_another_maker_comes_after_a_slower_one():
+def test_a_device_of_another_vendor_comes_after_a_slower_one():
     amd = gpus(1, "mi300x", "192GiB", vendor="amd")
     workers = a_worker("a", gpus(1)), a_worker("m", amd), a_worker("v", gpus(1, "v100", "16GiB"))
     asked = a_pending("r", "a100", driver=">=500")
@@ -74,7 +74,7 @@ def test_a_device_of_another_maker_comes_after_a_slower_one():
     assert found.change.description == "with 1 × amd/mi300x as one more choice"
 
 
-def test_a_share_where_half_of_a_device_is_free():
+def test_a_share_helps_if_half_of_a_device_is_free():
     worker = a_worker("w", gpus(1))
     usage = {("w", "a100-sxm4-40gb-0"): DeviceUsage(500, 20 * GIB)}
     snapshot = replace(a_snapshot([a_pending("r", "a100")], worker), usage=usage)
@@ -109,7 +109,7 @@ def test_a_share_where_half_of_a_device_is_free():
         ),
     ],
 )
-def test_less_of_what_stands_in_the_way(arguments, instead, words):
+def test_fewer_resources_or_conditions_help(arguments, instead, words):
     """Of 8 cores 4 are free, of 64 GiB of host memory 32."""
     worker = a_worker("w", (a_cpu(), *gpus(1)), labels={"rack": "7"})
     usage = {("w", "cpu"): DeviceUsage(4000, 32 * GIB)}
@@ -118,7 +118,7 @@ def test_less_of_what_stands_in_the_way(arguments, instead, words):
     assert (found.change.request, found.change.description) == (parsed("a100", **instead), words)
 
 
-def test_a_higher_priority_where_others_stand_before_it():
+def test_a_higher_priority_helps_if_others_are_before_it():
     worker = a_worker("w", gpus(1))
     first, second = a_pending("a", "a100"), a_pending("b", "a100", at_s=1, priority="low")
     snapshot = a_snapshot([first, second], worker)
@@ -128,7 +128,7 @@ def test_a_higher_priority_where_others_stand_before_it():
     assert answer(snapshot, second, Fifo()) is None, "fifo does not look at priorities, and a share is not free either"
 
 
-def test_the_cheapest_of_several_is_the_answer():
+def test_the_cheapest_change_is_the_answer():
     worker = a_worker("w", (a_cpu(), *gpus(2)))
     usage = {("w", "cpu"): DeviceUsage(6000, 0)}
     asked = a_pending("r", "a100:2", quota={"cpus": 4})
@@ -136,7 +136,7 @@ def test_the_cheapest_of_several_is_the_answer():
     assert found.change.request == parsed("a100:2", quota={"cpus": 2})
 
 
-def test_where_no_single_change_helps_there_is_no_answer():
+def test_without_a_helpful_single_change_there_is_no_answer():
     worker = a_worker("w", gpus(1))
     assert answer(a_snapshot([a_pending("r", "a100")], worker, busy=[("w", "a100-sxm4-40gb-0")])) is None
     assert answer(a_snapshot([a_pending("r", "a100:2")], worker.model_copy(update={"state": WorkerState.LOST}))) is None
@@ -196,7 +196,7 @@ def test_each_change_is_another_request_with_a_cost_and_the_answer_is_placed_by_
     assert found == cheapest_change(snapshot, pending, PriorityPolicy().decide, EPOCH)
 
 
-def test_the_most_urgent_can_not_be_made_more_urgent():
+def test_the_highest_priority_cannot_be_raised():
     snapshot = a_snapshot([a_pending("r", "a100", priority="urgent")], a_worker("w", gpus(1)))
     assert all(c.request.priority is Priority.URGENT for c in possible_changes(snapshot, snapshot.pending[0]))
 

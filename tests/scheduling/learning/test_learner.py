@@ -47,7 +47,7 @@ def factor(one: float, other: float) -> float:
 # -- what is learned ---------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_known_of_nothing():
+def test_without_runs_there_are_no_estimates():
     assert learned() is not NO_ESTIMATES
     assert learned().duration_s(TRAIN, V100) is None
     assert (learned().finished_s, learned().mix) == ((), ())
@@ -71,7 +71,7 @@ def test_newer_runs_count_more():
     assert middle(learned(*took(*[100.0] * 12, *[300.0] * 3))) == pytest.approx(100)
 
 
-def test_a_pair_that_was_never_seen_follows_the_data_sheets():
+def test_a_task_on_a_new_class_follows_the_data_sheets():
     estimates = learned(*took(*[100.0] * 10), classes=[T4, X1])
     assert middle(estimates, T4) == pytest.approx(100 / data_sheet_speed(T4), rel=1e-3)
     assert estimates.duration_s(TRAIN, X1) is None
@@ -93,7 +93,7 @@ def test_what_tasks_showed_on_several_classes_corrects_the_sheets_for_others():
     assert factor(middle(learned(*took(*[100.0] * 10), classes=[T4]), T4), 200 / data_sheet_speed(T4)) > 1.9
 
 
-def test_one_run_is_drawn_towards_its_dag_and_many_are_not():
+def test_one_run_is_shrunk_towards_its_dag_and_many_are_not():
     others = [run for n in range(20) for run in took(*[10.0] * 5, task=("dag", f"t{n}"))]
     far = [run for n in range(20) for run in took(*[10.0] * 5, task=("other", f"t{n}"))]
     alone, few, many = (
@@ -105,13 +105,13 @@ def test_one_run_is_drawn_towards_its_dag_and_many_are_not():
     assert few <= middle(learned(*far, *took(100.0))) < 100
 
 
-def test_devices_without_sheets_are_learned_by_themselves():
+def test_devices_without_data_sheets_are_learned_separately():
     estimates = learned(*took(*[100.0] * 5, on=X1), *took(*[400.0] * 5, on=CPU), classes=[V100])
     assert (middle(estimates, X1), middle(estimates, CPU)) == (pytest.approx(100), pytest.approx(400))
     assert estimates.duration_s(TRAIN, V100) is None
 
 
-def test_the_interval_holds_what_runs_scatter_by():
+def test_the_interval_covers_the_spread_of_the_runs():
     generator = random.Random(5)
     scattered = [100 * math.exp(generator.gauss(0, 0.8)) for _ in range(RUNS_PER_TASK)]
     narrow, wide = (learned(*took(*s)).duration_s(TRAIN, V100) for s in ([100.0] * RUNS_PER_TASK, scattered))
@@ -133,7 +133,7 @@ def test_the_parts_of_a_preempted_run_are_one_run():
     assert middle(learned(part, rest)) == pytest.approx(100)
 
 
-def test_parts_of_which_the_request_tells_nothing_are_joined_by_its_id():
+def test_parts_without_attained_service_are_joined_by_the_request_id():
     parts = [a_run(task=TRAIN, device_class=V100, held_s=30.0, end=RunEnd.PAUSED)] * 2
     last = a_run(task=TRAIN, device_class=V100, held_s=40.0)
     assert middle(learned(*parts, last)) == pytest.approx(100)
@@ -158,7 +158,7 @@ def test_the_mix_counts_requests_not_leases():
     assert learned(*parts, *others).mix == ((share, 0.75), (gpu, 0.25))
 
 
-def test_the_finished_are_told_as_on_their_fastest_class():
+def test_finished_runs_count_as_on_their_fastest_class():
     runs = took(*[400.0] * 20, on=T4) + took(*[100.0] * 20) + took(5.0, task=("dag", "short"), on=X1)
     finished = learned(*runs).finished_s
     assert len(finished) == 41
@@ -171,7 +171,7 @@ def test_the_finished_are_told_as_on_their_fastest_class():
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
-def test_a_length_that_can_not_be_is_passed_over_with_a_word(seconds):
+def test_a_run_with_an_impossible_duration_is_skipped_with_a_text(seconds):
     learner = Learner()
     (word,) = learner.learn([a_run(task=TRAIN, held_s=seconds)])
     assert word.startswith("The run r1 of dag.train on nvidia/a100-sxm4-40gb teaches nothing")
@@ -181,7 +181,7 @@ def test_a_length_that_can_not_be_is_passed_over_with_a_word(seconds):
     assert learner.estimates(frozenset()).speeds == {}
 
 
-def test_lengths_of_absurd_size_are_bounded():
+def test_durations_are_bounded():
     estimates = learned(*took(0.0, task=("dag", "a")), *took(1e300, task=("dag", "b")), classes=["nvidia/k80"])
     assert middle(estimates, task=("dag", "a")) >= MIN_RUN_S
     assert middle(estimates, "nvidia/k80", ("dag", "b")) <= MAX_DURATION_S
@@ -189,7 +189,7 @@ def test_lengths_of_absurd_size_are_bounded():
 
 @settings(deadline=None)
 @given(st.lists(st.floats(60, 90), min_size=5, max_size=40), st.data())
-def test_one_wild_run_moves_the_estimate_by_less_than_the_others_differ(seconds, data):
+def test_an_outlier_moves_the_estimate_by_less_than_the_spread(seconds, data):
     """Whatever it says, the expected duration stays within the range of the others, and so do the other figures."""
     wild = data.draw(st.sampled_from([0.0, 1e-6, 1e6, 1e12]))
     position = data.draw(st.integers(0, len(seconds)))
@@ -222,7 +222,7 @@ RUNS = st.lists(
 
 @settings(deadline=None)
 @given(RUNS)
-def test_estimates_are_within_bounds_whatever_the_runs_say(runs):
+def test_estimates_are_always_within_bounds(runs):
     learner = Learner()
     learner.learn(runs)
     estimates = learner.estimates(frozenset({A100}))
@@ -239,7 +239,7 @@ def test_estimates_are_within_bounds_whatever_the_runs_say(runs):
 
 @settings(deadline=None)
 @given(RUNS, st.integers(0, 30))
-def test_the_same_runs_teach_the_same_in_however_many_portions(runs, first):
+def test_the_same_runs_in_any_number_of_calls_give_the_same_estimates(runs, first):
     whole, portions = Learner(), Learner()
     whole.learn(runs)
     portions.learn(runs[:first])
@@ -286,7 +286,7 @@ def test_learning_comes_near_the_truth(runs, wild, within):
 # -- the history -------------------------------------------------------------------------------------------------------
 
 
-def test_a_refresh_reads_what_is_new_and_gives_the_same_object_while_nothing_is():
+def test_a_refresh_reads_new_runs_and_returns_the_same_object_without_any():
     store, learner = MemoryStore(), Learner()
     store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("a")), RequestSubmitted(a_pending("b"))], EPOCH)
     leases = store.commit(Plan((a_place("a", cpu=1000), a_place("b", cpu=1000))), EPOCH, EPOCH).leases
@@ -307,7 +307,7 @@ def test_a_refresh_reads_what_is_new_and_gives_the_same_object_while_nothing_is(
     assert asked == [0, 0, last - 1, last, last]
 
 
-def test_a_refresh_logs_what_teaches_nothing(caplog):
+def test_a_refresh_logs_impossible_runs(caplog):
     store = MemoryStore()
     store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("a"))], EPOCH)
     (lease,) = store.commit(Plan((a_place("a", cpu=1000),)), EPOCH, EPOCH).leases

@@ -27,11 +27,11 @@ def test_the_order_of_ends_changes_nothing():
     assert late.device_s()["a"]["x"] == pytest.approx(early.device_s()["a"]["x"])
 
 
-def test_what_lies_ahead_does_not_grow():
+def test_future_ends_do_not_grow():
     assert decayed(5.0, EPOCH + HALF_LIFE, EPOCH) == 5.0
 
 
-def test_a_learner_counts_every_run_once_whatever_its_end():
+def test_a_learner_counts_the_use_of_every_run_once():
     learner = Learner()
     ends = [(RunEnd.PAUSED, "r1", 10.0), (RunEnd.FINISHED, "r1", 20.0), (RunEnd.FAILED, "r2", 5.0)]
     runs = [

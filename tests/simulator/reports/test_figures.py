@@ -95,7 +95,7 @@ def test_jobs_that_have_not_ended_have_no_makespan_and_no_wait() -> None:
     assert figures.goodput_utilisation == 0.0
 
 
-def test_who_left_does_not_hold_up_the_makespan() -> None:
+def test_a_withdrawn_job_does_not_delay_the_makespan() -> None:
     done = a_job("c", 0.0, RunInterval(5.0, 50.0, "v", V100, 1), finished_s=50.0)
 
     assert measure(a_record(done, a_job("d", 1.0, outcome=JobOutcome.LEFT))).makespan_s == 50.0
@@ -155,7 +155,7 @@ def test_work_on_the_best_class_is_busy_time_without_overhead(jobs: list[tuple[f
     assert figures.goodput_utilisation == pytest.approx(figures.busy_utilisation * (1 - figures.overhead), abs=1e-12)
 
 
-def test_timing_is_of_the_decisions() -> None:
+def test_timing_measures_the_decisions() -> None:
     timing = measure_timing(a_record(decision_s=(0.1, 0.3), placements=8))
 
     assert (timing.cycles, timing.slowest_s, timing.placements_per_s) == (2, 0.3, pytest.approx(20.0))

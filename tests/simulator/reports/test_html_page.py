@@ -68,7 +68,7 @@ def test_the_page_says_simulated_and_shows_figures_and_charts() -> None:
     assert alts[2:] == ["Gantt chart of 3 of 3 jobs"] * 2
 
 
-def test_nothing_is_loaded_from_elsewhere_and_nothing_runs() -> None:
+def test_the_page_loads_nothing_and_runs_no_script() -> None:
     tags = parsed(page_of(a_record(3, name=HOSTILE, policy=HOSTILE), a_record(3)))
 
     allowed = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "p", "strong", "table", "thead",
@@ -116,7 +116,7 @@ def test_many_policies_share_the_first_charts() -> None:
     assert f"Charts of the first {MAX_GANTTS} of {MAX_GANTTS + 1} policies" in parsed(page).words
 
 
-def test_a_window_is_told() -> None:
+def test_the_page_names_the_window() -> None:
     words = parsed(page_of(a_record(9), window=MeasuredWindow(first_job=2, last_job=5, end_s=500.0))).words
 
     assert "of the jobs from number 2 to 5 (which is not in it), of the time from 0 s to 500" in words

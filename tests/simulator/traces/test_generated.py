@@ -27,7 +27,7 @@ def test_dags_are_counted_by_runs() -> None:
     assert any(job.after for job in jobs)
 
 
-def test_another_rate_leaves_the_jobs_as_they_are() -> None:
+def test_another_rate_does_not_change_the_jobs() -> None:
     slow, fast = (load_trace(f"generated/philly_rate{rate}_jobs50_seed3").jobs for rate in (1, 2))
 
     assert [(job.work, job.task, job.group) for job in slow] == [(job.work, job.task, job.group) for job in fast]

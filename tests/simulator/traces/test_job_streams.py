@@ -146,5 +146,5 @@ def test_gaps_are_never_negative(seed: int, mean: float) -> None:
 
 
 @given(st.dictionaries(st.integers(), st.floats(1e-6, 1e6), min_size=1, max_size=5), st.integers(0, 999))
-def test_what_is_picked_was_offered(weights: dict[int, float], seed: int) -> None:
+def test_a_picked_value_is_one_of_the_values(weights: dict[int, float], seed: int) -> None:
     assert pick(random.Random(seed), weights) in weights

@@ -95,7 +95,7 @@ def test_the_undamaged_file_has_three_jobs(folder: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gavel", "gavel/", "../gavel/x", "gavel/../../etc/passwd", "gavel/a/b", "", "g/\x00"])
-def test_a_name_that_is_none_is_refused(folder: Path, name: str) -> None:
+def test_a_malformed_name_is_refused(folder: Path, name: str) -> None:
     with pytest.raises(TraceError, match="no name of a trace"):
         load_trace(name, folder)
 
