@@ -12,7 +12,7 @@ from hetero_airflow.errors import InvalidCheckpoint, shorten
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """A small object as it was read."""
+    """A small object, with its version at the time of the read."""
 
     content: bytes
     version: str

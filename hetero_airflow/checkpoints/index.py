@@ -1,4 +1,4 @@
-"""The index of a place: which checkpoints are whole. For a reader, only what it names exists."""
+"""The index of a place: its complete checkpoints. Readers see only the checkpoints in the index."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CheckpointEntry(BaseModel):
     digest: str
     """SHA-256 of the manifest, in hexadecimal digits."""
     size_bytes: int = Field(ge=0)
-    """Of all its files."""
+    """The size of all its files."""
     metrics: dict[str, FiniteFloat] = Field(default_factory=dict)
     published_at: AwareDatetime
     """Never earlier than the entry before it, even if a clock was set back."""
@@ -44,9 +44,9 @@ class Index(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     token: int
-    """Of the newest run here."""
+    """The newest run's fencing token."""
     epoch: int
-    """Of the newest run here."""
+    """The newest run's epoch."""
     entries: tuple[CheckpointEntry, ...] = ()
     """In the order of publication. Those of an earlier epoch stay until the new epoch publishes."""
 

@@ -41,7 +41,7 @@ class Manifest(BaseModel):
 
     @property
     def size_bytes(self) -> int:
-        """Of all files together."""
+        """The size of all files together."""
         return sum(file.size_bytes for file in self.files.values())
 
 

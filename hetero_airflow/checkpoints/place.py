@@ -24,14 +24,14 @@ class CheckpointPlace(BaseModel):
     url: str
     """``file:///folder`` or ``s3://bucket/prefix``."""
     path: str
-    """Of the task instance within the URL: see `checkpoint_path`."""
+    """The task instance's path below the URL: see `checkpoint_path`."""
     epoch: int | None = 0
     """Grows when the task is cleared; a run does not resume from an earlier epoch. None: the index's epoch, so that a
     cleared task continues from what it had."""
     token: int | None = None
     """Fencing token of the lease. None: there is no lease, and the run that begins last may publish."""
     endpoint: str | None = None
-    """Of an S3-compatible store; None for AWS."""
+    """The URL of an S3-compatible store; None for AWS."""
     endpoints: tuple[str, ...] = ()
     """Endpoints that are allowed in addition to AWS's own."""
     keep_last: int = Field(default=3, ge=1)

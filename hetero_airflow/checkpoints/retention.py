@@ -16,7 +16,7 @@ ABANDONED_AFTER_S = 3600.0
 def retained_entries(entries: Sequence[CheckpointEntry], place: CheckpointPlace) -> tuple[CheckpointEntry, ...]:
     """The entries of one epoch that stay, in their order: the last ones, the best one, the first of each block.
 
-    Of equally good entries the last one stays. A block has `place.keep_every` completed steps. The first, incomplete
+    Among equally good entries the last one stays. A block has `place.keep_every` completed steps. The first, incomplete
     block keeps none: with 1000, of the steps 499, 999, 1499, 1999, 2499 it keeps 999 and 1999.
     """
     keep = {entry.key for entry in entries[-place.keep_last :]}
@@ -57,8 +57,8 @@ def is_garbage(folder: str, age_s: float, *, index: Index, token: int, retired: 
     """Whether the writer that has just published with `token` may delete a folder last written `age_s` seconds ago.
 
     Never a folder that the index names, that a later run may be writing, or that is no checkpoint's. A folder of an
-    earlier token: at once, since it can't be published any more. Of our own token: if we have just retired it, or if
-    it is incomplete for an hour.
+    earlier token can go at once, since it can't be published any more. A folder of our own token can go if we have just
+    retired it, or if it is incomplete for an hour.
     """
     owner = token_of(folder)
     if owner is None or owner > token or any(entry.key == folder for entry in index.entries):

@@ -1,7 +1,7 @@
 """AMD GPUs, through the library amdsmi if it can be imported, else through the tool amd-smi.
 
 The commands are ``amd-smi static --json``, ``amd-smi metric --json`` and, for several GPUs,
-``amd-smi topology --json``. Of an RX 6600 the first says (ROCm 6; shortened)::
+``amd-smi topology --json``. The first one, for an RX 6600 (ROCm 6; shortened)::
 
     [{"gpu": 0,
       "asic": {"market_name": "Navi 23 [Radeon RX 6600/6600 XT", "asic_serial": "N/A"},

@@ -157,7 +157,7 @@ def leases_to_migrate(snapshot: Snapshot) -> tuple[tuple[Lease, Hold], ...]:
 
 @dataclass(frozen=True, slots=True)
 class HealthChanged:
-    """An event for the store: change what it remembers of a device's errors, based on what it holds at that moment.
+    """An event for the store: a change of a device's health, based on its health in the store at that moment.
 
     No other writer comes in between, so errors that several schedulers and API servers report at once all count.
     """

@@ -51,7 +51,7 @@ class Evidence:
     log: str = ""
     """The end of the task's log."""
     exit_code: int | None = None
-    """Of the process: negative, or 128 and more, for a signal."""
+    """The process's exit code: negative, or 128 and more, for a signal."""
     oom_kills: int | None = None
     """Growth of the counter ``oom_kill`` of its cgroup during the run."""
     host_memory_bytes: int | None = None

@@ -77,14 +77,14 @@ class Failure(BaseModel):
     """The matched text and its place; never a whole message, since it may hold secrets."""
     worker: str | None = None
     device_ids: tuple[str, ...] = ()
-    """Of the lease."""
+    """The leased devices."""
     at: AwareDatetime
     epoch: int = Field(ge=0)
     """The task instance's `max_tries`: a clear raises it, a retry does not."""
     token: int | None = None
     """Fencing token of the lease: each run has its own, so a failure that is reported twice counts once."""
     memory_bytes: int | None = Field(default=None, gt=0)
-    """Of each leased device, or of the leased share. None: not known, or a CPU."""
+    """The memory of each leased device, or of the leased share. None: not known, or a CPU."""
     host_memory_bytes: int | None = Field(default=None, gt=0)
     """Limit of host memory, or the memory in use."""
     step: int | None = Field(default=None, ge=0)

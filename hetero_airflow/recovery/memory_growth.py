@@ -31,7 +31,7 @@ def with_device_memory(
 
     A share that can't grow on any device becomes a whole device. A CPU has no device memory.
 
-    :param failed: bytes of each device at each failure; None (not known) counts as what was asked for
+    :param failed: bytes of each device at each failure; None (not known) counts as the requested memory
     :param shapes: of all known workers; if there are none, nothing changes
     """
     asked = alternative.memory

@@ -154,7 +154,7 @@ class _MemoryCheck:
                 self._backend.write(block, pattern, offset)
             for offset, block in self._numbered():
                 if not self._backend.holds(block, pattern, offset):
-                    raise WrongResultError(f"memory between word {offset} and {offset + len(block)} lost what it held")
+                    raise WrongResultError(f"memory between word {offset} and {offset + len(block)} lost its content")
         self._spent_s += clock() - begin
         self._times += 1
 

@@ -177,7 +177,7 @@ def _handles(pynvml: Any) -> dict[str, Any]:
 
 
 def _register(pynvml: Any, handles: dict[str, Any], events: Any) -> bool:
-    """Register the GPUs for XID events. Returns whether one of them supports these."""
+    """Register the GPUs for XID events. Returns whether one of them supports XID events."""
     has_any = False
     for handle in handles.values():
         with suppress(pynvml.NVMLError_NotSupported):

@@ -77,12 +77,12 @@ def test_one_wrong_entry_of_one_product_is_found(wrong_product, text):
 @pytest.mark.parametrize("number", [0, BLOCK // 8, 5 * BLOCK // 16 - 1])
 @pytest.mark.parametrize("stuck_at", [0, 1])
 def test_one_stuck_bit_of_memory_is_found(number, stuck_at):
-    with pytest.raises(WrongResultError, match="lost what it held"):
+    with pytest.raises(WrongResultError, match="lost its content"):
         run_checks(Forgetful(number, stuck_at), 0.01)
 
 
 def test_memory_with_two_addresses_for_one_word_is_found():
-    with pytest.raises(WrongResultError, match="lost what it held"):
+    with pytest.raises(WrongResultError, match="lost its content"):
         run_checks(Folded(*SMALL), 0.01)
 
 
@@ -145,7 +145,7 @@ def test_a_stuck_bit_is_found_through_torch(monkeypatch):
         block[-1] &= ~1
 
     monkeypatch.setattr(TorchBackend, "write", stuck)
-    with pytest.raises(WrongResultError, match="lost what it held"):
+    with pytest.raises(WrongResultError, match="lost its content"):
         run_checks(bench, 0.01)
 
 
