@@ -70,7 +70,7 @@ def placements(draw: st.DrawFn) -> list[tuple[Worker, list[Device]]]:
 
 
 @given(placements())
-def test_the_bottleneck_is_that_of_the_slowest_pair(parts: list[tuple[Worker, list[Device]]]) -> None:
+def test_the_slowest_pair_is_the_bottleneck(parts: list[tuple[Worker, list[Device]]]) -> None:
     assert bottleneck(parts) == by_pairs(parts)
 
 
@@ -99,7 +99,7 @@ def test_one_device_has_no_bottleneck() -> None:
         ({"parent": "GPU-mig", "partition": "1g.10gb"}, {"parent": "GPU-mig", "partition": "1g.10gb"}, Level.NUMA),
     ],
 )
-def test_what_two_devices_of_a_worker_have_in_common(
+def test_two_devices_of_a_worker_share_a_level(
     one: dict[str, object], other: dict[str, object], expected: Level
 ) -> None:
     worker = a_worker(devices=(a_cpu(), a_gpu(0, **one), a_gpu(1, **other)))  # type: ignore[arg-type]

@@ -18,12 +18,12 @@ WORKERS = (
 )
 
 
-def a_fleet() -> WorkerIndex:
+def an_index() -> WorkerIndex:
     return WorkerIndex(Matcher(TightFitScorer()), Snapshot(1, WORKERS, {("c", "GPU-0"): DeviceUsage(1000, 40 * GIB)}))
 
 
 def test_an_account_counts_reasons_and_lists_the_best_candidates() -> None:
-    account = alternative_account(a_fleet(), DeviceRequest.parse("a100").alternatives[0])
+    account = alternative_account(an_index(), DeviceRequest.parse("a100").alternatives[0])
     assert (account.asked, account.evaluated) == ("1 × nvidia/a100", 4)
     assert account.filtered == (
         (1, Reason(ReasonCode.BUSY, "1 × nvidia/a100", "0 of 1 free")),
@@ -36,7 +36,7 @@ def test_an_account_counts_reasons_and_lists_the_best_candidates() -> None:
 
 
 def test_equal_reasons_are_counted_together_the_most_frequent_first() -> None:
-    account = alternative_account(a_fleet(), DeviceRequest.parse("gpu:8").alternatives[0])
+    account = alternative_account(an_index(), DeviceRequest.parse("gpu:8").alternatives[0])
     assert account == AlternativeAccount(
         "8 × gpu",
         4,
@@ -47,8 +47,8 @@ def test_equal_reasons_are_counted_together_the_most_frequent_first() -> None:
     )
 
 
-def test_the_nearest_thing_says_what_is_there_and_what_is_in_the_way() -> None:
-    found = nearest_worker(a_fleet(), DeviceRequest.parse(["mi300x", "a100-80gb:2"]).alternatives)
+def test_the_nearest_worker_shows_its_offers_and_the_reason() -> None:
+    found = nearest_worker(an_index(), DeviceRequest.parse(["mi300x", "a100-80gb:2"]).alternatives)
     reason = Reason(ReasonCode.MODEL, "nvidia/a100-80gb", "nvidia/a100-sxm4-40gb")
     assert found == NearestWorker(1, "b", reason, ((2, "nvidia/a100-sxm4-40gb"),))
     assert str(found) == (
@@ -56,14 +56,14 @@ def test_the_nearest_thing_says_what_is_there_and_what_is_in_the_way() -> None:
     )
 
 
-def test_the_nearest_thing_to_too_many_cores_is_the_host_with_cores() -> None:
-    fleet = WorkerIndex(Matcher(TightFitScorer()), Snapshot(1, WORKERS[:1]))
-    found = nearest_worker(fleet, DeviceRequest.parse("cpu:64").alternatives)
+def test_the_nearest_worker_for_too_many_cores_has_cores() -> None:
+    index = WorkerIndex(Matcher(TightFitScorer()), Snapshot(1, WORKERS[:1]))
+    found = nearest_worker(index, DeviceRequest.parse("cpu:64").alternatives)
     assert str(found) == "worker a has 8 × cpu core (count: asked 64 cores, found 8)"
 
 
-def test_an_account_reads_as_a_text() -> None:
-    alternative = alternative_account(a_fleet(), DeviceRequest.parse("a100").alternatives[0])
+def test_an_account_has_a_text() -> None:
+    alternative = alternative_account(an_index(), DeviceRequest.parse("a100").alternatives[0])
     assert account_text(Account("fifo", "placed on b", (alternative,))) == "\n".join(
         [
             "fifo: placed on b",

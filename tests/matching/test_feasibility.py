@@ -11,6 +11,7 @@ from hetero_airflow.matching.feasibility import (
     device_need,
     feasibility_of,
     host_need,
+    version_obstacle,
 )
 from hetero_airflow.matching.shapes import Shapes
 from hetero_airflow.model.device import Device
@@ -91,7 +92,7 @@ NAME = "nvidia/a100-sxm4-40gb"
         ),
     ],
 )
-def test_a_device_is_of_the_kind_that_is_asked_for_or_a_reason_says_why_not(
+def test_a_device_meets_the_conditions_or_has_a_reason(
     alternative: Alternative, device: Device, reason: Reason | None
 ) -> None:
     assert check_worker(alternative, a_worker(devices=(device,))) == (reason is None, reason)
@@ -169,22 +170,22 @@ def test_a_device_is_of_the_kind_that_is_asked_for_or_a_reason_says_why_not(
         ),
     ],
 )
-def test_a_worker_has_enough_of_all_or_a_reason_says_of_what_not(
+def test_a_worker_is_large_enough_or_has_a_reason(
     alternative: Alternative, worker: Worker, reason: Reason | None
 ) -> None:
     assert check_worker(alternative, worker) == (reason is None, reason)
 
 
-def test_permanent_and_transient_reasons_are_told_apart() -> None:
+def test_permanent_and_transient_reasons_differ() -> None:
     shape = Shapes().entry(a_worker(devices=(PARENT, a_device("GPU-1", index=1)))).shape
-    verdict = feasibility_of(an_alternative("gpu:2"), shape)
-    assert (verdict.is_possible, verdict.is_servable) == (True, False)
-    assert (verdict.suitable, verdict.usable) == ((0, 1), (1,))
+    feasibility = feasibility_of(an_alternative("gpu:2"), shape)
+    assert (feasibility.is_possible, feasibility.is_servable) == (True, False)
+    assert (feasibility.suitable, feasibility.usable) == ((0, 1), (1,))
     impossible = feasibility_of(an_alternative("gpu:3"), shape)
     assert (impossible.is_possible, impossible.is_servable) == (False, False)
 
 
-def test_a_verdict_names_positions_and_needs() -> None:
+def test_a_feasibility_has_positions_and_needs() -> None:
     shape = Shapes().entry(a_worker(devices=(MI300, a_device("GPU-1", index=1)))).shape
     need = ResourceNeed(250, 10 * GIB)
     assert feasibility_of(an_alternative("nvidia:0.25"), shape) == Feasibility(
@@ -217,7 +218,7 @@ def test_three_thirds_of_a_device_fit_its_memory() -> None:
     assert 3 * need.memory_bytes <= odd.memory_bytes
 
 
-def test_a_node_knows_nothing_of_the_software_in_images_and_shares_no_slot() -> None:
+def test_a_node_does_not_know_the_software_of_images_and_shares_no_device() -> None:
     node = a_worker(devices=(a_cpu(), a_device("nvidia.com/gpu/0")), runtime={"cuda": "12.4"}, engine="kubernetes")
     assert check_worker(an_alternative("gpu", runtime={"torch": ">=2.8"}), node) == (True, None)
     assert check_worker(an_alternative("gpu", runtime={"cuda": ">=12.6"}), node)[0] is False
@@ -226,3 +227,28 @@ def test_a_node_knows_nothing_of_the_software_in_images_and_shares_no_slot() -> 
         False, "partition: asked a share of 0.5, found a device plugin, which gives whole devices"
     )  # fmt: skip
     assert check_worker(an_alternative("gpu:0.5"), node.model_copy(update={"engine": "local"})) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("installed", "specifier", "obstacle"),
+    [
+        ("12.4", ">=12.4", None),
+        ("12.10", ">=12.4", None),
+        ("12.4", ">12.4", "12.4"),
+        ("2.9.0+cu128", "==2.9.0", None),
+        ("24.1.rc3", ">=23", None),
+        ("24.1rc3", ">=24.1", "24.1rc3"),
+        ("", ">=1", "'', which is no version"),
+        ("not a version", ">=1", "'not a version', which is no version"),
+        (None, ">=1", "no known version"),
+    ],
+)
+def test_a_version_matches_as_in_pip_or_is_shown(installed: str | None, specifier: str, obstacle: str | None) -> None:
+    assert version_obstacle(installed, specifier) == obstacle
+
+
+@pytest.mark.parametrize("hostile", ["9" * 5000, "1." * 50_000, "x" * 100_000, "\x00", "１２"])
+def test_a_hostile_version_is_never_a_crash(hostile: str) -> None:
+    found = version_obstacle(hostile, ">=1000000")
+    assert found is not None
+    assert len(found) < 100

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from hetero_airflow.matching.bandwidth import device_level
 from hetero_airflow.matching.feasibility import check_worker
-from hetero_airflow.matching.linked_devices import joined_sets, needed_level
+from hetero_airflow.matching.linked_devices import closest_devices, joined_pairs, joined_sets, needed_level
 from hetero_airflow.matching.matcher import Fit, Matcher
 from hetero_airflow.matching.scoring import Allocation, TightFitScorer
-from hetero_airflow.matching.shapes import Shapes
+from hetero_airflow.matching.shapes import Shape, Shapes
 from hetero_airflow.model.plan import Reason, ReasonCode
 from hetero_airflow.model.request import Alternative, DeviceRequest
 from hetero_airflow.model.topology import Level
@@ -51,7 +51,7 @@ def hosts(draw: st.DrawFn) -> Worker:
 
 
 @given(hosts(), st.sampled_from([Level.NVLINK, Level.NUMA]), st.integers(1, 4))
-def test_the_sets_are_all_that_pairs_allow(worker: Worker, level: Level, count: int) -> None:
+def test_the_joined_sets_cover_all_sets_of_joined_pairs(worker: Worker, level: Level, count: int) -> None:
     shape = Shapes().entry(worker).shape
     positions = range(len(shape.devices))
     found = joined_sets(shape, positions, level, count)
@@ -71,14 +71,14 @@ def test_the_meshes_of_a_large_host_are_found_in_bounded_time() -> None:
     assert found == [tuple(range(first, first + 8)) for first in range(0, 1000, 8)]
 
 
-def test_only_a_demand_without_a_budget_on_several_devices_needs_a_level() -> None:
+def test_only_a_topology_without_a_budget_on_several_devices_needs_a_level() -> None:
     assert needed_level(an_alternative("gpu:2", "nvlink")) is Level.NVLINK
     assert needed_level(an_alternative("gpu:2", "nvlink@10m")) is None
     assert needed_level(an_alternative("gpu", "nvlink")) is None
     assert needed_level(an_alternative("gpu:2", "rack")) is None
 
 
-def test_a_worker_whose_devices_are_never_joined_is_ruled_out() -> None:
+def test_a_worker_without_joined_devices_is_rejected() -> None:
     assert check_worker(an_alternative("gpu:3", "nvlink"), a_host(PAIRS)) == (
         False,
         Reason(ReasonCode.TOPOLOGY, "3 × gpu (topology=nvlink)", "at most 2 joined by nvlink"),
@@ -89,7 +89,7 @@ def test_a_worker_whose_devices_are_never_joined_is_ruled_out() -> None:
     assert (ok, reason and reason.found) == (False, "at most 2 joined by numa")
 
 
-def test_an_unwell_device_may_be_what_joins_the_others() -> None:
+def test_an_unhealthy_device_may_join_the_others() -> None:
     devices = (
         a_device("GPU-0", index=0, peers=("GPU-1",), leasable=False, problem="too hot"),
         a_device("GPU-1", index=1),
@@ -102,7 +102,7 @@ def test_an_unwell_device_may_be_what_joins_the_others() -> None:
     )
 
 
-def test_devices_are_chosen_among_the_joined_ones_alone() -> None:
+def test_only_joined_devices_are_chosen() -> None:
     matcher = Matcher(TightFitScorer())
     shape = matcher.entry(a_host(PAIRS)).shape
     alternative = an_alternative("gpu:2", "nvlink")
@@ -130,3 +130,51 @@ def test_the_best_of_several_joined_sets_is_taken() -> None:
     fit = matcher.match(an_alternative("gpu:2", "numa"), matcher.state(shape, False, (Allocation(),) * 5), None)
     assert isinstance(fit, Fit)
     assert fit.chosen == (2, 3)
+
+
+def a_shape(links: dict[int, tuple[int, ...]], nodes: dict[int, int], number: int) -> Shape:
+    devices = tuple(
+        a_device(f"GPU-{i}", index=i, peers=tuple(f"GPU-{j}" for j in links.get(i, ())), numa_node=nodes.get(i))
+        for i in range(number)
+    )
+    return Shapes().entry(a_worker(devices=devices)).shape
+
+
+CROSSED_PAIRS = {0: (3,), 3: (0,), 1: (2,), 2: (1,)}
+
+
+def test_linked_devices_are_chosen_together() -> None:
+    shape = a_shape(CROSSED_PAIRS, {}, 4)
+    assert closest_devices(shape, [0, 1, 2, 3], 2) == (0, 3)
+    assert closest_devices(shape, [1, 2, 3], 2) == (1, 2)
+
+
+def test_without_links_one_numa_node_is_chosen() -> None:
+    shape = a_shape({}, {0: 0, 1: 1, 2: 1, 3: 0}, 4)
+    assert closest_devices(shape, [0, 1, 2, 3], 2) == (0, 3)
+    assert closest_devices(shape, [1, 2, 3], 2) == (1, 2)
+
+
+def test_links_count_for_more_than_the_numa_node() -> None:
+    assert closest_devices(a_shape(CROSSED_PAIRS, {0: 0, 1: 0, 2: 1, 3: 1}, 4), [0, 1, 2, 3], 2) == (0, 3)
+
+
+def test_four_of_two_meshes_are_taken_from_one() -> None:
+    mesh = {i: tuple(j for j in range(8) if j % 2 == i % 2 and j != i) for i in range(8)}
+    shape = a_shape(mesh, {}, 8)
+    assert closest_devices(shape, [0, 1, 2, 3, 5, 7], 4) == (1, 3, 5, 7)
+    assert joined_pairs(shape, (1, 3, 5, 7)) == (6, 0)
+
+
+def test_ties_go_to_the_order_of_preference() -> None:
+    shape = a_shape({}, {}, 4)
+    assert closest_devices(shape, [3, 1, 2, 0], 2) == (1, 3)
+    assert closest_devices(shape, [3, 1, 2, 0], 4) == (0, 1, 2, 3)
+
+
+def test_thousands_of_devices_are_chosen_in_bounded_time() -> None:
+    ring = {i: ((i + 1) % 3000, (i - 1) % 3000) for i in range(3000)}
+    shape = a_shape(ring, {i: i % 2 for i in range(3000)}, 3000)
+    chosen = closest_devices(shape, range(3000), 64)
+    assert joined_pairs(shape, chosen)[0] == 63
+    assert joined_pairs(shape, tuple(range(300))) == (299, 2 * (150 * 149 // 2))

@@ -20,10 +20,10 @@ def best(
 ) -> tuple[str, ...]:
     """The worker, then the devices, that the tightest fit is on."""
     held = {key: DeviceUsage(milli, milli * GIB // 1000) for key, milli in (usage or {}).items()}
-    fleet = WorkerIndex(Matcher(TightFitScorer()), Snapshot(1, workers, held))
-    [(worker, fit)] = fleet.ranking(DeviceRequest.parse(device).alternatives[0]).best()
-    seat = fleet.entries[worker]
-    return (seat.worker.id, *(seat.device_ids[position] for position in fit.chosen))
+    index = WorkerIndex(Matcher(TightFitScorer()), Snapshot(1, workers, held))
+    [(worker, fit)] = index.ranking(DeviceRequest.parse(device).alternatives[0]).best()
+    entry = index.entries[worker]
+    return (entry.worker.id, *(entry.device_ids[position] for position in fit.chosen))
 
 
 def test_the_smallest_sufficient_memory_is_taken_first() -> None:
@@ -44,19 +44,19 @@ def test_the_fuller_worker_is_filled_first() -> None:
     assert best("gpu", (a_worker("a"), a_worker("b")), {("b", "GPU-0"): 1000}) == ("b", "GPU-1")
 
 
-def test_a_worker_whose_devices_are_linked_goes_before_one_that_is_fuller() -> None:
+def test_a_worker_with_linked_devices_comes_before_a_fuller_worker() -> None:
     linked = a_worker("z", (a_device("GPU-0", peers=("GPU-1",)), a_device("GPU-1", index=1, peers=("GPU-0",))))
     loose = a_worker("a", tuple(a_device(f"GPU-{i}", index=i) for i in range(3)))
     assert best("gpu:2", (loose, linked), {("a", "GPU-0"): 1000}) == ("z", "GPU-0", "GPU-1")
 
 
-def test_one_numa_node_goes_before_two() -> None:
+def test_one_numa_node_comes_before_two() -> None:
     apart = a_worker("a", (a_device("GPU-0", numa_node=0), a_device("GPU-1", index=1, numa_node=1)))
     near = a_worker("b", (a_device("GPU-0", numa_node=1), a_device("GPU-1", index=1, numa_node=1)))
     assert best("gpu:2", (apart, near)) == ("b", "GPU-0", "GPU-1")
 
 
-def test_real_devices_go_before_simulated_ones_whatever_else_fits_better() -> None:
+def test_real_devices_always_come_before_simulated_ones() -> None:
     pretend = a_worker("a", (a_device("GPU-0", "t4", "16GiB", simulated=True),))
     assert best("gpu", (pretend, a_worker("b", (BIG,)))) == ("b", "GPU-1")
     mixed = a_worker("a", tuple(a_device(f"GPU-{i}", index=i, simulated=i < 2) for i in range(4)))
@@ -64,7 +64,7 @@ def test_real_devices_go_before_simulated_ones_whatever_else_fits_better() -> No
     assert best("gpu:3", (mixed,)) == ("a", "GPU-0", "GPU-2", "GPU-3")
 
 
-def test_cores_are_taken_from_a_host_without_accelerators_then_from_the_fuller_one() -> None:
+def test_cores_come_from_a_host_without_accelerators_then_from_the_fuller_host() -> None:
     plain = (a_worker("y", (a_cpu(),)), a_worker("z", (a_cpu(),)))
     assert best("cpu:2", (a_worker("a"), *plain)) == ("y", "cpu")
     assert best("cpu:2", (a_worker("a"), *plain), {("z", "cpu"): 2000}) == ("z", "cpu")
@@ -76,9 +76,9 @@ def test_ties_go_to_the_lower_worker_id_and_device_index() -> None:
 
 
 def test_the_terms_are_named_and_sum_to_the_score() -> None:
-    fleet = WorkerIndex(
+    index = WorkerIndex(
         Matcher(TightFitScorer()), Snapshot(1, (a_worker(),), {("worker-a", "GPU-0"): DeviceUsage(500, 20 * GIB)})
     )
-    [(_, fit)] = fleet.ranking(DeviceRequest.parse("gpu:0.25").alternatives[0]).best()
+    [(_, fit)] = index.ranking(DeviceRequest.parse("gpu:0.25").alternatives[0]).best()
     assert dict(fit.terms) == pytest.approx({"real": 20, "memory": 7.321224, "shared": 3.0, "packed": 0.2})
     assert fit.score == pytest.approx(30.521224)

@@ -27,15 +27,15 @@ class CountingMatcher(Matcher):
         return super()._match(*args)  # type: ignore[arg-type]
 
 
-def test_equal_workers_are_asked_about_once() -> None:
+def test_equal_workers_are_matched_once() -> None:
     matcher = CountingMatcher(TightFitScorer())
     snapshot = Snapshot(1, tuple(a_worker(f"w{number:03}") for number in range(500)))
-    fleet = WorkerIndex(matcher, snapshot)
-    assert fleet.ranking(an_alternative("gpu")).best()[0][0] == 0
+    index = WorkerIndex(matcher, snapshot)
+    assert index.ranking(an_alternative("gpu")).best()[0][0] == 0
     assert matcher.asked == 1
-    worker, fit = fleet.ranking(an_alternative("gpu")).best()[0]
-    fleet.take(worker, fit, EPOCH)
-    fleet.ranking(an_alternative("gpu")).best()
+    worker, fit = index.ranking(an_alternative("gpu")).best()[0]
+    index.take(worker, fit, EPOCH)
+    index.ranking(an_alternative("gpu")).best()
     assert matcher.asked == 2
 
 
@@ -58,34 +58,34 @@ def test_forgetting_changes_no_answer() -> None:
     assert WorkerIndex(matcher, snapshot).ranking(an_alternative("gpu")).best(2) == before
 
 
-def test_a_ranking_follows_what_is_placed() -> None:
-    fleet = WorkerIndex(Matcher(TightFitScorer()), Snapshot(1, (a_worker("a"), a_worker("b"))))
+def test_a_ranking_follows_placements() -> None:
+    index = WorkerIndex(Matcher(TightFitScorer()), Snapshot(1, (a_worker("a"), a_worker("b"))))
     taken: list[tuple[int, tuple[int, ...]]] = []
-    while found := fleet.ranking(an_alternative("gpu")).best():
+    while found := index.ranking(an_alternative("gpu")).best():
         worker, fit = found[0]
         taken.append((worker, fit.chosen))
-        fleet.take(worker, fit, EPOCH)
+        index.take(worker, fit, EPOCH)
     assert taken == [(0, (0,)), (0, (2,)), (1, (0,)), (1, (2,))]
-    filtered = fleet.census(an_alternative("gpu")).filtered()
+    filtered = index.census(an_alternative("gpu")).filtered()
     assert {str(reason): workers for reason, workers in filtered.items()} == {
         "busy: asked 1 × gpu, found 0 of 2 free": 2
     }
 
 
-def test_the_nearest_worker_is_the_one_with_most_of_what_is_asked() -> None:
+def test_the_nearest_worker_has_most_of_the_requested_devices() -> None:
     workers = (a_worker("a", (a_device(),)), a_worker("b"), a_worker("c"))
-    fleet = WorkerIndex(Matcher(TightFitScorer()), Snapshot(1, workers))
-    nearest = fleet.census(an_alternative("gpu:4")).nearest()
+    index = WorkerIndex(Matcher(TightFitScorer()), Snapshot(1, workers))
+    nearest = index.census(an_alternative("gpu:4")).nearest()
     assert nearest is not None
     assert (nearest[0], str(nearest[1].reason)) == (1, "count: asked 4 × gpu, found 2")
 
 
-def test_claims_name_the_devices_of_the_worker_that_was_chosen() -> None:
+def test_claims_name_the_devices_of_the_chosen_worker() -> None:
     workers = (a_worker("a", ()), a_worker("b", (a_device("GPU-x"), a_device("GPU-y", index=1))))
-    fleet = WorkerIndex(Matcher(TightFitScorer()), Snapshot(1, workers))
-    [(worker, fit)] = fleet.ranking(an_alternative("gpu:2")).best()
+    index = WorkerIndex(Matcher(TightFitScorer()), Snapshot(1, workers))
+    [(worker, fit)] = index.ranking(an_alternative("gpu:2")).best()
     assert isinstance(fit, Fit)
-    assert fleet.claims(worker, fit) == (
+    assert index.claims(worker, fit) == (
         Claim(device_id="GPU-x", share_milli=1000, memory_bytes=40 * GIB),
         Claim(device_id="GPU-y", share_milli=1000, memory_bytes=40 * GIB),
     )
@@ -111,7 +111,7 @@ def test_links_are_part_of_the_shape_ids_are_not() -> None:
     assert a_pair("x", "y", linked=True) is not a_pair("u", "v", linked=False)
 
 
-def test_what_was_leased_or_freed_since_the_last_decision_is_seen() -> None:
+def test_an_update_takes_in_new_and_ended_leases() -> None:
     matcher = Matcher(TightFitScorer())
     workers = tuple(a_worker(f"w{number}") for number in range(3))
     taken, full = DeviceUsage(1000, 40 * GIB), DeviceUsage(500, 20 * GIB)
@@ -133,7 +133,7 @@ def test_what_was_leased_or_freed_since_the_last_decision_is_seen() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_fleet_that_saw_other_snapshots_answers_like_a_new_one(data: st.DataObject) -> None:
+def test_an_updated_index_answers_like_a_new_one(data: st.DataObject) -> None:
     matcher, asked = (
         Matcher(TightFitScorer()),
         [an_alternative(text) for text in ("gpu", "gpu:2", "gpu:0.5", "a100:4", "cpu:3")],
@@ -151,36 +151,40 @@ def test_a_fleet_that_saw_other_snapshots_answers_like_a_new_one(data: st.DataOb
         cold = WorkerIndex(Matcher(TightFitScorer()), snapshot)
         for _ in range(data.draw(st.integers(0, 6))):
             alternative = data.draw(st.sampled_from(asked))
-            keeps = [fleet.reserved_capacity_for((asked[0],)) if sequence % 2 else None for fleet in (warm, cold)]
+            reservations = [
+                index.reserved_capacity_for((asked[0],)) if sequence % 2 else None for index in (warm, cold)
+            ]
             answers = []
-            for fleet, keep in zip((warm, cold), keeps, strict=True):
-                best = fleet.ranking(alternative, keep).best(3)
-                census = fleet.census(alternative, keep)
-                answers.append((best, fleet.ranking(alternative, keep).first(), census.filtered(), census.nearest()))
+            for index, reserved in zip((warm, cold), reservations, strict=True):
+                best = index.ranking(alternative, reserved).best(3)
+                census = index.census(alternative, reserved)
+                answers.append(
+                    (best, index.ranking(alternative, reserved).first(), census.filtered(), census.nearest())
+                )
                 if best:
-                    fleet.take(*best[0], EPOCH)
+                    index.take(*best[0], EPOCH)
             assert answers[0] == answers[1]
 
 
-def test_what_is_kept_for_equal_needs_is_one_object_and_keeps_its_rankings() -> None:
-    fleet = WorkerIndex(Matcher(TightFitScorer()), Snapshot(1, (a_worker("a"), a_worker("b"))))
-    keep = fleet.reserved_capacity_for((an_alternative("gpu"),))
-    assert fleet.reserved_capacity_for((an_alternative("gpu:2"),)) is keep
-    assert fleet.reserved_capacity_for((an_alternative("cpu:2"),)) is not keep
+def test_equal_reservations_are_one_object_with_their_rankings() -> None:
+    index = WorkerIndex(Matcher(TightFitScorer()), Snapshot(1, (a_worker("a"), a_worker("b"))))
+    reserved = index.reserved_capacity_for((an_alternative("gpu"),))
+    assert index.reserved_capacity_for((an_alternative("gpu:2"),)) is reserved
+    assert index.reserved_capacity_for((an_alternative("cpu:2"),)) is not reserved
     alternative = an_alternative("gpu:0.5")
-    ranking = fleet.ranking(alternative, keep)
-    assert (ranking.first(), fleet.ranking(alternative).first() is not None) == (None, True)
-    fleet.update(Snapshot(2, (a_worker("a"), a_worker("b")), {("a", "GPU-0"): DeviceUsage(500, 20 * GIB)}))
-    assert fleet.ranking(alternative, fleet.reserved_capacity_for((an_alternative("gpu"),))).first() is None
+    ranking = index.ranking(alternative, reserved)
+    assert (ranking.first(), index.ranking(alternative).first() is not None) == (None, True)
+    index.update(Snapshot(2, (a_worker("a"), a_worker("b")), {("a", "GPU-0"): DeviceUsage(500, 20 * GIB)}))
+    assert index.ranking(alternative, index.reserved_capacity_for((an_alternative("gpu"),))).first() is None
 
 
-def test_a_heap_does_not_grow_with_the_decisions() -> None:
+def test_a_heap_does_not_grow_with_the_number_of_decisions() -> None:
     workers = tuple(a_worker(f"w{number}") for number in range(4))
-    fleet = WorkerIndex(Matcher(TightFitScorer()), Snapshot(0, workers))
+    index = WorkerIndex(Matcher(TightFitScorer()), Snapshot(0, workers))
     for sequence in range(2000):
         usage = {(f"w{sequence % 4}", "GPU-0"): DeviceUsage(1000, 40 * GIB)}
-        fleet.update(Snapshot(sequence, workers, usage))
-        assert fleet.ranking(an_alternative("gpu")).first() is not None
-    assert len(fleet.ranking(an_alternative("gpu"))._heap._heap) < 100
-    assert sum(len(group.heap) for group in fleet.groups.values()) < 300
-    assert len(fleet.changed_since(fleet.version - 4)) == 4
+        index.update(Snapshot(sequence, workers, usage))
+        assert index.ranking(an_alternative("gpu")).first() is not None
+    assert len(index.ranking(an_alternative("gpu"))._heap._heap) < 100
+    assert sum(len(group.heap) for group in index.groups.values()) < 300
+    assert len(index.changed_since(index.version - 4)) == 4

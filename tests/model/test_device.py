@@ -32,7 +32,7 @@ from hetero_airflow.testing import a_cpu, a_device, a_worker
         ("a100--80gb", "a100-sxm4-80gb", True),
     ],
 )
-def test_every_word_that_was_asked_for_is_part_of_the_model(asked: str, model: str, expected: bool) -> None:
+def test_every_requested_word_must_be_part_of_the_model(asked: str, model: str, expected: bool) -> None:
     assert matches_model(asked, model_tokens(model)) is expected
 
 
@@ -40,7 +40,7 @@ WORDS = st.from_regex(r"[a-z0-9][a-z0-9._+-]{0,20}", fullmatch=True)
 
 
 @given(WORDS, WORDS)
-def test_no_word_is_a_crash_and_a_model_is_itself(asked: str, model: str) -> None:
+def test_no_word_crashes_and_a_model_matches_itself(asked: str, model: str) -> None:
     assert isinstance(matches_model(asked, model_tokens(model)), bool)
     assert matches_model(model, model_tokens(model))
 
@@ -61,7 +61,7 @@ def test_a_cpu_is_leased_core_by_core() -> None:
     assert (a_cpu(6).capacity_milli, a_device().capacity_milli) == (6000, 1000)
 
 
-def test_a_device_says_what_it_is_and_that_it_is_pretended() -> None:
+def test_a_device_shows_its_model_and_that_it_is_simulated() -> None:
     assert str(a_device()) == "nvidia/a100-sxm4-40gb"
     assert str(a_device(partition="1g.10gb", simulated=True)) == "nvidia/a100-sxm4-40gb mig-1g.10gb (simulated)"
 
@@ -70,7 +70,7 @@ def test_a_device_says_what_it_is_and_that_it_is_pretended() -> None:
     "fields",
     [{"model": "A100"}, {"model": "a 100"}, {"index": -1}, {"id": ""}, {"vendor": ""}, {"colour": "red"}],
 )
-def test_a_device_that_can_not_be_is_refused(fields: dict[str, object]) -> None:
+def test_an_impossible_device_is_refused(fields: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Device.model_validate(a_device().model_dump() | fields)
 

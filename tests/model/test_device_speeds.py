@@ -9,7 +9,7 @@ from hetero_airflow.model.device_speeds import DATA_SHEETS, data_sheet_speed
 
 
 @pytest.mark.parametrize("model", sorted(name for name, (_, kind, _) in MODELS.items() if kind != "fpga"))
-def test_every_well_known_accelerator_that_trains_has_a_sheet(model):
+def test_every_well_known_training_accelerator_has_a_data_sheet(model):
     speed = data_sheet_speed(f"{MODELS[model][0]}/{model}")
     assert speed is not None
     assert 0.05 < speed < 50
@@ -35,23 +35,23 @@ def test_generations_are_in_order(slower, faster):
         ("amd/instinct-mi300x-oam", "amd/mi300x"),
     ],
 )
-def test_a_model_as_probes_name_it_is_found_by_its_words(found, sheet):
+def test_a_probed_model_matches_a_data_sheet_by_its_words(found, sheet):
     assert data_sheet_speed(found) == data_sheet_speed(sheet)
 
 
-def test_a_name_of_more_words_counts_more():
+def test_a_name_with_more_words_wins():
     assert data_sheet_speed("nvidia/h100-pcie") < data_sheet_speed("nvidia/h100-sxm5")
 
 
-def test_a_mig_instance_has_its_slices_part():
+def test_the_speed_of_a_mig_instance_is_proportional_to_its_slices():
     whole = data_sheet_speed("nvidia/a100-sxm4-40gb")
     assert math.isclose(data_sheet_speed("nvidia/a100-sxm4-40gb/3g.20gb"), whole * 3 / 7)
 
 
 @pytest.mark.parametrize("device_class", ["", "/", "nvidia", "nvidia/", "generic/x86-64", "amd/a100", "acme/x1/y/z"])
-def test_what_has_no_sheet_has_no_speed(device_class):
+def test_a_model_without_a_data_sheet_has_no_speed(device_class):
     assert data_sheet_speed(device_class) is None
 
 
-def test_sheets_are_of_positive_sizes():
+def test_data_sheets_have_positive_figures():
     assert all(min(figures) > 0 for models in DATA_SHEETS.values() for figures in models.values())

@@ -13,20 +13,20 @@ TRAIN = ("dag", "train")
 V100, K80, T4 = "nvidia/v100", "nvidia/k80", "nvidia/t4"
 
 
-def test_of_what_nothing_is_known_all_classes_are_equal():
+def test_all_classes_are_equal_for_an_unknown_task():
     assert NO_ESTIMATES.relative_speeds(TRAIN, frozenset({V100, K80})) == {K80: 1.0, V100: 1.0}
     assert NO_ESTIMATES.relative_speeds(TRAIN, frozenset()) == {}
     partly = Estimates(default_speeds={V100: 1.0})
     assert partly.relative_speeds(TRAIN, frozenset({V100, K80})) == {K80: 1.0, V100: 1.0}
 
 
-def test_a_class_that_was_not_measured_takes_its_relation_from_the_sheets():
+def test_an_unmeasured_class_gets_a_speed_from_the_data_sheets():
     known = Estimates({TRAIN: {V100: 4.0}}, default_speeds={V100: 1.0, K80: 0.25, T4: 9.0})
     assert known.relative_speeds(TRAIN, frozenset({V100, K80})) == {K80: 0.25, V100: 1.0}
     assert known.relative_speeds(TRAIN, frozenset({V100, T4})) == {T4: 1.0, V100: 1.0}, "not faster than a measured one"
 
 
-def test_a_class_on_which_a_task_can_not_run_has_the_speed_0():
+def test_a_class_on_which_a_task_cannot_run_has_speed_0():
     known = Estimates({TRAIN: {V100: 4.0, K80: 0.0}}, {TRAIN: Interval(1, 1, 1)})
     assert known.relative_speeds(TRAIN, frozenset({V100, K80})) == {K80: 0.0, V100: 1.0}
     assert known.duration_s(TRAIN, K80) is None
@@ -39,12 +39,12 @@ def test_durations_are_bounded(work):
     assert all(0 <= part <= MAX_DURATION_S for part in known.duration_s(TRAIN, V100))
 
 
-def test_what_was_served_on_other_classes_counts_by_their_speeds():
+def test_attained_service_on_other_classes_counts_by_their_speeds():
     known = Estimates({TRAIN: {V100: 2.0, K80: 1.0}}, {TRAIN: Interval(100, 100, 100)})
     assert known.remaining_s(TRAIN, K80, 10.0, {V100: 20.0, "unknown": 5.0}) == pytest.approx((50, 50, 50))
 
 
-def test_what_is_left_is_what_is_left_of_those_that_go_on_for_so_long():
+def test_the_remaining_time_is_that_of_runs_that_take_at_least_so_long():
     """Against 200,000 drawn runs."""
     generator = random.Random(3)
     drawn = [math.exp(generator.gauss(math.log(100), math.log(2) / 1.2816)) for _ in range(200_000)]
@@ -53,13 +53,13 @@ def test_what_is_left_is_what_is_left_of_those_that_go_on_for_so_long():
     assert Interval(50, 100, 200).remaining_after(120) == pytest.approx(expected, rel=0.05)
 
 
-def test_of_a_certain_quantity_exactly_the_rest_is_left():
+def test_the_rest_of_a_certain_quantity_is_exact():
     certain = Interval(100, 100, 100)
     assert certain.remaining_after(30) == pytest.approx((70, 70, 70))
     assert certain.remaining_after(101) is None
 
 
 @given(st.floats(1e-3, 1e6), st.floats(1, 100), st.floats(1, 100), st.floats(0, 1e7))
-def test_what_is_left_is_in_order_and_never_negative(middle, below, above, done):
+def test_the_remaining_quantiles_are_in_order_and_never_negative(middle, below, above, done):
     left = Interval(middle / below, middle, middle * above).remaining_after(done)
     assert left is None or 0 <= left.low <= left.middle <= left.high < math.inf

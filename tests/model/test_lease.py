@@ -12,7 +12,7 @@ from hetero_airflow.testing import EPOCH, a_place
 
 @pytest.mark.parametrize("current", LeaseState)
 @pytest.mark.parametrize("to", LeaseState)
-def test_only_the_changes_of_the_table_are_allowed(current: LeaseState, to: LeaseState) -> None:
+def test_only_transitions_of_the_table_are_allowed(current: LeaseState, to: LeaseState) -> None:
     if (current, to) in TRANSITIONS:
         check_transition("l1", current, to)
     else:
@@ -20,25 +20,25 @@ def test_only_the_changes_of_the_table_are_allowed(current: LeaseState, to: Leas
             check_transition("l1", current, to)
 
 
-def test_what_has_ended_never_changes_and_all_else_can_end() -> None:
+def test_a_terminal_state_never_changes_and_every_other_state_can_end() -> None:
     assert not {a for a, _ in TRANSITIONS} & TERMINAL
     assert {a for a, b in TRANSITIONS if b in TERMINAL} == set(LeaseState) - TERMINAL
 
 
-def test_the_refusal_says_what_is_allowed() -> None:
+def test_the_error_shows_the_allowed_transitions() -> None:
     with pytest.raises(InvalidTransition) as caught:
         check_transition("l1", LeaseState.ACTIVE, LeaseState.GRANTED)
     assert caught.value.remedy == "From there it may become evicted, expired, preempted, released"
 
 
-def test_waiting_cures_what_is_transient() -> None:
+def test_a_transient_reason_can_end_by_itself() -> None:
     curable = {code for code in ReasonCode if Reason(code, "a", "b").is_transient}
     assert curable == TRANSIENT
     of_the_hardware = {"kind", "model", "partition", "memory", "driver", "runtime", "labels"}
     assert set(ReasonCode) - TRANSIENT == of_the_hardware | {"count", "cpus", "host_memory", "topology"}
 
 
-def test_a_reason_says_both_sides_and_when_it_ends() -> None:
+def test_a_reason_shows_both_sides_and_its_end() -> None:
     busy = Reason(ReasonCode.BUSY, "2 × gpu", "1 free")
     assert str(busy) == "busy: asked 2 × gpu, found 1 free"
     assert str(replace(busy, until=EPOCH)) == "busy: asked 2 × gpu, found 1 free, until 2026-01-01 00:00:00 UTC"

@@ -77,12 +77,12 @@ def test_a_set_leaves_the_choice_to_the_policy_and_has_no_order() -> None:
     assert parse(["a100", "h100"]).is_ordered
 
 
-def test_a_quota_applies_where_an_alternative_does_not_say_it_itself() -> None:
+def test_a_quota_applies_to_alternatives_without_that_field() -> None:
     request = parse(["h100", {"device": "a100", "memory": "80GiB.."}], quota={"memory": "40GiB..", "cpus": 4})
     assert [(str(a.memory), a.cpus) for a in request.alternatives] == [("40GiB..", 4), ("80GiB..", 4)]
 
 
-def test_a_topology_is_of_each_alternative_that_does_not_say_its_own() -> None:
+def test_a_topology_applies_to_alternatives_without_one() -> None:
     request = parse([{"device": "h100:4", "topology": "numa"}, "a100:4", "cpu:8"], topology="rack@90m")
     assert [str(a) for a in request.alternatives] == [
         "4 × nvidia/h100 (topology=numa)",
@@ -97,7 +97,7 @@ def test_the_schema_shows_how_a_topology_is_written() -> None:
     assert [form.get("pattern") for form in forms] == ["^(nvlink|numa|host|rack|site)(@.+)?$", None]
 
 
-def test_the_same_quantity_said_twice_is_no_contradiction() -> None:
+def test_the_same_quantity_twice_is_no_contradiction() -> None:
     assert parse("gpu:2", quota={"count": 2}) == parse("gpu:2")
 
 
@@ -210,7 +210,7 @@ class Unprintable:
     ],
     ids=lambda value: repr(value)[:40] if isinstance(value, str) else "",
 )
-def test_what_can_not_be_read_names_the_field_the_value_and_a_valid_form(
+def test_an_error_names_the_field_the_value_and_a_valid_form(
     arguments: dict[str, Any], field: str, remedy: str
 ) -> None:
     with pytest.raises(RequestError) as caught:
@@ -237,7 +237,7 @@ NAMES = st.sampled_from(["device", "quota", "runtime", "driver", "labels", "topo
 
 
 @given(st.dictionaries(NAMES, ANYTHING, min_size=1))
-def test_anything_at_all_is_read_or_refused_with_a_request_error(arguments: dict[str, Any]) -> None:
+def test_any_argument_is_read_or_refused_with_a_request_error(arguments: dict[str, Any]) -> None:
     try:
         request = parse(**arguments)
     except RequestError:
@@ -255,7 +255,7 @@ def test_a_request_survives_json_and_pickle_with_the_same_fingerprint(request_: 
         assert (copy, copy.fingerprint, hash(copy)) == (request_, request_.fingerprint, hash(request_))
 
 
-def test_a_fingerprint_is_the_same_everywhere_and_for_ever() -> None:
+def test_a_fingerprint_never_changes() -> None:
     assert parse("gpu").fingerprint == "7e84e03275d3ffcc"
     assert parse(**EVERYTHING).fingerprint == "e95f44170f2404f2"
 

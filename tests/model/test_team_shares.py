@@ -17,7 +17,7 @@ def test_teams_with_weights_and_quotas_are_read_in_order():
     assert TeamShares.parse("") == NO_TEAM_SHARES
 
 
-def test_a_dag_belongs_to_the_first_that_matches_and_else_to_itself():
+def test_a_dag_belongs_to_the_first_matching_team_or_to_itself():
     shares = TeamShares.parse("a/nightly_eu*=1, b/nightly_*=1, c/exact=1")
     found = [shares.path_of(dag_id) for dag_id in ("nightly_eu1", "nightly_us", "exact", "exactly", "Nightly_us")]
     assert found == [("a", "nightly_eu*"), ("b", "nightly_*"), ("c", "exact"), ("exactly",), ("Nightly_us",)]
@@ -40,7 +40,7 @@ def test_a_dag_belongs_to_the_first_that_matches_and_else_to_itself():
         ("b=1, a=2, a=3", "a with the weight 2 before it"),
     ],
 )
-def test_what_is_no_share_is_said_with_its_text(text, found):
+def test_an_error_shows_the_invalid_share(text, found):
     with pytest.raises(SettingsError) as caught:
         TeamShares.parse(text, "[hetero] shares")
     wrong = text.split(",")[-1].strip()

@@ -16,7 +16,7 @@ def test_a_topology_is_read_as_it_is_written(level: Level, budget_s: float | Non
     assert Topology.parse(str(topology)) == topology
 
 
-def test_the_longest_budget_is_that_of_every_duration() -> None:
+def test_the_longest_wait_budget_is_the_longest_duration() -> None:
     assert Topology.parse("host@366d").budget_s == MAX_DURATION_S
 
 

@@ -43,33 +43,33 @@ def a_mix(*words: tuple[str, int, float]) -> RequestMix:
 MIX = a_mix(("gpu:0.5", 3, 0.3), ("gpu:0.19", 0, 0.1), ("gpu", 4, 0.25), ("gpu:2", 8, 0.15), ("cpu:5", 0, 0.2))
 
 
-def remaining_after(stock: FreeCapacity, ask: DeviceDemand) -> list[FreeCapacity]:
-    """All ways to place an ask, as what is left."""
-    cores, memory = stock.cores_milli - ask.cores_milli, stock.memory_bytes - ask.memory_bytes
+def remaining_after(free: FreeCapacity, demand: DeviceDemand) -> list[FreeCapacity]:
+    """All options to place an demand, as what is left."""
+    cores, memory = free.cores_milli - demand.cores_milli, free.memory_bytes - demand.memory_bytes
     if cores < 0 or memory < 0:
         return []
-    if not ask.share_milli:
-        return [FreeCapacity(cores, memory, stock.parts)]
-    if ask.share_milli == 1000:
-        if stock.parts.count(1000) < ask.devices:
+    if not demand.share_milli:
+        return [FreeCapacity(cores, memory, free.parts)]
+    if demand.share_milli == 1000:
+        if free.parts.count(1000) < demand.devices:
             return []
-        return [FreeCapacity(cores, memory, (0,) * ask.devices + stock.parts[: len(stock.parts) - ask.devices])]
-    ways = []
-    for place, part in enumerate(stock.parts):
-        if part >= ask.share_milli:
-            parts = (*stock.parts[:place], part - ask.share_milli, *stock.parts[place + 1 :])
-            ways.append(FreeCapacity(cores, memory, tuple(sorted(parts))))
-    return ways
+        return [FreeCapacity(cores, memory, (0,) * demand.devices + free.parts[: len(free.parts) - demand.devices])]
+    options = []
+    for place, part in enumerate(free.parts):
+        if part >= demand.share_milli:
+            parts = (*free.parts[:place], part - demand.share_milli, *free.parts[place + 1 :])
+            options.append(FreeCapacity(cores, memory, tuple(sorted(parts))))
+    return options
 
 
-def fragments(stock: FreeCapacity, mix: RequestMix) -> float:
+def fragments(free: FreeCapacity, mix: RequestMix) -> float:
     """The paper's F, in thousandths."""
     total = 0.0
     for alternative, part in mix:
-        ask = device_demand(alternative)
-        enough = [p for p in stock.parts if ask.share_milli and p >= ask.share_milli]
-        runs = ask.share_milli and len(enough) >= ask.devices and stock.cores_milli >= ask.cores_milli
-        total += part * (sum(stock.parts) - (sum(enough) if runs else 0))
+        demand = device_demand(alternative)
+        enough = [p for p in free.parts if demand.share_milli and p >= demand.share_milli]
+        runs = demand.share_milli and len(enough) >= demand.devices and free.cores_milli >= demand.cores_milli
+        total += part * (sum(free.parts) - (sum(enough) if runs else 0))
     return total
 
 
@@ -79,33 +79,33 @@ stocks = st.builds(
     st.integers(0, 64),
     st.lists(st.sampled_from((0, 150, 190, 310, 500, 620, 810, 1000)), min_size=4, max_size=4),
 )
-ASKS = DeviceDemands.of(
+DEMANDS = DeviceDemands.of(
     [*(device_demand(one) for one, _ in MIX), DeviceDemand(1000, 4, 0, 0), DeviceDemand(310, 1, 2500, 20 * GIB)]
 )
 
 
 @given(stocks)
-def test_fragmentation_is_the_papers(stock: FreeCapacity) -> None:
+def test_fragmentation_is_as_in_the_paper(free: FreeCapacity) -> None:
     cut = popular_mix(MIX)
-    on = FragmentationMeasure(MIX).for_shape(a_shape(), ASKS)
-    for number, (ask, score) in enumerate(zip(ASKS.all[:-1], on.scores(stock), strict=True)):
-        ways = remaining_after(stock, ask)
-        if not ways:
+    on = FragmentationMeasure(MIX).for_shape(a_shape(), DEMANDS)
+    for number, (demand, score) in enumerate(zip(DEMANDS.all[:-1], on.scores(free), strict=True)):
+        options = remaining_after(free, demand)
+        if not options:
             assert score == -math.inf
             continue
-        falls = [fragments(stock, cut) - fragments(way, cut) for way in ways]
+        falls = [fragments(free, cut) - fragments(option, cut) for option in options]
         exact = 100 / (1 + math.exp(-max(falls) / 1000))
         assert score in (math.floor(exact + 1e-9), math.floor(exact - 1e-9))
-        if 0 < ask.share_milli < 1000:
-            place = stock.parts.index(on.part(stock, number))
-            parts = (*stock.parts[:place], stock.parts[place] - ask.share_milli, *stock.parts[place + 1 :])
-            cores, memory = stock.cores_milli - ask.cores_milli, stock.memory_bytes - ask.memory_bytes
+        if 0 < demand.share_milli < 1000:
+            place = free.parts.index(on.part(free, number))
+            parts = (*free.parts[:place], free.parts[place] - demand.share_milli, *free.parts[place + 1 :])
+            cores, memory = free.cores_milli - demand.cores_milli, free.memory_bytes - demand.memory_bytes
             chosen = FreeCapacity(cores, memory, tuple(sorted(parts)))
-            fall = fragments(stock, cut) - fragments(chosen, cut)
+            fall = fragments(free, cut) - fragments(chosen, cut)
             assert 100 / (1 + math.exp(-fall / 1000)) >= score - 1e-6
 
 
-def test_what_is_rare_is_no_part_of_the_mix() -> None:
+def test_rare_demands_are_not_part_of_the_mix() -> None:
     mix = a_mix(("gpu", 1, 0.9), ("gpu:2", 1, 0.06), ("gpu:4", 1, 0.04))
     assert [(str(one), round(part, 4)) for one, part in popular_mix(mix)] == [
         ("1 × gpu (cpus=1)", 0.9375),
@@ -113,7 +113,7 @@ def test_what_is_rare_is_no_part_of_the_mix() -> None:
     ]
 
 
-def test_asks_that_differ_in_host_memory_alone_are_one_of_the_mix() -> None:
+def test_demands_that_differ_only_in_host_memory_count_as_one() -> None:
     first, second = (
         DeviceRequest.parse("gpu", quota={"host_memory": memory}).alternatives[0] for memory in ("1GiB", "2GiB")
     )
@@ -121,7 +121,7 @@ def test_asks_that_differ_in_host_memory_alone_are_one_of_the_mix() -> None:
     assert [(str(one), part) for one, part in popular_mix(((first, 0.5), (second, 0.5)))] == [("1 × gpu", 1.0)]
 
 
-def test_a_mix_for_another_model_leaves_all_a_fragment() -> None:
+def test_a_mix_for_another_model_makes_everything_a_fragment() -> None:
     on = FragmentationMeasure(a_mix(("mi300x", 0, 1.0))).for_shape(
         a_shape(), DeviceDemands.of([DeviceDemand(1000, 1, 0, 0)])
     )
@@ -129,21 +129,23 @@ def test_a_mix_for_another_model_leaves_all_a_fragment() -> None:
 
 
 @given(stocks)
-def test_classic_fits_are_what_they_say(stock: FreeCapacity) -> None:
+def test_best_fit_and_dot_product_follow_their_definitions(free: FreeCapacity) -> None:
     largest = LargestCapacity(16_000, 4000)
-    best, dot = (kind(largest).for_shape(a_shape(), ASKS).scores(stock) for kind in (BestFitMeasure, DotProductMeasure))
-    for ask, by_rest, by_product in zip(ASKS.all[:-1], best, dot, strict=True):
-        if not remaining_after(stock, ask):
+    best, dot = (
+        kind(largest).for_shape(a_shape(), DEMANDS).scores(free) for kind in (BestFitMeasure, DotProductMeasure)
+    )
+    for demand, by_rest, by_product in zip(DEMANDS.all[:-1], best, dot, strict=True):
+        if not remaining_after(free, demand):
             assert by_rest == by_product == -math.inf
             continue
-        cores, parts, amount = stock.cores_milli, sum(stock.parts), ask.share_milli * ask.devices
-        rest = (cores - ask.cores_milli) / 32_000 + (parts - amount) / 8000
-        product = (cores * ask.cores_milli / 16_000**2 + parts * amount / 4000**2) / 2
+        cores, parts, amount = free.cores_milli, sum(free.parts), demand.share_milli * demand.devices
+        rest = (cores - demand.cores_milli) / 32_000 + (parts - amount) / 8000
+        product = (cores * demand.cores_milli / 16_000**2 + parts * amount / 4000**2) / 2
         for score, cost in ((by_rest, rest), (by_product, product)):
             assert score in (math.floor(100 * (1 - cost) + 1e-9), math.floor(100 * (1 - cost) - 1e-9))
 
 
-def test_stock_is_what_is_not_held() -> None:
+def test_free_capacity_is_what_is_not_held() -> None:
     shape = a_shape(gpus=2)
     held = [Allocation(3000, 4 * GIB) if device.kind == "cpu" else NO_ALLOCATION for device in shape.devices]
     held[accelerator_positions(shape)[0]] = Allocation(300)
