@@ -55,13 +55,13 @@ def train(params: dict[str, Any]) -> dict[str, Any]:
 
 
 @task.device(device=["gpu", "npu", "cpu"])
-def evaluate(found: dict[str, Any]) -> dict[str, Any]:
+def evaluate(published: dict[str, Any]) -> dict[str, Any]:
     """The share of the unseen images that the model of a checkpoint classifies correctly."""
     device = torch_device()
     images, labels = (part.to(device) for part in digits("evaluation"))
     model = network().to(device)
-    model.load_state_dict(checkpoint.open_published(found).state["model"])
-    return {"step": found["step"], "accuracy": accuracy(model, images, labels)}
+    model.load_state_dict(checkpoint.open_published(published).state["model"])
+    return {"step": published["step"], "accuracy": accuracy(model, images, labels)}
 
 
 @task

@@ -172,9 +172,8 @@ class CheckpointSession:
         def work() -> None:
             try:
                 write()
-                entry = publish(
-                    self.store, claim, folder, step=step, metrics=metrics, now=self._clock.now(), is_final=final
-                )
+                now = self._clock.now()
+                entry = publish(self.store, claim, folder, step=step, metrics=metrics, now=now, is_final=final)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
             self._record_published(entry)

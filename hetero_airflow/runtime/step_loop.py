@@ -46,9 +46,7 @@ class SaveInterval:
         """
         if isinstance(value, int) and not isinstance(value, bool):
             if not 0 < value < MAX_STEPS:
-                raise RequestError(
-                    "every", value, found="a number of steps out of range", remedy="Use 1 or more, or a duration"
-                )
+                raise RequestError("every", value, found="a number out of range", remedy="Use 1 or more, or a duration")
             return cls(value, None)
         if not isinstance(value, (str, timedelta)):
             raise RequestError(
@@ -95,9 +93,7 @@ class StepLoop:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         if isinstance(total, bool) or not isinstance(total, int) or not 0 <= total <= MAX_STEPS:
-            raise RequestError(
-                "total", total, found="a value that is not a number of steps", remedy="Use a whole number from 0"
-            )
+            raise RequestError("total", total, found="not a number of steps", remedy="Use a whole number from 0")
         self._session = session
         self._total = total
         self._every = SaveInterval.parse(every)

@@ -183,9 +183,8 @@ def _read_cause(dag_id: str, run_id: str, task_id: str, map_index: int) -> tuple
         )
         rows = session.execute(of_run.order_by(TaskInstance.task_id, TaskInstance.map_index)).all()
     states = {row.map_index: row.state for row in rows if row.task_id == task_id}
-    return missing_request_cause(
-        dag_id, runs, has_run, list(dict.fromkeys(row.task_id for row in rows)), states, map_index
-    )
+    tasks = list(dict.fromkeys(row.task_id for row in rows))
+    return missing_request_cause(dag_id, runs, has_run, tasks, states, map_index)
 
 
 def missing_request_cause(

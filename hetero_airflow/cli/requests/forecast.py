@@ -45,9 +45,9 @@ def forecast_start(
         forecast = Forecast(None, None)
     else:
         return None
-    return (
-        forecast if forecast.starts_now else replace(forecast, change=cheapest_change(snapshot, pending, decide, now))
-    )
+    if forecast.starts_now:
+        return forecast
+    return replace(forecast, change=cheapest_change(snapshot, pending, decide, now))
 
 
 def start_lines(estimate: StartEstimate, now: datetime) -> Iterator[str]:

@@ -54,25 +54,20 @@ def manifests(dag: DAG, task_id: str, map_index: int, *, dra: bool, now: datetim
     :raises SettingsError: no such task, or a task that requests no device
     :raises RequestError: a request that a pod can't express
     """
+    asked = f"the task {shorten(task_id)}"
     try:
         task: Any = dag.get_task(task_id)
     except TaskNotFound as error:
         known = ", ".join(sorted(dag.task_ids)[:10])
-        raise SettingsError(
-            f"the task {shorten(task_id)}", found=f"the tasks {known}", remedy="Name one of them"
-        ) from error
+        raise SettingsError(asked, found=f"the tasks {known}", remedy="Name one of them") from error
     if task.is_mapped and map_index < 0:
-        raise SettingsError(
-            f"the task {shorten(task_id)}", found="a mapped task", remedy="Name an instance: --map-index 0"
-        )
+        raise SettingsError(asked, found="a mapped task", remedy="Name an instance: --map-index 0")
     context = run_context(dag.dag_id, "rendered", now, now, dag.params.dump(), {})
     if hasattr(getattr(task, "operator_class", task), "manifests"):
         return _operator_pod(task, map_index, context, dra)
     packed = unpack_request(task.executor_config, map_index)
     if packed is None:
-        raise SettingsError(
-            f"the task {shorten(task_id)}", found="no device request", remedy="Name a task that requests devices"
-        )
+        raise SettingsError(asked, found="no device request", remedy="Name a task that requests devices")
     request = packed if isinstance(packed, DeviceRequest) else render_arguments(packed, context)
     return _executor_pod(task, dag.dag_id, map_index, request, dra)
 
@@ -118,10 +113,8 @@ def _executor_pod(task: Any, dag_id: str, map_index: int, request: DeviceRequest
         from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
         from kubernetes.client import V1Container, V1Pod, V1PodSpec  # type: ignore[import-untyped]
     except ImportError as error:
-        raise SettingsError(
-            "a pod of KubernetesExecutor", found=str(error), remedy='Install "hetero-airflow[kubernetes]"'
-        ) from error
-
+        remedy = 'Install "hetero-airflow[kubernetes]"'
+        raise SettingsError("a pod of KubernetesExecutor", found=str(error), remedy=remedy) from error
     options = cluster_options(lambda section, name, default: conf.get(section, name, fallback=default))
     config: Any = KubeConfig()
     template = Path(config.pod_template_file) if config.pod_template_file else None

@@ -94,12 +94,8 @@ def check_driver(url: URL) -> Finding:
         remedy = "Use postgresql+psycopg2:// or SQLite"
         return Finding(subject, url.drivername, remedy, "leases are tested to be exclusive on these two only")
     if "+" not in url.drivername:
-        return Finding(
-            subject,
-            f"{url.drivername}://",
-            "Write postgresql+psycopg2://",
-            "SQLAlchemy 2.1 reads it as psycopg 3, other versions as psycopg2",
-        )
+        cost = "SQLAlchemy 2.1 reads it as psycopg 3, other versions as psycopg2"
+        return Finding(subject, f"{url.drivername}://", "Write postgresql+psycopg2://", cost)
     return Finding(subject, url.drivername)
 
 
@@ -135,12 +131,8 @@ def check_parallelism(value: str | None, snapshot: Snapshot | None) -> Finding:
     )
     found = f"{parallelism}, for {count(accelerators, 'accelerator')}"
     if parallelism < accelerators:
-        return Finding(
-            subject,
-            found,
-            f"Set it to {accelerators} or more",
-            f"only {count(parallelism, 'task')} can run at a time, and other devices stay idle",
-        )
+        cost = f"only {count(parallelism, 'task')} can run at a time, and other devices stay idle"
+        return Finding(subject, found, f"Set it to {accelerators} or more", cost)
     return Finding(subject, found)
 
 

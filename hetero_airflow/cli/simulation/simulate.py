@@ -6,7 +6,7 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,7 +40,6 @@ LoadHistory = Callable[[float, Collection[str]], Workload]
 """(days, device classes) → the workload of those days, with its speeds on those classes."""
 
 _MAX_DAYS = 36_500
-
 _RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9})")
 _MAX_GROUPS = 20
 _HOUR_S = 3600.0
@@ -79,7 +78,9 @@ def read_experiment(
     :param known: gives this installation's workers, used if neither the arguments nor the trace name a cluster
     :raises HeteroError: an argument that can't be read, or a trace that does not exist
     """
-    trace = None if args.trace is None else load_trace(args.trace, _folder(args.traces))
+    trace = (
+        None if args.trace is None else load_trace(args.trace, Path(args.traces) if args.traces is not None else None)
+    )
     workers = parse_cluster(args.cluster) if args.cluster else (trace.workers if trace else ()) or known()
     classes = {device_class(device) for worker in workers for device in worker.devices}
     workload = trace or history(_days(args.history), classes)
@@ -108,14 +109,9 @@ def read_experiment(
 
 def _days(days: float) -> float:
     if not 0 < days <= _MAX_DAYS:
-        raise SettingsError(
-            f"--history {days:g}", found="a number out of range", remedy=f"Use more than 0 and at most {_MAX_DAYS} days"
-        )
+        remedy = f"Use more than 0 and at most {_MAX_DAYS} days"
+        raise SettingsError(f"--history {days:g}", found="a number out of range", remedy=remedy)
     return days
-
-
-def _folder(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
 
 
 def _seconds(args: Namespace, name: str) -> float:
@@ -124,15 +120,10 @@ def _seconds(args: Namespace, name: str) -> float:
     text = getattr(args, name)
     if text is None:
         return float(getattr(Options(), fields.get(name, "until_s")))
-    return 0.0 if text in ("0", "0s") else parse_duration_s(_number(text), f"--{name.replace('_', '-')}")
-
-
-def _number(text: str) -> float | str:
-    """A number without a unit is in seconds."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    duration: float | str = text
+    with suppress(ValueError):  # a number without a unit is in seconds
+        duration = float(text)
+    return 0.0 if text in ("0", "0s") else parse_duration_s(duration, f"--{name.replace('_', '-')}")
 
 
 def _jobs(text: str | None, total: int) -> tuple[int, int]:
@@ -178,9 +169,8 @@ def write_report(path: Path, records: Sequence[SimulationRecord], figures: Seque
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise SettingsError(
-            f"--html {shorten(str(path))}", found=error.strerror or type(error).__name__, remedy="Name another file"
-        ) from error
+        found = error.strerror or type(error).__name__
+        raise SettingsError(f"--html {shorten(str(path))}", found=found, remedy="Name another file") from error
 
 
 def simulate_report(figures: Sequence[Figures], timings: Sequence[DecisionTiming]) -> Iterator[RenderableType]:

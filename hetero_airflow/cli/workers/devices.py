@@ -26,10 +26,9 @@ from hetero_airflow.units import format_bytes
 def devices(args: Namespace) -> None:
     """Discover this machine's devices, and show the holds on them if a database answers."""
     configuration = read_configuration()
-    inventory = discover(
-        configuration.worker_id, labels=configuration.labels, probe_timeout_s=configuration.probe_timeout_s
-    )
-    worker = with_holds(inventory.worker, holds_here(database(), configuration.worker_id))
+    worker_id, labels = configuration.worker_id, configuration.labels
+    inventory = discover(worker_id, labels=labels, probe_timeout_s=configuration.probe_timeout_s)
+    worker = with_holds(inventory.worker, holds_here(database(), worker_id))
     inventory = inventory.model_copy(update={"worker": worker})
     if args.json:
         show_json(inventory.model_dump(mode="json"))

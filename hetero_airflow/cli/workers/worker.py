@@ -44,7 +44,7 @@ def run_agent(
     worker_id = check_name(name or configuration.worker_id)
     if engine == SCHEDULER_ENGINE:
         raise HeteroError(
-            f"--engine {engine}", found="the scheduler's own engine", remedy="Name the engine that runs tasks here"
+            f"--engine {engine}", found="the scheduler's own engine", remedy="Name the engine of this host"
         )
     worker_labels = configuration.labels if labels is None else parse_labels(labels, "--labels")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs a line for each heartbeat
@@ -56,12 +56,8 @@ def run_agent(
     connection = open_connection(url, worker_id, key_path(home, worker_id), secret, pause=signals.pause, rng=rng)
     if connection is None:
         return
-    watch = InventoryWatch(
-        worker_id,
-        worker_labels,
-        interval_s=configuration.discovery_interval_s,
-        probe_timeout_s=configuration.probe_timeout_s,
-    )
+    interval_s, timeout_s = configuration.discovery_interval_s, configuration.probe_timeout_s
+    watch = InventoryWatch(worker_id, worker_labels, interval_s=interval_s, probe_timeout_s=timeout_s)
     errors = ErrorWatch()
     try:
         Agent(worker_id, engine, watch, leases, errors, connection, pause=signals.pause, rng=rng).run()

@@ -22,6 +22,7 @@ from hetero_airflow.model.topology import RACK_LABEL, SITE_LABEL
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.units import MILLI_PER_DEVICE, format_bytes
 
+_STATE_STYLES = {WorkerState.ONLINE: "green"}
 NO_WORKERS = (
     "No worker is known. A scheduler that runs with HeteroExecutor reports its own worker; "
     "`airflow hetero config --check` says what is missing."
@@ -73,11 +74,7 @@ def worker_report(
     rows = [
         (
             cell(worker.id, *_identity_lines(worker)),
-            cell(
-                worker.state,
-                *_hold_kinds(worker, snapshot),
-                style="green" if worker.state is WorkerState.ONLINE else "red",
-            ),
+            cell(worker.state, *_hold_kinds(worker, snapshot), style=_STATE_STYLES.get(worker.state, "red")),
             cell(f"{age(last_seen[worker.id], now)} ago" if worker.id in last_seen else "never"),
             cell(*_lines(worker, snapshot)),
         )

@@ -98,9 +98,8 @@ def restore_tree(text: bytes, array: Callable[[str, str], Any]) -> Any:
 
 def _encode(value: Any, where: str, staged: StagedState, depth: int) -> Any:
     if depth > MAX_DEPTH:
-        raise _refused(
-            where, found=f"more than {MAX_DEPTH} levels of nesting", remedy="Flatten it; a state can't contain itself"
-        )
+        remedy = "Flatten it; a state can't contain itself"
+        raise _refused(where, found=f"more than {MAX_DEPTH} levels of nesting", remedy=remedy)
     kind = type(value)
     if value is None or kind in (bool, str, int, float):
         return _encode_scalar(value)
@@ -131,9 +130,8 @@ def _encode_mapping(value: Mapping[Any, Any], where: str, staged: StagedState, d
     items = []
     for key, item in value.items():
         if not (key is None or type(key) in (bool, int, str) or (type(key) is float and math.isfinite(key))):
-            raise _refused(
-                where, found=f"the key {shorten(key)} of the type {_name(key)}", remedy="Use strings or numbers as keys"
-            )
+            found = f"the key {shorten(key)} of the type {_name(key)}"
+            raise _refused(where, found=found, remedy="Use strings or numbers as keys")
         items.append((key, _encode(item, f"{where}[{key!r}]", staged, depth + 1)))
     if type(value) is dict and all(type(key) is str for key in value) and TAG not in value:
         return dict(items)
@@ -191,9 +189,7 @@ def _encode_array(value: Any, where: str, staged: StagedState) -> Any:
 
     array = np.asarray(value)
     if array.dtype.kind not in "biufc" or array.dtype.itemsize > (16 if array.dtype.kind == "c" else 8):
-        raise _refused(
-            where, found=f"an array of {array.dtype}", remedy="Save booleans, integers, floats or complex numbers"
-        )
+        raise _refused(where, found=f"an array of {array.dtype}", remedy="Save booleans, or real or complex numbers")
     tag: dict[str, Any] = {TAG: "numpy"}
     if isinstance(value, np.generic):
         tag["scalar"] = True
