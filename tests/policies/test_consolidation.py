@@ -1,4 +1,4 @@
-"""Who is moved for whom, and that it holds."""
+"""Which requests are migrated for which, and that the next decision keeps to it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ LARGE = a_pending("large", "gpu:4")
 SCATTERED = (held("one", "a", 0), held("two", "b", 0, ago_s=1800), held("three", "b", 1))
 
 
-def test_the_small_are_moved_from_where_least_is_lost() -> None:
+def test_small_requests_are_migrated_from_the_worker_with_the_least_loss() -> None:
     plan = decide(SCATTERED, LARGE)
     assert (moved(plan), codes(plan)) == ({"one": "large"}, {"large": ReasonCode.PREEMPTING})
     assert str(plan.decisions[0].reason) == (  # type: ignore[union-attr]
@@ -66,18 +66,18 @@ def test_the_small_are_moved_from_where_least_is_lost() -> None:
     )
 
 
-def test_nobody_is_moved_for_what_fits() -> None:
+def test_nothing_is_migrated_for_a_request_that_fits() -> None:
     plan = decide(SCATTERED, a_pending("large", "gpu:3"))
     assert (moved(plan), codes(plan)) == ({}, {"large": "place"})
 
 
-def test_nobody_is_moved_who_could_not_go_on_at_once() -> None:
+def test_only_requests_that_can_go_on_at_once_are_migrated() -> None:
     running = (held("one", "a", 0), *(held(f"b{n}", "b", n) for n in range(4)))
     plan = decide(running, LARGE)
     assert (moved(plan), codes(plan)) == ({}, {"large": ReasonCode.BUSY})
 
 
-def test_nobody_is_moved_for_a_small_request() -> None:
+def test_nothing_is_migrated_for_a_small_request() -> None:
     running = (*(held(f"a{n}", "a", n) for n in range(4)), *(held(f"b{n}", "b", n) for n in range(4)))
     assert moved(decide(running, a_pending("small", "gpu"))) == {}
 
@@ -88,18 +88,18 @@ def test_large_requests_and_gangs_stay_where_they_are() -> None:
     assert moved(decide(gang, LARGE)) == {}
 
 
-def test_only_the_same_class_is_moved() -> None:
+def test_only_requests_of_the_same_class_are_migrated() -> None:
     running = (held("one", "a", 0, priority="high"), held("two", "b", 0, priority="low"))
     assert moved(decide(running, LARGE)) == {}
 
 
-def test_who_got_its_devices_lately_keeps_them_and_is_asked_again() -> None:
+def test_new_devices_are_protected_and_the_plan_says_until_when() -> None:
     plan = decide((held("one", "a", 0, ago_s=30), held("two", "b", 0, ago_s=40)), LARGE)
     assert moved(plan) == {}
     assert plan.until == EPOCH + timedelta(seconds=MIN_HELD_S - 40)
 
 
-def test_who_was_moved_is_protected_for_its_restart_too() -> None:
+def test_a_migrated_request_is_protected_for_its_restart_too() -> None:
     served = {"nvidia/a100-sxm4-40gb": 600.0}
     plan = decide((held("one", "a", 0, ago_s=MIN_HELD_S, attained_service_s=served), held("two", "b", 0, 1)), LARGE)
     assert moved(plan) == {}
@@ -139,7 +139,7 @@ def test_a_large_request_that_waits_for_other_devices_stops_no_other() -> None:
     )
 
 
-def test_nobody_is_moved_while_a_small_request_of_a_higher_class_waits() -> None:
+def test_nothing_is_migrated_while_a_small_request_of_a_higher_class_waits() -> None:
     """It would go first in the next decision, and might take what was freed."""
     plan = decide(
         (*SCATTERED, held("t4s", "c", 0, 1, 2, 3)), a_pending("small", "t4", priority="urgent"),
@@ -148,20 +148,20 @@ def test_nobody_is_moved_while_a_small_request_of_a_higher_class_waits() -> None
     assert (moved(plan), codes(plan)) == ({}, {"small": ReasonCode.BUSY, "large": ReasonCode.BUSY})
 
 
-def test_what_is_kept_for_a_higher_class_is_not_given_to_a_lower_one() -> None:
+def test_devices_reserved_for_a_higher_class_are_not_given_to_a_lower_one() -> None:
     running = (held("pair", "b", 0, 1), held("one", "a", 0))
     assert moved(decide(running, LARGE)) == {"one": "large"}
     assert moved(decide(running, LARGE, a_pending("urgent", "gpu:4", priority="urgent"))) == {}
 
 
-def test_nothing_is_kept_from_who_was_moved() -> None:
+def test_nothing_is_reserved_from_migrated_requests() -> None:
     running = (held("pair", "b", 0, 1), held("three", "a", 0, 1, 2))
     back = a_pending("back", "gpu", 5, attained_service_s={"nvidia/a100-sxm4-40gb": 600.0})
     plan = decide(running, LARGE, back, a_pending("new", "gpu", 3))
     assert codes(plan) == {"large": ReasonCode.BUSY, "back": "place", "new": ReasonCode.RESERVED}
 
 
-def test_what_is_freed_is_kept_from_those_behind_until_the_moved_have_ended() -> None:
+def test_freed_devices_are_withheld_until_the_migrated_requests_have_ended() -> None:
     small = [a_pending(f"small{n}", "gpu", n + 1) for n in range(4)]
     plan = decide(SCATTERED, LARGE, *small)
     assert moved(plan) == {"one": "large"}
@@ -173,8 +173,8 @@ def test_what_is_freed_is_kept_from_those_behind_until_the_moved_have_ended() ->
     assert [place.worker_id for place in again.places] == ["b"]
 
 
-def test_the_large_get_the_worker_and_the_moved_go_on_elsewhere_though_they_are_older() -> None:
-    """By the real cycle: two small ones are apart when those between them have ended."""
+def test_the_large_request_gets_the_worker_and_older_migrated_ones_go_elsewhere() -> None:
+    """By the real cycle: two small requests are apart when those between them have ended."""
     jobs = [
         Job("filler", 0.0, DeviceRequest.parse("gpu:3"), 1000.0, task="gpu:3"),
         Job("one", 1.0, DeviceRequest.parse("gpu:2"), 400.0, task="gpu:2"),
@@ -200,6 +200,6 @@ def simulate(jobs: Sequence[Job]) -> tuple[JobRecord, ...]:
     return Simulation(workload, parse_cluster("v100=2x4"), Consolidation(), "consolidation", options).run().jobs
 
 
-def test_where_nobody_can_be_moved_the_oldest_goes_first() -> None:
+def test_without_migration_the_oldest_request_goes_first() -> None:
     plan = decide(SCATTERED, a_pending("small", "gpu", -1), LARGE, can_preempt=False)
     assert [one.request_id for one in plan.decisions] == ["small", "large"]

@@ -1,4 +1,4 @@
-"""What every row of `POLICIES` must keep, against an oracle that knows no classes and no caches."""
+"""What every policy guarantees, against an oracle without classes and caches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_lease, a_pending, a
 from tests.policies.every_policy import EVERY_POLICY
 
 thorough = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-"""So many for each row: what all rows share is tried by all of them, and the whole suite stays within minutes."""
+"""Examples for each row. All rows test what they share, so the suite stays within minutes."""
 rows = pytest.mark.parametrize("name", EVERY_POLICY)
 BY_CLASS = ["priority"]
 """Policies that take leases back by priority class alone."""
@@ -61,7 +61,7 @@ def is_suitable(alternative: Alternative, device: Device) -> bool:
 
 
 def fits(alternative: Alternative, worker: Worker, used: Counter[tuple[str, str, str]], *, is_idle: bool) -> bool:
-    """Whether the worker could take it now, or with `is_idle` if it were idle, well and seen."""
+    """Whether the worker could run it now, or with `is_idle` if it were idle, healthy and online."""
     if any(worker.labels.get(name) != value for name, value in alternative.labels.items()):
         return False
     if any(version_obstacle(worker.runtime.get(name), spec) for name, spec in alternative.runtime.items()):
@@ -160,7 +160,7 @@ def test_a_placement_gives_what_one_alternative_asks(name: str, snapshot: Snapsh
 @rows
 @thorough
 @given(snapshot=snapshots())
-def test_alternatives_are_tried_in_order_and_nobody_before_the_head_waits_for_nothing(
+def test_alternatives_are_tried_in_order_and_no_request_before_the_head_waits_needlessly(
     name: str, snapshot: Snapshot
 ) -> None:
     pending = {one.id: one for one in snapshot.pending}
@@ -179,7 +179,7 @@ def test_alternatives_are_tried_in_order_and_nobody_before_the_head_waits_for_no
 @rows
 @thorough
 @given(snapshot=snapshots())
-def test_only_what_no_known_worker_could_ever_run_is_refused(name: str, snapshot: Snapshot) -> None:
+def test_only_a_request_that_no_known_worker_could_ever_run_is_refused(name: str, snapshot: Snapshot) -> None:
     plan = make(name).decide(snapshot, EPOCH)
     refused = {decision.request_id for decision in plan.decisions if isinstance(decision, Refuse)}
     impossible = {
@@ -209,7 +209,7 @@ def test_without_workers_everything_waits_for_one(name: str) -> None:
 
 
 def carried_out(snapshot: Snapshot, plan: Plan, now: datetime) -> Snapshot:
-    """The snapshot after what was placed has its leases, and all that were ever told to end have ended."""
+    """The snapshot after the placed requests got their leases, and all preempted ones have ended."""
     gone = {preempt.lease_id for preempt in plan.preemptions}
     usage, kept, pending = dict(snapshot.usage), [], {one.id: one for one in snapshot.pending}
     holders = dict(snapshot.holders)
@@ -242,7 +242,7 @@ def carried_out(snapshot: Snapshot, plan: Plan, now: datetime) -> Snapshot:
 
 
 def untouched(snapshot: Snapshot) -> Snapshot:
-    """The snapshot, with no lease being taken back."""
+    """The snapshot without leases that are being taken back."""
     leases = [
         lease.model_copy(update={"state": LeaseState.ACTIVE}) if lease.state is LeaseState.PREEMPTED else lease
         for lease in snapshot.leases
@@ -253,7 +253,9 @@ def untouched(snapshot: Snapshot) -> Snapshot:
 @rows
 @thorough
 @given(snapshot=snapshots(can_preempt=True))
-def test_only_live_leases_are_taken_back_once_and_only_for_who_waits_or_moves(name: str, snapshot: Snapshot) -> None:
+def test_only_live_leases_are_preempted_once_and_only_for_waiting_or_moving_requests(
+    name: str, snapshot: Snapshot
+) -> None:
     plan = make(name).decide(snapshot, EPOCH)
     assert plan_faults(snapshot, plan) == []
     waits = {one.request_id for one in plan.decisions if isinstance(one, Wait)}
@@ -265,14 +267,14 @@ def test_only_live_leases_are_taken_back_once_and_only_for_who_waits_or_moves(na
 @rows
 @thorough
 @given(snapshot=snapshots())
-def test_nothing_is_taken_back_where_that_is_not_possible(name: str, snapshot: Snapshot) -> None:
+def test_nothing_is_preempted_where_the_engine_can_not(name: str, snapshot: Snapshot) -> None:
     assert make(name).decide(snapshot, EPOCH).preemptions == ()
 
 
 @pytest.mark.parametrize("name", BY_CLASS)
 @thorough
 @given(snapshot=snapshots(can_preempt=True))
-def test_only_a_lower_class_gives_way(name: str, snapshot: Snapshot) -> None:
+def test_only_lower_classes_are_preempted(name: str, snapshot: Snapshot) -> None:
     pending = {one.id: one.request.priority.rank for one in snapshot.pending}
     for preempt in make(name).decide(snapshot, EPOCH).preemptions:
         assert preempt.beneficiary is not None
@@ -282,7 +284,7 @@ def test_only_a_lower_class_gives_way(name: str, snapshot: Snapshot) -> None:
 @rows
 @thorough
 @given(snapshot=snapshots(can_preempt=True))
-def test_a_gang_is_taken_back_whole(name: str, snapshot: Snapshot) -> None:
+def test_a_gang_is_preempted_as_a_whole(name: str, snapshot: Snapshot) -> None:
     taken = {preempt.request_id for preempt in make(name).decide(snapshot, EPOCH).preemptions}
     gangs = {snapshot.holders[one].gang for one in taken} - {""}
     assert {one.id for one in snapshot.holders.values() if one.gang in gangs} <= taken
@@ -291,7 +293,7 @@ def test_a_gang_is_taken_back_whole(name: str, snapshot: Snapshot) -> None:
 @for_one
 @settings(thorough, derandomize=True)
 @given(snapshot=snapshots(can_preempt=True))
-def test_who_comes_first_for_whom_room_was_made_is_placed_when_it_is_there_and_nothing_more_is_taken_back(
+def test_a_request_is_placed_once_its_victims_are_gone_and_nothing_more_is_preempted(
     name: str, snapshot: Snapshot
 ) -> None:
     """Where nothing was being taken back before.
@@ -313,7 +315,7 @@ def test_who_comes_first_for_whom_room_was_made_is_placed_when_it_is_there_and_n
 @for_one
 @thorough
 @given(snapshot=snapshots(can_preempt=True))
-def test_what_was_taken_back_settles_while_nothing_else_happens(name: str, snapshot: Snapshot) -> None:
+def test_preemptions_settle_while_nothing_else_happens(name: str, snapshot: Snapshot) -> None:
     policy = make(name)
     for _ in range(len(snapshot.pending) + len(snapshot.leases) + 2):
         plan = policy.decide(snapshot, EPOCH)
@@ -325,8 +327,8 @@ def test_what_was_taken_back_settles_while_nothing_else_happens(name: str, snaps
 
 @rows
 @pytest.mark.parametrize("seed", range(3))
-def test_nobody_starves_under_a_bounded_load(name: str, seed: int) -> None:
-    """A stream of small jobs that fills half of two workers; now and then one that needs all of a worker."""
+def test_no_request_starves_under_a_bounded_load(name: str, seed: int) -> None:
+    """A stream of small jobs that fills half of two workers; sometimes a job that needs all of a worker."""
     rng = random.Random(seed)
     jobs, now = [], 0.0
     for number in range(300):
@@ -347,7 +349,7 @@ Duration = dict[str, int]
 
 
 class World:
-    """Runs what a policy places, each request for its own time, until nothing changes any more."""
+    """Runs what a policy places, each request for its duration, until nothing changes any more."""
 
     def __init__(self, snapshot: Snapshot, name: str, durations: Duration, ends: dict[tuple[str, str], int]) -> None:
         self._policy = make(name)
@@ -399,7 +401,7 @@ class World:
 
 
 def head_of(plan: Plan) -> int | None:
-    """Where in the plan the request stands that waits for running work first."""
+    """The place in the plan of the first request that waits for running work."""
     for index, decision in enumerate(plan.decisions):
         if isinstance(decision, Wait):
             return index if decision.reason.code is ReasonCode.BUSY else None
@@ -432,7 +434,7 @@ def test_backfill_never_delays_the_head(name: str, data: st.DataObject) -> None:
 
 
 @rows
-def test_what_the_head_can_never_use_is_backfilled(name: str) -> None:
+def test_devices_that_the_head_can_never_use_are_backfilled(name: str) -> None:
     worker = a_worker("a", (a_cpu(), a_device("GPU-0"), a_device("MI-0", "mi300x", "192GiB", vendor="amd", index=1)))
     usage = {("a", "GPU-0"): DeviceUsage(1000, 40 * 2**30)}
     wanted = (PendingRequest("head", a_pending(device="nvidia").request, EPOCH, dag_id="x"),)
@@ -450,7 +452,7 @@ def test_what_the_head_can_never_use_is_backfilled(name: str) -> None:
 
 
 @rows
-def test_what_the_head_waits_for_is_not_backfilled(name: str) -> None:
+def test_devices_for_which_the_head_waits_are_not_backfilled(name: str) -> None:
     pending = (a_pending("head", "gpu:2", dag_id="x"), a_pending("later", "gpu", at_s=1, dag_id="y"))
     usage = {("worker-a", "GPU-0"): DeviceUsage(1000, 40 * 2**30)}
     plan = make(name).decide(Snapshot(1, (a_worker(),), usage, pending), EPOCH)

@@ -1,4 +1,4 @@
-"""Turns by weights, quotas, borrowing, and what is taken back."""
+"""Turns by weights, quotas, borrowing, and preemption."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -49,7 +49,7 @@ def test_a_team_of_teams_has_one_share_among_all():
     assert dags(plan) == list("xzyzxzyz")
 
 
-def test_what_was_used_counts_the_less_the_longer_ago():
+def test_older_use_counts_less():
     used = {"a": {"nvidia/a100": 8 * 3600.0}, "b": {"nvidia/a100": 2 * 3600.0}}
     later = EPOCH + timedelta(seconds=2 * USAGE_HALF_LIFE_S)
     assert dags(decided(waiting(*"aaabbb"), used_device_s=used, used_at=EPOCH)) == list("bbbaaa")
@@ -57,14 +57,14 @@ def test_what_was_used_counts_the_less_the_longer_ago():
     assert dags(old) == list("bbabaa")
 
 
-def test_what_is_held_counts_and_cores_count_apart_from_accelerators():
+def test_held_devices_count_and_cores_count_apart_from_accelerators():
     assert dags(decided(waiting(*"ab"), "", held("a", 0))) == ["b", "a"]
     cores = (a_pending("a0", "cpu:2", dag_id="a"), a_pending("b0", "cpu:2", at_s=1, dag_id="b"))
     few = {"a": {"generic/x86-64": 100.0}, "b": {"nvidia/a100": 60.0}}  # of 8 cores and of 4 accelerators
     assert dags(decided(cores, used_device_s=few, used_at=EPOCH)) == ["a", "b"]
 
 
-def test_who_is_above_its_quota_comes_last_and_borrows_what_is_idle():
+def test_a_team_above_its_quota_comes_last_and_borrows_idle_devices():
     plan = decided(waiting(*"aaaabb"), "a=9 max 2, b=1")
     assert dags(plan) == list("ababaa")
     assert [type(one) for one in plan.decisions] == [Place] * 4 + [Wait] * 2
@@ -77,7 +77,7 @@ def test_a_quota_holds_for_all_teams_below():
     assert dags(plan) == list("xzyzxy")
 
 
-def test_what_is_borrowed_is_taken_back_first_the_youngest():
+def test_borrowed_devices_are_taken_back_the_youngest_lease_first():
     holders = [held("a", number, ago_s=3600.0 - number) for number in range(4)]
     plan = decided(waiting(*"bb"), "a=1 max 3, b=1 max 4", *holders, can_preempt=True)
     assert [one.request_id for one in plan.preemptions] == ["a-held3"]
@@ -86,7 +86,7 @@ def test_what_is_borrowed_is_taken_back_first_the_youngest():
     assert decided(waiting(*"bb"), "a=1 max 2, b=1 max 0", *holders, can_preempt=True).preemptions == ()
 
 
-def test_a_borrowing_gang_is_taken_back_whole():
+def test_a_borrowing_gang_is_preempted_as_a_whole():
     holders = [held("a", number, ago_s=3600.0 - number) for number in range(4)]
     holders[2:] = [(lease, replace(one, gang="g", gang_size=2)) for lease, one in holders[2:]]
     plan = decided(waiting("b"), "a=1 max 3, b=1", *holders, can_preempt=True)
@@ -130,7 +130,7 @@ def test_an_idle_teams_share_is_borrowed_and_returned():
     assert device_s(record, "other", late + before_s, late + 3 * before_s) > 0.5 * 8 * 2 * before_s
 
 
-def test_what_is_above_a_quota_is_returned_at_once_where_it_can_be_taken_back():
+def test_devices_above_a_quota_are_returned_at_once_where_leases_can_be_taken_back():
     late = 5_000.0
     record = simulated(
         "own=1 max 4, other=1 max 4", stream("own", 60, work=20_000.0), stream("other", 60, late, work=20_000.0),

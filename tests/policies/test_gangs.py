@@ -61,7 +61,7 @@ def test_a_gang_is_placed_whole() -> None:
     assert plan.places[0].account.summary == "placed with gang g of 2 on 2 workers, joined by 3.12 GB/s (site)"
 
 
-def test_a_gang_that_does_not_fit_whole_takes_nothing_and_keeps_what_it_needs() -> None:
+def test_a_gang_that_does_not_fit_takes_nothing_and_reserves_what_it_needs() -> None:
     plan = decide(AB, [*a_gang("g", 2, "gpu:2"), a_pending("later", "gpu", at_s=1)], full=("a/GPU-0",))
     assert outcomes(plan) == {"g0": "busy", "g1": "busy", "later": "reserved"}
     assert reason(plan, "g1") == "busy: asked all 2 of gang g, 2 × gpu each, found room for 1 at the same time"
@@ -76,13 +76,13 @@ def test_members_stand_together_where_the_first_of_them_stands() -> None:
     assert outcomes(plan) == {"g0": "a", "g1": "a", "between": "busy"}
 
 
-def test_an_incomplete_gang_says_who_is_missing_and_keeps_nothing() -> None:
+def test_an_incomplete_gang_says_what_is_missing_and_reserves_nothing() -> None:
     plan = decide(AB, [*a_gang("g", 2, "gpu:2", size=3), a_pending("later", "gpu:2", at_s=1)])
     assert outcomes(plan) == {"later": "a", "g0": "gang", "g1": "gang"}
     assert reason(plan, "g0") == "gang: asked all 3 members of gang g, found 2 of 3 queued"
 
 
-def test_a_member_that_came_back_joins_those_that_run() -> None:
+def test_a_returning_member_joins_the_running_ones() -> None:
     first, second = a_gang("g", 2, "gpu")
     assert outcomes(decide(AB, [second], full=("a/GPU-0",), holders={"g0": first})) == {"g1": "a"}
 
@@ -93,7 +93,7 @@ def test_two_gangs_never_hold_half_of_each_others_devices() -> None:
     assert outcomes(plan) == {"g0": "a", "g1": "b", "h0": "busy", "h1": "busy"}
 
 
-def test_a_gang_for_which_there_is_never_room_is_refused_and_blocks_nobody() -> None:
+def test_a_gang_that_never_fits_is_refused_and_blocks_nothing() -> None:
     plan = decide(AB, [*a_gang("g", 3, "gpu:2"), a_pending("later", "gpu:2", at_s=1)])
     assert outcomes(plan) == {"later": "a", "g0": "refused", "g1": "refused", "g2": "refused"}
     [refused] = [d for d in plan.decisions if isinstance(d, Refuse) and d.request_id == "g0"]
@@ -102,7 +102,7 @@ def test_a_gang_for_which_there_is_never_room_is_refused_and_blocks_nobody() -> 
     )
 
 
-def test_a_gang_that_fits_only_with_a_lost_worker_waits_and_blocks_nobody() -> None:
+def test_a_gang_that_fits_only_with_a_lost_worker_waits_and_blocks_nothing() -> None:
     hosts = [a_worker("a"), a_worker("b", state=WorkerState.LOST)]
     plan = decide(hosts, [*a_gang("g", 2, "gpu:2"), a_pending("later", "gpu:2", at_s=1)])
     assert outcomes(plan) == {"later": "a", "g0": "gang", "g1": "gang"}
@@ -113,7 +113,7 @@ def test_one_impossible_member_refuses_its_gang() -> None:
     assert outcomes(decide(AB, pending)) == {"g0": "refused", "g-bad": "refused"}
 
 
-def test_a_rack_is_demanded_for_ever_or_for_a_while() -> None:
+def test_a_rack_demand_is_hard_for_ever_or_for_its_budget() -> None:
     hosts = [a_worker(name, labels={"hetero/rack": rack}) for name, rack in (("a", "r1"), ("b", "r1"), ("c", "r2"))]
     full = ("a/GPU-0",)
     assert outcomes(decide(hosts, a_gang("g", 2, "gpu:2", topology="rack"), full)) == {
@@ -132,7 +132,7 @@ def test_a_rack_is_demanded_for_ever_or_for_a_while() -> None:
     assert (outcomes(plan), plan.until) == ({"g0": "b", "g1": "c"}, None)
 
 
-def test_nobody_waits_for_a_rack_that_no_idle_cluster_has() -> None:
+def test_no_gang_waits_for_a_rack_that_even_an_idle_cluster_lacks() -> None:
     assert outcomes(decide(AB, a_gang("g", 2, "gpu:2", topology="rack@10m"))) == {"g0": "a", "g1": "b"}
     plan = decide(AB, a_gang("g", 2, "gpu:2", topology="rack"))
     assert reason(plan, "g0").startswith(
@@ -146,7 +146,7 @@ LINKED = a_worker(
 )
 
 
-def test_links_are_waited_for_as_long_as_the_budget_lasts() -> None:
+def test_a_request_waits_for_links_while_its_budget_lasts() -> None:
     soft = a_pending("r", "gpu:2", topology="nvlink@10m")
     full = ("a/GPU-0", "a/GPU-2")
     plan = decide([LINKED], [soft], full, after_s=1)
@@ -159,7 +159,7 @@ def test_links_are_waited_for_as_long_as_the_budget_lasts() -> None:
     assert outcomes(decide([LINKED], [soft], ("a/GPU-0",), after_s=1)) == {"r": "a"}
 
 
-def test_where_no_worker_has_the_links_nobody_waits_for_them() -> None:
+def test_no_request_waits_for_links_that_no_worker_has() -> None:
     assert outcomes(decide([a_worker("a")], [a_pending("r", "gpu:2", topology="nvlink@10m")])) == {"r": "a"}
     assert outcomes(decide([a_worker("a")], [a_pending("r", "gpu:2", topology="nvlink")])) == {"r": "refused"}
 
@@ -171,7 +171,7 @@ def test_another_alternative_is_taken_while_the_links_of_the_first_are_busy() ->
     assert outcomes(plan) == {"r": "b"}
 
 
-def test_the_price_of_spreading_is_told() -> None:
+def test_the_account_states_the_cost_of_spreading() -> None:
     known = Estimates(spread={("dag", "train"): 0.625})
     plan = decide(AB, a_gang("g", 2, "gpu:2", task_id="train"), estimates=known)
     assert plan.places[0].account.summary.endswith("joined by 3.12 GB/s (site), at 0.62 of its speed on one host")
@@ -179,7 +179,7 @@ def test_the_price_of_spreading_is_told() -> None:
     assert plan.places[0].account.summary == "placed with gang g of 2 on 1 worker, joined by 15.8 GB/s (numa)"
 
 
-def test_shares_of_a_gang_are_kept_for_all_its_members_on_one_device() -> None:
+def test_shares_are_reserved_for_all_members_of_a_gang_on_one_device() -> None:
     host = a_worker("a", (a_device("GPU-0"),))
     usage = {("a", "GPU-0"): DeviceUsage(250, 10 * GIB)}
     gang = a_gang("g", 2, "gpu:0.5")
@@ -276,7 +276,7 @@ def test_the_same_gangs_give_the_same_plan(name: str, snapshot: Snapshot, before
 @rows
 @thorough
 @given(snapshot=gang_snapshots(), after_s=st.integers(0, 12))
-def test_nobody_waits_for_a_topology_beyond_the_budget(name: str, snapshot: Snapshot, after_s: int) -> None:
+def test_no_request_waits_for_a_topology_beyond_its_budget(name: str, snapshot: Snapshot, after_s: int) -> None:
     now = EPOCH + timedelta(seconds=after_s)
     plan = make(name).decide(snapshot, now)
     assert plan.until is None or plan.until > now

@@ -75,7 +75,7 @@ def test_a_dag_does_not_use_up_the_turn_of_its_own_head() -> None:
     assert [place.request_id for place in plan.places] == ["y1"]
     assert [(d.request_id, d.position, str(d.reason)) for d in plan.decisions if isinstance(d, Wait)] == [
         ("x-big", 1, "busy: asked 2 × gpu, found 1 of 2 free (worker worker-a)"),
-        ("x-small", 2, "reserved: asked 1 × cpu, found that x-big goes first"),
+        ("x-small", 2, "reserved: asked 1 × cpu, found x-big ahead in the queue"),
     ]
 
 

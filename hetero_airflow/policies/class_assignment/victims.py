@@ -140,5 +140,5 @@ def _preemptions(leaving: list[Candidate], arriving: list[Candidate], classes: C
         del queue[: candidate.count]
         to = classes[candidate.pending.id]
         goes = f"to move to {to}" if to not in (None, candidate.current) else "to wait or to go elsewhere"
-        cause = goes if beneficiary is None else f"{goes}: {beneficiary} makes more of {candidate.current}"
+        cause = goes if beneficiary is None else f"{goes}: {beneficiary} gains more from {candidate.current}"
         yield Preempt(candidate.lease.id, candidate.lease.token, candidate.pending.id, beneficiary, cause)

@@ -133,7 +133,7 @@ class GangQueue:
             found = f"room for {capacity} at the same time"
         has_topology = any(alternative.topology for request in requests for alternative in request.alternatives)
         if has_topology and placer.place([without_topology(request) for request in requests]) is not None:
-            return ReasonCode.SCATTERED, f"{found} as near together as that"
+            return ReasonCode.SCATTERED, f"{found} that close together"
         return ReasonCode.BUSY, found
 
     def summary(self, members: Sequence[PendingRequest], fit: GangFit) -> str:

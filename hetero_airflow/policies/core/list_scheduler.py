@@ -193,7 +193,7 @@ class ListScheduler:
         for pending in unit:
             equals = self._equal_requests(pending.request)
             if equals.behind_head is None:
-                reason = Reason(ReasonCode.RESERVED, str(equals.request), f"that {self._head.id} goes first")
+                reason = Reason(ReasonCode.RESERVED, str(equals.request), f"{self._head.id} ahead in the queue")
                 account = Account(self._policy, f"waits behind {self._head.id}")
                 equals.behind_head = self._reused(equals.request, reason, account)
             self._wait((pending,), equals.behind_head)

@@ -274,7 +274,7 @@ class MigrationPlan:
         capacity.promise(fit)
         for number, migrated_fit in placements:
             self._index.take(number, migrated_fit, self._now)
-        cause = f"{self._policy}: moves to other devices, so that {pending.id} finds several on one worker"
+        cause = f"{self._policy}: moves to other devices, so that {pending.id} gets several devices of one worker"
         self._preemptions += tuple(
             preempt(lease, pending.id, cause) for victim in option.victims for lease in victim.leases
         )

@@ -80,7 +80,7 @@ class LeastLossPreemption:
     def preemptions(self) -> list[Preempt]:
         """The leases to take back, in the order in which that was decided."""
         return [
-            preempt(lease, pending.id, f"{self._policy}: {pending.id} is to have its devices")
+            preempt(lease, pending.id, f"{self._policy}: its devices go to {pending.id}")
             for unit, pending in self._beneficiaries.items()
             for lease in unit.leases
         ]
@@ -236,7 +236,7 @@ class LeastLossPreemption:
         self._decide_again_at(option.possible_at)
         holders = _listed([victim.leases[0].request_id for victim in option.victims])
         worker_id = self._index.entries[option.number].worker.id
-        found = f"devices of worker {worker_id}, which {holders} keeps at least until {option.possible_at:%H:%M:%S} UTC"
+        found = f"devices of worker {worker_id}, in use by {holders} at least until {option.possible_at:%H:%M:%S} UTC"
         return Reason(ReasonCode.PREEMPTING, str(pending.request), found)
 
     def _decide_again_at(self, at: datetime) -> None:

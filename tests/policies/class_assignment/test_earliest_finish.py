@@ -1,4 +1,4 @@
-"""Critical path and HEFT: whose turn it is, and where."""
+"""Critical path and HEFT: which request goes first, and where."""
 
 import random
 import statistics
@@ -43,14 +43,14 @@ def order(policy, snapshot):
     return [decision.request_id for decision in policy.decide(snapshot, EPOCH).decisions]
 
 
-def test_heft_serves_first_what_most_hangs_on():
+def test_heft_serves_first_the_task_on_which_the_most_depends():
     pending = (asks("long"), asks("head", at_s=1), asks("short", at_s=2))
     known = told({"long": 30.0, "head": 10.0, "short": 20.0, "tail": 25.0}, {"head": ["tail"]})
     snapshot = Snapshot(1, CLUSTER, pending=pending, estimates=known)
     assert order(Heft(), snapshot) == ["head", "long", "short"]
 
 
-def test_critical_path_serves_the_shortest_dag_and_in_it_what_its_end_hangs_on():
+def test_critical_path_serves_the_shortest_dag_and_in_it_the_longest_path():
     pending = (asks("long"), asks("first"), asks("short"), asks("side"))
     known = told(
         {"long": 90.0, "first": 10.0, "short": 5.0, "side": 40.0, "last": 30.0},
@@ -77,7 +77,7 @@ def test_an_urgent_request_goes_first(policy):
 
 
 def waits_for_v100(left, work):
-    """What becomes of a request where the fast device is held for so many seconds more."""
+    """The decision for a request if the fast device is held for so many more seconds."""
     worker = next(w for w in CLUSTER if any("v100" in d.model for d in w.devices))
     device = next(d for d in worker.devices if "v100" in d.model)
     known = told({"holder": 10.0 * (left + 50), "new": work})
@@ -96,7 +96,7 @@ def test_a_request_waits_for_the_faster_device_only_where_it_ends_sooner_there()
     assert (goes.worker_id, goes.alternative) == (CLUSTER[1].id if "k80" in CLUSTER[1].id else CLUSTER[0].id, 1)
 
 
-def test_who_comes_later_is_not_kept_from_what_the_first_does_not_want():
+def test_later_requests_get_devices_that_the_first_does_not_want():
     works = {"first": 100.0, "second": 90.0}
     snapshot = Snapshot(1, CLUSTER, pending=(asks("first", EITHER), asks("second", EITHER)), estimates=told(works))
     places = Heft().decide(snapshot, EPOCH).decisions
@@ -108,7 +108,7 @@ def test_who_comes_later_is_not_kept_from_what_the_first_does_not_want():
     assert {place.request_id for place in plan.places} == {"first", "third"}
 
 
-def test_with_nothing_known_it_is_placed_as_it_fits():
+def test_without_estimates_a_request_is_placed_where_it_fits():
     snapshot = Snapshot(1, CLUSTER, pending=(asks("a", EITHER), asks("b", EITHER), asks("c", EITHER)))
     for policy in (Heft(), CriticalPath()):
         assert [type(one).__name__ for one in policy.decide(snapshot, EPOCH).decisions] == ["Place", "Place", "Wait"]

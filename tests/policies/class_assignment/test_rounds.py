@@ -1,4 +1,4 @@
-"""Linear programs in rounds: fractions, and what they come to over time."""
+"""Linear programs in rounds: the fractions, and their effect over time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def simulate(policy, *jobs: Job, cluster: str, **options):
 
 
 def test_the_least_is_as_great_as_can_be_and_the_rest_is_used():
-    """Gavel's example: who gains most from the fast class gets it, and nobody less than an equal share gives."""
+    """Gavel's example: the job that gains most from the fast class gets it; no job gets less than an equal share."""
     found = fractions(((1.0, 0.25), (1.0, 1.0)), (0.625, 1.0), (1, 1), (1, 1))
     assert found == pytest.approx(np.array([[1.0, 0.0], [0.0, 1.0]]), abs=1e-6)
 
@@ -52,7 +52,7 @@ def test_two_jobs_share_one_device_by_turns():
     assert min(job.preemptions for job in record.jobs) > 5
 
 
-def test_nobody_gets_less_than_an_equal_share_of_each_class_would_give():
+def test_every_job_gets_at_least_what_an_equal_share_of_each_class_gives():
     speeds = ({V100: 1.0, K80: 0.9}, {V100: 1.0, K80: 0.1}, {V100: 1.0, K80: 0.5})
     jobs = [Job(f"j{n}", 0.0, ANY, 1e6, one, task=f"t{n}") for n, one in enumerate(speeds)]
     record = simulate(MaxMinFairness(), *jobs, cluster="v100=1,k80=1", until_s=72_000.0)

@@ -87,8 +87,8 @@ def test_a_large_job_comes_in_where_it_is_worth_more_than_those_it_replaces() ->
 
 
 @pytest.mark.timeout(20)
-def test_rounding_errors_of_huge_values_do_not_go_round_in_circles() -> None:
-    """Found by chance: an exchange and its reverse seemed to gain together, and were made for ever."""
+def test_rounding_errors_of_huge_values_cause_no_endless_exchange() -> None:
+    """Found by chance: an exchange and its reverse both seemed to gain, and alternated for ever."""
     kinds = np.array(
         [
             [2176410973347.8745, 2233285119002.0483],
@@ -102,7 +102,7 @@ def test_rounding_errors_of_huge_values_do_not_go_round_in_circles() -> None:
     assert solve_assignment(values, *rest).tolist() == solve_assignment(values / 1e12, *rest).tolist()
 
 
-def test_nobody_is_assigned_where_there_is_nobody() -> None:
+def test_without_jobs_nothing_is_assigned() -> None:
     assert (
         solve_assignment(np.empty((0, 2)), np.empty(0, np.int64), np.array([1, 1]), np.empty(0, np.int64)).tolist()
         == []

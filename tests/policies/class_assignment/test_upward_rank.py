@@ -36,14 +36,14 @@ def test_the_mean_over_classes_counts():
     assert UpwardRanks().rank_s(name(0), known({0: 60}, {}, {"fast": 2.0, "slow": 0.5})) == (30 + 120) / 2
 
 
-def test_what_is_not_known_counts_as_the_median_of_what_is():
+def test_an_unknown_duration_counts_as_the_median_of_the_known_ones():
     estimates = known({0: 10, 1: 30, 2: 500}, {7: [0, 8]})
     ranks = UpwardRanks()
     assert [ranks.rank_s(name(n), estimates) for n in (7, 8, 9)] == [60, 30, 30]
     assert ranks.rank_s(name(0), NO_ESTIMATES) == UNKNOWN_S
 
 
-def test_a_ring_comes_to_an_end_whoever_asks_first():
+def test_a_cycle_has_the_same_ranks_in_any_order_of_questions():
     estimates = known({0: 1, 1: 2, 2: 4}, {0: [1], 1: [2, 1], 2: [0]})
     found = []
     for seed in range(4):

@@ -1,4 +1,4 @@
-"""What policies made of worths do to requests that wait and run: over the store, the cycle and the simulator."""
+"""What policies made of weights do with waiting and running requests: over the store, the cycle and the simulator."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def known(*tasks: tuple[str, dict[str, float]]) -> Estimates:
 
 
 def held(snapshot: Snapshot, plan: Plan, now: datetime = EPOCH) -> Snapshot:
-    """The snapshot after the plan's placements were committed."""
+    """The snapshot after the plan's placements are committed."""
     pending = {one.id: one for one in snapshot.pending}
     leases, usage = list(snapshot.leases), dict(snapshot.usage)
     for token, place in enumerate(plan.places, len(leases) + 1):
@@ -60,7 +60,7 @@ def held(snapshot: Snapshot, plan: Plan, now: datetime = EPOCH) -> Snapshot:
 
 
 def freed(snapshot: Snapshot, plan: Plan, now: datetime) -> Snapshot:
-    """The snapshot after those that the plan preempts have saved and ended."""
+    """The snapshot after the preempted requests have saved and ended."""
     gone = {one.lease_id for one in plan.preemptions}
     back, usage = [], dict(snapshot.usage)
     for lease in snapshot.leases:
@@ -92,7 +92,7 @@ def anywhere(id: str, at_s: float = 0, count: int = 1, **fields: object) -> Pend
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("can_preempt", [True, False])
-def test_the_fast_device_goes_to_whom_the_slow_one_costs_most(
+def test_the_fast_device_goes_to_the_request_that_the_slow_one_costs_most(
     policy: type[WeightedAssignment], can_preempt: bool
 ) -> None:
     workers = (a_host("v100-0", v100=1), a_host("k80-0", k80=1))
@@ -103,7 +103,7 @@ def test_the_fast_device_goes_to_whom_the_slow_one_costs_most(
     assert where(policy().decide(snapshot, EPOCH)) == {"keeps": "k80-0", "loses": "v100-0"}
 
 
-def test_who_comes_in_takes_the_device_of_who_loses_less_and_both_run_in_the_next_decision() -> None:
+def test_an_arriving_request_gets_the_device_of_the_one_that_loses_less_and_both_run_next() -> None:
     workers = (a_host("v100-0", v100=1), a_host("k80-0", k80=1))
     estimates = known(("keeps", FOUR[0]), ("loses", FOUR[1]))
     alone = Snapshot(1, workers, {}, (anywhere("keeps"),), estimates=estimates, can_preempt=True)
@@ -120,7 +120,7 @@ def test_who_comes_in_takes_the_device_of_who_loses_less_and_both_run_in_the_nex
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_nobody_moves_for_less_than_the_restart_costs(policy: type[WeightedAssignment]) -> None:
+def test_no_request_moves_for_less_than_its_restart_costs(policy: type[WeightedAssignment]) -> None:
     workers = (a_host("v100-0", v100=1), a_host("k80-0", k80=1))
     estimates = known(("task", {V100: 1.0, K80: 0.999}))
     running = Snapshot(1, workers, {}, (anywhere("task"),), estimates=estimates, can_preempt=True)
@@ -171,7 +171,7 @@ def test_a_higher_class_takes_the_device_of_a_lower_one() -> None:
     assert [(one.request_id, one.beneficiary) for one in plan.preemptions] == [("low", "high")]
 
 
-def test_who_was_delayed_for_very_long_comes_first() -> None:
+def test_a_request_that_was_delayed_for_very_long_comes_first() -> None:
     workers = (a_host("v100-0", v100=1),)
     snapshot = Snapshot(1, workers, {}, (a_pending("young", "v100", 50 * 86400), a_pending("old", "v100")))
     preemptive = replace(snapshot, can_preempt=True)
@@ -185,7 +185,7 @@ def test_a_request_that_says_what_it_prefers_gets_it_where_it_is_free() -> None:
     assert where(Assignment().decide(snapshot, EPOCH)) == {"choosy": "v100-0"}
 
 
-def test_what_suits_one_better_never_costs_an_older_request_its_place() -> None:
+def test_a_better_fit_never_costs_an_older_request_its_place() -> None:
     asked = [["v100:2", "k80"], "gpu", "v100", "gpu"]
     pending = tuple(a_pending(f"r{n}", one, at_s=n, task_id="train") for n, one in enumerate(asked))
     workers = (a_host("v100-0", v100=3), a_host("k80-0", k80=1))
@@ -201,7 +201,7 @@ def test_a_share_and_a_cpu_are_placed_beside() -> None:
     assert where(Assignment().decide(snapshot, EPOCH)) == dict.fromkeys(("whole", "half", "cores"), "v100-0")
 
 
-def test_what_the_assignment_leaves_out_waits_for_a_device() -> None:
+def test_a_request_that_the_assignment_leaves_out_waits_for_a_device() -> None:
     workers = (a_host("v100-0", v100=1),)
     snapshot = Snapshot(1, workers, {}, (a_pending("a", "v100"), a_pending("b", "v100", 1)), can_preempt=True)
     plan = Assignment().decide(snapshot, EPOCH + timedelta(seconds=2))
@@ -255,7 +255,7 @@ def test_load_balance_lets_the_shortest_job_pass() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_ran_longer_than_foreseen_still_has_something_left(policy: type[WeightedAssignment]) -> None:
+def test_a_run_that_is_longer_than_expected_still_has_remaining_work(policy: type[WeightedAssignment]) -> None:
     estimates = Estimates({("dag", "task"): {V100: 1.0}}, {("dag", "task"): Interval(10, 20, 30)})
     pending = (a_pending("task", "v100", attained_service_s={V100: 1000.0}),)
     snapshot = Snapshot(1, (a_host("v100-0", v100=1),), {}, pending, estimates=estimates, can_preempt=True)

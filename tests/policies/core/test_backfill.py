@@ -1,4 +1,4 @@
-"""EASY and conservative backfill by the clock."""
+"""EASY and conservative backfill with reservations by time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def busy(request_id, worker_id, *gpus, ago_s=0.0):
 
 
 def started(policy, workers, pending, *holders, **durations_s):
-    """Which requests are placed, given how long runs last; the others' durations are not known."""
+    """Which requests are placed, given the durations of runs; other durations are unknown."""
     names = [("dag", name) for name in durations_s]
     known = Estimates(
         {name: {A100: 1.0} for name in names},
@@ -50,7 +50,7 @@ def started(policy, workers, pending, *holders, **durations_s):
 
 
 @both
-def test_who_ends_before_the_heads_turn_may_start_on_what_is_kept_for_it(policy):
+def test_a_request_that_ends_before_the_heads_start_may_use_its_reserved_devices(policy):
     pending = (a_pending("head", "gpu:2"), a_pending("later", "gpu", 1))
     holder = busy("runs", "a", 0, ago_s=40.0)
     times = {"runs": 100.0, "head": 50.0}  # 60 s are left
@@ -61,7 +61,7 @@ def test_who_ends_before_the_heads_turn_may_start_on_what_is_kept_for_it(policy)
 
 
 @both
-def test_devices_that_the_head_will_not_need_are_free_for_all(policy):
+def test_devices_that_the_head_does_not_need_are_free_for_all(policy):
     pending = (a_pending("head", "gpu:3"), a_pending("later", "gpu", 1), a_pending("last", "gpu", 2))
     holder = busy("runs", "a", 0, 1)
     assert started(policy, (worker("a", 4),), pending, holder, runs=60.0, head=50.0) == ["later"]
@@ -70,7 +70,7 @@ def test_devices_that_the_head_will_not_need_are_free_for_all(policy):
 
 
 @both
-def test_where_no_end_is_known_all_is_kept_that_the_head_could_use(policy):
+def test_without_a_known_end_everything_is_reserved_that_the_head_could_use(policy):
     pending = (a_pending("head", "gpu:2"), a_pending("later", "gpu", 1))
     workers = (worker("a", 2), worker("b", 1))
     assert started(policy, workers, pending, busy("runs", "a", 0), head=50.0, later=1.0) == ["later"]
@@ -78,7 +78,7 @@ def test_where_no_end_is_known_all_is_kept_that_the_head_could_use(policy):
 
 
 @both
-def test_the_worker_that_is_free_first_is_booked(policy):
+def test_the_worker_that_is_free_first_is_reserved(policy):
     pending = (a_pending("head", "gpu:2"), a_pending("later", "gpu:1", 1), a_pending("last", "gpu:1", 2))
     holders = (busy("long", "a", 0), busy("short", "b", 0))
     workers = (worker("a", 2), worker("b", 2))
@@ -86,7 +86,7 @@ def test_the_worker_that_is_free_first_is_booked(policy):
 
 
 @both
-def test_what_is_placed_before_the_head_counts_with_its_own_end(policy):
+def test_requests_placed_before_the_head_count_with_their_expected_ends(policy):
     pending = (a_pending("first"), a_pending("head", "gpu:2", 1), a_pending("later", "gpu", 2))
     times = {"first": 30.0, "head": 9.0}
     assert started(policy, (worker("a", 2),), pending, later=30.0, **times) == ["first", "later"]
@@ -94,7 +94,7 @@ def test_what_is_placed_before_the_head_counts_with_its_own_end(policy):
 
 
 @both
-def test_what_short_work_holds_now_is_not_kept_twice(policy):
+def test_devices_of_short_runs_are_not_reserved_twice(policy):
     lease, holder = busy("runs", "a", 0)
     half = replace(lease.claims[0], share_milli=500, memory_bytes=20 * 2**30)
     texts = {"head": "gpu:0.75", "large": "gpu:0.5", "short": "gpu:0.25", "long": "gpu:0.25"}
@@ -107,7 +107,7 @@ def test_what_short_work_holds_now_is_not_kept_twice(policy):
 
 
 @both
-def test_a_run_that_takes_longer_than_foreseen_is_foreseen_anew(policy):
+def test_a_run_that_takes_longer_than_expected_gets_a_new_expected_end(policy):
     pending = (a_pending("head", "gpu:2"), a_pending("later", "gpu", 1))
     holder = busy("runs", "a", 0, ago_s=120.0)
     known = Estimates(
@@ -122,7 +122,7 @@ def test_a_run_that_takes_longer_than_foreseen_is_foreseen_anew(policy):
     assert [place.request_id for place in policy().decide(snapshot, EPOCH).places] == ["later"]
 
 
-def test_only_conservative_backfill_keeps_what_the_second_waits_for():
+def test_only_conservative_backfill_reserves_for_the_second_request():
     head, second, later = a_pending("head", "gpu:2"), a_pending("second", "gpu:4", 1), a_pending("later", "gpu", 2)
     holders = (busy("runs", "a", 0, 1), busy("more", "a", 2))
     times = {"runs": 50.0, "more": 70.0, "head": 50.0, "second": 10.0}  # the second's turn is in 100 s
@@ -136,7 +136,7 @@ def test_only_conservative_backfill_keeps_what_the_second_waits_for():
 
 
 @both
-def test_a_gang_that_waits_keeps_what_it_could_use(policy):
+def test_a_waiting_gang_reserves_everything_that_it_could_use(policy):
     gang = tuple(a_pending(f"g{n}", "gpu", gang="g", gang_size=2) for n in range(2))
     pending = (*gang, a_pending("later", "gpu", 1))
     times = {"runs": 60.0, "g0": 5.0, "g1": 5.0, "later": 1.0}
@@ -144,7 +144,7 @@ def test_a_gang_that_waits_keeps_what_it_could_use(policy):
 
 
 @both
-def test_a_reservation_is_told_as_the_reason(policy):
+def test_the_reason_names_the_reservation(policy):
     pending = (a_pending("head", "gpu:2"), a_pending("later", "gpu", 1))
     known = Estimates({("dag", "runs"): {A100: 1.0}}, {("dag", "runs"): Interval(60, 60, 60)})
     snapshot = leased(Snapshot(1, (worker("a", 2),), pending=pending, estimates=known), busy("runs", "a", 0))
@@ -159,7 +159,7 @@ TEXTS = ("v100", "v100:2", "v100:3", "k80", "k80:2", "gpu", "gpu:2", "v100:0.5",
 
 
 def simulated(jobs: tuple[Job, ...], policy: Policy, told: tuple[Job, ...] | None = None) -> dict[str, float]:
-    """When each job starts, where the policy is told of exact works, or of those of other jobs of the same names."""
+    """When each job starts, if the policy knows the exact work, or that of other jobs of the same names."""
     classes = frozenset(device_class(device) for worker in CLUSTER for device in worker.devices)
     informant = KnowledgeSource(Workload("told", told or jobs), classes, Knowledge.ORACLE)
     options = Options(knowledge=Knowledge.ORACLE)
@@ -173,7 +173,7 @@ def simulated(jobs: tuple[Job, ...], policy: Policy, told: tuple[Job, ...] | Non
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_backfill_never_delays_the_head(policy: type[Policy], is_exact: bool, seed: int) -> None:
-    """If all runs were as long as is foreseen, and nobody stood behind it, it would start no sooner."""
+    """If all runs were as long as expected, and no request stood behind it, it would start no sooner."""
     rng = random.Random(seed)
     speeds = {"nvidia/v100": 2.0, "*": 1.0}
     foreseen = tuple(
@@ -188,7 +188,7 @@ def test_backfill_never_delays_the_head(policy: type[Policy], is_exact: bool, se
 
 
 @both
-def test_more_is_done_at_the_same_time_than_where_no_time_is_foreseen(policy):
+def test_more_requests_run_than_without_expected_times(policy):
     rng = random.Random(3)
     jobs = tuple(
         Job(

@@ -113,7 +113,7 @@ def test_the_second_alternative_is_taken_while_the_first_is_busy() -> None:
     )
 
 
-def test_what_only_a_lost_or_unwell_worker_could_run_waits_behind_the_queue_and_keeps_nothing() -> None:
+def test_a_request_for_lost_or_unhealthy_workers_waits_last_and_reserves_nothing() -> None:
     lost = a_worker("lost", (a_device("GPU-0", "h100", "80GiB"),), state=WorkerState.LOST)
     ill = a_worker("ill", (a_device("GPU-0", leasable=False, problem="too hot"), a_device("GPU-1", index=1)))
     pending = (
@@ -133,7 +133,7 @@ def test_what_only_a_lost_or_unwell_worker_could_run_waits_behind_the_queue_and_
     ]
 
 
-def test_cores_and_host_memory_are_kept_for_a_head_that_asks_for_them() -> None:
+def test_cores_and_host_memory_are_reserved_for_a_head_that_asks_for_them() -> None:
     usage = {("worker-a", "GPU-0"): DeviceUsage(1000, 40 * GIB), ("worker-a", "GPU-1"): DeviceUsage(1000, 40 * GIB)}
     pending = (
         a_pending("head", "gpu", quota={"cpus": 5, "host_memory": "50GiB"}),
@@ -156,7 +156,7 @@ def test_a_thousand_equal_requests_share_one_account() -> None:
     assert len({id(wait.account.alternatives) for wait in waits[1:]}) == 1
 
 
-def test_a_placement_moves_nothing_that_the_snapshot_holds() -> None:
+def test_a_decision_does_not_change_the_snapshot() -> None:
     usage = {("worker-a", "GPU-0"): DeviceUsage(500, 20 * GIB)}
     snapshot = Snapshot(1, (a_worker(),), usage, (a_pending(device="gpu:0.5"),))
     before: tuple[PendingRequest, ...] = snapshot.pending

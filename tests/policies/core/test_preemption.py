@@ -1,4 +1,4 @@
-"""Whose devices are taken back for whom, and what is kept meanwhile."""
+"""Which leases are taken back for which request, and what is withheld meanwhile."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def urgent(id: str = "urgent", device: str = "gpu", **fields) -> PendingRequest:
     return a_pending(id, device, priority="urgent", **fields)
 
 
-def test_what_fits_takes_nothing_back():
+def test_a_request_that_fits_preempts_nothing():
     plan = PriorityPolicy().decide(snapshot(held("a", 0, 1, 2), pending=(urgent(),)), EPOCH)
     assert (victims(plan), codes(plan)) == ({}, {"urgent": "place"})
 
@@ -58,18 +58,18 @@ def test_the_least_device_seconds_lost_decide_among_equals():
     assert [(one.lease_id, one.token) for one in plan.preemptions] == [("young.1", 1)]
 
 
-def test_work_since_the_last_checkpoint_is_what_is_lost():
+def test_a_preemption_loses_the_work_since_the_last_checkpoint():
     saved = EPOCH - timedelta(seconds=10)
     running = (held("saved", 0, 1, ago_s=9000, saved_at=saved), held("young", 2, 3, ago_s=1000))
     assert victims(PriorityPolicy().decide(snapshot(*running, pending=(urgent(),)), EPOCH)) == {"saved": "urgent"}
 
 
-def test_a_lower_class_goes_before_less_work():
+def test_a_lower_class_is_preempted_before_a_smaller_loss():
     running = (held("low", 0, 1, ago_s=9000), held("medium", 2, 3, priority="medium", ago_s=600))
     assert victims(PriorityPolicy().decide(snapshot(*running, pending=(urgent(),)), EPOCH)) == {"low": "urgent"}
 
 
-def test_no_more_is_taken_back_than_is_needed():
+def test_no_more_leases_are_taken_back_than_needed():
     running = (held("a", 0, ago_s=500), held("b", 1, ago_s=600), held("c", 2, 3, ago_s=700))
     plan = PriorityPolicy().decide(snapshot(*running, pending=(urgent(device="gpu:2"),)), EPOCH)
     assert victims(plan) == {"a": "urgent", "b": "urgent"}
@@ -79,7 +79,7 @@ def test_no_more_is_taken_back_than_is_needed():
     }
 
 
-def test_free_devices_are_counted_in_and_kept():
+def test_free_devices_count_and_are_withheld():
     later = a_pending("later", "gpu", at_s=1)
     plan = PriorityPolicy().decide(snapshot(held("a", 0, 1, 2), pending=(urgent(device="gpu:4"), later)), EPOCH)
     assert victims(plan) == {"a": "urgent"}
@@ -93,14 +93,14 @@ def test_equal_and_higher_classes_keep_their_devices(holder: str):
     assert (victims(plan), codes(plan)) == ({}, {"high": ReasonCode.BUSY})
 
 
-def test_nothing_is_taken_back_where_that_is_not_possible():
+def test_nothing_is_preempted_where_the_engine_can_not():
     running = held("a", 0, 1, 2, 3)
     plan = PriorityPolicy().decide(snapshot(running, pending=(urgent(),), can_preempt=False), EPOCH)
     assert (victims(plan), codes(plan)) == ({}, {"urgent": ReasonCode.BUSY})
 
 
 @pytest.mark.parametrize("state", [LeaseState.PREEMPTED, LeaseState.EXPIRED])
-def test_who_is_on_the_way_out_or_silent_is_not_told_again(state: LeaseState):
+def test_an_ending_or_expired_lease_is_not_preempted_again(state: LeaseState):
     running = held("a", 0, 1, 2, 3, state=state)
     plan = PriorityPolicy().decide(snapshot(running, pending=(urgent(),)), EPOCH)
     assert victims(plan) == {}
@@ -108,7 +108,7 @@ def test_who_is_on_the_way_out_or_silent_is_not_told_again(state: LeaseState):
     assert codes(plan) == {"urgent": ReasonCode.PREEMPTING if is_awaited else ReasonCode.BUSY}
 
 
-def test_what_is_on_its_way_out_serves_whoever_comes_first_and_only_the_rest_is_taken_back():
+def test_ending_leases_serve_the_first_request_and_only_the_rest_is_preempted():
     running = (held("going", 0, 1, state=LeaseState.PREEMPTED), held("a", 2), held("b", 3, ago_s=900))
     pending = tuple(urgent(f"u{n}", at_s=n) for n in range(3))
     plan = PriorityPolicy().decide(snapshot(*running, pending=pending), EPOCH)
@@ -124,23 +124,23 @@ def test_two_requests_are_not_promised_the_same_devices():
     assert list(codes(plan).values()) == [ReasonCode.PREEMPTING, ReasonCode.PREEMPTING, ReasonCode.BUSY]
 
 
-def test_who_has_just_got_its_devices_keeps_them_for_the_minimum_time_and_no_other_takes_them_then():
+def test_new_devices_are_protected_for_the_minimum_time_and_withheld_afterwards():
     running = (held("a", 0, 1, ago_s=100), held("b", 2, 3, priority="urgent"))
     asked = snapshot(*running, pending=(urgent(),))
     plan = PriorityPolicy().decide(asked, EPOCH)
     assert (victims(plan), codes(plan)) == ({}, {"urgent": ReasonCode.PREEMPTING})
     assert plan.until == EPOCH + timedelta(seconds=MIN_RUN_S - 100)
-    assert "which a keeps at least until 00:03:20 UTC" in str(plan.decisions[0].reason)
+    assert "in use by a at least until 00:03:20 UTC" in str(plan.decisions[0].reason)
     assert victims(PriorityPolicy().decide(asked, plan.until)) == {"a": "urgent"}
 
 
-def test_who_was_interrupted_before_is_protected_for_its_restart_too():
+def test_a_restarted_request_is_protected_for_its_restart_too():
     running = held("a", 0, 1, 2, 3, ago_s=MIN_RUN_S, attained_service_s={"nvidia/a100-sxm4-40gb": 50.0})
     plan = PriorityPolicy().decide(snapshot(running, pending=(urgent(),)), EPOCH)
     assert (victims(plan), plan.until) == ({}, EPOCH + timedelta(seconds=30))
 
 
-def test_free_devices_beside_protected_work_are_kept_for_who_waits_for_it():
+def test_free_devices_beside_protected_work_are_withheld_for_the_waiting_request():
     pending = (urgent(device="gpu:4"), a_pending("later", "gpu", priority="low", at_s=1))
     plan = PriorityPolicy().decide(snapshot(held("a", 0, 1, ago_s=10), pending=pending), EPOCH)
     assert codes(plan) == {"urgent": ReasonCode.PREEMPTING, "later": ReasonCode.BUSY}
@@ -163,7 +163,7 @@ def crowded(waiting: int, device: str = "gpu", on: str = "ab", **others) -> dict
 
 
 @pytest.mark.parametrize("on", ["ab", "ba"])
-def test_the_loss_is_shared_by_all_that_wait_for_the_same(on: str):
+def test_the_loss_is_divided_by_all_equal_waiting_requests(on: str):
     assert crowded(1, on=on) == {"x0": "u0"}
     assert crowded(2, on=on) == {"x0": "u0", "x1": "u1"}
     assert crowded(4, on=on) == {"big": "u0"}
@@ -172,7 +172,7 @@ def test_the_loss_is_shared_by_all_that_wait_for_the_same(on: str):
     assert crowded(2, "gpu:2", on=on) == {"big": "u0"}
 
 
-def test_the_loss_is_shared_on_one_worker_too():
+def test_the_loss_is_divided_on_one_worker_too():
     large = a_worker("worker-a", (a_cpu(), *(a_device(f"GPU-{n}", index=n) for n in range(8))))
     singles = [held(f"x{n}", n, ago_s=800 + 100 * n) for n in range(4)]
     running = (*singles, held("big", 4, 5, 6, 7, ago_s=600))
@@ -184,7 +184,7 @@ def test_the_loss_is_shared_on_one_worker_too():
     assert victims(plan) == {"x0": "u0", "x1": "u1"}
 
 
-def test_no_loss_is_shared_by_who_waits_for_its_gang():
+def test_the_loss_is_not_divided_by_members_of_gangs():
     assert crowded(4, gang="g", gang_size=9) == {}
     workers = (four("a"), four("b"))
     singles = [held(f"x{n}", n, worker_id="a", ago_s=800) for n in range(4)]
@@ -194,7 +194,7 @@ def test_no_loss_is_shared_by_who_waits_for_its_gang():
     assert victims(plan) == {"x3": "urgent"}
 
 
-def test_a_gang_is_taken_back_whole_and_at_the_price_of_all_its_devices():
+def test_a_gang_is_preempted_as_a_whole_at_the_loss_of_all_its_devices():
     workers = (four("a"), four("b"))
     gang = {"gang": "g", "gang_size": 2}
     running = [held(f"g{n}", 0, 1, 2, 3, worker_id=worker_id, ago_s=600, **gang) for n, worker_id in enumerate("ab")]
@@ -207,7 +207,7 @@ def test_a_gang_is_taken_back_whole_and_at_the_price_of_all_its_devices():
     assert victims(alone) == {"g0": "urgent"}
 
 
-def test_a_share_is_taken_back_for_a_whole_device():
+def test_a_share_is_preempted_for_a_whole_device():
     lease = a_lease("share", "worker-a", 3600, **{"GPU-0": 500})
     share = (lease, a_pending("share", "gpu:0.5", priority="low"))
     running = (share, held("b", 1, 2, 3, priority="urgent"))
@@ -222,8 +222,8 @@ def test_a_gang_is_as_indispensable_as_the_highest_class_in_it():
     assert (victims(plan), codes(plan)) == ({}, {"urgent": ReasonCode.BUSY})
 
 
-def test_who_never_saved_gives_way_to_a_higher_class_only():
-    """Where nobody knows who can save, only the policy of classes takes back what would be lost whole."""
+def test_a_task_that_never_saved_is_preempted_only_for_a_higher_class():
+    """Where it is unknown which tasks save, only the policy of classes preempts one whose work would be lost."""
     cautious = replace(snapshot(held("a", 0, 1, 2, 3), pending=(urgent(),)), protects_unsaved=True)
     assert victims(PriorityPolicy().decide(cautious, EPOCH)) == {"a": "urgent"}
     young = replace(
@@ -236,7 +236,7 @@ def test_who_never_saved_gives_way_to_a_higher_class_only():
 
 
 @pytest.mark.parametrize(("saves", "expected"), [(True, {"g0": "b", "g1": "b"}), (False, {})])
-def test_of_a_gang_one_that_has_saved_shows_that_its_training_can(saves, expected):
+def test_one_saved_member_shows_that_the_gang_can_save(saves, expected):
     workers = (four("a"), four("b"))
     fields = {"ago_s": 9000, "gang": "g", "gang_size": 2}
     first = held("g0", 0, 1, 2, 3, worker_id="a", saved_at=EPOCH - timedelta(seconds=60) if saves else None, **fields)
@@ -245,7 +245,7 @@ def test_of_a_gang_one_that_has_saved_shows_that_its_training_can(saves, expecte
     assert victims(Las().decide(replace(base, protects_unsaved=True), EPOCH)) == expected
 
 
-def test_the_default_policy_moves_only_who_has_saved_unless_a_higher_class_waits():
+def test_the_default_policy_moves_only_saved_tasks_unless_a_higher_class_waits():
     def decided(saved_at, priority):
         holder = held("a", 0, 1, 2, 3, priority="medium", ago_s=90000, saved_at=saved_at)
         base = snapshot(holder, pending=(a_pending("b", "gpu:4", -1, priority=priority),))
@@ -255,7 +255,7 @@ def test_the_default_policy_moves_only_who_has_saved_unless_a_higher_class_waits
     assert decided(None, "urgent") == decided(EPOCH - timedelta(seconds=60), "urgent") == {"a": "b"}
 
 
-def test_the_snapshot_says_for_how_long_devices_are_kept():
+def test_the_snapshot_sets_the_minimum_run_time():
     base = snapshot(held("a", 0, 1, 2, 3, ago_s=10), pending=(urgent(),))
     assert victims(PriorityPolicy().decide(base, EPOCH)) == {}
     assert victims(PriorityPolicy().decide(replace(base, min_run_s=5.0), EPOCH)) == {"a": "urgent"}

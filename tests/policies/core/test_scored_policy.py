@@ -1,4 +1,4 @@
-"""Policies that place by a valuation of the snapshot."""
+"""Policies that place by a packing measure of the snapshot."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_policy_that_has_seen_another_mix_decides_as_a_new_one(policy: type[Fg
         assert old.decide(asked, EPOCH) == policy().decide(asked, EPOCH)
 
 
-def test_without_a_past_the_mix_is_what_waits_and_what_runs() -> None:
+def test_without_a_past_the_mix_comes_from_pending_and_running_requests() -> None:
     pending = (a_pending("r1", device="gpu:2"), a_pending("r2", device="gpu:2"), a_pending("r3"))
     snapshot = Snapshot(1, pending=pending, holders={"r4": a_pending("r4", device="gpu:0.5")})
     assert {str(word): part for word, part in request_mix(snapshot)} == {

@@ -8,7 +8,7 @@ from hetero_airflow.policies.core.share_prices import share_prices
 from tests.matching.packing.test_fragmentation import a_mix
 
 
-def test_parts_are_worth_more_the_larger_they_are_and_a_whole_one_is_worth_one() -> None:
+def test_larger_parts_are_worth_more_and_a_whole_device_is_worth_one() -> None:
     prices = share_prices(a_mix(("gpu:0.7", 0, 0.3), ("gpu:0.3", 0, 0.4), ("gpu:0.45", 0, 0.3)))
     assert len(prices) == 1001
     assert list(prices) == sorted(prices)
