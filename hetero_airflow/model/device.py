@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Annotated
 
@@ -119,6 +119,17 @@ def device_tokens(device: Device) -> frozenset[str]:
     True
     """
     return model_tokens(device.model) | {f"{round(device.memory_bytes / 2**30)}gb"}
+
+
+def best_matching_model(models: Iterable[str], model: str) -> str | None:
+    """Of the requested models that match a device's model, the one with the most words; None if none matches.
+
+    >>> best_matching_model(["a10", "a100", "a100-80gb"], "a100-sxm4-80gb")
+    'a100-80gb'
+    """
+    tokens = model_tokens(model)
+    matching = (name for name in models if matches_model(name, tokens))
+    return max(matching, key=lambda name: (name.count("-"), len(name), name), default=None)
 
 
 def _tokens(model: str) -> Iterator[str]:

@@ -22,13 +22,7 @@ import re
 
 from hetero_airflow.errors import RequestError
 
-KINDS: dict[str, str] = {
-    "cpu": "CPU cores",
-    "gpu": "any GPU",
-    "npu": "any neural processing unit",
-    "tpu": "any TPU chip",
-    "fpga": "any FPGA",
-}
+KINDS = ("cpu", "gpu", "npu", "tpu", "fpga")
 """Kinds that need no vendor. A probe may add other kinds; a request names them as ``vendor/kind``."""
 
 VENDORS: dict[str, str] = {
@@ -80,9 +74,8 @@ def parse_device(text: object) -> dict[str, object]:
     if not isinstance(text, str):
         raise RequestError("device", text, found=type(text).__name__, remedy='Give a text such as "gpu:2"')
     if len(text) > MAX_TEXT:
-        raise RequestError(
-            "device", text, found=f"{len(text)} characters", remedy=f'Give at most {MAX_TEXT}, such as "gpu:2"'
-        )
+        remedy = f'Give at most {MAX_TEXT}, such as "gpu:2"'
+        raise RequestError("device", text, found=f"{len(text)} characters", remedy=remedy)
     match = _DEVICE_TEXT.fullmatch(text.strip().lower())
     if match is None:
         raise RequestError("device", text, found="no device text", remedy='Write it as "gpu:2" or "nvidia/a100:1"')
@@ -92,9 +85,8 @@ def parse_device(text: object) -> dict[str, object]:
 def _read_word(text: str, vendor: str | None, word: str) -> dict[str, object]:
     if word.startswith("mig-"):
         if vendor not in (None, "nvidia"):
-            raise RequestError(
-                "device", text, found=f"a MIG profile of {vendor}", remedy='MIG is NVIDIA\'s: write "mig-1g.10gb"'
-            )
+            remedy = 'Only NVIDIA has MIG: write "mig-1g.10gb"'
+            raise RequestError("device", text, found=f"a MIG profile of {vendor}", remedy=remedy)
         return {"vendor": "nvidia", "kind": "gpu", "partition": word.removeprefix("mig-")}
     if word in KINDS:
         return {"kind": word} if vendor is None else {"vendor": vendor, "kind": word}
@@ -110,12 +102,8 @@ def _read_word(text: str, vendor: str | None, word: str) -> dict[str, object]:
         return {"model": word}
     near = difflib.get_close_matches(word, [*KINDS, *VENDORS, *MODELS], n=1, cutoff=0.5)
     hint = f'Did you mean "{near[0]}"? ' if near else ""
-    raise RequestError(
-        "device",
-        text,
-        found="an unknown device word",
-        remedy=f"{hint}Use a kind ({', '.join(KINDS)}), a model (a100), or name a new one as vendor/model",
-    )
+    remedy = f"{hint}Use a kind ({', '.join(KINDS)}), a model (a100), or name a new one as vendor/model"
+    raise RequestError("device", text, found="an unknown device word", remedy=remedy)
 
 
 def _read_quantity(text: str, quantity: str | None) -> dict[str, object]:
@@ -125,9 +113,5 @@ def _read_quantity(text: str, quantity: str | None) -> dict[str, object]:
         return {"count": int(quantity)}
     if _SHARE.fullmatch(quantity) and float(quantity) > 0:
         return {"share": float(quantity)}
-    raise RequestError(
-        "device",
-        text,
-        found=f"the quantity {quantity[:40]!r}",
-        remedy='Give a whole number of devices ("gpu:2") or a share of one below 1 ("gpu:0.5")',
-    )
+    remedy = 'Give a whole number of devices ("gpu:2") or a share of one below 1 ("gpu:0.5")'
+    raise RequestError("device", text, found=f"the quantity {quantity[:40]!r}", remedy=remedy)

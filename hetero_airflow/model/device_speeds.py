@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from hetero_airflow.model.device import matches_model, model_tokens
+from hetero_airflow.model.device import best_matching_model
 
 COMPUTE_WEIGHT = 0.25
 """Weight of the compute roof; the bandwidth roof has the rest, because memory limits most operators of a training step.
@@ -67,11 +67,10 @@ def data_sheet_speed(device_class: str) -> float | None:
     """
     vendor, _, rest = device_class.partition("/")
     model, _, partition = rest.partition("/")
-    tokens = model_tokens(model)
-    matching = [name for name in DATA_SHEETS.get(vendor, {}) if matches_model(name, tokens)]
-    if not matching:
+    best = best_matching_model(DATA_SHEETS.get(vendor, {}), model)
+    if best is None:
         return None
-    tflops, bandwidth = DATA_SHEETS[vendor][max(matching, key=lambda name: (name.count("-"), len(name), name))]
+    tflops, bandwidth = DATA_SHEETS[vendor][best]
     roofs: float = (tflops / _REFERENCE[0]) ** COMPUTE_WEIGHT * (bandwidth / _REFERENCE[1]) ** (1 - COMPUTE_WEIGHT)
     profile = _PROFILE.match(partition)
     return roofs * int(profile["slices"]) / _SLICES if profile else roofs

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from hetero_airflow.model.device import Device, matches_model, model_tokens
+from hetero_airflow.model.device import Device, best_matching_model
 from hetero_airflow.model.topology import NETWORK_LABEL, WIDE_AREA_LABEL
 
 _GB = 1e9
@@ -62,10 +62,8 @@ def direct_link_bytes_per_s(vendor: str, model: str) -> float:
     >>> speed("nvidia", "h100-80gb-hbm3"), speed("nvidia", "h100-pcie"), speed("acme", "x1")
     (450000000000.0, 300000000000.0, 25000000000.0)
     """
-    tokens = model_tokens(model)
     rows = DIRECT_GB_S.get(vendor, {})
-    matching = [name for name in rows if matches_model(name, tokens)]
-    best = max(matching, key=lambda name: (name.count("-"), len(name), name), default=None)
+    best = best_matching_model(rows, model)
     return (DEFAULT_DIRECT_GB_S if best is None else rows[best]) * _GB
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Annotated, Any, TypeVar
 
@@ -20,12 +20,8 @@ MAX_COUNT = 4096
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-def _read_range(value: object) -> object:
-    return None if value is None else ByteRange.parse(value)
-
-
-def _read_size(value: object) -> object:
-    return None if value is None else parse_bytes(value, "host_memory")
+def _optional(read: Callable[[Any], object]) -> Callable[[object], object]:
+    return lambda value: None if value is None else read(value)
 
 
 def _specifier(text: object, field: str) -> str:
@@ -37,14 +33,6 @@ def _specifier(text: object, field: str) -> str:
         raise RequestError(
             field, text, found="no version specifier", remedy='Write one as pip does, such as ">=12.4,!=12.6.*"'
         ) from error
-
-
-def _read_driver(value: object) -> object:
-    return None if value is None else _specifier(value, "driver")
-
-
-def _read_topology(value: object) -> object:
-    return None if value is None else Topology.parse(value)
 
 
 def _read_mapping(field: str, value: object) -> Mapping[object, object]:
@@ -80,16 +68,19 @@ def _read_labels(value: object) -> object:
     return {str(name): labels[name] for name in sorted(labels, key=str)}
 
 
+_read_size = _optional(lambda value: parse_bytes(value, "host_memory"))
+_read_driver = _optional(lambda value: _specifier(value, "driver"))
+
 ByteRangeField = Annotated[
     ByteRange | None,
-    BeforeValidator(_read_range, json_schema_input_type=str | int | None),
+    BeforeValidator(_optional(ByteRange.parse), json_schema_input_type=str | int | None),
     PlainSerializer(lambda r: None if r is None else str(r), return_type=str | None),
 ]
 HostMemoryField = Annotated[int | None, BeforeValidator(_read_size, json_schema_input_type=str | int | None)]
 TopologyField = Annotated[
     Topology | None,
     BeforeValidator(
-        _read_topology,
+        _optional(Topology.parse),
         json_schema_input_type=Annotated[str, Field(pattern=r"^(nvlink|numa|host|rack|site)(@.+)?$")] | None,
     ),
     PlainSerializer(lambda t: None if t is None else str(t), return_type=str | None),

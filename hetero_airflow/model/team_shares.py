@@ -57,22 +57,18 @@ class TeamShares:
         teams: dict[TeamPath, TeamShare] = {}
         for part in filter(str.strip, re.split(r"[,;\n]", text)):
             match = _ENTRY.fullmatch(part)
-            path = tuple(name.strip() for name in match[1].split("/")) if match else ()
+            path = tuple(team.strip() for team in match[1].split("/")) if match else ()
+            name = f"{where} = {shorten(part.strip())}"
             if match is None or not all(path):
-                raise SettingsError(f"{where} = {shorten(part.strip())}", found="no share", remedy=_REMEDY)
+                raise SettingsError(name, found="no share", remedy=_REMEDY)
             weight, quota = float(match[2]), None if match[3] is None else float(match[3])
             if not 0 < weight <= MAX_NUMBER or not (quota is None or quota <= MAX_NUMBER):
-                raise SettingsError(
-                    f"{where} = {shorten(part.strip())}",
-                    found=f"a weight of {weight:g}" + ("" if quota is None else f" and a quota of {quota:g}"),
-                    remedy=f"Give weights above 0, and no number above {MAX_NUMBER:g}",
-                )
+                found = f"a weight of {weight:g}" + ("" if quota is None else f" and a quota of {quota:g}")
+                remedy = f"Give weights above 0, and no number above {MAX_NUMBER:g}"
+                raise SettingsError(name, found=found, remedy=remedy)
             if path in teams:
-                raise SettingsError(
-                    f"{where} = {shorten(part.strip())}",
-                    found=f"{'/'.join(path)} with the weight {teams[path].weight:g} before it",
-                    remedy="Name each path once",
-                )
+                found = f"{'/'.join(path)} with the weight {teams[path].weight:g} before it"
+                raise SettingsError(name, found=found, remedy="Name each path once")
             teams[path] = TeamShare(path, weight, quota)
         return cls(tuple(teams.values()))
 

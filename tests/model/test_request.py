@@ -127,7 +127,7 @@ class Unprintable:
         ({"device": "gpu:٣"}, "device", "Give a whole number of devices"),
         ({"device": "gpu:5000"}, "count", "Give a whole number from 1 to 4096"),
         ({"device": "gpu:2:3"}, "device", 'Write it as "gpu:2"'),
-        ({"device": "amd/mig-1g.10gb"}, "device", "MIG is NVIDIA's"),
+        ({"device": "amd/mig-1g.10gb"}, "device", "Only NVIDIA has MIG"),
         ({"device": LONG}, "device", "Give at most 256"),
         ({"device": 7}, "device", 'Give a text such as "gpu:2"'),
         ({"device": None}, "device", 'Give a text such as "gpu:2"'),
