@@ -24,7 +24,7 @@ from hetero_airflow.policies.policy import period_of
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.reads import read_pending
-from hetero_airflow.store.sql.transaction import chunks, read_transaction
+from hetero_airflow.store.sql.transaction import read_chunks, read_transaction
 
 
 def live_snapshot() -> Snapshot:
@@ -66,10 +66,6 @@ def placed_requests(engine: Engine, ids: Iterable[str]) -> dict[str, PendingRequ
     :raises StoreUnavailable: the database is down, locked or not migrated
     """
     with read_transaction(engine) as connection:
-        rows = [
-            row
-            for chunk in chunks(ids)
-            for row in connection.execute(select(tables.request).where(tables.request.c.id.in_(chunk)))
-        ]
+        rows = list(read_chunks(connection, select(tables.request), tables.request.c.id, ids))
     requests = (read_pending(row, DeviceRequest.model_validate_json) for row in rows)
     return {pending.id: pending for pending in requests if pending is not None}

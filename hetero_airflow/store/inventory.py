@@ -46,7 +46,7 @@ class DeviceRecord:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no live lease holds any of it."""
+        """Whether no live lease holds a part of the device."""
         return self.used_milli == 0 and self.used_memory_bytes == 0
 
     @property

@@ -26,7 +26,7 @@ from hetero_airflow.model.lease import TERMINAL
 from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.events import record_events
-from hetero_airflow.store.sql.transaction import WriteTransaction, chunks
+from hetero_airflow.store.sql.transaction import WriteTransaction, read_chunks
 from hetero_airflow.store.store import HoldLifted, StoreEvent, WorkerAlive, WorkerLost, WorkerSeen
 
 _KEY, _LEASE, _HELD, _HOLD = tables.worker_key.c, tables.lease.c, tables.lease_device.c, tables.hold.c
@@ -112,11 +112,7 @@ def record_messages(transaction: WriteTransaction, messages: Sequence[AgentMessa
 def read_keys(connection: Connection, worker_ids: Iterable[str]) -> dict[str, Row[*tuple[Any, ...]]]:
     """Worker id → row of its key."""
     query = select(tables.worker_key)
-    return {
-        row.worker_id: row
-        for chunk in chunks(sorted(worker_ids))
-        for row in connection.execute(query.where(_KEY.worker_id.in_(chunk)))
-    }
+    return {row.worker_id: row for row in read_chunks(connection, query, _KEY.worker_id, sorted(worker_ids))}
 
 
 class _MessageBatch:
@@ -198,8 +194,7 @@ def _read_owners(transaction: WriteTransaction, worker: Worker, ids: list[str]) 
     )
     return {
         row.id: row.worker_id
-        for chunk in chunks(ids)
-        for row in transaction.connection.execute(query.where(device.id.in_(chunk)))
+        for row in read_chunks(transaction.connection, query, device.id, ids)
         if row.id.startswith(_UNIQUE) or Worker.model_validate_json(row.inventory).host == worker.host
     }
 
@@ -214,11 +209,7 @@ def _made_contested(device: Device, owner: str | None) -> Device:
 def _read_digests(transaction: WriteTransaction, worker_ids: Iterable[str]) -> dict[str, str]:
     worker = tables.worker.c
     query = select(worker.id, worker.digest).where(worker.state == WorkerState.ONLINE)
-    return {
-        row.id: row.digest
-        for chunk in chunks(sorted(worker_ids))
-        for row in transaction.connection.execute(query.where(worker.id.in_(chunk)))
-    }
+    return {row.id: row.digest for row in read_chunks(transaction.connection, query, worker.id, sorted(worker_ids))}
 
 
 def _read_ended_leases(transaction: WriteTransaction, messages: Iterable[AgentMessage]) -> dict[str, tuple[str, ...]]:
@@ -229,17 +220,15 @@ def _read_ended_leases(transaction: WriteTransaction, messages: Iterable[AgentMe
     query = select(_LEASE.worker_id, _LEASE.id).where(_LEASE.state.in_(TERMINAL)).order_by(_LEASE.id)
     reported = {(message.worker_id, lease_id) for message in messages for lease_id in message.event.leases or ()}
     ended: dict[str, tuple[str, ...]] = {}
-    for chunk in chunks(sorted({lease_id for _, lease_id in reported})):
-        for row in transaction.connection.execute(query.where(_LEASE.id.in_(chunk))):
-            if (row.worker_id, row.id) in reported:
-                ended[row.worker_id] = (*ended.get(row.worker_id, ()), row.id)
+    for row in read_chunks(transaction.connection, query, _LEASE.id, sorted({lease_id for _, lease_id in reported})):
+        if (row.worker_id, row.id) in reported:
+            ended[row.worker_id] = (*ended.get(row.worker_id, ()), row.id)
     return ended
 
 
 def _count_leases(transaction: WriteTransaction, worker_ids: Iterable[str]) -> dict[str, int]:
     query = select(_HELD.worker_id, func.count(_HELD.lease_id.distinct()).label("leases")).group_by(_HELD.worker_id)
     counts = dict.fromkeys(worker_ids, 0)
-    for chunk in chunks(sorted(counts)):
-        for row in transaction.connection.execute(query.where(_HELD.worker_id.in_(chunk), _HELD.is_held)):
-            counts[row.worker_id] = row.leases
+    for row in read_chunks(transaction.connection, query.where(_HELD.is_held), _HELD.worker_id, sorted(counts)):
+        counts[row.worker_id] = row.leases
     return counts

@@ -21,7 +21,7 @@ from hetero_airflow.store.sql.holds import HoldEvent, write_holds
 from hetero_airflow.store.sql.json_rows import json_table, key_rows
 from hetero_airflow.store.sql.leases import end_requests
 from hetero_airflow.store.sql.presence import holds_all_leases, read_reported_leases, record_server_heartbeat
-from hetero_airflow.store.sql.transaction import WriteTransaction, chunks
+from hetero_airflow.store.sql.transaction import WriteTransaction, read_chunks
 from hetero_airflow.store.store import (
     CheckpointSaved,
     RequestSubmitted,
@@ -90,8 +90,7 @@ class _WorkerBatch:
         query = select(_WORKER.id, _WORKER.state, _WORKER.digest, _WORKER.inventory)
         self._known: dict[str, tuple[str, str, str]] = {
             row.id: (row.state, row.digest, row.inventory)
-            for chunk in chunks(sorted(ids))
-            for row in transaction.connection.execute(query.where(_WORKER.id.in_(chunk)))
+            for row in read_chunks(transaction.connection, query, _WORKER.id, sorted(ids))
         }
         self._seen: dict[str, dict[str, Any]] = {}
         """Worker id → new values of columns of `hetero_telemetry`."""

@@ -22,7 +22,7 @@ from hetero_airflow.model.hold import Hold, HoldKind, holds_on
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import clean_cause
 from hetero_airflow.store.sql.json_rows import json_table, key_rows, read_by_rows
-from hetero_airflow.store.sql.transaction import WriteTransaction, chunks
+from hetero_airflow.store.sql.transaction import WriteTransaction, read_chunks
 from hetero_airflow.store.store import HealthNoted, HoldLifted, HoldPlaced
 
 _HOLD, _HEALTH, _DEVICE = tables.hold.c, tables.health.c, tables.device.c
@@ -103,8 +103,7 @@ def read_devices_on_hold(connection: Connection, worker_ids: Iterable[str]) -> f
     query = select(_DEVICE.worker_id, _DEVICE.inventory)
     return frozenset(
         (row.worker_id, device.id)
-        for chunk in chunks(holds)
-        for row in connection.execute(query.where(_DEVICE.worker_id.in_(chunk)))
+        for row in read_chunks(connection, query, _DEVICE.worker_id, holds)
         if holds_on(device := Device.model_validate_json(row.inventory), holds[row.worker_id])
     )
 

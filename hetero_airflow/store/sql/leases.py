@@ -17,7 +17,7 @@ from hetero_airflow.store.codec import clean_cause
 from hetero_airflow.store.lease_rules import check_move, run_end_of
 from hetero_airflow.store.sql.json_rows import ROWS, json_table, key_rows, rows_json, without_index
 from hetero_airflow.store.sql.reads import read_leases
-from hetero_airflow.store.sql.transaction import WriteTransaction, chunks
+from hetero_airflow.store.sql.transaction import WriteTransaction, chunks, read_chunks
 from hetero_airflow.store.store import LeaseMove
 
 _WORKER, _DEVICE, _REQUEST = tables.worker.c, tables.device.c, tables.request.c
@@ -30,7 +30,7 @@ def renew_leases(
     """Extend the live leases with these tokens; returns the ids of the others."""
     query = select(_LEASE.id, _LEASE.token, _LEASE.state, _LEASE.expires_at).where(_LEASE.state.not_in(TERMINAL))
     ids = sorted({lease_id for lease_id, _ in holds})
-    rows = [row for chunk in chunks(ids) for row in transaction.connection.execute(query.where(_LEASE.id.in_(chunk)))]
+    rows = list(read_chunks(transaction.connection, query, _LEASE.id, ids))
     tokens = {row.id: row.token for row in rows}
     settled = (LeaseState.ACTIVE, LeaseState.PREEMPTED)
     due = {row.id for row in rows if row.state not in settled or row.expires_at != expires_at}

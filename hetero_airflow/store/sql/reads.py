@@ -25,7 +25,7 @@ from hetero_airflow.store.lease_rules import leased_device_class
 from hetero_airflow.store.snapshot_builder import SnapshotBuilder
 from hetero_airflow.store.sql.holds import read_holds
 from hetero_airflow.store.sql.json_rows import json_table, key_rows, read_by_rows
-from hetero_airflow.store.sql.transaction import chunks
+from hetero_airflow.store.sql.transaction import read_chunks
 from hetero_airflow.store.store import MAX_RUNS, RequestHistory
 
 _log = logging.getLogger(__name__)
@@ -83,9 +83,8 @@ def _apply_workers(connection: Connection, builder: SnapshotBuilder, since: int)
     workers = {row.id: row for row in connection.execute(select(tables.worker).where(_WORKER.changed > since))}
     query = select(tables.device).order_by(_DEVICE.worker_id, _DEVICE.position)
     devices: defaultdict[str, list[Row[*tuple[Any, ...]]]] = defaultdict(list)
-    for chunk in chunks(workers):
-        for row in connection.execute(query.where(_DEVICE.worker_id.in_(chunk))):
-            devices[row.worker_id].append(row)
+    for row in read_chunks(connection, query, _DEVICE.worker_id, workers):
+        devices[row.worker_id].append(row)
     holds = read_holds(connection, workers)
     for worker_id, row in workers.items():
         try:
@@ -142,10 +141,7 @@ def read_leases(
 ) -> list[Lease]:
     """The leases that meet the condition, ordered by token."""
     rows = connection.execute(select(tables.lease).where(condition).order_by(_LEASE.token), parameters).all()
-    claims: defaultdict[str, list[Claim]] = defaultdict(list)
-    for part in read_by_rows(connection, _claims, key_rows(row.id for row in rows)):
-        cores = CORES.validate_json(part.cores)
-        claims[part.lease_id].append(Claim(part.device_id, part.milli, part.memory_bytes, cores))
+    claims = _read_claims(connection, (row.id for row in rows))
     return [
         Lease(
             id=row.id,
@@ -161,6 +157,14 @@ def read_leases(
         )
         for row in rows
     ]
+
+
+def _read_claims(connection: Connection, lease_ids: Iterable[str]) -> Mapping[str, list[Claim]]:
+    claims: defaultdict[str, list[Claim]] = defaultdict(list)
+    for row in read_by_rows(connection, _claims, key_rows(lease_ids)):
+        cores = CORES.validate_json(row.cores)
+        claims[row.lease_id].append(Claim(row.device_id, row.milli, row.memory_bytes, cores))
+    return claims
 
 
 @lru_cache(maxsize=2)
@@ -205,7 +209,7 @@ def read_runs(connection: Connection, since: int, read_request: ReadRequest) -> 
         .order_by(_LEASE.changed.desc(), _LEASE.token.desc())
         .limit(MAX_RUNS)
     ).all()
-    claims = _read_run_claims(connection, [row.id for row in rows])
+    claims = _read_claims(connection, (row.id for row in rows))
     devices = _read_devices(connection, {row.worker_id for row in rows})
     runs = []
     for row in reversed(rows):
@@ -213,33 +217,22 @@ def read_runs(connection: Connection, since: int, read_request: ReadRequest) -> 
         if leased is None:
             continue
         try:
-            asked, served = read_request(row.request).alternatives[0], SERVED.validate_json(row.served)
+            alternative, served = read_request(row.request).alternatives[0], SERVED.validate_json(row.served)
         except ValidationError as error:
             log_unreadable("request", row.request_id, error)
             continue
         held_s = (row.ended_at - row.granted_at).total_seconds()
         task, end = (row.dag_id, row.task_id), RunEnd(row.outcome)
-        runs.append(Run(row.changed, row.request_id, task, asked, *leased, held_s, end, row.ended_at, served))
+        runs.append(Run(row.changed, row.request_id, task, alternative, *leased, held_s, end, row.ended_at, served))
     return tuple(runs)
-
-
-def _read_run_claims(connection: Connection, lease_ids: Iterable[str]) -> Mapping[str, list[Claim]]:
-    columns = (_HELD.lease_id, _HELD.device_id, _HELD.milli)
-    query = select(*columns).order_by(_HELD.lease_id, _HELD.position)
-    claims: defaultdict[str, list[Claim]] = defaultdict(list)
-    for chunk in chunks(lease_ids):
-        for row in connection.execute(query.where(_HELD.lease_id.in_(chunk))):
-            claims[row.lease_id].append(Claim(device_id=row.device_id, share_milli=row.milli))
-    return claims
 
 
 def _read_devices(connection: Connection, worker_ids: Iterable[str]) -> Mapping[str, dict[str, Device]]:
     query = select(_DEVICE.worker_id, _DEVICE.id, _DEVICE.inventory)
     devices: defaultdict[str, dict[str, Device]] = defaultdict(dict)
-    for chunk in chunks(sorted(worker_ids)):
-        for row in connection.execute(query.where(_DEVICE.worker_id.in_(chunk))):
-            try:
-                devices[row.worker_id][row.id] = Device.model_validate_json(row.inventory)
-            except ValidationError as error:
-                log_unreadable("device", row.id, error)
+    for row in read_chunks(connection, query, _DEVICE.worker_id, sorted(worker_ids)):
+        try:
+            devices[row.worker_id][row.id] = Device.model_validate_json(row.inventory)
+        except ValidationError as error:
+            log_unreadable("device", row.id, error)
     return devices

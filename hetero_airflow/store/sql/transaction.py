@@ -137,6 +137,12 @@ def chunks(values: Iterable[T], size: int = 500) -> Iterator[list[T]]:
         yield chunk
 
 
+def read_chunks(connection: Connection, query: Select[Any], column: Any, values: Iterable[str]) -> Iterator[Row[Any]]:
+    """The rows of the query with one of the values in the column."""
+    for chunk in chunks(values):
+        yield from connection.execute(query.where(column.in_(chunk)))
+
+
 def _begin(connection: Connection) -> None:
     """Begin a transaction: sqlite3 does so only at the first write, and without one each read sees another state."""
     if not connection.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]

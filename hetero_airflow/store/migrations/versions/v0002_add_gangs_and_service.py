@@ -1,4 +1,4 @@
-"""What requests were served before, gangs, and when a lease's task last saved."""
+"""Add attained service, gangs, and the time of a lease's last checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add them; what is stored already was served nothing and is of no gang."""
+    """Add the columns; stored requests have no attained service and no gang."""
     served = "Device class → seconds held before, a JSON object"
     gang = "Placed together with the others of this name"
     saved_at = "When its task last published a checkpoint"
@@ -26,7 +26,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Take them away; leases that are told to end are active again."""
+    """Drop the columns; preempted leases are active again."""
     op.execute("UPDATE hetero_lease SET state = 'active' WHERE state = 'preempted'")
     op.drop_column("hetero_lease", "saved_at")  # not in a batch: its copy of a table drops the rows that refer to it
     for column in ("gang_size", "gang", "served"):

@@ -1,4 +1,4 @@
-"""How the task of a lease stood when it ended."""
+"""Add how the task of a lease ended."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add it; of leases that ended before, nobody knows."""
+    """Add the column; it is unknown for leases that ended before."""
     comment = "How its task stood then; NULL for one that never ran, or if nobody knows"
     op.add_column("hetero_lease", sa.Column("outcome", sa.String(16), nullable=True, comment=comment))
 
 
 def downgrade() -> None:
-    """Take it away."""
+    """Drop the column."""
     op.drop_column("hetero_lease", "outcome")

@@ -1,4 +1,4 @@
-"""Devices that people or their errors keep out, and what is remembered of the errors."""
+"""Add holds on devices, and the records of devices' errors."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop them; what was kept out is leased again."""
+    """Drop the tables; devices on hold are leased again."""
     op.drop_table("hetero_health")
     op.drop_table("hetero_bar")

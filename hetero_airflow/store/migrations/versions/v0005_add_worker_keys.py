@@ -1,4 +1,4 @@
-"""Who may speak for a worker: keys that agents enrolled, and the secrets to enrol with."""
+"""Add the keys of workers' agents, and the secrets for their enrolment."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop it; agents have to be enrolled anew."""
+    """Drop the table; agents have to enrol again."""
     op.drop_table("hetero_worker_key")

@@ -1,4 +1,4 @@
-"""What workers' agents say of the leases on their hosts, and when an API server was there to hear it."""
+"""Add the leases that workers' agents report, and the heartbeats of the API server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEASES = "Ids of the leases whose processes are there, a JSON list; NULL if no 
 
 
 def upgrade() -> None:
-    """Add them; until they speak, nobody is known to."""
+    """Add the column and the table; they are empty until the next heartbeats."""
     op.add_column("hetero_telemetry", sa.Column("leases", sa.Text(), nullable=True, comment=_LEASES))
     op.create_table(
         "hetero_server",
@@ -28,6 +28,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Take them away."""
+    """Drop the column and the table."""
     op.drop_table("hetero_server")
     op.drop_column("hetero_telemetry", "leases")
