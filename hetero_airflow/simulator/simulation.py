@@ -6,7 +6,6 @@ same moment, in which the devices are free.
 
 from __future__ import annotations
 
-import heapq
 import math
 import random
 import time
@@ -100,8 +99,8 @@ class Simulation:
         )
         self._events = EventQueue()
         self._unrecorded: list[StoreEvent] = []
-        self._deadlines: list[tuple[float, int, JobRun]] = []
-        """When the patience of a job ends, a number that orders ties, and the job."""
+        self._impatient: list[JobRun] = []
+        """Jobs whose patience has ended."""
         self._tick_s = self._next_cycle_s = -math.inf
         self._idle_ticks = 0
         self._checkpoints = CheckpointSchedule(0.0 if self._options.saves_at_notice else self._options.checkpoint_s)
@@ -157,8 +156,7 @@ class Simulation:
             for lease in commit.leases:
                 self._start(lease)
             if commit.refused:
-                asked = f"job {run.job.id} to go on where it runs, on {place.worker_id}"
-                found = "its devices are not there or held twice"
+                asked, found = f"job {run.job.id} to go on on {place.worker_id}", "its devices missing or held twice"
                 raise ClusterError(asked, found=found, remedy="Take a new snapshot")
 
     def _arrive(self, run: JobRun) -> None:
@@ -170,8 +168,7 @@ class Simulation:
         if run.submitted_s is None or run.started_s is None:
             run.submitted_s = self._now_s if run.submitted_s is None else run.submitted_s
             if math.isfinite(job.patience_s):
-                number = self._events.at(self._now_s + job.patience_s)
-                heapq.heappush(self._deadlines, (self._now_s + job.patience_s, number, run))
+                self._events.at(self._now_s + job.patience_s, lambda: self._impatient.append(run))
         if not job.ranks:
             run.since_s = run.started_s = self._now_s
             self._events.at(self._now_s + run.best_s, lambda: self._finish(run, True))
@@ -236,13 +233,8 @@ class Simulation:
 
     def _decide(self) -> None:
         """Run the cycle until it preempts nothing; with a heartbeat, at the next one."""
-        if self._options.cycle_s > 0:
-            heartbeat_s = math.ceil(self._now_s / self._options.cycle_s) * self._options.cycle_s
-            if heartbeat_s > self._now_s:
-                if heartbeat_s > self._next_cycle_s:
-                    self._next_cycle_s = heartbeat_s
-                    self._events.at(heartbeat_s)
-                return
+        if self._waits_for_heartbeat():
+            return
         for _ in range(_MAX_CYCLES):
             result = self._run_cycle()
             for lease in result.dispatched:
@@ -256,6 +248,15 @@ class Simulation:
             if not preempted and not self._withdraw_impatient():
                 break
         self._plan_tick(bool(result.dispatched), result.plan.until)
+
+    def _waits_for_heartbeat(self) -> bool:
+        """Whether the next decision is later than now; then it is planned."""
+        cycle_s = self._options.cycle_s
+        heartbeat_s = math.ceil(self._now_s / cycle_s) * cycle_s if cycle_s > 0 else self._now_s
+        if heartbeat_s > max(self._now_s, self._next_cycle_s):
+            self._next_cycle_s = heartbeat_s
+            self._events.at(heartbeat_s)
+        return heartbeat_s > self._now_s
 
     def _run_cycle(self) -> CycleResult:
         now = simulated_time(self._now_s)
@@ -280,14 +281,13 @@ class Simulation:
 
     def _withdraw_impatient(self) -> bool:
         """Withdraw the jobs whose patience ended before they started; whether there were any."""
-        before = len(self._unrecorded)
-        while self._deadlines and self._deadlines[0][0] <= self._now_s:
-            run = heapq.heappop(self._deadlines)[2]
-            if run.started_s is None:
-                run.is_withdrawn = True
-                self._unended.discard(run.job.id)
-                self._unrecorded += [RequestWithdrawn(id_, "its patience has ended") for id_ in run.request_ids]
-        return len(self._unrecorded) > before
+        withdrawn = [run for run in self._impatient if run.started_s is None]
+        self._impatient.clear()
+        for run in withdrawn:
+            run.is_withdrawn = True
+            self._unended.discard(run.job.id)
+            self._unrecorded += [RequestWithdrawn(id_, "its patience has ended") for id_ in run.request_ids]
+        return bool(withdrawn)
 
     def _plan_tick(self, is_busy: bool, until: datetime | None) -> None:
         """Decide again when the plan says that time alone may change it."""

@@ -56,11 +56,10 @@ class EventQueue:
         """The time of the next event; infinite if there is none."""
         return self._heap[0][0] if self._heap else math.inf
 
-    def at(self, time_s: float, happen: Callable[[], None] = lambda: None) -> int:
-        """Call a function at that time; the number of the event. Without a function, the simulation only decides."""
+    def at(self, time_s: float, happen: Callable[[], None] = lambda: None) -> None:
+        """Call a function at that time. Without a function, the simulation only decides."""
         self._serial += 1
         heapq.heappush(self._heap, (time_s, self._serial, happen))
-        return self._serial
 
     def advance(self) -> None:
         """Go on to the next event, and take in all events of its moment."""

@@ -116,7 +116,7 @@ def test_pending_events_are_decided_in_the_same_cycle_and_recorded_once() -> Non
     assert [pending.id for pending in store.snapshot().pending] == ["r1"]
     cycle.run(EPOCH)
     cycle.run(EPOCH)
-    assert policy.decided == 3, "the second time for what the first has taken, and then for nothing"
+    assert policy.decided == 3, "the second decision follows the first placement, the third changes nothing"
     cycle.run(EPOCH, [RequestWithdrawn("r1", "it is not wanted")])
     assert store.snapshot().pending == ()
 

@@ -1,4 +1,4 @@
-"""What a cycle sees before the store is told of it is what the store shows once it was told."""
+"""A snapshot with pending events is what the store shows after it has recorded them."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Plans that take leases back, and gangs, on their way through a cycle."""
+"""Cycles with preemptions and gangs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hetero_airflow.testing import EPOCH, FakeEngine, RejectingStore, a_pending,
 
 
 class PlannedPolicy:
-    """Waits with everything, and preempts what it is told to."""
+    """Lets all requests wait, and preempts the given ones."""
 
     def __init__(self, period_s: float | None = None) -> None:
         self.period_s = period_s

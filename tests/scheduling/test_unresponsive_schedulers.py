@@ -15,7 +15,7 @@ NOW = EPOCH + timedelta(minutes=5)
 
 
 class OneOfTwo(FakeEngine):
-    """A scheduler that has what is named after it."""
+    """A scheduler that owns the requests with its name."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def test_a_suspension_ends() -> None:
 
 
 def test_a_gang_of_two_schedulers_starts_although_both_suspended_it() -> None:
-    """The third, which had the first member, has died; who took that over is not the one that places the gang."""
+    """The owner of the first member has died, and the scheduler that adopted it does not place the gang."""
     store, first, second = MemoryStore(), OneOfTwo("a"), OneOfTwo("b")
     store.record([WorkerSeen(a_worker())], EPOCH)
     gang = [a_pending(name, "gpu", gang="g", gang_size=2, at_s=n) for n, name in enumerate("ab")]

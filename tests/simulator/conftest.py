@@ -1,4 +1,4 @@
-"""The public data sets, where they are there."""
+"""The public data sets, if they are present."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gangs in the simulator: whole or not at all, the price of spreading, and waiting budgets in simulated time."""
+"""Gangs in the simulator: all or nothing, the cost of several hosts, and wait budgets in simulated time."""
 
 from __future__ import annotations
 

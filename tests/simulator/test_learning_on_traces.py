@@ -1,4 +1,4 @@
-"""What is learned of Gavel's measured job types, against the measurements."""
+"""Learned estimates of Gavel's job types, compared with the measurements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORK = 10_000.0
 
 @pytest.fixture(scope="module")
 def truth(public_traces) -> dict[tuple[str, str], dict[str, float]]:
-    """Task → device class → seconds, of the job types that were measured on one device of each model."""
+    """Task → device class → seconds, for the job types that were measured on one device of each model."""
     table = read_speeds(public_traces / "gavel").together
     whole = {kind: row for (kind, gpus), row in table.items() if gpus == 1 and all(row.get(c, 0) > 0 for c in CLASSES)}
     return {("gavel", kind): {f"nvidia/{c}": WORK / row[c] for c in CLASSES} for kind, row in sorted(whole.items())}
@@ -33,7 +33,7 @@ def told(truth, tasks, classes, generator):
 
 
 def off_by(truth, runs, tasks, classes) -> float:
-    """The median factor between what is expected and what was measured."""
+    """The median factor between expectation and measurement."""
     learner = Learner()
     assert learner.learn(runs) == []
     estimates = learner.estimates(frozenset(next(iter(truth.values()))))

@@ -28,7 +28,7 @@ KNOWN = Estimates(
 
 
 def a_snapshot(*, running: bool = True, waiting: bool = False) -> Snapshot:
-    """Two A100; one task has held one of them for 100 s; of 200 s, as is known."""
+    """Two A100. One task has held one of them for 100 s of its known 200 s."""
     store = MemoryStore()
     store.record([WorkerSeen(a_worker())], EPOCH)
     if running:
@@ -58,7 +58,7 @@ def test_tasks_run_in_their_order_after_present_tasks():
 
 
 def test_a_policy_knows_what_comes_after_what():
-    """Of three tasks for one device, the last goes first, since another one waits for it."""
+    """The last of three tasks for one device goes first, since another task waits for it."""
     names = ("a", "b", "c")
     tasks = [PlannedTask(name, ("dag", name), GPU) for name in names]
     tasks.append(PlannedTask("end", ("dag", "end"), GPU, after=("c",)))
@@ -126,7 +126,7 @@ def a_gang(size: int, device: str = "gpu:2", *, least: int = 0, instances: int =
 
 
 def on_workers(number: int) -> Snapshot:
-    """Idle, with two A100 each."""
+    """A snapshot of idle workers with two A100 each."""
     return Snapshot(1, tuple(a_worker(f"worker-{n}") for n in range(number)))
 
 

@@ -77,7 +77,7 @@ def small(draw: st.DrawFn) -> tuple[Workload, tuple[Worker, ...]]:
 
 
 def schedules(jobs: tuple[Job, ...], workers: tuple[Worker, ...]) -> list[list[float]]:
-    """The ends of the jobs in every schedule that starts them one after another and never stops one."""
+    """The ends of the jobs in every schedule that starts them in some order and never stops one."""
     devices = [f"nvidia/{d.model}" for worker in workers for d in worker.devices if d.kind != "cpu"]
     found = []
     for order in itertools.permutations(range(len(jobs))):

@@ -35,7 +35,7 @@ def spans(record: SimulationRecord) -> dict[str, tuple[float | None, float | Non
 
 
 class Swap(Fifo):
-    """FIFO that takes the device of the holder it is told of as soon as another request waits."""
+    """FIFO that preempts the given holder as soon as another request waits."""
 
     period_s = 10.0
 
@@ -252,7 +252,7 @@ def test_the_same_seed_gives_the_same_record():
 
 
 class Restless:
-    """Preempts all that runs, again and again."""
+    """Preempts all running jobs in every cycle."""
 
     period_s = 10.0
 
@@ -282,7 +282,7 @@ def test_a_policy_that_never_places_does_not_hang_the_simulation():
 
 
 class Hesitant:
-    """Places nothing before second 70, and says so."""
+    """Places nothing before second 70; its plans say so."""
 
     def __init__(self) -> None:
         self.asked: list[float] = []

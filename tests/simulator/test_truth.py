@@ -1,4 +1,4 @@
-"""Is the simulator true? Published policies on published traces come out as their publishers recorded them."""
+"""The simulator gives the results that the publishers of policies recorded on their traces."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def restart_s(job: Job) -> float:
 
 
 class MuriWorld(Simulation):
-    """The world by the rules of the publisher's simulator (``run_sim.py`` of Rivendile/Muri).
+    """A simulation by the rules of the publisher's simulator (``run_sim.py`` of Rivendile/Muri).
 
-    Whenever a job arrives or ends, all others are stopped and started again, and each has that much more to do as
-    its start takes, at most what it did since the last time. The oracle knows of it.
+    Whenever a job arrives or ends, all other jobs stop and start again. The time of this start is added to their work,
+    at most what they did since the last time. The oracle knows this work.
     """
 
     def __init__(self, workload: Workload, policy: Policy) -> None:

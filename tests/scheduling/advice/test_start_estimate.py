@@ -30,13 +30,13 @@ NOW = EPOCH + timedelta(seconds=40)
 
 
 def estimates(**works: float | Interval) -> Estimates:
-    """Of tasks of the DAG "dag", in seconds on an A100; a number is known for certain."""
+    """Estimates for tasks of the DAG "dag", in seconds on an A100; a number is certain."""
     intervals = {("dag", name): w if isinstance(w, Interval) else Interval(w, w, w) for name, w in works.items()}
     return Estimates({task: {A100: 1.0} for task in intervals}, intervals)
 
 
 def a_world(*asked, gpus=1, policy=None):
-    """A worker on which a policy has placed, at `EPOCH`, what fits of these."""
+    """A worker on which a policy has placed, at `EPOCH`, those of the requests that fit."""
     store = MemoryStore()
     worker = a_worker(devices=(a_cpu(), *(a_device(f"GPU-{n}", index=n) for n in range(gpus))))
     store.record([WorkerSeen(worker), *map(RequestSubmitted, asked)], EPOCH)
@@ -148,7 +148,7 @@ def waits(snapshot, *besides):
 
 
 def preempting(snapshot, now):
-    """Takes the device from whoever has it, for "b"."""
+    """Preempts the holder of the device for "b"."""
     if not any(one.id == "b" for one in snapshot.pending):
         return Plan(waits(snapshot))
     for lease in snapshot.leases:
@@ -230,7 +230,7 @@ def test_with_certain_durations_the_estimate_is_what_the_simulator_finds(asked):
 
 
 def test_with_many_leases_the_estimate_is_close():
-    """It does not decide at each end of a run; each of 600 requests takes the first device of 220 that is free."""
+    """The estimate does not decide at each end of a run. Each of 600 requests takes the first free device of 220."""
     generator = random.Random(8)
     works = {f"r{n:03}": generator.uniform(100, 1000) for n in range(600)}
     free_s = [0.0] * 220

@@ -24,7 +24,7 @@ def waits(*devices: object, **fields: object) -> tuple[PendingRequest, ...]:
 
 
 def busy(snapshot: Snapshot, *worker_ids: str) -> Snapshot:
-    """All accelerators of these are leased."""
+    """Usage with all accelerators of these workers leased."""
     used = {
         worker.id: {device.id: DeviceUsage(1000, 0, EPOCH) for device in worker.devices if device.kind != "cpu"}
         for worker in snapshot.workers

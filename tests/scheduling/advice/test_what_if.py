@@ -25,7 +25,7 @@ def gpus(number, model="a100-sxm4-40gb", memory="40GiB", **fields):
 
 
 def a_snapshot(pending, *workers, busy=(), **fields) -> Snapshot:
-    """Where these devices, as (worker, device), are leased whole."""
+    """A snapshot in which these devices, as (worker, device), are leased whole."""
     usage = {key: DeviceUsage(1000, 40 * GIB) for key in busy}
     return Snapshot(1, workers, usage, tuple(pending), **fields)
 
@@ -110,7 +110,7 @@ def test_a_share_helps_if_half_of_a_device_is_free():
     ],
 )
 def test_fewer_resources_or_conditions_help(arguments, instead, words):
-    """Of 8 cores 4 are free, of 64 GiB of host memory 32."""
+    """4 of 8 cores and 32 of 64 GiB of host memory are free."""
     worker = a_worker("w", (a_cpu(), *gpus(1)), labels={"rack": "7"})
     usage = {("w", "cpu"): DeviceUsage(4000, 32 * GIB)}
     snapshot = replace(a_snapshot([a_pending("r", "a100", **arguments)], worker), usage=usage)
@@ -125,7 +125,7 @@ def test_a_higher_priority_helps_if_others_are_before_it():
     found = answer(snapshot, second, PriorityPolicy())
     assert found.change.request == parsed("a100", priority="high")
     assert (found.change.description, found.change.cost) == ("with the priority high", 0.5)
-    assert answer(snapshot, second, Fifo()) is None, "fifo does not look at priorities, and a share is not free either"
+    assert answer(snapshot, second, Fifo()) is None, "fifo ignores priorities, and no share is free"
 
 
 def test_the_cheapest_change_is_the_answer():

@@ -79,7 +79,7 @@ def test_a_task_on_a_new_class_follows_the_data_sheets():
 
 
 def test_what_tasks_showed_on_several_classes_corrects_the_sheets_for_others():
-    """Here, a T4 is half as fast as its sheet says."""
+    """In this test, a T4 is half as fast as its data sheet says."""
     shown = [
         run
         for n in range(10)
@@ -190,7 +190,7 @@ def test_durations_are_bounded():
 @settings(deadline=None)
 @given(st.lists(st.floats(60, 90), min_size=5, max_size=40), st.data())
 def test_an_outlier_moves_the_estimate_by_less_than_the_spread(seconds, data):
-    """Whatever it says, the expected duration stays within the range of the others, and so do the other figures."""
+    """The expected duration stays within the range of the other runs, and so do the other figures."""
     wild = data.draw(st.sampled_from([0.0, 1e-6, 1e6, 1e12]))
     position = data.draw(st.integers(0, len(seconds)))
     estimates = learned(*took(*seconds[:position], wild, *seconds[position:]))
@@ -280,7 +280,7 @@ def test_learning_comes_near_the_truth(runs, wild, within):
         for name in classes
         for low, _, high in (estimates.duration_s(task, name) or Interval(0, 0, 0),)
     ]
-    assert 0.6 < sum(held) / len(held) < 0.95, "of the runs to come, about eight of ten lie within the interval"
+    assert 0.6 < sum(held) / len(held) < 0.95, "about eight of ten future runs lie within the interval"
 
 
 # -- the history -------------------------------------------------------------------------------------------------------

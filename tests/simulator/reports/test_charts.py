@@ -38,7 +38,7 @@ def a_record(*jobs: JobRecord, devices: int = 2, policy: str = "fifo") -> Simula
 
 
 def texts(svg: str) -> list[str]:
-    """All words of a drawing, which must be well-formed XML."""
+    """All texts of a drawing, which must be well-formed XML."""
     root = ElementTree.fromstring(svg)
     return [(element.text or "").strip() for element in root.iter() if element.tag.endswith("}text")]
 

@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @st.composite
 def damaged(draw: st.DrawFn, text: str) -> bytes:
-    """The file after one of the things that happen to files."""
+    """The file after a typical damage."""
     lines = text.splitlines(keepends=True)
     at, other = draw(st.integers(0, len(lines) - 1)), draw(st.integers(0, len(lines) - 1))
     match draw(st.sampled_from(["cut", "drop", "repeat", "swap", "field", "bytes"])):

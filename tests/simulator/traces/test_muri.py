@@ -65,7 +65,7 @@ def test_the_recorded_mean_jct_follows_from_the_loaded_jobs(
 
 
 def mean_jct_s(jobs: tuple[Job, ...], key: Callable[[float, int], float]) -> float:
-    """By the rules of the publisher's simulator, as the loader tells them."""
+    """By the rules of the publisher's simulator, see the loader."""
     gpus = [job.request.alternatives[0].count for job in jobs]
     now, total, coming, left, running = 0.0, 0.0, 0, dict[int, float](), list[int]()
     while coming < len(jobs) or left:
