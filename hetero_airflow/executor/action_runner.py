@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -19,14 +20,14 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
 
 
+@dataclass
 class ActionRunner:
     """Changes the queue, and hands over tasks that have a lease already."""
 
-    def __init__(self, queue: TaskQueue, starter: TaskStarter, recovery: TaskRecovery, tasks: TaskInstances) -> None:
-        self._queue = queue
-        self._starter = starter
-        self._recovery = recovery
-        self._tasks = tasks
+    queue: TaskQueue
+    starter: TaskStarter
+    recovery: TaskRecovery
+    tasks: TaskInstances
 
     def execute(self, actions: Iterable[Action], snapshot: Snapshot, now: datetime) -> None:
         """Carry out the actions, in order.
@@ -36,50 +37,50 @@ class ActionRunner:
         actions = list(actions)
         self._resolve_requests([a.key for a in actions if isinstance(a, SubmitTask | HandOverTask)], snapshot, now)
         for action in actions:
-            if action.key not in self._queue.tasks:  # its request can't be read
+            if action.key not in self.queue.tasks:  # its request can't be read
                 continue
-            task = self._queue.tasks[action.key]
+            task = self.queue.tasks[action.key]
             match action:
                 case DropTask(key):
-                    self._queue.drop(key, "Airflow does not want it any more")
+                    self.queue.drop(key, "Airflow does not want it any more")
                 case FailTask(key, text):
-                    self._queue.fail(key, text, now)
+                    self.queue.fail(key, text, now)
                 case TakeOverRequest(_, pending):
                     task.since, task.request = pending.submitted_at, pending.request
                 case SubmitTask():
-                    self._queue.submit(task)
+                    self.queue.submit(task)
                 case HandOverTask(_, lease):
                     holder = snapshot.holders.get(task.request_id)
                     task.request = holder.request if holder else task.request
-                    self._queue.forget_events(task)  # the store knows the request
+                    self.queue.forget_events(task)  # the store knows the request
                     with suppress(EngineError):  # the task has failed with it
-                        self._starter.hand_over(task, lease)
+                        self.starter.hand_over(task, lease)
 
     def rotate_alternatives(self, now: datetime) -> None:
         """Let tasks that have waited too long try their next alternative first."""
-        for task in self._queue.tasks.values():
+        for task in self.queue.tasks.values():
             if task.request is None or task.is_excluded:
                 continue
             original = task.original_request or task.request
-            request, texts = self._recovery.rotated(original, task.waited_s(now))
+            request, texts = self.recovery.rotated(original, task.waited_s(now))
             if request != task.request:
                 task.original_request, task.request = original, request
-                self._queue.withdraw(task, "its alternatives are tried in another order")
-                self._queue.submit(task)
+                self.queue.withdraw(task, "its alternatives are tried in another order")
+                self.queue.submit(task)
                 for text in texts:
                     write_task_log(task.workload.log_path, text, now)
 
     def _resolve_requests(self, keys: Iterable[Any], snapshot: Snapshot, now: datetime) -> None:
         """Render and adjust the requests of new tasks. A task whose request can't be read fails."""
-        tasks = {key: task for key in keys if (task := self._queue.tasks[key]).request is None}
-        previous_runs = self._recovery.previous_runs(
+        tasks = {key: task for key in keys if (task := self.queue.tasks[key]).request is None}
+        previous_runs = self.recovery.previous_runs(
             {task.request_id: (key, task.workload.ti.try_number) for key, task in tasks.items()}
         )
         for key, task in tasks.items():
             try:
-                request = task.resolve(self._tasks)
+                request = task.resolve(self.tasks)
             except RequestError as error:
-                self._queue.fail(key, f"The device request can't be read: {error}", now)
+                self.queue.fail(key, f"The device request can't be read: {error}", now)
                 continue
             previous = previous_runs.get(task.request_id, PreviousRuns(0, ()))
             is_new = not previous.failures and not task.not_started
@@ -89,9 +90,9 @@ class ActionRunner:
         self, request: DeviceRequest, task: PendingTask, previous: PreviousRuns, snapshot: Snapshot, now: datetime
     ) -> DeviceRequest:
         """The request of a task that failed before, or did not start: with what it needs after that."""
-        reachable = (worker for worker in snapshot.workers if self._starter.reaches(worker.id))
+        reachable = (worker for worker in snapshot.workers if self.starter.reaches(worker.id))
         workers = [with_holds(worker, snapshot.holds_of(worker.id)) for worker in reachable]
-        request, texts = self._recovery.adjust(request, previous, task.not_started, workers, now)
+        request, texts = self.recovery.adjust(request, previous, task.not_started, workers, now)
         for text in texts:
             write_task_log(task.workload.log_path, text, now, "warning")
         return request

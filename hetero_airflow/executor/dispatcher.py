@@ -95,13 +95,9 @@ class Dispatcher:
         )
         self._runner = ActionRunner(self.queue, self.starter, self._recovery, tasks)
         self.checks = PlacementChecks(policy, engine, tasks, self.starter.reaches, self._context, callbacks)
+        lease_timeout_s, add_context = configuration.lease_timeout_s, self._add_policy_context
         self._cycle = Cycle(
-            store,
-            policy,
-            self.starter,
-            configuration.lease_timeout_s,
-            preemptor=self._preemptions,
-            policy_context=self._add_policy_context,
+            store, policy, self.starter, lease_timeout_s, preemptor=self._preemptions, policy_context=add_context
         )
         self._cluster = ClusterEvents(store, engine.cluster, callbacks.note)
         self._inventory = InventoryWatch(
@@ -112,14 +108,7 @@ class Dispatcher:
         )
         self._health = HealthWatch(store, HostHealth(configuration.worker_id))
         self.lease_events = LeaseEventHandler(
-            store,
-            engine,
-            self.keeper,
-            self.queue,
-            workers=self.workers,
-            recovery=self._recovery,
-            health=self._health,
-            callbacks=callbacks,
+            store, engine, self.keeper, self.queue, self.workers, self._recovery, self._health, callbacks
         )
         self._housekeeping = Housekeeping(
             store,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -21,6 +22,7 @@ from hetero_airflow.model.worker import Worker
 from hetero_airflow.runtime.task_lease import TaskLease, task_lease
 
 
+@dataclass
 class TaskStarter:
     """Starts tasks of the queue on the leases that they got.
 
@@ -28,73 +30,60 @@ class TaskStarter:
     :param token_age: a task that has waited longer gets a new token
     """
 
-    def __init__(
-        self,
-        engine: AirflowEngine,
-        keeper: LeaseKeeper,
-        queue: TaskQueue,
-        workers: KnownWorkers,
-        gangs: GangRoster,
-        *,
-        callbacks: SchedulerCallbacks,
-        clock: Clock,
-        airflow_queue: str,
-        token_age: timedelta,
-    ) -> None:
-        self._engine = engine
-        self._keeper = keeper
-        self._queue = queue
-        self._workers = workers
-        self._gangs = gangs
-        self._callbacks = callbacks
-        self._clock = clock
-        self._airflow_queue = airflow_queue
-        self._token_age = token_age
-        self._placed: list[tuple[PendingTask, TaskLease, datetime]] = []
-        """The placed tasks whose logs do not say so yet."""
-        self.requests: Mapping[str, Any] = {}
-        """Request id → key of the tasks that take part in the current cycle."""
+    engine: AirflowEngine
+    keeper: LeaseKeeper
+    queue: TaskQueue
+    workers: KnownWorkers
+    gangs: GangRoster
+    callbacks: SchedulerCallbacks
+    clock: Clock
+    airflow_queue: str
+    token_age: timedelta
+    requests: Mapping[str, Any] = field(default_factory=dict)
+    """Request id → key of the tasks that take part in the current cycle."""
+    _placed: list[tuple[PendingTask, TaskLease, datetime]] = field(default_factory=list)
+    """The placed tasks whose logs do not say so yet."""
 
     def dispatch(self, lease: Lease) -> None:
         """Hand over the task of a lease that was just granted."""
-        self.hand_over(self._queue.tasks[self.requests[lease.request_id]], lease)
+        self.hand_over(self.queue.tasks[self.requests[lease.request_id]], lease)
 
     def is_ours(self, request_id: str) -> bool:
         """Whether the task of a request waits here, or runs under a lease that is kept here."""
-        return request_id in self.requests or self._keeper.has_request(request_id)
+        return request_id in self.requests or self.keeper.has_request(request_id)
 
     def reaches(self, worker_id: str) -> bool:
         """Whether the engine can run anything on the worker."""
-        worker = self._workers.current().get(worker_id)
-        return worker is not None and self._engine.reaches(worker)
+        worker = self.workers.current().get(worker_id)
+        return worker is not None and self.engine.reaches(worker)
 
     def open_slots(self) -> int | None:
         """How many more tasks would start at once."""
-        return self._engine.open_slots()
+        return self.engine.open_slots()
 
     def liveness(self, lease: Lease) -> Liveness:
         """Whether a process of the lease runs."""
-        return self._keeper.liveness(lease)
+        return self.keeper.liveness(lease)
 
     def hand_over(self, task: PendingTask, lease: Lease) -> None:
         """Give a task its lease and hand it over to the engine; the lease is kept from then on.
 
         :raises EngineError: the engine can't run it there; the task has failed
         """
-        worker, now = self._workers.known(lease.worker_id), self._clock.now()
+        worker, now = self.workers.known(lease.worker_id), self.clock.now()
         carried_lease = self._task_lease(task, lease, worker)
-        workload, traits = task.workload, self._engine.traits
-        workload.ti.queue = self._airflow_queue
+        workload, traits = task.workload, self.engine.traits
+        workload.ti.queue = self.airflow_queue
         workload.ti.context_carrier = add_lease(workload.ti.context_carrier, carried_lease)
-        if traits.start_timeout_s is not None or now - task.since > self._token_age:
-            self._callbacks.renew_token(workload, traits.start_timeout_s)
+        if traits.start_timeout_s is not None or now - task.since > self.token_age:
+            self.callbacks.renew_token(workload, traits.start_timeout_s)
         try:
-            self._engine.hand_over(workload, lease, worker)
+            self.engine.hand_over(workload, lease, worker)
         except EngineError as error:
-            self._queue.fail(workload.key, f"It can't run where it was placed: {error}", now)
+            self.queue.fail(workload.key, f"It can't run where it was placed: {error}", now)
             raise
-        self._queue.take(workload.key)
-        self._keeper.begin(workload.key, lease, (task, carried_lease))
+        self.queue.take(workload.key)
+        self.keeper.begin(workload.key, lease, (task, carried_lease))
         self._placed.append((task, carried_lease, now))
 
     def _task_lease(self, task: PendingTask, lease: Lease, worker: Worker) -> TaskLease:
@@ -104,8 +93,8 @@ class TaskStarter:
         return carried_lease.model_copy(
             update={
                 "alternative": task.original_number(lease.alternative),
-                "gang": self._gangs.gang_of(lease, self._workers.current()) if task.member else None,
-                "is_remote": not self._engine.traits.is_local,
+                "gang": self.gangs.gang_of(lease, self.workers.current()) if task.member else None,
+                "is_remote": not self.engine.traits.is_local,
             }
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -29,30 +30,19 @@ from hetero_airflow.runtime.task_lease import task_lease
 from hetero_airflow.store.sql.store import SqlStore
 
 
+@dataclass
 class LeaseEventHandler:
     """Sends lost tasks back, reports ends, and passes on what the end of a lease says about its devices."""
 
-    def __init__(
-        self,
-        store: SqlStore,
-        engine: AirflowEngine,
-        keeper: LeaseKeeper,
-        queue: TaskQueue,
-        *,
-        workers: KnownWorkers,
-        recovery: TaskRecovery,
-        health: HealthWatch,
-        callbacks: SchedulerCallbacks,
-    ) -> None:
-        self._store = store
-        self._engine = engine
-        self._keeper = keeper
-        self._queue = queue
-        self._workers = workers
-        self._recovery = recovery
-        self._health = health
-        self._callbacks = callbacks
-        self._events: deque[LeaseEvent] = deque()
+    store: SqlStore
+    engine: AirflowEngine
+    keeper: LeaseKeeper
+    queue: TaskQueue
+    workers: KnownWorkers
+    recovery: TaskRecovery
+    health: HealthWatch
+    callbacks: SchedulerCallbacks
+    _events: deque[LeaseEvent] = field(default_factory=deque)
 
     def handle(self, events: Iterable[LeaseEvent], now: datetime) -> None:
         """Act on events. If an outage of the store ends this early, the next call handles the events that are left."""
@@ -62,51 +52,51 @@ class LeaseEventHandler:
                 case LeaseFreed() as freed:
                     self.take_freed(freed, now)
                 case EndUnreported(key):
-                    self._callbacks.report(key, "success", None)
+                    self.callbacks.report(key, "success", None)
                 case StartFailed(task, lease):
-                    self._queue.return_task(task, lease)
+                    self.queue.return_task(task, lease)
                 case RunLost(key, _, cause) as lost:
                     if not self.send_back(lost, now):
-                        self._callbacks.report(key, "failed", f"HeteroExecutor: {cause}")
-                    self._keeper.end(key, cause, LeaseState.EVICTED)
+                        self.callbacks.report(key, "failed", f"HeteroExecutor: {cause}")
+                    self.keeper.end(key, cause, LeaseState.EVICTED)
 
     def take_freed(self, freed: LeaseFreed, now: datetime) -> None:
         """Record the attained service of a lease, and what its failure says about its devices."""
         key, lease, end = freed
-        self._queue.attained_service.end(lease, self._workers.current().get(lease.worker_id), end, now)
+        self.queue.attained_service.end(lease, self.workers.current().get(lease.worker_id), end, now)
         if end is not RunEnd.FINISHED:
-            failure = self._recovery.failure_of_lease(key, lease.token, self._health.host.fatal_xids(lease))
+            failure = self.recovery.failure_of_lease(key, lease.token, self.health.host.fatal_xids(lease))
             if failure is not None:
-                self._health.report(failure, f"{key.dag_id}.{key.task_id}")
+                self.health.report(failure, f"{key.dag_id}.{key.task_id}")
 
     def send_back(self, lost: RunLost, now: datetime) -> bool:
         """Let Airflow schedule a task again whose process is lost. Returns whether that was done, now or before."""
         key, lease, _ = lost
-        if key in self._queue.tasks:  # its supervisor has reported how it ended, and Airflow has queued it again
+        if key in self.queue.tasks:  # its supervisor has reported how it ended, and Airflow has queued it again
             return True
         request = self._request_of(key, lease)
         if request is None:
             return False
-        worker = self._workers.known(lease.worker_id)
+        worker = self.workers.known(lease.worker_id)
         carried_lease = task_lease(lease, worker, request.request.alternatives[lease.alternative])
-        cause = termination_cause_of(self._engine.cluster, lease)
-        evidence = evidence_of_loss(cause, self._health.host.fatal_xids(lease))
-        return self._recovery.send_back(key, lease.request_id, carried_lease, evidence, now)
+        cause = termination_cause_of(self.engine.cluster, lease)
+        evidence = evidence_of_loss(cause, self.health.host.fatal_xids(lease))
+        return self.recovery.send_back(key, lease.request_id, carried_lease, evidence, now)
 
     def last_lease(self, key: Any, request_id: str) -> Lease | None:
         """The last lease of a task instance on a worker that the engine reaches, ended or not; None without one."""
-        history = self._store.request_history(key.dag_id, key.run_id, key.task_id, key.map_index)
+        history = self.store.request_history(key.dag_id, key.run_id, key.task_id, key.map_index)
         if history is None or history.pending.id != request_id:
             return None
-        workers = self._workers.current()
+        workers = self.workers.current()
         known = (lease for lease in history.leases if lease.worker_id in workers)
-        reachable = (lease for lease in known if self._engine.reaches(workers[lease.worker_id]))
+        reachable = (lease for lease in known if self.engine.reaches(workers[lease.worker_id]))
         return max(reachable, key=lambda lease: lease.token, default=None)
 
     def _request_of(self, key: Any, lease: Lease) -> PendingRequest | None:
         """The request of a lease, also if a cycle was faster and took the lease back."""
-        holder = self._store.snapshot().holders.get(lease.request_id)
+        holder = self.store.snapshot().holders.get(lease.request_id)
         if holder is not None:
             return holder
-        history = self._store.request_history(key.dag_id, key.run_id, key.task_id, key.map_index)
+        history = self.store.request_history(key.dag_id, key.run_id, key.task_id, key.map_index)
         return history.pending if history is not None and history.pending.id == lease.request_id else None
