@@ -92,8 +92,8 @@ def test_drain_and_undrain(installation, store):
     done = installation.run("hetero", "drain", "worker-a/SIM-0", "--move", "--reason", "new fan")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "worker-a/SIM-0 is drained: 1 device out, new fan.\nNo task runs there.\n"
-    (bar,) = store.snapshot().holds
-    assert (bar.device_id, bar.cause, bar.moves) == ("SIM-0", "new fan", True)
+    (hold,) = store.snapshot().holds
+    assert (hold.device_id, hold.cause, hold.moves) == ("SIM-0", "new fan", True)
     done = installation.run("hetero", "undrain", "worker-a/SIM-0")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("worker-a/SIM-0 takes tasks again: it was drained since ")
@@ -102,12 +102,12 @@ def test_drain_and_undrain(installation, store):
 
 
 def test_devices_says_what_the_store_knows_of_this_host(installation, store):
-    bar = Hold(get_hostname(), "", HoldKind.DRAINED, "new fan", EPOCH, "undrained")
-    store.record([HoldPlaced(bar)], EPOCH)
+    hold = Hold(get_hostname(), "", HoldKind.DRAINED, "new fan", EPOCH, "undrained")
+    store.record([HoldPlaced(hold)], EPOCH)
     done = installation.run("hetero", "devices", **BY_HAND)
-    store.record([HoldLifted(bar.worker_id, "", HoldKind.DRAINED)], EPOCH)
+    store.record([HoldLifted(hold.worker_id, "", HoldKind.DRAINED)], EPOCH)
     assert done.stdout.splitlines()[0].endswith("0 accelerators to lease")
-    assert f"Not leasable: simulated-nvidia-h100-80gb-1: {bar}" in done.stdout
+    assert f"Not leasable: simulated-nvidia-h100-80gb-1: {hold}" in done.stdout
 
 
 def test_queue(installation, store):
@@ -160,14 +160,14 @@ def test_explain(installation, task, lines):
 
 def test_explain_as_json(installation, store):
     done = installation.run("hetero", "explain", "dag", RUN, "waits", "--map-index", "3", "--json", FORCE_COLOR="1")
-    told = json.loads(done.stdout)
-    assert told.pop("outlook") == {
+    document = json.loads(done.stdout)
+    assert document.pop("outlook") == {
         "start_s": None,
         "unknown": [{"dag_id": "dag", "task_id": "placed"}],
         "beyond_s": None,
     }
-    assert told.pop("what_if")["arguments"] == 'device=["nvidia/a100", "nvidia/h100:2", "nvidia/t4"]'
-    assert told == history_json(store.request_history("dag", RUN, "waits", 3))
+    assert document.pop("what_if")["arguments"] == 'device=["nvidia/a100", "nvidia/h100:2", "nvidia/t4"]'
+    assert document == history_json(store.request_history("dag", RUN, "waits", 3))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_explain_as_json(installation, store):
         ),
     ],
 )
-def test_explain_of_what_never_asked(installation, task, text):
+def test_explain_of_a_task_without_a_request(installation, task, text):
     done = installation.run("hetero", "explain", *task)
     assert_fails(done, text)
     assert done.stderr == text
@@ -264,8 +264,8 @@ def test_check_of_an_installation_that_lacks_everything(unmigrated):
     )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    found = [line for line in done.stdout.splitlines() if not line.startswith("    ")]
-    assert found == [
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("    ")]
+    assert lines == [
         "to do  [core] executor: LocalExecutor",
         "to do  [sdk] coordinators: not set",
         "to do  [sdk] queue_to_coordinator: not set",

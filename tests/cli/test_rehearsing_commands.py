@@ -39,17 +39,17 @@ def dag_file(tmp_path) -> Path:
 
 def test_a_dag_file_is_rehearsed_on_the_live_workers(installation, dag_file):
     done = installation.run("hetero", "plan", str(dag_file), "--deadline", "3h", "--json")
-    told = json.loads(done.stdout)
-    tasks = {task["id"]: task for task in told["tasks"]}
+    document = json.loads(done.stdout)
+    tasks = {task["id"]: task for task in document["tasks"]}
     assert list(tasks) == ["fetch", "train", "score[0]", "score[1]", "score[2]"]
-    assert (told["dag_id"], told["policy"], told["standing"]) == ("nightly", "assignment", 3)
+    assert (document["dag_id"], document["policy"], document["standing"]) == ("nightly", "assignment", 3)
     assert tasks["fetch"] == {
         "id": "fetch", "request": None, "worker": None, "device_class": None, "wait_s": 0.0,
         "start_s": [0.0, 0.0, 0.0], "end_s": [600.0, 600.0, 600.0], "is_assumed": True,
     }  # fmt: skip
     assert (tasks["train"]["request"], tasks["train"]["worker"]) == ("1 × nvidia/a100", "worker-a")
     assert tasks["score[2]"]["start_s"] == tasks["train"]["end_s"]
-    assert (done.returncode, told["misses"]) == (0, [])
+    assert (done.returncode, document["misses"]) == (0, [])
 
 
 def test_what_would_go_wrong_makes_the_exit_code_1(installation, dag_file):
@@ -64,7 +64,7 @@ def test_what_would_go_wrong_makes_the_exit_code_1(installation, dag_file):
     assert "MISS fetch: ends the run after 2400 s, later than 1800 s" in done.stdout
 
 
-def test_a_saved_snapshot_stands_for_the_live_one(installation, unmigrated, dag_file, tmp_path):
+def test_a_saved_snapshot_replaces_the_live_one(installation, unmigrated, dag_file, tmp_path):
     saved = installation.run("hetero", "snapshot")
     (tmp_path / "snapshot.json").write_text(saved.stdout)
     options = ("--snapshot", str(tmp_path / "snapshot.json"), "--json")
@@ -98,14 +98,19 @@ def test_a_trace_is_simulated_the_same_each_time(unmigrated, traces):
     again = unmigrated.run(*command, "--traces", str(traces))
     assert first.returncode == 0, first.stderr
     assert first.stdout == again.stdout
-    told = json.loads(first.stdout)
-    assert [one["policy"] for one in told["policies"]] == ["fifo", "round_robin"]
-    assert told["simulated"] is True
-    assert [one["all"]["finished"] for one in told["policies"]] == [20, 20]
-    assert told["policies"][0]["options"] == {"knowledge": "speeds", "restart_s": 60, "mean_uptime_s": 5000, "seed": 3}
+    document = json.loads(first.stdout)
+    assert [policy["policy"] for policy in document["policies"]] == ["fifo", "round_robin"]
+    assert document["simulated"] is True
+    assert [policy["all"]["finished"] for policy in document["policies"]] == [20, 20]
+    assert document["policies"][0]["options"] == {
+        "knowledge": "speeds",
+        "restart_s": 60,
+        "mean_uptime_s": 5000,
+        "seed": 3,
+    }
 
 
-def test_a_simulation_is_told_as_a_table(unmigrated, traces):
+def test_a_simulation_is_shown_as_a_table(unmigrated, traces):
     options = ("--trace", "gavel/tiny", "--cluster", "v100=2", "--jobs", "5..14", "--timing", "--policy", "priority")
     done = unmigrated.run("hetero", "simulate", *options, HETERO_AIRFLOW_TRACES=str(traces))
     lines = [line.split() for line in done.stdout.splitlines()]

@@ -56,12 +56,12 @@ def test_every_file_is_one_dag_that_airflow_reads_without_error(airflow, runs):
     assert sorted(dag["dag_id"] for dag in dags) == sorted(path.stem for path in DAGS.glob("*.py")) == sorted(CONFS)
 
 
-def test_the_first_alternative_is_taken_and_said_to_be_simulated(airflow, runs):
+def test_the_first_alternative_is_taken_and_marked_simulated(airflow, runs):
     text = airflow.xcom("alternatives", runs["alternatives"], "in_order")
     assert text.startswith("the first device that fits: 1 × nvidia/h100-80gb (simulated)")
 
 
-def test_of_a_set_the_policy_chooses(airflow, runs):
+def test_the_policy_chooses_from_a_set(airflow, runs):
     text = airflow.xcom("alternatives", runs["alternatives"], "whichever_is_best")
     assert text.startswith(
         (

@@ -72,7 +72,7 @@ def test_a_short_training_is_good_enough_and_evaluated_on_what_it_has_not_seen(d
     assert dag_file.report.function(trained, evaluated).startswith("Accuracy after 100 steps: 9")
 
 
-def test_interrupted_it_ends_with_the_same_model_as_if_it_had_not_been(dag_file, begin, find, monkeypatch, tmp_path):
+def test_an_interrupted_training_ends_with_the_same_model(dag_file, begin, find, monkeypatch, tmp_path):
     begin("train", 1)
     whole = dag_file.train.function(PARAMS)
     control = begin("interrupted", 2)

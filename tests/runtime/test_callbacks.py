@@ -45,7 +45,7 @@ class Prepared:
 
 
 @pytest.mark.parametrize("values", [(1, 2, 3, 4), (1, 2, 3, 4, 5)])
-def test_all_that_an_accelerator_has_prepared_comes_back(values) -> None:
+def test_all_objects_that_accelerate_prepared_are_restored(values) -> None:
     state = AccelerateState(Prepared(*values))
     other = AccelerateState(Prepared(*[0] * len(values)))
     other.load_state_dict(state.state_dict())

@@ -147,7 +147,7 @@ def test_a_damaged_newest_checkpoint_falls_back_with_a_warning(task, folder_of_p
     assert "damaged" in caplog.text
 
 
-def test_an_old_run_is_fenced_out_once_a_new_one_looks(task) -> None:
+def test_an_old_run_is_fenced_out_when_a_new_run_loads(task) -> None:
     task(token=3)
     checkpoint.save(1, "old", wait=True)
     old = checkpoint.session()
@@ -179,7 +179,7 @@ def test_an_error_in_the_background_is_raised_by_the_next_call(task, monkeypatch
 
 
 @pytest.mark.parametrize("step", [-1, 1.0, True, None, "3", 10**12])
-def test_what_is_no_step_is_refused(step, task, folder_of_place: Path) -> None:
+def test_a_value_that_is_not_a_step_is_refused(step, task, folder_of_place: Path) -> None:
     with pytest.raises(InvalidCheckpoint, match="step="):
         checkpoint.save(step, {})
     assert not folder_of_place.exists()
@@ -200,7 +200,7 @@ def test_a_file_name_that_would_leave_the_checkpoint_is_refused(name, task, tmp_
     assert checkpoint.latest().step == 1
 
 
-def test_a_file_that_is_none_is_refused(task, tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_file_is_refused(task, tmp_path: Path) -> None:
     for path in (tmp_path / "missing", tmp_path, "/dev/null"):
         with pytest.raises(InvalidCheckpoint, match="to save the file"):
             checkpoint.save(1, {}, files={"x": path})
@@ -231,7 +231,7 @@ def test_a_foreign_pickle_in_a_checkpoint_is_refused(task, tmp_path: Path) -> No
     assert not opened.exists()
 
 
-def test_outside_a_loop_a_save_after_a_notice_stops(task, notice) -> None:
+def test_a_save_outside_of_a_loop_stops_after_a_notice(task, notice) -> None:
     checkpoint.save(1, {})
     assert not checkpoint.should_stop()
     assert not checkpoint.is_due()
@@ -311,9 +311,7 @@ def test_metrics_are_those_of_the_time_of_the_save(task, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("is_host_bound", [False, True])
-def test_what_the_next_run_may_not_find_is_warned_of_once_and_does_not_count_as_saved(
-    task, control, caplog, is_host_bound
-):
+def test_a_place_that_only_this_host_sees_gives_one_warning_and_no_saved_time(task, control, caplog, is_host_bound):
     task(is_host_bound=is_host_bound)
     for step in (1, 2):
         checkpoint.save(step, {}, wait=True)

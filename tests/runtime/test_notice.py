@@ -21,7 +21,7 @@ def test_without_a_supervisor_there_is_never_a_notice() -> None:
     assert read_notice(None) is None
 
 
-def test_a_notice_that_says_nothing_stops_all_the_same(tmp_path) -> None:
+def test_a_notice_that_cannot_be_read_stops_the_task_too(tmp_path) -> None:
     (tmp_path / NOTICE).touch()
     assert has_notice(tmp_path)
     assert read_notice(tmp_path) is None

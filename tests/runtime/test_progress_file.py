@@ -38,14 +38,14 @@ def test_a_step_costs_less_than_a_fifth_of_a_write(tmp_path) -> None:
     assert steps_s / 2000 < (time.process_time() - start) / 200 / 5
 
 
-def test_a_folder_that_is_gone_is_said_once_and_stops_nobody(tmp_path, caplog) -> None:
+def test_a_missing_folder_is_logged_once_and_raises_nothing(tmp_path, caplog) -> None:
     progress = ProgressFile(tmp_path / "gone", FakeClock(NOW))
     for step in range(3):
         progress.saved(step, NOW)
     assert len(caplog.records) == 1
 
 
-def test_half_a_file_is_no_progress(tmp_path, caplog) -> None:
+def test_an_incomplete_file_is_not_progress(tmp_path, caplog) -> None:
     (tmp_path / PROGRESS).write_text('{"step": 3')
     assert read_progress(tmp_path) is None
     assert "can't be read" in caplog.text

@@ -18,14 +18,14 @@ def saved(begin, *steps):
         session.save(step, {"weights": step}, metrics={"accuracy": 0.5}, files=None, wait=True, final=False)
 
 
-def test_the_very_checkpoint_that_was_found_is_opened_though_there_are_newer_ones(begin, place, tmp_path):
+def test_the_found_checkpoint_is_opened_even_if_there_are_newer_ones(begin, place, tmp_path):
     saved(begin, 3, 5)
     own = place.model_copy(update={"path": "other/task/run/-1"})
     opened = read_published(own, found(place, tmp_path / "store", 3))
     assert (opened.step, opened.state, opened.metrics) == (3, {"weights": 3}, {"accuracy": 0.5})
 
 
-def test_one_that_is_kept_no_longer_is_an_error_that_says_what_to_do(begin, place, tmp_path):
+def test_a_deleted_checkpoint_is_an_error_that_says_what_to_do(begin, place, tmp_path):
     saved(begin, 1)
     first = found(place, tmp_path / "store", 1)
     saved(begin, 3, 5, 7)
@@ -36,14 +36,14 @@ def test_one_that_is_kept_no_longer_is_an_error_that_says_what_to_do(begin, plac
 @pytest.mark.parametrize(
     "change", [{"path": "../../etc"}, {"path": "/etc"}, {"url": "file:///a/../b"}, {"key": "../x"}]
 )
-def test_what_would_leave_the_store_is_refused(begin, place, tmp_path, change):
+def test_a_name_outside_of_the_store_is_refused(begin, place, tmp_path, change):
     saved(begin, 1)
     with pytest.raises(ValueError, match="found"):
         read_published(place, found(place, tmp_path / "store", 1) | change)
 
 
 @pytest.mark.parametrize("nonsense", [None, {}, {"step": 3}, "path"])
-def test_what_no_sensor_said_is_refused(nonsense, tmp_path, monkeypatch):
+def test_a_value_that_is_not_from_a_sensor_is_refused(nonsense, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidCheckpoint, match="Pass the value that the sensor returned"):
         checkpoint.open_published(nonsense)

@@ -51,7 +51,7 @@ def test_a_module_runs_as_well(run, tmp_path):
     assert run("", 0, 0, "-m", "mine", "a", "b")[2] == "__main__ ['a', 'b']\n"
 
 
-def test_one_that_stopped_on_request_has_ended_well_and_says_so(run):
+def test_a_rank_that_stopped_on_request_reports_that_and_exits_with_0(run):
     stops = "from hetero_airflow.runtime.notice import Stopped\nraise Stopped(step=4, cause='urgent work')"
     code, end, _ = run(stops)
     assert (code, end.stopped, end.saved_step) == (0, "urgent work", 4)
@@ -59,7 +59,7 @@ def test_one_that_stopped_on_request_has_ended_well_and_says_so(run):
     assert (code, end.stopped, end.saved_step) == (0, "exit code 85", None)
 
 
-def test_a_failure_is_shown_as_python_shows_it_and_told_with_its_causes(run, tmp_path):
+def test_a_failure_is_shown_as_python_shows_it_and_reported_with_its_causes(run, tmp_path):
     code, end, output = run("try:\n    {}['a']\nexcept KeyError as error:\n    raise ValueError('no a') from error")
     assert (code, end.raised) == (1, (("ValueError", "no a"), ("KeyError", "'a'")))
     assert output.endswith("ValueError: no a\n")
@@ -73,14 +73,14 @@ def test_other_exit_codes_are_failures(run):
     assert run("import sys\nsys.exit(3)")[0] == 3
 
 
-def test_who_fails_for_lack_of_a_killed_rank_says_so(run):
+def test_a_rank_that_fails_because_of_a_killed_rank_reports_it(run):
     run("import os\nos.kill(os.getpid(), 9)", 1)
     run("pass", 2)
     _, end, _ = run("raise KeyError('of rank 1')", 0)
     assert end.lost == (1,)
 
 
-def test_of_several_starts_the_last_counts(run, tmp_path):
+def test_only_the_last_start_of_the_ranks_counts(run, tmp_path):
     run("raise KeyError", 0, 0)
     run("import os\nos.kill(os.getpid(), 9)", 0, 1)
     assert latest_rank_exits(tmp_path) == []

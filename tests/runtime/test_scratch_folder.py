@@ -27,7 +27,7 @@ def abandoned(folder: Path, age_s: float) -> Path:
     return root
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(temporary: Path) -> None:
+def test_the_folder_of_a_killed_process_is_removed_by_the_next_process(temporary: Path) -> None:
     old, fresh, living = (abandoned(temporary, age_s) for age_s in (2 * FRESH_S, 0, 3 * FRESH_S))
     with (living / LOCK).open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

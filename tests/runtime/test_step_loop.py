@@ -175,7 +175,7 @@ def test_a_full_temporary_folder_at_a_notice_does_the_same(begin: Begin, notice,
     assert "TMPDIR" in caplog.text
 
 
-def test_a_store_that_is_away_for_a_while_fails_no_training(begin: Begin, tmp_path, caplog) -> None:
+def test_a_training_survives_a_store_that_does_not_answer_for_a_while(begin: Begin, tmp_path, caplog) -> None:
     assert run(begin(store=FullStore(tmp_path / "store", 3)), 8)[0] == list(range(8))
     assert kept(begin) == (7, 28)
     assert "The checkpoint of step 3 is not saved" in caplog.text
@@ -202,7 +202,7 @@ def test_a_later_run_fences_the_earlier_one_out_notice_or_not(begin: Begin, noti
     assert begin(token=8).latest().step == 2
 
 
-def test_a_loop_without_a_state_saves_where_it_is_due(begin: Begin, notice) -> None:
+def test_a_loop_without_a_state_saves_when_it_is_due(begin: Begin, notice) -> None:
     session, saved = begin(), []
 
     def loop() -> None:
@@ -256,14 +256,14 @@ def test_a_step_that_fails_is_done_again_from_the_last_checkpoint(begin: Begin) 
 
 
 @pytest.mark.parametrize("every", ["0s", 0, -1, math.nan, True, "often"])
-def test_an_interval_that_is_none_is_refused_before_anything_is_touched(every, begin: Begin, tmp_path: Path) -> None:
+def test_an_invalid_interval_is_refused_before_anything_changes(every, begin: Begin, tmp_path: Path) -> None:
     with pytest.raises(RequestError):
         StepLoop(begin(), 10, every)
     assert not (tmp_path / "store").exists()
 
 
 @pytest.mark.parametrize("total", [-1, True, 1.5, None, 10**13])
-def test_a_total_that_is_none_is_refused(total, begin: Begin) -> None:
+def test_a_total_that_is_not_a_number_of_steps_is_refused(total, begin: Begin) -> None:
     with pytest.raises(RequestError) as caught:
         StepLoop(begin(), total, 1)
     assert caught.value.field == "total"
@@ -275,14 +275,14 @@ def test_a_state_that_could_not_be_restored_is_refused_by_its_place(begin: Begin
     assert caught.value.field == "state['b']['c']"
 
 
-def test_a_state_under_another_name_is_no_state(begin: Begin) -> None:
+def test_a_state_under_another_name_is_refused(begin: Begin) -> None:
     for _ in StepLoop(begin(), 2, 1, state={"model": Counting()}):
         pass
     with pytest.raises(InvalidCheckpoint, match=r"state\['net'\]; found a checkpoint with only 'model'"):
         list(StepLoop(begin(), 2, 1, state={"net": Counting()}))
 
 
-def test_what_a_checkpoint_has_beside_is_left_out_with_a_warning(begin: Begin, caplog) -> None:
+def test_additional_parts_of_a_checkpoint_are_ignored_with_a_warning(begin: Begin, caplog) -> None:
     for _ in StepLoop(begin(), 2, 1, state={"a": Counting(), "b": Counting()}):
         pass
     list(StepLoop(begin(), 2, 1, state={"a": Counting()}))
@@ -301,7 +301,7 @@ def test_a_metric_that_is_nan_publishes_nothing(begin: Begin) -> None:
     assert (last.step, last.metrics) == (1, {"loss": 0.5})
 
 
-def test_steps_say_how_far_they_are(begin: Begin, control: Path, caplog) -> None:
+def test_steps_report_their_progress(begin: Begin, control: Path, caplog) -> None:
     caplog.set_level(logging.INFO)
     run(begin(), 3)
     progress = read_progress(control)
@@ -331,7 +331,7 @@ def test_a_rank_that_does_not_see_the_checkpoint_of_the_others_stops_them_all(be
 @pytest.mark.parametrize(
     "value", ["0s", 0, -1, "-5m", math.nan, math.inf, True, False, 2.5, None, "", "soon", timedelta(0), 10**12, "400d"]
 )
-def test_what_is_no_interval_is_refused_with_its_field(value) -> None:
+def test_an_invalid_interval_is_refused_with_its_field(value) -> None:
     with pytest.raises(RequestError) as caught:
         SaveInterval.parse(value)
     assert caught.value.field == "every"

@@ -27,7 +27,7 @@ def test_accelerators_come_in_the_order_of_the_vendors_own_numbers_with_the_core
     )  # fmt: skip
 
 
-def test_a_cpu_lease_tells_its_cores_and_host_memory():
+def test_a_cpu_lease_has_its_cores_and_host_memory():
     claims = (Claim(device_id="cpu", share_milli=2000, memory_bytes=2**30, cores=(0, 1)),)
     lease = task_lease(a_lease(*claims), a_worker(), DeviceRequest.parse("cpu:2").alternatives[0])
     assert (lease.kind, lease.count, lease.cores, lease.memory_bytes) == ("cpu", 2, (0, 1), 2**30)

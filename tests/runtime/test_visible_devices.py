@@ -49,7 +49,7 @@ def test_each_vendor_sees_its_own_devices_and_no_other_vendor_any(fields, expect
     assert lease_environment(lease) == {LEASE_VARIABLE: lease.model_dump_json(), **HIDDEN, **expected}
 
 
-def test_options_of_the_allocator_that_are_there_already_are_kept():
+def test_existing_options_of_the_allocator_are_kept():
     environment = lease_environment(a_task_lease(share=0.5), {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
     assert environment["PYTORCH_ALLOC_CONF"] == "expandable_segments:True,per_process_memory_fraction:0.5"
 
@@ -126,7 +126,7 @@ def test_a_share_is_called_cooperative_and_a_simulated_device_simulated():
     assert text == "0.5 of a (cooperative) nvidia/a100-sxm4-40gb (simulated) on host-a: GPU-a"
 
 
-def test_in_a_pod_nothing_is_bound_since_it_sees_its_own_devices_only(monkeypatch):
+def test_a_pod_needs_no_binding_since_it_sees_only_its_devices(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-given")
     before = os.sched_getaffinity(0)
     lease = a_task_lease(ids=("nvidia.com/gpu/1",), indexes=(1,), cores=(0,), is_slot=True)

@@ -50,7 +50,7 @@ def test_a_folder_takes_one_airflow_only(tmp_path):
 
 
 @pytest.mark.system
-def test_a_run_says_where_each_task_ran_and_why_and_where_the_model_lies():
+def test_a_run_shows_where_each_task_ran_and_why_and_where_the_model_is():
     demo = start_demo(OMP_NUM_THREADS="1")
     output, _ = demo.communicate(timeout=280)
     assert demo.returncode == 0, output
@@ -63,7 +63,7 @@ def test_a_run_says_where_each_task_ran_and_why_and_where_the_model_lies():
 
 
 @pytest.mark.system
-def test_a_run_that_fails_shows_the_end_of_the_log_and_where_the_logs_lie():
+def test_a_failed_run_shows_the_end_of_the_log_and_where_the_logs_are():
     demo = start_demo(HETERO_AIRFLOW_DATA="/dev/null/no-folder")
     output, _ = demo.communicate(timeout=280)
     assert demo.returncode == 1, output

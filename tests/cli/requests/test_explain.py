@@ -85,7 +85,7 @@ fifo: waits at position 2
     )
 
 
-def test_a_task_that_nobody_decided_on_yet(render):
+def test_a_task_without_a_decision_says_so(render):
     assert (
         text_of(render, a_store(a_pending("r1")), "r1").splitlines()[-1]
         == "Waiting    no decision yet; if this does not change, no scheduler runs with HeteroExecutor"
@@ -307,5 +307,5 @@ def test_json_is_the_whole_history():
         ),
     ],
 )
-def test_what_is_wrong_with_the_question(runs, has_run, states, map_index, expected):
+def test_the_cause_of_a_missing_request(runs, has_run, states, map_index, expected):
     assert missing_request_cause("dag", runs, has_run, ["train", "test"], states, map_index) == expected

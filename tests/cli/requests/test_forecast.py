@@ -33,23 +33,23 @@ def store():
     return store
 
 
-def foreseen(store, estimates=NO_ESTIMATES, task_id="waits") -> Forecast:
+def forecast_of(store, estimates=NO_ESTIMATES, task_id="waits") -> Forecast:
     request_history = store.request_history("dag", "run", task_id)
-    seen = forecast_start(request_history, replace(store.snapshot(), estimates=estimates), Fifo().decide, NOW, None)
-    assert seen is not None
-    return seen
+    forecast = forecast_start(request_history, replace(store.snapshot(), estimates=estimates), Fifo().decide, NOW, None)
+    assert forecast is not None
+    return forecast
 
 
-def parts(render, store, foresight, task_id="waits", width=120) -> list[list[str]]:
+def parts(render, store, forecast, task_id="waits", width=120) -> list[list[str]]:
     """What is printed after the first rows, block by block."""
-    text = render(explain_report(store.request_history("dag", "run", task_id), {}, NOW, foresight), width)
+    text = render(explain_report(store.request_history("dag", "run", task_id), {}, NOW, forecast), width)
     first, *others = [block.splitlines() for block in text.split("\n\n")]
     return [first[4:], *others]
 
 
 def test_a_waiting_task_has_its_start_and_what_would_start_it_now(render, store):
     known = Estimates({("dag", "runs"): {A100: 1.0}}, {("dag", "runs"): Interval(600, 600, 600)})
-    assert parts(render, store, foreseen(store, known))[:2] == [
+    assert parts(render, store, forecast_of(store, known))[:2] == [
         [
             "Waiting    at position 1 of the queue",
             "           busy: asked 2 × nvidia/a100, found 1 of 2 free (worker worker-a)",
@@ -63,11 +63,11 @@ def test_a_waiting_task_has_its_start_and_what_would_start_it_now(render, store)
 
 
 def test_the_text_for_the_dag_file_is_never_broken(render, store):
-    assert '  device=["nvidia/a100:2", "nvidia/a100"]' in parts(render, store, foreseen(store), width=30)[1]
+    assert '  device=["nvidia/a100:2", "nvidia/a100"]' in parts(render, store, forecast_of(store), width=30)[1]
 
 
-def test_what_nobody_knows_is_not_made_up(render, store):
-    assert parts(render, store, foreseen(store))[0][-1] == (
+def test_an_unknown_start_is_reported_as_unknown(render, store):
+    assert parts(render, store, forecast_of(store))[0][-1] == (
         "Starts     unknown: it may wait for dag.runs, and their durations are unknown"
     )
 
@@ -75,7 +75,7 @@ def test_what_nobody_knows_is_not_made_up(render, store):
 def test_a_refused_task_has_only_what_would_start_it(render, store):
     store.record([RequestWithdrawn("waits", ""), RequestSubmitted(a_pending("refused", "h100"))], EPOCH)
     Cycle(store, Fifo(), FakeEngine(), 3600).run(EPOCH)
-    first, answer, _ = parts(render, store, foreseen(store, task_id="refused"), "refused")
+    first, answer, _ = parts(render, store, forecast_of(store, task_id="refused"), "refused")
     assert [line for line in first if line.startswith("Starts")] == []
     assert answer == [
         f"It would start now, on worker-a, with 1 × {A100} as one more choice:",
@@ -84,7 +84,7 @@ def test_a_refused_task_has_only_what_would_start_it(render, store):
 
 
 @pytest.mark.parametrize(
-    ("seen", "lines"),
+    ("estimate", "lines"),
     [
         (StartEstimate(Interval(0, 0, 0)), ["now: the scheduler's next cycle places it"]),
         (
@@ -102,17 +102,17 @@ def test_a_refused_task_has_only_what_would_start_it(render, store):
         (StartEstimate(), ["unknown: it does not start even when all running tasks have ended"]),
     ],
 )
-def test_a_start_is_said_as_people_say_it(seen, lines):
-    assert list(start_lines(seen, NOW)) == lines
+def test_a_start_is_described_for_people(estimate, lines):
+    assert list(start_lines(estimate, NOW)) == lines
 
 
-def test_where_no_change_helps_it_is_said(render, store):
+def test_a_request_that_no_change_helps_says_so(render, store):
     assert parts(render, store, Forecast(StartEstimate(), None))[1] == [
         "No single change of the request would start it now"
     ]
 
 
-def test_of_what_has_its_devices_or_was_withdrawn_nothing_is_foreseen(store):
+def test_placed_and_withdrawn_requests_have_no_forecast(store):
     store.record([RequestWithdrawn("waits", "")], NOW)
     for name in ("runs", "waits"):
         assert (
@@ -123,25 +123,25 @@ def test_of_what_has_its_devices_or_was_withdrawn_nothing_is_foreseen(store):
 
 def test_what_starts_now_needs_no_change(store):
     store.record([RequestSubmitted(a_pending("small", "cpu:2"))], NOW)
-    seen = foreseen(store, task_id="small")
-    assert (seen.starts_now, seen.change) == (True, None)
+    forecast = forecast_of(store, task_id="small")
+    assert (forecast.starts_now, forecast.change) == (True, None)
 
 
 def test_json_has_the_numbers_and_the_request(store):
     known = Estimates({("dag", "runs"): {A100: 1.0}}, {("dag", "runs"): Interval(300, 600, 1200)})
-    told = json.loads(json.dumps(forecast_json(foreseen(store, known))))
-    start_s = told["outlook"].pop("start_s")
+    document = json.loads(json.dumps(forecast_json(forecast_of(store, known))))
+    start_s = document["outlook"].pop("start_s")
     assert 0 < start_s["low"] < start_s["middle"] < start_s["high"]
-    assert told["outlook"] == {"unknown": [], "beyond_s": None}
-    assert DeviceRequest.model_validate(told["what_if"].pop("request")) == DeviceRequest.parse(["a100:2", "a100"])
-    assert told["what_if"] == {
+    assert document["outlook"] == {"unknown": [], "beyond_s": None}
+    assert DeviceRequest.model_validate(document["what_if"].pop("request")) == DeviceRequest.parse(["a100:2", "a100"])
+    assert document["what_if"] == {
         "words": "with 1 × nvidia/a100 as one more choice, about 2 times as long",
         "arguments": 'device=["nvidia/a100:2", "nvidia/a100"]',
         "cost": 1.0,
         "worker_id": "worker-a",
         "device_ids": ["GPU-1"],
     }
-    assert forecast_json(foreseen(store))["outlook"] == {
+    assert forecast_json(forecast_of(store))["outlook"] == {
         "start_s": None,
         "unknown": [{"dag_id": "dag", "task_id": "runs"}],
         "beyond_s": None,

@@ -62,7 +62,7 @@ PLAN = Plan(
 PLACED = {"r1": a_pending("train", try_number=2), "r2": a_pending("serve", map_index=0)}
 
 
-def test_the_order_is_the_plan_s_and_what_it_leaves_out_comes_last():
+def test_the_order_is_the_plans_and_undecided_requests_come_last():
     place, wait, refuse, _ = PLAN.decisions
     assert queue_entries(SNAPSHOT, PLAN) == [
         QueueEntry(PLACED_NEXT, place),

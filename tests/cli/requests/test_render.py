@@ -33,7 +33,7 @@ def dag():
         yield dag
 
 
-def found(dag, task_id, map_index=-1, dra=False):
+def rendered(dag, task_id, map_index=-1, dra=False):
     return manifests(dag, task_id, map_index, dra=dra, now=NOW)
 
 
@@ -43,7 +43,7 @@ def limits(pod):
 
 def test_a_pod_operator_is_its_own_pod(dag):
     DevicePodOperator(task_id="train", name="n", namespace="ml", image="i", device="nvidia:{{ params.n }}")
-    (pod,) = found(dag, "train")
+    (pod,) = rendered(dag, "train")
     check_pod(pod)
     assert (limits(pod), pod["metadata"]["namespace"]) == ({"nvidia.com/gpu": "3"}, "ml")
     assert "securityContext" in pod["spec"]["containers"][0]
@@ -51,11 +51,11 @@ def test_a_pod_operator_is_its_own_pod(dag):
 
 def test_a_claim_is_rendered_where_one_is_wanted(dag):
     DevicePodOperator(task_id="train", name="n", namespace="ml", image="i", device=["h100", "a100"])
-    claim, pod = found(dag, "train", dra=True)
+    claim, pod = rendered(dag, "train", dra=True)
     check_body(claim, "V1ResourceClaimTemplate")
     check_pod(pod)
     assert claim["metadata"]["name"] == pod["spec"]["resourceClaims"][0]["resourceClaimTemplateName"]
-    assert len(found(dag, "train")) == 1
+    assert len(rendered(dag, "train")) == 1
 
 
 def test_any_device_task_is_the_pod_of_its_executor(dag):
@@ -67,12 +67,12 @@ def test_any_device_task_is_the_pod_of_its_executor(dag):
         quota={"cpus": 4},
         executor_config={"pod_override": override},
     )
-    (pod,) = found(dag, "shell")
+    (pod,) = rendered(dag, "shell")
     check_pod(pod)
     assert limits(pod) == {"nvidia.com/gpu": "2", "cpu": "4"}
     assert pod["spec"]["containers"][0]["image"] == "own"
     assert pod["metadata"]["labels"]["dag_id"] == "shop"
-    claim, by_claim = found(dag, "shell", dra=True)
+    claim, by_claim = rendered(dag, "shell", dra=True)
     check_pod(by_claim)
     assert claim["metadata"]["namespace"] == by_claim["metadata"]["namespace"]
 
@@ -81,20 +81,20 @@ def test_each_instance_of_a_mapped_task_has_its_own(dag):
     DevicePodOperator.partial(task_id="pods", name="n", namespace="ml", image="i").expand(device=["nvidia", "nvidia:2"])
     tasks = DeviceBashOperator.partial(task_id="tasks", bash_command="a").expand(device=["nvidia", "nvidia:4"])
     complete_mapped_task(tasks)
-    assert [limits(found(dag, "pods", index)[-1]) for index in (0, 1)] == [
+    assert [limits(rendered(dag, "pods", index)[-1]) for index in (0, 1)] == [
         {"nvidia.com/gpu": "1"},
         {"nvidia.com/gpu": "2"},
     ]
-    assert limits(found(dag, "tasks", 1)[0]) == {"nvidia.com/gpu": "4"}
+    assert limits(rendered(dag, "tasks", 1)[0]) == {"nvidia.com/gpu": "4"}
     with pytest.raises(SettingsError, match="--map-index 0"):
-        found(dag, "pods")
+        rendered(dag, "pods")
 
 
 @pytest.mark.parametrize("dra", [False, True])
 def test_the_retraining_example_becomes_pods_as_it_is(dra):
     retrain = read_dag(Path(__file__).parents[3] / "dags" / "retrain_digits.py", None)
-    asking = [one for one in retrain.tasks if ENVELOPE_KEY in (one.executor_config or {})]
-    made = {one.task_id: found(retrain, one.task_id, 0 if one.is_mapped else -1, dra=dra) for one in asking}
+    asking = [task for task in retrain.tasks if ENVELOPE_KEY in (task.executor_config or {})]
+    made = {task.task_id: rendered(retrain, task.task_id, 0 if task.is_mapped else -1, dra=dra) for task in asking}
     assert {"prepare_training", "train", "evaluate"} <= made.keys()
     for *claims, pod in made.values():
         check_pod(pod)
@@ -104,7 +104,7 @@ def test_the_retraining_example_becomes_pods_as_it_is(dra):
     assert len(made["train"]) == (2 if dra else 1)
 
 
-def test_what_can_not_be_rendered_is_told(dag):
+def test_a_task_that_cannot_be_rendered_is_an_error(dag):
     @task
     def plain(): ...
 
@@ -112,20 +112,20 @@ def test_what_can_not_be_rendered_is_told(dag):
     DevicePodOperator(task_id="late", name="n", namespace="ml", image="i", device="{{ ti.xcom_pull('a') }}")
     DeviceBashOperator(task_id="xilinx", bash_command="a", device="u250")
     with pytest.raises(SettingsError, match="no device request"):
-        found(dag, "plain")
+        rendered(dag, "plain")
     with pytest.raises(SettingsError, match="the tasks late, plain, xilinx"):
-        found(dag, "train")
+        rendered(dag, "train")
     with pytest.raises(SettingsError, match="known only at run time"):
-        found(dag, "late")
+        rendered(dag, "late")
     with pytest.raises(RequestError, match="kubernetes_resources"):
-        found(dag, "xilinx")
+        rendered(dag, "xilinx")
 
 
-def test_the_text_is_read_as_what_it_was_made_of(dag):
+def test_the_text_is_read_as_an_equal_request(dag):
     DevicePodOperator(
         task_id="train", name="n", namespace="ml", image="i", device=["h100", "a100"], labels={"a": "é\x1b"}
     )
-    made = found(dag, "train", dra=True)
+    made = rendered(dag, "train", dra=True)
     as_yaml, as_json = manifest_text(made, "yaml"), manifest_text(made, "json")
     assert list(yaml.safe_load_all(as_yaml)) == made
     assert json.loads(as_json) == {"apiVersion": "v1", "kind": "List", "items": made}

@@ -44,7 +44,7 @@ def test_it_is_written_as_a_person_would(arguments, text):
     assert read(text) == request
 
 
-def test_what_no_arguments_say_is_written_as_a_value():
+def test_a_request_that_no_arguments_express_is_written_as_a_value():
     unordered = (Alternative(kind="gpu", cpus=4), Alternative(kind="npu", cpus=2))
     request = DeviceRequest(alternatives=unordered, is_ordered=False)
     assert request_text(request).startswith("device=DeviceRequest.model_validate(")

@@ -45,15 +45,15 @@ def test_a_setting_that_differs_says_what_to_set_and_what_it_costs():
 )
 def test_a_timeout_must_hold_three_heartbeats(interval, timeout, remedy):
     options = {"min_heartbeat_interval": interval, "task_instance_heartbeat_timeout": timeout}
-    found = list(check_heartbeats(lambda section, option: options[option]))
-    assert [finding.remedy for finding in found] == ([remedy] if remedy else [])
+    findings = list(check_heartbeats(lambda section, option: options[option]))
+    assert [finding.remedy for finding in findings] == ([remedy] if remedy else [])
 
 
 CHECKPOINTS = "[hetero] checkpoint_url"
 
 
 @pytest.mark.parametrize("engine", ["celery", "edge", "kubernetes"])
-def test_where_a_task_may_go_on_on_another_host_checkpoints_need_a_place_that_it_sees(engine):
+def test_engines_with_several_hosts_need_a_shared_place_of_checkpoints(engine):
     (lacking,) = check_checkpoints(engine, "")
     assert (lacking.subject, lacking.is_ok) == (CHECKPOINTS, False)
     assert "AIRFLOW_HOME of each host" in lacking.found

@@ -85,8 +85,8 @@ export AIRFLOW__SDK__B=1
         ("kubernetes", "s3://models", [True]),
     ],
 )
-def test_the_place_of_checkpoints_is_looked_at_where_tasks_move_between_hosts(monkeypatch, engine, url, expected):
+def test_the_place_of_checkpoints_is_checked_if_tasks_can_change_hosts(monkeypatch, engine, url, expected):
     monkeypatch.setenv("AIRFLOW__HETERO__ENGINE", engine)
     monkeypatch.setenv("AIRFLOW__HETERO__CHECKPOINT_URL", url)
     findings = check_installation(create_engine("sqlite://"))
-    assert [one.is_ok for one in findings if one.subject == "[hetero] checkpoint_url"] == expected
+    assert [finding.is_ok for finding in findings if finding.subject == "[hetero] checkpoint_url"] == expected

@@ -35,13 +35,13 @@ def test_an_engine_has_settings_of_its_own_and_each_section_stands_once():
     assert of_kubernetes[: len(of_all)] == of_all
     given = {"worker_pods_creation_batch_size": "64", "task_queued_timeout": "600"}
     settings = recommended_settings("hetero", lambda section, option: given.get(option), "kubernetes")
-    own = {each.recommendation.option: each.wanted for each in settings[len(of_all) :]}
+    existing = {each.recommendation.option: each.wanted for each in settings[len(of_all) :]}
     expected = {
         "task_publish_max_retries": "-1",
         "worker_pods_creation_batch_size": "64",
         "task_queued_timeout": "3600",
     }
-    assert own == expected
+    assert existing == expected
     sections = [section for section, _ in groupby(each.section for each in of_kubernetes)]
     assert len(sections) == len(set(sections))
 
@@ -77,28 +77,28 @@ def test_a_count_is_ok_if_it_is_as_great(current, is_ok):
 
 def test_other_coordinators_stay():
     java = {"java": {"classpath": "x.Java"}}
-    found = wanted(coordinators=json.dumps(java), queue_to_coordinator='{"jvm": "java"}')
-    assert json.loads(found["coordinators"][0]) == java | {"hetero": {"classpath": COORDINATOR}}
-    assert json.loads(found["queue_to_coordinator"][0]) == {"jvm": "java", "hetero": "hetero"}
+    settings = wanted(coordinators=json.dumps(java), queue_to_coordinator='{"jvm": "java"}')
+    assert json.loads(settings["coordinators"][0]) == java | {"hetero": {"classpath": COORDINATOR}}
+    assert json.loads(settings["queue_to_coordinator"][0]) == {"jvm": "java", "hetero": "hetero"}
 
 
 def test_our_coordinator_keeps_its_other_fields_and_its_spelling():
-    own = json.dumps({"hetero": {"classpath": COORDINATOR, "kwargs": {}}}, separators=(",", ":"))
-    found = wanted(coordinators=own)
-    assert found["coordinators"] == (own, True)
-    assert found["queue_to_coordinator"] == ('{"hetero": "hetero"}', False)
+    existing = json.dumps({"hetero": {"classpath": COORDINATOR, "kwargs": {}}}, separators=(",", ":"))
+    settings = wanted(coordinators=existing)
+    assert settings["coordinators"] == (existing, True)
+    assert settings["queue_to_coordinator"] == ('{"hetero": "hetero"}', False)
 
 
 def test_our_coordinator_may_have_any_name():
-    own, queues = json.dumps({"d": {"classpath": COORDINATOR}}), '{"hetero": "d"}'
-    found = wanted(coordinators=own, queue_to_coordinator=queues)
-    assert (found["coordinators"], found["queue_to_coordinator"]) == ((own, True), (queues, True))
+    existing, queues = json.dumps({"d": {"classpath": COORDINATOR}}), '{"hetero": "d"}'
+    settings = wanted(coordinators=existing, queue_to_coordinator=queues)
+    assert (settings["coordinators"], settings["queue_to_coordinator"]) == ((existing, True), (queues, True))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "3", "null", '{"hetero": 3}', '{"hetero": {"classpath": "x.Java"}}'])
-def test_what_is_no_coordinator_of_ours_is_replaced(text):
-    found = wanted(coordinators=text, queue_to_coordinator='{"hetero": "hetero"}')
-    assert found["coordinators"] == (OURS, False)
+def test_an_entry_that_is_not_our_coordinator_is_replaced(text):
+    settings = wanted(coordinators=text, queue_to_coordinator='{"hetero": "hetero"}')
+    assert settings["coordinators"] == (OURS, False)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"hetero": ["d"]}', '{"other": "hetero"}', '{"hetero": "java"}'])

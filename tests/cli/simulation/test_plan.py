@@ -130,7 +130,7 @@ def test_an_unknown_policy_is_an_error(tmp_path):
         read(tmp_path, policy="best").rehearse()
 
 
-def test_durations_of_plain_tasks_come_from_the_interval_of_ten():
+def test_durations_of_plain_tasks_are_deciles_and_the_median():
     from hetero_airflow.cli.simulation.task_history import _interval
 
     assert _interval([5.0]) == Interval(5.0, 5.0, 5.0)
@@ -154,7 +154,7 @@ def a_rehearsal(least: int) -> Rehearsal:
     return rehearse(Snapshot(1, workers), ranks, Fifo(), EPOCH)
 
 
-def test_each_rank_of_a_gang_has_a_row_and_what_it_goes_on_without_is_said(render):
+def test_each_rank_of_a_gang_has_a_row_and_missing_ranks_have_a_note(render):
     told = render(plan_report(a_rehearsal(least=2), "far", "fifo", "the workers as they are now"), width=240)
     rows = [line.split()[:6] for line in told.splitlines() if line.startswith("train[")]
     assert rows == [[f"train[{n}]", "2", "×", "gpu", f"worker-{name}", "0s"] for n, name in enumerate("abc")]
@@ -162,12 +162,12 @@ def test_each_rank_of_a_gang_has_a_row_and_what_it_goes_on_without_is_said(rende
     assert told.endswith("Nothing would go wrong")
 
 
-def test_why_a_gang_is_never_whole_is_said_of_each_rank(render):
+def test_each_rank_says_why_its_gang_can_never_run(render):
     told = render(plan_report(a_rehearsal(least=4), "far", "fifo", "the workers as they are now"), width=240)
     misses = [line for line in told.splitlines() if line.startswith("MISS")]
     assert misses == [f"MISS train[{n}]: its gang of 4 can't be placed: {WHY}" for n in range(4)]
 
 
-def test_notes_are_told_as_json_too():
+def test_notes_are_in_the_json_too():
     text = f"its gang is planned with 3 of 4 ranks: {WHY}"
     assert plan_json(a_rehearsal(least=2), "far", "fifo")["notes"] == [{"id": "train[0]", "text": text}]

@@ -29,7 +29,7 @@ def an_inventory() -> Inventory:
     return Inventory(worker=worker, telemetry=telemetry, problems=("amd: rocm-smi does not answer",))
 
 
-def test_each_device_is_shown_with_what_is_known_of_it(render):
+def test_each_device_is_shown_with_its_known_properties(render):
     assert (
         render(device_report(an_inventory()), width=100)
         == """\

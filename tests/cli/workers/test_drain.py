@@ -84,7 +84,7 @@ def test_a_name_that_is_not_known_is_refused_with_the_nearest(store, text, messa
     assert message in str(caught.value)
 
 
-def test_a_device_that_is_gone_can_be_undrained_for_as_long_as_it_is_barred(store):
+def test_a_device_that_is_gone_can_be_undrained_while_it_has_a_hold(store):
     drain(store, "worker-a/GPU-0")
     store.record([WorkerSeen(a_worker("worker-b", (a_cpu(),)))], LATER)
     gone = Hold("worker-b", "GPU-9", HoldKind.DRAINED, "new fan", EPOCH, "undrained")
@@ -110,7 +110,7 @@ worker-a/GPU-0 is drained: 1 device out, new fan.
     )
 
 
-def test_tasks_that_shall_move_are_named(store, render):
+def test_tasks_that_must_move_are_named(store, render):
     hold = drain(store, "worker-a", moves=True)
     assert (
         render(drain_report(hold, store.snapshot()), width=120)
@@ -142,7 +142,7 @@ def test_a_reason_that_is_too_long_is_refused(store):
 # -- undrain -----------------------------------------------------------------------------------------------------------
 
 
-def test_undraining_a_worker_takes_off_what_people_put_up_and_names_what_stays(store, render):
+def test_undraining_a_worker_lifts_all_drains_and_names_the_remaining_holds(store, render):
     for target in ("worker-a", "worker-a/GPU-0"):
         drain(store, target, reason="new fan")
     returns = "back when a person runs `airflow hetero undrain worker-a"
@@ -169,7 +169,7 @@ def test_a_device_of_a_drained_worker_stays_out(store, render):
     assert second.startswith("worker-a stays out: drained since")
 
 
-def test_what_was_not_out_is_left_alone(store, render):
+def test_undraining_a_device_without_a_hold_changes_nothing(store, render):
     before = store.snapshot()
     assert render(undrain(store, "worker-b/GPU-0")) == "worker-b/GPU-0 has no hold; it takes tasks already."
     assert store.snapshot() is before
@@ -189,9 +189,9 @@ def test_the_workers_table_shows_state_and_reason(store, render):
     assert any(line.startswith("worker-b is drained since 2026-01-01 01:00:00 UTC: new fan;") for line in lines)
 
 
-def test_bars_are_in_the_json_of_workers(store):
-    told = workers_json(store.snapshot(), {}, {})
-    assert [one["bars"] for one in told] == [
+def test_holds_are_in_the_json_of_workers(store):
+    document = workers_json(store.snapshot(), {}, {})
+    assert [worker["bars"] for worker in document] == [
         [
             {
                 "worker_id": "worker-a",
@@ -208,7 +208,7 @@ def test_bars_are_in_the_json_of_workers(store):
     ]
 
 
-def test_the_bars_of_one_worker_are_read_where_there_is_a_database(tmp_path):
+def test_the_holds_of_a_worker_are_read_if_the_database_answers(tmp_path):
     engine = create_engine(f"sqlite:///{tmp_path}/a.db")
     assert holds_here(engine, "worker-a") == ()
     tables.metadata.create_all(engine)

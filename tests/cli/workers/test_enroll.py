@@ -34,11 +34,11 @@ def database(tmp_path) -> Iterator[Engine]:
 
 
 def secret_in(text: str) -> str:
-    found = re.search(
+    match = re.search(
         r"HETERO_AIRFLOW_ENROLMENT=(\S{43}) airflow hetero worker --url URL --name \S+$", text, re.MULTILINE
     )
-    assert found is not None
-    return found[1]
+    assert match is not None
+    return match[1]
 
 
 def test_a_secret_is_shown_once_and_kept_as_a_hash(database, render):
@@ -51,7 +51,7 @@ def test_a_secret_is_shown_once_and_kept_as_a_hash(database, render):
     assert secret not in str(row)
 
 
-def test_a_revoked_worker_is_told_apart_from_an_unused_secret(database, render):
+def test_revoking_a_worker_and_an_unused_secret_have_different_texts(database, render):
     render(enroll_worker(database, "node-7", NOW))
     text = render(revoke_worker(database, "node-7", NOW))
     assert text == "Worker node-7 is revoked. Its secret is not valid any more."
@@ -116,8 +116,8 @@ def test_an_agent_from_enrolment_to_revocation(airflow):
 
 
 @pytest.mark.system
-def test_mistakes_of_an_agents_user_are_told(airflow):
-    for more, found in (
+def test_wrong_arguments_of_the_agent_are_errors(airflow):
+    for more, match in (
         ((), "no key in"),
         (("--labels", "[]"), "no JSON object of texts"),
         (("--engine", "local"), "the scheduler's own"),
@@ -125,5 +125,5 @@ def test_mistakes_of_an_agents_user_are_told(airflow):
         agent = start_agent(airflow, "node-8", "", *more)
         words, _ = agent.communicate(timeout=60)
         assert agent.returncode == 1
-        assert found in words
+        assert match in words
         assert "Traceback" not in words

@@ -75,7 +75,7 @@ Worker worker-c may have more devices: nvidia: no answer within 10 s."""
     )
 
 
-def test_without_workers_it_says_where_they_come_from(render):
+def test_without_workers_the_text_says_how_they_are_reported(render):
     assert render(worker_report(Snapshot(0), {}, {}, NOW, 300)) == NO_WORKERS
 
 
@@ -114,8 +114,8 @@ def test_json_has_readings_and_leased_amounts():
 def a_snapshot_of_sites() -> Snapshot:
     where = {"a": {"hetero/site": "berlin", "hetero/rack": "r7"}, "b": {"hetero/site": "oslo"}, "c": {}}
     workers = tuple(a_worker(name, (a_cpu(),), runtime={}, labels=labels) for name, labels in where.items())
-    bars = tuple(Hold(name, "", HoldKind.DRAINED, "moved", EPOCH, "undrained") for name in "ab")
-    return Snapshot(1, workers, holds=bars)
+    holds = tuple(Hold(name, "", HoldKind.DRAINED, "moved", EPOCH, "undrained") for name in "ab")
+    return Snapshot(1, workers, holds=holds)
 
 
 def test_all_sites_are_in_one_list(render):
@@ -125,19 +125,22 @@ def test_all_sites_are_in_one_list(render):
     ]  # fmt: skip
 
 
-def test_one_site_can_be_looked_at_alone():
+def test_the_workers_of_one_site_can_be_shown():
     snapshot = a_snapshot_of_sites()
-    found = workers_at_site(snapshot, "berlin")
-    assert ([worker.id for worker in found.workers], [bar.worker_id for bar in found.holds]) == (["a"], ["a"])
+    snapshot_at_site = workers_at_site(snapshot, "berlin")
+    assert (
+        [worker.id for worker in snapshot_at_site.workers],
+        [hold.worker_id for hold in snapshot_at_site.holds],
+    ) == (["a"], ["a"])
     with pytest.raises(SettingsError, match=r"--site 'paris'; found workers of 'berlin', 'oslo'\. The label"):
         workers_at_site(snapshot, "paris")
     with pytest.raises(SettingsError, match="found workers of no site"):
         workers_at_site(replace(snapshot, workers=snapshot.workers[2:]), "berlin")
 
 
-def test_a_lost_worker_whose_agent_speaks_says_what_keeps_it_out(render):
-    told = {key: WorkerHeartbeat(NOW, frozenset({"r2.2", "r1.1"})) for key in ("worker-a", "worker-b")}
-    lines = render(worker_report(a_snapshot(), LAST_SEEN, told, NOW, worker_timeout_s=300)).splitlines()
+def test_a_lost_worker_with_heartbeats_shows_which_leases_keep_it_out(render):
+    heartbeats = {key: WorkerHeartbeat(NOW, frozenset({"r2.2", "r1.1"})) for key in ("worker-a", "worker-b")}
+    lines = render(worker_report(a_snapshot(), LAST_SEEN, heartbeats, NOW, worker_timeout_s=300)).splitlines()
     assert [line for line in lines if "comes back when" in line] == [
         "Worker worker-b comes back when no process of the leases r1.1, r2.2 is left on it."
     ]

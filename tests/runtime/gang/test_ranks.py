@@ -13,7 +13,7 @@ def test_a_process_alone_agrees_with_itself(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), [(None, 0), ("3", 3), ("", 0), ("x", 0)])
-def test_torchrun_says_the_rank_before_there_is_a_group(text, expected, monkeypatch) -> None:
+def test_torchrun_sets_the_rank_before_a_group_exists(text, expected, monkeypatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     if text is not None:
         monkeypatch.setenv("RANK", text)

@@ -40,7 +40,7 @@ def meet(workers):
         return [one.result(30) for one in coming]
 
 
-def test_each_worker_keeps_its_place_and_all_are_told_the_same_address(workers):
+def test_each_worker_keeps_its_rank_and_all_get_the_same_address(workers):
     for _ in range(2):
         found = meet(workers)
         assert [(one.rank, one.world_size) for one in found] == [(0, 2), (1, 2)]
@@ -48,14 +48,14 @@ def test_each_worker_keeps_its_place_and_all_are_told_the_same_address(workers):
         assert len(addresses) == 1
 
 
-def test_what_was_left_in_the_store_of_a_round_is_not_in_the_next(workers):
+def test_values_of_a_round_are_not_in_the_store_of_the_next_round(workers):
     first = meet(workers)
     first[0].store.set("left", "behind")
     assert first[1].store.check(["left"])
     assert not meet(workers)[1].store.check(["left"])
 
 
-def test_who_goes_on_to_the_next_round_is_seen_by_the_others(workers):
+def test_a_worker_in_the_next_round_is_seen_by_the_others(workers):
     meet(workers)
     assert [worker.num_nodes_waiting() for worker in workers] == [0, 0]
     with ThreadPoolExecutor(1) as threads:
@@ -67,7 +67,7 @@ def test_who_goes_on_to_the_next_round_is_seen_by_the_others(workers):
     assert [worker.num_nodes_waiting() for worker in workers] == [0, 0]
 
 
-def test_who_waits_in_vain_says_so(workers, monkeypatch):
+def test_a_worker_that_waits_too_long_raises_an_error(workers, monkeypatch):
     monkeypatch.setattr(rendezvous, "JOIN_TIMEOUT_S", 0.1)
     with pytest.raises(RendezvousTimeoutError, match="not all 2 workers of gang g joined"):
         workers[1].next_rendezvous()
@@ -82,7 +82,7 @@ class Gone:
         raise DistNetworkError("Connection reset by peer")
 
 
-def test_without_the_leader_nobody_waits_and_no_round_begins():
+def test_without_the_leader_no_round_begins():
     worker = GangRendezvous(Gone(), "g", 1, 2, "127.0.0.1")
     assert worker.num_nodes_waiting() == 0
     with pytest.raises(RendezvousConnectionError, match="the leader of gang g is gone"):

@@ -11,7 +11,7 @@ from hetero_airflow.runtime.state.files import write_state
 from hetero_airflow.runtime.state.tree import stage
 
 
-def test_a_full_disk_is_the_systems_error_whoever_writes(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_os_error_for_every_writer(tmp_path: Path) -> None:
     staged = stage({"weights": np.zeros(1 << 16)})
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))

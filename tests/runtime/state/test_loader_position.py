@@ -53,7 +53,7 @@ def texts(position: LoaderPosition, count: int) -> list[str]:
 
 @pytest.mark.parametrize("make", [shuffled, with_generator, one_by_one, streamed, of_a_rank])
 @pytest.mark.parametrize("done", [0, 1, 3, 4, 6, 9])
-def test_what_comes_after_is_the_same_as_if_nothing_had_happened(make, done: int) -> None:
+def test_the_batches_after_a_restore_are_the_same(make, done: int) -> None:
     torch.manual_seed(1)
     random.seed(1)
     position = LoaderPosition(make())

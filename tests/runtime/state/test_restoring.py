@@ -12,7 +12,7 @@ def drawn() -> list[float]:
     return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(()).item()]
 
 
-def test_the_generators_go_on_where_they_were_after_a_way_through_files(tmp_path) -> None:
+def test_the_generators_continue_after_a_restore_from_files(tmp_path) -> None:
     drawn()
     write_state(stage(Rng()), tmp_path)
     expected = [drawn(), drawn()]
@@ -23,7 +23,7 @@ def test_the_generators_go_on_where_they_were_after_a_way_through_files(tmp_path
     assert [drawn(), drawn()] == expected
 
 
-def test_generators_of_gpus_that_are_not_here_are_left_out() -> None:
+def test_generators_of_missing_gpus_are_skipped() -> None:
     state = Rng().state_dict()
     absent = [torch.get_rng_state()] * (torch.cuda.device_count() + 1)
     Rng().load_state_dict({**state, "cuda": absent})

@@ -46,7 +46,7 @@ def test_a_text_key_that_looks_like_a_tag_is_only_a_key(tmp_path) -> None:
     assert saved_and_read(state, tmp_path) == state
 
 
-def test_floats_that_json_has_no_word_for_come_back(tmp_path) -> None:
+def test_floats_that_json_cannot_represent_are_restored(tmp_path) -> None:
     back = saved_and_read([math.nan, math.inf, -math.inf, -0.0], tmp_path)
     assert math.isnan(back[0])
     assert back[1:3] == [math.inf, -math.inf]
@@ -158,7 +158,7 @@ def test_modules_optimisers_and_schedulers_come_back_as_torch_wants_them(tmp_pat
         (torch.eye(2).to_sparse(), "not dense"),
     ],
 )
-def test_what_only_pickle_could_carry_is_refused_by_its_place(value, found) -> None:
+def test_a_value_that_only_pickle_represents_is_refused_with_its_place(value, found) -> None:
     with pytest.raises(InvalidCheckpoint) as caught:
         stage({"a": [0, value]})
     assert caught.value.asked == "to save state['a'][1]"
@@ -186,7 +186,7 @@ def test_a_state_that_holds_itself_is_refused() -> None:
         "[" * 100_000,
     ],
 )
-def test_a_tree_that_nobody_wrote_is_refused(text, tmp_path) -> None:
+def test_a_tree_that_stage_did_not_write_is_refused(text, tmp_path) -> None:
     (tmp_path / "state.json").write_text(text)
     with pytest.raises(InvalidCheckpoint):
         read_state(tmp_path)
