@@ -16,7 +16,7 @@ from hetero_airflow.simulator.options import Options
 from hetero_airflow.simulator.record import SimulationRecord
 from hetero_airflow.simulator.simulation import Simulation
 from hetero_airflow.simulator.traces import load_trace
-from hetero_airflow.simulator.traces.folder import trace_folder
+from hetero_airflow.simulator.traces.files import trace_folder
 from hetero_airflow.simulator.workload import Job, Workload
 
 MONTH_S = 31 * 86400.0

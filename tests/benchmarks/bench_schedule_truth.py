@@ -10,7 +10,7 @@ from test_truth import POLICIES, MuriWorld
 
 from hetero_airflow.simulator.reports.figures import measure
 from hetero_airflow.simulator.traces import load_trace
-from hetero_airflow.simulator.traces.folder import trace_folder
+from hetero_airflow.simulator.traces.files import trace_folder
 
 TRACES = ("trace1", "trace1_pr", "trace3", "trace3_pr")
 """Trace 2 takes the longest by far: the test marked bench has it."""

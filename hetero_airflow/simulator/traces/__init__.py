@@ -21,7 +21,7 @@ TRACES: dict[str, str] = {
     "openb": "hetero_airflow.simulator.traces.openb:load",
     "philly": "hetero_airflow.simulator.traces.philly:load",
 }
-"""Data set → loader: a function of the trace's name and the given folder, see `folder.trace_folder`."""
+"""Data set → loader: a function of the trace's name and the given folder, see `files.trace_folder`."""
 
 _NAME = re.compile(r"([a-z][a-z0-9_]{0,40})/([A-Za-z0-9][A-Za-z0-9._-]{0,80})")
 

@@ -25,15 +25,16 @@ from typing import TypeGuard
 from hetero_airflow.errors import TraceError, shorten
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.request_fields import MAX_COUNT
-from hetero_airflow.simulator.traces.folder import find_file, trace_folder
-from hetero_airflow.simulator.traces.rows import (
+from hetero_airflow.simulator.traces.files import (
     MAX_NUMBER,
     MAX_TEXT,
     Row,
     csv_rows,
+    find_file,
     in_order,
     read_whole,
     tab_rows,
+    trace_folder,
     unique,
 )
 from hetero_airflow.simulator.workload import Job, Workload

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from hetero_airflow.errors import TraceError, shorten
 from hetero_airflow.simulator.traces.dag_streams import dag_runs, random_design
-from hetero_airflow.simulator.traces.folder import trace_folder
+from hetero_airflow.simulator.traces.files import trace_folder
 from hetero_airflow.simulator.traces.gavel import read_speeds
 from hetero_airflow.simulator.traces.job_streams import (
     GAVEL_GANGS,

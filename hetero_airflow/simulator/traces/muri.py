@@ -19,8 +19,7 @@ from pathlib import Path
 
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.simulator.cluster import simulated_worker
-from hetero_airflow.simulator.traces.folder import find_file, trace_folder
-from hetero_airflow.simulator.traces.rows import csv_rows, in_order, unique
+from hetero_airflow.simulator.traces.files import csv_rows, find_file, in_order, trace_folder, unique
 from hetero_airflow.simulator.workload import Job, Workload
 
 GPUS = 64

@@ -30,8 +30,7 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.request_fields import MAX_COUNT
 from hetero_airflow.model.worker import MAX_DEVICES, Worker
 from hetero_airflow.simulator.cluster import simulated_worker
-from hetero_airflow.simulator.traces.folder import find_file, trace_folder
-from hetero_airflow.simulator.traces.rows import Row, csv_rows, unique
+from hetero_airflow.simulator.traces.files import Row, csv_rows, find_file, trace_folder, unique
 from hetero_airflow.simulator.workload import Job, Workload
 
 CORE_MILLI = 100

@@ -19,8 +19,7 @@ from pathlib import Path
 from hetero_airflow.errors import TraceError, shorten
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.request_fields import MAX_COUNT
-from hetero_airflow.simulator.traces.folder import trace_folder
-from hetero_airflow.simulator.traces.rows import Row, csv_rows
+from hetero_airflow.simulator.traces.files import Row, csv_rows, trace_folder
 from hetero_airflow.simulator.workload import Job, Workload
 
 _COLUMNS = ("timestamp", "duration", "num_gpus", "cluster")

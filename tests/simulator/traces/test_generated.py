@@ -8,7 +8,7 @@ import pytest
 
 from hetero_airflow.errors import TraceError
 from hetero_airflow.simulator.traces import load_trace
-from hetero_airflow.simulator.traces.folder import VARIABLE
+from hetero_airflow.simulator.traces.files import VARIABLE
 
 
 @pytest.mark.parametrize("stream", ["philly", "bursty"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hetero_airflow.errors import RegistryError, TraceError
 from hetero_airflow.simulator.traces import TRACES, load_trace
-from hetero_airflow.simulator.traces.folder import VARIABLE
+from hetero_airflow.simulator.traces.files import VARIABLE
 
 FILES = {
     "gavel/t.csv": "job_id,arrival_s,job_type,gpus,total_steps,thr_v100,thr_p100,thr_k80\n"

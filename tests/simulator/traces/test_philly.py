@@ -8,8 +8,7 @@ import pytest
 from hetero_airflow.errors import TraceError
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.simulator.traces import load_trace
-from hetero_airflow.simulator.traces.folder import find_file
-from hetero_airflow.simulator.traces.rows import csv_rows
+from hetero_airflow.simulator.traces.files import csv_rows, find_file
 from hetero_airflow.simulator.workload import Job
 
 HEADER = "timestamp,duration,num_gpus,gpu_time,cluster\n"

@@ -1,4 +1,4 @@
-"""Reads the rows of a trace file, and checks their fields.
+"""Finds trace files, reads their rows, and checks the fields.
 
 Files may come from anybody. They are read as a stream, and every line, number and text has a bound. An error names the
 file, the line, the field and what to do.
@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import csv
 import gzip
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedIOBase
+from itertools import islice
 from pathlib import Path
 
 from hetero_airflow.errors import TraceError, shorten
 
+VARIABLE = "HETERO_AIRFLOW_TRACES"
+_SHOWN = 40
 MAX_LINE_BYTES = 10_000
 """The longest line of the public traces has 311."""
 MAX_ROWS = 1_000_000
@@ -25,6 +29,37 @@ MAX_NUMBER = 1e15
 """1000 times the largest number of the public traces, and still exact as a float."""
 
 _NUMBER = re.compile(r"[+-]?[0-9]{1,20}(\.[0-9]{0,40})?([eE][+-]?[0-9]{1,3})?")
+
+
+def trace_folder(folder: Path | None) -> Path:
+    """The given folder, or the one that the environment variable HETERO_AIRFLOW_TRACES names; it must exist."""
+    given = folder or Path(os.environ.get(VARIABLE, ""))
+    if given == Path() or not given.is_dir():
+        raise TraceError(
+            f"the folder of traces ({VARIABLE})",
+            found="no value" if given == Path() else f"no folder {shorten(str(given))}",
+            remedy=f"Set {VARIABLE} to a folder with gavel/, openb/, muri/ or philly/ in it; "
+            "the loaders' docstrings say where each is published",
+        )
+    return given
+
+
+def find_file(folder: Path, stem: str, suffixes: Sequence[str]) -> Path:
+    """The first of the files ``stem + suffix`` that exists.
+
+    :raises TraceError: none exists; the error names the traces that do
+    """
+    for suffix in suffixes:
+        path = folder / f"{stem}{suffix}"
+        if path.is_file():
+            return path
+    there = sorted(path.name for path in islice(folder.glob("*"), 10_000) if path.name.endswith(tuple(suffixes)))
+    more = f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
+    raise TraceError(
+        f"the trace {folder.name}/{stem} ({' or '.join(stem + suffix for suffix in suffixes)})",
+        found=f"{', '.join(there[:_SHOWN]) or 'no such file'}{more}" if folder.is_dir() else f"no folder {folder.name}",
+        remedy="Name one of these, or fetch the data set (the loader's docstring says where)",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero_airflow.errors import TraceError
-from hetero_airflow.simulator.traces import rows
-from hetero_airflow.simulator.traces.rows import MAX_LINE_BYTES, MAX_NUMBER, Row, csv_rows, read_whole, tab_rows
+from hetero_airflow.simulator.traces import files
+from hetero_airflow.simulator.traces.files import MAX_LINE_BYTES, MAX_NUMBER, Row, csv_rows, read_whole, tab_rows
 
 
 def written(folder: Path, content: str | bytes, name: str = "a.csv") -> Path:
@@ -78,7 +78,7 @@ def test_a_gzip_file_that_was_cut_off_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_number_of_rows_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "MAX_ROWS", 3)
+    monkeypatch.setattr(files, "MAX_ROWS", 3)
     path = written(tmp_path, "id\n" + "x\n" * 4)
 
     with pytest.raises(TraceError, match="more than 3 jobs"):
