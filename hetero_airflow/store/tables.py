@@ -8,32 +8,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    CheckConstraint,
-    Column,
-    DateTime,
-    Dialect,
-    ForeignKey,
-    ForeignKeyConstraint,
-    Index,
-    Integer,
-    MetaData,
-    PrimaryKeyConstraint,
-    String,
-    Table,
-    Text,
-    UniqueConstraint,
-    event,
-    text,
-)
-from sqlalchemy.engine import Connection
+import sqlalchemy as sa
 from sqlalchemy.types import TypeDecorator
 
 VERSION_TABLE = "hetero_alembic_version"
 
-metadata = MetaData(
+metadata = sa.MetaData(
     naming_convention={
         "ix": "%(table_name)s_%(column_0_N_name)s_idx",
         "uq": "%(table_name)s_%(column_0_N_name)s_key",
@@ -47,10 +27,10 @@ metadata = MetaData(
 class UtcDateTime(TypeDecorator[datetime]):
     """An aware time, stored in UTC; in SQLite as a text without a zone."""
 
-    impl = DateTime(timezone=True)
+    impl = sa.DateTime(timezone=True)
     cache_ok = True
 
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
         """Refuse a time without a zone, since its zone would be unknown later."""
         if value is None:
             return None
@@ -58,213 +38,223 @@ class UtcDateTime(TypeDecorator[datetime]):
             raise TypeError(f"the time {value} has no zone; give an aware one, such as Clock.now()")
         return value.astimezone(UTC)
 
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+    def process_result_value(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
         """The aware time in UTC."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-ID = String(320)
-NAME = String(250)
-WORD = String(16)
+ID = sa.String(320)
+NAME = sa.String(250)
+WORD = sa.String(16)
 
-state = Table(
+state = sa.Table(
     "hetero_state",
     metadata,
-    Column("id", Integer, autoincrement=False),
-    Column("sequence", BigInteger, nullable=False, comment="Grows with each change that a snapshot shows"),
-    Column("fence", BigInteger, nullable=False, comment="Token of the newest lease"),
-    Column("pruned", BigInteger, nullable=False, comment="Sequence of the last deletion: older reads are void"),
-    PrimaryKeyConstraint("id"),
-    CheckConstraint("id = 1", name="one_row"),
+    sa.Column("id", sa.Integer, autoincrement=False),
+    sa.Column("sequence", sa.BigInteger, nullable=False, comment="Grows with each change that a snapshot shows"),
+    sa.Column("fence", sa.BigInteger, nullable=False, comment="Token of the newest lease"),
+    sa.Column("pruned", sa.BigInteger, nullable=False, comment="Sequence of the last deletion: older reads are void"),
+    sa.PrimaryKeyConstraint("id"),
+    sa.CheckConstraint("id = 1", name="one_row"),
     comment="One row, which writers lock",
 )
 
-worker = Table(
+worker = sa.Table(
     "hetero_worker",
     metadata,
-    Column("id", ID),
-    Column("state", WORD, nullable=False),
-    Column("inventory", Text, nullable=False, comment="The worker without its devices, JSON"),
-    Column("digest", String(64), nullable=False, comment="Of the whole inventory as it was reported"),
-    Column("changed", BigInteger, nullable=False),
-    PrimaryKeyConstraint("id"),
-    Index(None, "changed"),
+    sa.Column("id", ID),
+    sa.Column("state", WORD, nullable=False),
+    sa.Column("inventory", sa.Text, nullable=False, comment="The worker without its devices, JSON"),
+    sa.Column("digest", sa.String(64), nullable=False, comment="Of the whole inventory as it was reported"),
+    sa.Column("changed", sa.BigInteger, nullable=False),
+    sa.PrimaryKeyConstraint("id"),
+    sa.Index(None, "changed"),
 )
 
-device = Table(
+device = sa.Table(
     "hetero_device",
     metadata,
-    Column("worker_id", ID),
-    Column("id", ID),
-    Column("position", Integer, nullable=False, comment="In the worker's inventory"),
-    Column("inventory", Text, nullable=False, comment="The device, JSON"),
-    Column("kind", String(128), nullable=False),
-    Column("leasable", Boolean, nullable=False),
-    Column("is_vanished", Boolean, nullable=False, comment="Goes when its last lease ends"),
-    Column("offered_milli", Integer, nullable=False),
-    Column("offered_memory_bytes", BigInteger, comment="Of a CPU: host memory that leases share out"),
-    Column("capacity_milli", Integer, nullable=False, comment="What is offered, or what is used where that is more"),
-    Column("capacity_memory_bytes", BigInteger),
-    Column("used_milli", Integer, nullable=False),
-    Column("used_memory_bytes", BigInteger, nullable=False),
-    Column("last_granted_at", UtcDateTime),
-    Column("changed", BigInteger, nullable=False),
-    PrimaryKeyConstraint("worker_id", "id"),
-    ForeignKeyConstraint(["worker_id"], ["hetero_worker.id"], ondelete="CASCADE"),
-    CheckConstraint("used_milli >= 0 AND used_milli <= capacity_milli", name="milli"),
-    CheckConstraint(
+    sa.Column("worker_id", ID),
+    sa.Column("id", ID),
+    sa.Column("position", sa.Integer, nullable=False, comment="In the worker's inventory"),
+    sa.Column("inventory", sa.Text, nullable=False, comment="The device, JSON"),
+    sa.Column("kind", sa.String(128), nullable=False),
+    sa.Column("leasable", sa.Boolean, nullable=False),
+    sa.Column("is_vanished", sa.Boolean, nullable=False, comment="Goes when its last lease ends"),
+    sa.Column("offered_milli", sa.Integer, nullable=False),
+    sa.Column("offered_memory_bytes", sa.BigInteger, comment="Of a CPU: host memory that leases share out"),
+    sa.Column(
+        "capacity_milli", sa.Integer, nullable=False, comment="What is offered, or what is used where that is more"
+    ),
+    sa.Column("capacity_memory_bytes", sa.BigInteger),
+    sa.Column("used_milli", sa.Integer, nullable=False),
+    sa.Column("used_memory_bytes", sa.BigInteger, nullable=False),
+    sa.Column("last_granted_at", UtcDateTime),
+    sa.Column("changed", sa.BigInteger, nullable=False),
+    sa.PrimaryKeyConstraint("worker_id", "id"),
+    sa.ForeignKeyConstraint(["worker_id"], ["hetero_worker.id"], ondelete="CASCADE"),
+    sa.CheckConstraint("used_milli >= 0 AND used_milli <= capacity_milli", name="milli"),
+    sa.CheckConstraint(
         "used_memory_bytes >= 0 AND (capacity_memory_bytes IS NULL OR used_memory_bytes <= capacity_memory_bytes)",
         name="memory",
     ),
-    Index(None, "changed"),
+    sa.Index(None, "changed"),
 )
 
-telemetry = Table(
+telemetry = sa.Table(
     "hetero_telemetry",
     metadata,
-    Column("worker_id", ID),
-    Column("seen_at", UtcDateTime, nullable=False),
-    Column("readings", Text, nullable=False, comment="The last readings of the worker's devices, a JSON list"),
-    Column("leases", Text, comment="Ids of the leases whose processes are there, a JSON list; NULL if no agent says"),
-    PrimaryKeyConstraint("worker_id"),
-    ForeignKeyConstraint(["worker_id"], ["hetero_worker.id"], ondelete="CASCADE"),
+    sa.Column("worker_id", ID),
+    sa.Column("seen_at", UtcDateTime, nullable=False),
+    sa.Column("readings", sa.Text, nullable=False, comment="The last readings of the worker's devices, a JSON list"),
+    sa.Column(
+        "leases", sa.Text, comment="Ids of the leases whose processes are there, a JSON list; NULL if no agent says"
+    ),
+    sa.PrimaryKeyConstraint("worker_id"),
+    sa.ForeignKeyConstraint(["worker_id"], ["hetero_worker.id"], ondelete="CASCADE"),
     comment="What changes with every heartbeat; no snapshot shows it",
 )
 
-server = Table(
+server = sa.Table(
     "hetero_server",
     metadata,
-    Column("id", Integer, autoincrement=False),
-    Column("since", UtcDateTime, nullable=False, comment="No API server was away since then"),
-    Column("seen_at", UtcDateTime, nullable=False),
-    PrimaryKeyConstraint("id"),
-    CheckConstraint("id = 1", name="one_row"),
+    sa.Column("id", sa.Integer, autoincrement=False),
+    sa.Column("since", UtcDateTime, nullable=False, comment="No API server was away since then"),
+    sa.Column("seen_at", UtcDateTime, nullable=False),
+    sa.PrimaryKeyConstraint("id"),
+    sa.CheckConstraint("id = 1", name="one_row"),
     comment="One row, once an API server has said that it is there",
 )
 
-hold = Table(
+hold = sa.Table(
     "hetero_bar",
     metadata,
-    Column("worker_id", ID),
-    Column("device_id", ID, comment="Empty for the whole worker"),
-    Column("kind", WORD, comment="drained or quarantined"),
-    Column("cause", Text, nullable=False),
-    Column("since", UtcDateTime, nullable=False),
-    Column("returns", Text, nullable=False, comment="What brings it back"),
-    Column("until", UtcDateTime),
-    Column("moves", Boolean, nullable=False, comment="Whether tasks that run there shall go on elsewhere"),
-    PrimaryKeyConstraint("worker_id", "device_id", "kind"),
+    sa.Column("worker_id", ID),
+    sa.Column("device_id", ID, comment="Empty for the whole worker"),
+    sa.Column("kind", WORD, comment="drained or quarantined"),
+    sa.Column("cause", sa.Text, nullable=False),
+    sa.Column("since", UtcDateTime, nullable=False),
+    sa.Column("returns", sa.Text, nullable=False, comment="What brings it back"),
+    sa.Column("until", UtcDateTime),
+    sa.Column("moves", sa.Boolean, nullable=False, comment="Whether tasks that run there shall go on elsewhere"),
+    sa.PrimaryKeyConstraint("worker_id", "device_id", "kind"),
     comment="Devices that get no new task; a change here changes the worker's row too",
 )
 
-health = Table(
+health = sa.Table(
     "hetero_health",
     metadata,
-    Column("worker_id", ID),
-    Column("device_id", ID),
-    Column("record", Text, nullable=False, comment="State, strikes and recent errors, JSON"),
-    PrimaryKeyConstraint("worker_id", "device_id"),
+    sa.Column("worker_id", ID),
+    sa.Column("device_id", ID),
+    sa.Column("record", sa.Text, nullable=False, comment="State, strikes and recent errors, JSON"),
+    sa.PrimaryKeyConstraint("worker_id", "device_id"),
     comment="Devices that ever had an error and are not forgiven",
 )
 
-worker_key = Table(
+worker_key = sa.Table(
     "hetero_worker_key",
     metadata,
-    Column("worker_id", ID),
-    Column("secret_hash", String(64), comment="SHA-256 of the one-time secret that its agent enrols with"),
-    Column("secret_until", UtcDateTime, comment="After that, the secret is worth nothing"),
-    Column("public_key", String(64), comment="Ed25519, 64 hexadecimal digits; NULL until its agent has enrolled"),
-    Column("enrolled_at", UtcDateTime),
-    Column("revoked_at", UtcDateTime),
-    Column("nonce", BigInteger, nullable=False, comment="Of the newest request that was taken; older ones are replays"),
-    Column("instance", String(32), nullable=False, comment="The process of its agent that speaks for it now"),
-    Column("changed", BigInteger, nullable=False),
-    PrimaryKeyConstraint("worker_id"),
-    Index(None, "changed"),
+    sa.Column("worker_id", ID),
+    sa.Column("secret_hash", sa.String(64), comment="SHA-256 of the one-time secret that its agent enrols with"),
+    sa.Column("secret_until", UtcDateTime, comment="After that, the secret is worth nothing"),
+    sa.Column("public_key", sa.String(64), comment="Ed25519, 64 hexadecimal digits; NULL until its agent has enrolled"),
+    sa.Column("enrolled_at", UtcDateTime),
+    sa.Column("revoked_at", UtcDateTime),
+    sa.Column(
+        "nonce", sa.BigInteger, nullable=False, comment="Of the newest request that was taken; older ones are replays"
+    ),
+    sa.Column("instance", sa.String(32), nullable=False, comment="The process of its agent that speaks for it now"),
+    sa.Column("changed", sa.BigInteger, nullable=False),
+    sa.PrimaryKeyConstraint("worker_id"),
+    sa.Index(None, "changed"),
     comment="Who may speak for a worker; outlives it",
 )
 
-request = Table(
+request = sa.Table(
     "hetero_request",
     metadata,
-    Column("id", ID),
-    Column("dag_id", NAME, nullable=False),
-    Column("run_id", NAME, nullable=False),
-    Column("task_id", NAME, nullable=False),
-    Column("map_index", Integer, nullable=False),
-    Column("try_number", Integer, nullable=False),
-    Column("request", Text, nullable=False, comment="The DeviceRequest, JSON"),
-    Column("weight", BigInteger, nullable=False),
-    Column("submitted_at", UtcDateTime, nullable=False),
-    Column(
-        "served", Text, nullable=False, server_default="{}", comment="Device class → seconds held before, a JSON object"
+    sa.Column("id", ID),
+    sa.Column("dag_id", NAME, nullable=False),
+    sa.Column("run_id", NAME, nullable=False),
+    sa.Column("task_id", NAME, nullable=False),
+    sa.Column("map_index", sa.Integer, nullable=False),
+    sa.Column("try_number", sa.Integer, nullable=False),
+    sa.Column("request", sa.Text, nullable=False, comment="The DeviceRequest, JSON"),
+    sa.Column("weight", sa.BigInteger, nullable=False),
+    sa.Column("submitted_at", UtcDateTime, nullable=False),
+    sa.Column(
+        "served",
+        sa.Text,
+        nullable=False,
+        server_default="{}",
+        comment="Device class → seconds held before, a JSON object",
     ),
-    Column("gang", ID, comment="Placed together with the others of this name"),
-    Column("gang_size", Integer, nullable=False, server_default="1"),
-    Column("state", WORD, nullable=False, comment="waiting, placed or ended"),
-    Column("ended_at", UtcDateTime),
-    Column("cause", Text, nullable=False),
-    Column("newest_decision", String(64), comment="Digest of the newest decision since it was submitted"),
-    Column("changed", BigInteger, nullable=False),
-    PrimaryKeyConstraint("id"),
-    Index(None, "changed"),
-    Index(None, "state", "ended_at"),
-    Index(None, "dag_id", "run_id", "task_id", "map_index"),
+    sa.Column("gang", ID, comment="Placed together with the others of this name"),
+    sa.Column("gang_size", sa.Integer, nullable=False, server_default="1"),
+    sa.Column("state", WORD, nullable=False, comment="waiting, placed or ended"),
+    sa.Column("ended_at", UtcDateTime),
+    sa.Column("cause", sa.Text, nullable=False),
+    sa.Column("newest_decision", sa.String(64), comment="Digest of the newest decision since it was submitted"),
+    sa.Column("changed", sa.BigInteger, nullable=False),
+    sa.PrimaryKeyConstraint("id"),
+    sa.Index(None, "changed"),
+    sa.Index(None, "state", "ended_at"),
+    sa.Index(None, "dag_id", "run_id", "task_id", "map_index"),
 )
 
-dag = Table(
+dag = sa.Table(
     "hetero_dag",
     metadata,
-    Column("dag_id", NAME),
-    Column("token", BigInteger, nullable=False, comment="The greatest that one of its requests ever got"),
-    Column("changed", BigInteger, nullable=False),
-    PrimaryKeyConstraint("dag_id"),
-    Index(None, "changed"),
+    sa.Column("dag_id", NAME),
+    sa.Column("token", sa.BigInteger, nullable=False, comment="The greatest that one of its requests ever got"),
+    sa.Column("changed", sa.BigInteger, nullable=False),
+    sa.PrimaryKeyConstraint("dag_id"),
+    sa.Index(None, "changed"),
     comment="Whose turn it is; outlives the leases",
 )
 
-lease = Table(
+lease = sa.Table(
     "hetero_lease",
     metadata,
-    Column("id", ID),
-    Column("request_id", ID, nullable=False),
-    Column("worker_id", ID, nullable=False),
-    Column("alternative", Integer, nullable=False),
-    Column("token", BigInteger, nullable=False),
-    Column("state", WORD, nullable=False),
-    Column("granted_at", UtcDateTime, nullable=False),
-    Column("expires_at", UtcDateTime, nullable=False),
-    Column("saved_at", UtcDateTime, comment="When its task last published a checkpoint"),
-    Column("ended_at", UtcDateTime),
-    Column("outcome", WORD, comment="How its task stood then; NULL for one that never ran, or if nobody knows"),
-    Column("cause", Text, nullable=False),
-    Column("changed", BigInteger, nullable=False),
-    PrimaryKeyConstraint("id"),
-    UniqueConstraint("token"),
-    ForeignKeyConstraint(["request_id"], ["hetero_request.id"], ondelete="CASCADE"),
-    Index(None, "changed"),
-    Index(None, "state"),
-    Index(None, "request_id"),
+    sa.Column("id", ID),
+    sa.Column("request_id", ID, nullable=False),
+    sa.Column("worker_id", ID, nullable=False),
+    sa.Column("alternative", sa.Integer, nullable=False),
+    sa.Column("token", sa.BigInteger, nullable=False),
+    sa.Column("state", WORD, nullable=False),
+    sa.Column("granted_at", UtcDateTime, nullable=False),
+    sa.Column("expires_at", UtcDateTime, nullable=False),
+    sa.Column("saved_at", UtcDateTime, comment="When its task last published a checkpoint"),
+    sa.Column("ended_at", UtcDateTime),
+    sa.Column("outcome", WORD, comment="How its task stood then; NULL for one that never ran, or if nobody knows"),
+    sa.Column("cause", sa.Text, nullable=False),
+    sa.Column("changed", sa.BigInteger, nullable=False),
+    sa.PrimaryKeyConstraint("id"),
+    sa.UniqueConstraint("token"),
+    sa.ForeignKeyConstraint(["request_id"], ["hetero_request.id"], ondelete="CASCADE"),
+    sa.Index(None, "changed"),
+    sa.Index(None, "state"),
+    sa.Index(None, "request_id"),
 )
 
-lease_device = Table(
+lease_device = sa.Table(
     "hetero_lease_device",
     metadata,
-    Column("lease_id", ID),
-    Column("position", Integer, nullable=False),
-    Column("worker_id", ID, nullable=False),
-    Column("device_id", ID, nullable=False),
-    Column("milli", Integer, nullable=False),
-    Column("memory_bytes", BigInteger, nullable=False),
-    Column("cores", Text, nullable=False, comment="Ids of the CPU cores that the lease holds, a JSON list"),
-    Column("is_held", Boolean, nullable=False),
-    PrimaryKeyConstraint("lease_id", "position"),
-    ForeignKeyConstraint(["lease_id"], ["hetero_lease.id"], ondelete="CASCADE"),
-    UniqueConstraint("lease_id", "device_id"),
+    sa.Column("lease_id", ID),
+    sa.Column("position", sa.Integer, nullable=False),
+    sa.Column("worker_id", ID, nullable=False),
+    sa.Column("device_id", ID, nullable=False),
+    sa.Column("milli", sa.Integer, nullable=False),
+    sa.Column("memory_bytes", sa.BigInteger, nullable=False),
+    sa.Column("cores", sa.Text, nullable=False, comment="Ids of the CPU cores that the lease holds, a JSON list"),
+    sa.Column("is_held", sa.Boolean, nullable=False),
+    sa.PrimaryKeyConstraint("lease_id", "position"),
+    sa.ForeignKeyConstraint(["lease_id"], ["hetero_lease.id"], ondelete="CASCADE"),
+    sa.UniqueConstraint("lease_id", "device_id"),
 )
-Index(
+sa.Index(
     "hetero_lease_device_held_idx",
     lease_device.c.worker_id,
     lease_device.c.device_id,
@@ -272,23 +262,23 @@ Index(
     postgresql_where=lease_device.c.is_held,
 )
 
-decision = Table(
+decision = sa.Table(
     "hetero_decision",
     metadata,
-    Column("id", BigInteger().with_variant(Integer, "sqlite")),
-    Column("request_id", ID, ForeignKey("hetero_request.id", ondelete="CASCADE"), nullable=False),
-    Column("decided_at", UtcDateTime, nullable=False),
-    Column("outcome", WORD, nullable=False, comment="place, wait or refuse"),
-    Column("position", Integer),
-    Column("reason", Text, comment="JSON"),
-    Column("nearest", Text),
-    Column("account", Text, nullable=False, comment="JSON"),
-    PrimaryKeyConstraint("id"),
-    Index(None, "request_id", "id"),
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite")),
+    sa.Column("request_id", ID, sa.ForeignKey("hetero_request.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("decided_at", UtcDateTime, nullable=False),
+    sa.Column("outcome", WORD, nullable=False, comment="place, wait or refuse"),
+    sa.Column("position", sa.Integer),
+    sa.Column("reason", sa.Text, comment="JSON"),
+    sa.Column("nearest", sa.Text),
+    sa.Column("account", sa.Text, nullable=False, comment="JSON"),
+    sa.PrimaryKeyConstraint("id"),
+    sa.Index(None, "request_id", "id"),
 )
 
 
-@event.listens_for(state, "after_create")
-def insert_state(target: Table, connection: Connection, **_: object) -> None:
+@sa.event.listens_for(state, "after_create")
+def insert_state(target: sa.Table, connection: sa.Connection, **_: object) -> None:
     """Insert the one row when the table is created from the metadata; the first migration does the same."""
-    connection.execute(text("INSERT INTO hetero_state (id, sequence, fence, pruned) VALUES (1, 0, 0, 0)"))
+    connection.execute(sa.text("INSERT INTO hetero_state (id, sequence, fence, pruned) VALUES (1, 0, 0, 0)"))

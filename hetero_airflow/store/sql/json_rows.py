@@ -13,36 +13,17 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Boolean,
-    ColumnElement,
-    Connection,
-    DateTime,
-    Insert,
-    Integer,
-    Row,
-    Select,
-    Table,
-    Text,
-    bindparam,
-    cast,
-    column,
-    func,
-    insert,
-    select,
-)
+import sqlalchemy as sa
 from sqlalchemy.sql.expression import FromClause
 from sqlalchemy.types import TypeEngine
 
 from hetero_airflow.store.tables import UtcDateTime
 
 _TYPES: dict[str, TypeEngine[Any]] = {
-    "text": Text(),
-    "number": BigInteger(),
-    "truth": Boolean(),
-    "time": DateTime(timezone=True),
+    "text": sa.Text(),
+    "number": sa.BigInteger(),
+    "truth": sa.Boolean(),
+    "time": sa.DateTime(timezone=True),
 }
 
 _TIME_LENGTH = len("2026-01-01 00:00:00.000000")
@@ -70,8 +51,8 @@ def _time_text(value: object) -> str:
 
 
 def read_by_rows(
-    connection: Connection, make: Callable[[str], Select[Any]], rows: Sequence[Mapping[str, Any]], **values: Any
-) -> Sequence[Row[Any]]:
+    connection: sa.Connection, make: Callable[[str], sa.Select[Any]], rows: Sequence[Mapping[str, Any]], **values: Any
+) -> Sequence[sa.Row[Any]]:
     """The result of a query on a `json_table` with these rows; nothing for no rows.
 
     :param make: returns the query for a dialect
@@ -86,37 +67,37 @@ def key_rows(keys: Iterable[str]) -> list[dict[str, str]]:
 
 @lru_cache(maxsize=64)
 def json_table(dialect: str, **columns: str) -> FromClause:
-    """The rows of the parameter `rows` as a table, to join with; columns are of a "text", "number", "truth" or "time".
+    """The parameter `rows` as a table to join with. A column is a "text", a "number", a "truth" or a "time".
 
-    >>> print(select(json_table("sqlite", key="text").c.key))  # doctest: +ELLIPSIS
+    >>> print(sa.select(json_table("sqlite", key="text").c.key))  # doctest: +ELLIPSIS
     SELECT given.key...
     FROM (SELECT json_extract(each.value, :json_extract_1) AS key...
     FROM json_each(:rows) AS each) AS given
     """
-    rows = bindparam(ROWS, type_=Text)
+    rows = sa.bindparam(ROWS, type_=sa.Text)
     if dialect == "postgresql":
-        listed = [column(name, _TYPES[kind]) for name, kind in columns.items()]
+        listed = [sa.column(name, _TYPES[kind]) for name, kind in columns.items()]
         return (
-            func.json_to_recordset(cast(rows, JSON))
+            sa.func.json_to_recordset(sa.cast(rows, sa.JSON))
             .table_valued(*listed, name="given")
             .render_derived(name="given", with_types=True)
         )
-    each = func.json_each(rows).table_valued("value", name="each")
+    each = sa.func.json_each(rows).table_valued("value", name="each")
     values = []
     for name, kind in columns.items():
-        value = func.json_extract(each.c.value, f"$.{name}", type_=_TYPES[kind])
-        values.append((func.substr(value, 1, _TIME_LENGTH) if kind == "time" else value).label(name))
-    return select(*values).subquery("given")
+        value = sa.func.json_extract(each.c.value, f"$.{name}", type_=_TYPES[kind])
+        values.append((sa.func.substr(value, 1, _TIME_LENGTH) if kind == "time" else value).label(name))
+    return sa.select(*values).subquery("given")
 
 
 @lru_cache(maxsize=64)
-def insert_rows(dialect: str, table: Table, *names: str) -> Insert:
+def insert_rows(dialect: str, table: sa.Table, *names: str) -> sa.Insert:
     """A statement that inserts the rows of the parameter `rows`, with these columns."""
     rows = json_table(dialect, **{name: _kind(table.c[name].type) for name in names})
-    return insert(table).from_select(list(names), select(*(rows.c[name] for name in names)))
+    return sa.insert(table).from_select(list(names), sa.select(*(rows.c[name] for name in names)))
 
 
-def without_index(column: ColumnElement[str]) -> ColumnElement[str]:
+def without_index(column: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
     """The text column without its index, for a condition beside a key.
 
     SQLite would use this column's index instead of the key, and read all waiting requests for each key.
@@ -127,6 +108,6 @@ def without_index(column: ColumnElement[str]) -> ColumnElement[str]:
 def _kind(type_: TypeEngine[Any]) -> str:
     if isinstance(type_, UtcDateTime):
         return "time"
-    if isinstance(type_, Boolean):
+    if isinstance(type_, sa.Boolean):
         return "truth"
-    return "number" if isinstance(type_, Integer) else "text"
+    return "number" if isinstance(type_, sa.Integer) else "text"

@@ -24,15 +24,19 @@ _TASK_COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingRequest:
-    """A waiting request, with the newest decision on it."""
-
+class _QueueRow:
     id: str
     dag_id: str
     run_id: str
     task_id: str
     map_index: int
     try_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest(_QueueRow):
+    """A waiting request, with the newest decision on it."""
+
     submitted_at: datetime
     position: int | None
     """Place in the queue, from 1; None before the first cycle."""
@@ -41,15 +45,9 @@ class WaitingRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveLease:
+class LiveLease(_QueueRow):
     """A live lease and its task."""
 
-    id: str
-    dag_id: str
-    run_id: str
-    task_id: str
-    map_index: int
-    try_number: int
     worker_id: str
     device_ids: tuple[str, ...]
     state: str
