@@ -58,17 +58,13 @@ def split_url(url: str, name: str = NAME) -> SplitResult:
     if user is not None or "@" in parts.netloc:
         raise SettingsError(name, found="a user or password in it", remedy="Put the key into the Airflow connection")
     path = unquote(parts.path)
-    problem = (
-        "no scheme"
-        if not parts.scheme
-        else "a query or a fragment"
-        if parts.query or parts.fragment
-        else "a character that can't be printed"
-        if not url.isprintable() or not path.isprintable()
-        else "a part '..'"
-        if ".." in path.split("/")
-        else None
-    )
-    if problem:
-        raise SettingsError(f"{name}={shorten(url)}", found=problem, remedy=REMEDY.replace(NAME, name))
+    checks = {
+        "no scheme": not parts.scheme,
+        "a query or a fragment": parts.query or parts.fragment,
+        "a character that can't be printed": not url.isprintable() or not path.isprintable(),
+        "a part '..'": ".." in path.split("/"),
+    }
+    for problem, is_there in checks.items():
+        if is_there:
+            raise SettingsError(f"{name}={shorten(url)}", found=problem, remedy=REMEDY.replace(NAME, name))
     return parts._replace(path=path)

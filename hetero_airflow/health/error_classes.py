@@ -57,12 +57,10 @@ _FATAL = {
     172: "uncorrectable SRAM error",
 }
 _APPLICATION = {
-    11: "invalid push buffer",
+    **dict.fromkeys((11, 25, 32), "invalid push buffer"),
     13: "graphics engine exception",
-    14: "test message",
-    25: "invalid push buffer",
+    **dict.fromkeys((14, 106, 107), "test message"),
     31: "GPU memory page fault",
-    32: "invalid push buffer",
     37: "driver firmware error",
     43: "GPU stopped processing the application",
     45: "clean-up after previous errors",
@@ -72,8 +70,6 @@ _APPLICATION = {
     69: "graphics engine class error",
     80: "corrupted data sent to GPU",
     **dict.fromkeys((82, 83, 84, 86, 88, 89, *range(96, 106), 139, 142), "video or image engine error"),
-    106: "test message",
-    107: "test message",
     154: "recovery action changed",  # the probe reads the action itself
     162: "power smoothing engaged",
     163: "power smoothing disengaged",
@@ -93,14 +89,10 @@ _COUNTED = {
     157: "resource could not be retired",
 }
 
+_TEXTS = {ErrorClass.FATAL: _FATAL, ErrorClass.COUNTED: _COUNTED, ErrorClass.APPLICATION: _APPLICATION}
+
 XIDS: dict[int, tuple[ErrorClass, str]] = {
-    xid: (error_class, text)
-    for error_class, texts in (
-        (ErrorClass.FATAL, _FATAL),
-        (ErrorClass.COUNTED, _COUNTED),
-        (ErrorClass.APPLICATION, _APPLICATION),
-    )
-    for xid, text in texts.items()
+    xid: (error_class, text) for error_class, texts in _TEXTS.items() for xid, text in texts.items()
 }
 """XID → its class and a short description."""
 
