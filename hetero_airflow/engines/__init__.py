@@ -1,6 +1,7 @@
-"""Engines: the existing executors that run what was placed, one adapter each.
+"""Engines: one adapter for each Airflow executor that runs placed tasks. They run in the scheduler's process.
 
-To add one: write ``engines/<name>.py`` and add a row to `ENGINES`.
+To add one: write ``engines/<name>.py`` with the ports of `engine`, and add a row to `ENGINES`. `processes` and
+`lease_files` also run on worker hosts, in the supervisor and the agent.
 """
 
 from __future__ import annotations

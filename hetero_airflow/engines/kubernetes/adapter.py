@@ -104,7 +104,7 @@ class ClusterAdapter:
     def liveness(self, process: LeasedProcess) -> Liveness:
         """Whether a process of a lease runs, or may still run.
 
-        A lease on a lost node is over at once: its pod is told to end, the cluster counts its devices until it has
+        A lease on a lost node is over at once: its pod is deleted, the cluster counts its devices until it has
         ended, and the node offers them to no other task before that.
         """
         lease_id = process.lease.id

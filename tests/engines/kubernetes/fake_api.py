@@ -28,6 +28,8 @@ class FakeApi:
         self.changed = threading.Condition()
         self.status = None
         """What every request is answered with, if not with what it asks for."""
+        self.post_status = None
+        """What every request that makes an object is answered with, if not None."""
         self.forbidden = set()
         """Paths that are answered with 403."""
         self.delay_s = 0.0
@@ -156,8 +158,9 @@ class Handler(BaseHTTPRequestHandler):
         namespace = ""
         if parts[:1] == ["namespaces"]:
             namespace, parts = parts[1], parts[2:]
-        if self.api.status is not None or url.path in self.api.forbidden:
-            code = self.api.status or 403
+        refusal = self.api.status or (self.api.post_status if self.command == "POST" else None)
+        if refusal is not None or url.path in self.api.forbidden:
+            code = refusal or 403
             self._answer(code, {"kind": "Status", "code": code, "reason": "Odd", "message": f"it is {code}"})
         elif url.path in DISCOVERY:
             self._answer(200, DISCOVERY[url.path])
