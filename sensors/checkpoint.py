@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue
 from airflow.sdk.exceptions import AirflowException
@@ -87,13 +87,10 @@ class CheckpointSensor(BaseSensorOperator):
 
     def execute(self, context: Context) -> Any:
         """Wait in the triggerer. Only a mapped or a poking sensor runs this."""
-        if not self.deferrable:
-            return super().execute(context)
-        return self._wait()
-
-    def _wait(self) -> NoReturn:
-        trigger = CheckpointTrigger(**self._arguments())
-        self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
+        if self.deferrable:
+            trigger = CheckpointTrigger(**self._arguments())
+            self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
+        return super().execute(context)
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
         """Whether such a checkpoint exists now; sends one request."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -74,10 +73,7 @@ class CheckpointCondition:
 
     def met_in(self, index: Index, now: datetime) -> CheckpointEntry | None:
         """The newest checkpoint of the index that meets the condition; None if none does."""
-        return self._newest(index.current, now)
-
-    def _newest(self, entries: Iterable[CheckpointEntry], now: datetime) -> CheckpointEntry | None:
-        return next((entry for entry in reversed(tuple(entries)) if self._holds(entry, now)), None)
+        return next((entry for entry in reversed(tuple(index.current)) if self._holds(entry, now)), None)
 
     def _holds(self, entry: CheckpointEntry, now: datetime) -> bool:
         value = entry.metrics.get(self.metric) if self.metric is not None else None

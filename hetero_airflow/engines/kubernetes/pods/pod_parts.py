@@ -11,7 +11,7 @@ from typing import Any
 from hetero_airflow.engines.kubernetes.claims.claim_template import claim_template, is_claimable
 from hetero_airflow.engines.kubernetes.names import byte_quantity, is_label_value
 from hetero_airflow.engines.kubernetes.options import ClusterOptions
-from hetero_airflow.engines.kubernetes.resources import CPU, TAINTS, Resource, resource_of, vendor_of
+from hetero_airflow.engines.kubernetes.resources import CPU, TAINTS, resource_of, vendor_of
 from hetero_airflow.engines.kubernetes.selectors import node_conditions
 from hetero_airflow.engines.kubernetes.selectors.affinity import Terms, all_of
 from hetero_airflow.errors import RequestError
@@ -58,22 +58,26 @@ def pod_parts(request: DeviceRequest, options: ClusterOptions, queue: str | None
     """
     alternative = request.alternatives[0]
     labels = node_conditions.label_terms(alternative.labels)
+    amounts: dict[str, str]
+    tolerated: tuple[str, ...]
+    environment: Mapping[str, str]
     if alternative.kind == CPU:
-        terms, resource = all_of(labels, node_conditions.cpu_terms(alternative)), None
+        device = node_conditions.cpu_terms(alternative)
+        amounts, tolerated, environment = {}, (), NO_DEVICES
     else:
         resource = resource_of(alternative, options.resources)
-        device = node_conditions.device_terms(
-            alternative, resource.vendor, is_model_specific=resource.is_model_specific
-        )
-        terms = all_of(labels, device)
+        is_specific = resource.is_model_specific
+        device = node_conditions.device_terms(alternative, resource.vendor, is_model_specific=is_specific)
+        amounts, environment = {resource.name: str(alternative.count)}, {}
+        tolerated = tuple(dict.fromkeys((*TAINTS.get(resource.vendor, ()), resource.name)))
     return PodParts(
-        amounts={**_device_amount(alternative, resource), **_host_amounts([alternative])},
-        terms=terms,
-        tolerated=_tolerated([resource] if resource else []),
+        amounts={**amounts, **_host_amounts([alternative])},
+        terms=all_of(labels, device),
+        tolerated=tolerated,
         priority_class=options.priority_classes.get(request.priority),
         labels=_queue_label(queue),
         annotations=_annotations(request, [alternative]),
-        environment={} if resource else NO_DEVICES,
+        environment=environment,
     )
 
 
@@ -110,19 +114,11 @@ def claim_parts(
     )
 
 
-def _device_amount(alternative: Alternative, resource: Resource | None) -> dict[str, str]:
-    return {} if resource is None else {resource.name: str(alternative.count)}
-
-
 def _host_amounts(alternatives: Sequence[Alternative]) -> dict[str, str]:
     """Cores and host memory that suffice for each of the alternatives."""
     cores = max((a.count if a.kind == CPU else a.cpus or 0 for a in alternatives), default=0)
     memory = max((a.host_memory or 0 for a in alternatives), default=0)
     return {**({"cpu": str(cores)} if cores else {}), **({"memory": byte_quantity(memory)} if memory else {})}
-
-
-def _tolerated(resources: Sequence[Resource]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(key for r in resources for key in (*TAINTS.get(r.vendor, ()), r.name)))
 
 
 def _queue_label(queue: str | None) -> dict[str, str]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
 
-from kubernetes.client import ApiClient, CoreV1Api  # type: ignore[import-untyped]
+from kubernetes.client import CoreV1Api  # type: ignore[import-untyped]
 
 from hetero_airflow.engines.engine import WorkerChanges
 from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
-from hetero_airflow.engines.kubernetes.watch.informer import Informer
+from hetero_airflow.engines.kubernetes.watch.informer import Informer, model_of
 from hetero_airflow.engines.kubernetes.watch.leased_pods import DeletedPods, LeasedPod, read_pod
 from hetero_airflow.engines.kubernetes.watch.node_usage import (
     ForeignPod,
@@ -175,14 +173,11 @@ class ClusterView:
 
     def _worker(self, node: Mapping[str, Any], usage: NodeUsage) -> Worker | None:
         try:
-            model = _API.deserialize(SimpleNamespace(data=json.dumps(node)), "V1Node")
+            model = model_of(node, "V1Node")
             return without_usage(worker_of(model, self.site, self._resources), usage)
         except Exception as error:  # noqa: BLE001  one odd node must not stop the scheduler's loop
             log.warning("Node %s can't be read: %s", shorten(node["metadata"]["name"]), shorten(str(error), 300))
             return None
-
-
-_API = ApiClient()
 
 
 def _is_leased(item: Mapping[str, Any], namespace: str | None) -> bool:

@@ -13,15 +13,18 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
 
-from kubernetes.client import ApiException, CoreV1Api  # type: ignore[import-untyped]
+from kubernetes.client import ApiClient, ApiException, CoreV1Api  # type: ignore[import-untyped]
 from kubernetes.watch import Watch  # type: ignore[import-untyped]
 from urllib3.exceptions import HTTPError
 
 from hetero_airflow.errors import shorten
 
 T = TypeVar("T")
+
+_API = ApiClient()
 
 PAGE_SIZE = 500
 """Number of objects in one page of a list."""
@@ -35,6 +38,11 @@ _WATCH_S = 300
 _MAX_DELAY_S = 30.0
 
 log = logging.getLogger(__name__)
+
+
+def model_of(value: Mapping[str, Any], kind: str) -> Any:
+    """The official client's model of a JSON value, such as ``V1Pod``."""
+    return _API.deserialize(SimpleNamespace(data=json.dumps(value)), kind)
 
 
 class Informer(Generic[T]):

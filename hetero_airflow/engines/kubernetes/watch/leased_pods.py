@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
-from kubernetes.client import ApiClient  # type: ignore[import-untyped]
 from kubernetes.utils.quantity import parse_quantity  # type: ignore[import-untyped]
 
 from hetero_airflow.engines.engine import TerminationCause
@@ -17,6 +14,7 @@ from hetero_airflow.engines.kubernetes.pods.pod_merge import leased_container
 from hetero_airflow.engines.kubernetes.pods.pod_override import DEVICES_ANNOTATION, LEASE_LABEL
 from hetero_airflow.engines.kubernetes.states.causes import MEANINGS, PodCause
 from hetero_airflow.engines.kubernetes.states.pod_state import PodState, pod_state
+from hetero_airflow.engines.kubernetes.watch.informer import model_of
 from hetero_airflow.model.run import RunEnd
 
 MAX_DELETED_PODS = 10_000
@@ -74,7 +72,7 @@ def read_pod(item: Mapping[str, Any], before: LeasedPod | None) -> LeasedPod | N
     lease_id = (metadata.get("labels") or {}).get(LEASE_LABEL)
     if lease_id is None:
         return None
-    pod = _API.deserialize(SimpleNamespace(data=json.dumps(_without_bulk(item))), "V1Pod")
+    pod = model_of(_without_bulk(item), "V1Pod")
     devices = (metadata.get("annotations") or {}).get(DEVICES_ANNOTATION, "")
     limits = (leased_container(item["spec"]["containers"]).get("resources") or {}).get("limits") or {}
     return LeasedPod(
@@ -117,9 +115,6 @@ class DeletedPods:
         """All remembered pods."""
         with self._lock:
             return list(self._pods.values())
-
-
-_API = ApiClient()
 
 
 def _without_bulk(item: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from types import SimpleNamespace
 from typing import Any
 
-from kubernetes.client import ApiClient  # type: ignore[import-untyped]
 from kubernetes.utils.quantity import parse_quantity  # type: ignore[import-untyped]
 
 from hetero_airflow.engines.kubernetes.pods.pod_override import resource_of_slot
+from hetero_airflow.engines.kubernetes.watch.informer import model_of
 from hetero_airflow.engines.kubernetes.watch.leased_pods import LeasedPod
 from hetero_airflow.model.device import Device
 from hetero_airflow.model.worker import Worker
@@ -60,7 +58,7 @@ def read_foreign_pod(item: Mapping[str, Any], before: ForeignPod | None) -> Fore
     reduced = {name: spec[name] for name in ("overhead", "resources") if name in spec}
     for name in ("containers", "initContainers"):
         reduced[name] = [{key: c[key] for key in _FIELDS if key in c} for c in spec.get(name) or ()]
-    pod = _API.deserialize(SimpleNamespace(data=json.dumps({"spec": reduced})), "V1Pod")
+    pod = model_of({"spec": reduced}, "V1Pod")
     owners = {owner.get("kind") for owner in metadata.get("ownerReferences") or ()}
     return ForeignPod(spec["nodeName"], pod_amounts(pod), bool(owners.intersection(_RESIDENT_OWNERS)), version)
 
@@ -151,6 +149,3 @@ def _remaining_cpu(cpu: Device, amounts: Mapping[str, Decimal]) -> Device:
     cores = max(len(cpu.cores) - math.ceil(amounts.get("cpu", 0)), 0)
     memory = max(cpu.memory_bytes - math.ceil(amounts.get("memory", 0)), 0)
     return cpu.model_copy(update={"cores": cpu.cores[:cores], "memory_bytes": memory})
-
-
-_API = ApiClient()
