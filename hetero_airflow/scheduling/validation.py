@@ -42,7 +42,7 @@ class ValidatedPolicy:
             failure = f"it raised {type(error).__name__}: {error}"
         if failure and failure != self._logged:
             name = getattr(self._policy, "name", type(self._policy).__name__)
-            log.warning("Policy %s is passed over, %s. The policy priority decides.", name, failure)
+            log.warning("Policy %s is skipped, %s. The policy priority decides instead.", name, failure)
         self._logged = failure
         return self._fallback.decide(snapshot, now) if failure else plan
 

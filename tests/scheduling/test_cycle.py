@@ -166,8 +166,8 @@ def test_a_policy_that_fails_is_replaced_with_one_warning(policy: Policy, caplog
         cycle.run(clock.now())
     assert [lease.request_id for lease in engine.dispatched] == ["r0"]
     [record] = caplog.records
-    assert "is passed over" in record.getMessage()
-    assert "The policy priority decides" in record.getMessage()
+    assert "is skipped" in record.getMessage()
+    assert "The policy priority decides instead" in record.getMessage()
 
 
 def test_the_same_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -178,8 +178,8 @@ def test_the_same_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> No
             store.record([RequestSubmitted(a_pending(f"more{number}", "gpu", at_s=9))], EPOCH)
             cycle.run(EPOCH)
     assert [record.getMessage() for record in caplog.records] == [
-        "Policy BrokenPolicy is passed over, it raised ZeroDivisionError: no workers left to divide by. "
-        "The policy priority decides."
+        "Policy BrokenPolicy is skipped, it raised ZeroDivisionError: no workers left to divide by. "
+        "The policy priority decides instead."
     ]
 
 
