@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,6 +39,7 @@ class TaskStateStore(Protocol):
         ...
 
 
+@dataclass
 class TaskMonitor:
     """Monitors the task of one lease.
 
@@ -47,31 +49,21 @@ class TaskMonitor:
     :param grace: the time to save for a task that hangs
     """
 
-    def __init__(
-        self,
-        lease_id: str,
-        folder: Path,
-        states: TaskStateStore,
-        hangs: HangWatch,
-        send: Callable[[signal.Signals], None],
-        grace: timedelta,
-        log: Any,
-    ) -> None:
-        self._lease_id = lease_id
-        self._folder = folder
-        self._states = states
-        self._hangs = hangs
-        self._send = send
-        self._grace = grace
-        self._log = log
-        self._notice: Notice | None = None
-        self._signals: list[signal.Signals] = []
-        self._reported: tuple[Progress, datetime] | None = None
-        self._last_error = ""
-        self._is_ending = False
-        """Whether its worker is about to stop it."""
-        self.hung_s: float | None = None
-        """The idle time for which the task got a notice; None if it does not hang."""
+    lease_id: str
+    folder: Path
+    states: TaskStateStore
+    hangs: HangWatch
+    send: Callable[[signal.Signals], None]
+    grace: timedelta
+    log: Any
+    hung_s: float | None = None
+    """The idle time for which the task got a notice; None if it does not hang."""
+    _notice: Notice | None = None
+    _signals: list[signal.Signals] = field(default_factory=list)
+    _reported: tuple[Progress, datetime] | None = None
+    _last_error: str = ""
+    _is_ending: bool = False
+    """Whether its worker is about to stop it."""
 
     @property
     def notice(self) -> str | None:
@@ -84,7 +76,7 @@ class TaskMonitor:
         Signal handlers call this, so it only sets a flag. The next `check` gives the notice, if Airflow still wants
         the task: a run that is over has nothing to save, and must not report for the present one.
         """
-        self._is_ending = read_progress(self._folder) is not None
+        self._is_ending = read_progress(self.folder) is not None
         return self._is_ending
 
     def check(self, now: datetime, *, is_online: bool = True) -> None:
@@ -94,7 +86,7 @@ class TaskMonitor:
             heartbeat did, and Airflow would take the task for dead
         """
         try:
-            progress = read_progress(self._folder)
+            progress = read_progress(self.folder)
             if is_online:
                 self._pass_notice()
                 self._pass_worker_shutdown(now)
@@ -103,7 +95,7 @@ class TaskMonitor:
         except Exception as error:  # noqa: BLE001  whatever fails, the task's heartbeat goes on
             text = f"{type(error).__name__}: {error}"
             if text != self._last_error:
-                self._log.warning("The notices of this task can't be read now; it is tried again", error=text)
+                self.log.warning("The notices of this task can't be read now; it is tried again", error=text)
             self._last_error = text
         else:
             self._last_error = ""
@@ -115,31 +107,31 @@ class TaskMonitor:
     def _stop(self, number: signal.Signals, text: str) -> None:
         if number not in self._signals and self._notice is not None:
             self._signals.append(number)
-            self._log.warning(text, cause=self._notice.cause)
-            self._send(number)
+            self.log.warning(text, cause=self._notice.cause)
+            self.send(number)
 
     def _pass_notice(self) -> None:
         if self._notice is not None:
             return
-        value = self._states.get(PREEMPT)
+        value = self.states.get(PREEMPT)
         if value is None:
             return
         try:
             received = LeaseNotice.model_validate(value)
         except ValidationError:
             return
-        if received.lease_id == self._lease_id:
+        if received.lease_id == self.lease_id:
             self._give(received.notice, "Preempted: the task gets a notice to save and end. It goes on later, same try")
 
     def _pass_worker_shutdown(self, now: datetime) -> None:
         if self._is_ending and self._notice is None:
-            notice = Notice(cause="its worker shuts down", by=now + self._grace)
+            notice = Notice(cause="its worker shuts down", by=now + self.grace)
             self._give(notice, "Its worker shuts down: the task gets a notice to save and end. It goes on elsewhere")
 
     def _give(self, notice: Notice, text: str) -> None:
-        give_notice(self._folder, notice)
+        give_notice(self.folder, notice)
         self._notice = notice
-        self._log.warning(text, cause=notice.cause, by=notice.by.isoformat(timespec="seconds"))
+        self.log.warning(text, cause=notice.cause, by=notice.by.isoformat(timespec="seconds"))
 
     def _report_progress(self, progress: Progress | None, now: datetime) -> None:
         if progress is None or (self._reported is not None and progress == self._reported[0]):
@@ -147,21 +139,21 @@ class TaskMonitor:
         is_saved = self._reported is None or progress.saved_step != self._reported[0].saved_step
         if self._reported is not None and not is_saved and (now - self._reported[1]).total_seconds() < _REPORT_EVERY_S:
             return
-        report = LeaseProgress(lease_id=self._lease_id, progress=progress, reported_at=now)
-        self._states.set(PROGRESS, json.loads(report.model_dump_json()))
+        report = LeaseProgress(lease_id=self.lease_id, progress=progress, reported_at=now)
+        self.states.set(PROGRESS, json.loads(report.model_dump_json()))
         self._reported = (progress, now)
 
     def _look_for_hang(self, progress: Progress | None, now: datetime) -> None:
         """Warn and dump the stacks after one idle window; after a second one, let the task save and restart."""
-        idle_s, windows = self._hangs.check(progress, now)
+        idle_s, windows = self.hangs.check(progress, now)
         if windows == 1:
-            self._log.warning(
+            self.log.warning(
                 "The task is idle: no step, no use of its devices or cores. Its stacks follow", seconds=idle_s
             )
-            self._send(DUMP_SIGNAL)
+            self.send(DUMP_SIGNAL)
         elif windows == 2 and self._notice is None and progress is not None:
             self.hung_s = idle_s
             self._give(
-                Notice(cause=f"no progress for {idle_s:.0f} s", by=now + self._grace),
+                Notice(cause=f"no progress for {idle_s:.0f} s", by=now + self.grace),
                 "The task hangs: it gets a notice to save and end",
             )
