@@ -117,7 +117,8 @@ def test_two_tasks_take_turns_on_the_one_gpu_of_a_node(way):
         way.api.set_status(name, {"phase": "Succeeded"})
         way.until(lambda key=key: key not in way.keeper.running)
     way.until(lambda: not way.store.snapshot().leases)
-    assert way.reports == []
+    # the keeper may find the end of a process before KubernetesExecutor reports it
+    assert all(state == "success" for _, state, _ in way.reports)
 
 
 def test_a_node_that_is_lost_frees_what_it_had(way):

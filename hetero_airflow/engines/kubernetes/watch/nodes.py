@@ -25,6 +25,7 @@ ENGINE = "kubernetes"
 
 _MIB, _GIB = 2**20, 2**30
 _MAX_CORES = 4096
+_MAX_VERSION = 64
 _MIG = "nvidia.com/mig-"
 _PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
 _HARMLESS_TAINTS = frozenset({"nvidia.com/gpu", "amd.com/gpu", "google.com/tpu"})
@@ -196,8 +197,8 @@ def _runtime(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def _version(labels: Mapping[str, str], keys: Iterable[str]) -> str | None:
-    parts = [text for key in keys if (text := labels.get(key))]
-    return ".".join(parts) or None
+    version = ".".join(text for key in keys if (text := labels.get(key)))
+    return version if 0 < len(version) <= _MAX_VERSION else None  # a longer one is no version
 
 
 def _number(text: str | None) -> int:

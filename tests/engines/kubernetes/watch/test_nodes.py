@@ -1,7 +1,7 @@
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kubernetes import client
 
@@ -188,6 +188,10 @@ def test_a_node_that_claims_a_million_devices_is_cut_short():
 @given(
     st.dictionaries(st.sampled_from([*GFD, "amd.com/gpu.vram", "nvidia.com/gpu.replicas"]), st.text(max_size=63)),
     st.sampled_from(["nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.10gb", "google.com/tpu"]),
+)
+@example(
+    dict.fromkeys(["nvidia.com/cuda.driver-version.major", "nvidia.com/cuda.driver-version.minor"], "0" * 32),
+    "nvidia.com/gpu",
 )
 def test_labels_with_nonsense_make_a_worker_all_the_same(labels, resource):
     assert worker_of(a_node({resource: "1"}, labels)).host == "gpu-1"
