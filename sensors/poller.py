@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Generic, Protocol, TypeVar
 
+from aiolimiter import AsyncLimiter
+
 from hetero_airflow.errors import CheckpointStoreUnavailable, InvalidCheckpoint
 
 log = logging.getLogger(__name__)
@@ -105,7 +107,7 @@ class Poller(Generic[Target, Content]):
         self._order = count()
         self._woken = asyncio.Event()
         self._work: asyncio.Task[None] | None = None
-        self._next_read_at = 0.0
+        self._rate = AsyncLimiter(1, SPACING_S)
         self._failed_at: float | None = None
         """Time of the last failure of the store; None once it has answered for a while."""
 
@@ -218,7 +220,6 @@ class Poller(Generic[Target, Content]):
     async def _read_queued(
         self, queue: asyncio.Queue[tuple[Target, _PolledObject[Content]]], threads: ThreadPoolExecutor
     ) -> None:
-        loop = asyncio.get_running_loop()
         free = asyncio.Semaphore(THREADS)
 
         async def read(target: Target, watched: _PolledObject[Content]) -> None:
@@ -232,8 +233,7 @@ class Poller(Generic[Target, Content]):
                 target, watched = await queue.get()
                 if watched.waiters:
                     await free.acquire()
-                    await asyncio.sleep(self._next_read_at - loop.time())
-                    self._next_read_at = loop.time() + SPACING_S
+                    await self._rate.acquire()
                     group.create_task(read(target, watched))
 
     async def _read(self, target: Target, watched: _PolledObject[Content], threads: ThreadPoolExecutor) -> None:
