@@ -125,8 +125,8 @@ def test_a_rack_demand_is_hard_for_ever_or_for_its_budget() -> None:
     assert outcomes(plan) == {"g0": "scattered", "g1": "scattered"}
     assert plan.until == EPOCH + timedelta(seconds=600)
     assert reason(plan, "g0") == (
-        "scattered: asked all 2 of gang g, 2 × gpu (topology=rack) each, found room for 1 at the same time as near "
-        "together as that, until 2026-01-01 00:10:00 UTC"
+        "scattered: asked all 2 of gang g, 2 × gpu (topology=rack) each, found room for 1 at the same time that "
+        "close together, until 2026-01-01 00:10:00 UTC"
     )
     plan = decide(hosts, soft, full, after_s=600)
     assert (outcomes(plan), plan.until) == ({"g0": "b", "g1": "c"}, None)
