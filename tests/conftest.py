@@ -67,8 +67,8 @@ def make_postgres_database(postgres_server: str) -> Callable[[], str]:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One process for each core, and one for the tests that wait for an Airflow."""
-    return (os.cpu_count() or 1) + 1
+    """One process for each core, and two for the tests that wait for an Airflow."""
+    return (os.cpu_count() or 1) + 2
 
 
 @pytest.hookimpl(trylast=True)
