@@ -87,7 +87,7 @@ def _entry(arguments: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in arguments.items() if name in ARGUMENTS and value is not None}
     if is_template(list(given.values())):
         if "device" not in given:
-            raise RequestError("device", None, found="nothing", remedy='Say one, such as "gpu:2"')
+            raise RequestError("device", None, found="nothing", remedy='Give one, such as "gpu:2"')
         return {"template": given}
     request = DeviceRequest.parse(given.pop("device", None), **given)
     return {"request": request.model_dump(mode="json", exclude_defaults=True)}

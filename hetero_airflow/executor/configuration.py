@@ -51,13 +51,13 @@ def read_configuration() -> Configuration:
         policy=_policy(),
         pool=_text("pool"),
         queue=_text("queue"),
-        lease_timeout_s=_seconds("lease_timeout_s"),
-        discovery_interval_s=_seconds("discovery_interval_s"),
-        probe_timeout_s=_seconds("probe_timeout_s"),
-        worker_timeout_s=_seconds("worker_timeout_s"),
-        history_days=_seconds("history_days"),
-        grace_s=_seconds("grace_s"),
-        min_run_s=_seconds("min_run_s"),
+        lease_timeout_s=_positive("lease_timeout_s"),
+        discovery_interval_s=_positive("discovery_interval_s"),
+        probe_timeout_s=_positive("probe_timeout_s"),
+        worker_timeout_s=_positive("worker_timeout_s"),
+        history_days=_positive("history_days"),
+        grace_s=_positive("grace_s"),
+        min_run_s=_positive("min_run_s"),
         labels=parse_labels(_text("labels"), f"[{SECTION}] labels"),
         worker_id=get_hostname(),
         rules=parse_rules(_text("recovery_rules")),
@@ -82,14 +82,15 @@ def _policy() -> str:
     return name
 
 
-def _seconds(name: str) -> float:
+def _positive(name: str) -> float:
     text = _text(name)
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value < 1e9:
-        raise SettingsError(f"[{SECTION}] {name} = {shorten(text)}", found="no positive number", remedy="Give one")
+        option = f"[{SECTION}] {name} = {shorten(text)}"
+        raise SettingsError(option, found="no positive number", remedy="Write a number, such as 60")
     return value
 
 
