@@ -152,7 +152,7 @@ class WeightedAssignment(ListPolicy):
         index: WorkerIndex,
         options: Mapping[str, PlacementOption],
         order: QueueOrder,
-        may_overtake: MayOvertake,
+        may_overtake: MayOvertake | None,
         now: datetime,
     ) -> Plan:
         """The plan of the list scheduler, in which some requests may run only by one option."""

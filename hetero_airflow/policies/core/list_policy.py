@@ -47,7 +47,7 @@ class ListPolicy:
         name: str,
         order: QueueOrder,
         scorer: PlacementScorer,
-        may_overtake: MayOvertake = lambda pending, head: True,
+        may_overtake: MayOvertake | None = None,
         *,
         reservations: MakeReservations = ReservationsByNeed,
         preemption: MakePreemptionPlan | None = None,
@@ -81,7 +81,7 @@ class ListPolicy:
         return self._index
 
     def _schedule(
-        self, snapshot: Snapshot, index: WorkerIndex, order: QueueOrder, may_overtake: MayOvertake, now: datetime
+        self, snapshot: Snapshot, index: WorkerIndex, order: QueueOrder, may_overtake: MayOvertake | None, now: datetime
     ) -> Plan:
         """The plan of one pass of the list scheduler over the queue in this order."""
         if self._idle_cluster is None or self._idle_cluster.entries != index.entries:

@@ -21,7 +21,7 @@ from hetero_airflow.policies.core.gang_queue import GangQueue
 from hetero_airflow.policies.core.reservation import PreemptionPlan, Reservations
 
 MayOvertake = Callable[[PendingRequest, PendingRequest], bool]
-"""Whether the first request may be placed while the second is the head of the queue."""
+"""Whether the first request may be placed while the second is the head of the queue. None: always."""
 
 WaitExplanation = tuple[Reason, Account]
 """Why a request waits."""
@@ -57,7 +57,7 @@ class ListScheduler:
         policy: str,
         index: WorkerIndex,
         gangs: GangQueue,
-        may_overtake: MayOvertake,
+        may_overtake: MayOvertake | None,
         reservations: Reservations,
         preemption: PreemptionPlan,
         now: datetime,
@@ -84,16 +84,20 @@ class ListScheduler:
 
     def schedule_next(self, unit: Sequence[PendingRequest]) -> None:
         """Decide the next unit of the queue: one request, or all members of a gang."""
-        if not all(map(self.could_run_when_idle, unit)):
+        equals = self._equal_requests(unit[0].request)
+        if not equals.is_servable or (unit[0].gang and not all(map(self.could_run_when_idle, unit))):
             self._wait_or_refuse(unit)
             return
-        if not self._may_overtake_head(unit):
-            self._wait_behind_head(unit)
+        head, may_overtake = self._head, self._may_overtake
+        if head and may_overtake and not all(may_overtake(pending, head) for pending in unit):
+            self._wait_behind_head(unit, head)
             return
         reserved = self._reservations.reserved_from(unit[0])
-        if self._place(unit, reserved):
-            return
-        explanation = self._explain(unit, reserved)
+        explanation = None if unit[0].gang else equals.waits.get(reserved)
+        if explanation is None:
+            if self._place(unit, equals, reserved):
+                return
+            explanation = self._explain(unit, equals, reserved)
         preemption = self._preemption.plan_for(unit, reserved)
         if preemption is not None:
             self._wait_for_preemption(unit, reserved, preemption)
@@ -112,19 +116,13 @@ class ListScheduler:
             equals = self._equals[request.fingerprint] = _EqualRequests(request, is_servable)
         return equals
 
-    def _may_overtake_head(self, unit: Sequence[PendingRequest]) -> bool:
-        head = self._head
-        return head is None or all(self._may_overtake(pending, head) for pending in unit)
-
     # -- placing -------------------------------------------------------------------------------------------------------
 
-    def _place(self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> bool:
+    def _place(self, unit: Sequence[PendingRequest], equals: _EqualRequests, reserved: ReservedCapacity | None) -> bool:
         """Place the request or the gang beside what is reserved; False if it does not fit."""
-        return self._place_gang(unit, reserved) if unit[0].gang else self._place_request(unit[0], reserved)
-
-    def _place_request(self, pending: PendingRequest, reserved: ReservedCapacity | None) -> bool:
-        equals = self._equal_requests(pending.request)
-        best = None if reserved in equals.waits else best_placement(self._index, equals.request, reserved)
+        if unit[0].gang:
+            return self._place_gang(unit, reserved)
+        best = best_placement(self._index, equals.request, reserved)
         if best is None:
             return False
         alternative, worker, fit = best
@@ -133,7 +131,7 @@ class ListScheduler:
             accounts = self._alternative_accounts(equals.request, reserved, alternative + 1)
             equals.accounts[reserved, alternative] = accounts
         summary = f"placed on {self._index.entries[worker].worker.id} with score {fit.score:.4g}"
-        self._take(pending, worker, alternative, fit, summary, accounts)
+        self._take(unit[0], worker, alternative, fit, summary, accounts)
         return True
 
     def _place_gang(self, members: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> bool:
@@ -168,7 +166,8 @@ class ListScheduler:
         for pending in unit:
             self._waiting += 1
             reason, account = explanation
-            if self._budget_ends and (ends := self._budget_ends.get(pending.id)) is not None:
+            ends = self._budget_ends.get(pending.id)
+            if ends is not None:
                 self.until = ends if self.until is None else min(self.until, ends)
                 reason = replace(reason, until=ends) if reason.code is ReasonCode.SCATTERED else reason
             self.decisions.append(Wait(pending.id, self._waiting, reason, account))
@@ -188,13 +187,12 @@ class ListScheduler:
         account = self._account(request, reserved, "waits for devices to be given back")
         self._wait(unit, self._reused(request, reason, account))
 
-    def _wait_behind_head(self, unit: Sequence[PendingRequest]) -> None:
-        assert self._head is not None, "every request may overtake a head that does not exist"
+    def _wait_behind_head(self, unit: Sequence[PendingRequest], head: PendingRequest) -> None:
         for pending in unit:
             equals = self._equal_requests(pending.request)
             if equals.behind_head is None:
-                reason = Reason(ReasonCode.RESERVED, str(equals.request), f"{self._head.id} ahead in the queue")
-                account = Account(self._policy, f"waits behind {self._head.id}")
+                reason = Reason(ReasonCode.RESERVED, str(equals.request), f"{head.id} ahead in the queue")
+                account = Account(self._policy, f"waits behind {head.id}")
                 equals.behind_head = self._reused(equals.request, reason, account)
             self._wait((pending,), equals.behind_head)
 
@@ -221,16 +219,14 @@ class ListScheduler:
 
     # -- explaining ----------------------------------------------------------------------------------------------------
 
-    def _explain(self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> WaitExplanation:
+    def _explain(
+        self, unit: Sequence[PendingRequest], equals: _EqualRequests, reserved: ReservedCapacity | None
+    ) -> WaitExplanation:
         """Why a request or gang does not fit now."""
-        request = unit[0].request
         if unit[0].gang:
-            return self._reused(request, self._gangs.obstacle(unit), self._account(request, reserved))
-        equals = self._equal_requests(request)
-        explanation = equals.waits.get(reserved)
-        if explanation is None:
-            obstacle, account = self._obstacle(equals.request, reserved), self._account(equals.request, reserved)
-            explanation = equals.waits[reserved] = self._reused(equals.request, obstacle, account)
+            return self._reused(equals.request, self._gangs.obstacle(unit), self._account(equals.request, reserved))
+        obstacle, account = self._obstacle(equals.request, reserved), self._account(equals.request, reserved)
+        explanation = equals.waits[reserved] = self._reused(equals.request, obstacle, account)
         return explanation
 
     def _explain_blocked(self, request: DeviceRequest, reason: Reason, *, has_alternatives: bool) -> WaitExplanation:
