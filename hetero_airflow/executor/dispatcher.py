@@ -221,7 +221,7 @@ class Dispatcher:
             recorded = result.recorded
         except CycleInterrupted as error:
             recorded = error.recorded
-            raise
+            raise error.cause from None
         finally:
             del self.queue.events[:recorded]
         for decision in result.plan.decisions:

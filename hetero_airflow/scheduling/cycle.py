@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from hetero_airflow.engines.engine import Engine, Preemptor
-from hetero_airflow.errors import StoreUnavailable
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Plan, Refuse, Wait
 from hetero_airflow.model.snapshot import Snapshot
@@ -57,13 +56,15 @@ class CycleResult:
         return tuple(decision for decision in self.plan.decisions if isinstance(decision, Refuse))
 
 
-class CycleInterrupted(StoreUnavailable):
-    """The database failed during a cycle. What was committed before is also dispatched."""
+class CycleInterrupted(Exception):
+    """A cycle failed. What was committed before is also dispatched."""
 
-    def __init__(self, cause: StoreUnavailable, recorded: int) -> None:
+    def __init__(self, cause: Exception, recorded: int) -> None:
+        self.cause = cause
+        """What failed: `StoreUnavailable` for an outage of the database."""
         self.recorded = recorded
         """As in `CycleResult`."""
-        super().__init__(cause.asked, found=cause.found, remedy=cause.remedy)
+        super().__init__(str(cause))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ class Cycle:
 
         :param pending_events: requests that come and go, which the store records together with the plan. The caller
             removes the recorded ones. It may append others while the cycle runs: the next round sees them
-        :raises CycleInterrupted: the database is down; `recorded` tells which events the store has recorded
+        :raises CycleInterrupted: a step failed, which `cause` tells; `recorded` counts the events that the store has
         """
         done = CycleResult()
         try:
@@ -157,7 +158,7 @@ class Cycle:
                 if not commit.refused:
                     break
             return self._keep_rest_pending(plan, view, now, done)  # 6
-        except StoreUnavailable as error:
+        except Exception as error:
             raise CycleInterrupted(error, done.recorded) from error
 
     def _reap(self, now: datetime) -> CycleResult:

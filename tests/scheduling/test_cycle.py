@@ -221,6 +221,19 @@ def test_a_database_that_fails_after_a_failed_dispatch_loses_no_request() -> Non
     assert [lease.request_id for lease in cycle.run(EPOCH).dispatched] == ["r0"]
 
 
+def test_an_unexpected_error_after_the_commit_does_not_hide_what_was_recorded() -> None:
+    class BrokenStore(MemoryStore):
+        def move(self, moves: Sequence[LeaseMove], now: datetime) -> tuple[Lease | StoreError, ...]:
+            raise ZeroDivisionError
+
+    store, engine = BrokenStore(), FakeEngine()
+    store.record([WorkerSeen(a_worker())], EPOCH)
+    engine.failing = {"r0"}
+    with pytest.raises(CycleInterrupted) as interrupted:
+        Cycle(store, Fifo(), engine, 60).run(EPOCH, [RequestSubmitted(a_pending("r0", "gpu:2"))])
+    assert (type(interrupted.value.cause), interrupted.value.recorded) == (ZeroDivisionError, 1)
+
+
 def test_an_expired_lease_whose_process_is_gone_gives_its_devices_to_the_next() -> None:
     store, engine, clock = a_store("gpu:2", "gpu:2"), FakeEngine(), FakeClock()
     cycle = Cycle(store, Fifo(), engine, 60)
