@@ -228,7 +228,7 @@ def carried_out(snapshot: Snapshot, plan: Plan, now: datetime) -> Snapshot:
             before = usage[lease.worker_id, claim.device_id]
             usage[lease.worker_id, claim.device_id] = replace(
                 before,
-                milli=before.share_milli - claim.share_milli,
+                share_milli=before.share_milli - claim.share_milli,
                 memory_bytes=before.memory_bytes - claim.memory_bytes,
             )
     started = []
