@@ -14,7 +14,7 @@ from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.discovery.sources.values import to_word
 from hetero_airflow.errors import ProbeError, RequestError, shorten
 from hetero_airflow.model.device import Device, Telemetry, matches_model, model_tokens
-from hetero_airflow.model.device_names import MODELS, parse_device
+from hetero_airflow.model.devices.names import MODELS, parse_device
 from hetero_airflow.settings import SIMULATED_DEVICES_VARIABLE
 
 MAX_DEVICES = 1024

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from hetero_airflow.health.error_classes import ErrorClass
-from hetero_airflow.model.device_health import NO_ERRORS, CountedError, DeviceHealth, HealthState
+from hetero_airflow.model.devices.health import NO_ERRORS, CountedError, DeviceHealth, HealthState
 from hetero_airflow.model.hold import Hold, HoldKind, holds_on
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.snapshot import Snapshot

@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from hetero_airflow.model.device import Device
-from hetero_airflow.model.link_speeds import (
+from hetero_airflow.model.devices.link_speeds import (
     OVERSUBSCRIPTION,
     SOCKET_BYTES_PER_S,
     direct_link_bytes_per_s,

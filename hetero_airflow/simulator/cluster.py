@@ -6,7 +6,7 @@ import re
 
 from hetero_airflow.errors import ClusterError, RequestError, shorten
 from hetero_airflow.model.device import Device
-from hetero_airflow.model.device_names import MODELS, VENDORS, parse_device
+from hetero_airflow.model.devices.names import MODELS, VENDORS, parse_device
 from hetero_airflow.model.worker import MAX_DEVICES, Worker
 
 MAX_WORKERS = 20_000

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from hetero_airflow.health.transitions import HealthChanged
 from hetero_airflow.model.device import Telemetry
-from hetero_airflow.model.device_health import NO_ERRORS, DeviceHealth
+from hetero_airflow.model.devices.health import NO_ERRORS, DeviceHealth
 from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat, next_server_heartbeat
 from hetero_airflow.model.hold import Hold, HoldKind, holds_on
 from hetero_airflow.model.lease import Claim, Lease

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from hetero_airflow.errors import StoreError
 from hetero_airflow.health.transitions import HealthChanged
 from hetero_airflow.model.device import Telemetry
-from hetero_airflow.model.device_health import DeviceHealth
+from hetero_airflow.model.devices.health import DeviceHealth
 from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat
 from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import Lease, LeaseState

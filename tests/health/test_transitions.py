@@ -21,7 +21,7 @@ from hetero_airflow.health.transitions import (
     hold_of,
     leases_to_migrate,
 )
-from hetero_airflow.model.device_health import NO_ERRORS, DeviceHealth, HealthState
+from hetero_airflow.model.devices.health import NO_ERRORS, DeviceHealth, HealthState
 from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.snapshot import Snapshot

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from hetero_airflow.model.device import Device, matches_model, model_tokens
-from hetero_airflow.model.device_names import KINDS, MODELS, VENDORS, parse_device
+from hetero_airflow.model.devices.names import KINDS, MODELS, VENDORS, parse_device
 from hetero_airflow.testing import a_cpu, a_device, a_worker
 
 

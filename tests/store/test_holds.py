@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from hetero_airflow.health.transitions import HealthChanged
-from hetero_airflow.model.device_health import NO_ERRORS, CountedError, DeviceHealth, HealthState
+from hetero_airflow.model.devices.health import NO_ERRORS, CountedError, DeviceHealth, HealthState
 from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan

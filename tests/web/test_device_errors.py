@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from hetero_airflow.agent.protocol import HEARTBEAT_PATH, MAX_ERRORS, DeviceError, Heartbeat
-from hetero_airflow.model.device_health import HealthState
+from hetero_airflow.model.devices.health import HealthState
 from hetero_airflow.model.hold import HoldKind
 from hetero_airflow.testing import a_cpu, a_device
 from hetero_airflow.web.agent_routes import health_changes

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hetero_airflow.errors import RequestError
-from hetero_airflow.model.device_names import parse_device
+from hetero_airflow.model.devices.names import parse_device
 from hetero_airflow.model.request import Alternative, DeviceRequest, Priority
 from hetero_airflow.units import format_bytes_exact
 

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, select
 
 from hetero_airflow.cli.live_snapshot import placed_requests
 from hetero_airflow.errors import TraceError
-from hetero_airflow.model.device_speeds import data_sheet_speed
+from hetero_airflow.model.devices.speeds import data_sheet_speed
 from hetero_airflow.model.estimates import Interval, TaskName
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import Run

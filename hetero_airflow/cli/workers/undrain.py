@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from hetero_airflow.cli.action import action, open_store
 from hetero_airflow.cli.output import cell, show
 from hetero_airflow.cli.workers.drain import Target, find_target
-from hetero_airflow.model.device_health import NO_ERRORS
+from hetero_airflow.model.devices.health import NO_ERRORS
 from hetero_airflow.model.hold import Hold, HoldKind, holds_on
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.store.store import HealthNoted, HoldLifted, StoreEvent

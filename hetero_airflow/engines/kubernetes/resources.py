@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from hetero_airflow.engines.kubernetes.names import is_extended_resource
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.device import matches_model, model_tokens
-from hetero_airflow.model.device_names import MODELS, VENDORS
+from hetero_airflow.model.devices.names import MODELS, VENDORS
 from hetero_airflow.model.request import Alternative
 
 CPU = "cpu"

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 
 from hetero_airflow.errors import SettingsError, shorten
-from hetero_airflow.model.link_speeds import MAX_NETWORK_GBPS
+from hetero_airflow.model.devices.link_speeds import MAX_NETWORK_GBPS
 from hetero_airflow.model.topology import SITE_LABEL, WIDE_AREA_LABEL
 from hetero_airflow.model.worker import Worker
 

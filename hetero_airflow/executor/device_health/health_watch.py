@@ -20,7 +20,7 @@ from hetero_airflow.executor.device_health.host_health import HostHealth
 from hetero_airflow.health.error_classes import ErrorClass, classify_xid
 from hetero_airflow.health.transitions import ObservedError, after_time, burn_in_change, error_changes, time_change
 from hetero_airflow.model.device import SICK_KEY
-from hetero_airflow.model.device_health import NO_ERRORS, DeviceHealth, HealthState
+from hetero_airflow.model.devices.health import NO_ERRORS, DeviceHealth, HealthState
 from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.recovery.failure import Failure, FailureClass

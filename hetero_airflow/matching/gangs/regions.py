@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hetero_airflow.matching.bandwidth import common_level, network_bytes_per_s_at, worker_location
 from hetero_airflow.matching.shapes import WorkerEntry
-from hetero_airflow.model.link_speeds import (
+from hetero_airflow.model.devices.link_speeds import (
     SOCKET_BYTES_PER_S,
     network_bytes_per_s,
     pcie_bytes_per_s,

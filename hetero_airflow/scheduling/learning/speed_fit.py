@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hetero_airflow.model.device_speeds import data_sheet_speed
+from hetero_airflow.model.devices.speeds import data_sheet_speed
 from hetero_airflow.model.estimates import MAX_DURATION_S, Interval, TaskName
 
 HALF_LIFE_RUNS = 8.0

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Select, delete, insert, select, update
 
 from hetero_airflow.health.transitions import HealthChanged
 from hetero_airflow.model.device import Device
-from hetero_airflow.model.device_health import NO_ERRORS, DeviceHealth
+from hetero_airflow.model.devices.health import NO_ERRORS, DeviceHealth
 from hetero_airflow.model.hold import Hold, HoldKind, holds_on
 from hetero_airflow.store import tables
 from hetero_airflow.store.codec import clean_cause

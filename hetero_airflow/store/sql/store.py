@@ -11,7 +11,7 @@ from sqlalchemy import Engine, delete, func, select, update
 
 from hetero_airflow.errors import StoreError
 from hetero_airflow.model.device import Telemetry
-from hetero_airflow.model.device_health import DeviceHealth
+from hetero_airflow.model.devices.health import DeviceHealth
 from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.plan import Plan, Wait

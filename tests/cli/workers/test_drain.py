@@ -10,7 +10,7 @@ from hetero_airflow.cli.workers.drain import MAX_REASON, Target, drain_hold, dra
 from hetero_airflow.cli.workers.undrain import undrain_events, undrain_report
 from hetero_airflow.cli.workers.workers import worker_report, workers_json
 from hetero_airflow.errors import HeteroError
-from hetero_airflow.model.device_health import DeviceHealth, HealthState
+from hetero_airflow.model.devices.health import DeviceHealth, HealthState
 from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.snapshot import Snapshot

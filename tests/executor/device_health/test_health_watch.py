@@ -16,7 +16,7 @@ from hetero_airflow.executor.device_health import burn_in_runs
 from hetero_airflow.executor.device_health.health_watch import HealthWatch
 from hetero_airflow.executor.device_health.host_health import HostHealth
 from hetero_airflow.model.device import SICK_KEY, Telemetry
-from hetero_airflow.model.device_health import NO_ERRORS, HealthState
+from hetero_airflow.model.devices.health import NO_ERRORS, HealthState
 from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan

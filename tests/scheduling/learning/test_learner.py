@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetero_airflow.model.device_speeds import data_sheet_speed
+from hetero_airflow.model.devices.speeds import data_sheet_speed
 from hetero_airflow.model.estimates import MAX_DURATION_S, MAX_SPEED, NO_ESTIMATES, Estimates, Interval
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan

@@ -14,7 +14,7 @@ from hetero_airflow.engines.kubernetes.claims import cel
 from hetero_airflow.engines.kubernetes.resources import CPU, DRA_DRIVERS, MIG_CLASS, DraDriver, vendor_of
 from hetero_airflow.engines.kubernetes.selectors.products import GOOGLE, unknown_model
 from hetero_airflow.errors import RequestError
-from hetero_airflow.model.device_names import VENDORS
+from hetero_airflow.model.devices.names import VENDORS
 from hetero_airflow.model.request import Alternative
 
 CLAIM_NAME = "devices"

@@ -16,7 +16,7 @@ from hetero_airflow.engines.kubernetes.selectors import node_conditions
 from hetero_airflow.engines.kubernetes.selectors.products import GOOGLE
 from hetero_airflow.engines.kubernetes.watch.node_usage import quantities
 from hetero_airflow.model.device import Device
-from hetero_airflow.model.device_names import MODELS, VENDORS
+from hetero_airflow.model.devices.names import MODELS, VENDORS
 from hetero_airflow.model.topology import SITE_LABEL
 from hetero_airflow.model.worker import MAX_DEVICES, Worker, WorkerState
 from hetero_airflow.units import MAX_BYTES

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from hetero_airflow.model.device_names import MODELS
-from hetero_airflow.model.device_speeds import DATA_SHEETS, data_sheet_speed
+from hetero_airflow.model.devices.names import MODELS
+from hetero_airflow.model.devices.speeds import DATA_SHEETS, data_sheet_speed
 
 
 @pytest.mark.parametrize("model", sorted(name for name, (_, kind, _) in MODELS.items() if kind != "fpga"))
