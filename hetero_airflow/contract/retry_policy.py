@@ -19,7 +19,7 @@ from hetero_airflow.runtime.task_lease import current_lease
 from hetero_airflow.settings import SECTION, default
 
 MAX_REASON = 500
-"""Airflow keeps so many characters of a reason."""
+"""Airflow keeps this many characters of a reason."""
 
 
 class DeviceRetryPolicy(RetryPolicy):

@@ -97,7 +97,7 @@ class LeasedProcess:
     seen_at: datetime | None = None
     """Time of the last heartbeat that Airflow got from the process."""
     is_ours: bool = False
-    """This scheduler's executor started it. If False, a scheduler that died may have handed it over."""
+    """This scheduler's executor started it. If False, a dead scheduler may have handed it over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ class Cluster(Protocol):
         ...
 
     def follow(self, key: Any, lease: Lease) -> None:
-        """Report on a lease from now on that a scheduler which died had handed over."""
+        """From now on, report on a lease that a dead scheduler had handed over."""
         ...
 
     def status(self, lease_id: str) -> LeaseStatus:

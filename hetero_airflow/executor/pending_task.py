@@ -25,8 +25,9 @@ from hetero_airflow.store.store import RequestSubmitted, RequestWithdrawn
 log = logging.getLogger(__name__)
 
 SETTLING_TIME = timedelta(seconds=1)
-"""A task that is younger is not looked up in Airflow's database: Airflow itself does not start a task that is not
-QUEUED. The log of a task that was placed later than this is not written yet: that would compete with its start."""
+"""How long after a task was queued Airflow's database is asked whether it is still QUEUED; Airflow checks this itself
+before it starts a task. Also how long after a placement it is written to the task's log: an earlier write would slow
+the start."""
 
 
 @dataclass(slots=True)

@@ -53,7 +53,7 @@ def reconcile(
     """One action for each task that needs one, in the order of the tasks.
 
     :param snapshot: the store, with the events that it does not have yet
-    :param queued: ids of the settled tasks that are still QUEUED in Airflow; see `settled`
+    :param queued: ids of the settled tasks that are still QUEUED in Airflow; see `is_settled`
     :param leased: ids of the requests whose leases are kept here: such a task waits until the lease is free
     """
     pending = {request.id: request for request in snapshot.pending}

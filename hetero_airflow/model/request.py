@@ -1,7 +1,7 @@
 """Requests: what a task asks for. Decorators, operators, configuration and command line share one grammar.
 
 A request is a list of alternatives. Each is a whole request: which device, how many, how much of it, and what must be
-present beside it. `DeviceRequest.parse` reads what a user wrote; `device_names.parse_device` has the grammar of a
+present beside it. `DeviceRequest.parse` reads what a user wrote; `devices.names.parse_device` has the grammar of a
 single text.
 """
 

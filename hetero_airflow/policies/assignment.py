@@ -1,11 +1,11 @@
 """Heterogeneity-aware assignment: each job runs where it has a comparative advantage; durations need not be known.
 
 Gavel (Narayanan et al., OSDI 2020, section 4) maximises the sum of effective throughputs, each normalised by the job's
-own. Here this is an assignment instead of a linear program, and it is solved again at each event. In place of the
-throughput r stands a power of it: in the steady state of a stable cluster the mean delay is least where a job goes to
-the class with the greatest r / price, not r - price (the fluid linear program: work on class k costs 1/r of its time,
-priced at 1 plus what others wait for it). Small powers are nearly the logarithm, and so nearly the ratio; unlike the
-logarithm, a power gives a waiting job the value 0.
+own. Here this is an assignment instead of a linear program, and it is solved again at each event. It uses a power of
+the throughput r, not r itself. In the steady state of a stable cluster the mean delay is least if a job goes to the
+class with the greatest r / price, not r - price. (This follows from the fluid linear program: work on class k costs
+1/r of its time. The price of that time is 1 plus the delay of others.) A small power behaves almost like the
+logarithm, and so almost like the ratio. Unlike the logarithm, a power gives a waiting job the value 0.
 
 The weight is nearly equal for all jobs: while few wait, each second of work done is a second of completion time saved,
 whichever job does it. A job that has run little comes a bit before one that has run long (least attained service, as in

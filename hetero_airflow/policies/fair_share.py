@@ -36,7 +36,7 @@ from hetero_airflow.policies.core.request_progress import RequestProgress, reque
 from hetero_airflow.policies.core.reservation import PreemptionPlan
 
 CHARGED_S = 3600.0
-"""A team that holds devices is charged for them for so long ahead."""
+"""A team that holds devices is charged for them for this time ahead."""
 
 _KINDS = ("accelerator", "cpu")
 
@@ -120,12 +120,12 @@ class Team:
         return max(self.used.values()) / self.weight, self.path
 
     def hold(self, devices: float) -> None:
-        """Add so many accelerators to the team and all that it is a part of."""
+        """Add this number of accelerators to the team and all that it is a part of."""
         for team in self.lineage:
             team.held += devices
 
     def would_borrow(self, devices: float) -> bool:
-        """Whether so many more accelerators put it, or a team that it is a part of, above the quota."""
+        """Whether this number of more accelerators puts it, or a team that it is a part of, above the quota."""
         return devices > 0 and any(team.held + devices > team.quota for team in self.lineage)
 
 

@@ -8,7 +8,7 @@ from hetero_airflow.policies.core.ranked_policy import RankedPolicy
 from hetero_airflow.policies.core.request_progress import RequestProgress
 
 QUANTUM_S = 1800.0
-"""A request keeps its devices for so long: equal requests take turns, and each turn costs a restart."""
+"""A request keeps its devices for at least this time: equal requests take turns, and each turn costs a restart."""
 
 
 class Las(RankedPolicy):

@@ -14,7 +14,7 @@ THRESHOLDS_DEVICE_S = (3.25 * 3600,)
 """The service at which a run falls into the next queue: two queues, parted at 3.25 device-hours."""
 
 STARVE_LIMIT = 8.0
-"""A run that has waited so many times as long as it was served returns to the first queue."""
+"""A run that has waited this many times as long as it was served returns to the first queue."""
 
 
 class Mlfq(RankedPolicy):

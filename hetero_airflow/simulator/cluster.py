@@ -46,7 +46,7 @@ def parse_cluster(text: str) -> tuple[Worker, ...]:
 def simulated_worker(
     id: str, accelerators: dict[str, int], cores: int = 4096, host_memory_bytes: int = 2**50, **labels: str
 ) -> Worker:
-    """A worker with so many simulated devices of each class (``nvidia/v100``), and a CPU."""
+    """A worker with this number of simulated devices of each class (``nvidia/v100``), and a CPU."""
     cpu = Device(
         id="cpu", vendor="generic", kind="cpu", model="x86-64", index=0, memory_bytes=host_memory_bytes,
         cores=tuple(range(cores)), simulated=True,

@@ -17,7 +17,7 @@ START = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def simulated_time(time_s: float) -> datetime:
-    """The time that is so many seconds after the start of the workload."""
+    """The time that is this many seconds after the start of the workload."""
     return START + timedelta(seconds=time_s)
 
 

@@ -74,7 +74,7 @@ def rehearse(
     deadline_s: float | None = None,
     options: Options | None = None,
 ) -> Rehearsal:
-    """What the tasks do if their DAG run starts so many seconds after the snapshot.
+    """What the tasks do if their DAG run starts this many seconds after the snapshot.
 
     They compete with the tasks of the snapshot only: DAG runs that begin later are not known.
 

@@ -116,7 +116,7 @@ class DeviceSupervisor(ActivitySubprocess):
     _epoch = 0
     """The task instance's `max_tries`."""
     _hung_end: RescheduleTask | None = None
-    """The request of a task that was stopped since it hung to be rescheduled; the recovery rules decide about it."""
+    """A task that hung was stopped and asked to be rescheduled: its message, until the recovery rules have decided."""
     _is_judged = False
     """Whether the rules have decided."""
 

@@ -13,7 +13,7 @@ IDLE_CORES = 0.01
 IDLE_DEVICE = 0.01
 
 CHECKS_PER_WINDOW = 20
-"""A check of all processes of the task costs milliseconds, so a window has only so many."""
+"""A check of all processes of the task costs milliseconds, so a window has only this many."""
 
 
 class HangWatch:

@@ -155,7 +155,7 @@ def _reason_text(reason: Mapping[str, str] | None, now: datetime) -> str:
     if reason is None:
         return "no reason is known"
     ends = reason.get("until")
-    limit = f"; in {age(now, datetime.fromisoformat(ends))} it takes what is free" if ends else ""
+    limit = f"; after {age(now, datetime.fromisoformat(ends))} it takes any free devices" if ends else ""
     return f"{reason['code']}: asked {reason['asked']}, found {reason['found']}{limit}"
 
 

@@ -110,7 +110,7 @@ def check_pool(name: str, slots: int | None) -> Finding:
         return Finding(subject, "no such pool", "Start the scheduler once with HeteroExecutor, which creates it", cost)
     if slots == 0:
         return Finding(subject, "0 slots", "Set its slots to -1, no limit", cost)
-    limited = f"{slots} slots: at most so many device tasks wait or run at a time"
+    limited = f"{slots} slots: at most this number of device tasks waits or runs at a time"
     return Finding(subject, "no limit" if slots < 0 else limited)
 
 

@@ -98,7 +98,7 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         return bool(self.queued_tasks) or (self.task_queue is not None and not self.task_queue.empty())
 
     def adopt(self, key: Any, namespace: str, name: str) -> None:
-        """Watch a pod that a scheduler made which died since.
+        """Watch a pod that a dead scheduler made.
 
         :raises ApiException: the pod can't be marked as ours
         """

@@ -2,7 +2,7 @@
 
 Airflow queues the instances of a mapped task one by one, maybe with several schedulers. Each instance is submitted at
 once under the name of its gang, and policies let it wait until all members are there. Every placement of a gang has a
-number. Members that come back while others still run wait under the next number, so none of them joins those.
+number. Members that return while others still run wait for the next placement; they don't join the running one.
 
 Airflow's database tells which members ran and run no more, and the store tells which wait. So it does not matter which
 scheduler saw it happen, or whether one died meanwhile.
@@ -72,7 +72,7 @@ class GangRoster:
         """Request id → the last line in its log about the other members."""
 
     def enroll(self, tasks: Iterable[PendingTask], snapshot: Snapshot) -> Iterator[PendingTask]:
-        """Name for each waiting member the placement for which it waits. Yields those that the store has under another.
+        """Set the placement name of each waiting member. Yields members that the store has under an old name.
 
         A member whose gang runs without it is marked as excluded.
         """

@@ -13,7 +13,7 @@ from hetero_airflow.model.plan import Reason
 from hetero_airflow.store.store import StartDelayed, Store, StoreEvent, WorkerAlive, WorkerLost, WorkerSeen
 
 STARTING_TIME = timedelta(seconds=5)
-"""Every task takes so long to start. Before, no reason for waiting is recorded."""
+"""Every task takes about this time to start. Before that, no reason for waiting is recorded."""
 
 
 class ClusterEvents:

@@ -70,7 +70,7 @@ class LeaseEventHandler:
                 self.health.report(failure, f"{key.dag_id}.{key.task_id}")
 
     def send_back(self, lost: RunLost, now: datetime) -> bool:
-        """Let Airflow schedule a task again whose process is lost. Returns whether that was done, now or before."""
+        """Requeue a task whose process is lost. Returns whether that was done, now or before."""
         key, lease, _ = lost
         if key in self.queue.tasks:  # its supervisor has reported how it ended, and Airflow has queued it again
             return True

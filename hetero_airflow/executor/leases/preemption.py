@@ -76,7 +76,7 @@ class PreemptionNotices:
         self._note(task.key, f"preempted: {cause}. It has until {notice.by:%H:%M:%S} UTC to save, and goes on later.")
 
     def force_overdue(self, now: datetime) -> None:
-        """Reschedule the tasks that did not end in time. Also notify those that a scheduler which died preempted."""
+        """Reschedule the tasks that did not end in time. Also notify those that a dead scheduler preempted."""
         for task in self._keeper.running.values():
             if task.lease.state is LeaseState.PREEMPTED:
                 self.notify(task.lease, "taken back before this scheduler took it over", now)

@@ -49,7 +49,7 @@ class TaskRecovery:
         self._marked: tuple[tuple[Worker, ...], tuple[PendingRequest, ...], tuple[Worker, ...]] = ((), (), ())
 
     def send_back(self, key: Any, request_id: str, lease: TaskLease, evidence: Evidence, now: datetime) -> bool:
-        """Let Airflow schedule a task again whose process and supervisor are gone, if the rules say so.
+        """Requeue a task whose process and supervisor are gone, if the rules allow it.
 
         Returns whether that was done. If not, Airflow fails or retries the task.
 
@@ -64,7 +64,7 @@ class TaskRecovery:
         try:
             write_state(key, FAILURES, json.dumps(keep_failure(records, failure)))
         except Exception as error:  # noqa: BLE001  any backend may be configured; without a record its budget is not counted
-            log.warning("The loss of %s can't be put on record, so it is left to its retries: %s", key, error)
+            log.warning("Can't record that %s was lost. Airflow's retries decide what happens: %s", key, error)
             return False
         self._note(key, decision.message)
         if not isinstance(decision, Requeue):
@@ -73,7 +73,7 @@ class TaskRecovery:
         return self._tasks.reschedule(request_id, now, at, even_queued=has_run)
 
     def failure_of_lease(self, key: Any, token: int, xids: tuple[tuple[str, int], ...]) -> Failure | None:
-        """The failure that a task has put on record under the lease with that token.
+        """The failure that a task recorded under the lease with that token.
 
         :param xids: (device id, XID) of the fatal errors that the driver reported for its devices while it ran; if
             they say more than the task knew, the record is changed
@@ -87,7 +87,7 @@ class TaskRecovery:
             try:
                 write_state(key, FAILURES, json.dumps(replace_failure(records, failure)))
             except Exception as error:  # noqa: BLE001  any backend may be configured
-                log.warning("That a device made %s fail can't be put on record: %s", key, error)
+                log.warning("Can't record that a device caused the failure of %s: %s", key, error)
         return failure
 
     def previous_runs(self, tasks: Mapping[str, tuple[Any, int]]) -> dict[str, PreviousRuns]:

@@ -29,7 +29,7 @@ from hetero_airflow.policies.class_assignment.candidates import (
 from hetero_airflow.policies.core.list_policy import ListPolicy, QueueOrder
 
 MAX_CHOICES = 1000
-"""The finish time is computed for so many requests at the front of the queue; others are placed where they fit."""
+"""The finish time is computed for this many requests at the front of the queue; others are placed where they fit."""
 
 
 class EarliestFinish(ListPolicy):
@@ -108,7 +108,7 @@ class FinishTimes:
             for times in by_worker.values():
                 times.sort()
         self._first: dict[tuple[str, int], list[tuple[float, int]]] = {}
-        """(class, number of devices) → heap of (when so many are free, worker); an entry may be out of date."""
+        """(class, number of devices) → heap of (when this number is free, worker); an entry may be out of date."""
 
     def take(self, candidate: Candidate) -> ClassChoice | None:
         """Give the request the devices on which it finishes earliest; None if it can't finish."""
@@ -134,7 +134,7 @@ class FinishTimes:
         return ClassChoice(candidate.options[name], name, at, elsewhere)
 
     def _ready(self, name: str, count: int) -> tuple[float, int]:
-        """When so many devices of one worker are free, and which worker; ties go to the first worker."""
+        """When this number of devices of one worker is free, and which worker; ties go to the first worker."""
         by_worker = self._times[name]
         first = self._first.get((name, count))
         if first is None:

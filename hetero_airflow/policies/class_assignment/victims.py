@@ -95,7 +95,7 @@ class _FreeDevices:
                 self._staying[candidate.current][numbers[candidate.lease.worker_id]].append(candidate)
 
     def take(self, count: int, name: str) -> bool:
-        """Take the devices on the worker where the fewest are left; False if none has so many."""
+        """Take the devices on the worker where the fewest are left; False if none has enough."""
         workers = self._free[name]
         number = min((w for w, free in workers.items() if free >= count), key=lambda w: (workers[w], w), default=None)
         if number is not None:

@@ -40,7 +40,7 @@ from hetero_airflow.policies.core.list_scheduler import MayOvertake
 from hetero_airflow.policies.core.queue_order import by_priority
 
 CLASS_FACTOR = 16.0
-"""A request weighs so many times as much as one of the next lower priority class."""
+"""A request weighs this many times as much as one of the next lower priority class."""
 
 RESTART_S = 60.0
 """What it takes to go on elsewhere."""

@@ -30,7 +30,7 @@ MAX_LOOKS = 2000
 
 
 def reserve_by_time(most: int) -> MakeReservations:
-    """Reserves a time for at most so many requests in a decision."""
+    """Reserves a time for at most this many requests in a decision."""
     return lambda index, snapshot, now: TimedReservations(index, snapshot, now, most)
 
 

@@ -256,7 +256,7 @@ class ListScheduler:
     def _alternative_accounts(
         self, request: DeviceRequest, reserved: ReservedCapacity | None, number: int | None = None
     ) -> tuple[AlternativeAccount, ...]:
-        """The accounts of so many alternatives, from the first; None is all."""
+        """The accounts of the first `count` alternatives; None is all."""
         return tuple(
             alternative_account(self._index, alternative, reserved) for alternative in request.alternatives[:number]
         )

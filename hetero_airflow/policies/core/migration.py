@@ -3,8 +3,8 @@
 A request is migrated only if it can go on at once. To check this, the next decision is simulated: the large request
 gets its place, the large requests behind it take what fits them, and then each migrated request must find a place. The
 next decision has the same result, because its queue (`consolidation.large_first`) has the large requests first and the
-migrated ones next, nothing is reserved from migrated requests, and no migration starts while other requests than large
-ones wait before. Later requests don't get what is promised.
+migrated ones next, nothing is reserved from migrated requests, and a migration starts only if all requests ahead in the
+queue are large. Promised devices are not given to later requests.
 
 It is bounded: one large request at a time gets at most `MAX_MOVES` migrations, and a request keeps the devices that it
 got for a minimum time. Of the workers on which the large request could fit, the one is chosen that costs the fewest
@@ -35,7 +35,7 @@ from hetero_airflow.policies.core.request_progress import RequestProgress
 from hetero_airflow.policies.core.reservation import ReservationsByNeed
 
 MIN_HELD_S = 70.0
-"""A request that got its devices is not migrated for so long: ten times what it costs a small request."""
+"""A request that got its devices is not migrated for this time: ten times what it costs a small request."""
 MAX_MOVES = 16
 MAX_TRIALS = 16
 """Workers that are tried for one large request, the cheapest first."""

@@ -3,9 +3,9 @@
 For each request in the order of the queue it takes the first of these that is possible:
 
 1. The request fits where leases are already ending: it waits for them.
-2. It fits on a worker if other work there is taken back. On each worker the work is considered from the least
-   dispensable on; a piece of work stays if the request still fits beside it, and the rest are the victims. So no victim
-   could be spared. The worker with the most dispensable victims is chosen. If equal requests stand behind the request
+2. It fits on a worker if other work there is taken back. On each worker the running work is checked, the most important
+   first. A piece of work stays if the request still fits beside it; otherwise it is a victim. So every victim is
+   necessary. The worker with the least important victims is chosen. If equal requests stand behind the request
    and would share the freed devices, the loss is divided by the requests that are served (as in the greedy algorithm
    for weighted set cover, Chvátal 1979): one job on eight devices is taken back before eight jobs that lose more.
 3. The same with work that has not had its minimum run time yet. Then the request waits for that time, and nothing is

@@ -27,7 +27,7 @@ class Reservations(Protocol):
         ...
 
     def reserved_from(self, pending: PendingRequest) -> ReservedCapacity | None:
-        """What a later request must leave free; the same object where it is the same."""
+        """What a later request must leave free. Equal answers are the same object."""
         ...
 
 
@@ -42,7 +42,7 @@ class PreemptionPlan(Protocol):
     """When more may be preempted although nothing but the time has changed."""
 
     def plan_for(self, unit: Sequence[PendingRequest], reserved: ReservedCapacity | None) -> Reason | None:
-        """Why a request or gang that fits nowhere waits, if leases end for it; None if it waits for work to end.
+        """The wait reason, if leases are preempted for this request or gang. None: nothing is preempted for it.
 
         Called in the order of the queue. What the request is to get is withheld from all later requests.
         """

@@ -21,13 +21,13 @@ SAMPLES = 30
 SAMPLE_SIZE = 400
 """More of either changes openb's allocation by less than its spread over orders."""
 MAX_SIZES = 48
-"""At most so many different shares are considered, the most frequent ones."""
+"""At most this many different shares are considered, the most frequent ones."""
 _TOLERANCE = 1e-7
 _PARTS = MILLI_PER_DEVICE + 1
 
 
 def share_prices(mix: RequestMix) -> tuple[float, ...]:
-    """[1001] the value of a free part of so many thousandths, in devices; 1 for an idle device.
+    """[1001] the value of a free part of this many thousandths, in devices; 1 for an idle device.
 
     >>> from hetero_airflow.model.request import DeviceRequest
     >>> half, whole = (DeviceRequest.parse(word).alternatives[0] for word in ("gpu:0.5", "gpu"))

@@ -67,7 +67,7 @@ class SimulatedFuture:
         return len(self._leases)
 
     def advance(self, limit_s: float, ends: int = 1) -> bool:
-        """Go on until so many runs have ended, at most to the limit; False if nothing more will happen."""
+        """Go on until this number of runs has ended, at most to the limit; False if nothing more will happen."""
         has_moved = False
         for _ in range(ends):
             if not self._ends or self._ends[0][0] > limit_s:

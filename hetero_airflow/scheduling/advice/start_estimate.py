@@ -33,7 +33,7 @@ MAX_IDLE_MOMENTS = 100
 """Moments in a row at which a policy whose plans depend on the time does nothing."""
 
 _MOMENTS_PER_EXTRA_END = 10
-"""After each so many moments, one more run ends before the next moment."""
+"""After this number of moments, one more run ends before the next moment."""
 
 MAX_LATER_REQUESTS = 100
 """Requests that are decided after the request and are part of the future."""

@@ -16,7 +16,7 @@ from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.scheduling.advice.changes import Change, possible_changes
 
 MAX_TRIED = 50
-"""The policy decides on the cheapest changes only, at most on so many."""
+"""The policy decides on the cheapest changes only, at most on this number of them."""
 
 
 @dataclass(frozen=True, slots=True)

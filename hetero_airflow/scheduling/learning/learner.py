@@ -105,7 +105,7 @@ class Learner:
         return problems
 
     def _add(self, run: Run, seconds: ClassSeconds) -> None:
-        """Learn from a run that held its devices for so long, earlier parts included."""
+        """Learn from a run and the time for which it held its devices, earlier parts included."""
         if run.end is not RunEnd.PAUSED:
             used = {name: run.devices * class_s for name, class_s in seconds.items()}
             self._past.add(run.task[0], used, run.ended_at)

@@ -25,21 +25,21 @@ HALF_LIFE_RUNS = 8.0
 """Runs of a task after which an older one weighs half."""
 
 TASK_PRIOR = 0.1
-"""The DAG's typical level counts as so many runs. Durations of one task differ by a factor of about 1.5, those of a
+"""The DAG's typical level counts as this many runs. Durations of one task differ by a factor of about 1.5, those of a
 DAG's tasks by 4 and more; (ln 1.5 / ln 4)² is 0.09."""
 
 DAG_PRIOR = 1.0
-"""The typical level of all tasks counts as so many tasks."""
+"""The typical level of all tasks counts as this many tasks."""
 
 CLASS_PRIOR = 0.5
-"""The data sheets count as so many runs on a device class. They are off by a factor of 1.6 in the median (see
-`device_speeds.COMPUTE_WEIGHT`), runs differ by 1.5; (ln 1.5 / ln 1.6)² is 0.7, less since runs are of this cluster."""
+"""The data sheets count as this many runs on a device class. They are off by a factor of 1.6 in the median (see
+`devices.speeds.COMPUTE_WEIGHT`), runs differ by 1.5; (ln 1.5 / ln 1.6)² is 0.7, less since runs are of this cluster."""
 
 SHEET_PRIOR = 2.0
-"""A data sheet counts as so many tasks that were measured on several classes."""
+"""A data sheet counts as this many tasks that were measured on several classes."""
 
 SPREAD_PRIOR = 4.0
-"""The usual spread counts as so many runs."""
+"""The usual spread counts as this many runs."""
 
 USUAL_SPREAD = math.log(1.5)
 """The spread before there are runs: of ten, one is shorter than the median by this factor, and one is longer."""

@@ -53,7 +53,7 @@ def utilisation_chart(records: Sequence[SimulationRecord]) -> str:
 
 
 def jct_chart(records: Sequence[SimulationRecord]) -> str:
-    """Share of the finished jobs whose JCT is at most so long, a line for each policy."""
+    """Share of the finished jobs whose JCT is at most the time on the x-axis, a line for each policy."""
     figure = _Figure(3.0)
     for record in records:
         hours = [(job.finished_s - job.submitted_s) / _HOUR_S for job in record.jobs if job.finished_s is not None]

@@ -112,7 +112,7 @@ class SqlStore:
             return read_telemetry(connection)
 
     def health(self) -> dict[tuple[str, str], DeviceHealth]:
-        """(worker id, device id) → what is remembered of its errors; without those that are `WELL`."""
+        """(worker id, device id) → what is remembered of its errors; without those that are `NO_ERRORS`."""
         with read_transaction(self._engine) as connection:
             return read_health(connection)
 

@@ -33,7 +33,7 @@ class JctBounds:
     job's size is its device-time on its fastest class; a class counts with the largest share of its fastest speed
     that any job reaches on it. It binds in overload."""
     lp_s: float | None
-    """A linear program over job × class × time (`bounds_lp.least_total_jct_s`): the only one that knows that a job
+    """A linear program over job × class × time (`linear_programs.least_total_jct_s`): the only one that knows that a job
     can't use several devices' speed at once and that the fast classes are few."""
 
     @property
@@ -49,7 +49,7 @@ class MakespanBounds:
     alone_s: float
     """The latest arrival + time alone on the fastest class, along the jobs that come after one another."""
     lp_s: float | None
-    """A linear program over job × class (`bounds_lp.least_makespan_s`)."""
+    """A linear program over job × class (`linear_programs.least_makespan_s`)."""
 
     @property
     def best_s(self) -> float:

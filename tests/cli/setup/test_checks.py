@@ -107,7 +107,7 @@ def test_the_driver_is_named_and_no_secret(url, finding):
     ("slots", "finding"),
     [
         (-1, Finding("pool p", "no limit")),
-        (4, Finding("pool p", "4 slots: at most so many device tasks wait or run at a time")),
+        (4, Finding("pool p", "4 slots: at most this number of device tasks waits or runs at a time")),
         (0, Finding("pool p", "0 slots", "Set its slots to -1, no limit", POOL_COST)),
         (
             None,
