@@ -1,8 +1,8 @@
 """Discovery of the devices on a worker host. One probe a vendor: a function that reads, and a pure one that parses.
 
 To add a vendor: write ``discovery/<vendor>.py``, add a row to `PROBES`, and put real outputs of its tool into
-``tests/fixtures/<vendor>/``. A row in `TRACES` is optional. `sources` has what several probes read with, `health` has
-the watches for device errors and the burn-in.
+``tests/fixtures/<vendor>/``. A row in `VENDOR_SIGNS` is optional. `sources` has what several probes read with, `health`
+has the watches for device errors and the burn-in.
 
 Each probe runs in its own process with a time limit (`isolation`). Rejected: threads, since a call into a hung driver
 can't be ended; one process for all probes, since a library that crashes would lose the other vendors' results.
@@ -25,7 +25,7 @@ PROBES: dict[str, str] = {
 }
 """Probe name → "module:function"; the order is the order of the devices."""
 
-TRACES: dict[str, tuple[str, ...]] = {
+VENDOR_SIGNS: dict[str, tuple[str, ...]] = {
     "nvidia": ("/dev/nvidia*", "/proc/driver/nvidia", "/dev/dxg"),
     "amd": ("/dev/kfd",),
     "ascend": ("/dev/davinci*",),

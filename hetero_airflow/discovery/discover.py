@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 
-from hetero_airflow.discovery import GROUP, PROBES, TRACES
+from hetero_airflow.discovery import GROUP, PROBES, VENDOR_SIGNS
 from hetero_airflow.discovery.isolation import probe_line, problem_lines, run_probes
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.discovery.sources.software_versions import runtime_versions
@@ -37,14 +37,14 @@ def discover(worker_id: str, *, labels: Mapping[str, str] = {}, probe_timeout_s:
 
 
 def has_trace(name: str, environment: Mapping[str, str]) -> bool:
-    """Whether the probe may find a device: one of its `TRACES` exists, or it has none.
+    """Whether the probe may find a device: one of its `VENDOR_SIGNS` exists, or it has none.
 
     >>> has_trace("simulated", {}), has_trace("cpu", {})
     (False, True)
     """
-    return name not in TRACES or any(
+    return name not in VENDOR_SIGNS or any(
         bool(environment.get(trace[1:])) if trace.startswith("$") else next(glob.iglob(trace), None) is not None
-        for trace in TRACES[name]
+        for trace in VENDOR_SIGNS[name]
     )
 
 

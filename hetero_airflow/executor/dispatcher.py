@@ -173,7 +173,9 @@ class Dispatcher:
         except (StoreError, SQLAlchemyError, OSError) as error:
             text = str(error) if isinstance(error, (StoreError, OSError)) else type(error).__name__
             if text != self._outages.get(step):
-                log.warning("%s: %s Waiting tasks keep waiting, running ones keep their devices.", step.capitalize(), text)
+                log.warning(
+                    "%s: %s Waiting tasks keep waiting, running ones keep their devices.", step.capitalize(), text
+                )
             self._outages[step] = text
         else:
             self._outages.pop(step, None)

@@ -12,7 +12,7 @@ from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.context.policy_context import PolicyContext
 from hetero_airflow.executor.leases.preemption import PreemptionNotices
-from hetero_airflow.executor.liveness import LivenessTimeout
+from hetero_airflow.executor.lost_worker_watch import LostWorkerWatch
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.scheduling.advice.wanted_workers import wanted_workers
@@ -44,7 +44,7 @@ class Housekeeping:
         self._context = context
         self._preemptions = preemptions
         self._history = timedelta(days=configuration.history_days)
-        self._liveness = LivenessTimeout(store, configuration.worker_timeout_s, local_worker_id)
+        self._liveness = LostWorkerWatch(store, configuration.worker_timeout_s, local_worker_id)
         self._periods = Periods(
             queued=queued_timeout_s / 4,
             heartbeat=configuration.worker_timeout_s / 3,

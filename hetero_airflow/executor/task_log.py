@@ -31,7 +31,7 @@ class SchedulerCallbacks:
     """(key, "success" or "failed", reason): tells the scheduler that a task has ended."""
     note: Note
     renew_token: Callable[[ExecuteTask, float | None], None]
-    """(workload, seconds): gives the workload a token that is valid for at most that time; None: as long as Airflow's."""
+    """(workload, seconds): gives the workload a token that is valid for at most that time; None: Airflow's time."""
 
 
 def write_task_log(log_path: str | None, text: str, now: datetime, level: str = "info") -> None:

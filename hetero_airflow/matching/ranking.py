@@ -156,7 +156,7 @@ class Ranking(_Follower):
         return -result.score if isinstance(result, Fit) else None
 
 
-class Census(_Follower):
+class RejectionCounts(_Follower):
     """The workers where one alternative does not fit, counted by reason, and the one that is closest to a fit."""
 
     def filtered(self) -> dict[Reason, int]:

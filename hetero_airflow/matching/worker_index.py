@@ -13,7 +13,7 @@ from datetime import datetime
 from heapq import heappop, heappush
 
 from hetero_airflow.matching.matcher import Fit, Matcher, MatchResult, OccupancyState, ShapeReservation
-from hetero_airflow.matching.ranking import Census, MatchResults, Ranking
+from hetero_airflow.matching.ranking import MatchResults, Ranking, RejectionCounts
 from hetero_airflow.matching.shapes import Shape, Shapes, WorkerEntry
 from hetero_airflow.model.lease import Claim
 from hetero_airflow.model.request import Alternative
@@ -75,7 +75,7 @@ class WorkerIndex:
         self._servable: dict[str, bool] = {}
         self._reserved: dict[object, ReservedCapacity] = {}
         self._rankings: dict[tuple[str, ReservedCapacity | None], Ranking] = {}
-        self._censuses: dict[tuple[str, ReservedCapacity | None], Census] = {}
+        self._censuses: dict[tuple[str, ReservedCapacity | None], RejectionCounts] = {}
         self.update(snapshot)
 
     # -- between decisions ---------------------------------------------------------------------------------------------
@@ -174,12 +174,12 @@ class WorkerIndex:
             ranking = self._rankings[key] = Ranking(self, MatchResults(self, alternative, reserved))
         return ranking
 
-    def census(self, alternative: Alternative, reserved: ReservedCapacity | None = None) -> Census:
+    def census(self, alternative: Alternative, reserved: ReservedCapacity | None = None) -> RejectionCounts:
         """The workers where the alternative does not fit beside the reserved capacity, counted by reason."""
         key = (alternative.key, reserved)
         census = self._censuses.get(key)
         if census is None:
-            census = self._censuses[key] = Census(self, self.ranking(alternative, reserved).results)
+            census = self._censuses[key] = RejectionCounts(self, self.ranking(alternative, reserved).results)
         return census
 
     def is_servable(self, alternative: Alternative) -> bool:

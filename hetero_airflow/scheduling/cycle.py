@@ -155,7 +155,7 @@ class Cycle:
                 plan = self._decide(view, now)  # 3
                 commit, done = self._commit(plan, events, now, done)  # 4
                 done = self._carry_out(plan, commit, view, now, done)  # 5
-                if not commit.refused:
+                if not commit.raced:
                     break
             return self._keep_rest_pending(plan, view, now, done)  # 6
         except Exception as error:
@@ -196,7 +196,7 @@ class Cycle:
         commit = self._store.commit(plan, now, now + self._lease_timeout, events)
         decisions = {decision.request_id: decision for decision in (*done.plan.decisions, *plan.decisions)}
         merged = replace(plan, decisions=tuple(decisions.values()))
-        return commit, replace(done, plan=merged, raced=commit.refused, recorded=done.recorded + len(events))
+        return commit, replace(done, plan=merged, raced=commit.raced, recorded=done.recorded + len(events))
 
     def _carry_out(
         self, plan: Plan, commit: CommitResult, view: _View, now: datetime, done: CycleResult

@@ -99,4 +99,4 @@ class LeaseDispatch:
 
 def _partially_granted_gangs(commit: CommitResult, pending: Mapping[str, PendingRequest]) -> set[str]:
     """Gangs of which some members were granted devices and another was refused."""
-    return {pending[request_id].gang for request_id in commit.refused if request_id in pending} - {""}
+    return {pending[request_id].gang for request_id in commit.raced if request_id in pending} - {""}

@@ -155,7 +155,7 @@ class Simulation:
             commit = self._store.commit(Plan((place,)), simulated_time(initial.since_s), simulated_time(_NEVER_S))
             for lease in commit.leases:
                 self._start(lease)
-            if commit.refused:
+            if commit.raced:
                 asked, found = f"job {run.job.id} to go on on {place.worker_id}", "its devices missing or held twice"
                 raise ClusterError(asked, found=found, remedy="Take a new snapshot")
 

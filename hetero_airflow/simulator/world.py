@@ -69,7 +69,7 @@ class EventQueue:
 
 
 class CheckpointSchedule:
-    """When running jobs save a checkpoint: after each interval of this many seconds on devices, not counting the restart.
+    """When running jobs save a checkpoint: at a fixed interval of seconds on devices, not counting the restart.
 
     :param every_s: 0 or infinite: no checkpoint is reported
     """

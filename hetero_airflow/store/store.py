@@ -169,7 +169,7 @@ class CommitResult:
     """The leases that a plan got, and the ids of requests whose devices were taken since the plan's snapshot."""
 
     leases: tuple[Lease, ...] = ()
-    refused: tuple[str, ...] = ()
+    raced: tuple[str, ...] = ()
 
 
 class Store(Protocol):

@@ -193,7 +193,7 @@ class RejectingStore:
         self.left |= {request_id: self.left[request_id] - 1 for request_id in refused}
         kept = Plan(tuple(decision for decision in plan.decisions if decision.request_id not in refused))
         commit = self._store.commit(kept, now, expires_at, news)
-        return CommitResult(commit.leases, (*commit.refused, *refused))
+        return CommitResult(commit.leases, (*commit.raced, *refused))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)

@@ -36,7 +36,7 @@ from hetero_airflow.store.sql.agent_messages import Admission, AgentMessage
 from hetero_airflow.store.sql.worker_keys import WorkerKeys
 from hetero_airflow.store.store import HoldPlaced, WorkerAlive, WorkerSeen
 from hetero_airflow.web.key_ring import KeyRing
-from hetero_airflow.web.refusals import RefusalLog, RequestRefused
+from hetero_airflow.web.refusals import HttpRequestRefused, RefusalLog
 from hetero_airflow.web.write_batcher import WriteBatcher
 
 BODY_TIMEOUT_S = 30.0
@@ -206,9 +206,9 @@ async def _read_bounded(request: Request, limit: int, worker: str = "") -> bytes
     return bytes(body)
 
 
-def _refused(code: RefusalCode, found: str, remedy: str, worker: str = "") -> RequestRefused:
-    return RequestRefused(code, "a request of a worker's agent", found=found, remedy=remedy, worker=worker)
+def _refused(code: RefusalCode, found: str, remedy: str, worker: str = "") -> HttpRequestRefused:
+    return HttpRequestRefused(code, "a request of a worker's agent", found=found, remedy=remedy, worker=worker)
 
 
-def _unauthenticated(found: str) -> RequestRefused:
+def _unauthenticated(found: str) -> HttpRequestRefused:
     return _refused(RefusalCode.UNAUTHENTICATED, found, "Enrol the agent: `airflow hetero enroll WORKER`")

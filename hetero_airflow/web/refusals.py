@@ -42,7 +42,7 @@ _MAX_BAD_BODIES = 20
 _MAX_KNOWN = 1000
 
 
-class RequestRefused(HeteroError):
+class HttpRequestRefused(HeteroError):
     """A refused request; `code` says why, `worker` is the verified worker or empty."""
 
     def __init__(self, code: RefusalCode, asked: str, *, found: str, remedy: str, worker: str = "") -> None:
@@ -78,11 +78,11 @@ class RefusalLog:
     def check_flooding(self, worker: str) -> None:
         """Refuse a worker that sends too many invalid bodies.
 
-        :raises RequestRefused: the worker reached the limit of this period
+        :raises HttpRequestRefused: the worker reached the limit of this period
         """
         self._start_period()
         if self._bad_bodies[worker] >= _MAX_BAD_BODIES:
-            raise RequestRefused(
+            raise HttpRequestRefused(
                 RefusalCode.FLOODING,
                 "a request of a worker's agent",
                 found=f"{self._bad_bodies[worker]} invalid bodies in a minute",
@@ -125,7 +125,7 @@ def refusal_handler(refusals: RefusalLog) -> Callable[[Request, Exception], JSON
 
 
 def _code(error: HeteroError) -> RefusalCode:
-    if isinstance(error, (RequestRefused, TokenRefused)):
+    if isinstance(error, (HttpRequestRefused, TokenRefused)):
         return error.code
     if isinstance(error, IdentityError):
         return RefusalCode.ENROLMENT

@@ -61,7 +61,7 @@ def race(url: str, name: str, size: int, seconds: float) -> None:
         commit = store.commit(plan, now, now + timedelta(minutes=1), [RequestSubmitted(one) for one in pending])
         store.move([LeaseMove(one.id, one.token, LeaseState.RELEASED) for one in commit.leases], now)
         done += len(commit.leases)
-        refused += len(commit.refused)
+        refused += len(commit.raced)
     spent = perf_counter() - start
     print(json.dumps({"done": done, "refused": refused, "spent": spent, "cpu": process_time() - cpu}), flush=True)
     sys.stdin.readline()  # whoever asked reads first what the session has cost the server

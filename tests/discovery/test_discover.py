@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from hetero_airflow.discovery import PROBES, TRACES
+from hetero_airflow.discovery import PROBES, VENDOR_SIGNS
 from hetero_airflow.discovery.discover import build_inventory, discover, has_trace
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.model.device import Telemetry
@@ -127,11 +127,11 @@ def test_the_answer_of_a_probe_of_another_package_is_bounded():
 def test_every_row_can_be_loaded_and_every_trace_belongs_to_a_row():
     for name in PROBES:
         assert callable(load("hetero_airflow.probes", PROBES, name))
-    assert set(TRACES) < set(PROBES)
+    assert set(VENDOR_SIGNS) < set(PROBES)
 
 
 def test_a_probe_without_a_trace_is_not_run(tmp_path, monkeypatch):
-    monkeypatch.setitem(TRACES, "nvidia", (f"{tmp_path}/nvidia*", "$ACME"))
+    monkeypatch.setitem(VENDOR_SIGNS, "nvidia", (f"{tmp_path}/nvidia*", "$ACME"))
     assert not has_trace("nvidia", {})
     assert has_trace("nvidia", {"ACME": "1"})
     (tmp_path / "nvidia0").touch()

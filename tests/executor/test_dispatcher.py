@@ -376,7 +376,7 @@ def test_a_full_disk_costs_one_warning_and_not_the_loop(bench, caplog):
     for _ in range(3):
         bench.beat(1)
     assert [r.getMessage() for r in caplog.records if "No space left" in r.getMessage()] == [
-        "Deciding: [Errno 28] No space left on device Waiting tasks wait on, running ones keep their devices."
+        "Deciding: [Errno 28] No space left on device Waiting tasks keep waiting, running ones keep their devices."
     ]
 
 

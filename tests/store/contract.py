@@ -33,7 +33,7 @@ def prepare(store, *requests: str, worker=None):
 
 def grant(store, *places: Place) -> tuple[Lease, ...]:
     made = store.commit(Plan(places), EPOCH, LATER)
-    assert made.refused == ()
+    assert made.raced == ()
     return made.leases
 
 

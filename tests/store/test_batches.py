@@ -39,7 +39,7 @@ def used(store, worker_id: str, device_id: str) -> tuple[int, int]:
 def test_parts_of_a_device_are_counted_together(fleet):
     parts = tuple(a_place(f"r{n}", "a", **{"GPU-0": 400}) for n in range(3))
     made = fleet.commit(Plan((*parts, a_place("r3", "b", **{"GPU-0": 400}))), EPOCH, LATER)
-    assert ([lease.request_id for lease in made.leases], made.refused) == (["r0", "r1", "r3"], ("r2",))
+    assert ([lease.request_id for lease in made.leases], made.raced) == (["r0", "r1", "r3"], ("r2",))
     assert used(fleet, "a", "GPU-0") == (800, 0)
     moves = [LeaseMove(lease.id, lease.token, LeaseState.RELEASED) for lease in made.leases]
     assert [outcome.state for outcome in fleet.move(moves, LATER)] == [LeaseState.RELEASED] * 3
@@ -53,7 +53,7 @@ def test_host_memory_and_cores_are_counted_together(fleet):
 
     plan = Plan((place("r0", 2, 40), place("r1", 2, 40), place("r2", 4, 20), place("r3", 3, 1), place("r4", 2, 4)))
     made = fleet.commit(plan, EPOCH, LATER)
-    assert ([lease.request_id for lease in made.leases], made.refused) == (["r0", "r2", "r4"], ("r1", "r3"))
+    assert ([lease.request_id for lease in made.leases], made.raced) == (["r0", "r2", "r4"], ("r1", "r3"))
     cores = [core for lease in made.leases for claim in lease.claims for core in claim.cores]
     assert sorted(cores) == list(range(8)), "each core once"
     assert used(fleet, "a", "cpu") == (8000, 64 * GIB)
@@ -62,7 +62,7 @@ def test_host_memory_and_cores_are_counted_together(fleet):
 def test_one_request_gets_one_lease_however_often_a_plan_places_it(fleet):
     twice = Plan((a_place("r0", "a", **{"GPU-0": 1000}), a_place("r0", "b", **{"GPU-0": 1000})))
     made = fleet.commit(twice, EPOCH, LATER)
-    assert ([lease.worker_id for lease in made.leases], made.refused) == (["a"], ("r0",))
+    assert ([lease.worker_id for lease in made.leases], made.raced) == (["a"], ("r0",))
     assert used(fleet, "b", "GPU-0") == (0, 0)
 
 
@@ -115,7 +115,7 @@ def test_a_plan_that_meets_a_writer_without_the_lock_is_refused_whole_and_its_wa
         other.start()
         wait_until_blocked(postgres_engine)
     other.join()
-    assert (made[0].leases, made[0].refused) == ((), ("r1", "r2"))
+    assert (made[0].leases, made[0].raced) == ((), ("r1", "r2"))
     snapshot = second.snapshot()
     assert ([one.id for one in snapshot.pending], snapshot.sequence) == (["r1", "r2", "r3", "r4"], before + 2)
     used = {key: usage.share_milli for key, usage in snapshot.usage.items() if usage.share_milli}

@@ -51,7 +51,7 @@ def test_news_come_before_the_plan_that_places_them(store):
     ]
     places = [a_place(name, **{f"GPU-{n}": 1000}) for n, name in enumerate(("r1", "r3"))]
     made = store.commit(Plan((*places, Wait("r4", 1, BUSY, ACCOUNT))), EPOCH, LATER, news)
-    assert ([lease.request_id for lease in made.leases], made.refused) == (["r3"], ("r1",))
+    assert ([lease.request_id for lease in made.leases], made.raced) == (["r3"], ("r1",))
     assert [pending.id for pending in store.snapshot().pending] == ["r2", "r4"]
     assert [one["outcome"] for one in store.request_history("dag", "run", "r4").decisions] == ["wait"]
     assert store.request_history("dag", "run", "r1").cause == "it is not wanted"
@@ -95,7 +95,7 @@ def test_a_taken_device_is_refused_and_the_other_placements_are_granted(store):
     plan = Plan(tuple(a_place(r, **{d: 1000}) for r, d in [("r1", "GPU-0"), ("r2", "GPU-0"), ("r3", "GPU-1")]))
     made = store.commit(plan, EPOCH, LATER)
     assert [(lease.request_id, lease.token) for lease in made.leases] == [("r1", 1), ("r3", 2)]
-    assert made.refused == ("r2",)
+    assert made.raced == ("r2",)
     assert [pending.id for pending in store.snapshot().pending] == ["r2"]
     assert store.request_history("dag", "run", "r2").decisions == ()
 
@@ -140,7 +140,7 @@ def test_what_can_not_be_granted_is_refused_and_changes_nothing(store, bad):
     before = store.snapshot()
     good = a_place("r2", **{"GPU-1": 1000})
     made = store.commit(Plan((bad, good)), LATER, LATER)
-    assert made.refused == (bad.request_id,)
+    assert made.raced == (bad.request_id,)
     assert [lease.request_id for lease in made.leases] == ["r2"]
     after = store.snapshot()
     assert after.usage == {("worker-a", "GPU-1"): DeviceUsage(1000, 0, LATER)}
@@ -151,7 +151,7 @@ def test_what_can_not_be_granted_is_refused_and_changes_nothing(store, bad):
 def test_a_request_is_placed_once_even_if_a_plan_places_it_twice(store):
     prepare(store, "r1")
     made = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}), a_place("r1", **{"GPU-1": 1000}))), EPOCH, LATER)
-    assert (len(made.leases), made.refused) == (1, ("r1",))
+    assert (len(made.leases), made.raced) == (1, ("r1",))
     assert store.snapshot().used("worker-a", "GPU-1") == DeviceUsage()
 
 

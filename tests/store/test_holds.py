@@ -60,7 +60,7 @@ def test_a_device_on_hold_is_not_leased_and_says_why_since_when_and_until_what(f
     assert problems(fleet) == {"GPU-0": PROBLEM}
     plan = Plan((a_place("r1", **{"GPU-0": 1000}), a_place("r2", **{"GPU-1": 1000})))
     commit = fleet.commit(plan, EPOCH, LATER)
-    assert (commit.refused, [lease.request_id for lease in commit.leases]) == (("r1",), ["r2"])
+    assert (commit.raced, [lease.request_id for lease in commit.leases]) == (("r1",), ["r2"])
 
 
 def test_a_hold_that_is_taken_off_leaves_no_trace(fleet):

@@ -85,7 +85,7 @@ class Host(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_online)
     @rule()
     def doom(self) -> None:
-        """The scheduler finds leases on a lost worker that its agent does not report, like `engines.remote.remote_liveness`."""
+        """Like `engines.remote.remote_liveness`, finds leases on a lost worker that its agent does not report."""
         sight = self.store.heartbeats().get("worker-a")
         told = sight.leases if sight else frozenset()
         self.doomed = [(lease, self.spoken) for lease in self.store.snapshot().leases if lease.id not in told]

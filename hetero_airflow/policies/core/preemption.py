@@ -72,15 +72,15 @@ class VictimUnit:
     protected_until: datetime
 
     @property
-    def dispensable(self) -> tuple[Rank, float, int, str]:
+    def victim_order(self) -> tuple[Rank, float, int, str]:
         """The order of victims, the least dispensable first: smallest rank, greatest loss, oldest lease."""
-        return self._dispensable(self.lost_device_s)
+        return self._victim_order(self.lost_device_s)
 
-    def dispensable_for(self, devices: float) -> tuple[Rank, float, int, str]:
+    def victim_order_for(self, devices: float) -> tuple[Rank, float, int, str]:
         """The same with the loss for each device that is put to use, if so many are needed."""
-        return self._dispensable(self.lost_device_s / min(self.devices, devices))
+        return self._victim_order(self.lost_device_s / min(self.devices, devices))
 
-    def _dispensable(self, loss: float) -> tuple[Rank, float, int, str]:
+    def _victim_order(self, loss: float) -> tuple[Rank, float, int, str]:
         return self.rank, -loss, max(lease.token for lease in self.leases), self.id
 
 
@@ -143,7 +143,7 @@ def victim_units(rules: PreemptionRules, index: WorkerIndex, snapshot: Snapshot,
         for name, leases in together.items()
         if all(lease.state in _PREEMPTIBLE_STATES and lease.worker_id in numbers for lease in leases)
     )
-    return sorted((unit for unit in units if unit is not None), key=lambda unit: unit.dispensable)
+    return sorted((unit for unit in units if unit is not None), key=lambda unit: unit.victim_order)
 
 
 def _victim_unit(

@@ -167,7 +167,7 @@ class LeastLossPreemption:
 
     def _option(self, need: PlacementNeed, number: int, preemptible: Sequence[VictimUnit]) -> VictimOption | None:
         """Which of the preemptible work the need requires to be gone from a worker."""
-        preemptible = sorted(preemptible, key=lambda unit: unit.dispensable_for(need.devices * need.requests))
+        preemptible = sorted(preemptible, key=lambda unit: unit.victim_order_for(need.devices * need.requests))
         running = [unit for unit in preemptible if unit not in self._beneficiaries]
         if not running:
             return None

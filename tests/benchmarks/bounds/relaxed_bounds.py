@@ -33,7 +33,8 @@ class JctBounds:
     job's size is its device-time on its fastest class; a class counts with the largest share of its fastest speed
     that any job reaches on it. It binds in overload."""
     lp_s: float | None
-    """A linear program over job × class × time (`linear_programs.least_total_jct_s`): the only one that knows that a job
+    """A linear program over job × class × time (`linear_programs.least_total_jct_s`): the only bound that knows that a
+    job
     can't use several devices' speed at once and that the fast classes are few."""
 
     @property

@@ -224,7 +224,7 @@ def test_a_wait_that_ends_by_itself_says_when(render):
     lines = text_of(render, store, "r1").splitlines()
     assert "2 × gpu (topology=nvlink@10m)" in lines[1]
     assert lines[5].strip() == (
-        "scattered: asked 2 × gpu (topology=nvlink), found 2 free; in 7 min it takes what is free"
+        "scattered: asked 2 × gpu (topology=nvlink), found 2 free; after 7 min it takes any free devices"
     )
 
 

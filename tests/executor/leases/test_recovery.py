@@ -83,7 +83,7 @@ def test_a_loss_that_can_not_be_put_on_record_is_left_to_the_retries(bench, monk
     monkeypatch.setattr(recovery, "write_state", broken)
     lose(bench)
     assert [(key, state) for key, state, _ in bench.reports] == [("a", "failed")]
-    assert "can't be put on record" in caplog.text
+    assert "Can't record that" in caplog.text
 
 
 GIB = 2**30

@@ -65,7 +65,7 @@ def test_a_plan_that_lost_a_race_is_refused_in_part(engine):
     plan = Plan((a_place("r2", **{"GPU-0": 1000}), a_place("r3", **{"GPU-1": 1000})))
     first.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), EPOCH, LATER)
     made = second.commit(plan, EPOCH, LATER)
-    assert ([lease.request_id for lease in made.leases], made.refused) == (["r3"], ("r2",))
+    assert ([lease.request_id for lease in made.leases], made.raced) == (["r3"], ("r2",))
 
 
 def test_what_was_deleted_since_is_gone_from_the_next_snapshot(engine):
@@ -131,7 +131,7 @@ def test_nothing_is_leased_twice_even_without_the_writers_lock(postgres_engine, 
         assert other.is_alive(), "it waits for the row of the device or the request"
     other.join()
     assert len(granted.leases) == 1
-    assert made[0].refused == (rival.request_id,)
+    assert made[0].raced == (rival.request_id,)
     assert {key: usage.share_milli for key, usage in first.snapshot().usage.items()} == {("worker-a", "GPU-0"): 1000}
 
 

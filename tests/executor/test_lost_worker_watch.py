@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from hetero_airflow.executor.liveness import LivenessTimeout
+from hetero_airflow.executor.lost_worker_watch import LostWorkerWatch
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import ServerAlive, WorkerAlive, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_worker
@@ -22,7 +22,7 @@ def at(seconds: float):
 
 def live(store: CountingStore, until_s: float, silent_from_s: float) -> float | None:
     """Two agents that beat every 5 s, of which one falls silent, and a scheduler's loop: when that one was lost."""
-    silence = LivenessTimeout(store, 15, None)
+    silence = LostWorkerWatch(store, 15, None)
     store.record([WorkerSeen(a_worker(key), leases=frozenset()) for key in ("worker-a", "worker-b")], EPOCH)
     for tenth in range(int(until_s * 10)):
         now = at(tenth / 10)
@@ -49,12 +49,12 @@ def test_a_fleet_that_is_there_is_looked_at_a_few_times_a_minute():
 def test_the_schedulers_own_worker_is_not_lost_to_itself():
     store = CountingStore()
     store.record([WorkerSeen(a_worker(key)) for key in ("worker-a", "worker-b")], EPOCH)
-    assert LivenessTimeout(store, 15, "worker-a").find_lost(at(60)) == (WorkerLost("worker-b"),)
+    assert LostWorkerWatch(store, 15, "worker-a").find_lost(at(60)) == (WorkerLost("worker-b"),)
 
 
 def test_a_clock_that_is_set_back_does_not_end_the_looking():
     store = CountingStore()
-    silence = LivenessTimeout(store, 15, None)
+    silence = LostWorkerWatch(store, 15, None)
     for seconds in (0, -1000, -999.5, -990):
         silence.find_lost(at(seconds))
     assert store.looks == 3

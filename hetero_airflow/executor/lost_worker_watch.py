@@ -17,7 +17,7 @@ class PresenceStore(Store, Presence, Protocol):
     """A store with the heartbeats of workers."""
 
 
-class LivenessTimeout:
+class LostWorkerWatch:
     """Looks three times within the timeout, and once more when the worker with the oldest heartbeat reaches it.
 
     :param local_worker_id: the worker that this scheduler reports itself, or None
