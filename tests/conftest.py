@@ -71,10 +71,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return (os.cpu_count() or 1) + 2
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests into their groups, before pytest-xdist reads them."""
     for item in items:
-        if item.get_closest_marker("system") and (group := _group(item)):
+        if group := _group(item):
             item.add_marker(pytest.mark.xdist_group(group))
 
 
@@ -84,5 +85,7 @@ def _group(item: pytest.Item) -> str | None:
     if place.startswith("system/") and ON_POSTGRES in (item.name + " ".join(getattr(item, "fixturenames", ()))):
         return others
     groups = {path: group for group, paths in GROUPS.items() for path in paths}
+    if not (place.startswith("system/") or item.get_closest_marker("system")):
+        return None
     matching = [path for path in groups if place == path or place.startswith(f"{path}/")]
     return groups[max(matching, key=len)] if matching else None
