@@ -32,7 +32,7 @@ up: $(VENV)/.installed  ## leave an Airflow with the example DAGs running until 
 
 test: lint  ## lint, then all tests: unit, system (a real Airflow), PostgreSQL
 	@echo '== pytest'
-	@AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -n auto --dist loadgroup -m '$(TESTS)'
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -n auto -m '$(TESTS)'
 
 test-busy: $(VENV)/.installed  ## the same tests with a busy process on each core
 	@$(RUN) tools/busy.py $(MAKE) --no-print-directory test
