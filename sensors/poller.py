@@ -107,7 +107,6 @@ class Poller(Generic[Target, Content]):
         self._order = count()
         self._woken = asyncio.Event()
         self._work: asyncio.Task[None] | None = None
-        self._rate = AsyncLimiter(1, SPACING_S)
         self._failed_at: float | None = None
         """Time of the last failure of the store; None once it has answered for a while."""
 
@@ -220,6 +219,7 @@ class Poller(Generic[Target, Content]):
     async def _read_queued(
         self, queue: asyncio.Queue[tuple[Target, _PolledObject[Content]]], threads: ThreadPoolExecutor
     ) -> None:
+        rate = AsyncLimiter(1, SPACING_S)  # holds the event loop, so it must not outlive this task
         free = asyncio.Semaphore(THREADS)
 
         async def read(target: Target, watched: _PolledObject[Content]) -> None:
@@ -233,7 +233,7 @@ class Poller(Generic[Target, Content]):
                 target, watched = await queue.get()
                 if watched.waiters:
                     await free.acquire()
-                    await self._rate.acquire()
+                    await rate.acquire()
                     group.create_task(read(target, watched))
 
     async def _read(self, target: Target, watched: _PolledObject[Content], threads: ThreadPoolExecutor) -> None:

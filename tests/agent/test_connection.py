@@ -214,7 +214,7 @@ def test_sigterm_takes_no_new_task_waits_for_the_last_one_and_leaves(running, st
     (lease,) = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), now, now + HOUR).leases
     signals._receive(15, None)
     until(lambda: store.snapshot().holds)
-    assert store.commit(Plan((a_place("r2", **{"GPU-1": 1000}),)), now, now + HOUR).refused == ("r2",)
+    assert store.commit(Plan((a_place("r2", **{"GPU-1": 1000}),)), now, now + HOUR).raced == ("r2",)
     at = datetime.now(UTC)
     until(lambda: store.last_seen()["worker-a"] > at)
     assert (thread.is_alive(), store.snapshot().workers[0].state) == (True, WorkerState.ONLINE)

@@ -129,7 +129,7 @@ def test_an_expired_lease_still_holds_its_devices(store):
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
     move_lease(store, lease.id, lease.token, LeaseState.EXPIRED, LATER)
     assert store.snapshot().used("worker-a", "GPU-0").share_milli == 1000
-    assert store.commit(Plan((a_place("r2", **{"GPU-0": 1000}),)), LATER, LATER).refused == ("r2",)
+    assert store.commit(Plan((a_place("r2", **{"GPU-0": 1000}),)), LATER, LATER).raced == ("r2",)
 
 
 def test_moving_an_unknown_lease_or_with_another_token_raises_and_changes_nothing(store):

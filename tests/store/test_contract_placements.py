@@ -158,7 +158,7 @@ def test_a_request_is_placed_once_even_if_a_plan_places_it_twice(store):
 def test_shares_of_a_device_add_up_to_the_whole(store):
     prepare(store, "r1", "r2", "r3")
     grant(store, a_place("r1", **{"GPU-0": 333}), a_place("r2", **{"GPU-0": 667}))
-    assert store.commit(Plan((a_place("r3", **{"GPU-0": 1}),)), EPOCH, LATER).refused == ("r3",)
+    assert store.commit(Plan((a_place("r3", **{"GPU-0": 1}),)), EPOCH, LATER).raced == ("r3",)
 
 
 def test_memory_of_an_accelerator_is_noted_and_limits_nothing(store):

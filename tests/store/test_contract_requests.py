@@ -46,7 +46,7 @@ def test_a_request_that_is_withdrawn_waits_no_longer(store):
     assert [pending.id for pending in store.snapshot().pending] == ["r2"]
     told = store.request_history("dag", "run", "r1")
     assert (told.state, told.ended_at, told.cause) == ("ended", LATER, "cleared by ada\N{REPLACEMENT CHARACTER}")
-    assert store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), LATER, LATER).refused == ("r1",)
+    assert store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), LATER, LATER).raced == ("r1",)
 
 
 def test_withdrawing_a_request_that_is_placed_or_ended_changes_nothing(store):

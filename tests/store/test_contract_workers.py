@@ -107,7 +107,7 @@ def test_a_device_that_vanishes_leased_stays_unleasable_until_its_lease_ends(sto
     relabelled = less.model_copy(update={"labels": {"zone": "b"}})
     store.record([WorkerSeen(relabelled)], MUCH_LATER)
     assert store.snapshot().workers[0].devices[-1] == gone
-    assert store.commit(Plan((a_place("r2", **{"GPU-0": 500}),)), LATER, LATER).refused == ("r2",)
+    assert store.commit(Plan((a_place("r2", **{"GPU-0": 500}),)), LATER, LATER).raced == ("r2",)
     release(store, lease)
     assert store.snapshot().workers == (relabelled,)
     assert dict(store.snapshot().usage) == {}
@@ -133,13 +133,13 @@ def test_a_cpu_that_shrinks_below_what_is_leased_gives_nothing_until_enough_is_f
     assert store.snapshot().workers == (small,)
     assert store.snapshot().used("worker-a", "cpu").share_milli == 6000
     one_core = Plan((a_place("r3", cpu=1000),))
-    assert store.commit(one_core, LATER, LATER).refused == ("r3",)
+    assert store.commit(one_core, LATER, LATER).raced == ("r3",)
     release(store, first)
-    assert store.commit(one_core, LATER, LATER).refused == ("r3",)
+    assert store.commit(one_core, LATER, LATER).raced == ("r3",)
     release(store, second)
     (third,) = grant(store, a_place("r3", cpu=4000))
     assert third.claims[0].cores == (0, 1, 2, 3)
-    assert store.commit(Plan((a_place("r4", cpu=1000),)), LATER, LATER).refused == ("r4",)
+    assert store.commit(Plan((a_place("r4", cpu=1000),)), LATER, LATER).raced == ("r4",)
 
 
 def test_host_memory_that_shrinks_below_what_is_leased_gives_nothing_until_enough_is_free(store):
@@ -147,7 +147,7 @@ def test_host_memory_that_shrinks_below_what_is_leased_gives_nothing_until_enoug
     (lease,) = grant(store, place("r1", Claim(device_id="cpu", share_milli=0, memory_bytes=40 * GIB)))
     store.record([WorkerSeen(a_worker(devices=(a_cpu(memory="32GiB"),)))], LATER)
     one_gib = Plan((place("r2", Claim(device_id="cpu", share_milli=0, memory_bytes=GIB)),))
-    assert store.commit(one_gib, LATER, LATER).refused == ("r2",)
+    assert store.commit(one_gib, LATER, LATER).raced == ("r2",)
     release(store, lease)
     grant(store, place("r2", Claim(device_id="cpu", share_milli=0, memory_bytes=32 * GIB)))
-    assert store.commit(Plan((place("r3", *one_gib.places[0].claims),)), LATER, LATER).refused == ("r3",)
+    assert store.commit(Plan((place("r3", *one_gib.places[0].claims),)), LATER, LATER).raced == ("r3",)

@@ -69,7 +69,7 @@ def test_a_hold_that_is_taken_off_leaves_no_trace(fleet):
     fleet.record([cleared(drained())], LATER)
     after = fleet.snapshot()
     assert (after.workers, after.holds) == (before.workers, ())
-    assert fleet.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), LATER, LATER).refused == ()
+    assert fleet.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), LATER, LATER).raced == ()
 
 
 def test_the_sequence_moves_only_when_a_hold_changes_something(fleet):
@@ -87,7 +87,7 @@ def test_the_sequence_moves_only_when_a_hold_changes_something(fleet):
 def test_a_hold_on_the_worker_applies_to_all_its_devices(fleet):
     fleet.record([HoldPlaced(drained(""))], EPOCH)
     assert problems(fleet) == dict.fromkeys(("cpu", "GPU-0", "GPU-1"), PROBLEM)
-    assert fleet.commit(Plan((a_place("r1", cpu=1000),)), EPOCH, LATER).refused == ("r1",)
+    assert fleet.commit(Plan((a_place("r1", cpu=1000),)), EPOCH, LATER).raced == ("r1",)
 
 
 def test_a_hold_on_a_gpu_in_mig_mode_applies_to_its_instances(store):
@@ -99,7 +99,7 @@ def test_a_hold_on_a_gpu_in_mig_mode_applies_to_its_instances(store):
     store.record([HoldPlaced(quarantined())], EPOCH)
     barred = f"{quarantined()}"
     assert problems(store) == {"GPU-0": f"{barred}. In MIG mode", "MIG-0": barred, "MIG-1": barred}
-    assert store.commit(Plan((a_place("r1", **{"MIG-1": 1000}),)), EPOCH, LATER).refused == ("r1",)
+    assert store.commit(Plan((a_place("r1", **{"MIG-1": 1000}),)), EPOCH, LATER).raced == ("r1",)
 
 
 def test_holds_outlive_new_inventories_and_lost_workers(fleet):
@@ -143,10 +143,10 @@ def test_leases_go_on_and_what_they_free_is_not_leased_again(fleet):
     assert fleet.snapshot().leases == (lease,)
     assert fleet.renew([(lease.id, lease.token)], LATER) == frozenset()
     half = Plan((a_place("r2", **{"GPU-0": 500}),))
-    assert fleet.commit(half, EPOCH, LATER).refused == ("r2",)
+    assert fleet.commit(half, EPOCH, LATER).raced == ("r2",)
     move_lease(fleet, lease.id, lease.token, LeaseState.RELEASED, LATER)
     assert fleet.snapshot().used("worker-a", "GPU-0").share_milli == 0
-    assert fleet.commit(half, EPOCH, LATER).refused == ("r2",)
+    assert fleet.commit(half, EPOCH, LATER).raced == ("r2",)
 
 
 def test_holds_of_several_workers_come_in_order(store):

@@ -84,7 +84,7 @@ def test_a_lost_worker_comes_back_only_when_the_processes_of_leases_that_are_ove
         assert not is_online(store)
         assert store.heartbeats() == {"worker-a": WorkerHeartbeat(at(seconds), frozenset({lost.id}))}
     store.record([RequestSubmitted(a_pending("r2"))], LATER)
-    assert store.commit(Plan((a_place("r2", **{"GPU-0": 1000}),)), LATER, MUCH_LATER).refused == ("r2",)
+    assert store.commit(Plan((a_place("r2", **{"GPU-0": 1000}),)), LATER, MUCH_LATER).raced == ("r2",)
     store.record([seen(worker=changed)], at(75))
     assert store.snapshot().workers == (changed,)
 

@@ -19,7 +19,7 @@ HOME = ROOT / ".airflow" / "demo"
 def start_demo(**environment):
     return subprocess.Popen(
         [sys.executable, ROOT / "tools" / "demo.py"],
-        env={**os.environ, "HETERO_AIRFLOW_SIMULATED_DEVICES": "", **environment},
+        env={**os.environ, "COLUMNS": "160", "HETERO_AIRFLOW_SIMULATED_DEVICES": "", **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -69,7 +69,7 @@ def test_a_failed_run_shows_the_end_of_the_log_and_where_the_logs_are():
     assert demo.returncode == 1, output
     assert "The end of the log of prepare_training" in output
     assert "/dev/null/no-folder" in output
-    assert f"Logs lie in {HOME / 'logs'}" in output
+    assert f"Logs are in {HOME / 'logs'}" in output
     assert processes_of_the_demo() == []
 
 

@@ -255,7 +255,7 @@ def test_a_worker_that_leaves_gets_no_task_and_is_lost_once_its_last_lease_has_e
     (lease,) = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), SOON, LATER).leases
     (answer,) = enrolled.take([alive(2, leaving=LEAVING)], SOON)
     assert (answer.outcome, answer.leases) == (Admission.TAKEN, 1)
-    assert store.commit(Plan((a_place("r2", **{"GPU-1": 1000}),)), SOON, LATER).refused == ("r2",)
+    assert store.commit(Plan((a_place("r2", **{"GPU-1": 1000}),)), SOON, LATER).raced == ("r2",)
     assert store.snapshot().workers[0].state is WorkerState.ONLINE
     move_lease(store, lease.id, lease.token, LeaseState.RELEASED, LATER)
     again = HoldPlaced(replace(LEAVING.hold, since=LATER))
