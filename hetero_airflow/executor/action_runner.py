@@ -12,7 +12,15 @@ from hetero_airflow.errors import EngineError, RequestError
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.leases.recovery import PreviousRuns, TaskRecovery
 from hetero_airflow.executor.pending_task import PendingTask, TaskQueue
-from hetero_airflow.executor.reconcile import Action, DropTask, FailTask, HandOverTask, SubmitTask, TakeOverRequest
+from hetero_airflow.executor.reconcile import (
+    Action,
+    DropTask,
+    EndLease,
+    FailTask,
+    HandOverTask,
+    SubmitTask,
+    TakeOverRequest,
+)
 from hetero_airflow.executor.task_log import write_task_log
 from hetero_airflow.executor.task_starter import TaskStarter
 from hetero_airflow.model.hold import with_holds
@@ -49,6 +57,8 @@ class ActionRunner:
                     task.since, task.request = pending.submitted_at, pending.request
                 case SubmitTask():
                     self.queue.submit(task)
+                case EndLease(key, lease):
+                    self.starter.keeper.end_left_over(key, lease)
                 case HandOverTask(_, lease):
                     holder = snapshot.holders.get(task.request_id)
                     task.request = holder.request if holder else task.request

@@ -210,7 +210,10 @@ class Dispatcher:
                 self.queue.submit(task)
         settled = [task.request_id for task in self.queue.tasks.values() if is_settled(task, now)]
         queued, leased = self._tasks.queued(settled), self.keeper.request_ids()
-        actions = reconcile(self.queue.tasks, snapshot, queued=queued, leased=leased, now=now)
+        waiting = {task.request_id for task in self.queue.tasks.values()} - leased
+        leases = [lease for lease in snapshot.leases if lease.request_id in waiting]
+        uses = self.keeper.uses_of([lease for lease in leases if self.starter.reaches(lease.worker_id)])
+        actions = reconcile(self.queue.tasks, snapshot, queued=queued, leased=leased, uses=uses, now=now)
         self._runner.execute(actions, snapshot, now)
 
     def _run_cycle(self, now: datetime) -> None:

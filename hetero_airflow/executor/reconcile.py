@@ -6,6 +6,7 @@ from collections.abc import Mapping, Set
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from hetero_airflow.executor.leases.lease_use import LeaseUse
 from hetero_airflow.executor.pending_task import SETTLING_TIME, PendingTask
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
@@ -25,7 +26,14 @@ class FailTask(NamedTuple):
 
 
 class HandOverTask(NamedTuple):
-    """The store has a lease for the task: a scheduler that died got it, or the answer to a commit was lost."""
+    """The store has an unused lease for the task: a scheduler that died got it, or the answer to a commit was lost."""
+
+    key: Any
+    lease: Lease
+
+
+class EndLease(NamedTuple):
+    """An earlier run of the task has a lease. Once its processes are gone, the task gets a lease of its own."""
 
     key: Any
     lease: Lease
@@ -44,17 +52,24 @@ class SubmitTask(NamedTuple):
     key: Any
 
 
-Action = DropTask | FailTask | HandOverTask | TakeOverRequest | SubmitTask
+Action = DropTask | FailTask | HandOverTask | EndLease | TakeOverRequest | SubmitTask
 
 
 def reconcile(
-    tasks: Mapping[Any, PendingTask], snapshot: Snapshot, *, queued: Set[str], leased: Set[str], now: datetime
+    tasks: Mapping[Any, PendingTask],
+    snapshot: Snapshot,
+    *,
+    queued: Set[str],
+    leased: Set[str],
+    uses: Mapping[str, LeaseUse],
+    now: datetime,
 ) -> list[Action]:
     """One action for each task that needs one, in the order of the tasks.
 
     :param snapshot: the store, with the events that it does not have yet
     :param queued: ids of the settled tasks that are still QUEUED in Airflow; see `is_settled`
     :param leased: ids of the requests whose leases are kept here: such a task waits until the lease is free
+    :param uses: lease id → its use, for the leases of other waiting tasks; a task waits if its lease is not in it
     """
     pending = {request.id: request for request in snapshot.pending}
     leases = {lease.request_id: lease for lease in snapshot.leases}
@@ -68,13 +83,21 @@ def reconcile(
         elif id_ in leased or task.is_excluded or (task.request is not None and id_ in pending):
             continue
         elif id_ in leases:
-            if _has_whole_gang(id_, snapshot):  # else another scheduler may take the lease back
-                actions.append(HandOverTask(key, leases[id_]))
+            actions += _lease_actions(key, leases[id_], uses.get(leases[id_].id), snapshot)
         elif id_ in pending:
             actions.append(TakeOverRequest(key, pending[id_]))
         else:
             actions.append(SubmitTask(key))
     return actions
+
+
+def _lease_actions(key: Any, lease: Lease, use: LeaseUse | None, snapshot: Snapshot) -> list[Action]:
+    """What to do about a task whose request has a lease that is not kept here."""
+    if use is LeaseUse.LEFT_OVER:
+        return [EndLease(key, lease)]
+    # without its whole gang, another scheduler may take the lease back
+    is_ready = use is LeaseUse.UNUSED and _has_whole_gang(lease.request_id, snapshot)
+    return [HandOverTask(key, lease)] if is_ready else []
 
 
 def is_settled(task: PendingTask, now: datetime) -> bool:

@@ -5,9 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from hetero_airflow.executor.leases.lease_use import LeaseUse
 from hetero_airflow.executor.pending_task import PendingTask
 from hetero_airflow.executor.reconcile import (
     DropTask,
+    EndLease,
     FailTask,
     HandOverTask,
     SubmitTask,
@@ -27,11 +29,11 @@ LEASED = Snapshot(1, leases=(LEASE,), holders={"id": PENDING})
 HALF_A_GANG = Snapshot(1, leases=(LEASE,), holders={"id": a_pending("id", gang="g #1", gang_size=2)})
 
 
-def actions(snapshot, *, request=None, is_excluded=False, queued=("id",), leased=(), after_s=0.0):
+def actions(snapshot, *, request=None, is_excluded=False, queued=("id",), leased=(), uses=None, after_s=0.0):
     ti = SimpleNamespace(id="id", executor_config={}, map_index=-1)
     task = PendingTask(SimpleNamespace(ti=ti), REQUEST, EPOCH, request=request, is_excluded=is_excluded)
     now = EPOCH + timedelta(seconds=after_s)
-    return reconcile({"key": task}, snapshot, queued=set(queued), leased=set(leased), now=now)
+    return reconcile({"key": task}, snapshot, queued=set(queued), leased=set(leased), uses=uses or {}, now=now)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +42,12 @@ def actions(snapshot, *, request=None, is_excluded=False, queued=("id",), leased
         (Snapshot(1), {}, [SubmitTask("key")]),
         (WAITING, {}, [TakeOverRequest("key", PENDING)]),
         (WAITING, {"request": REQUEST}, []),
-        (LEASED, {}, [HandOverTask("key", LEASE)]),
-        (HALF_A_GANG, {}, []),
+        (LEASED, {}, []),
+        (LEASED, {"uses": {LEASE.id: LeaseUse.IN_USE}}, []),
+        (LEASED, {"uses": {LEASE.id: LeaseUse.UNUSED}}, [HandOverTask("key", LEASE)]),
+        (LEASED, {"uses": {LEASE.id: LeaseUse.LEFT_OVER}}, [EndLease("key", LEASE)]),
+        (HALF_A_GANG, {"uses": {LEASE.id: LeaseUse.UNUSED}}, []),
+        (HALF_A_GANG, {"uses": {LEASE.id: LeaseUse.LEFT_OVER}}, [EndLease("key", LEASE)]),
         (LEASED, {"leased": ["id"]}, []),
         (Snapshot(1), {"is_excluded": True}, []),
         (WAITING, {"queued": ()}, [TakeOverRequest("key", PENDING)]),

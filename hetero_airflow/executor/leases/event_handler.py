@@ -12,14 +12,8 @@ from hetero_airflow.contract.failures import evidence_of_loss
 from hetero_airflow.engines.engine import AirflowEngine, termination_cause_of
 from hetero_airflow.executor.cached_store import KnownWorkers
 from hetero_airflow.executor.device_health.health_watch import HealthWatch
-from hetero_airflow.executor.leases.lease_keeper import (
-    EndUnreported,
-    LeaseEvent,
-    LeaseFreed,
-    LeaseKeeper,
-    RunLost,
-    StartFailed,
-)
+from hetero_airflow.executor.leases.lease_events import EndUnreported, LeaseEvent, LeaseFreed, RunLost, StartFailed
+from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
 from hetero_airflow.executor.leases.recovery import TaskRecovery
 from hetero_airflow.executor.pending_task import TaskQueue
 from hetero_airflow.executor.task_log import SchedulerCallbacks

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 from airflow.utils.state import TaskInstanceState
 from sqlalchemy.exc import SQLAlchemyError
@@ -16,12 +15,14 @@ from hetero_airflow.clock import Periods
 from hetero_airflow.engines.engine import AirflowEngine, LeasedProcess, Liveness, termination_cause_of
 from hetero_airflow.errors import StoreError
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances, TaskProcess
+from hetero_airflow.executor.leases.kept_tasks import EndingTask, RunningTask, final_move
+from hetero_airflow.executor.leases.lease_events import EndUnreported, LeaseEvent, LeaseFreed, RunLost, StartFailed
+from hetero_airflow.executor.leases.lease_use import LeaseUse, lease_use, process_of_lease
 from hetero_airflow.executor.pending_task import PendingTask
 from hetero_airflow.model.lease import Lease, LeaseState
-from hetero_airflow.model.run import RunEnd
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.runtime.task_lease import TaskLease
-from hetero_airflow.store.store import LeaseMove, Store
+from hetero_airflow.store.store import History, Store
 
 log = logging.getLogger(__name__)
 
@@ -34,80 +35,15 @@ a heartbeat of a few seconds, and knows more."""
 
 _WATCH_EVERY_S = 5.0
 
-_RUN_ENDS: dict[str | None, RunEnd] = {
-    TaskInstanceState.SUCCESS: RunEnd.FINISHED,
-    TaskInstanceState.DEFERRED: RunEnd.PAUSED,
-    TaskInstanceState.UP_FOR_RESCHEDULE: RunEnd.PAUSED,
-}
-"""State of a task instance whose process is gone → how the run ended; FAILED for all others. The engine can't tell:
-LocalExecutor reports success for every process that ended in order, also if its task raised."""
 
-
-@dataclass(slots=True)
-class RunningTask:
-    """A task that was handed to the engine with its lease, or adopted from a scheduler that died."""
-
-    key: Any
-    lease: Lease
-    start: tuple[PendingTask, TaskLease] | None = None
-    """The task as it waited, and the lease that it carries; None if it was adopted while it ran."""
-    over_since: datetime | None = None
-    """Since when its process is known to be gone, or Airflow does not want it any more."""
-    is_heartbeat_lost: bool = False
-    """Airflow has had no heartbeat for too long: the worker may be frozen, and the process may still be there."""
-
-
-@dataclass(slots=True)
-class EndingTask:
-    """A task that is over for Airflow, whose lease waits for its processes to be gone."""
-
-    key: Any
-    lease: Lease
-    to: LeaseState
-    cause: str
-    has_started: bool = True
-    """Its process was there. If the task instance is QUEUED again, that says nothing about this lease."""
-    stopped_at: datetime | None = None
-    """When its remaining processes got SIGTERM."""
-
-
-class LeaseFreed(NamedTuple):
-    """The devices of a lease are free."""
-
-    key: Any
-    lease: Lease
-    end: RunEnd | None
-    """How the run ended; None if its process was lost."""
-
-
-class RunLost(NamedTuple):
-    """The process of a running task is lost. Whoever handles this calls `LeaseKeeper.end`."""
-
-    key: Any
-    lease: Lease
-    cause: str
-
-
-class StartFailed(NamedTuple):
-    """The engine lost a task before it started."""
-
-    task: PendingTask
-    lease: TaskLease
-
-
-class EndUnreported(NamedTuple):
-    """Airflow does not want a task any more, and its process is gone; the engine has not reported its end."""
-
-    key: Any
-
-
-LeaseEvent = LeaseFreed | RunLost | StartFailed | EndUnreported
+class LeaseStore(Store, History, Protocol):
+    """A store with the history of requests."""
 
 
 class LeaseKeeper:
     """Is responsible for every lease from dispatch to release. `LeaseEventHandler` acts on its events."""
 
-    def __init__(self, store: Store, engine: AirflowEngine, tasks: TaskInstances, lease_timeout_s: float) -> None:
+    def __init__(self, store: LeaseStore, engine: AirflowEngine, tasks: TaskInstances, lease_timeout_s: float) -> None:
         self.running: dict[Any, RunningTask] = {}
         self._ending: dict[str, EndingTask] = {}
         self._store = store
@@ -129,6 +65,23 @@ class LeaseKeeper:
         task = self.running.pop(key, None)
         if task is not None:
             self._ending[task.lease.id] = EndingTask(key, task.lease, to, cause, has_started)
+
+    def end_left_over(self, key: Any, lease: Lease) -> None:
+        """Free the lease of an earlier run whose task is queued again, as `end` does; see `LeaseUse.LEFT_OVER`.
+
+        Another scheduler may be ending it at the same time. The store ends it once.
+        """
+        cause = "its task was queued again"
+        self._ending[lease.id] = EndingTask(key, lease, LeaseState.RELEASED, cause, is_end_known=False)
+
+    def uses_of(self, leases: Sequence[Lease]) -> dict[str, LeaseUse]:
+        """Lease id → its use, for leases of waiting tasks that are not kept here."""
+        if not leases:
+            return {}
+        processes = self._tasks.processes([lease.request_id for lease in leases])
+        known = [(lease, processes.get(lease.request_id, TaskProcess())) for lease in leases]
+        liveness = self._liveness_of(known)
+        return {lease.id: lease_use(lease, process, liveness[lease.id]) for lease, process in known}
 
     def mark_heartbeat_lost(self, key: Any) -> None:
         """Airflow has had no heartbeat of the task for too long: it is lost, whatever the engine still has of it.
@@ -185,6 +138,8 @@ class LeaseKeeper:
     def free_ended(self, now: datetime) -> list[LeaseFreed]:
         """Free the leases of ended tasks whose processes are gone; stop the processes that are left."""
         self._now = now
+        live = self._live_ids() if self._ending else set()
+        self._ending = {id_: task for id_, task in self._ending.items() if id_ in live}  # else another ended it
         if not self._ending:
             return []
         processes = self._tasks.processes([task.lease.request_id for task in self._ending.values()])
@@ -194,37 +149,61 @@ class LeaseKeeper:
             if liveness[id_] is Liveness.ALIVE:
                 self._stop(task, known[id_], now)
         gone = [task for id_, task in self._ending.items() if liveness[id_] is Liveness.GONE]
-        moves = [_final_move(task, known[task.lease.id]) for task in gone]
-        for task, outcome in zip(gone, self._store.move(moves, now), strict=True):
-            if isinstance(outcome, StoreError):
-                log.warning("A lease was taken back before its task ended: %s", outcome)
+        moves = [final_move(task, known[task.lease.id]) for task in gone]
+        freed = []
+        for task, move, outcome in zip(gone, moves, self._store.move(moves, now), strict=True):
             del self._ending[task.lease.id]
-        return [LeaseFreed(task.key, task.lease, move.end) for task, move in zip(gone, moves, strict=True)]
+            if isinstance(outcome, StoreError):
+                log.info("Another scheduler ended a lease first: %s", outcome)
+            else:
+                freed.append(LeaseFreed(task.key, task.lease, move.end))
+        return freed
 
     def renew(self, now: datetime) -> list[RunLost]:
-        """Renew all leases, if it is time; kill the processes of those that were taken back."""
+        """Renew all leases, if it is time. The runs that go on although their leases were ended are lost."""
         self._now = now
         if not self._periods.is_due("renew", now) or not (leases := self._leases()):
             return []
-        taken_back = self._store.renew([(lease.id, lease.token) for lease in leases], now + self._lease_timeout)
+        ended = self._store.renew([(lease.id, lease.token) for lease in leases], now + self._lease_timeout)
+        return self._drop_ended([task for task in self.running.values() if task.lease.id in ended])
+
+    def _drop_ended(self, tasks: Sequence[RunningTask]) -> list[RunLost]:
+        """Forget tasks whose leases another scheduler ended: its decision is final, and a newer run is not ours.
+
+        A task that still runs under its ended lease is stopped and lost.
+        """
         lost = []
-        for key, task in self.running.items():
-            if task.lease.id in taken_back:
-                log.error("Lease %s of %s was taken back while its task ran. The task is stopped.", task.lease.id, key)
-                self._engine.signal(self._leased_process(task.lease, self._process(task.lease)), signal.SIGKILL)
-                lost.append(RunLost(key, task.lease, "its device lease was taken back"))
+        for key, lease in [(task.key, task.lease) for task in tasks]:
+            process = self._process(lease)
+            if process.state == TaskInstanceState.RUNNING and self._is_newest(key, lease):
+                log.error("Lease %s of %s was taken back while its task ran. The task is stopped.", lease.id, key)
+                self._engine.signal(self._leased_process(lease, process), signal.SIGKILL)
+                lost.append(RunLost(key, lease, "its device lease was taken back"))
+            else:
+                log.warning("Another scheduler ended lease %s of %s. Nothing is stopped here.", lease.id, key)
+                del self.running[key]
         return lost
+
+    def _is_newest(self, key: Any, lease: Lease) -> bool:
+        """Whether the task has had no lease since; else the process in Airflow's row belongs to a newer run."""
+        history = self._store.request_history(key.dag_id, key.run_id, key.task_id, key.map_index)
+        if history is None or history.pending.id != lease.request_id:
+            return False
+        return all(known.token <= lease.token for known in history.leases)
 
     def find_lost(self, now: datetime) -> list[LeaseEvent]:
         """The running tasks whose processes are gone, if it is time to look."""
         if not self.running or not self._periods.is_due("watch", now):
             return []
+        live = self._live_ids()
+        events: list[LeaseEvent] = [
+            *self._drop_ended([task for task in self.running.values() if task.lease.id not in live])
+        ]
         known = self._tasks.processes([task.lease.request_id for task in self.running.values()])
         processes = {key: known.get(task.lease.request_id, TaskProcess()) for key, task in self.running.items()}
         liveness = self._liveness_of([(task.lease, processes[key]) for key, task in self.running.items()])
         lost_workers = {worker.id for worker in self._store.snapshot().workers if worker.state is WorkerState.LOST}
-        events: list[LeaseEvent] = []
-        for key, task in list(self.running.items()):
+        for key, task in [(key, task) for key, task in self.running.items() if task.lease.id in live]:
             process, is_gone = processes[key], liveness[task.lease.id] is Liveness.GONE
             is_certain = task.is_heartbeat_lost or (
                 is_gone
@@ -260,6 +239,9 @@ class LeaseKeeper:
     def _leases(self) -> list[Lease]:
         return [*(task.lease for task in self.running.values()), *(task.lease for task in self._ending.values())]
 
+    def _live_ids(self) -> set[str]:
+        return {lease.id for lease in self._store.snapshot().leases}
+
     def _process(self, lease: Lease) -> TaskProcess:
         return self._tasks.processes([lease.request_id]).get(lease.request_id, TaskProcess())
 
@@ -268,6 +250,7 @@ class LeaseKeeper:
         return self._engine.liveness_of([self._leased_process(lease, process) for lease, process in tasks])
 
     def _leased_process(self, lease: Lease, process: TaskProcess) -> LeasedProcess:
+        process = process_of_lease(lease, process)
         ending = self._ending.get(lease.id)
         is_ours = ending is not None or self.find(lease.id) is not None
         state = None if ending is not None and ending.has_started else process.state
@@ -286,8 +269,3 @@ class LeaseKeeper:
             self._engine.signal(self._leased_process(task.lease, process), signal.SIGKILL)
         else:
             task.stopped_at = min(task.stopped_at, now)
-
-
-def _final_move(task: EndingTask, process: TaskProcess) -> LeaseMove:
-    end = None if task.to is LeaseState.EVICTED else _RUN_ENDS.get(process.state, RunEnd.FAILED)
-    return LeaseMove(task.lease.id, task.lease.token, task.to, task.cause, end)

@@ -19,7 +19,8 @@ from hetero_airflow.clock import Clock
 from hetero_airflow.contract.state_keys import PREEMPT, PROGRESS, LeaseNotice, LeaseProgress
 from hetero_airflow.executor.airflow_db.state_store import read_states, write_state
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
-from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper, RunningTask
+from hetero_airflow.executor.leases.kept_tasks import RunningTask
+from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
 from hetero_airflow.executor.task_log import Note, with_task_names
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.runtime.notice import Notice

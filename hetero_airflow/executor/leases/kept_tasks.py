@@ -1,0 +1,64 @@
+"""The tasks whose leases a scheduler keeps, from dispatch to release."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from airflow.utils.state import TaskInstanceState
+
+from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
+from hetero_airflow.executor.pending_task import PendingTask
+from hetero_airflow.model.lease import Lease, LeaseState
+from hetero_airflow.model.run import RunEnd
+from hetero_airflow.runtime.task_lease import TaskLease
+from hetero_airflow.store.store import LeaseMove
+
+_RUN_ENDS: dict[str | None, RunEnd] = {
+    TaskInstanceState.SUCCESS: RunEnd.FINISHED,
+    TaskInstanceState.DEFERRED: RunEnd.PAUSED,
+    TaskInstanceState.UP_FOR_RESCHEDULE: RunEnd.PAUSED,
+}
+"""State of a task instance whose process is gone → how the run ended; FAILED for all others. The engine can't tell:
+LocalExecutor reports success for every process that ended in order, also if its task raised."""
+
+
+@dataclass(slots=True)
+class RunningTask:
+    """A task that was handed to the engine with its lease, or adopted from a scheduler that died."""
+
+    key: Any
+    lease: Lease
+    start: tuple[PendingTask, TaskLease] | None = None
+    """The task as it waited, and the lease that it carries; None if it was adopted while it ran."""
+    over_since: datetime | None = None
+    """Since when its process is known to be gone, or Airflow does not want it any more."""
+    is_heartbeat_lost: bool = False
+    """Airflow has had no heartbeat for too long: the worker may be frozen, and the process may still be there."""
+
+
+@dataclass(slots=True)
+class EndingTask:
+    """A task that is over for Airflow, whose lease waits for its processes to be gone."""
+
+    key: Any
+    lease: Lease
+    to: LeaseState
+    cause: str
+    has_started: bool = True
+    """Its process was there. If the task instance is QUEUED again, that says nothing about this lease."""
+    stopped_at: datetime | None = None
+    """When its remaining processes got SIGTERM."""
+    is_end_known: bool = True
+    """Airflow's row still shows how its run ended. If False, the task was queued again since."""
+
+
+def final_move(task: EndingTask, process: TaskProcess) -> LeaseMove:
+    """The end of a lease whose processes are gone.
+
+    :param process: Airflow's row of the task, which tells how the run ended
+    """
+    is_known = task.is_end_known and task.to is not LeaseState.EVICTED
+    end = _RUN_ENDS.get(process.state, RunEnd.FAILED) if is_known else None
+    return LeaseMove(task.lease.id, task.lease.token, task.to, task.cause, end)

@@ -1,0 +1,43 @@
+"""What the lease keeper finds out about leases; `LeaseEventHandler` acts on it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from hetero_airflow.executor.pending_task import PendingTask
+from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.run import RunEnd
+from hetero_airflow.runtime.task_lease import TaskLease
+
+
+class LeaseFreed(NamedTuple):
+    """The devices of a lease are free."""
+
+    key: Any
+    lease: Lease
+    end: RunEnd | None
+    """How the run ended; None if its process was lost."""
+
+
+class RunLost(NamedTuple):
+    """The process of a running task is lost. Whoever handles this calls `LeaseKeeper.end`."""
+
+    key: Any
+    lease: Lease
+    cause: str
+
+
+class StartFailed(NamedTuple):
+    """The engine lost a task before it started."""
+
+    task: PendingTask
+    lease: TaskLease
+
+
+class EndUnreported(NamedTuple):
+    """Airflow does not want a task any more, and its process is gone; the engine has not reported its end."""
+
+    key: Any
+
+
+LeaseEvent = LeaseFreed | RunLost | StartFailed | EndUnreported

@@ -1,0 +1,57 @@
+"""Whether a lease is used, and by which run. Pure.
+
+A lease belongs to one run. A task that is queued again has the same request, so its last run may still have the lease:
+its process may be frozen, and another scheduler may be waiting for its end.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from airflow.utils.state import TaskInstanceState
+
+from hetero_airflow.engines.engine import Liveness
+from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
+from hetero_airflow.model.lease import Lease, LeaseState
+
+
+class LeaseUse(StrEnum):
+    """What a live lease says about the next run of its task."""
+
+    UNUSED = "unused"
+    """No run has begun under it, and no process of it is known: the task may start under it."""
+    IN_USE = "in use"
+    """A run has begun under it, or is about to: nothing else may start."""
+    LEFT_OVER = "left over"
+    """Its run is over for Airflow, since the task is queued again. The next run waits for its processes to be gone, and
+    gets a new lease."""
+
+
+def lease_use(lease: Lease, process: TaskProcess, liveness: Liveness) -> LeaseUse:
+    """The use of a lease whose task waits here.
+
+    Where Airflow does not know of a run yet, a process may be about to begin. It is left alone as long as a scheduler
+    renews the lease. Airflow lets only one process begin a queued task.
+
+    :param process: Airflow's row of the task
+    :param liveness: whether a process of the lease runs
+    """
+    if process.state != TaskInstanceState.QUEUED:
+        return LeaseUse.IN_USE
+    if _has_begun(lease, process):
+        return LeaseUse.LEFT_OVER
+    if liveness is not Liveness.ALIVE:
+        return LeaseUse.UNUSED
+    return LeaseUse.LEFT_OVER if lease.state is LeaseState.EXPIRED else LeaseUse.IN_USE
+
+
+def process_of_lease(lease: Lease, process: TaskProcess) -> TaskProcess:
+    """What Airflow's row says about the run of this lease: a queued task's row still names the process before it."""
+    if process.state != TaskInstanceState.QUEUED or _has_begun(lease, process):
+        return process
+    return TaskProcess(process.state)
+
+
+def _has_begun(lease: Lease, process: TaskProcess) -> bool:
+    """Whether Airflow has heard of a process since the lease was granted. It writes the time when a run begins."""
+    return process.seen_at is not None and process.seen_at >= lease.granted_at
