@@ -1,7 +1,8 @@
 """The leases that have tasks on this host: a file for each, from before its process starts until after it has ended.
 
-The coordinator writes the files and the worker's agent reads them, as the same user and with the same folder for
-temporary files. The files name processes, so both must be in one container or share its process namespace.
+The coordinator writes the files. The worker's agent reads them, and on a scheduler's host the scheduler does, as the
+same user and with the same folder for temporary files. The files name processes, so both must be in one container or
+share its process namespace.
 """
 
 from __future__ import annotations
@@ -57,6 +58,11 @@ class LeaseFile(BaseModel):
     supervisor: ProcessIdentity
     task: ProcessIdentity | None = None
     """Leader of the task's process group; None until the process has started."""
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a supervisor is about to start the task's process."""
+        return self.task is None and self.supervisor.is_running
 
 
 def process_identity(pid: int) -> ProcessIdentity | None:
@@ -126,7 +132,7 @@ def recorded_lease(lease_id: str, worker_id: str) -> Iterator[LeaseFileWriter | 
         supervisor = process_identity(os.getpid())
         assert supervisor is not None, "this process runs"
         content = LeaseFile(lease=lease_id, worker=worker_id, place=current_process_namespace(), supervisor=supervisor)
-        note = LeaseFileWriter(lease_folder() / f"{quote(lease_id, safe='')}.json", content)
+        note = LeaseFileWriter(_file_of(lease_id), content)
     except (OSError, HeteroError) as error:
         log.warning("The worker's agent will not see the process of lease %s: %s", lease_id, error)
         yield None
@@ -149,6 +155,19 @@ def read_lease_files(folder: Path) -> dict[Path, LeaseFile]:
         except (OSError, ValidationError) as error:
             log.warning("The lease file %s can't be read: %s", path, type(error).__name__)
     return files
+
+
+def recorded_run(lease_id: str) -> LeaseFile | None:
+    """The run that began under a lease on this host; None if its file is missing or its pids are not valid here."""
+    try:
+        content = LeaseFile.model_validate_json(_file_of(lease_id).read_bytes())
+    except (OSError, HeteroError, ValidationError):
+        return None
+    return content if content.place == current_process_namespace() else None
+
+
+def _file_of(lease_id: str) -> Path:
+    return lease_folder() / f"{quote(lease_id, safe='')}.json"
 
 
 def _has_members(group: int) -> bool:

@@ -17,6 +17,7 @@ from airflow.executors.workloads import ExecuteTask
 from airflow.utils.net import get_hostname
 
 from hetero_airflow.engines.engine import EngineTraits, LeasedProcess, Liveness
+from hetero_airflow.engines.lease_files import recorded_run
 from hetero_airflow.engines.processes import GroupLeader, lease_processes, signal_processes
 from hetero_airflow.engines.wrapped_executor import WrappedExecutor
 from hetero_airflow.model.lease import Lease
@@ -72,16 +73,19 @@ class LocalEngine(WrappedExecutor):
         """Lease id → whether a process of it runs, by one scan of this host's processes."""
         alive = self.processes({process.lease.id: (process.pid, process.seen_at) for process in processes})
         return {
-            process.lease.id: Liveness.ALIVE if process.lease.id in alive else self._absent(process)
+            process.lease.id: Liveness.ALIVE if process.lease.id in alive else self._liveness_without_process(process)
             for process in processes
         }
 
-    def _absent(self, process: LeasedProcess) -> Liveness:
+    def _liveness_without_process(self, process: LeasedProcess) -> Liveness:
         """The liveness of a lease that has no process here.
 
         Our LocalExecutor reports on its own tasks. The worker processes of a scheduler that died may live on and start
         the tasks that they had.
         """
+        run = recorded_run(process.lease.id)
+        if run is not None and run.is_starting:
+            return Liveness.ALIVE
         is_far = bool(process.hostname) and process.hostname != self._host
         may_start = process.state == "queued" and (not process.is_ours or self.has_in_hand(process.lease.request_id))
         return Liveness.UNKNOWN if is_far or may_start else Liveness.GONE
@@ -104,11 +108,16 @@ class LocalEngine(WrappedExecutor):
         return int(self.executor.slots_occupied)
 
     def processes(self, leases: Mapping[str, GroupLeader]) -> dict[str, list[int]]:
-        """Lease id → pids of its processes on this host."""
-        pids_of = lease_processes({id_: self._leader(id_, *leader) for id_, leader in leases.items()})
+        """Lease id → pids of its processes on this host.
+
+        :param leases: lease id → the process that Airflow knows. It counts only if none is recorded for the lease: the
+            task may run again under another one
+        """
+        leaders = {id_: self._leader(id_, *leader) for id_, leader in leases.items()}
+        pids_of = lease_processes(leaders)
         self._leaders = {id_: process for id_, process in self._leaders.items() if process.is_running()}
         for id_, pids in pids_of.items():
-            pid = leases[id_][0]
+            pid = leaders[id_][0]
             if pid in pids and (id_ not in self._leaders or self._leaders[id_].pid != pid):
                 with suppress(psutil.Error):
                     self._leaders[id_] = psutil.Process(pid)
@@ -119,6 +128,9 @@ class LocalEngine(WrappedExecutor):
         signal_processes(process.lease.id, self._leader(process.lease.id, process.pid, process.seen_at), number)
 
     def _leader(self, lease_id: str, pid: int | None, seen_at: datetime | None) -> GroupLeader:
+        run = recorded_run(lease_id)
+        if run is not None and run.task is not None:
+            return (None if run.task.is_reused else run.task.pid), None
         known = self._leaders.get(lease_id)
         is_same = known is not None and known.pid == pid and known.is_running()
         return pid, None if is_same else seen_at

@@ -1,16 +1,38 @@
+import os
+import signal
 import subprocess
+import tempfile
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from hetero_airflow.engines.engine import LeasedProcess, Liveness
+from hetero_airflow.engines.lease_files import lease_folder, recorded_lease
 from hetero_airflow.engines.local import LocalEngine
+from hetero_airflow.testing import a_lease
+
+LEASE = a_lease().model_copy(update={"id": "lease"})
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+@contextmanager
+def a_process():
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture
 def process():
-    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+    with a_process() as process:
         yield process
-        process.kill()
 
 
 def test_a_clock_that_is_set_forward_hides_no_process_that_was_known(process):
@@ -23,3 +45,46 @@ def test_a_clock_that_is_set_forward_hides_no_process_that_was_known(process):
     process.kill()
     process.wait()
     assert engine.processes({"lease": (process.pid, before_the_jump)}) == {}
+
+
+def test_the_process_that_began_under_a_lease_counts_and_not_the_one_that_the_task_has_now(process):
+    with a_process() as frozen, recorded_lease("lease", "worker-a") as run:
+        run.begin(frozen.pid)
+        frozen.send_signal(signal.SIGSTOP)
+        now = datetime.now(UTC)
+        assert LocalEngine(1).processes({"lease": (process.pid, now)}) == {"lease": [frozen.pid]}
+        LocalEngine(1).signal(LeasedProcess(LEASE, "running", process.pid, seen_at=now), signal.SIGKILL)
+        assert frozen.wait(5) == -signal.SIGKILL
+        assert process.poll() is None
+
+
+def test_a_lease_whose_recorded_process_is_gone_has_no_other(process):
+    with a_process() as ended, recorded_lease("lease", "worker-a") as run:
+        run.begin(ended.pid)
+        ended.kill()
+        ended.wait()
+        assert LocalEngine(1).processes({"lease": (process.pid, datetime.now(UTC))}) == {}
+
+
+def test_a_later_process_with_the_recorded_pid_is_another_one(process):
+    with recorded_lease("lease", "worker-a") as run:
+        run.begin(process.pid)
+        path = lease_folder() / "lease.json"
+        content = path.read_text()
+        ticks = content.rpartition('"ticks":')[2].rstrip("}")
+        path.write_text(content.replace(f'"pid":{process.pid},"ticks":{ticks}', f'"pid":{process.pid},"ticks":1'))
+        assert LocalEngine(1).processes({"lease": (process.pid, datetime.now(UTC))}) == {}
+
+
+def test_a_record_of_an_earlier_boot_or_of_another_container_does_not_count(process):
+    with recorded_lease("lease", "worker-a") as run:
+        run.begin(os.getpid())
+        path = lease_folder() / "lease.json"
+        path.write_text(path.read_text().replace('"place":"', '"place":"earlier-'))
+        assert LocalEngine(1).processes({"lease": (process.pid, datetime.now(UTC))}) == {"lease": [process.pid]}
+
+
+def test_a_lease_is_in_use_while_its_supervisor_starts_the_task():
+    with recorded_lease("lease", "worker-a"):
+        liveness = LocalEngine(1).liveness_of([LeasedProcess(LEASE, "queued", is_ours=True)])
+    assert liveness == {"lease": Liveness.ALIVE}
