@@ -106,8 +106,8 @@ class Key(str):
 class Bench:
     """Everything between Airflow and the store, and handles on both ends."""
 
-    def __init__(self, store=None):
-        self.clock, self.engine, self.tasks = FakeClock(), StandInEngine(), StandInTasks()
+    def __init__(self, store=None, *, clock=None, engine=None, tasks=None):
+        self.clock, self.engine, self.tasks = clock or FakeClock(), engine or StandInEngine(), tasks or StandInTasks()
         self.store = store or MemoryStore()
         self.edges = {}
         self.reports, self.tokens, self.policy = [], [], PriorityPolicy()

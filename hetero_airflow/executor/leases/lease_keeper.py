@@ -195,14 +195,12 @@ class LeaseKeeper:
         """The running tasks whose processes are gone, if it is time to look."""
         if not self.running or not self._periods.is_due("watch", now):
             return []
-        live = self._live_ids()
-        events: list[LeaseEvent] = [
-            *self._drop_ended([task for task in self.running.values() if task.lease.id not in live])
-        ]
         known = self._tasks.processes([task.lease.request_id for task in self.running.values()])
         processes = {key: known.get(task.lease.request_id, TaskProcess()) for key, task in self.running.items()}
         liveness = self._liveness_of([(task.lease, processes[key]) for key, task in self.running.items()])
         lost_workers = {worker.id for worker in self._store.snapshot().workers if worker.state is WorkerState.LOST}
+        events: list[LeaseEvent] = []
+        live = self._live_ids()  # `renew` judges the others: Airflow's row may show a newer run of theirs
         for key, task in [(key, task) for key, task in self.running.items() if task.lease.id in live]:
             process, is_gone = processes[key], liveness[task.lease.id] is Liveness.GONE
             is_certain = task.is_heartbeat_lost or (

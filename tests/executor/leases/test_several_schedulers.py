@@ -24,9 +24,8 @@ def schedulers(make_bench):
     """Two schedulers on one host, with one store, one Airflow, one clock, and one set of processes."""
     first = make_bench()
     first.store.record([WorkerSeen(a_worker())], EPOCH - timedelta(seconds=1))
-    second = make_bench(first.store)
+    second = make_bench(first.store, clock=first.clock)
     second.tasks.rows, second.engine.alive = first.tasks.rows, first.engine.alive
-    second.clock, second.dispatcher.starter.clock = first.clock, first.clock
     return first, second
 
 
