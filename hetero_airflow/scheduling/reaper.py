@@ -1,4 +1,4 @@
-"""Expires leases that were not renewed, evicts those whose process is gone, and finds workers without heartbeats."""
+"""Expires leases that were not renewed, evicts those whose process is gone, finds lost workers and old ones."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from datetime import datetime, timedelta
 
 from hetero_airflow.engines.engine import Engine, Liveness
 from hetero_airflow.model.heartbeat import ServerHeartbeat, time_without_heartbeat
+from hetero_airflow.model.hold import HoldKind
 from hetero_airflow.model.lease import TERMINAL, Lease, LeaseState
-from hetero_airflow.model.worker import Worker, WorkerState
+from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.model.topology import SITE_LABEL
+from hetero_airflow.model.worker import Worker, WorkerState, worker_type
 from hetero_airflow.store.store import LeaseMove, Store, WorkerLost
 
 log = logging.getLogger(__name__)
@@ -67,6 +70,44 @@ def lost_workers(
         for worker in workers
         if worker.state is WorkerState.ONLINE and without_heartbeat(worker.id, last_seen.get(worker.id, now)) >= timeout
     )
+
+
+def forgettable_workers(
+    snapshot: Snapshot, last_seen: Mapping[str, datetime], before: datetime, long_before: datetime
+) -> tuple[str, ...]:
+    """Ids of the lost workers that were not seen since `before` and hold no lease.
+
+    Two kinds of lost workers are kept until they were not seen since `long_before`. The last known worker of its type
+    and labels shows what such workers can run. Without it, a fleet that was scaled to zero could not grow again, and
+    its requests would be refused. A worker with a hold must not come back without it, and a hold goes with the worker.
+    """
+    leased = {lease.worker_id for lease in snapshot.leases}
+    held = {hold.worker_id for hold in snapshot.holds if hold.kind is not HoldKind.LEAVING}
+    newest_first = sorted(
+        snapshot.workers,
+        key=lambda worker: (worker.state is WorkerState.ONLINE, last_seen.get(worker.id, long_before), worker.id),
+        reverse=True,
+    )
+    offers: set[tuple[object, ...]] = set()
+    forgettable = []
+    for worker in newest_first:
+        offer = _offer(worker)
+        limit = long_before if worker.id in held or offer not in offers else before
+        is_silent = worker.id not in last_seen or last_seen[worker.id] < limit
+        if worker.state is WorkerState.LOST and worker.id not in leased and is_silent:
+            forgettable.append(worker.id)
+        else:
+            offers.add(offer)
+    return tuple(sorted(forgettable))
+
+
+def _offer(worker: Worker) -> tuple[object, ...]:
+    """What makes a worker different for requests: engine, type and labels.
+
+    Of a cluster's node, only the label of the site counts, since each node has a label with its name.
+    """
+    labels = {SITE_LABEL: worker.labels.get(SITE_LABEL)} if worker.node_assigns_devices else worker.labels
+    return worker.engine, worker_type(worker), frozenset(labels.items())
 
 
 def _is_gone(engine: Engine, lease: Lease) -> bool:

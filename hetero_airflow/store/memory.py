@@ -33,6 +33,7 @@ from hetero_airflow.store.store import (
     StartDelayed,
     StoreEvent,
     WorkerAlive,
+    WorkerForgotten,
     WorkerLost,
     WorkerSeen,
 )
@@ -72,6 +73,7 @@ class MemoryStore(MemoryWorkers):
             WorkerSeen: self._see,
             WorkerAlive: self._hear,
             WorkerLost: self._lose,
+            WorkerForgotten: self._forget,
             ServerAlive: self._hear_server,
             HoldPlaced: self._place_hold,
             HoldLifted: self._lift_hold,
@@ -147,7 +149,7 @@ class MemoryStore(MemoryWorkers):
         self._put_lease(moved)
         if move.to in TERMINAL:
             self._keep_run(lease, move, now)
-            self._free(lease)
+            self._free(lease, now)
             self._end(lease.request_id, "placed", now, move.cause or TRANSITIONS[lease.state, move.to])
         self._sequence += 1
         return moved
@@ -171,13 +173,18 @@ class MemoryStore(MemoryWorkers):
         return tuple(newer)[::-1]
 
     def prune(self, before: datetime) -> int:
-        """Delete requests that ended before this time, with their leases and decisions; returns how many requests."""
+        """Delete requests that ended before this time and what else is old; returns how many requests. See the port."""
         old = [i for i, r in self._requests.items() if r.ended_at is not None and r.ended_at < before]
         for request_id in old:
             self._delete(request_id)
         for request in self._requests.values():
             if request.state == "waiting":
                 del request.decisions[:-1]
+        dag_ids = {request.pending.dag_id for request in self._requests.values()}
+        self._sequence += self._builder.drop_dag_tokens(dag_ids)
+        while self._runs and self._runs[0].ended_at < before:
+            self._runs.popleft()
+        self._prune_workers(before)
         return len(old)
 
     def _submit(self, event: RequestSubmitted, now: datetime) -> bool:

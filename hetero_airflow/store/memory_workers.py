@@ -8,7 +8,7 @@ from datetime import datetime
 
 from hetero_airflow.health.transitions import HealthChanged
 from hetero_airflow.model.device import Telemetry
-from hetero_airflow.model.devices.health import NO_ERRORS, DeviceHealth
+from hetero_airflow.model.devices.health import NO_ERRORS, DeviceHealth, last_change
 from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat, next_server_heartbeat
 from hetero_airflow.model.hold import Hold, HoldKind, holds_on
 from hetero_airflow.model.lease import Claim, Lease
@@ -24,6 +24,7 @@ from hetero_airflow.store.store import (
     HoldPlaced,
     ServerAlive,
     WorkerAlive,
+    WorkerForgotten,
     WorkerLost,
     WorkerSeen,
 )
@@ -39,11 +40,18 @@ class _WorkerRecord:
     """As its agent reported last."""
     devices: dict[str, DeviceRecord] = field(default_factory=dict)
     telemetry: tuple[Telemetry, ...] = ()
+    freed_at: datetime | None = None
+    """When its last lease ended."""
 
     def record_heartbeat(self, event: WorkerSeen | WorkerAlive, now: datetime) -> None:
         self.seen_at = now
         self.telemetry = event.telemetry or self.telemetry
         self.leases = self.leases if event.leases is None else event.leases
+
+    def is_unused_since(self, before: datetime) -> bool:
+        """Whether the worker was not seen since this time, and held no lease since then."""
+        is_idle = all(device.is_idle for device in self.devices.values())
+        return is_idle and self.seen_at < before and (self.freed_at is None or self.freed_at < before)
 
 
 class MemoryWorkers:
@@ -99,6 +107,28 @@ class MemoryWorkers:
         record.state, record.leases = WorkerState.LOST, None
         self._show(record)
         return True
+
+    def _forget(self, event: WorkerForgotten, now: datetime) -> bool:
+        record = self._workers.get(event.worker_id)
+        if record is None or record.state != WorkerState.LOST or not record.is_unused_since(event.before):
+            return False
+        del self._workers[event.worker_id]
+        for device_id in record.devices:
+            self._cores.pop((event.worker_id, device_id), None)
+        self._builder.drop_worker(event.worker_id)
+        return True
+
+    def _prune_workers(self, before: datetime) -> None:
+        """Delete the old holds and error records of unknown workers; see `History.prune`."""
+        for worker_id in self._holds.keys() - self._workers.keys():
+            holds = {key: hold for key, hold in self._holds[worker_id].items() if hold.since >= before}
+            if holds:
+                self._holds[worker_id] = holds
+            else:
+                del self._holds[worker_id]
+        for key in [key for key in self._health if key[0] not in self._workers]:
+            if last_change(self._health[key], before) < before:
+                del self._health[key]
 
     def _hear_server(self, event: ServerAlive, now: datetime) -> bool:
         self._server = next_server_heartbeat(self._server, now, is_new=event.is_new)
@@ -173,8 +203,9 @@ class MemoryWorkers:
         taken = self._cores[worker_id, record.device.id]
         return choose_cores(record.device.cores, taken, claim.share_milli // MILLI_PER_DEVICE)
 
-    def _free(self, lease: Lease) -> None:
+    def _free(self, lease: Lease, now: datetime) -> None:
         record = self._workers[lease.worker_id]
+        record.freed_at = now
         for claim in lease.claims:
             if claim.cores:
                 self._cores[lease.worker_id, claim.device_id].difference_update(claim.cores)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from datetime import datetime
 
 from hetero_airflow.model.hold import Hold, with_holds
@@ -39,6 +40,15 @@ class SnapshotBuilder:
         self._changed.add("workers")
         if ordered != self._holds.get(worker.id, ()):
             self._holds[worker.id] = ordered
+            self._changed.add("holds")
+
+    def drop_worker(self, worker_id: str) -> None:
+        """Remove a worker that holds no lease, with the holds on it; unknown ids are ignored."""
+        if self._workers.pop(worker_id, None) is not None:
+            self._changed.add("workers")
+        if self._usage.pop(worker_id, None) is not None:
+            self._changed.add("usage")
+        if self._holds.pop(worker_id, None) is not None:
             self._changed.add("holds")
 
     def put_usage(self, worker_id: str, usage: Mapping[str, DeviceUsage], *, replace: bool = False) -> None:
@@ -93,6 +103,28 @@ class SnapshotBuilder:
         """Set the token of the newest lease of a DAG's requests."""
         self._dag_tokens[dag_id] = token
         self._changed.add("dag_tokens")
+
+    def drop_dag_tokens(self, kept: AbstractSet[str]) -> bool:
+        """Remove the tokens of all DAGs except these. Returns whether there were any."""
+        gone = self._dag_tokens.keys() - kept
+        for dag_id in gone:
+            del self._dag_tokens[dag_id]
+        if gone:
+            self._changed.add("dag_tokens")
+        return bool(gone)
+
+    def keep_only(
+        self, workers: AbstractSet[str], requests: AbstractSet[str], leases: AbstractSet[str], dags: AbstractSet[str]
+    ) -> None:
+        """Remove everything except what has these ids, after the rest was deleted."""
+        for worker_id in self._workers.keys() - workers:
+            self.drop_worker(worker_id)
+        for request_id in (self._pending.keys() | self._holders.keys()) - requests:
+            self.drop_pending(request_id)
+            self.drop_holder(request_id)
+        for lease_id in self._leases.keys() - leases:
+            self.drop_lease(lease_id)
+        self.drop_dag_tokens(dags)
 
     def lease(self, lease_id: str) -> Lease | None:
         """The live lease with this id."""

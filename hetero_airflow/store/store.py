@@ -60,6 +60,18 @@ class WorkerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerForgotten:
+    """A lost worker is deleted with its devices. If it comes back, it is a new worker.
+
+    Ignored if the worker is unknown or online, was seen since `before`, or held a lease since then. Its key, its holds
+    and the error records of its devices stay until `History.prune`: they apply again if it comes back.
+    """
+
+    worker_id: str
+    before: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class ServerAlive:
     """A heartbeat of a process of the API server, which receives the agents' heartbeats."""
 
@@ -139,6 +151,7 @@ StoreEvent = (
     WorkerSeen
     | WorkerAlive
     | WorkerLost
+    | WorkerForgotten
     | ServerAlive
     | RequestSubmitted
     | RequestWithdrawn
@@ -261,7 +274,8 @@ class History(Protocol):
     def prune(self, before: datetime) -> int:
         """Delete requests that ended before this time, with their leases and decisions; returns how many requests.
 
-        Waiting requests lose all decisions except the newest.
+        Waiting requests lose all decisions except the newest. It also deletes the turns of DAGs that have no request
+        any more, and what is kept of unknown workers from before this time: holds, error records, unused keys.
         """
         ...
 

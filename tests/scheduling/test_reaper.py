@@ -6,14 +6,16 @@ import pytest
 
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.model.heartbeat import ServerHeartbeat
+from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import Lease, LeaseState
-from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.policies.fifo import Fifo
 from hetero_airflow.scheduling.cycle import Cycle
-from hetero_airflow.scheduling.reaper import lost_workers, reap
+from hetero_airflow.scheduling.reaper import forgettable_workers, lost_workers, reap
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import RequestSubmitted, WorkerLost, WorkerSeen
-from hetero_airflow.testing import EPOCH, FakeEngine, a_pending, a_worker, move_lease
+from hetero_airflow.testing import EPOCH, FakeEngine, a_lease, a_pending, a_worker, move_lease
 
 LATE = EPOCH + timedelta(seconds=61)
 
@@ -91,3 +93,43 @@ def test_a_missing_heartbeat_counts_only_while_an_api_server_runs() -> None:
         assert lost_workers(workers, seen, agents, server, LATE, 15) == (WorkerLost("scheduler"),)
     there = ServerHeartbeat(EPOCH, LATE)
     assert lost_workers(workers, seen, agents, there, LATE, 15) == (WorkerLost("silent"), WorkerLost("scheduler"))
+
+
+def a_lost(id: str, **fields: object) -> Worker:
+    return a_worker(id, **{"state": WorkerState.LOST} | fields)
+
+
+def test_lost_workers_are_forgettable_when_they_were_not_seen_for_long() -> None:
+    workers = (a_lost("leased"), a_lost("old"), a_lost("older"), a_lost("recent"), a_worker("silent"))
+    snapshot = Snapshot(1, workers, leases=(a_lease("r1", "leased", **{"GPU-0": 1000}),))
+    seen = {worker.id: EPOCH for worker in workers} | {"recent": LATE}
+    assert forgettable_workers(snapshot, seen, LATE, LATE) == ("old", "older")
+    assert forgettable_workers(snapshot, seen, EPOCH, EPOCH) == ()
+
+
+def test_the_last_worker_of_a_type_and_its_labels_is_kept_for_longer() -> None:
+    large, rack = {"labels": {"hetero/type": "large"}}, {"labels": {"rack": "7"}}
+    workers = (a_lost("a"), a_lost("b"), a_lost("c", **large), a_lost("d", **rack), a_lost("e", **rack))
+    seen = {worker.id: EPOCH + timedelta(seconds=at) for at, worker in enumerate(workers)}
+    assert forgettable_workers(Snapshot(1, workers), seen, LATE, EPOCH) == ("a", "d")
+    online = (*workers, a_worker("f"))
+    assert forgettable_workers(Snapshot(1, online), seen | {"f": EPOCH}, LATE, EPOCH) == ("a", "b", "d")
+    assert forgettable_workers(Snapshot(1, workers), seen, LATE, LATE) == ("a", "b", "c", "d", "e")
+
+
+def test_of_the_nodes_of_a_cluster_only_the_site_counts() -> None:
+    nodes = tuple(
+        a_lost(f"node-{number}", engine="kubernetes", labels={"kubernetes.io/hostname": f"node-{number}"} | site)
+        for number, site in enumerate(({}, {}, {"hetero/site": "oslo"}))
+    )
+    seen = {node.id: EPOCH for node in nodes}
+    assert forgettable_workers(Snapshot(1, nodes), seen, LATE, EPOCH) == ("node-0",)
+
+
+def test_a_worker_with_a_hold_of_a_person_or_an_error_is_kept_for_longer() -> None:
+    kinds = {kind.value: kind for kind in HoldKind}
+    holds = tuple(Hold(name, "", kind, "new fan", EPOCH, "it is lifted") for name, kind in kinds.items())
+    snapshot = Snapshot(1, (a_worker("online"), *map(a_lost, sorted(kinds))), holds=holds)
+    seen = dict.fromkeys([*kinds, "online"], EPOCH)
+    assert forgettable_workers(snapshot, seen, LATE, EPOCH) == ("leaving",)
+    assert forgettable_workers(snapshot, seen, LATE, LATE) == ("drained", "leaving", "quarantined")

@@ -48,3 +48,14 @@ class DeviceHealth:
 
 
 NO_ERRORS = DeviceHealth()
+
+
+def last_change(health: DeviceHealth, default: datetime) -> datetime:
+    """The time of the newest change that the record shows; the default if it shows none.
+
+    >>> from hetero_airflow.testing import EPOCH
+    >>> last_change(DeviceHealth(errors=(CountedError("ecc", EPOCH),)), EPOCH) == EPOCH
+    True
+    """
+    times = [error.at for error in health.errors]
+    return max((*times, *(time for time in (health.since, health.until) if time is not None)), default=default)

@@ -7,6 +7,7 @@
 ``plan_commit.py``       commits a plan: grants leases, refuses requests, stores decisions
 ``device_ledger.py``     what is free on the devices of a plan
 ``leases.py``            renews and ends leases
+``pruning.py``           deletes what is old: ended requests, lost workers
 ``reads.py``             reads snapshots, histories and runs; ``presence.py`` and ``queue.py`` the rest
 ``json_rows.py``         one statement for many rows
 ``worker_keys.py``       who may speak for a worker: enrolment and revocation of keys

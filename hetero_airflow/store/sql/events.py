@@ -21,6 +21,7 @@ from hetero_airflow.store.sql.holds import HoldEvent, write_holds
 from hetero_airflow.store.sql.json_rows import json_table, key_rows
 from hetero_airflow.store.sql.leases import end_requests
 from hetero_airflow.store.sql.presence import holds_all_leases, read_reported_leases, record_server_heartbeat
+from hetero_airflow.store.sql.pruning import forget_workers
 from hetero_airflow.store.sql.transaction import WriteTransaction, read_chunks
 from hetero_airflow.store.store import (
     CheckpointSaved,
@@ -30,6 +31,7 @@ from hetero_airflow.store.store import (
     StartDelayed,
     StoreEvent,
     WorkerAlive,
+    WorkerForgotten,
     WorkerLost,
     WorkerSeen,
 )
@@ -74,6 +76,7 @@ def record_events(transaction: WriteTransaction, events: Sequence[StoreEvent], n
         transaction.connection.execute(_DELAY, {"key": delayed.request_id, "reason_json": reason})
     if workers:
         _WorkerBatch(transaction, workers, now).write()
+    forget_workers(transaction, [event for event in events if isinstance(event, WorkerForgotten)])
     if requests:
         _write_requests(transaction, requests, now)
     write_holds(transaction, [event for event in events if isinstance(event, HoldEvent)])

@@ -26,7 +26,8 @@ from hetero_airflow.store.sql.transaction import WriteTransaction, read_chunks
 from hetero_airflow.store.store import HealthNoted, HoldLifted, HoldPlaced
 
 _HOLD, _HEALTH, _DEVICE = tables.hold.c, tables.health.c, tables.device.c
-_RECORD: TypeAdapter[DeviceHealth] = TypeAdapter(DeviceHealth)
+HEALTH: TypeAdapter[DeviceHealth] = TypeAdapter(DeviceHealth)
+"""Reads and writes the JSON of an error record."""
 
 HoldEvent = HoldPlaced | HoldLifted | HealthNoted | HealthChanged
 
@@ -69,13 +70,13 @@ def _write_health(transaction: WriteTransaction, worker_id: str, device_id: str,
     transaction.connection.execute(delete(tables.health).where(*is_device))
     if health != NO_ERRORS:
         row = {"worker_id": worker_id, "device_id": device_id}
-        transaction.connection.execute(insert(tables.health), row | {"record": _RECORD.dump_json(health).decode()})
+        transaction.connection.execute(insert(tables.health), row | {"record": HEALTH.dump_json(health).decode()})
 
 
 def _change_health(transaction: WriteTransaction, event: HealthChanged) -> None:
     is_device = (_HEALTH.worker_id == event.worker_id, _HEALTH.device_id == event.device_id)
     record = transaction.connection.execute(select(_HEALTH.record).where(*is_device)).scalar_one_or_none()
-    before = NO_ERRORS if record is None else _RECORD.validate_json(record)
+    before = NO_ERRORS if record is None else HEALTH.validate_json(record)
     health, hold = event.change(before)
     if health != before:
         _write_health(transaction, event.worker_id, event.device_id, health)
@@ -111,4 +112,4 @@ def read_devices_on_hold(connection: Connection, worker_ids: Iterable[str]) -> f
 def read_health(connection: Connection) -> dict[tuple[str, str], DeviceHealth]:
     """(worker id, device id) → record of its errors."""
     rows = connection.execute(select(tables.health))
-    return {(row.worker_id, row.device_id): _RECORD.validate_json(row.record) for row in rows}
+    return {(row.worker_id, row.device_id): HEALTH.validate_json(row.record) for row in rows}

@@ -56,6 +56,18 @@ def apply_changes(connection: Connection, builder: SnapshotBuilder, since: int, 
             builder.put_lease(lease)
 
 
+def drop_deleted(connection: Connection, builder: SnapshotBuilder) -> None:
+    """Remove from the builder what the tables do not have any more, which no `changed` tells."""
+    ids = (
+        select(_WORKER.id),
+        select(_REQUEST.id).where(_REQUEST.state != "ended"),
+        select(_LEASE.id).where(_LEASE.state.not_in(TERMINAL)),
+        select(tables.dag.c.dag_id),
+    )
+    workers, requests, leases, dags = (frozenset(connection.execute(query).scalars()) for query in ids)
+    builder.keep_only(workers, requests, leases, dags)
+
+
 def _apply_usage(connection: Connection, builder: SnapshotBuilder, since: int) -> None:
     usage: defaultdict[str, dict[str, DeviceUsage]] = defaultdict(dict)
     columns = (_DEVICE.worker_id, _DEVICE.id, _DEVICE.used_milli, _DEVICE.used_memory_bytes, _DEVICE.last_granted_at)

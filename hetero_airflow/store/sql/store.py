@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import lru_cache
 from threading import Lock
 
-from sqlalchemy import Engine, delete, func, select, update
+from sqlalchemy import Engine
 
 from hetero_airflow.errors import StoreError
 from hetero_airflow.model.device import Telemetry
@@ -18,15 +18,15 @@ from hetero_airflow.model.plan import Plan, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.run import Run
 from hetero_airflow.model.snapshot import Snapshot
-from hetero_airflow.store import tables
 from hetero_airflow.store.snapshot_builder import SnapshotBuilder
 from hetero_airflow.store.sql.events import record_events
 from hetero_airflow.store.sql.holds import read_health
 from hetero_airflow.store.sql.leases import move_leases, renew_leases
 from hetero_airflow.store.sql.plan_commit import PlacementConflict, PlanCommit, WaitDigests, read_newest_decisions
 from hetero_airflow.store.sql.presence import read_heartbeats, read_last_seen, read_server_heartbeat
-from hetero_airflow.store.sql.reads import apply_changes, read_request_history, read_runs, read_telemetry
-from hetero_airflow.store.sql.transaction import chunks, read_state, read_transaction, write_transaction
+from hetero_airflow.store.sql.pruning import forget_by_name, prune
+from hetero_airflow.store.sql.reads import apply_changes, drop_deleted, read_request_history, read_runs, read_telemetry
+from hetero_airflow.store.sql.transaction import read_state, read_transaction, write_transaction
 from hetero_airflow.store.store import CommitResult, LeaseMove, RequestHistory, StoreEvent
 
 
@@ -59,10 +59,12 @@ class SqlStore:
         """The current state. Reads only what changed since the last call: one small query if nothing did."""
         with self._lock, read_transaction(self._engine) as connection:
             sequence, pruned = read_state(self._engine, connection)
-            if self._builder is None or not pruned <= self._sequence <= sequence:
+            if self._builder is None or sequence < self._sequence:
                 self._builder, self._sequence = SnapshotBuilder(), 0
             if sequence != self._sequence:
                 apply_changes(connection, self._builder, self._sequence, self._read_request)
+                if self._sequence < pruned:
+                    drop_deleted(connection, self._builder)
                 self._sequence = sequence
             return self._builder.snapshot(sequence)
 
@@ -122,29 +124,18 @@ class SqlStore:
             return read_runs(connection, since, self._read_request)
 
     def prune(self, before: datetime) -> int:
-        """Delete requests that ended before this time, with their leases and decisions; returns how many requests."""
-        request, lease, decision = tables.request, tables.lease, tables.decision
+        """Delete requests that ended before this time and what else is old; returns how many requests. See the port."""
         with write_transaction(self._engine, self._lock_timeout_s) as transaction:
-            connection = transaction.connection
-            newest = (
-                select(func.max(decision.c.id))
-                .join(request, request.c.id == decision.c.request_id)
-                .where(request.c.state == "waiting")
-                .group_by(decision.c.request_id)
-            )
-            waiting = select(request.c.id).where(request.c.state == "waiting")
-            connection.execute(delete(decision).where(decision.c.request_id.in_(waiting), decision.c.id.not_in(newest)))
-            ended = select(request.c.id).where(request.c.state == "ended", request.c.ended_at < before)
-            old = list(connection.execute(ended).scalars())
-            for ids in chunks(old):
-                leases = select(lease.c.id).where(lease.c.request_id.in_(ids))
-                connection.execute(delete(tables.lease_device).where(tables.lease_device.c.lease_id.in_(leases)))
-                connection.execute(delete(lease).where(lease.c.request_id.in_(ids)))
-                connection.execute(delete(decision).where(decision.c.request_id.in_(ids)))
-                connection.execute(delete(request).where(request.c.id.in_(ids)))
-            if old:
-                connection.execute(update(tables.state).values(pruned=tables.state.c.sequence))
-            return len(old)
+            return prune(transaction, before)
+
+    def forget(self, worker_id: str, before: datetime) -> bool:
+        """Delete everything about a lost worker, also its key and its holds. Returns whether the worker was known.
+
+        :param before: the worker must not have been seen since then, and must have held no lease since then
+        :raises StoreError: there is no such worker, or it is still in use
+        """
+        with write_transaction(self._engine, self._lock_timeout_s) as transaction:
+            return forget_by_name(transaction, worker_id, before)
 
     def last_seen(self) -> dict[str, datetime]:
         """Worker id → time of its last heartbeat."""

@@ -61,6 +61,11 @@ class WriteTransaction:
         """SQLAlchemy's name of the database: sqlite or postgresql."""
         return self.connection.dialect.name
 
+    def note_deletion(self) -> None:
+        """Let every reader look for deleted rows: some that a snapshot shows are deleted, which no `changed` tells."""
+        self.connection.execute(update(tables.state).values(pruned=self.stamp))
+        self.is_visible = True
+
     def execute_rows(self, make: Callable[[str], Any], rows: Sequence[dict[str, Any]], **values: Any) -> int:
         """Execute once, for all rows, the statement on a `json_table`; returns the number of changed rows.
 
@@ -123,7 +128,7 @@ def read_transaction(engine: Engine) -> Iterator[Connection]:
 
 
 def read_state(engine: Engine, connection: Connection) -> tuple[int, int]:
-    """The sequence, and the sequence of the last deletion of ended rows."""
+    """The sequence, and the sequence of the last deletion."""
     state = connection.execute(_READ_STATE).one_or_none()
     if state is None:
         raise _not_migrated(engine, "no row in hetero_state")
