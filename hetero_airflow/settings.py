@@ -70,6 +70,14 @@ OPTIONS: tuple[Option, ...] = (
         "send a heartbeat every 5 s, so two of them may get lost.",
     ),
     Option(
+        "forget_workers_after",
+        "7d",
+        "string",
+        "A lost worker without leases is forgotten if it was not seen for this long, such as 12h or 7d. If it returns, "
+        "it is known again. The last worker of its type and labels, and a worker that is drained or has a quarantined "
+        "device, is kept for history_days. `airflow hetero forget NAME` forgets a worker at once.",
+    ),
+    Option(
         "site_links",
         "{}",
         "string",
@@ -77,7 +85,12 @@ OPTIONS: tuple[Option, ...] = (
         "two sites the slower one counts. The site of a worker is its label hetero/site. A site that is not named "
         "here, and whose workers have no label hetero/site_gbps, has 10.",
     ),
-    Option("history_days", "30", "float", "Ended requests, their leases and decisions are kept for this long."),
+    Option(
+        "history_days",
+        "30",
+        "float",
+        "Ended requests, their leases and decisions are kept for this long, and holds on workers that are forgotten.",
+    ),
     Option(
         "shares",
         "",

@@ -18,6 +18,7 @@ _TASK = (
 )
 _TARGET = Arg(("target",), metavar="WORKER[/DEVICE]", help="An id that `airflow hetero workers --json` shows")
 _WORKER = Arg(("worker",), metavar="WORKER", help="The worker's name; by default an agent uses its host's name")
+_FORGOTTEN = Arg(("worker",), metavar="NAME", help="The name that `airflow hetero workers` shows")
 _AGENT = (
     Arg(("--url",), required=True, help="The address of Airflow's API server, as browsers use it"),
     Arg(("--name",), metavar="WORKER", help="The worker's name; default: the host's name"),
@@ -87,9 +88,9 @@ def get_commands() -> list[CLICommand]:
 
     >>> names = [command.name for command in get_commands()[0].subcommands]
     >>> names[:8]
-    ['devices', 'workers', 'worker', 'enroll', 'revoke', 'drain', 'undrain', 'queue']
+    ['devices', 'workers', 'worker', 'enroll', 'revoke', 'forget', 'drain', 'undrain']
     >>> names[8:]
-    ['explain', 'plan', 'simulate', 'render', 'snapshot', 'config', 'schema']
+    ['queue', 'explain', 'plan', 'simulate', 'render', 'snapshot', 'config', 'schema']
     """
     workers, requests, simulation, setup = "workers", "requests", "simulation", "setup"
     return [
@@ -106,6 +107,9 @@ def get_commands() -> list[CLICommand]:
                 ),
                 _command(workers, "enroll", "Print a secret, once, with which an agent enrols for a worker", _WORKER),
                 _command(workers, "revoke", "Refuse a worker's agent, and give the worker no new task", _WORKER),
+                _command(
+                    workers, "forget", "Delete a lost worker, with its key and holds, from the database", _FORGOTTEN
+                ),
                 _command(workers, "drain", "Give a worker or a device no new task; its tasks finish, or move", *_DRAIN),
                 _command(
                     workers, "undrain", "Let a worker or a device take tasks again, also after a quarantine", _TARGET

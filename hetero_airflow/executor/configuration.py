@@ -11,12 +11,13 @@ from airflow.utils.net import get_hostname
 from pydantic import StrictStr, TypeAdapter, ValidationError
 
 from hetero_airflow import engines, policies
-from hetero_airflow.errors import SettingsError, shorten
+from hetero_airflow.errors import RequestError, SettingsError, shorten
 from hetero_airflow.executor.context.site_links import parse_site_links
 from hetero_airflow.model.team_shares import NO_TEAM_SHARES, TeamShares
 from hetero_airflow.recovery.rules import DEFAULTS, Rules, parse_rules
 from hetero_airflow.registry import load, names
 from hetero_airflow.settings import SECTION, default
+from hetero_airflow.units import parse_duration_s
 
 _LABELS = TypeAdapter(dict[str, StrictStr])
 
@@ -32,6 +33,7 @@ class Configuration:
     discovery_interval_s: float
     probe_timeout_s: float
     worker_timeout_s: float
+    forget_workers_after_s: float
     history_days: float
     grace_s: float
     min_run_s: float
@@ -55,6 +57,7 @@ def read_configuration() -> Configuration:
         discovery_interval_s=_positive("discovery_interval_s"),
         probe_timeout_s=_positive("probe_timeout_s"),
         worker_timeout_s=_positive("worker_timeout_s"),
+        forget_workers_after_s=_duration_s("forget_workers_after", least_s=60.0),
         history_days=_positive("history_days"),
         grace_s=_positive("grace_s"),
         min_run_s=_positive("min_run_s"),
@@ -92,6 +95,23 @@ def _positive(name: str) -> float:
         option = f"[{SECTION}] {name} = {shorten(text)}"
         raise SettingsError(option, found="no positive number", remedy="Write a number, such as 60")
     return value
+
+
+def _duration_s(name: str, *, least_s: float) -> float:
+    """Seconds from a text such as 12h.
+
+    :raises SettingsError: the text is no duration, or is too short
+    """
+    text = _text(name)
+    option = f"[{SECTION}] {name} = {shorten(text)}"
+    remedy = f"Write a duration of at least {least_s:g} s and at most 366d, such as 12h or 7d"
+    try:
+        duration_s = parse_duration_s(text, name)
+    except RequestError as error:
+        raise SettingsError(option, found=error.found, remedy=remedy) from None
+    if duration_s < least_s:
+        raise SettingsError(option, found=f"{duration_s:g} s", remedy=remedy)
+    return duration_s
 
 
 def parse_labels(text: str, option: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.context.policy_context import PolicyContext
 from hetero_airflow.executor.leases.preemption import PreemptionNotices
 from hetero_airflow.executor.lost_worker_watch import LostWorkerWatch
+from hetero_airflow.executor.retention import WorkerRetention
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.scheduling.advice.wanted_workers import wanted_workers
@@ -45,6 +46,7 @@ class Housekeeping:
         self._preemptions = preemptions
         self._history = timedelta(days=configuration.history_days)
         self._liveness = LostWorkerWatch(store, configuration.worker_timeout_s, local_worker_id)
+        self._retention = WorkerRetention(store, configuration.forget_workers_after_s, self._history.total_seconds())
         self._periods = Periods(
             queued=queued_timeout_s / 4,
             heartbeat=configuration.worker_timeout_s / 3,
@@ -52,6 +54,7 @@ class Housekeeping:
             learn=60,
             demand=30,
             prune=3600,
+            forget=min(configuration.forget_workers_after_s / 4, 3600),
         )
 
     def run(self, request_ids: Iterable[str], now: datetime) -> None:
@@ -72,6 +75,8 @@ class Housekeeping:
             emit_demand(self._store.snapshot())
         if self._periods.is_due("prune", now):
             self._store.prune(now - self._history)
+        if self._periods.is_due("forget", now):
+            self._store.record(self._retention.find_forgettable(now), now)
 
 
 def emit_demand(snapshot: Snapshot) -> None:

@@ -23,8 +23,8 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.worker import Inventory
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.store.sql.store import SqlStore
-from hetero_airflow.store.store import HoldLifted, HoldPlaced
-from hetero_airflow.testing import EPOCH
+from hetero_airflow.store.store import HoldLifted, HoldPlaced, WorkerLost, WorkerSeen
+from hetero_airflow.testing import EPOCH, a_worker
 
 pytestmark = pytest.mark.system
 
@@ -99,6 +99,16 @@ def test_drain_and_undrain(installation, store):
     assert done.stdout.startswith("worker-a/SIM-0 takes tasks again: it was drained since ")
     assert (store.snapshot().holds, store.snapshot().workers) == ((), before.workers)
     assert_fails(installation.run("hetero", "drain", "worker-b"), "found no such worker. Use worker-a.")
+
+
+def test_forget(installation, store):
+    assert_fails(installation.run("hetero", "forget", "worker-b"), "found no such worker")
+    assert_fails(installation.run("hetero", "forget", "worker-a"), "found that it is online. Stop its agent")
+    store.record([WorkerSeen(a_worker("old")), WorkerLost("old")], EPOCH)
+    done = installation.run("hetero", "forget", "old")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Worker old is forgotten: its devices, holds, error records and key are deleted.\n")
+    assert [worker.id for worker in store.snapshot().workers] == ["worker-a"]
 
 
 def test_devices_says_what_the_store_knows_of_this_host(installation, store):

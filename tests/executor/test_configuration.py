@@ -22,6 +22,8 @@ def test_the_defaults_are_those_that_the_provider_shows():
         ("lease_timeout_s", "soon", "no positive number"),
         ("lease_timeout_s", "nan", "no positive number"),
         ("probe_timeout_s", "-1", "no positive number"),
+        ("forget_workers_after", "soon", "found no duration. Write a duration of at least 60 s and at most 366d"),
+        ("forget_workers_after", "30s", "found 30 s. Write a duration of at least 60 s"),
         ("shares", "research: 3", "Write each as PATH=WEIGHT"),
         ("labels", "zone=a", "no JSON object of texts"),
         ("labels", '{"zone": 1}', "no JSON object of texts"),
@@ -39,9 +41,11 @@ def test_an_option_that_can_not_be_read_is_named_with_its_value_and_what_to_writ
 
 def test_options_are_read_from_airflows_configuration(monkeypatch):
     monkeypatch.setenv("AIRFLOW__HETERO__POLICY", "fifo")
+    monkeypatch.setenv("AIRFLOW__HETERO__FORGET_WORKERS_AFTER", "12h")
     monkeypatch.setenv("AIRFLOW__HETERO__LABELS", '{"zone": "a"}')
     configuration = read_configuration()
     assert (configuration.policy, configuration.labels) == ("fifo", {"zone": "a"})
+    assert configuration.forget_workers_after_s == 12 * 3600
 
 
 def test_the_local_engine_is_the_default():
