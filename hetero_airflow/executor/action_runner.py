@@ -24,6 +24,7 @@ from hetero_airflow.executor.reconcile import (
 from hetero_airflow.executor.task_log import write_task_log
 from hetero_airflow.executor.task_starter import TaskStarter
 from hetero_airflow.model.hold import with_holds
+from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
 
@@ -45,26 +46,31 @@ class ActionRunner:
         actions = list(actions)
         self._resolve_requests([a.key for a in actions if isinstance(a, SubmitTask | HandOverTask)], snapshot, now)
         for action in actions:
-            if action.key not in self.queue.tasks:  # its request can't be read
-                continue
-            task = self.queue.tasks[action.key]
-            match action:
-                case DropTask(key):
-                    self.queue.drop(key, "Airflow does not want it any more")
-                case FailTask(key, text):
-                    self.queue.fail(key, text, now)
-                case TakeOverRequest(_, pending):
-                    task.since, task.request = pending.submitted_at, pending.request
-                case SubmitTask():
-                    self.queue.submit(task)
-                case EndLease(key, lease):
-                    self.starter.keeper.end_left_over(key, lease)
-                case HandOverTask(_, lease):
-                    holder = snapshot.holders.get(task.request_id)
-                    task.request = holder.request if holder else task.request
-                    self.queue.forget_events(task)  # the store knows the request
-                    with suppress(EngineError):  # the task has failed with it
-                        self.starter.hand_over(task, lease)
+            if action.key in self.queue.tasks:  # else its request can't be read
+                self._carry_out(action, self.queue.tasks[action.key], snapshot, now)
+
+    def _carry_out(self, action: Action, task: PendingTask, snapshot: Snapshot, now: datetime) -> None:
+        match action:
+            case DropTask(key):
+                self.queue.drop(key, "Airflow does not want it any more")
+            case FailTask(key, text):
+                self.queue.fail(key, text, now)
+            case TakeOverRequest(_, pending):
+                task.since, task.request = pending.submitted_at, pending.request
+            case SubmitTask():
+                self.queue.submit(task)
+            case EndLease(key, lease):
+                self.starter.keeper.end_left_over(key, lease)
+            case HandOverTask(_, lease):
+                self._hand_over(task, lease, snapshot)
+
+    def _hand_over(self, task: PendingTask, lease: Lease, snapshot: Snapshot) -> None:
+        """Start a task under the lease that the store has for it."""
+        holder = snapshot.holders.get(task.request_id)
+        task.request = holder.request if holder else task.request
+        self.queue.forget_events(task)  # the store knows the request
+        with suppress(EngineError):  # the task has failed with it
+            self.starter.hand_over(task, lease)
 
     def rotate_alternatives(self, now: datetime) -> None:
         """Let tasks that have waited too long try their next alternative first."""

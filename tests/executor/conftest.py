@@ -111,7 +111,7 @@ class Bench:
         self.store = store or MemoryStore()
         self.edges = {}
         self.reports, self.tokens, self.policy = [], [], PriorityPolicy()
-        configuration = Configuration("priority", "p", "hetero", 60, 1e6, 10, 180, 30, 60, 300, {}, "worker-a")
+        configuration = Configuration("priority", "p", "hetero", 60, 1e6, 10, 180, 604800, 30, 60, 300, {}, "worker-a")
         self.notes = []
         callbacks = SchedulerCallbacks(
             report=self.report,

@@ -36,7 +36,7 @@ class Way:
     def __init__(self, api):
         self.api, self.store, self.tasks, self.engine = api, MemoryStore(), StandInTasks(), KubernetesEngine(8)
         self.notes, self.reports = [], []
-        configuration = Configuration("priority", "p", "hetero", 60, 1e6, 10, 180, 30, 60, 300, {}, "scheduler")
+        configuration = Configuration("priority", "p", "hetero", 60, 1e6, 10, 180, 604800, 30, 60, 300, {}, "scheduler")
         callbacks = SchedulerCallbacks(
             report=lambda *report: self.reports.append(report),
             note=lambda key, text: self.notes.append(text),
