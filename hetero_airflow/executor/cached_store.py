@@ -39,10 +39,12 @@ class CachedSnapshotStore(SqlStore):
             self.invalidate()
             super().record(events, now)
 
-    def commit(self, plan: Plan, now: datetime, expires_at: datetime, news: Sequence[StoreEvent] = ()) -> CommitResult:
+    def commit(
+        self, plan: Plan, now: datetime, expires_at: datetime, events: Sequence[StoreEvent] = ()
+    ) -> CommitResult:
         """Grant the placements of a plan; see the port."""
         self.invalidate()
-        return super().commit(plan, now, expires_at, news)
+        return super().commit(plan, now, expires_at, events)
 
     def renew(self, holds: Sequence[tuple[str, int]], expires_at: datetime) -> frozenset[str]:
         """Extend leases; see the port."""

@@ -97,7 +97,7 @@ class HeteroExecutor(BaseExecutor):
     def heartbeat(self) -> None:
         """One round in the scheduler's loop: place waiting tasks, start them, process the ends of others.
 
-        A task that was just queued does not wait until the engine has told what ended.
+        A task that was just queued does not wait until the engine has reported what ended.
         """
         self._emit_metrics(self.slots_available, len(self._keeper.running), len(self._queue.tasks))  # type: ignore[no-untyped-call]
         self._store.invalidate()  # read the tables once in this heartbeat

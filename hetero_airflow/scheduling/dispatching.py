@@ -63,7 +63,7 @@ class LeaseDispatch:
         return dispatched, undispatched
 
     def preempt(self, preemptions: Iterable[Preempt], now: datetime) -> list[Lease]:
-        """Tell the holders of this scheduler's leases to save and end; the leases whose holders were told."""
+        """Tell the holders of this scheduler's leases to save and end; the leases whose holders were notified."""
         preemptor = self._preemptor
         if preemptor is None:
             return []

@@ -187,12 +187,14 @@ class RejectingStore:
         self._store = store
         self.left = dict(refusals)
 
-    def commit(self, plan: Plan, now: datetime, expires_at: datetime, news: Sequence[StoreEvent] = ()) -> CommitResult:
+    def commit(
+        self, plan: Plan, now: datetime, expires_at: datetime, events: Sequence[StoreEvent] = ()
+    ) -> CommitResult:
         """Grant the other placements."""
         refused = tuple(place.request_id for place in plan.places if self.left.get(place.request_id, 0) > 0)
         self.left |= {request_id: self.left[request_id] - 1 for request_id in refused}
         kept = Plan(tuple(decision for decision in plan.decisions if decision.request_id not in refused))
-        commit = self._store.commit(kept, now, expires_at, news)
+        commit = self._store.commit(kept, now, expires_at, events)
         return CommitResult(commit.leases, (*commit.raced, *refused))
 
     def __getattr__(self, name: str) -> Any:
