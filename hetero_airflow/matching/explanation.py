@@ -35,7 +35,7 @@ def alternative_account(
 ) -> AlternativeAccount:
     """The account of an alternative in the current state. Reasons are counted by code, each with one example."""
     by_code: dict[str, list[tuple[int, Reason]]] = {}
-    for reason, workers in index.census(alternative, reserved).filtered().items():
+    for reason, workers in index.rejection_counts(alternative, reserved).filtered().items():
         by_code.setdefault(reason.code, []).append((workers, reason))
     filtered = [
         (sum(workers for workers, _ in group), min(group, key=lambda pair: (-pair[0], str(pair[1])))[1])
@@ -61,7 +61,7 @@ def nearest_worker(
     best: NearestWorker | None = None
     best_closeness: tuple[bool, int, int] | None = None
     for number, alternative in enumerate(alternatives):
-        nearest = index.census(alternative, reserved).nearest()
+        nearest = index.rejection_counts(alternative, reserved).nearest()
         if nearest is not None and (best_closeness is None or nearest[1].closeness > best_closeness):
             worker, rejection = nearest
             best = NearestWorker(number, index.entries[worker].worker.id, rejection.reason, _offers(index, worker))

@@ -1,10 +1,11 @@
-"""Rankings and censuses: where one alternative fits on all workers, best first, and why it does not fit elsewhere.
+"""Rankings and rejection counts: where one alternative fits on all workers, best first, and why not elsewhere.
 
 Both are computed once. Then they follow the changes of the worker index, each when it is next asked.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush, heapreplace
@@ -92,7 +93,7 @@ class _StateHeap:
         return [(worker, state) for state, (_, worker, _, _) in entries.items()]
 
 
-class _Follower:
+class _Follower(ABC):
     """A heap of states that follows the changes of the worker index."""
 
     def __init__(self, index: WorkerIndex, results: MatchResults) -> None:
@@ -127,9 +128,9 @@ class _Follower:
         if key is not None:
             self._heap.push(key, worker, state)
 
+    @abstractmethod
     def _key(self, state: OccupancyState) -> _Key | None:
         """The rank of a state; None if it does not belong into the heap."""
-        raise NotImplementedError
 
 
 class Ranking(_Follower):

@@ -1,8 +1,8 @@
 """The worker index: all workers grouped by state, during one decision and from one decision to the next.
 
-A placement changes the state of one worker, and so does a lease that ended between two decisions. Rankings and censuses
-(`ranking`) take in such changes when they are next asked. So the cost of a decision depends on the workers that
-changed, not on all workers.
+A placement changes the state of one worker, and so does a lease that ended between two decisions. Rankings and
+rejection counts (`ranking`) take in such changes when they are next asked. So the cost of a decision depends on the
+workers that changed, not on all workers.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class WorkerIndex:
         self._servable: dict[str, bool] = {}
         self._reserved: dict[object, ReservedCapacity] = {}
         self._rankings: dict[tuple[str, ReservedCapacity | None], Ranking] = {}
-        self._censuses: dict[tuple[str, ReservedCapacity | None], RejectionCounts] = {}
+        self._rejection_counts: dict[tuple[str, ReservedCapacity | None], RejectionCounts] = {}
         self.update(snapshot)
 
     # -- between decisions ---------------------------------------------------------------------------------------------
@@ -119,23 +119,23 @@ class WorkerIndex:
         self._servable.clear()
         self._reserved.clear()
         self._rankings = {key: ranking for key, ranking in self._rankings.items() if key[1] is None}
-        self._censuses = {key: census for key, census in self._censuses.items() if key[1] is None}
+        self._rejection_counts = {key: counts for key, counts in self._rejection_counts.items() if key[1] is None}
 
     def _start(self, usage: list[Mapping[str, DeviceUsage]]) -> None:
-        """Group all workers, and forget all rankings and censuses."""
+        """Group all workers, and forget all rankings and counts of rejections."""
         pairs = zip(self.entries, usage, strict=True)
         self._snapshot_states = [self.matcher.state_of(entry, used) for entry, used in pairs]
         self.states = self._snapshot_states.copy()
         self.groups = {}
         for number, state in enumerate(self.states):
             self._join(number, state)
-        self._rankings, self._censuses = {}, {}
+        self._rankings, self._rejection_counts = {}, {}
 
     def _forget_unused(self) -> None:
         """Forget what the last decision did not use, and the changes that nothing has to take in any more."""
         start = self._decision_start
         self._rankings = {key: ranking for key, ranking in self._rankings.items() if ranking.version >= start}
-        self._censuses = {key: census for key, census in self._censuses.items() if census.version >= start}
+        self._rejection_counts = {key: each for key, each in self._rejection_counts.items() if each.version >= start}
         version = self.version
         del self._log[: start - self._base]
         self._base, self._decision_start = start, version
@@ -174,13 +174,14 @@ class WorkerIndex:
             ranking = self._rankings[key] = Ranking(self, MatchResults(self, alternative, reserved))
         return ranking
 
-    def census(self, alternative: Alternative, reserved: ReservedCapacity | None = None) -> RejectionCounts:
+    def rejection_counts(self, alternative: Alternative, reserved: ReservedCapacity | None = None) -> RejectionCounts:
         """The workers where the alternative does not fit beside the reserved capacity, counted by reason."""
         key = (alternative.key, reserved)
-        census = self._censuses.get(key)
-        if census is None:
-            census = self._censuses[key] = RejectionCounts(self, self.ranking(alternative, reserved).results)
-        return census
+        counts = self._rejection_counts.get(key)
+        if counts is None:
+            results = self.ranking(alternative, reserved).results
+            counts = self._rejection_counts[key] = RejectionCounts(self, results)
+        return counts
 
     def is_servable(self, alternative: Alternative) -> bool:
         """Whether it can run on any online worker with the devices that are healthy now, if the worker is idle."""

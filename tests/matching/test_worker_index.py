@@ -66,7 +66,7 @@ def test_a_ranking_follows_placements() -> None:
         taken.append((worker, fit.chosen))
         index.take(worker, fit, EPOCH)
     assert taken == [(0, (0,)), (0, (2,)), (1, (0,)), (1, (2,))]
-    filtered = index.census(an_alternative("gpu")).filtered()
+    filtered = index.rejection_counts(an_alternative("gpu")).filtered()
     assert {str(reason): workers for reason, workers in filtered.items()} == {
         "busy: asked 1 × gpu, found 0 of 2 free": 2
     }
@@ -75,7 +75,7 @@ def test_a_ranking_follows_placements() -> None:
 def test_the_nearest_worker_has_most_of_the_requested_devices() -> None:
     workers = (a_worker("a", (a_device(),)), a_worker("b"), a_worker("c"))
     index = WorkerIndex(Matcher(TightFitScorer()), Snapshot(1, workers))
-    nearest = index.census(an_alternative("gpu:4")).nearest()
+    nearest = index.rejection_counts(an_alternative("gpu:4")).nearest()
     assert nearest is not None
     assert (nearest[0], str(nearest[1].reason)) == (1, "count: asked 4 × gpu, found 2")
 
@@ -157,9 +157,14 @@ def test_an_updated_index_answers_like_a_new_one(data: st.DataObject) -> None:
             answers = []
             for index, reserved in zip((warm, cold), reservations, strict=True):
                 best = index.ranking(alternative, reserved).best(3)
-                census = index.census(alternative, reserved)
+                counts = index.rejection_counts(alternative, reserved)
                 answers.append(
-                    (best, index.ranking(alternative, reserved).first(), census.filtered(), census.nearest())
+                    (
+                        best,
+                        index.ranking(alternative, reserved).first(),
+                        counts.filtered(),
+                        counts.nearest(),
+                    )
                 )
                 if best:
                     index.take(*best[0], EPOCH)
