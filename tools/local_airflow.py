@@ -150,9 +150,9 @@ class LocalAirflow:
             self._processes["api-server"].terminate()
             _wait_for_group(self._processes["api-server"], 5)
         self._processes.clear()
-        for group in self._killed:
+        while self._killed:
             with suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
+                os.killpg(self._killed.pop(), signal.SIGKILL)
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run ``airflow`` with these arguments to its end."""

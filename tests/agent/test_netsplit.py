@@ -38,11 +38,10 @@ import sys
 import uvicorn
 from fastapi import FastAPI
 from sqlalchemy import create_engine
-from hetero_airflow.web import server_heartbeat
-from hetero_airflow.web.app import make_app
-server_heartbeat.SERVER_HEARTBEAT_S = 0.1
+from hetero_airflow.web import app as app_module
+app_module.SERVER_HEARTBEAT_S = 0.1
 app = FastAPI(openapi_url=None)
-ours = make_app(lambda: engine)
+ours = app_module.make_app(lambda: engine)
 app.router.lifespan_context = lambda _: ours.router.lifespan_context(ours)
 app.mount("/hetero", ours)
 engine = create_engine(sys.argv[1])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from airflow._shared.observability.metrics.base_stats_logger import NoStatsLogger
 from airflow.observability import stats
 
 from hetero_airflow.executor.housekeeping import emit_demand
@@ -20,10 +21,10 @@ class Recorder:
 
 @pytest.fixture
 def recorder():
-    made = Recorder()
-    stats.initialize(factory=lambda: made, export_legacy_names=True)
-    yield made
-    stats.initialize(factory=Recorder, export_legacy_names=True)
+    recorder = Recorder()
+    stats.initialize(factory=lambda: recorder, export_legacy_names=True)
+    yield recorder
+    stats.initialize(factory=NoStatsLogger, export_legacy_names=True)
 
 
 def test_every_known_type_is_told_each_time(recorder):

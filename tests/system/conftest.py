@@ -19,6 +19,18 @@ QUICK = {
 }
 
 
+_RUNNING = []
+"""The shared Airflows that run. An idle one still takes a tenth of a core from the tests that follow."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Stop the shared Airflows after the last test of this folder, not at the end of the session."""
+    if nextitem is None or HERE not in nextitem.path.parents:
+        while _RUNNING:
+            _RUNNING.pop().stop()
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in item.path.parents:
@@ -31,6 +43,7 @@ def airflow(tmp_path_factory):
     home = tmp_path_factory.mktemp("airflow")
     settings = {**QUICK, "AIRFLOW__HETERO__HANG_TIMEOUT_S": "10", "AIRFLOW__HETERO__GRACE_S": "10"}
     with LocalAirflow(home, HERE / "dags", simulated=SIMULATED, settings=settings) as airflow:
+        _RUNNING.append(airflow)
         yield airflow
 
 
@@ -47,4 +60,5 @@ def airflow_on_postgres(tmp_path_factory, make_postgres_database):
     }
     database = make_postgres_database()
     with LocalAirflow(home, HERE / "dags", simulated=SIMULATED, settings=settings, database=database) as airflow:
+        _RUNNING.append(airflow)
         yield airflow
