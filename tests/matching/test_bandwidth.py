@@ -23,20 +23,29 @@ GB = 1e9
 
 
 def a_gpu(index: int, *, linked: tuple[int, ...] = (), **fields: object) -> Device:
-    return a_device(f"GPU-{index}", index=index, peers=tuple(f"GPU-{other}" for other in linked), **fields)
+    return a_device(f"GPU-{index}", index=index, peers=tuple(f"GPU-{peer}" for peer in linked), **fields)
 
 
 def by_pairs(parts: list[tuple[Worker, list[Device]]]) -> Bottleneck | None:
     """The oracle: every pair of devices, one by one."""
     devices = [(worker, device) for worker, part in parts for device in part]
-    found = []
-    for (first, one), (second, other) in combinations(devices, 2):
+    bottlenecks = []
+    for (first, first_device), (second, second_device) in combinations(devices, 2):
         same = first is second
-        level = device_level(first, one, other) if same else worker_location(first).level(worker_location(second))
-        found.append(Bottleneck(pair_bytes_per_s(level, one, other, (first.labels, second.labels)), level))
-    if not found:
+        level = (
+            device_level(first, first_device, second_device)
+            if same
+            else worker_location(first).level(worker_location(second))
+        )
+        bottlenecks.append(
+            Bottleneck(pair_bytes_per_s(level, first_device, second_device, (first.labels, second.labels)), level)
+        )
+    if not bottlenecks:
         return None
-    return Bottleneck(min(one.bytes_per_s for one in found), max((one.level for one in found), key=lambda n: n.rank))
+    return Bottleneck(
+        min(bottleneck.bytes_per_s for bottleneck in bottlenecks),
+        max((bottleneck.level for bottleneck in bottlenecks), key=lambda n: n.rank),
+    )
 
 
 @st.composite
@@ -88,7 +97,7 @@ def test_one_device_has_no_bottleneck() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "expected"),
+    ("first_fields", "second_fields", "expected"),
     [
         ({"linked": (1,)}, {}, Level.NVLINK),
         ({}, {"linked": (0,)}, Level.NVLINK),
@@ -100,9 +109,9 @@ def test_one_device_has_no_bottleneck() -> None:
     ],
 )
 def test_two_devices_of_a_worker_share_a_level(
-    one: dict[str, object], other: dict[str, object], expected: Level
+    first_fields: dict[str, object], second_fields: dict[str, object], expected: Level
 ) -> None:
-    worker = a_worker(devices=(a_cpu(), a_gpu(0, **one), a_gpu(1, **other)))  # type: ignore[arg-type]
+    worker = a_worker(devices=(a_cpu(), a_gpu(0, **first_fields), a_gpu(1, **second_fields)))  # type: ignore[arg-type]
     assert device_level(worker, *worker.devices[1:]) is expected
 
 
@@ -115,7 +124,7 @@ def test_each_level_is_slower_than_the_one_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "expected"),
+    ("first_labels", "second_labels", "expected"),
     [
         ({"rack": "r1"}, {"rack": "r1"}, Level.RACK),
         ({"rack": "r1"}, {"rack": "r2"}, Level.SITE),
@@ -124,10 +133,12 @@ def test_each_level_is_slower_than_the_one_before() -> None:
         ({}, {}, Level.SITE),
     ],
 )
-def test_labels_say_how_far_apart_two_hosts_are(one: dict[str, str], other: dict[str, str], expected: Level) -> None:
+def test_labels_say_how_far_apart_two_hosts_are(
+    first_labels: dict[str, str], second_labels: dict[str, str], expected: Level
+) -> None:
     spots = [
         worker_location(a_worker(name, labels={f"hetero/{key}": value for key, value in labels.items()}))
-        for name, labels in (("a", one), ("b", other))
+        for name, labels in (("a", first_labels), ("b", second_labels))
     ]
     assert common_level(spots) is expected
     assert common_level([spots[0], spots[0]._replace()]) is Level.HOST

@@ -48,18 +48,18 @@ def test_equal_reasons_are_counted_together_the_most_frequent_first() -> None:
 
 
 def test_the_nearest_worker_shows_its_offers_and_the_reason() -> None:
-    found = nearest_worker(an_index(), DeviceRequest.parse(["mi300x", "a100-80gb:2"]).alternatives)
+    nearest = nearest_worker(an_index(), DeviceRequest.parse(["mi300x", "a100-80gb:2"]).alternatives)
     reason = Reason(ReasonCode.MODEL, "nvidia/a100-80gb", "nvidia/a100-sxm4-40gb")
-    assert found == NearestWorker(1, "b", reason, ((2, "nvidia/a100-sxm4-40gb"),))
-    assert str(found) == (
+    assert nearest == NearestWorker(1, "b", reason, ((2, "nvidia/a100-sxm4-40gb"),))
+    assert str(nearest) == (
         "worker b has 2 × nvidia/a100-sxm4-40gb (model: asked nvidia/a100-80gb, found nvidia/a100-sxm4-40gb)"
     )
 
 
 def test_the_nearest_worker_for_too_many_cores_has_cores() -> None:
     index = WorkerIndex(Matcher(TightFitScorer()), Snapshot(1, WORKERS[:1]))
-    found = nearest_worker(index, DeviceRequest.parse("cpu:64").alternatives)
-    assert str(found) == "worker a has 8 × cpu core (count: asked 64 cores, found 8)"
+    nearest = nearest_worker(index, DeviceRequest.parse("cpu:64").alternatives)
+    assert str(nearest) == "worker a has 8 × cpu core (count: asked 64 cores, found 8)"
 
 
 def test_an_account_has_a_text() -> None:

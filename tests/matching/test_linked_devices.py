@@ -54,21 +54,21 @@ def hosts(draw: st.DrawFn) -> Worker:
 def test_the_joined_sets_cover_all_sets_of_joined_pairs(worker: Worker, level: Level, count: int) -> None:
     shape = Shapes().entry(worker).shape
     positions = range(len(shape.devices))
-    found = joined_sets(shape, positions, level, count)
+    sets = joined_sets(shape, positions, level, count)
 
     def is_joined(part: tuple[int, ...]) -> bool:
         pairs = combinations((shape.devices[p] for p in part), 2)
-        return all(device_level(worker, one, other).rank <= level.rank for one, other in pairs)
+        return all(device_level(worker, first, second).rank <= level.rank for first, second in pairs)
 
     expected = {part for part in combinations(positions, count) if is_joined(part)}
-    assert {part for whole in found for part in combinations(whole, count)} == expected
+    assert {part for whole in sets for part in combinations(whole, count)} == expected
 
 
 def test_the_meshes_of_a_large_host_are_found_in_bounded_time() -> None:
     mesh = {i: tuple(j for j in range(1000) if j // 8 == i // 8 and j != i) for i in range(1000)}
     shape = Shapes().entry(a_host(mesh, number=1000)).shape
-    found = joined_sets(shape, range(1000), Level.NVLINK, 8)
-    assert found == [tuple(range(first, first + 8)) for first in range(0, 1000, 8)]
+    sets = joined_sets(shape, range(1000), Level.NVLINK, 8)
+    assert sets == [tuple(range(first, first + 8)) for first in range(0, 1000, 8)]
 
 
 def test_only_a_topology_without_a_budget_on_several_devices_needs_a_level() -> None:
@@ -109,8 +109,8 @@ def test_only_joined_devices_are_chosen() -> None:
 
     def outcome(*taken: int) -> object:
         held = tuple(TAKEN if p in taken else Allocation() for p in range(4))
-        found = matcher.match(alternative, matcher.state(shape, False, held), None)
-        return found.chosen if isinstance(found, Fit) else (found.reason.code, found.reason.found)
+        match = matcher.match(alternative, matcher.state(shape, False, held), None)
+        return match.chosen if isinstance(match, Fit) else (match.reason.code, match.reason.found)
 
     assert outcome() == (0, 3)
     assert outcome(0) == (1, 2)

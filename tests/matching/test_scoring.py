@@ -19,7 +19,7 @@ def best(
     device: object, workers: tuple[Worker, ...], usage: dict[tuple[str, str], int] | None = None
 ) -> tuple[str, ...]:
     """The worker, then the devices, that the tightest fit is on."""
-    held = {key: DeviceUsage(milli, milli * GIB // 1000) for key, milli in (usage or {}).items()}
+    held = {key: DeviceUsage(share_milli, share_milli * GIB // 1000) for key, share_milli in (usage or {}).items()}
     index = WorkerIndex(Matcher(TightFitScorer()), Snapshot(1, workers, held))
     [(worker, fit)] = index.ranking(DeviceRequest.parse(device).alternatives[0]).best()
     entry = index.entries[worker]
@@ -29,8 +29,8 @@ def best(
 def test_the_smallest_sufficient_memory_is_taken_first() -> None:
     assert best("gpu", (a_worker("a", (BIG,)), a_worker("b", (SMALL,)))) == ("b", "GPU-0")
     assert best("gpu", (a_worker("a", (BIG, SMALL)),)) == ("a", "GPU-0")
-    asked = {"device": "gpu", "memory": "17GiB.."}
-    assert best(asked, (a_worker("a", (BIG,)), a_worker("b", (SMALL,)))) == ("a", "GPU-1")
+    request = {"device": "gpu", "memory": "17GiB.."}
+    assert best(request, (a_worker("a", (BIG,)), a_worker("b", (SMALL,)))) == ("a", "GPU-1")
 
 
 def test_shares_are_packed_onto_shared_devices() -> None:

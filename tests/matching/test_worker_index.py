@@ -20,10 +20,10 @@ def an_alternative(device: object) -> Alternative:
 
 
 class CountingMatcher(Matcher):
-    asked = 0
+    match_calls = 0
 
     def _match(self, *args: object) -> object:  # type: ignore[override]
-        self.asked += 1
+        self.match_calls += 1
         return super()._match(*args)  # type: ignore[arg-type]
 
 
@@ -32,11 +32,11 @@ def test_equal_workers_are_matched_once() -> None:
     snapshot = Snapshot(1, tuple(a_worker(f"w{number:03}") for number in range(500)))
     index = WorkerIndex(matcher, snapshot)
     assert index.ranking(an_alternative("gpu")).best()[0][0] == 0
-    assert matcher.asked == 1
+    assert matcher.match_calls == 1
     worker, fit = index.ranking(an_alternative("gpu")).best()[0]
     index.take(worker, fit, EPOCH)
     index.ranking(an_alternative("gpu")).best()
-    assert matcher.asked == 2
+    assert matcher.match_calls == 2
 
 
 def test_a_result_is_remembered_by_the_next_decision() -> None:
@@ -45,7 +45,7 @@ def test_a_result_is_remembered_by_the_next_decision() -> None:
     for sequence in range(3):
         usage = {(f"w{sequence}", "GPU-0"): DeviceUsage(1000, 40 * GIB)}
         assert WorkerIndex(matcher, Snapshot(sequence, workers, usage)).ranking(an_alternative("gpu")).best() != []
-    assert matcher.asked == 2
+    assert matcher.match_calls == 2
 
 
 def test_forgetting_changes_no_answer() -> None:
@@ -61,8 +61,8 @@ def test_forgetting_changes_no_answer() -> None:
 def test_a_ranking_follows_placements() -> None:
     index = WorkerIndex(Matcher(TightFitScorer()), Snapshot(1, (a_worker("a"), a_worker("b"))))
     taken: list[tuple[int, tuple[int, ...]]] = []
-    while found := index.ranking(an_alternative("gpu")).best():
-        worker, fit = found[0]
+    while best := index.ranking(an_alternative("gpu")).best():
+        worker, fit = best[0]
         taken.append((worker, fit.chosen))
         index.take(worker, fit, EPOCH)
     assert taken == [(0, (0,)), (0, (2,)), (1, (0,)), (1, (2,))]
@@ -93,9 +93,9 @@ def test_claims_name_the_devices_of_the_chosen_worker() -> None:
 
 def test_a_worker_that_changed_gets_another_shape() -> None:
     shapes = Shapes()
-    one = shapes.entry(a_worker("a"))
-    assert shapes.entry(a_worker("a", labels={"zone": "eu"})).shape is not one.shape
-    assert shapes.entry(a_worker("a")).shape is one.shape
+    entry = shapes.entry(a_worker("a"))
+    assert shapes.entry(a_worker("a", labels={"zone": "eu"})).shape is not entry.shape
+    assert shapes.entry(a_worker("a")).shape is entry.shape
     swapped = shapes.entry(a_worker("b", (a_device("GPU-1", index=1), a_device("GPU-0"))))
     assert swapped.device_ids == ("GPU-0", "GPU-1")
 
@@ -134,7 +134,7 @@ def test_an_update_takes_in_new_and_ended_leases() -> None:
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_an_updated_index_answers_like_a_new_one(data: st.DataObject) -> None:
-    matcher, asked = (
+    matcher, alternatives = (
         Matcher(TightFitScorer()),
         [an_alternative(text) for text in ("gpu", "gpu:2", "gpu:0.5", "a100:4", "cpu:3")],
     )
@@ -150,9 +150,9 @@ def test_an_updated_index_answers_like_a_new_one(data: st.DataObject) -> None:
         warm.update(snapshot)
         cold = WorkerIndex(Matcher(TightFitScorer()), snapshot)
         for _ in range(data.draw(st.integers(0, 6))):
-            alternative = data.draw(st.sampled_from(asked))
+            alternative = data.draw(st.sampled_from(alternatives))
             reservations = [
-                index.reserved_capacity_for((asked[0],)) if sequence % 2 else None for index in (warm, cold)
+                index.reserved_capacity_for((alternatives[0],)) if sequence % 2 else None for index in (warm, cold)
             ]
             answers = []
             for index, reserved in zip((warm, cold), reservations, strict=True):

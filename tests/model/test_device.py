@@ -11,7 +11,7 @@ from hetero_airflow.testing import a_cpu, a_device, a_worker
 
 
 @pytest.mark.parametrize(
-    ("asked", "model", "expected"),
+    ("word", "model", "expected"),
     [
         ("a100", "a100-sxm4-80gb", True),
         ("a100-80gb", "a100-sxm4-80gb", True),
@@ -32,16 +32,16 @@ from hetero_airflow.testing import a_cpu, a_device, a_worker
         ("a100--80gb", "a100-sxm4-80gb", True),
     ],
 )
-def test_every_requested_word_must_be_part_of_the_model(asked: str, model: str, expected: bool) -> None:
-    assert matches_model(asked, model_tokens(model)) is expected
+def test_every_requested_word_must_be_part_of_the_model(word: str, model: str, expected: bool) -> None:
+    assert matches_model(word, model_tokens(model)) is expected
 
 
 WORDS = st.from_regex(r"[a-z0-9][a-z0-9._+-]{0,20}", fullmatch=True)
 
 
 @given(WORDS, WORDS)
-def test_no_word_crashes_and_a_model_matches_itself(asked: str, model: str) -> None:
-    assert isinstance(matches_model(asked, model_tokens(model)), bool)
+def test_no_word_crashes_and_a_model_matches_itself(word: str, model: str) -> None:
+    assert isinstance(matches_model(word, model_tokens(model)), bool)
     assert matches_model(model, model_tokens(model))
 
 

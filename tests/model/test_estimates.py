@@ -48,8 +48,8 @@ def test_the_remaining_time_is_that_of_runs_that_take_at_least_so_long():
     """Against 200,000 drawn runs."""
     generator = random.Random(3)
     drawn = [math.exp(generator.gauss(math.log(100), math.log(2) / 1.2816)) for _ in range(200_000)]
-    left = sorted(run - 120 for run in drawn if run > 120)
-    expected = [left[int(len(left) * part)] for part in (0.1, 0.5, 0.9)]
+    remaining = sorted(run - 120 for run in drawn if run > 120)
+    expected = [remaining[int(len(remaining) * part)] for part in (0.1, 0.5, 0.9)]
     assert Interval(50, 100, 200).remaining_after(120) == pytest.approx(expected, rel=0.05)
 
 
@@ -61,5 +61,5 @@ def test_the_rest_of_a_certain_quantity_is_exact():
 
 @given(st.floats(1e-3, 1e6), st.floats(1, 100), st.floats(1, 100), st.floats(0, 1e7))
 def test_the_remaining_quantiles_are_in_order_and_never_negative(middle, below, above, done):
-    left = Interval(middle / below, middle, middle * above).remaining_after(done)
-    assert left is None or 0 <= left.low <= left.middle <= left.high < math.inf
+    remaining = Interval(middle / below, middle, middle * above).remaining_after(done)
+    assert remaining is None or 0 <= remaining.low <= remaining.middle <= remaining.high < math.inf

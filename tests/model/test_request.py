@@ -261,7 +261,7 @@ def test_a_fingerprint_never_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "is_equal"),
+    ("first", "second", "is_equal"),
     [
         (parse("gpu:2"), parse({"device": "gpu", "count": 2}), True),
         (parse("gpu", labels={"a": "1", "b": "2"}), parse("gpu", labels={"b": "2", "a": "1"}), True),
@@ -272,15 +272,15 @@ def test_a_fingerprint_never_changes() -> None:
         (parse("gpu"), parse({"gpu"}), False),
     ],
 )
-def test_fingerprints_are_equal_where_requests_are(one: DeviceRequest, other: DeviceRequest, is_equal: bool) -> None:
-    assert (one == other) is is_equal
-    assert (one.fingerprint == other.fingerprint) is is_equal
+def test_fingerprints_are_equal_where_requests_are(first: DeviceRequest, second: DeviceRequest, is_equal: bool) -> None:
+    assert (first == second) is is_equal
+    assert (first.fingerprint == second.fingerprint) is is_equal
 
 
 def test_equal_alternatives_have_one_key() -> None:
-    one, other = parse("gpu:2").alternatives[0], parse({"kind": "gpu", "count": 2}).alternatives[0]
-    assert (one.key, hash(one)) == (other.key, hash(other))
-    assert one.key != parse("gpu:3").alternatives[0].key
+    first, second = parse("gpu:2").alternatives[0], parse({"kind": "gpu", "count": 2}).alternatives[0]
+    assert (first.key, hash(first)) == (second.key, hash(second))
+    assert first.key != parse("gpu:3").alternatives[0].key
 
 
 def test_priorities_rank_from_urgent_to_low() -> None:

@@ -19,13 +19,13 @@ def test_teams_with_weights_and_quotas_are_read_in_order():
 
 def test_a_dag_belongs_to_the_first_matching_team_or_to_itself():
     shares = TeamShares.parse("a/nightly_eu*=1, b/nightly_*=1, c/exact=1")
-    found = [shares.path_of(dag_id) for dag_id in ("nightly_eu1", "nightly_us", "exact", "exactly", "Nightly_us")]
-    assert found == [("a", "nightly_eu*"), ("b", "nightly_*"), ("c", "exact"), ("exactly",), ("Nightly_us",)]
+    paths = [shares.path_of(dag_id) for dag_id in ("nightly_eu1", "nightly_us", "exact", "exactly", "Nightly_us")]
+    assert paths == [("a", "nightly_eu*"), ("b", "nightly_*"), ("c", "exact"), ("exactly",), ("Nightly_us",)]
     assert (shares.weight(("a",)), shares.quota(("a",))) == (1.0, math.inf)
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "problem"),
     [
         ("research", "no share"),
         ("research=", "no share"),
@@ -40,8 +40,8 @@ def test_a_dag_belongs_to_the_first_matching_team_or_to_itself():
         ("b=1, a=2, a=3", "a with the weight 2 before it"),
     ],
 )
-def test_an_error_shows_the_invalid_share(text, found):
+def test_an_error_shows_the_invalid_share(text, problem):
     with pytest.raises(SettingsError) as caught:
         TeamShares.parse(text, "[hetero] shares")
     wrong = text.split(",")[-1].strip()
-    assert (caught.value.asked, caught.value.found) == (f"[hetero] shares = {wrong!r}", found)
+    assert (caught.value.asked, caught.value.found) == (f"[hetero] shares = {wrong!r}", problem)

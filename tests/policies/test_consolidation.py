@@ -51,7 +51,10 @@ def moved(plan: Plan) -> dict[str, str | None]:
 
 
 def codes(plan: Plan) -> dict[str, str]:
-    return {one.request_id: one.reason.code if isinstance(one, Wait) else "place" for one in plan.decisions}
+    return {
+        decision.request_id: decision.reason.code if isinstance(decision, Wait) else "place"
+        for decision in plan.decisions
+    }
 
 
 LARGE = a_pending("large", "gpu:4")
@@ -100,8 +103,8 @@ def test_new_devices_are_protected_and_the_plan_says_until_when() -> None:
 
 
 def test_a_migrated_request_is_protected_for_its_restart_too() -> None:
-    served = {"nvidia/a100-sxm4-40gb": 600.0}
-    plan = decide((held("one", "a", 0, ago_s=MIN_HELD_S, attained_service_s=served), held("two", "b", 0, 1)), LARGE)
+    attained_s = {"nvidia/a100-sxm4-40gb": 600.0}
+    plan = decide((held("one", "a", 0, ago_s=MIN_HELD_S, attained_service_s=attained_s), held("two", "b", 0, 1)), LARGE)
     assert moved(plan) == {}
     plan = decide((held("one", "a", 0, ago_s=MIN_HELD_S), held("two", "b", 0, 1)), LARGE)
     assert moved(plan) == {"one": "large"}
@@ -202,4 +205,4 @@ def simulate(jobs: Sequence[Job]) -> tuple[JobRecord, ...]:
 
 def test_without_migration_the_oldest_request_goes_first() -> None:
     plan = decide(SCATTERED, a_pending("small", "gpu", -1), LARGE, can_preempt=False)
-    assert [one.request_id for one in plan.decisions] == ["small", "large"]
+    assert [decision.request_id for decision in plan.decisions] == ["small", "large"]

@@ -69,13 +69,13 @@ def fits(alternative: Alternative, worker: Worker, used: Counter[tuple[str, str,
     if worker.state is WorkerState.LOST and not is_idle:
         return False
 
-    def has(device: Device, milli: int, memory: int) -> bool:
+    def has(device: Device, share_milli: int, memory: int) -> bool:
         if is_idle:
-            return device.capacity_milli >= milli and device.memory_bytes >= memory
+            return device.capacity_milli >= share_milli and device.memory_bytes >= memory
         taken = [used[worker.id, device.id, what] for what in ("milli", "memory")]
         return (
             device.leasable
-            and (milli == 0 or device.capacity_milli - taken[0] >= milli)
+            and (share_milli == 0 or device.capacity_milli - taken[0] >= share_milli)
             and (memory == 0 or device.memory_bytes - taken[1] >= memory)
         )
 
@@ -133,7 +133,7 @@ def test_the_same_snapshot_gives_the_same_plan_whatever_was_decided_before(
 @thorough
 @given(snapshot=snapshots())
 def test_a_placement_gives_what_one_alternative_asks(name: str, snapshot: Snapshot) -> None:
-    pending = {one.id: one for one in snapshot.pending}
+    pending = {request.id: request for request in snapshot.pending}
     workers = {worker.id: worker for worker in snapshot.workers}
     used = usage_of(snapshot)
     for place in make(name).decide(snapshot, EPOCH).places:
@@ -141,19 +141,21 @@ def test_a_placement_gives_what_one_alternative_asks(name: str, snapshot: Snapsh
         worker = workers[place.worker_id]
         assert fits(alternative, worker, used, is_idle=False)
         devices = {device.id: device for device in worker.devices}
-        own = [claim for claim in place.claims if is_suitable(alternative, devices[claim.device_id])]
-        beside = [claim for claim in place.claims if claim not in own]
+        device_claims = [claim for claim in place.claims if is_suitable(alternative, devices[claim.device_id])]
+        beside = [claim for claim in place.claims if claim not in device_claims]
         if alternative.kind == "cpu":
-            assert [(c.share_milli, c.memory_bytes) for c in own] == [
+            assert [(c.share_milli, c.memory_bytes) for c in device_claims] == [
                 (1000 * alternative.count, alternative.host_memory or 0)
             ]
             assert beside == []
         else:
-            whole = [devices[claim.device_id].memory_bytes for claim in own]
-            assert [claim.share_milli for claim in own] == [alternative.share_milli] * alternative.count
-            assert [claim.memory_bytes for claim in own] == [size * alternative.share_milli // 1000 for size in whole]
-            asked = (1000 * (alternative.cpus or 0), alternative.host_memory or 0)
-            assert [(claim.share_milli, claim.memory_bytes) for claim in beside] == ([asked] if any(asked) else [])
+            whole = [devices[claim.device_id].memory_bytes for claim in device_claims]
+            assert [claim.share_milli for claim in device_claims] == [alternative.share_milli] * alternative.count
+            assert [claim.memory_bytes for claim in device_claims] == [
+                size * alternative.share_milli // 1000 for size in whole
+            ]
+            amounts = (1000 * (alternative.cpus or 0), alternative.host_memory or 0)
+            assert [(claim.share_milli, claim.memory_bytes) for claim in beside] == ([amounts] if any(amounts) else [])
         take(used, place)
 
 
@@ -163,7 +165,7 @@ def test_a_placement_gives_what_one_alternative_asks(name: str, snapshot: Snapsh
 def test_alternatives_are_tried_in_order_and_no_request_before_the_head_waits_needlessly(
     name: str, snapshot: Snapshot
 ) -> None:
-    pending = {one.id: one for one in snapshot.pending}
+    pending = {request.id: request for request in snapshot.pending}
     used = usage_of(snapshot)
     for decision in make(name).decide(snapshot, EPOCH).decisions:
         request = pending[decision.request_id].request
@@ -183,12 +185,12 @@ def test_only_a_request_that_no_known_worker_could_ever_run_is_refused(name: str
     plan = make(name).decide(snapshot, EPOCH)
     refused = {decision.request_id for decision in plan.decisions if isinstance(decision, Refuse)}
     impossible = {
-        one.id
-        for one in snapshot.pending
+        request.id
+        for request in snapshot.pending
         if snapshot.workers
         and not any(
             fits(alternative, worker, Counter(), is_idle=True)
-            for alternative in one.request.alternatives
+            for alternative in request.request.alternatives
             for worker in snapshot.workers
         )
     }
@@ -210,12 +212,12 @@ def test_without_workers_everything_waits_for_one(name: str) -> None:
 
 def carried_out(snapshot: Snapshot, plan: Plan, now: datetime) -> Snapshot:
     """The snapshot after the placed requests got their leases, and all preempted ones have ended."""
-    gone = {preempt.lease_id for preempt in plan.preemptions}
-    usage, kept, pending = dict(snapshot.usage), [], {one.id: one for one in snapshot.pending}
+    freed_leases = {preempt.lease_id for preempt in plan.preemptions}
+    usage, kept_leases, pending = dict(snapshot.usage), [], {request.id: request for request in snapshot.pending}
     holders = dict(snapshot.holders)
     for lease in snapshot.leases:
-        if lease.id not in gone and lease.state is not LeaseState.PREEMPTED:
-            kept.append(lease)
+        if lease.id not in freed_leases and lease.state is not LeaseState.PREEMPTED:
+            kept_leases.append(lease)
             continue
         holder = holders.pop(lease.request_id)
         name = next(device_class(d) for w in snapshot.workers for d in w.devices if d.id == lease.claims[0].device_id)
@@ -237,7 +239,7 @@ def carried_out(snapshot: Snapshot, plan: Plan, now: datetime) -> Snapshot:
         started.append(
             (lease.model_copy(update={"claims": place.claims, "granted_at": now}), pending.pop(place.request_id))
         )
-    after = replace(snapshot, usage=usage, leases=tuple(kept), holders=holders, pending=tuple(pending.values()))
+    after = replace(snapshot, usage=usage, leases=tuple(kept_leases), holders=holders, pending=tuple(pending.values()))
     return replace(leased(after, *started), sequence=snapshot.sequence + 1)
 
 
@@ -258,7 +260,7 @@ def test_only_live_leases_are_preempted_once_and_only_for_waiting_or_moving_requ
 ) -> None:
     plan = make(name).decide(snapshot, EPOCH)
     assert plan_faults(snapshot, plan) == []
-    waits = {one.request_id for one in plan.decisions if isinstance(one, Wait)}
+    waits = {decision.request_id for decision in plan.decisions if isinstance(decision, Wait)}
     moves = {preempt.request_id for preempt in plan.preemptions}  # two that change places make room for each other
     assert {preempt.beneficiary for preempt in plan.preemptions} <= {*waits, *moves, None}
     assert all(preempt.beneficiary != preempt.request_id for preempt in plan.preemptions)
@@ -275,7 +277,7 @@ def test_nothing_is_preempted_where_the_engine_can_not(name: str, snapshot: Snap
 @thorough
 @given(snapshot=snapshots(can_preempt=True))
 def test_only_lower_classes_are_preempted(name: str, snapshot: Snapshot) -> None:
-    pending = {one.id: one.request.priority.rank for one in snapshot.pending}
+    pending = {request.id: request.request.priority.rank for request in snapshot.pending}
     for preempt in make(name).decide(snapshot, EPOCH).preemptions:
         assert preempt.beneficiary is not None
         assert pending[preempt.beneficiary] < snapshot.holders[preempt.request_id].request.priority.rank
@@ -286,8 +288,8 @@ def test_only_lower_classes_are_preempted(name: str, snapshot: Snapshot) -> None
 @given(snapshot=snapshots(can_preempt=True))
 def test_a_gang_is_preempted_as_a_whole(name: str, snapshot: Snapshot) -> None:
     taken = {preempt.request_id for preempt in make(name).decide(snapshot, EPOCH).preemptions}
-    gangs = {snapshot.holders[one].gang for one in taken} - {""}
-    assert {one.id for one in snapshot.holders.values() if one.gang in gangs} <= taken
+    gangs = {snapshot.holders[name].gang for name in taken} - {""}
+    assert {holder.id for holder in snapshot.holders.values() if holder.gang in gangs} <= taken
 
 
 @for_one
@@ -307,9 +309,11 @@ def test_a_request_is_placed_once_its_victims_are_gone_and_nothing_more_is_preem
     after = carried_out(snapshot, first, EPOCH)
     second = policy.decide(after, EPOCH)
     beneficiaries = {preempt.beneficiary for preempt in first.preemptions}
-    served = [decision.request_id for decision in first.decisions if decision.request_id in beneficiaries][:1]
-    assert set(served) <= {place.request_id for place in second.places}
-    assert set(served).isdisjoint(preempt.beneficiary for preempt in second.preemptions)
+    beneficiaries_first = [decision.request_id for decision in first.decisions if decision.request_id in beneficiaries][
+        :1
+    ]
+    assert set(beneficiaries_first) <= {place.request_id for place in second.places}
+    assert set(beneficiaries_first).isdisjoint(preempt.beneficiary for preempt in second.preemptions)
 
 
 @for_one
@@ -369,32 +373,32 @@ class World:
             if not self._running:
                 return
             now = min(end for end, *_ in self._running)
-            for end, worker_id, device_id, milli, memory in [r for r in self._running if r[0] == now]:
-                self._running.remove((end, worker_id, device_id, milli, memory))
-                self._add(worker_id, device_id, -milli, -memory)
+            for end, worker_id, device_id, share_milli, memory in [r for r in self._running if r[0] == now]:
+                self._running.remove((end, worker_id, device_id, share_milli, memory))
+                self._add(worker_id, device_id, -share_milli, -memory)
 
     def _place(self, now: int) -> None:
         at = EPOCH + timedelta(seconds=now)
         self._snapshot = replace(self._snapshot, usage=dict(self._usage), sequence=self._snapshot.sequence + 1)
         plan = self._policy.decide(self._snapshot, at)
         assert plan_faults(self._snapshot, plan) == []
-        pending = {one.id: one for one in self._snapshot.pending}
+        pending = {request.id: request for request in self._snapshot.pending}
         tokens = dict(self._snapshot.dag_tokens)
         for place in plan.places:
-            one = pending.pop(place.request_id)
-            self.started[one.id] = now
+            request = pending.pop(place.request_id)
+            self.started[request.id] = now
             self._token += 1
-            tokens[one.dag_id] = self._token
+            tokens[request.dag_id] = self._token
             for claim in place.claims:
-                end = now + self._durations[one.id]
+                end = now + self._durations[request.id]
                 self._running.append((end, place.worker_id, claim.device_id, claim.share_milli, claim.memory_bytes))
                 self._add(place.worker_id, claim.device_id, claim.share_milli, claim.memory_bytes, at)
         self._snapshot = replace(self._snapshot, pending=tuple(pending.values()), dag_tokens=tokens)
 
-    def _add(self, worker_id: str, device_id: str, milli: int, memory: int, at: object = None) -> None:
+    def _add(self, worker_id: str, device_id: str, share_milli: int, memory: int, at: object = None) -> None:
         before = self._usage.get((worker_id, device_id), DeviceUsage())
         self._usage[worker_id, device_id] = DeviceUsage(
-            before.share_milli + milli,
+            before.share_milli + share_milli,
             before.memory_bytes + memory,
             at or before.last_granted_at,  # type: ignore[arg-type]
         )
@@ -421,11 +425,11 @@ def test_backfill_never_delays_the_head(name: str, data: st.DataObject) -> None:
     head = head_of(plan)
     if head is None:
         return
-    durations = {one.id: data.draw(st.integers(1, 12), label=one.id) for one in snapshot.pending}
+    durations = {request.id: data.draw(st.integers(1, 12), label=request.id) for request in snapshot.pending}
     ends = {key: data.draw(st.integers(1, 12), label=str(key)) for key in sorted(snapshot.usage)}
     head_id = plan.decisions[head].request_id
-    kept = {decision.request_id for decision in plan.decisions[: head + 1]}
-    alone = replace(snapshot, pending=tuple(one for one in snapshot.pending if one.id in kept))
+    first_requests = {decision.request_id for decision in plan.decisions[: head + 1]}
+    alone = replace(snapshot, pending=tuple(request for request in snapshot.pending if request.id in first_requests))
 
     crowded_world, lonely_world = World(snapshot, name, durations, ends), World(alone, name, durations, ends)
     crowded_world.run()

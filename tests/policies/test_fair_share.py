@@ -67,9 +67,9 @@ def test_held_devices_count_and_cores_count_apart_from_accelerators():
 def test_a_team_above_its_quota_comes_last_and_borrows_idle_devices():
     plan = decided(waiting(*"aaaabb"), "a=9 max 2, b=1")
     assert dags(plan) == list("ababaa")
-    assert [type(one) for one in plan.decisions] == [Place] * 4 + [Wait] * 2
+    assert [type(decision) for decision in plan.decisions] == [Place] * 4 + [Wait] * 2
     alone = decided(waiting(*"aaaa"), "a=9 max 2, b=1")
-    assert [type(one) for one in alone.decisions] == [Place] * 4
+    assert [type(decision) for decision in alone.decisions] == [Place] * 4
 
 
 def test_a_quota_holds_for_all_teams_below():
@@ -80,7 +80,7 @@ def test_a_quota_holds_for_all_teams_below():
 def test_borrowed_devices_are_taken_back_the_youngest_lease_first():
     holders = [held("a", number, ago_s=3600.0 - number) for number in range(4)]
     plan = decided(waiting(*"bb"), "a=1 max 3, b=1 max 4", *holders, can_preempt=True)
-    assert [one.request_id for one in plan.preemptions] == ["a-held3"]
+    assert [preemption.request_id for preemption in plan.preemptions] == ["a-held3"]
     assert plan.preemptions[0].beneficiary == "b0"
     assert decided(waiting(*"bb"), "a=1 max 4, b=1", *holders, can_preempt=True).preemptions == ()
     assert decided(waiting(*"bb"), "a=1 max 2, b=1 max 0", *holders, can_preempt=True).preemptions == ()
@@ -88,9 +88,9 @@ def test_borrowed_devices_are_taken_back_the_youngest_lease_first():
 
 def test_a_borrowing_gang_is_preempted_as_a_whole():
     holders = [held("a", number, ago_s=3600.0 - number) for number in range(4)]
-    holders[2:] = [(lease, replace(one, gang="g", gang_size=2)) for lease, one in holders[2:]]
+    holders[2:] = [(lease, replace(holder, gang="g", gang_size=2)) for lease, holder in holders[2:]]
     plan = decided(waiting("b"), "a=1 max 3, b=1", *holders, can_preempt=True)
-    assert {one.request_id for one in plan.preemptions} == {"a-held2", "a-held3"}
+    assert {preemption.request_id for preemption in plan.preemptions} == {"a-held2", "a-held3"}
 
 
 def device_s(record, group, begin_s, end_s):
@@ -110,8 +110,8 @@ def stream(group, jobs, arrival_s=0.0, work=1700.0):
 def simulated(shares, *streams, **options):
     jobs = tuple(sorted((job for stream in streams for job in stream), key=lambda job: job.arrival_s))
     cluster = parse_cluster("v100=2x4")
-    told = Options(shares=TeamShares.parse(shares), **options)
-    return Simulation(Workload("teams", jobs), cluster, FairShare(), "fair_share", told).run()
+    fair_share_options = Options(shares=TeamShares.parse(shares), **options)
+    return Simulation(Workload("teams", jobs), cluster, FairShare(), "fair_share", fair_share_options).run()
 
 
 @pytest.mark.parametrize("shares", ["small=1, large=3", "a=1, a/small=2, b=3, b/large=0.1"])

@@ -26,8 +26,8 @@ FULL = DeviceUsage(1000, 40 * GIB)
 def a_gang(
     name: str, members: int, device: object = "gpu", at_s: float = 0, size: int = 0, **fields: object
 ) -> list[PendingRequest]:
-    own = {"gang": name, "gang_size": size or members, **fields}
-    return [a_pending(f"{name}{number}", device, at_s=at_s, **own) for number in range(members)]  # type: ignore[arg-type]
+    gang_fields = {"gang": name, "gang_size": size or members, **fields}
+    return [a_pending(f"{name}{number}", device, at_s=at_s, **gang_fields) for number in range(members)]  # type: ignore[arg-type]
 
 
 def decide(
@@ -219,18 +219,18 @@ def gang_snapshots(draw: st.DrawFn) -> Snapshot:
         topology = draw(st.sampled_from([None, "host", "rack", "rack@5s", "site@2s", "nvlink@3s", "numa"]))
         for member in range(size):
             request = alike or draw(requests())
-            words = [one.model_dump(exclude_defaults=True) for one in request.alternatives]
-            if all(one.get("kind") != "cpu" for one in words) or topology not in ("nvlink@3s", "numa"):
-                words = [word | {"topology": topology} for word in words]
-            one = a_pending(
-                f"u{unit}-{member}", words, at_s=draw(st.integers(0, 3)), dag_id=draw(st.sampled_from("ab")),
+            options = [alternative.model_dump(exclude_defaults=True) for alternative in request.alternatives]
+            if all(option.get("kind") != "cpu" for option in options) or topology not in ("nvlink@3s", "numa"):
+                options = [option | {"topology": topology} for option in options]
+            member_request = a_pending(
+                f"u{unit}-{member}", options, at_s=draw(st.integers(0, 3)), dag_id=draw(st.sampled_from("ab")),
                 gang=f"gang-{unit}" if size > 1 else "", gang_size=size,
             )  # fmt: skip
             fate = draw(st.sampled_from(["waits"] * 6 + ["holds", "absent"])) if size > 1 else "waits"
             if fate == "waits":
-                pending.append(one)
+                pending.append(member_request)
             elif fate == "holds":
-                holders[one.id] = one
+                holders[member_request.id] = member_request
     return Snapshot(7, tuple(present), usage, tuple(pending), holders=holders)
 
 
@@ -245,12 +245,12 @@ def test_gangs_are_placed_all_or_none_within_their_level(name: str, snapshot: Sn
     now = EPOCH + timedelta(seconds=after_s)
     plan = make(name).decide(snapshot, now)
     assert plan_faults(snapshot, plan) == []
-    pending = {one.id: one for one in snapshot.pending}
+    pending = {request.id: request for request in snapshot.pending}
     hosts = {worker.id: worker for worker in snapshot.workers}
     placed = Counter(pending[place.request_id].gang for place in plan.places)
     for gang, number in placed.items():
         if gang:
-            assert number == sum(one.gang == gang for one in snapshot.pending)
+            assert number == sum(request.gang == gang for request in snapshot.pending)
             places = [place for place in plan.places if pending[place.request_id].gang == gang]
             level = gang_level(pending[p.request_id].request.alternatives[p.alternative] for p in places)
             where = [hosts[place.worker_id] for place in places]
@@ -280,7 +280,7 @@ def test_no_request_waits_for_a_topology_beyond_its_budget(name: str, snapshot: 
     now = EPOCH + timedelta(seconds=after_s)
     plan = make(name).decide(snapshot, now)
     assert plan.until is None or plan.until > now
-    pending = {one.id: one for one in snapshot.pending}
+    pending = {request.id: request for request in snapshot.pending}
     for decision in plan.decisions:
         if not isinstance(decision, Wait) or decision.reason.code is not ReasonCode.SCATTERED:
             continue

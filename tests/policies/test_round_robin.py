@@ -33,15 +33,15 @@ def test_one_device_goes_from_dag_to_dag() -> None:
         for number in (1, 2)
     )
     tokens: dict[str, int] = {}
-    served = []
+    started = []
     for token in range(1, 5):
         plan = RoundRobin().decide(Snapshot(token, (ONE_GPU,), {}, pending, dag_tokens=tokens), EPOCH)
         [place] = plan.places
-        one = next(one for one in pending if one.id == place.request_id)
-        pending = tuple(other for other in pending if other is not one)
-        tokens = tokens | {one.dag_id: token}
-        served.append(one.id)
-    assert served == ["x1", "y1", "x2", "y2"]
+        request = next(candidate for candidate in pending if candidate.id == place.request_id)
+        pending = tuple(candidate for candidate in pending if candidate is not request)
+        tokens = tokens | {request.dag_id: token}
+        started.append(request.id)
+    assert started == ["x1", "y1", "x2", "y2"]
 
 
 def test_workers_then_devices_take_turns() -> None:

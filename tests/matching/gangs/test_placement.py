@@ -214,9 +214,9 @@ def test_a_gang_is_placed_if_possible_and_with_the_fastest_bottleneck(
     for chosen in combinations_with_replacement(range(len(workers)), members):
         needed = {worker: number * count for worker, number in Counter(chosen).items()}
         if all(len(free[worker]) >= number for worker, number in needed.items()):
-            found = bottleneck([(workers[worker], free[worker][:number]) for worker, number in needed.items()])
-            if found is None or topology is None or found.level.rank <= Level(topology).rank:
-                possible.append((-(math.inf if found is None else found.bytes_per_s), len(needed)))
+            slowest = bottleneck([(workers[worker], free[worker][:number]) for worker, number in needed.items()])
+            if slowest is None or topology is None or slowest.level.rank <= Level(topology).rank:
+                possible.append((-(math.inf if slowest is None else slowest.bytes_per_s), len(needed)))
     fit = a_placer(workers, usage).place(requests_for(f"gpu:{count}", members, topology=topology))
     assert (fit is None) is (not possible)
     if fit is not None:

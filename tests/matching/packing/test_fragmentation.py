@@ -32,11 +32,11 @@ def a_shape(gpus: int = 4, cores: int = 16) -> Shape:
     return Shapes().entry(a_worker("w", devices)).shape
 
 
-def a_mix(*words: tuple[str, int, float]) -> RequestMix:
+def a_mix(*entries: tuple[str, int, float]) -> RequestMix:
     """(device, cores beside it, part) of each."""
     return tuple(
         (DeviceRequest.parse(word, quota={"cpus": cores} if cores else None).alternatives[0], part)
-        for word, cores, part in words
+        for word, cores, part in entries
     )
 
 
@@ -80,7 +80,11 @@ stocks = st.builds(
     st.lists(st.sampled_from((0, 150, 190, 310, 500, 620, 810, 1000)), min_size=4, max_size=4),
 )
 DEMANDS = DeviceDemands.of(
-    [*(device_demand(one) for one, _ in MIX), DeviceDemand(1000, 4, 0, 0), DeviceDemand(310, 1, 2500, 20 * GIB)]
+    [
+        *(device_demand(alternative) for alternative, _ in MIX),
+        DeviceDemand(1000, 4, 0, 0),
+        DeviceDemand(310, 1, 2500, 20 * GIB),
+    ]
 )
 
 
@@ -107,7 +111,7 @@ def test_fragmentation_is_as_in_the_paper(free: FreeCapacity) -> None:
 
 def test_rare_demands_are_not_part_of_the_mix() -> None:
     mix = a_mix(("gpu", 1, 0.9), ("gpu:2", 1, 0.06), ("gpu:4", 1, 0.04))
-    assert [(str(one), round(part, 4)) for one, part in popular_mix(mix)] == [
+    assert [(str(demand), round(part, 4)) for demand, part in popular_mix(mix)] == [
         ("1 × gpu (cpus=1)", 0.9375),
         ("2 × gpu (cpus=1)", 0.0625),
     ]
@@ -118,7 +122,7 @@ def test_demands_that_differ_only_in_host_memory_count_as_one() -> None:
         DeviceRequest.parse("gpu", quota={"host_memory": memory}).alternatives[0] for memory in ("1GiB", "2GiB")
     )
     assert first.key != second.key
-    assert [(str(one), part) for one, part in popular_mix(((first, 0.5), (second, 0.5)))] == [("1 × gpu", 1.0)]
+    assert [(str(demand), part) for demand, part in popular_mix(((first, 0.5), (second, 0.5)))] == [("1 × gpu", 1.0)]
 
 
 def test_a_mix_for_another_model_makes_everything_a_fragment() -> None:
@@ -139,9 +143,9 @@ def test_best_fit_and_dot_product_follow_their_definitions(free: FreeCapacity) -
             assert by_rest == by_product == -math.inf
             continue
         cores, parts, amount = free.cores_milli, sum(free.parts), demand.share_milli * demand.devices
-        rest = (cores - demand.cores_milli) / 32_000 + (parts - amount) / 8000
+        free_parts = (cores - demand.cores_milli) / 32_000 + (parts - amount) / 8000
         product = (cores * demand.cores_milli / 16_000**2 + parts * amount / 4000**2) / 2
-        for score, cost in ((by_rest, rest), (by_product, product)):
+        for score, cost in ((by_rest, free_parts), (by_product, product)):
             assert score in (math.floor(100 * (1 - cost) + 1e-9), math.floor(100 * (1 - cost) - 1e-9))
 
 

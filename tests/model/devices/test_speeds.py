@@ -24,7 +24,7 @@ def test_generations_are_in_order(slower, faster):
 
 
 @pytest.mark.parametrize(
-    ("found", "sheet"),
+    ("model", "sheet"),
     [
         ("nvidia/tesla-v100-sxm2-16gb", "nvidia/v100"),
         ("nvidia/geforce-rtx-4090", "nvidia/rtx-4090"),
@@ -35,8 +35,8 @@ def test_generations_are_in_order(slower, faster):
         ("amd/instinct-mi300x-oam", "amd/mi300x"),
     ],
 )
-def test_a_probed_model_matches_a_data_sheet_by_its_words(found, sheet):
-    assert data_sheet_speed(found) == data_sheet_speed(sheet)
+def test_a_probed_model_matches_a_data_sheet_by_its_words(model, sheet):
+    assert data_sheet_speed(model) == data_sheet_speed(sheet)
 
 
 def test_a_name_with_more_words_wins():

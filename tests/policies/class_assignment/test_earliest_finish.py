@@ -24,7 +24,7 @@ SPEEDS = {"nvidia/v100": 10.0, "nvidia/k80": 1.0}
 EITHER = ["v100", "k80"]
 
 
-def told(works, edges=()):
+def known_estimates(works, edges=()):
     names = [("dag", name) for name in works]
     return Estimates(
         dict.fromkeys(names, SPEEDS),
@@ -35,8 +35,8 @@ def told(works, edges=()):
 
 def asks(name, device="v100", **fields):
     request = {"is_ordered": False} if isinstance(device, list) else {}
-    one = a_pending(name, device, **fields)
-    return replace(one, request=one.request.model_copy(update=request))
+    pending = a_pending(name, device, **fields)
+    return replace(pending, request=pending.request.model_copy(update=request))
 
 
 def order(policy, snapshot):
@@ -45,14 +45,14 @@ def order(policy, snapshot):
 
 def test_heft_serves_first_the_task_on_which_the_most_depends():
     pending = (asks("long"), asks("head", at_s=1), asks("short", at_s=2))
-    known = told({"long": 30.0, "head": 10.0, "short": 20.0, "tail": 25.0}, {"head": ["tail"]})
+    known = known_estimates({"long": 30.0, "head": 10.0, "short": 20.0, "tail": 25.0}, {"head": ["tail"]})
     snapshot = Snapshot(1, CLUSTER, pending=pending, estimates=known)
     assert order(Heft(), snapshot) == ["head", "long", "short"]
 
 
 def test_critical_path_serves_the_shortest_dag_and_in_it_the_longest_path():
     pending = (asks("long"), asks("first"), asks("short"), asks("side"))
-    known = told(
+    known = known_estimates(
         {"long": 90.0, "first": 10.0, "short": 5.0, "side": 40.0, "last": 30.0},
         {"first": ["last"], "short": ["last"], "side": ["end"]},
     )
@@ -64,7 +64,7 @@ def test_runs_of_one_dag_go_one_after_the_other():
     pending = tuple(
         asks(f"{run}.{task}", task_id=task, run_id=run) for run in ("10", "9") for task in ("short", "long")
     )
-    known = told({"short": 1.0, "long": 5.0, "last": 1.0}, {"short": ["last"], "long": ["last"]})
+    known = known_estimates({"short": 1.0, "long": 5.0, "last": 1.0}, {"short": ["last"], "long": ["last"]})
     snapshot = Snapshot(1, CLUSTER, pending=pending, estimates=known)
     assert order(CriticalPath(), snapshot) == ["9.long", "9.short", "10.long", "10.short"]
 
@@ -72,38 +72,43 @@ def test_runs_of_one_dag_go_one_after_the_other():
 @pytest.mark.parametrize("policy", [Heft, CriticalPath])
 def test_an_urgent_request_goes_first(policy):
     pending = (asks("a"), asks("b", priority="urgent"))
-    snapshot = Snapshot(1, CLUSTER, pending=pending, estimates=told({"a": 10.0, "b": 10.0}))
+    snapshot = Snapshot(1, CLUSTER, pending=pending, estimates=known_estimates({"a": 10.0, "b": 10.0}))
     assert order(policy(), snapshot) == ["b", "a"]
 
 
-def waits_for_v100(left, work):
+def waits_for_v100(remaining_steps, work):
     """The decision for a request if the fast device is held for so many more seconds."""
     worker = next(w for w in CLUSTER if any("v100" in d.model for d in w.devices))
     device = next(d for d in worker.devices if "v100" in d.model)
-    known = told({"holder": 10.0 * (left + 50), "new": work})
+    known = known_estimates({"holder": 10.0 * (remaining_steps + 50), "new": work})
     lease = a_lease("holder", worker.id, 50, **{device.id: 1000})
     snapshot = Snapshot(1, CLUSTER, pending=(asks("new", EITHER),), estimates=known)
     return Heft().decide(leased(snapshot, (lease, asks("holder"))), EPOCH).decisions[0]
 
 
 def test_a_request_waits_for_the_faster_device_only_where_it_ends_sooner_there():
-    waits = waits_for_v100(left=80.0, work=100.0)  # 80 + 10 s there, 100 s here
+    waits = waits_for_v100(remaining_steps=80.0, work=100.0)  # 80 + 10 s there, 100 s here
     assert isinstance(waits, Wait)
     assert (waits.reason.code, waits.reason.is_transient) == (ReasonCode.SOONER, True)
     assert "nvidia/v100, free in 80 s" in waits.reason.found
-    goes = waits_for_v100(left=95.0, work=100.0)
+    goes = waits_for_v100(remaining_steps=95.0, work=100.0)
     assert isinstance(goes, Place)
     assert (goes.worker_id, goes.alternative) == (CLUSTER[1].id if "k80" in CLUSTER[1].id else CLUSTER[0].id, 1)
 
 
 def test_later_requests_get_devices_that_the_first_does_not_want():
     works = {"first": 100.0, "second": 90.0}
-    snapshot = Snapshot(1, CLUSTER, pending=(asks("first", EITHER), asks("second", EITHER)), estimates=told(works))
+    snapshot = Snapshot(
+        1, CLUSTER, pending=(asks("first", EITHER), asks("second", EITHER)), estimates=known_estimates(works)
+    )
     places = Heft().decide(snapshot, EPOCH).decisions
-    assert [(one.request_id, type(one).__name__) for one in places] == [("first", "Place"), ("second", "Wait")]
+    assert [(decision.request_id, type(decision).__name__) for decision in places] == [
+        ("first", "Place"),
+        ("second", "Wait"),
+    ]
     busy = asks("third", "k80")
     plan = Heft().decide(
-        replace(snapshot, pending=(*snapshot.pending, busy), estimates=told({**works, "third": 1.0})), EPOCH
+        replace(snapshot, pending=(*snapshot.pending, busy), estimates=known_estimates({**works, "third": 1.0})), EPOCH
     )
     assert {place.request_id for place in plan.places} == {"first", "third"}
 
@@ -111,7 +116,11 @@ def test_later_requests_get_devices_that_the_first_does_not_want():
 def test_without_estimates_a_request_is_placed_where_it_fits():
     snapshot = Snapshot(1, CLUSTER, pending=(asks("a", EITHER), asks("b", EITHER), asks("c", EITHER)))
     for policy in (Heft(), CriticalPath()):
-        assert [type(one).__name__ for one in policy.decide(snapshot, EPOCH).decisions] == ["Place", "Place", "Wait"]
+        assert [type(decision).__name__ for decision in policy.decide(snapshot, EPOCH).decisions] == [
+            "Place",
+            "Place",
+            "Wait",
+        ]
 
 
 def ended(workload, policy, knowledge):

@@ -27,21 +27,21 @@ def simulate(policy, *jobs: Job, cluster: str, **options):
 
 def test_the_least_is_as_great_as_can_be_and_the_rest_is_used():
     """Gavel's example: the job that gains most from the fast class gets it; no job gets less than an equal share."""
-    found = fractions(((1.0, 0.25), (1.0, 1.0)), (0.625, 1.0), (1, 1), (1, 1))
-    assert found == pytest.approx(np.array([[1.0, 0.0], [0.0, 1.0]]), abs=1e-6)
+    allocation = fractions(((1.0, 0.25), (1.0, 1.0)), (0.625, 1.0), (1, 1), (1, 1))
+    assert allocation == pytest.approx(np.array([[1.0, 0.0], [0.0, 1.0]]), abs=1e-6)
 
 
 def test_fractions_keep_to_the_devices_and_to_the_time():
     rng = np.random.default_rng(7)
     speeds = rng.uniform(0.05, 1.0, (9, 3))
     counts, capacities = (1, 2, 4, 1, 1, 8, 1, 2, 1), (4, 3, 8)
-    found = fractions(tuple(map(tuple, speeds.tolist())), (1.0,) * 9, counts, capacities)
-    assert (found >= -1e-9).all()
-    assert (found.sum(axis=1) <= 1 + 1e-9).all()
-    assert (np.array(counts) @ found <= np.array(capacities) + 1e-6).all()
-    gains = (found * speeds).sum(axis=1)
-    other = np.array(capacities) / (np.array(counts)[:, None] * 9 * np.ones(3))
-    assert gains.min() >= (np.minimum(other, 1 / 3) * speeds).sum(axis=1).min() - 1e-9
+    allocation = fractions(tuple(map(tuple, speeds.tolist())), (1.0,) * 9, counts, capacities)
+    assert (allocation >= -1e-9).all()
+    assert (allocation.sum(axis=1) <= 1 + 1e-9).all()
+    assert (np.array(counts) @ allocation <= np.array(capacities) + 1e-6).all()
+    gains = (allocation * speeds).sum(axis=1)
+    equal_split = np.array(capacities) / (np.array(counts)[:, None] * 9 * np.ones(3))
+    assert gains.min() >= (np.minimum(equal_split, 1 / 3) * speeds).sum(axis=1).min() - 1e-9
 
 
 def test_two_jobs_share_one_device_by_turns():
@@ -54,11 +54,11 @@ def test_two_jobs_share_one_device_by_turns():
 
 def test_every_job_gets_at_least_what_an_equal_share_of_each_class_gives():
     speeds = ({V100: 1.0, K80: 0.9}, {V100: 1.0, K80: 0.1}, {V100: 1.0, K80: 0.5})
-    jobs = [Job(f"j{n}", 0.0, ANY, 1e6, one, task=f"t{n}") for n, one in enumerate(speeds)]
+    jobs = [Job(f"j{n}", 0.0, ANY, 1e6, class_speeds, task=f"t{n}") for n, class_speeds in enumerate(speeds)]
     record = simulate(MaxMinFairness(), *jobs, cluster="v100=1,k80=1", until_s=72_000.0)
-    for job, one in zip(record.jobs, speeds, strict=True):
-        done = sum((part.end_s - part.start_s) * one[part.device_class] for part in job.intervals)
-        assert done > 0.95 * 72_000.0 * (one[V100] + one[K80]) / 3
+    for job, class_speeds in zip(record.jobs, speeds, strict=True):
+        done = sum((part.end_s - part.start_s) * class_speeds[part.device_class] for part in job.intervals)
+        assert done > 0.95 * 72_000.0 * (class_speeds[V100] + class_speeds[K80]) / 3
 
 
 def test_the_longest_job_is_not_left_for_the_end():

@@ -22,16 +22,16 @@ def cases(draw: st.DrawFn, sizes: tuple[int, ...], max_jobs: int) -> Case:
     values = np.array([[draw(cell) for _ in range(classes)] for _ in range(jobs)])
     size = np.array([draw(st.sampled_from(sizes)) for _ in range(jobs)])
     capacities = np.array([draw(st.integers(0, 6)) for _ in range(classes)])
-    start, left = np.full(jobs, WAITING), capacities.copy()
+    start, free = np.full(jobs, WAITING), capacities.copy()
     for job in range(jobs):
         where = draw(st.integers(-1, classes - 1))
-        if where != WAITING and values[job, where] > 0 and left[where] >= size[job]:
+        if where != WAITING and values[job, where] > 0 and free[where] >= size[job]:
             start[job] = where
-            left[where] -= size[job]
+            free[where] -= size[job]
     return values, size, capacities, start
 
 
-def worth(values: Floats, where: Numbers) -> float:
+def total_value(values: Floats, where: Numbers) -> float:
     return sum(float(values[job, k]) for job, k in enumerate(where) if k != WAITING)
 
 
@@ -45,24 +45,24 @@ def is_fitting(case: Case, where: Numbers) -> bool:
 @given(cases((1,), 12))
 def test_single_devices_are_assigned_as_the_hungarian_method_would(case: Case) -> None:
     values, _, capacities, _ = case
-    found = solve_assignment(*case)
+    assigned = solve_assignment(*case)
     columns = np.repeat(np.arange(len(capacities)), capacities)
     gains = np.where(np.isfinite(values), values, -1.0)[:, columns]
     gains = np.hstack([gains, np.zeros((len(values), len(values)))])
     rows, chosen = linear_sum_assignment(-gains)
-    assert is_fitting(case, found)
-    assert worth(values, found) == pytest.approx(gains[rows, chosen].sum())
+    assert is_fitting(case, assigned)
+    assert total_value(values, assigned) == pytest.approx(gains[rows, chosen].sum())
 
 
 @settings(max_examples=200, deadline=None)
 @given(cases((1, 1, 2, 3), 5))
 def test_several_devices_are_never_split_and_lose_less_than_the_best_job_is_worth(case: Case) -> None:
     values, _, capacities, _ = case
-    found = solve_assignment(*case)
+    assigned = solve_assignment(*case)
     options = (np.array(where) for where in product(range(-1, len(capacities)), repeat=len(values)))
-    best = max(worth(values, where) for where in options if is_fitting(case, where))
-    assert is_fitting(case, found)
-    assert worth(values, found) >= best - max(0.0, values.max()) - 1e-9
+    best = max(total_value(values, where) for where in options if is_fitting(case, where))
+    assert is_fitting(case, assigned)
+    assert total_value(values, assigned) >= best - max(0.0, values.max()) - 1e-9
 
 
 @settings(max_examples=100, deadline=None)
@@ -75,8 +75,8 @@ def test_the_best_assignment_stays_as_it_is(case: Case) -> None:
 
 def test_comparative_advantage_counts_where_two_want_one_device() -> None:
     values = np.array([[1.0, 0.9], [0.9, 0.1]])
-    one = np.ones(2, np.int64)
-    assert solve_assignment(values, one, one, np.array([0, WAITING])).tolist() == [1, 0]
+    ones = np.ones(2, np.int64)
+    assert solve_assignment(values, ones, ones, np.array([0, WAITING])).tolist() == [1, 0]
 
 
 def test_a_large_job_comes_in_where_it_is_worth_more_than_those_it_replaces() -> None:
@@ -98,8 +98,8 @@ def test_rounding_errors_of_huge_values_cause_no_endless_exchange() -> None:
     )
     values = kinds[[0, 0, 1, 1, 2, 1, 0, 0, 2, 1, 0, 0, 2, 2, 2, 2]]
     sizes = np.array([1, 1, 4, 4, 1, 4, 1, 1, 1, 4, 1, 1, 1, 1, 1, 1])
-    rest = sizes, np.array([9, 9]), np.full(16, WAITING)
-    assert solve_assignment(values, *rest).tolist() == solve_assignment(values / 1e12, *rest).tolist()
+    arguments = sizes, np.array([9, 9]), np.full(16, WAITING)
+    assert solve_assignment(values, *arguments).tolist() == solve_assignment(values / 1e12, *arguments).tolist()
 
 
 def test_without_jobs_nothing_is_assigned() -> None:

@@ -45,13 +45,13 @@ def test_an_unknown_duration_counts_as_the_median_of_the_known_ones():
 
 def test_a_cycle_has_the_same_ranks_in_any_order_of_questions():
     estimates = known({0: 1, 1: 2, 2: 4}, {0: [1], 1: [2, 1], 2: [0]})
-    found = []
+    ranks_by_order = []
     for seed in range(4):
         order = random.Random(seed).sample(range(3), 3)
         ranks = UpwardRanks()
-        found.append({n: ranks.rank_s(name(n), estimates) for n in order})
-    assert found[1:] == found[:1] * 3
-    assert found[0] == {0: 7, 1: 6, 2: 4}
+        ranks_by_order.append({n: ranks.rank_s(name(n), estimates) for n in order})
+    assert ranks_by_order[1:] == ranks_by_order[:1] * 3
+    assert ranks_by_order[0] == {0: 7, 1: 6, 2: 4}
 
 
 def test_a_long_chain_needs_no_deep_stack():

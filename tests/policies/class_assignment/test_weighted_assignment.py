@@ -43,7 +43,7 @@ def known(*tasks: tuple[str, dict[str, float]]) -> Estimates:
 
 def held(snapshot: Snapshot, plan: Plan, now: datetime = EPOCH) -> Snapshot:
     """The snapshot after the plan's placements are committed."""
-    pending = {one.id: one for one in snapshot.pending}
+    pending = {request.id: request for request in snapshot.pending}
     leases, usage = list(snapshot.leases), dict(snapshot.usage)
     for token, place in enumerate(plan.places, len(leases) + 1):
         leases.append(
@@ -55,16 +55,16 @@ def held(snapshot: Snapshot, plan: Plan, now: datetime = EPOCH) -> Snapshot:
             usage[place.worker_id, claim.device_id] = DeviceUsage(claim.share_milli, claim.memory_bytes, now)
     placed = {place.request_id for place in plan.places}
     holders = dict(snapshot.holders) | {i: pending[i] for i in placed}
-    left = tuple(one for one in snapshot.pending if one.id not in placed)
-    return replace(snapshot, pending=left, leases=tuple(leases), usage=usage, holders=holders)
+    waiting = tuple(request for request in snapshot.pending if request.id not in placed)
+    return replace(snapshot, pending=waiting, leases=tuple(leases), usage=usage, holders=holders)
 
 
 def freed(snapshot: Snapshot, plan: Plan, now: datetime) -> Snapshot:
     """The snapshot after the preempted requests have saved and ended."""
-    gone = {one.lease_id for one in plan.preemptions}
+    freed_leases = {preemption.lease_id for preemption in plan.preemptions}
     back, usage = [], dict(snapshot.usage)
     for lease in snapshot.leases:
-        if lease.id in gone:
+        if lease.id in freed_leases:
             holder = snapshot.holders[lease.request_id]
             model = lease.worker_id.split("-")[0]
             back.append(
@@ -72,13 +72,13 @@ def freed(snapshot: Snapshot, plan: Plan, now: datetime) -> Snapshot:
             )
             for claim in lease.claims:
                 del usage[lease.worker_id, claim.device_id]
-    names = {one.id for one in back}
+    names = {request.id for request in back}
     return replace(
         snapshot,
         pending=(*snapshot.pending, *back),
-        leases=tuple(lease for lease in snapshot.leases if lease.id not in gone),
+        leases=tuple(lease for lease in snapshot.leases if lease.id not in freed_leases),
         usage=usage,
-        holders={i: one for i, one in snapshot.holders.items() if i not in names},
+        holders={i: holder for i, holder in snapshot.holders.items() if i not in names},
     )
 
 
@@ -112,7 +112,9 @@ def test_an_arriving_request_gets_the_device_of_the_one_that_loses_less_and_both
     crowded = replace(held(alone, first), pending=(anywhere("loses", 3600),))
     second = Assignment().decide(crowded, now)
     assert where(first) == {"keeps": "v100-0"}
-    assert [(one.request_id, one.beneficiary) for one in second.preemptions] == [("keeps", "loses")]
+    assert [(preemption.request_id, preemption.beneficiary) for preemption in second.preemptions] == [
+        ("keeps", "loses")
+    ]
     assert second.places == ()
     third = Assignment().decide(freed(crowded, second, now), now)
     assert where(third) == {"keeps": "k80-0", "loses": "v100-0"}
@@ -134,17 +136,20 @@ def test_devices_that_are_about_to_be_free_are_not_promised_twice() -> None:
     snapshot = Snapshot(1, workers, {}, (a_pending("one", "v100"), a_pending("two", "v100")), can_preempt=True)
     snapshot = held(snapshot, Assignment().decide(snapshot, EPOCH))
     both = a_pending("both", "v100:2", 60, priority="urgent")
-    told = Assignment().decide(replace(snapshot, pending=(both,)), EPOCH + timedelta(seconds=60))
-    assert sorted(one.request_id for one in told.preemptions) == ["one", "two"]
-    told = replace(told, preemptions=tuple(one for one in told.preemptions if one.request_id == "two"))
-    freed_one = freed(snapshot, told, EPOCH)
-    leaving = tuple(lease.model_copy(update={"state": LeaseState.PREEMPTED}) for lease in freed_one.leases)
+    first_plan = Assignment().decide(replace(snapshot, pending=(both,)), EPOCH + timedelta(seconds=60))
+    assert sorted(preemption.request_id for preemption in first_plan.preemptions) == ["one", "two"]
+    first_plan = replace(
+        first_plan,
+        preemptions=tuple(preemption for preemption in first_plan.preemptions if preemption.request_id == "two"),
+    )
+    after_first = freed(snapshot, first_plan, EPOCH)
+    leaving = tuple(lease.model_copy(update={"state": LeaseState.PREEMPTED}) for lease in after_first.leases)
     later = a_pending("later", "v100", 61)
-    between = replace(freed_one, leases=leaving, pending=(*freed_one.pending, both, later))
+    between = replace(after_first, leases=leaving, pending=(*after_first.pending, both, later))
     plan = Assignment().decide(between, EPOCH + timedelta(seconds=62))
     assert plan.preemptions == ()
     assert plan.places == ()
-    assert next(one.request_id for one in plan.decisions) == "both"
+    assert next(decision.request_id for decision in plan.decisions) == "both"
 
 
 def test_small_requests_go_together_so_that_a_large_one_finds_a_worker() -> None:
@@ -168,7 +173,7 @@ def test_a_higher_class_takes_the_device_of_a_lower_one() -> None:
     snapshot = held(snapshot, Assignment().decide(snapshot, EPOCH))
     waiting = (a_pending("high", "v100", 60, priority="high"),)
     plan = Assignment().decide(replace(snapshot, pending=waiting), EPOCH + timedelta(days=9))
-    assert [(one.request_id, one.beneficiary) for one in plan.preemptions] == [("low", "high")]
+    assert [(preemption.request_id, preemption.beneficiary) for preemption in plan.preemptions] == [("low", "high")]
 
 
 def test_a_request_that_was_delayed_for_very_long_comes_first() -> None:
@@ -186,8 +191,8 @@ def test_a_request_that_says_what_it_prefers_gets_it_where_it_is_free() -> None:
 
 
 def test_a_better_fit_never_costs_an_older_request_its_place() -> None:
-    asked = [["v100:2", "k80"], "gpu", "v100", "gpu"]
-    pending = tuple(a_pending(f"r{n}", one, at_s=n, task_id="train") for n, one in enumerate(asked))
+    devices = [["v100:2", "k80"], "gpu", "v100", "gpu"]
+    pending = tuple(a_pending(f"r{n}", device, at_s=n, task_id="train") for n, device in enumerate(devices))
     workers = (a_host("v100-0", v100=3), a_host("k80-0", k80=1))
     snapshot = Snapshot(1, workers, pending=pending, estimates=known(("train", {V100: 1.0, K80: 0.1})))
     plan = Assignment().decide(snapshot, EPOCH + timedelta(hours=1))
@@ -205,7 +210,9 @@ def test_a_request_that_the_assignment_leaves_out_waits_for_a_device() -> None:
     workers = (a_host("v100-0", v100=1),)
     snapshot = Snapshot(1, workers, {}, (a_pending("a", "v100"), a_pending("b", "v100", 1)), can_preempt=True)
     plan = Assignment().decide(snapshot, EPOCH + timedelta(seconds=2))
-    assert [(one.request_id, one.reason.code) for one in plan.decisions if isinstance(one, Wait)] == [("b", "busy")]
+    assert [
+        (decision.request_id, decision.reason.code) for decision in plan.decisions if isinstance(decision, Wait)
+    ] == [("b", "busy")]
     assert plan_faults(snapshot, plan) == []
 
 
@@ -222,20 +229,20 @@ def jobs(number: int, count: int = 1) -> tuple[Job, ...]:
     ("policy", "knowledge"), [*((policy, Knowledge.SPEEDS) for policy in POLICIES), (Assignment, Knowledge.NONE)]
 )
 def test_each_moment_is_settled_in_two_cycles(policy: type[WeightedAssignment], knowledge: Knowledge) -> None:
-    asked: list[tuple[datetime, int]] = []
+    preempted_at: list[tuple[datetime, int]] = []
 
     class Watched(policy):  # type: ignore[misc, valid-type]
         def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
             plan = super().decide(snapshot, now)
             assert plan_faults(snapshot, plan) == []
-            asked.append((now, len(plan.preemptions)))
+            preempted_at.append((now, len(plan.preemptions)))
             return plan
 
     options = Options(restart_s=fixed_restart_s(60), knowledge=knowledge)
     record = Simulation(Workload("jobs", jobs(30)), parse_cluster("v100=2,k80=2"), Watched(), "watched", options).run()
     assert all(job.finished_s is not None for job in record.jobs)
-    assert any(preempted for _, preempted in asked)
-    for (before, preempted), (now, again) in pairwise(asked):
+    assert any(preempted for _, preempted in preempted_at)
+    for (before, preempted), (now, again) in pairwise(preempted_at):
         assert not (now == before and preempted and again)
 
 

@@ -46,7 +46,9 @@ def started(policy, workers, pending, *holders, **durations_s):
         {("dag", name): Interval(*[seconds] * 3) for name, seconds in durations_s.items()},
     )
     snapshot = leased(Snapshot(1, workers, pending=pending, estimates=known), *holders)
-    return [one.request_id for one in policy().decide(snapshot, EPOCH).decisions if isinstance(one, Place)]
+    return [
+        decision.request_id for decision in policy().decide(snapshot, EPOCH).decisions if isinstance(decision, Place)
+    ]
 
 
 @both
@@ -99,11 +101,11 @@ def test_devices_of_short_runs_are_not_reserved_twice(policy):
     half = replace(lease.claims[0], share_milli=500, memory_bytes=20 * 2**30)
     texts = {"head": "gpu:0.75", "large": "gpu:0.5", "short": "gpu:0.25", "long": "gpu:0.25"}
     pending = tuple(a_pending(name, text, at_s) for at_s, (name, text) in enumerate(texts.items()))
-    found = started(
+    placed = started(
         policy, (worker("a", 1),), pending, (lease.model_copy(update={"claims": (half,)}), holder),
         runs=60.0, head=10.0, large=99.0, short=30.0, long=99.0,
     )  # fmt: skip
-    assert found == ["short", "long"]
+    assert placed == ["short", "long"]
 
 
 @both
@@ -127,12 +129,12 @@ def test_only_conservative_backfill_reserves_for_the_second_request():
     holders = (busy("runs", "a", 0, 1), busy("more", "a", 2))
     times = {"runs": 50.0, "more": 70.0, "head": 50.0, "second": 10.0}  # the second's turn is in 100 s
     short, long = ({**times, "later": seconds} for seconds in (100.0, 101.0))
-    found = [
+    placed = [
         started(policy, (worker("a", 4),), (head, second, later), *holders, **durations)
         for policy in (Easy, Conservative)
         for durations in (short, long)
     ]
-    assert found == [["later"], ["later"], ["later"], []]
+    assert placed == [["later"], ["later"], ["later"], []]
 
 
 @both
@@ -148,8 +150,8 @@ def test_the_reason_names_the_reservation(policy):
     pending = (a_pending("head", "gpu:2"), a_pending("later", "gpu", 1))
     known = Estimates({("dag", "runs"): {A100: 1.0}}, {("dag", "runs"): Interval(60, 60, 60)})
     snapshot = leased(Snapshot(1, (worker("a", 2),), pending=pending, estimates=known), busy("runs", "a", 0))
-    waits = [one for one in policy().decide(snapshot, EPOCH).decisions if isinstance(one, Wait)]
-    assert [one.reason.code for one in waits] == [ReasonCode.BUSY, ReasonCode.RESERVED]
+    waits = [decision for decision in policy().decide(snapshot, EPOCH).decisions if isinstance(decision, Wait)]
+    assert [wait.reason.code for wait in waits] == [ReasonCode.BUSY, ReasonCode.RESERVED]
 
 
 # Properties: as long as estimates are upper bounds, those behind the head don't delay it.
@@ -158,10 +160,10 @@ CLUSTER = parse_cluster("v100=2x3,k80=1x2")
 TEXTS = ("v100", "v100:2", "v100:3", "k80", "k80:2", "gpu", "gpu:2", "v100:0.5", "cpu:2")
 
 
-def simulated(jobs: tuple[Job, ...], policy: Policy, told: tuple[Job, ...] | None = None) -> dict[str, float]:
+def simulated(jobs: tuple[Job, ...], policy: Policy, known_jobs: tuple[Job, ...] | None = None) -> dict[str, float]:
     """When each job starts, if the policy knows the exact work, or that of other jobs of the same names."""
     classes = frozenset(device_class(device) for worker in CLUSTER for device in worker.devices)
-    informant = KnowledgeSource(Workload("told", told or jobs), classes, Knowledge.ORACLE)
+    informant = KnowledgeSource(Workload("known", known_jobs or jobs), classes, Knowledge.ORACLE)
     options = Options(knowledge=Knowledge.ORACLE)
     workload, estimates = Workload("queue", jobs), informant.estimates()
     record = Simulation(workload, CLUSTER, policy, "it", options, estimates=estimates).run()

@@ -18,10 +18,10 @@ from hetero_airflow.testing import a_cpu, a_device, a_lease, a_pending, a_worker
 @given(snapshots())
 def test_it_agrees_with_the_ranking(snapshot: Snapshot) -> None:
     index = WorkerIndex(Matcher(TightFitScorer()), snapshot)
-    requests = [one.request for one in (*snapshot.pending, *snapshot.holders.values())]
+    requests = [pending.request for pending in (*snapshot.pending, *snapshot.holders.values())]
     cache = FitCache(index)
-    assert [cache.fits_anywhere(one) for one in requests] == [
-        best_placement(index, one, None) is not None for one in requests
+    assert [cache.fits_anywhere(request) for request in requests] == [
+        best_placement(index, request, None) is not None for request in requests
     ]
 
 
@@ -32,5 +32,5 @@ def test_a_share_finds_a_place_beside_another_and_a_core_beside_full_accelerator
         (a_lease("share", "a", **{"gpu-1": 700}), a_pending("share", "gpu:0.7")),
     )
     cache = FitCache(WorkerIndex(Matcher(TightFitScorer()), leased(Snapshot(1, (worker,)), *running)))
-    asked = ("gpu:0.3", "gpu:0.4", "gpu", "cpu:8", "cpu:9")
-    assert [cache.fits_anywhere(DeviceRequest.parse(text)) for text in asked] == [True, False, False, True, False]
+    texts = ("gpu:0.3", "gpu:0.4", "gpu", "cpu:8", "cpu:9")
+    assert [cache.fits_anywhere(DeviceRequest.parse(text)) for text in texts] == [True, False, False, True, False]

@@ -24,17 +24,17 @@ def test_what_cannot_be_is_none() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 9), st.floats(0.1, 9)), min_size=1, max_size=8), st.floats(0.1, 30))
-def test_a_fractional_knapsack_is_filled_by_worth_of_weight(items: list[tuple[float, float]], room: float) -> None:
-    worth, weight = np.array(items).T
+def test_a_fractional_knapsack_is_filled_by_worth_of_weight(items: list[tuple[float, float]], capacity: float) -> None:
+    worths, weight = np.array(items).T
     count = len(items)
     rows = np.concatenate([np.zeros(count, int), 1 + np.arange(count)])
     entries = rows, np.tile(np.arange(count), 2), np.concatenate([weight, np.ones(count)])
 
-    solution = minimise(-worth, entries, np.concatenate([[room], np.ones(count)]))
+    solution = minimise(-worths, entries, np.concatenate([[capacity], np.ones(count)]))
 
-    expected, left = 0.0, room
-    for item in sorted(range(count), key=lambda i: -worth[i] / weight[i]):
-        part = min(1.0, left / weight[item])
-        expected, left = expected + part * worth[item], left - part * weight[item]
+    expected, remaining = 0.0, capacity
+    for item in sorted(range(count), key=lambda i: -worths[i] / weight[i]):
+        part = min(1.0, remaining / weight[item])
+        expected, remaining = expected + part * worths[item], remaining - part * weight[item]
     assert solution is not None
     assert np.isclose(-solution.value, expected, rtol=1e-6, atol=1e-6)

@@ -54,7 +54,7 @@ def test_each_decision_carries_its_account() -> None:
         a_pending("waits", "gpu", at_s=1),
         a_pending("refused", "h100:2", at_s=2),
     )
-    asked = "1 × gpu (cpus=2)"
+    alternative = "1 × gpu (cpus=2)"
     terms = {"real": 20.0, "memory": 7.321224, "packed": 0.4}
     candidate = CandidateAccount("a", ("GPU-0",), 27.721224, terms)
     busy = Reason(ReasonCode.BUSY, "1 × gpu", "0 of 1 free")
@@ -70,7 +70,10 @@ def test_each_decision_carries_its_account() -> None:
                     Claim(device_id="cpu", share_milli=2000),
                 ),
                 Account(
-                    "fifo", "placed on a with score 27.72", (AlternativeAccount(asked, 1, (), (candidate,)),), candidate
+                    "fifo",
+                    "placed on a with score 27.72",
+                    (AlternativeAccount(alternative, 1, (), (candidate,)),),
+                    candidate,
                 ),
             ),
             Wait(

@@ -39,7 +39,10 @@ def victims(plan: Plan) -> dict[str, str | None]:
 
 
 def codes(plan: Plan) -> dict[str, str]:
-    return {one.request_id: one.reason.code if isinstance(one, Wait) else "place" for one in plan.decisions}
+    return {
+        decision.request_id: decision.reason.code if isinstance(decision, Wait) else "place"
+        for decision in plan.decisions
+    }
 
 
 def urgent(id: str = "urgent", device: str = "gpu", **fields) -> PendingRequest:
@@ -55,7 +58,7 @@ def test_the_least_device_seconds_lost_decide_among_equals():
     running = (held("old", 0, ago_s=9000), held("young", 1, ago_s=1000), held("big", 2, 3, ago_s=700))
     plan = PriorityPolicy().decide(snapshot(*running, pending=(urgent(),)), EPOCH)
     assert (victims(plan), codes(plan)) == ({"young": "urgent"}, {"urgent": ReasonCode.PREEMPTING})
-    assert [(one.lease_id, one.token) for one in plan.preemptions] == [("young.1", 1)]
+    assert [(preemption.lease_id, preemption.token) for preemption in plan.preemptions] == [("young.1", 1)]
 
 
 def test_a_preemption_loses_the_work_since_the_last_checkpoint():
@@ -126,12 +129,12 @@ def test_two_requests_are_not_promised_the_same_devices():
 
 def test_new_devices_are_protected_for_the_minimum_time_and_withheld_afterwards():
     running = (held("a", 0, 1, ago_s=100), held("b", 2, 3, priority="urgent"))
-    asked = snapshot(*running, pending=(urgent(),))
-    plan = PriorityPolicy().decide(asked, EPOCH)
+    state = snapshot(*running, pending=(urgent(),))
+    plan = PriorityPolicy().decide(state, EPOCH)
     assert (victims(plan), codes(plan)) == ({}, {"urgent": ReasonCode.PREEMPTING})
     assert plan.until == EPOCH + timedelta(seconds=MIN_RUN_S - 100)
     assert "in use by a at least until 00:03:20 UTC" in str(plan.decisions[0].reason)
-    assert victims(PriorityPolicy().decide(asked, plan.until)) == {"a": "urgent"}
+    assert victims(PriorityPolicy().decide(state, plan.until)) == {"a": "urgent"}
 
 
 def test_a_restarted_request_is_protected_for_its_restart_too():
@@ -153,12 +156,12 @@ def test_the_worker_with_the_cheapest_victims_is_chosen():
     assert victims(plan) == {"y": "urgent"}
 
 
-def crowded(waiting: int, device: str = "gpu", on: str = "ab", **others) -> dict[str, str | None]:
+def crowded(waiting: int, device: str = "gpu", on: str = "ab", **fields) -> dict[str, str | None]:
     """Victims where a job on four devices would lose 2520 device-seconds, and each of four on one 807 to 1107."""
     workers = (four("a"), four("b"))
     singles = [held(f"x{n}", n, worker_id=on[0], ago_s=800 + 100 * n) for n in range(4)]
     big = held("big", 0, 1, 2, 3, worker_id=on[1], ago_s=600)
-    pending = tuple(urgent(f"u{n}", device, at_s=n, **others) for n in range(waiting))
+    pending = tuple(urgent(f"u{n}", device, at_s=n, **fields) for n in range(waiting))
     return victims(PriorityPolicy().decide(snapshot(*singles, big, workers=workers, pending=pending), EPOCH))
 
 

@@ -26,20 +26,20 @@ def workers(*counts: tuple[int, int]) -> Snapshot:
     return Snapshot(1, workers=tuple(made))
 
 
-def one(word: str, cpus: int | None = None) -> object:
+def an_alternative(word: str, cpus: int | None = None) -> object:
     return DeviceRequest.parse(word, quota={"cpus": cpus} if cpus else None).alternatives[0]
 
 
 @pytest.mark.parametrize("policy", [Fgd, ExpectedFill, BestFit])
 def test_a_single_device_is_taken_where_no_pair_is_broken(policy: type[Fgd]) -> None:
-    mix = ((one("gpu:2"), 0.5), (one("gpu"), 0.5))
+    mix = ((an_alternative("gpu:2"), 0.5), (an_alternative("gpu"), 0.5))
     snapshot = workers((8, 2), (8, 1))
     snapshot = replace(snapshot, pending=(a_pending(),), estimates=Estimates(mix=mix))  # type: ignore[arg-type]
     assert [place.worker_id for place in policy().decide(snapshot, EPOCH).places] == ["w1"]
 
 
 def test_cores_that_accelerators_need_are_left_to_them() -> None:
-    mix = ((one("gpu", 4), 0.9), (one("cpu:4"), 0.1))
+    mix = ((an_alternative("gpu", 4), 0.9), (an_alternative("cpu:4"), 0.1))
     snapshot = workers((8, 2), (24, 2))
     snapshot = replace(snapshot, pending=(a_pending(device="cpu:4"),), estimates=Estimates(mix=mix))  # type: ignore[arg-type]
     assert [place.worker_id for place in ExpectedFill().decide(snapshot, EPOCH).places] == ["w1"]
@@ -49,10 +49,10 @@ def test_cores_that_accelerators_need_are_left_to_them() -> None:
 def test_a_policy_that_has_seen_another_mix_decides_as_a_new_one(policy: type[Fgd]) -> None:
     old = policy()
     snapshot = replace(workers((8, 2), (8, 1), (4, 4)), pending=tuple(a_pending(f"r{n}") for n in range(4)))
-    mixes = [((one("gpu:2"), 0.7), (one("gpu:0.5"), 0.3)), ((one("gpu:4"), 1.0),), ()]
+    mixes = [((an_alternative("gpu:2"), 0.7), (an_alternative("gpu:0.5"), 0.3)), ((an_alternative("gpu:4"), 1.0),), ()]
     for mix in mixes:
-        asked = replace(snapshot, estimates=Estimates(mix=mix))  # type: ignore[arg-type]
-        assert old.decide(asked, EPOCH) == policy().decide(asked, EPOCH)
+        learned = replace(snapshot, estimates=Estimates(mix=mix))  # type: ignore[arg-type]
+        assert old.decide(learned, EPOCH) == policy().decide(learned, EPOCH)
 
 
 def test_without_a_past_the_mix_comes_from_pending_and_running_requests() -> None:
@@ -67,7 +67,9 @@ def test_without_a_past_the_mix_comes_from_pending_and_running_requests() -> Non
 
 def test_a_mix_that_drifts_a_little_is_the_same_rough_mix() -> None:
     first, second = (
-        rounded_request_mix(Snapshot(1, estimates=Estimates(mix=((one("gpu"), part), (one("gpu:2"), 1 - part)))))  # type: ignore[arg-type]
+        rounded_request_mix(
+            Snapshot(1, estimates=Estimates(mix=((an_alternative("gpu"), part), (an_alternative("gpu:2"), 1 - part))))
+        )  # type: ignore[arg-type]
         for part in (0.72, 0.74)
     )
     assert first == second
