@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -39,38 +40,67 @@ def render(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     return rendered
 
 
-@dataclass
 class Installation:
     """An Airflow home, and how its ``airflow`` is called."""
 
-    home: Path
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self._warm: subprocess.Popen[str] | None = None
 
     @property
     def url(self) -> str:
         return f"sqlite:///{self.home}/airflow.db"
 
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run ``airflow`` with these arguments and environment variables.
+
+        Airflow reads some variables when it is loaded. A command with others runs in a process that has loaded it.
+        """
+        if any(name.startswith(("AIRFLOW", "PYTHON")) for name in variables):
+            return subprocess.run(
+                [sys.executable, "-m", "airflow", *arguments],
+                env=self._environment() | variables,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        if self._warm is None:
+            self._warm = subprocess.Popen(
+                [sys.executable, "-m", "tests.cli.warm_airflow"],
+                env=self._environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        outputs = [self.home / "command.out", self.home / "command.err"]
+        for output in outputs:
+            output.write_text("")
+        self._warm.stdin.write(json.dumps([arguments, variables, *map(str, outputs)]) + "\n")
+        self._warm.stdin.flush()
+        code = int(self._warm.stdout.readline())
+        return subprocess.CompletedProcess(arguments, code, *(output.read_text() for output in outputs))
+
+    def close(self) -> None:
+        """End the process that has loaded Airflow."""
+        if self._warm is not None:
+            self._warm.communicate()
+
+    def _environment(self) -> dict[str, str]:
         own = ("AIRFLOW", "HETERO", "COLUMNS", "FORCE_COLOR", "PYTHONDONTWRITEBYTECODE")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
-        environment |= {"AIRFLOW_HOME": str(self.home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False", **variables}
-        return subprocess.run(
-            [sys.executable, "-m", "airflow", *arguments],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return environment | {"AIRFLOW_HOME": str(self.home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
 
 
 @pytest.fixture(scope="session")
-def unmigrated(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+def unmigrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """An Airflow without tables."""
-    return Installation(tmp_path_factory.mktemp("unmigrated"))
+    with closing(Installation(tmp_path_factory.mktemp("unmigrated"))) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")
-def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """A migrated Airflow with one worker, where one task is placed, two wait and one was refused."""
     made = Installation(tmp_path_factory.mktemp("airflow"))
     done = made.run("db", "migrate")
@@ -96,7 +126,8 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
             values = {"dag_id": "dag", "run_id": "run", "map_index": -1, "state": "success"}
             _insert(connection, "task_instance", id=f"{task_id:>032}", task_id=task_id, **values)
     connection.close()
-    return made
+    with closing(made):
+        yield made
 
 
 def _insert(connection: sqlite3.Connection, table: str, **values: Any) -> None:
