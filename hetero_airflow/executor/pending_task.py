@@ -110,7 +110,8 @@ class PendingTask:
         text = f"Waiting for {self.request}: {decision.reason}"
         if text != self.logged_reason:
             self.logged_reason = text
-            line = f"{with_task_names(text, snapshot)} (place {decision.position} in the queue)"
+            named = with_task_names(text, snapshot, self.workload.ti.dag_id)
+            line = f"{named} (place {decision.position} in the queue)"
             write_task_log(self.workload.log_path, line, now)
 
 

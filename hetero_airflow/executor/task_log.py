@@ -49,12 +49,16 @@ def write_task_log(log_path: str | None, text: str, now: datetime, level: str = 
         log.warning("Can't write to the task log %s: %s", log_path, error)
 
 
-def with_task_names(text: str, snapshot: Snapshot) -> str:
-    """The text with ``dag.task (run)`` in place of each request id that the snapshot knows.
+def with_task_names(text: str, snapshot: Snapshot, dag_id: str) -> str:
+    """The text with ``dag.task (run)`` in place of each request id that the snapshot knows as one of this DAG.
+
+    Ids of other DAGs' requests stay: the reader of a task's log may have no right to see those DAGs. ``/queue`` shows
+    the task of an id to each user who may.
 
     >>> from hetero_airflow.testing import a_pending
     >>> id_ = "01a1fa1b-42d5-78df-9288-5b4d2de1f4f1"
-    >>> with_task_names(f"waits behind {id_}", Snapshot(1, pending=(a_pending(id_, dag_id="etl", task_id="fit"),)))
+    >>> snapshot = Snapshot(1, pending=(a_pending(id_, dag_id="etl", task_id="fit"),))
+    >>> with_task_names(f"waits behind {id_}", snapshot, "etl")
     'waits behind etl.fit (run)'
     """
     ids = set(_ID.findall(text))
@@ -63,7 +67,7 @@ def with_task_names(text: str, snapshot: Snapshot) -> str:
     requests = (*snapshot.pending, *snapshot.holders.values())
     names = {}
     for request in requests:
-        if request.id in ids:
+        if request.id in ids and request.dag_id == dag_id:
             index = f"[{request.map_index}]" if request.map_index >= 0 else ""
             run = f" ({request.run_id})" if request.run_id else ""
             names[request.id] = f"{request.dag_id}.{request.task_id}{index}{run}"

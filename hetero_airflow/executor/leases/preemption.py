@@ -58,7 +58,9 @@ class PreemptionNotices:
 
     def preempt(self, lease: Lease, cause: str) -> None:
         """Tell the task of a lease to save and end. It waits again when it has."""
-        self.notify(lease, with_task_names(cause, self._store.snapshot()), self._clock.now())
+        snapshot = self._store.snapshot()
+        holder = snapshot.holders.get(lease.request_id)
+        self.notify(lease, with_task_names(cause, snapshot, holder.dag_id if holder else ""), self._clock.now())
 
     def notify(self, lease: Lease, cause: str, now: datetime, grace: timedelta | None = None) -> None:
         """Tell the task of a lease once to save and end, unless it is over already.

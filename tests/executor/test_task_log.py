@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from hetero_airflow.executor.task_log import with_task_names
+from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.testing import a_pending
+
+READABLE = "01a1fa1b-42d5-78df-9288-5b4d2de1f4f1"
+HIDDEN = "02b2fa1b-42d5-78df-9288-5b4d2de1f4f2"
+UNKNOWN = "03c3fa1b-42d5-78df-9288-5b4d2de1f4f3"
+
+
+def test_a_log_names_tasks_of_its_own_dag_and_hides_those_of_other_teams():
+    """Who reads a log can read its DAG; ``/queue`` shows the other request to whoever may read its DAG too."""
+    requests = (
+        a_pending(READABLE, dag_id="etl", task_id="fit", map_index=3),
+        a_pending(HIDDEN, dag_id="merger-with-acme", task_id="secret"),
+    )
+    text = f"in use by {READABLE}, {HIDDEN}, {UNKNOWN} and 4 more"
+    expected = f"in use by etl.fit[3] (run), {HIDDEN}, {UNKNOWN} and 4 more"
+    assert with_task_names(text, Snapshot(1, pending=requests), "etl") == expected
