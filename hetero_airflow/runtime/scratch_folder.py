@@ -1,4 +1,4 @@
-"""A temporary folder of this process, for checkpoints on their way to or from the store.
+"""A temporary folder of this process, as for checkpoints on their way to or from the store.
 
 It is under `TMPDIR`. A killed process can't clean up, and repeated kills would fill the disk. So each process locks its
 folder, and the next process removes the folders that are not locked.
@@ -17,25 +17,31 @@ import weakref
 from pathlib import Path
 
 PREFIX = "hetero-airflow-checkpoint-"
+"""Start of the folder's name for checkpoints."""
+
 LOCK = "lock~"
 FRESH_S = 60.0
 """A folder that is younger than this may belong to a process that is about to lock it."""
 
 
 class ScratchFolder:
-    """A folder for checkpoints of this process, which is removed when the process ends."""
+    """A folder of this process, which is removed when the process ends.
 
-    def __init__(self) -> None:
+    :param prefix: start of its name. Folders of killed processes with the same prefix are removed
+    """
+
+    def __init__(self, prefix: str = PREFIX) -> None:
         parent = Path(tempfile.gettempdir())
-        _remove_abandoned(parent)
-        self._root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        lock = os.open(self._root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        _remove_abandoned(parent, prefix)
+        self.root = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        weakref.finalize(self, _remove, self._root, lock, os.getpid())
+        self.remove = weakref.finalize(self, _remove, self.root, lock, os.getpid())
+        """Removes the folder now. In a forked process it does nothing."""
 
     def path(self) -> Path:
         """A new path in the folder; nothing exists there."""
-        return self._root / secrets.token_hex(8)
+        return self.root / secrets.token_hex(8)
 
 
 def _remove(root: Path, lock: int, owner: int) -> None:
@@ -44,8 +50,8 @@ def _remove(root: Path, lock: int, owner: int) -> None:
         os.close(lock)
 
 
-def _remove_abandoned(parent: Path) -> None:
-    for root in parent.glob(f"{PREFIX}*"):
+def _remove_abandoned(parent: Path, prefix: str) -> None:
+    for root in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):  # locked, owned by another user, or removed meanwhile
             if time.time() - root.stat(follow_symlinks=False).st_mtime > FRESH_S and not root.is_symlink():
                 _remove_unlocked(root)

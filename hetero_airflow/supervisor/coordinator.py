@@ -11,9 +11,7 @@ import ctypes
 import faulthandler
 import functools
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
@@ -41,6 +39,7 @@ from hetero_airflow.engines.processes import end_processes
 from hetero_airflow.recovery.decisions import Fail, Requeue
 from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.runtime.notice import DUMP_SIGNAL
+from hetero_airflow.runtime.scratch_folder import ScratchFolder
 from hetero_airflow.runtime.task_lease import TaskLease
 from hetero_airflow.runtime.visible_devices import bound_to_lease
 from hetero_airflow.settings import CONTROL_VARIABLE, SECTION, default
@@ -48,6 +47,9 @@ from hetero_airflow.supervisor.hang_watch import HangWatch
 from hetero_airflow.supervisor.monitor import TaskMonitor
 from hetero_airflow.supervisor.run_end import judge_end
 from hetero_airflow.supervisor.usage import cpu_s, dumping_ranks, utilization
+
+_CONTROL_PREFIX = "hetero-airflow-task-"
+"""Start of the name of the control folder. Earlier versions had another one, and did not lock the folder."""
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _UNREPORTED_ENDS = (TaskInstanceState.FAILED, TaskInstanceState.UP_FOR_RETRY)
@@ -272,13 +274,13 @@ class _ExecutionApiStates:
 @contextmanager
 def _control_folder() -> Iterator[Path]:
     """A folder that the task and its supervisor share. The environment names it while the task runs."""
-    folder = Path(tempfile.mkdtemp(prefix="hetero-task-"))
-    os.environ[CONTROL_VARIABLE] = str(folder)
+    folder = ScratchFolder(_CONTROL_PREFIX)
+    os.environ[CONTROL_VARIABLE] = str(folder.root)
     try:
-        yield folder
+        yield folder.root
     finally:
         del os.environ[CONTROL_VARIABLE]
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.remove()
 
 
 def _run_until_parent_dies(parent: int) -> None:

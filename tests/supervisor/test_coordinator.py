@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -87,6 +89,34 @@ def test_a_task_without_a_lease_has_no_file(run):
     seen, _, process = run({})
     assert [seen[0], seen[1][0], seen[2]] == [[], None, []]
     assert process.poll() is None
+
+
+A_SUPERVISOR = """
+from hetero_airflow.supervisor.coordinator import _control_folder
+with _control_folder() as folder:
+    print(folder, flush=True)
+    input()
+"""
+
+
+def test_the_folder_of_a_killed_supervisor_is_removed_by_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    arguments = {"env": environment, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with (
+        subprocess.Popen([sys.executable, "-c", A_SUPERVISOR], **arguments) as killed,
+        subprocess.Popen([sys.executable, "-c", A_SUPERVISOR], **arguments) as living,
+    ):
+        left, used = (Path(process.stdout.readline().strip()) for process in (killed, living))
+        (left / "progress").touch()
+        killed.kill()
+        killed.wait()
+        for folder in (left, used):
+            os.utime(folder, (0, 0))
+        with coordinator._control_folder():
+            assert (left.exists(), used.exists()) == (False, True)
+        living.communicate("\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("classpath", COORDINATOR_CLASSPATHS)
