@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from functools import cached_property
+from http import HTTPStatus
 from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from pydantic import BaseModel, Field
 from sqlalchemy import Engine
 
@@ -109,7 +110,7 @@ class UserRoutes:
 
     def router(self) -> APIRouter:
         """The routes to the handlers."""
-        router = APIRouter(dependencies=[Depends(requires_access_view(AccessView.JOBS))])
+        router = APIRouter(dependencies=[Depends(require_access_to_jobs)])
         router.add_api_route("/workers", self.workers, methods=["GET"])
         router.add_api_route("/devices", self.devices, methods=["GET"])
         router.add_api_route("/queue", self.queue, methods=["GET"])
@@ -165,6 +166,21 @@ class UserRoutes:
             fitting=wanted.fitting,
             unservable=wanted.unservable,
         )
+
+
+def require_access_to_jobs(request: Request, user: GetUserDep) -> None:
+    """Refuse a user who may not see Airflow's jobs.
+
+    :raises HTTPException: the user may not, or has a role that Airflow's auth manager does not know
+    """
+    try:
+        requires_access_view(AccessView.JOBS)(request, user)
+    except LookupError as error:
+        detail = (
+            f"Permission to see Airflow's jobs; found a role that the auth manager does not know: {error}. "
+            "Give this user one of its roles."
+        )
+        raise HTTPException(HTTPStatus.FORBIDDEN, detail) from error
 
 
 def _worker_row(worker: Worker, snapshot: Snapshot, seen: datetime | None) -> WorkerRow:

@@ -29,8 +29,8 @@ pytestmark = pytest.mark.system
 
 AGENTS = frozenset({"/agent/enrolment", INVENTORY_PATH, HEARTBEAT_PATH})
 TEAMS = ("red", "blue")
-USERS = f"{USER}:admin,nobody:,reader:viewer:red"
-"""Airflow's SimpleAuthManager takes ``name:role:team``; a user without a role may only log in."""
+USERS = f"{USER}:admin,nobody:,outsider:none,reader:viewer:red"
+"""Airflow's SimpleAuthManager takes ``name:role:team``; a user without a role may only log in. It has no role none."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -122,9 +122,10 @@ def test_no_user_speaks_for_a_worker(airflow, user_token, method, path):
 
 @pytest.mark.parametrize(("method", "path"), [one for one in routes() if one[1] not in AGENTS])
 def test_whoever_may_not_see_airflows_jobs_reads_nothing(airflow, tokens, method, path):
-    assert ask(airflow, method, path, tokens["nobody"]).status_code == 403
-    with httpx.Client(cookies={"_token": tokens["nobody"]}, timeout=30) as client:
-        assert client.request(method, f"{airflow.url}{PREFIX}{path}").status_code == 403
+    for name in ("nobody", "outsider"):
+        assert ask(airflow, method, path, tokens[name]).status_code == 403
+        with httpx.Client(cookies={"_token": tokens[name]}, timeout=30) as client:
+            assert client.request(method, f"{airflow.url}{PREFIX}{path}").status_code == 403
     assert ask(airflow, method, path, tokens["reader"]).status_code == 200, "who may see them is to read it"
 
 

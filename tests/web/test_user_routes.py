@@ -1,5 +1,13 @@
 from __future__ import annotations
 
+import airflow.api_fastapi.app
+import pytest
+from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
+from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+from airflow.api_fastapi.core_api.security import get_user
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
 from hetero_airflow.scheduling.advice.wanted_workers import WantedType
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_pending, a_worker
@@ -25,3 +33,16 @@ def test_what_would_help_follows_the_queue(engine, store):
     assert routes.wanted_workers().workers == 0
     store.record([RequestSubmitted(a_pending(f"r{n}", "gpu:2")) for n in range(2)], EPOCH)
     assert routes.wanted_workers().workers == 1
+
+
+@pytest.mark.parametrize("path", ["/workers", "/devices", "/queue", "/wanted-workers"])
+def test_a_user_with_a_role_that_airflow_does_not_know_is_refused(monkeypatch, engine, path):
+    manager = SimpleAuthManager()
+    monkeypatch.setattr(airflow.api_fastapi.app._AuthManagerState, "instance", manager)
+    app = FastAPI()
+    app.include_router(UserRoutes(lambda: engine).router())
+    app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username="outsider", role="none")
+    with TestClient(app, raise_server_exceptions=False) as client:
+        answer = client.get(path)
+    assert answer.status_code == 403
+    assert "a role that the auth manager does not know: 'NONE'. Give this user" in answer.json()["detail"]
