@@ -23,7 +23,7 @@ processes. So no device is leased twice, and no task waits for a host that may n
 all agents are silent and no worker is lost; only new placements have to wait.
 
 The agent finds processes by their lease files (``engines/lease_files.py``) and by the lease in their environment. So it
-runs as the worker's user, with the same folder for temporary files, in the same container or in a shared process
+runs as the worker's user, sees the same folders (`lease_folders`), and is in the same container or in a shared process
 namespace. Burn-ins are the scheduler's task, on its own host. The agent reports ECC errors and what the probes find, as
 telemetry and as a device's `problem`.
 """

@@ -11,13 +11,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from hetero_airflow.agent.protocol import MAX_LEASES
-from hetero_airflow.engines.lease_files import LeaseFile, current_process_namespace, lease_folder, read_lease_files
+from hetero_airflow.engines.lease_files import LeaseFile, current_process_namespace, read_lease_files
 from hetero_airflow.engines.processes import worker_processes
 
 log = logging.getLogger(__name__)
 
 GRACE_S = 5.0
 """Minimum time between SIGTERM and SIGKILL."""
+
+ABANDONED_AFTER_S = 3600.0
+"""Containers may share the folder of lease files. A file from another one is removed if untouched for so long."""
 
 
 class LeaseWatch:
@@ -41,8 +44,6 @@ class LeaseWatch:
 
         A lease counts if its supervisor has not started its process yet. It does not count if its supervisor only has
         to report the end. Never blocks: a process that gets SIGTERM now gets SIGKILL in a later call.
-
-        :raises HeteroError: the folder of the lease files belongs to another user
         """
         files = self._read()
         self._pids = pids = worker_processes(self._worker_id, {file.lease: _leader(file) for file in files.values()})
@@ -51,7 +52,7 @@ class LeaseWatch:
         for path, file in files.items():
             if file.lease in orphans and file.lease not in pids:
                 log.info("Lease %s is over: its task and its supervisor no longer run.", file.lease)
-                path.unlink(missing_ok=True)
+                _remove(path)
         self._signals = {lease_id: sent for lease_id, sent in self._signals.items() if lease_id in pids}
         self._ended &= pids.keys() | starting
         for lease_id in sorted((orphans | self._ended) & pids.keys()):
@@ -65,17 +66,12 @@ class LeaseWatch:
             self._stop(lease_id, "Airflow has taken it back")
 
     def _read(self) -> Mapping[Path, LeaseFile]:
-        try:
-            files = read_lease_files(lease_folder())
-        except OSError as error:  # then no task can write one either
-            log.warning("This host's lease files can't be read: %s", error)
-            return {}
+        files = read_lease_files()
         for path, file in list(files.items()):
             if file.place != self._place:
-                log.warning(
-                    "The lease file %s belongs to another container, or is older than the start of the host.", path
-                )
-                path.unlink(missing_ok=True)
+                if self._is_abandoned(path, file):
+                    log.warning("The lease file %s is of an earlier start of the host or of a gone container.", path)
+                    _remove(path)
                 del files[path]
             elif file.worker != self._worker_id:
                 del files[path]
@@ -83,6 +79,15 @@ class LeaseWatch:
                 with suppress(OSError):
                     os.utime(path)  # else a cleaner of temporary files deletes the file of a task that runs for days
         return files
+
+    def _is_abandoned(self, path: Path, file: LeaseFile) -> bool:
+        """Whether no process of a file from elsewhere can live. Supervisors and agents touch the files of live ones."""
+        if file.place.partition("/")[0] != self._place.partition("/")[0]:
+            return True
+        try:
+            return time.time() - path.stat().st_mtime > ABANDONED_AFTER_S
+        except OSError:
+            return False
 
     def _stop(self, lease_id: str, cause: str) -> None:
         now, pids = self._clock(), self._pids[lease_id]
@@ -94,6 +99,13 @@ class LeaseWatch:
         for pid in pids if number is not before or number is signal.SIGKILL else ():
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("The lease file %s can't be removed: %s", path, error)
 
 
 def _leader(file: LeaseFile) -> int | None:

@@ -1,16 +1,14 @@
 """The leases that have tasks on this host: a file for each, from before its process starts until after it has ended.
 
-The coordinator writes the files. The worker's agent reads them, and on a scheduler's host the scheduler does, as the
-same user and with the same folder for temporary files. The files name processes, so both must be in one container or
-share its process namespace.
+The coordinator writes the files. The worker's agent reads them, and on a scheduler's host the scheduler does, from the
+folders of the same user (`lease_folders`). The files name processes, so both must be in one container or share its
+process namespace.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +16,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from hetero_airflow.engines.lease_folders import lease_folders, write_in_folder
 from hetero_airflow.engines.processes import lease_processes
 from hetero_airflow.errors import HeteroError
 
@@ -77,77 +76,97 @@ def current_process_namespace() -> str:
     return f"{boot}/{os.readlink(_PROC / 'self/ns/pid')}"
 
 
-def lease_folder() -> Path:
-    """This user's folder of lease files. Creates it if it is missing.
-
-    :raises HeteroError: it belongs to another user, or others may write to it
-    :raises OSError: it can't be created
-    """
-    folder = Path(tempfile.gettempdir(), f"hetero-airflow-leases-{os.getuid()}")
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise HeteroError(
-            f"the folder {folder} for this user's lease files",
-            found=f"owner {status.st_uid} and mode {stat.S_IMODE(status.st_mode):03o}",
-            remedy="Remove it; it is created again for this user alone",
-        )
-    return folder
-
-
 class LeaseFileWriter:
-    """Writes the file of a lease whose task this process supervises."""
+    """Keeps the file of a lease whose task this process supervises.
 
-    def __init__(self, path: Path, content: LeaseFile) -> None:
-        self._path, self._content = path, content
+    :raises HeteroError: no folder takes the file; the text names each one and its problem
+    """
+
+    def __init__(self, content: LeaseFile) -> None:
+        self._content, self._path = content, Path()
+        self._written: LeaseFile | None = None
         self._write()
 
     def begin(self, pid: int) -> None:
-        """Note that the task's process has started. If the write fails, the lease counts until this process ends."""
+        """Note that the task's process has started. Until that is written, the lease counts as long as this process."""
         self._content = self._content.model_copy(update={"task": process_identity(pid)})
+        self.keep()
+
+    def keep(self) -> None:
+        """Touch the file. Write it again if it is outdated or gone, as after a full disk or a user's last logout."""
         try:
-            self._write()
-        except OSError as error:
-            log.warning("The file of lease %s does not name its process: %s", self._content.lease, error)
+            if self._written != self._content or not _touch(self._path):
+                self._write()
+        except (OSError, HeteroError) as error:
+            log.warning("The file of lease %s does not name its process; it is tried again: %s", self._lease, error)
 
     def end(self) -> None:
         """Remove the file, unless a process of the task's group is still there that could not be ended."""
         task = self._content.task
         group = None if task is None or task.is_reused or not _has_members(task.pid) else task.pid
-        if group is None or not lease_processes({self._content.lease: (group, None)}):
+        if group is None or not lease_processes({self._lease: (group, None)}):
             self._path.unlink(missing_ok=True)
 
+    @property
+    def _lease(self) -> str:
+        return self._content.lease
+
     def _write(self) -> None:
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        name, before = _file_name(self._lease), self._path
+        self._path = write_in_folder(lambda folder: _write_file(folder / name, self._content))
+        self._written = self._content
+        if before not in (Path(), self._path):
+            before.unlink(missing_ok=True)
+
+
+def _touch(path: Path) -> bool:
+    """Set the time of a file to now, for those who remove old files. Returns whether the file is there."""
+    try:
+        os.utime(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _write_file(path: Path, content: LeaseFile) -> Path:
+    """Write or replace a file. Nothing is left of it if that fails."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
-            file.write(self._content.model_dump_json())
-        temporary.replace(self._path)
+            file.write(content.model_dump_json())
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    return path
 
 
 @contextmanager
-def recorded_lease(lease_id: str, worker_id: str) -> Iterator[LeaseFileWriter | None]:
-    """Within the context the lease has a file. Yields None if it can't be written; the task runs anyway."""
+def recorded_lease(lease_id: str, worker_id: str) -> Iterator[LeaseFileWriter]:
+    """Within the context the lease has a file. Without one its task must not start: it would count as lost.
+
+    :raises HeteroError: the file can't be written
+    """
+    supervisor = process_identity(os.getpid())
+    assert supervisor is not None, "this process runs"
+    writer = LeaseFileWriter(
+        LeaseFile(lease=lease_id, worker=worker_id, place=current_process_namespace(), supervisor=supervisor)
+    )
     try:
-        supervisor = process_identity(os.getpid())
-        assert supervisor is not None, "this process runs"
-        content = LeaseFile(lease=lease_id, worker=worker_id, place=current_process_namespace(), supervisor=supervisor)
-        note = LeaseFileWriter(_file_of(lease_id), content)
-    except (OSError, HeteroError) as error:
-        log.warning("The worker's agent will not see the process of lease %s: %s", lease_id, error)
-        yield None
-        return
-    try:
-        yield note
+        yield writer
     finally:
         with suppress(OSError):
-            note.end()
+            writer.end()
 
 
-def read_lease_files(folder: Path) -> dict[Path, LeaseFile]:
-    """The current files. A file that can't be read is logged and skipped."""
+def read_lease_files(user: int | None = None) -> dict[Path, LeaseFile]:
+    """The current files of a user, of this process's user by default. A file that can't be read is logged and skipped.
+
+    A lease has two files for the moment in which its file moves to another folder.
+    """
     files = {}
-    for path in sorted(folder.glob("[!.]*.json")):
+    for path in [path for folder in lease_folders(user) for path in sorted(folder.glob("[!.]*.json"))]:
         try:
             files[path] = LeaseFile.model_validate_json(path.read_bytes())
         except FileNotFoundError:
@@ -159,15 +178,18 @@ def read_lease_files(folder: Path) -> dict[Path, LeaseFile]:
 
 def recorded_run(lease_id: str) -> LeaseFile | None:
     """The run that began under a lease on this host; None if its file is missing or its pids are not valid here."""
-    try:
-        content = LeaseFile.model_validate_json(_file_of(lease_id).read_bytes())
-    except (OSError, HeteroError, ValidationError):
-        return None
-    return content if content.place == current_process_namespace() else None
+    for folder in lease_folders():
+        try:
+            content = LeaseFile.model_validate_json((folder / _file_name(lease_id)).read_bytes())
+        except (OSError, ValidationError):
+            continue
+        if content.place == current_process_namespace():
+            return content
+    return None
 
 
-def _file_of(lease_id: str) -> Path:
-    return lease_folder() / f"{quote(lease_id, safe='')}.json"
+def _file_name(lease_id: str) -> str:
+    return f"{quote(lease_id, safe='')}.json"
 
 
 def _has_members(group: int) -> bool:

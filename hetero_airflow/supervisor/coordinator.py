@@ -12,8 +12,7 @@ import faulthandler
 import functools
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from pathlib import Path
@@ -34,22 +33,18 @@ from airflow.sdk.execution_time.supervisor import (
 
 from hetero_airflow.contract.envelope import read_lease
 from hetero_airflow.contract.failures import oom_kills
-from hetero_airflow.engines.lease_files import recorded_lease
+from hetero_airflow.engines.lease_files import LeaseFileWriter
 from hetero_airflow.engines.processes import end_processes
 from hetero_airflow.recovery.decisions import Fail, Requeue
 from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.runtime.notice import DUMP_SIGNAL
-from hetero_airflow.runtime.scratch_folder import ScratchFolder
 from hetero_airflow.runtime.task_lease import TaskLease
-from hetero_airflow.runtime.visible_devices import bound_to_lease
-from hetero_airflow.settings import CONTROL_VARIABLE, SECTION, default
+from hetero_airflow.settings import SECTION, default
 from hetero_airflow.supervisor.hang_watch import HangWatch
 from hetero_airflow.supervisor.monitor import TaskMonitor
 from hetero_airflow.supervisor.run_end import judge_end
+from hetero_airflow.supervisor.run_start import prepared_run
 from hetero_airflow.supervisor.usage import cpu_s, dumping_ranks, utilization
-
-_CONTROL_PREFIX = "hetero-airflow-task-"
-"""Start of the name of the control folder. Earlier versions had another one, and did not lock the folder."""
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _UNREPORTED_ENDS = (TaskInstanceState.FAILED, TaskInstanceState.UP_FOR_RETRY)
@@ -79,11 +74,7 @@ class DeviceCoordinator(BaseCoordinator):
     ) -> BaseCoordinator.ExecutionResult:
         """Fork the task's process with its devices bound, wait for it, and end the processes that it left behind."""
         lease = read_lease(what.context_carrier)
-        with (
-            recorded_lease(lease.id, lease.worker) if lease else nullcontext() as note,
-            bound_to_lease(lease) if lease else nullcontext(),
-            _control_folder() as folder,
-        ):
+        with prepared_run(lease, logger) as (record, folder):
             process = DeviceSupervisor.start(
                 what=what,
                 dag_rel_path=dag_rel_path,
@@ -94,10 +85,9 @@ class DeviceCoordinator(BaseCoordinator):
                 subprocess_logs_to_stdout=subprocess_logs_to_stdout,
                 target=functools.partial(_run_until_parent_dies, os.getpid()),
             )
-            if note:
-                note.begin(process.pid)
-            if lease:
-                process.attach_lease(lease, folder)
+            if lease and record:
+                record.begin(process.pid)
+                process.attach_lease(lease, folder, record)
             exit_code = process.wait()
             left = end_processes(lease.id, (process.pid, None), _GRACE_S) if lease else []
         if left and logger:
@@ -114,6 +104,7 @@ class DeviceSupervisor(ActivitySubprocess):
 
     _lease: TaskLease | None = None
     _monitor: TaskMonitor
+    _record: LeaseFileWriter
     _oom_kills: int | None = None
     _epoch = 0
     """The task instance's `max_tries`."""
@@ -122,9 +113,9 @@ class DeviceSupervisor(ActivitySubprocess):
     _is_judged = False
     """Whether the rules have decided."""
 
-    def attach_lease(self, lease: TaskLease, folder: Path) -> None:
-        """Monitor the task of a lease from the next heartbeat on."""
-        self._lease = lease
+    def attach_lease(self, lease: TaskLease, folder: Path, record: LeaseFileWriter) -> None:
+        """Monitor the task of a lease from the next heartbeat on, and keep the record of its process."""
+        self._lease, self._record = lease, record
         self._oom_kills = oom_kills(os.getpid())
         self._monitor = TaskMonitor(
             lease.id,
@@ -162,6 +153,7 @@ class DeviceSupervisor(ActivitySubprocess):
         before = self._last_heartbeat_attempt
         super()._send_heartbeat_if_needed()  # type: ignore[no-untyped-call]
         if self._lease is not None and self._last_heartbeat_attempt != before:
+            self._record.keep()
             is_wanted = self.failed_heartbeats == 0 and self._terminal_state is None
             self._monitor.check(datetime.now(UTC), is_online=is_wanted)
 
@@ -269,18 +261,6 @@ class _ExecutionApiStates:
     def set(self, key: str, value: Any) -> None:
         """Write the JSON value of a key."""
         self._client.task_state_store.set(self._id, key, value, None)
-
-
-@contextmanager
-def _control_folder() -> Iterator[Path]:
-    """A folder that the task and its supervisor share. The environment names it while the task runs."""
-    folder = ScratchFolder(_CONTROL_PREFIX)
-    os.environ[CONTROL_VARIABLE] = str(folder.root)
-    try:
-        yield folder.root
-    finally:
-        del os.environ[CONTROL_VARIABLE]
-        folder.remove()
 
 
 def _run_until_parent_dies(parent: int) -> None:

@@ -13,10 +13,9 @@ from contextlib import suppress
 
 import pytest
 
-from hetero_airflow.agent.lease_watch import GRACE_S, LeaseWatch
+from hetero_airflow.agent.lease_watch import ABANDONED_AFTER_S, GRACE_S, LeaseWatch
 from hetero_airflow.engines.lease_files import (
     current_process_namespace,
-    lease_folder,
     process_identity,
     read_lease_files,
     recorded_lease,
@@ -100,7 +99,7 @@ def test_a_lease_is_there_for_as_long_as_its_task(supervise):
     assert watch.live_leases() == {"l1"}
     kill(pid)
     process.wait()
-    assert (watch.live_leases(), read_lease_files(lease_folder())) == (frozenset(), {})
+    assert (watch.live_leases(), read_lease_files()) == (frozenset(), {})
 
 
 def test_a_lease_is_there_before_its_process_is():
@@ -114,7 +113,7 @@ def test_a_supervisor_that_only_has_its_end_to_report_holds_nothing(supervise):
     assert watch.live_leases() == {"l1"}
     kill(pid)
     until(lambda: watch.live_leases() == frozenset())
-    assert len(read_lease_files(lease_folder())) == 1
+    assert len(read_lease_files()) == 1
 
 
 def test_a_program_in_a_session_of_its_own_counts_without_any_file(supervise):
@@ -143,7 +142,7 @@ def test_a_task_whose_supervisor_was_killed_is_ended_and_forgotten(supervise, ca
     assert watch.live_leases() == {"l1"}
     assert f"Lease l1: its supervisor is gone. Its processes [{pid}] get SIGTERM." in caplog.text
     until(lambda: process_identity(pid) is None)
-    assert (watch.live_leases(), read_lease_files(lease_folder())) == (frozenset(), {})
+    assert (watch.live_leases(), read_lease_files()) == (frozenset(), {})
 
 
 def test_a_task_that_does_not_heed_sigterm_is_killed_after_the_grace_time(supervise, caplog):
@@ -179,7 +178,7 @@ def test_another_workers_leases_are_not_touched(supervise):
     process.wait()
     watch.live_leases()
     assert process_identity(pid) is not None
-    assert len(read_lease_files(lease_folder())) == 1
+    assert len(read_lease_files()) == 1
 
 
 @pytest.mark.parametrize("change", ["another start of the host", "a pid that another process has"])
@@ -187,7 +186,7 @@ def test_files_of_the_past_name_no_process_of_now(supervise, change):
     process, pid = supervise()
     process.kill()
     process.wait()
-    (path,) = read_lease_files(lease_folder())
+    (path,) = read_lease_files()
     content = json.loads(path.read_text())
     if change == "another start of the host":
         content["place"] = f"another/{current_process_namespace()}"
@@ -196,12 +195,22 @@ def test_files_of_the_past_name_no_process_of_now(supervise, change):
     path.write_text(json.dumps(content))
     assert Watch().live_leases() == frozenset()
     assert process_identity(pid) is not None
-    assert read_lease_files(lease_folder()) == {}
+    assert read_lease_files() == {}
+
+
+@pytest.mark.parametrize("age_s", [0, 2 * ABANDONED_AFTER_S])
+def test_the_file_of_another_container_is_left_alone_while_somebody_touches_it(supervise, age_s):
+    supervise()
+    (path,) = read_lease_files()
+    path.write_text(path.read_text().replace("pid:[", "pid:[9"))
+    os.utime(path, (time.time() - age_s,) * 2)
+    assert Watch().live_leases() == frozenset()
+    assert path.exists() is (age_s == 0)
 
 
 def test_what_tidies_up_temporary_files_does_not_find_an_old_one(supervise):
     supervise()
-    (path,) = read_lease_files(lease_folder())
+    (path,) = read_lease_files()
     os.utime(path, (0, 0))
     Watch().live_leases()
     assert time.time() - path.stat().st_mtime < 60

@@ -10,12 +10,11 @@ import pytest
 from hetero_airflow.engines.lease_files import (
     LeaseFile,
     current_process_namespace,
-    lease_folder,
     process_identity,
     read_lease_files,
     recorded_lease,
 )
-from hetero_airflow.errors import HeteroError
+from hetero_airflow.engines.lease_folders import lease_folders
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +24,7 @@ def temporary_folder(tmp_path, monkeypatch):
 
 
 def files() -> list[LeaseFile]:
-    return list(read_lease_files(lease_folder()).values())
+    return list(read_lease_files().values())
 
 
 def test_the_file_is_there_from_before_the_process_until_after_it():
@@ -39,7 +38,7 @@ def test_the_file_is_there_from_before_the_process_until_after_it():
             assert files()[0].task.is_running
             task.kill()
     assert files() == []
-    assert os.listdir(lease_folder()) == []
+    assert [os.listdir(folder) for folder in lease_folders()] == [[]]
 
 
 def test_the_file_stays_for_a_process_that_nothing_could_end():
@@ -58,50 +57,16 @@ def test_the_file_goes_when_the_task_fails_to_start():
 
 def test_only_this_user_reads_them():
     with recorded_lease("l1", "worker-a"):
-        folder = lease_folder()
+        (folder,) = lease_folders()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert [stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()] == [0o600]
 
 
-@pytest.mark.parametrize("kind", ["open to others", "a link", "a file", "another's"])
-def test_a_folder_that_is_not_ours_alone_is_refused_and_the_task_runs_all_the_same(temporary_folder, kind, caplog):
-    path = lease_folder()
-    path.rmdir()
-    if kind == "a link":
-        target = temporary_folder / "elsewhere"
-        target.mkdir(mode=0o700)
-        path.symlink_to(target)
-    elif kind == "a file":
-        path.touch(0o600)
-    else:
-        path.mkdir()
-        path.chmod(0o777 if kind == "open to others" else 0o700)
-    if kind == "another's":
-        if os.getuid() != 0:
-            pytest.skip("only root gives files away")
-        os.chown(path, 12345, -1)
-    with pytest.raises(HeteroError, match=r"Remove it; it is created again"):
-        lease_folder()
-    with recorded_lease("l1", "worker-a") as note:
-        assert note is None
-    assert "will not see the process of lease l1" in caplog.text
-
-
-def test_a_full_disk_stops_no_task(monkeypatch, caplog):
-    with recorded_lease("l1", "worker-a") as note:
-        monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-        note.begin(os.getpid())
-        with recorded_lease("l2", "worker-a") as other:
-            assert other is None
-        monkeypatch.undo()
-    assert "does not name its process" in caplog.text
-    assert "will not see the process of lease l2" in caplog.text
-
-
 def test_what_is_no_lease_file_is_passed_over(caplog):
-    (lease_folder() / "a.json").write_text("{}")
-    (lease_folder() / ".half.json.1").write_text("{")
     with recorded_lease("l1", "worker-a"):
+        (folder,) = lease_folders()
+        (folder / "a.json").write_text("{}")
+        (folder / ".half.json.1").write_text("{")
         assert [one.lease for one in files()] == ["l1"]
     assert caplog.text.count("can't be read") == 1
 

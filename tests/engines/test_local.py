@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from hetero_airflow.engines.engine import LeasedProcess, Liveness
-from hetero_airflow.engines.lease_files import lease_folder, recorded_lease
+from hetero_airflow.engines.lease_files import read_lease_files, recorded_lease
 from hetero_airflow.engines.local import LocalEngine
 from hetero_airflow.testing import a_lease
 
@@ -69,7 +69,7 @@ def test_a_lease_whose_recorded_process_is_gone_has_no_other(process):
 def test_a_later_process_with_the_recorded_pid_is_another_one(process):
     with recorded_lease("lease", "worker-a") as run:
         run.begin(process.pid)
-        path = lease_folder() / "lease.json"
+        (path,) = read_lease_files()
         content = path.read_text()
         ticks = content.rpartition('"ticks":')[2].rstrip("}")
         path.write_text(content.replace(f'"pid":{process.pid},"ticks":{ticks}', f'"pid":{process.pid},"ticks":1'))
@@ -79,7 +79,7 @@ def test_a_later_process_with_the_recorded_pid_is_another_one(process):
 def test_a_record_of_an_earlier_boot_or_of_another_container_does_not_count(process):
     with recorded_lease("lease", "worker-a") as run:
         run.begin(os.getpid())
-        path = lease_folder() / "lease.json"
+        (path,) = read_lease_files()
         path.write_text(path.read_text().replace('"place":"', '"place":"earlier-'))
         assert LocalEngine(1).processes({"lease": (process.pid, datetime.now(UTC))}) == {"lease": [process.pid]}
 

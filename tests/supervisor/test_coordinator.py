@@ -18,12 +18,12 @@ from hetero_airflow.contract.selection import COORDINATOR_CLASSPATH, COORDINATOR
 from hetero_airflow.engines.lease_files import (
     LeaseFile,
     current_process_namespace,
-    lease_folder,
     process_identity,
     read_lease_files,
 )
 from hetero_airflow.settings import CONTROL_VARIABLE, LEASE_VARIABLE
 from hetero_airflow.supervisor import coordinator
+from hetero_airflow.supervisor.run_start import control_folder
 from hetero_airflow.testing import a_task_lease
 
 LEASE = a_task_lease(id="r1.7", worker="worker-a")
@@ -37,11 +37,11 @@ class StandInSupervisor:
     def __init__(self, pid: int, seen: list) -> None:
         self.pid, self._seen = pid, seen
 
-    def attach_lease(self, lease, folder) -> None:
+    def attach_lease(self, lease, folder, record) -> None:
         self._seen.append((lease.id, str(folder)))
 
     def wait(self) -> int:
-        self._seen.append(list(read_lease_files(lease_folder()).values()))
+        self._seen.append(list(read_lease_files().values()))
         return 0
 
 
@@ -55,7 +55,7 @@ def run(tmp_path, monkeypatch):
         seen = []
 
         def start(**_):
-            seen.append(list(read_lease_files(lease_folder()).values()))
+            seen.append(list(read_lease_files().values()))
             seen.append((os.environ.get(LEASE_VARIABLE), os.environ[CONTROL_VARIABLE]))
             started.append(subprocess.Popen(["/bin/sleep", "600"], process_group=0))
             return StandInSupervisor(started[-1].pid, seen)
@@ -81,7 +81,7 @@ def test_the_agent_can_see_the_lease_from_before_the_task_begins_until_nothing_i
     assert (lease_text, attached, control) == (LEASE.model_dump_json(), "r1.7", folder)
     assert [(file.lease, file.task.pid) for file in at_work] == [("r1.7", process.pid)]
     assert process.wait(10) == -15, "it outlived its task"
-    assert read_lease_files(lease_folder()) == {}
+    assert read_lease_files() == {}
     assert (result.exit_code, os.path.exists(folder), LEASE_VARIABLE in os.environ) == (0, False, False)
 
 
@@ -92,8 +92,8 @@ def test_a_task_without_a_lease_has_no_file(run):
 
 
 A_SUPERVISOR = """
-from hetero_airflow.supervisor.coordinator import _control_folder
-with _control_folder() as folder:
+from hetero_airflow.supervisor.run_start import control_folder
+with control_folder() as folder:
     print(folder, flush=True)
     input()
 """
@@ -113,7 +113,7 @@ def test_the_folder_of_a_killed_supervisor_is_removed_by_the_next_one(tmp_path, 
         killed.wait()
         for folder in (left, used):
             os.utime(folder, (0, 0))
-        with coordinator._control_folder():
+        with control_folder():
             assert (left.exists(), used.exists()) == (False, True)
         living.communicate("\n")
     assert list(tmp_path.iterdir()) == []

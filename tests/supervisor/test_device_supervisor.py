@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from http import HTTPStatus
 from uuid import uuid4
@@ -18,6 +19,7 @@ from airflow.sdk.api.client import Client
 from airflow.sdk.execution_time.comms import RescheduleTask, TaskState
 from airflow.sdk.execution_time.supervisor import SERVER_TERMINATED
 
+from hetero_airflow.engines.lease_files import recorded_lease
 from hetero_airflow.supervisor.coordinator import DeviceSupervisor
 from hetero_airflow.testing import a_task_lease
 
@@ -65,7 +67,7 @@ def api():
 @pytest.fixture
 def start(api, tmp_path):
     """Starts a leased task whose process does what is given, and nothing Airflow's would."""
-    started = []
+    started, records = [], ExitStack()
 
     def _start(target):
         ti = TaskInstanceDTO(
@@ -80,12 +82,13 @@ def start(api, tmp_path):
             target=target,
         )
         started.append(process)
-        process.attach_lease(a_task_lease(), tmp_path)
+        process.attach_lease(a_task_lease(), tmp_path, records.enter_context(recorded_lease("l", "worker-a")))
         return process
 
     yield _start
     for process in started:
         process.kill(signal.SIGKILL)
+    records.close()
 
 
 def dies():

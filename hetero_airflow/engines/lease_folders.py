@@ -1,0 +1,120 @@
+"""The folders of lease files on this host. Each user has one, and all of the user's processes must find it.
+
+A process may see another environment than the agent, and a runtime directory comes and goes with the user's logins. So
+readers look into all places, and a writer takes a folder that exists before it makes one. Two of the places are open to
+all users of the host. Whoever takes a name there first can't stop the agent: the folder then gets another name.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+from hetero_airflow.errors import HeteroError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_NAME = "hetero-airflow-leases"
+
+_MEMORY = Path("/dev/shm")  # noqa: S108  checked like the others
+"""A place that is there when the disk is full."""
+
+
+def lease_folders(user: int | None = None) -> list[Path]:
+    """The folders of lease files that exist and belong to one user alone, the one for new files first.
+
+    :param user: the user's number; None for the user of this process
+    """
+    number = os.getuid() if user is None else user
+    folders = []
+    for place in (_temporary_folder(), _runtime_folder(number), _MEMORY):  # earlier versions knew only the first one
+        with suppress(OSError):
+            name = f"{_NAME}-{number}"
+            paths = [place / name, *sorted(place.glob(f"{name}-*"))]
+            folders += [path for path in paths if not _refusal_of(path, number)]
+    return folders
+
+
+def write_in_folder(write: Callable[[Path], T]) -> T:
+    """Write into a folder of lease files: into one that exists, else into a new one, and where it succeeds first.
+
+    :param write: gets the folder, writes into it, and raises `OSError` if it can't, as on a full disk
+    :raises HeteroError: there is no folder into which it could write; the text names each place and its problem
+    """
+    known, number, problems = lease_folders(), os.getuid(), []
+    others = [_runtime_folder(number), _temporary_folder(), _MEMORY]
+    new = [place for place in others if all(folder.parent != place for folder in known)]
+    for path, make in [*((folder, Path) for folder in known), *((place, _make_folder) for place in new)]:
+        try:
+            return write(make(path))
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror}")
+    raise HeteroError(
+        "a file in the folder of this user's leases",
+        found="; ".join(problems),
+        remedy=f"Free disk space in {_temporary_folder()}, or let this user write there",
+    )
+
+
+def _make_folder(place: Path) -> Path:
+    """A new folder for this user alone; under another name if the usual one is taken.
+
+    :raises OSError: it can't be made
+    """
+    path = place / f"{_NAME}-{os.getuid()}"
+    if place == _runtime_folder(os.getuid()) and (refusal := _refusal_of(place, os.getuid())):
+        raise PermissionError(errno.EACCES, refusal)
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+        return path
+    refusal = _refusal_of(path, os.getuid())
+    if not refusal:  # another process was faster
+        return path
+    folder = Path(tempfile.mkdtemp(prefix=f"{path.name}-", dir=place))
+    _warn_of_taken_name(path, refusal, folder)
+    return folder
+
+
+def _refusal_of(path: Path, user: int) -> str:
+    """What makes a path unfit for the lease files of a user; empty if it is a folder of that user alone.
+
+    :raises OSError: it can't be looked at
+    """
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return "nothing"
+    if stat.S_ISDIR(status.st_mode) and status.st_uid == user and not status.st_mode & 0o077:
+        return ""
+    kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no folder"
+    return f"{kind} with owner {status.st_uid} and mode {stat.S_IMODE(status.st_mode):03o}"
+
+
+@cache
+def _warn_of_taken_name(path: Path, found: str, folder: Path) -> None:
+    log.warning(
+        "The folder %s for this user's lease files; found %s. %s is used instead. Remove the first one.",
+        path,
+        found,
+        folder,
+    )
+
+
+def _runtime_folder(user: int) -> Path:
+    """The runtime directory of a user ("XDG Base Directory Specification", 0.8); it need not exist."""
+    configured = os.environ.get("XDG_RUNTIME_DIR") if user == os.getuid() else None
+    return Path(configured or f"/run/user/{user}")
+
+
+def _temporary_folder() -> Path:
+    return Path(tempfile.gettempdir())

@@ -1,0 +1,60 @@
+"""What a run needs before its process starts: a record of its lease, its devices, and the control folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from hetero_airflow.engines.lease_files import LeaseFileWriter, recorded_lease
+from hetero_airflow.errors import HeteroError
+from hetero_airflow.runtime.scratch_folder import ScratchFolder
+from hetero_airflow.runtime.task_lease import TaskLease
+from hetero_airflow.runtime.visible_devices import bound_to_lease
+from hetero_airflow.settings import CONTROL_VARIABLE
+
+_CONTROL_PREFIX = "hetero-airflow-task-"
+"""Start of the name of the control folder. Earlier versions had another one, and did not lock the folder."""
+
+
+@contextmanager
+def prepared_run(lease: TaskLease | None, logger: Any) -> Iterator[tuple[LeaseFileWriter | None, Path]]:
+    """Within the context the task may start: its lease is recorded and bound, and its control folder exists.
+
+    :raises HeteroError: one of them is not possible; the task's log says so
+    """
+    with ExitStack() as stack:
+        try:
+            record = stack.enter_context(recorded_lease(lease.id, lease.worker)) if lease else None
+            stack.enter_context(bound_to_lease(lease) if lease else nullcontext())
+            folder = stack.enter_context(control_folder())
+        except HeteroError as error:
+            if logger:
+                with suppress(OSError):  # the log may be on the same full disk
+                    logger.error("The task does not start", reason=str(error))  # noqa: TRY400  no bug of ours
+            raise
+        yield record, folder
+
+
+@contextmanager
+def control_folder() -> Iterator[Path]:
+    """A folder that the task and its supervisor share. The environment names it while the task runs.
+
+    :raises HeteroError: it can't be made
+    """
+    try:
+        folder = ScratchFolder(_CONTROL_PREFIX)
+    except OSError as error:
+        raise HeteroError(
+            "a folder for the task and its supervisor",
+            found=str(error),
+            remedy="Free disk space in the folder for temporary files, or let this user write there",
+        ) from error
+    os.environ[CONTROL_VARIABLE] = str(folder.root)
+    try:
+        yield folder.root
+    finally:
+        del os.environ[CONTROL_VARIABLE]
+        folder.remove()
