@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +29,10 @@ USER = "admin"
 
 
 class LocalAirflow:
-    """An Airflow with its folder, environment and processes."""
+    """An Airflow with its folder, environment and processes.
+
+    :param schedulers: their names are ``scheduler``, ``scheduler-2``, ``scheduler-3``; several need PostgreSQL
+    """
 
     def __init__(
         self,
@@ -39,12 +43,16 @@ class LocalAirflow:
         simulated: str = "",
         settings: Mapping[str, str] | None = None,
         components: Sequence[str] = COMPONENTS,
+        schedulers: int = 1,
     ) -> None:
         self.home = home
         self.port = _free_port()
         self.url = f"http://localhost:{self.port}"
         self.password = secrets.token_urlsafe(12)
         self.components = tuple(components)
+        self.schedulers = ("scheduler", *(f"scheduler-{number}" for number in range(2, schedulers + 1)))
+        self._lock = threading.RLock()
+        """Held while a component ends or starts: a service manager in a thread must not start one twice."""
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._commands: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {}
         self._killed: list[int] = []
@@ -98,21 +106,24 @@ class LocalAirflow:
         self.run("db", "migrate")
         for name in self.components:
             self.launch(name)
+        for name in self.schedulers[1:]:
+            self.launch(name, "scheduler", AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT=str(_free_port()))
         self.wait_until(self.is_healthy, "Airflow to answer", timeout_s)
 
     def launch(self, name: str, *arguments: str, **environment: str) -> None:
         """Start a component; its output goes to ``<home>/<name>.log``. The same name again runs the same command.
 
         :param arguments: what comes after ``airflow``; the name where nothing is said
-        :param environment: more variables for it alone
+        :param environment: more variables for it alone, from now on
         """
         if arguments or name not in self._commands:
-            self._commands[name] = arguments or (name,), environment
-        arguments, environment = self._commands[name]
-        with (self.home / f"{name}.log").open("ab") as output:
+            self._commands[name] = arguments or (name,), {}
+        arguments, own_environment = self._commands[name]
+        own_environment.update(environment)
+        with self._lock, (self.home / f"{name}.log").open("ab") as output:
             self._processes[name] = subprocess.Popen(
                 [sys.executable, "-m", "airflow", *arguments],
-                env={**self.environment, **environment},
+                env={**self.environment, **own_environment},
                 cwd=self.home,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -122,18 +133,20 @@ class LocalAirflow:
 
     def kill(self, name: str) -> None:
         """``kill -9`` the main process of a component, and no other process."""
-        process = self._processes.pop(name)
-        process.kill()
-        process.wait()
-        self._killed.append(process.pid)
+        with self._lock:
+            process = self._processes.pop(name)
+            process.kill()
+            process.wait()
+            self._killed.append(process.pid)
 
     def revive(self) -> list[str]:
         """Restart the components that ended, as a service manager does; return their names."""
-        ended = [name for name, process in list(self._processes.items()) if process.poll() is not None]
-        for name in ended:
-            self._killed.append(self._processes[name].pid)
-            self.launch(name)
-        return ended
+        with self._lock:
+            ended = [name for name, process in self._processes.items() if process.poll() is not None]
+            for name in ended:
+                self._killed.append(self._processes[name].pid)
+                self.launch(name)
+            return ended
 
     def stop(self) -> None:
         """Ask each component to stop; kill those that do not stop in time."""
@@ -145,7 +158,7 @@ class LocalAirflow:
             process.terminate()
         for name, process in workers.items():
             # the scheduler waits for its tasks; the others have nothing to lose
-            _wait_for_group(process, 20 if name == "scheduler" else 3)
+            _wait_for_group(process, 20 if name in self.schedulers else 3)
         if "api-server" in self._processes:
             self._processes["api-server"].terminate()
             _wait_for_group(self._processes["api-server"], 5)

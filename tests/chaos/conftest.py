@@ -26,7 +26,9 @@ from tests.system.fleet_runs import with_example
 HERE = Path(__file__).parent
 BACKEND = os.environ.get("CHAOS_BACKEND") or "postgres"
 SEEDS = [int(seed) for seed in (os.environ.get("CHAOS_SEEDS") or "0").split()]
-NAMES = os.environ.get("CHAOS_FAULTS", "").split() or list(FAULTS)
+REPLAY = os.environ.get("CHAOS_REPLAY")
+NAMES = [] if REPLAY else os.environ.get("CHAOS_FAULTS", "").split() or [*FAULTS, "sequence"]
+"""Faults of the catalogue, and ``sequence`` for random sequences."""
 
 SETTINGS = {
     "AIRFLOW__HETERO__POLICY": "priority",
@@ -108,9 +110,11 @@ def service_manager(airflow: LocalAirflow) -> Iterator[None]:
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    yield
-    is_over.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 @pytest.fixture(scope="session")

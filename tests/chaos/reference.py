@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-TRAINING = Path(__file__).parent / "dags" / "chaos_training.py"
+from tests.chaos.dag_modules import DAGS, dag_module
 
-
-@functools.cache
-def training_module() -> ModuleType:
-    """The file that the DAG imports."""
-    spec = importlib.util.spec_from_file_location("chaos_training", TRAINING)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+TRAINING = DAGS / "chaos_training.py"
 
 
 @dataclass(frozen=True)
@@ -33,7 +21,7 @@ class Reference:
     @classmethod
     @functools.cache
     def of(cls, seed: int, steps: int) -> Reference:
-        model = training_module().Model(seed)
+        model = dag_module("chaos_training").Model(seed)
         losses, digests = [], []
         for _ in range(steps):
             losses.append(model.step())
@@ -43,7 +31,7 @@ class Reference:
     @staticmethod
     def digest_of(state: Any) -> str:
         """Of a state that was saved."""
-        model = training_module().Model(0)
+        model = dag_module("chaos_training").Model(0)
         model.load_state_dict(state)
         return str(model.digest())
 

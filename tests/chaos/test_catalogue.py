@@ -28,7 +28,7 @@ API itself finds its database locked by more."""
 def cases() -> list[Any]:
     """Each fault with the seeds that are struck at once."""
     found = []
-    for fault in NAMES:
+    for fault in (name for name in NAMES if name != "sequence"):
         size = 1 if fault in ALONE or BACKEND == "sqlite" else TOGETHER
         for first in range(0, len(SEEDS), size):
             seeds = SEEDS[first : first + size]
