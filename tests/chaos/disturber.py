@@ -23,6 +23,8 @@ from tests.chaos.verdict import ENDS, TaskId
 DAG_ID = "sequence"
 PATIENCE_S = 120.0
 """For a clear or a mark while the API server is away."""
+USER_S = 20.0
+"""For a task that a fault can strike."""
 
 
 class Skipped(Exception):
@@ -178,18 +180,24 @@ class Disturber:
                 time.sleep(1)
 
     def _user(self, pick: float) -> tuple[Any, psutil.Process]:
-        """A task that uses devices now, and its process."""
+        """A task that uses devices, and its process; waits for one."""
+        end = time.monotonic() + USER_S
+        while not (users := self._users()) and time.monotonic() < end:
+            time.sleep(0.2)
+        line = _pick(users, pick, "no task uses a device")
+        return line, psutil.Process(line["pid"])
+
+    def _users(self) -> list[Any]:
+        """The journal's lines of the processes that use devices now."""
         lines = self._journal.lines()
         over = {(line["pid"], line["ticks"], line["lease"]) for line in lines if line["event"] == "end"}
-        users = [
+        return [
             line
             for line in lines
             if line["event"] == "start"
             and (line["pid"], line["ticks"], line["lease"]) not in over
             and self._witness.state_of(line) not in ("gone", "Z")
         ]
-        line = _pick(users, pick, "no task uses a device")
-        return line, psutil.Process(line["pid"])
 
     def _component(self, step: Step) -> str:
         name = step.kind.removeprefix("kill_").removeprefix("freeze_").replace("_", "-")

@@ -94,7 +94,7 @@ def random_sequence(
     rng = random.Random(f"{seed} {schedulers}")
     allowed = [kind for kind in WEIGHTS if (not kinds or kind in kinds) and _is_possible(kind, backend)]
     plan = {
-        id_: [{"nap_s": round(rng.uniform(3, 20), 1), "daemon_s": 0.0} for _ in range(count)]
+        id_: [{"nap_s": round(rng.uniform(5, 30), 1), "daemon_s": 0.0} for _ in range(count)]
         for id_, count in tasks.items()
     }
     steps = []

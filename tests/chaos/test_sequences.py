@@ -91,7 +91,6 @@ def test_a_random_sequence_of_faults_costs_nothing(sequence: Sequence, table: Ta
             "\n".join(["", *problems, "", "What happened:", faults, f"Again: make chaos REPLAY={home}/sequence.json"]),
             pytrace=False,
         )
-    shutil.rmtree(home)
 
 
 def run(sequence: Sequence, home: Path) -> tuple[SequenceRow, list[str]]:
