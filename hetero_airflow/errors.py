@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeVar
+
+_Error = TypeVar("_Error", bound="HeteroError")
+
 
 class HeteroError(Exception):
     """Root of all errors of this package; the three parts of its text are fields too.
@@ -17,10 +22,11 @@ class HeteroError(Exception):
         super().__init__(f"{asked}; found {found}. {remedy.rstrip('.')}.")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.__dict__, str(self)))
+        return (rebuild_error, (type(self), self.__dict__, str(self)))
 
 
-def _rebuild(cls: type[HeteroError], fields: dict[str, object], text: str) -> HeteroError:
+def rebuild_error(cls: type[_Error], fields: Mapping[str, object], text: str) -> _Error:
+    """The error with these fields and this text, as another process raised it."""
     error = cls.__new__(cls)
     Exception.__init__(error, text)
     error.__dict__.update(fields)

@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 
 from hetero_airflow.errors import EngineError, RequestError
-from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.leases.recovery import PreviousRuns, TaskRecovery
 from hetero_airflow.executor.pending_task import PendingTask, TaskQueue
 from hetero_airflow.executor.reconcile import (
@@ -21,6 +20,7 @@ from hetero_airflow.executor.reconcile import (
     SubmitTask,
     TakeOverRequest,
 )
+from hetero_airflow.executor.request_resolver import RequestResolver
 from hetero_airflow.executor.task_log import write_task_log
 from hetero_airflow.executor.task_starter import TaskStarter
 from hetero_airflow.model.hold import with_holds
@@ -36,7 +36,7 @@ class ActionRunner:
     queue: TaskQueue
     starter: TaskStarter
     recovery: TaskRecovery
-    tasks: TaskInstances
+    resolver: RequestResolver
 
     def execute(self, actions: Iterable[Action], snapshot: Snapshot, now: datetime) -> None:
         """Carry out the actions, in order.
@@ -57,7 +57,7 @@ class ActionRunner:
                 self.queue.fail(key, text, now)
             case TakeOverRequest(_, pending):
                 task.since, task.request = pending.submitted_at, pending.request
-            case SubmitTask():
+            case SubmitTask() if task.request is not None:  # else its templates are not rendered yet
                 self.queue.submit(task)
             case EndLease(key, lease):
                 self.starter.keeper.end_left_over(key, lease)
@@ -68,6 +68,8 @@ class ActionRunner:
         """Start a task under the lease that the store has for it."""
         holder = snapshot.holders.get(task.request_id)
         task.request = holder.request if holder else task.request
+        if task.request is None:  # its templates are not rendered yet
+            return
         self.queue.forget_events(task)  # the store knows the request
         with suppress(EngineError):  # the task has failed with it
             self.starter.hand_over(task, lease)
@@ -87,17 +89,23 @@ class ActionRunner:
                     write_task_log(task.workload.log_path, text, now)
 
     def _resolve_requests(self, keys: Iterable[Any], snapshot: Snapshot, now: datetime) -> None:
-        """Render and adjust the requests of new tasks. A task whose request can't be read fails."""
-        tasks = {key: task for key in keys if (task := self.queue.tasks[key]).request is None}
-        previous_runs = self.recovery.previous_runs(
-            {task.request_id: (key, task.workload.ti.try_number) for key, task in tasks.items()}
-        )
-        for key, task in tasks.items():
+        """Find and adjust the requests of new tasks. A task whose request can't be read fails."""
+        requests: dict[Any, DeviceRequest] = {}
+        for key in keys:
+            task = self.queue.tasks[key]
             try:
-                request = task.resolve(self.tasks)
+                request = self.resolver.resolve(task, now) if task.request is None else None
             except RequestError as error:
                 self.queue.fail(key, f"The device request can't be read: {error}", now)
                 continue
+            if request is not None:
+                requests[key] = request
+        tasks = {key: self.queue.tasks[key] for key in requests}
+        previous_runs = self.recovery.previous_runs(
+            {task.request_id: (key, task.workload.ti.try_number) for key, task in tasks.items()}
+        )
+        for key, request in requests.items():
+            task = tasks[key]
             previous = previous_runs.get(task.request_id, PreviousRuns(0, ()))
             is_new = not previous.failures and not task.not_started
             task.request = request if is_new else self._adjusted(request, task, previous, snapshot, now)

@@ -38,6 +38,7 @@ from hetero_airflow.executor.leases.recovery import TaskRecovery
 from hetero_airflow.executor.pending_task import PendingTask, TaskQueue
 from hetero_airflow.executor.placement_checks import PlacementChecks
 from hetero_airflow.executor.reconcile import is_settled, reconcile
+from hetero_airflow.executor.request_resolver import RequestResolver
 from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.executor.task_starter import TaskStarter
 from hetero_airflow.health.transitions import leases_to_migrate
@@ -93,8 +94,11 @@ class Dispatcher:
             airflow_queue=configuration.queue,
             token_age=timedelta(seconds=queued_timeout_s / 4),
         )
-        self._runner = ActionRunner(self.queue, self.starter, self._recovery, tasks)
-        self.checks = PlacementChecks(policy, engine, tasks, self.starter.reaches, self._context, callbacks)
+        self._resolver = RequestResolver(tasks)
+        self._runner = ActionRunner(self.queue, self.starter, self._recovery, self._resolver)
+        self.checks = PlacementChecks(
+            policy, engine, tasks, self.starter.reaches, self._context, self._resolver, callbacks
+        )
         lease_timeout_s, add_context = configuration.lease_timeout_s, self._add_policy_context
         self._cycle = Cycle(
             store, policy, self.starter, lease_timeout_s, preemptor=self._preemptions, policy_context=add_context
@@ -130,6 +134,7 @@ class Dispatcher:
     def place_tasks(self, now: datetime) -> None:
         """Free the devices of ended tasks, decide which tasks get free devices, and hand those to the engine."""
         with self._tolerate_outages("deciding"):
+            self._resolver.begin_round()
             self._take_inventory(now)
             self._cluster.record_workers(now)
             self.lease_events.handle(self.keeper.free_ended(now), now)
@@ -158,10 +163,15 @@ class Dispatcher:
             self._housekeeping.run((*(task.request_id for task in waiting), *running), now)
             self.starter.record_placed(self._tasks, now)
 
+    def has_new_requests(self) -> bool:
+        """Whether templates of waiting tasks were rendered since `place_tasks`, so that it can place more tasks."""
+        return self._resolver.has_news()
+
     def close(self) -> None:
         """Stop the processes beside the scheduler, and write the records that are left."""
         self._inventory.close()
         self._health.close()
+        self._resolver.close()
         with self._tolerate_outages("housekeeping"):
             self.starter.record_placed(self._tasks)
 

@@ -105,7 +105,7 @@ class HeteroExecutor(BaseExecutor):
         self._dispatcher.place_tasks(now)  # decide who gets free devices, and hand those tasks to the engine
         self._engine.heartbeat()  # the engine starts them
         is_any_over = self._process_ends(self._engine.collect())
-        if is_any_over:  # its devices go to the next task at once
+        if is_any_over or self._dispatcher.has_new_requests():  # free devices go to the next task at once
             self._dispatcher.place_tasks(now)
             self._engine.heartbeat()
         self._dispatcher.maintain(now)  # renew leases, find lost tasks, keep records

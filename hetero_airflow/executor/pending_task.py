@@ -11,7 +11,6 @@ from typing import Any
 from airflow.executors.workloads import ExecuteTask
 
 from hetero_airflow.contract.envelope import RequestOrTemplate, unpack_gang
-from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.context.attained_service import AttainedService
 from hetero_airflow.executor.task_log import SchedulerCallbacks, with_task_names, write_task_log
 from hetero_airflow.model.gang import GangMember, gang_member
@@ -71,15 +70,6 @@ class PendingTask:
     def waited_s(self, now: datetime) -> float:
         """Seconds since the task was queued."""
         return (now - self.since).total_seconds()
-
-    def resolve(self, tasks: TaskInstances) -> DeviceRequest:
-        """The request, with its templates rendered.
-
-        :raises RequestError: the templates can't be rendered, or make no request
-        """
-        if isinstance(self.requested, DeviceRequest):
-            return self.requested
-        return tasks.render(self.workload, self.requested)
 
     def original_number(self, alternative: int) -> int:
         """The position of an alternative of `request` before the alternatives were reordered."""

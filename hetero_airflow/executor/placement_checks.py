@@ -25,6 +25,7 @@ from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.context.policy_context import PolicyContext
 from hetero_airflow.executor.pending_task import PendingTask
 from hetero_airflow.executor.reconcile import is_settled
+from hetero_airflow.executor.request_resolver import RequestResolver
 from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.plan import Decision, Place, Plan, Refuse, Wait
 from hetero_airflow.model.request import DeviceRequest
@@ -46,6 +47,7 @@ class PlacementChecks:
         tasks: TaskInstances,
         reaches: Callable[[str], bool],
         context: PolicyContext,
+        resolver: RequestResolver,
         callbacks: SchedulerCallbacks,
     ) -> None:
         self.tasks: dict[Any, PendingTask] = {}
@@ -53,6 +55,7 @@ class PlacementChecks:
         self._task_instances = tasks
         self._checker = PlacementChecker(policy, reaches)
         self._context = context
+        self._resolver = resolver
         self._renew_token = callbacks.renew_token
 
     def add(self, workload: ExecuteTask, requested: RequestOrTemplate, since: datetime) -> None:
@@ -69,10 +72,12 @@ class PlacementChecks:
         undecided: dict[str, Any] = {}
         for key, task in list(self.tasks.items()):
             try:
-                request = task.request = task.request or task.resolve(self._task_instances)
+                request = task.request = task.request or self._resolver.resolve(task, now)
             except RequestError as error:
                 problem = f"The device request can't be read: {error}"
                 self._hand_over(key, PlacementAnswer(problem=problem, is_final=True))
+                continue
+            if request is None:
                 continue
             if request.wait_timeout_s is not None and task.waited_s(now) > request.wait_timeout_s:
                 problem = f"asked to wait at most {request.wait_timeout_s:g} s for {request}"

@@ -1,5 +1,6 @@
 """An executor's inside without Airflow around it: the real store in memory, and stand-ins for Airflow's own parts."""
 
+import time
 from datetime import timedelta
 from types import SimpleNamespace
 from uuid import UUID, uuid5
@@ -12,6 +13,7 @@ from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.task_log import SchedulerCallbacks
+from hetero_airflow.executor.templates.rendering import run_context
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.store.memory import MemoryStore
@@ -89,8 +91,8 @@ class StandInTasks:
     def record_leases(self, leases):
         self.records += leases
 
-    def render(self, workload, arguments):
-        return DeviceRequest.parse(**arguments)
+    def template_context(self, dag_id, run_id, defaults):
+        return run_context(dag_id, run_id, EPOCH, EPOCH, {"n": 2}, {})
 
 
 class Key(str):
@@ -127,6 +129,17 @@ class Bench:
 
     def report(self, key, state, reason):
         self.reports.append((key, state, reason))
+
+    def beat_until(self, is_done, longest_s=180.0):
+        """Heartbeats in real time until then; the seconds of CPU time that each of them took."""
+        durations, until = [], time.monotonic() + longest_s
+        while not is_done():
+            assert time.monotonic() < until, (self.reports, self.started, list(self.queue.tasks))
+            begin = time.process_time()
+            self.beat(0.02)
+            durations.append(time.process_time() - begin)
+            time.sleep(0.02)
+        return durations
 
     def hold(self, name, device="gpu", *, task_id=None, map_index=-1, gang=1, **arguments):
         """A QUEUED task instance of that name; its request id."""
@@ -173,7 +186,8 @@ class Bench:
 def bench():
     bench = Bench()
     bench.store.record([WorkerSeen(a_worker())], EPOCH - timedelta(seconds=1))
-    return bench
+    yield bench
+    bench.dispatcher._resolver.close()
 
 
 @pytest.fixture

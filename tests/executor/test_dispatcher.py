@@ -85,11 +85,25 @@ def test_a_task_fails_after_its_waiting_limit_and_not_before(bench):
 
 def test_a_request_that_can_not_be_rendered_fails_its_task_alone(bench):
     bench.hold("a")
-    bench.dispatcher.queue.tasks["a"].requested = {"device": "gpuu"}
-    bench.hold("b")
+    bench.dispatcher.queue.tasks["a"].requested = {"device": "gpu:-{{ params.n }}"}
+    id_ = bench.hold("b")
     bench.beat()
+    assert bench.started == ["b"], "it does not wait for the templates of others"
+    bench.run(id_)
+    bench.beat_until(lambda: bench.reports)
     assert [(key, state) for key, state, _ in bench.reports] == [("a", "failed")]
     assert bench.started == ["b"]
+
+
+def test_a_template_is_rendered_before_the_task_is_placed_and_keeps_its_place_in_the_queue(bench):
+    bench.hold("templated")
+    bench.dispatcher.queue.tasks["templated"].requested = {"device": "gpu:{{ params.n }}"}
+    queued_at = bench.clock.now()
+    bench.beat()
+    assert (bench.started, bench.store.snapshot().pending) == ([], ())
+    bench.beat_until(lambda: bench.started)
+    (holder,) = bench.store.snapshot().holders.values()
+    assert (str(holder.request), holder.submitted_at) == ("2 × gpu", queued_at)
 
 
 def test_the_same_key_held_again_while_its_lease_is_not_free_waits_for_that(bench):

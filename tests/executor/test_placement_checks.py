@@ -88,3 +88,13 @@ def test_a_probe_is_kept_fresh_and_gets_a_new_token(bench, ask, busy):
     bench.keeper.end("train", "the task ended")
     bench.beat(1)
     assert (list(answers(bench)), bench.tokens) == (["room"], ["room"])
+
+
+def test_a_check_with_a_template_is_answered_once_that_is_rendered(bench, ask):
+    for name, device in {"room": "gpu:{{ params.n }}", "wrong": "gpu:-{{ params.n }}"}.items():
+        ask(name)
+        bench.dispatcher.checks.tasks[name].requested = {"device": device}
+    bench.beat_until(lambda: len(answers(bench)) == 2)
+    assert answers(bench)["room"].device_ids == ("GPU-0", "GPU-1")
+    assert "can't be read" in answers(bench)["wrong"].problem
+    assert answers(bench)["wrong"].is_final

@@ -25,7 +25,7 @@ from hetero_airflow.engines.kubernetes.options import cluster_options
 from hetero_airflow.engines.kubernetes.pods.pod_merge import complete_pod
 from hetero_airflow.engines.kubernetes.pods.pod_parts import claim_parts, pod_parts
 from hetero_airflow.errors import SettingsError, shorten
-from hetero_airflow.executor.airflow_db.templates import render_arguments, run_context
+from hetero_airflow.executor.templates.rendering import render_arguments, run_context
 from hetero_airflow.model.request import DeviceRequest
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -19,9 +19,8 @@ from sqlalchemy import ColumnElement, and_, func, or_, select, update
 
 from hetero_airflow.contract.state_keys import LEASE
 from hetero_airflow.executor.airflow_db.state_store import write_state
-from hetero_airflow.executor.airflow_db.templates import render_request
+from hetero_airflow.executor.airflow_db.template_context import read_context
 from hetero_airflow.model.gang import GangMember, gang_member
-from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.runtime.task_lease import TaskLease
 
 log = logging.getLogger(__name__)
@@ -154,13 +153,12 @@ class TaskInstances:
         """Mark the tasks that are still QUEUED as successful: they are not needed any more."""
         _update_queued(ids, state=TaskInstanceState.SUCCESS, start_date=now, end_date=now, duration=0.0)
 
-    def render(self, workload: ExecuteTask, arguments: Mapping[str, Any]) -> DeviceRequest:
-        """The request that arguments with templates make in the task's DAG run.
-
-        :raises RequestError: see `render_request`
-        """
+    def template_context(
+        self, dag_id: str, run_id: str, defaults: MutableMapping[str, Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
+        """What templates in device arguments may use in a DAG run; see `read_context`."""
         with create_session(scoped=False) as session:
-            return render_request(session, workload.ti.dag_id, workload.ti.run_id, arguments)
+            return read_context(session, dag_id, run_id, defaults)
 
 
 def _uuids(ids: Collection[str]) -> list[UUID]:

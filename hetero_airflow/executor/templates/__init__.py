@@ -1,0 +1,13 @@
+"""Renders device arguments that are templates, beside the scheduler's loop.
+
+A template is code of a DAG author. Jinja has loops, macros and large numbers, so a template may use any amount of time
+and memory. One that does must not stop the scheduler. A language without loops would take away filters and conditions
+that templates use today, and ``'x' * 3000000000`` needs no loop. So templates stay Jinja, and the kernel limits them.
+
+`renderer` runs in the scheduler and never blocks: it sends jobs to one process and reads the answers that are there.
+`render_process` is that process. It forks for each job, and the fork has limits on CPU time, time and memory. The next
+job of each DAG comes before the second of another, so a DAG with many bad templates delays only itself. Equal jobs are
+rendered once. Jobs are pickled, because only the scheduler writes them. Answers are JSON, because a template may have
+influenced them. The scheduler never calls `rendering`, which has no limits. Commands do: there a user waits for a
+template of his own.
+"""

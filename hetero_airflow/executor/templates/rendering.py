@@ -1,0 +1,77 @@
+"""Renders device arguments that are Jinja templates. Without limits on time and memory; see `render_process`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from jinja2 import StrictUndefined
+from jinja2.sandbox import SandboxedEnvironment
+
+from hetero_airflow.errors import RequestError, shorten
+from hetero_airflow.model.request import DeviceRequest
+
+MAX_CHARACTERS = 10_000
+"""The length of one rendered text."""
+
+_ENVIRONMENT = SandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
+
+
+def render_arguments(arguments: Mapping[str, Any], context: Mapping[str, Any]) -> DeviceRequest:
+    """The request from the arguments, with templates rendered in that context.
+
+    :raises RequestError: a template can't be rendered, or the rendered request is not valid
+    """
+    rendered = {name: _render(name, value, context) for name, value in arguments.items()}
+    return DeviceRequest.parse(rendered.pop("device", None), **rendered)
+
+
+def run_context(
+    dag_id: str,
+    run_id: str,
+    logical_date: datetime | None,
+    date: datetime,
+    defaults: Mapping[str, Any],
+    conf: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The context of templates: ``params`` (the DAG's defaults and the run's conf), ``dag_run``, ``ds`` and others."""
+    return {
+        "params": {**defaults, **conf},
+        "dag_run": {"conf": conf, "run_id": run_id, "logical_date": logical_date, "dag_id": dag_id},
+        "run_id": run_id,
+        "logical_date": logical_date,
+        "ds": date.strftime("%Y-%m-%d"),
+    }
+
+
+def _render(field: str, value: Any, context: Mapping[str, Any]) -> Any:
+    if isinstance(value, str):
+        return _render_text(field, value, context)
+    if isinstance(value, Mapping):
+        return {name: _render(field, item, context) for name, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return type(value)(_render(field, item, context) for item in value)
+    return value
+
+
+def _render_text(field: str, template: str, context: Mapping[str, Any]) -> str:
+    try:
+        text = _ENVIRONMENT.from_string(template).render(context)
+    except MemoryError:
+        raise  # its limit is that of the process
+    except Exception as error:  # a template may raise anything; only this task fails
+        raise RequestError(
+            field,
+            template,
+            found=f"a template that fails: {str(error)[:500] or type(error).__name__}",
+            remedy="Use params, dag_run, run_id, ds or logical_date",
+        ) from error
+    if len(text) > MAX_CHARACTERS:
+        raise RequestError(
+            field,
+            template,
+            found=f"a template that makes {len(text)} characters: {shorten(text, 40)}",
+            remedy=f"Let it make at most {MAX_CHARACTERS}",
+        )
+    return text
