@@ -25,7 +25,7 @@ class RequestResolver:
     def __init__(self, tasks: TaskInstances) -> None:
         self._tasks = tasks
         self._renderer = TemplateRenderer()
-        self._contexts: dict[tuple[str, str], bytes] = {}
+        self._contexts: dict[tuple[str, str], str] = {}
         """(DAG, run) → its packed context, in this round."""
         self._defaults: dict[str, Mapping[str, Any]] = {}
         """DAG → the defaults of its params, in this round."""
@@ -65,7 +65,7 @@ class RequestResolver:
         """End the process that renders."""
         self._renderer.close()
 
-    def _context(self, task: PendingTask) -> bytes | None:
+    def _context(self, task: PendingTask) -> str | None:
         """What the task's templates may use; None if this round has no time left to read it."""
         run = task.workload.ti.dag_id, task.workload.ti.run_id
         if run not in self._contexts and self._read_s < _READ_S:

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import resource
 import selectors
 import signal
-import struct
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 from hetero_airflow.errors import RequestError
-from hetero_airflow.executor.templates.rendering import render_arguments
+from hetero_airflow.executor.templates.rendering import load_context, render_arguments
 from hetero_airflow.executor.templates.turns import TurnQueue
 
 CPU_S = 1
@@ -37,21 +34,21 @@ MAX_ANSWER_BYTES = 256 << 10
 
 _MAX_FORKS = 2
 _PARENT_CHECK_S = 5.0
-_HEADER = struct.Struct(">I")
 
 
 class RenderJob(NamedTuple):
-    """What is rendered; the arguments and the context are pickled."""
+    """What is rendered."""
 
     number: int
-    arguments: bytes
-    context: bytes
+    arguments: str
+    """JSON."""
+    context: str
+    """JSON, see `load_context`."""
 
 
 def pack_job(dag_id: str, job: RenderJob) -> bytes:
-    """One job on the input."""
-    body = pickle.dumps((dag_id, tuple(job)))
-    return _HEADER.pack(len(body)) + body
+    """One job on the input: a line with a JSON array."""
+    return json.dumps([dag_id, *job]).encode() + b"\n"
 
 
 class RenderAnswer(NamedTuple):
@@ -105,16 +102,11 @@ class RenderProcess:
         """Whether the input is still open."""
         data = os.read(self._jobs, 1 << 20)
         self._input += data
-        for dag_id, job in self._complete_jobs():
+        *lines, self._input = self._input.split(b"\n")
+        for line in lines:
+            dag_id, *job = json.loads(line)
             self._waiting.put(dag_id, RenderJob(*job))
         return bool(data)
-
-    def _complete_jobs(self) -> Iterator[tuple[str, tuple[int, bytes, bytes]]]:
-        size = _HEADER.size
-        while len(self._input) >= size and len(self._input) >= size + (length := _HEADER.unpack_from(self._input)[0]):
-            body = bytes(self._input[size : size + length])
-            del self._input[: size + length]
-            yield pickle.loads(body)  # noqa: S301  the scheduler wrote it
 
     def _start_next(self) -> None:
         job = self._waiting.take()
@@ -170,8 +162,8 @@ def _limit() -> None:
 
 def _outcome(job: RenderJob) -> dict[str, Any]:
     try:
-        arguments, context = pickle.loads(job.arguments), pickle.loads(job.context)  # noqa: S301  from the scheduler
-        return {"request": render_arguments(arguments, context).model_dump(mode="json", exclude_defaults=True)}
+        request = render_arguments(json.loads(job.arguments), load_context(job.context))
+        return {"request": request.model_dump(mode="json", exclude_defaults=True)}
     except RequestError as error:
         return {"error": error.__dict__, "text": str(error)}
     except MemoryError:

@@ -6,20 +6,21 @@ import fcntl
 import json
 import logging
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from hetero_airflow.contract.envelope import is_template
-from hetero_airflow.errors import RequestError, rebuild_error
+from hetero_airflow.errors import RequestError, rebuild_error, shorten
 from hetero_airflow.executor.templates import render_process
 from hetero_airflow.executor.templates.render_process import RenderAnswer, RenderJob, pack_job
+from hetero_airflow.executor.templates.rendering import dump_context
 from hetero_airflow.executor.templates.turns import TurnQueue
 from hetero_airflow.model.request import DeviceRequest
 
@@ -60,7 +61,7 @@ class TemplateRenderer:
         self._process: subprocess.Popen[bytes] | None = None
         self._jobs: dict[int, _Waiting] = {}
         """Number → job without an answer."""
-        self._numbers: dict[tuple[str, bytes, bytes], int] = {}
+        self._numbers: dict[tuple[str, str, str], int] = {}
         """DAG, arguments and context → number of that job."""
         self._waiting_ids: set[str] = set()
         self._next_number = 0
@@ -82,13 +83,13 @@ class TemplateRenderer:
         """Whether a job with this id waits, or its result was not taken yet."""
         return id_ in self._waiting_ids or id_ in self._results
 
-    def submit(self, id_: str, dag_id: str, arguments: Mapping[str, Any], context: bytes) -> None:
+    def submit(self, id_: str, dag_id: str, arguments: Mapping[str, Any], context: str) -> None:
         """Let a job be rendered, after other DAGs had their turns.
 
         :param context: see `pack_context`
         :raises RequestError: arguments that can't be sent to another process
         """
-        packed = _pack(dict(arguments), "arguments", arguments)
+        packed = _pack(lambda: json.dumps(dict(arguments), default=_as_json), "arguments", arguments)
         if not self._jobs:
             self._answered_at = time.monotonic()
         number = self._numbers.setdefault((dag_id, packed, context), self._next_number)
@@ -227,24 +228,33 @@ class TemplateRenderer:
         )
 
 
-def pack_context(context: Mapping[str, Any]) -> bytes:
+def pack_context(context: Mapping[str, Any]) -> str:
     """The context of the templates in one DAG run, for `TemplateRenderer.submit`.
 
     :raises RequestError: it can't be sent to another process
     """
-    return _pack(dict(context), "params and conf", {"device": context.get("run_id")})
+    return _pack(lambda: dump_context(context), "params and conf", {"device": context.get("run_id")})
 
 
-def _pack(values: dict[str, Any], name: str, arguments: Mapping[str, Any]) -> bytes:
+def _pack(dump: Callable[[], str], name: str, arguments: Mapping[str, Any]) -> str:
     try:
-        packed = pickle.dumps(values)
-    except Exception as error:  # a value from a DAG file may raise anything
-        found = f"{name} that can't be copied: {type(error).__name__}"
+        packed = dump()
+    except (TypeError, ValueError, RecursionError) as error:
+        found = f"{name} that are no JSON: {shorten(str(error), 200)}"
         raise _error(arguments, found, "Use texts, numbers, lists and mappings") from error
     if len(packed) > MAX_BYTES:
         found = f"{len(packed) >> 10} KiB of {name}, beside a template"
         raise _error(arguments, found, f"Use at most {MAX_BYTES >> 10} KiB where device arguments are templates")
     return packed
+
+
+def _as_json(value: object) -> Any:
+    """What stands for a value of a device argument in JSON."""
+    if isinstance(value, (set, frozenset)):
+        return list(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    raise TypeError(f"a value of type {type(value).__name__}")
 
 
 def _result(answer: RenderAnswer, arguments: Mapping[str, Any]) -> DeviceRequest | RequestError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -43,6 +44,30 @@ def run_context(
         "logical_date": logical_date,
         "ds": date.strftime("%Y-%m-%d"),
     }
+
+
+def dump_context(context: Mapping[str, Any]) -> str:
+    """A context of `run_context` as JSON.
+
+    :raises TypeError: params or a conf have a value that JSON does not have
+    :raises ValueError: a mapping contains itself
+    :raises RecursionError: they are nested too deeply
+    """
+    return json.dumps(context, default=_date_text)
+
+
+def load_context(text: str) -> dict[str, Any]:
+    """The context from `dump_context`."""
+    context: dict[str, Any] = json.loads(text)
+    if context["logical_date"] is not None:
+        context["logical_date"] = context["dag_run"]["logical_date"] = datetime.fromisoformat(context["logical_date"])
+    return context
+
+
+def _date_text(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(f"a value of type {type(value).__name__}")
 
 
 def _render(field: str, value: Any, context: Mapping[str, Any]) -> Any:

@@ -49,7 +49,7 @@ def submit(templates, id_, dag_id="dag", context=CONTEXT, **arguments):
     "arguments",
     [
         {"device": "{{ params.kind }}:{{ params.n }}"},
-        {"device": {"gpu", "{{ params.kind }}"}, "wait_timeout": timedelta(hours=2)},
+        {"device": {"{{ params.kind }}"}, "wait_timeout": timedelta(hours=2)},
         {"device": ("gpu", {"device": "cpu:{{ params.n * 4 }}"}), "labels": {"day": "{{ ds | replace('-', '') }}"}},
         {"device": "gpu", "labels": {"month": "{{ logical_date.strftime('%m') }}", "run": "{{ dag_run.run_id }}"}},
         {"device": "{{ ['gpu', 'npu'] | join(',') if not params else 'gpu' | upper | lower }}", "priority": "high"},
@@ -129,10 +129,10 @@ def test_a_process_that_can_not_start_costs_a_warning_and_the_task_waits(templat
     assert result_of(templates, "a") == DeviceRequest.parse("gpu:2")
 
 
-def test_a_large_conf_and_values_that_can_not_be_copied_are_refused():
+def test_a_large_conf_and_values_that_are_no_json_are_refused():
     with pytest.raises(RequestError, match="KiB of params and conf"):
         pack_context({"params": {"text": "x" * 1_000_000}})
-    with pytest.raises(RequestError, match="can't be copied"):
+    with pytest.raises(RequestError, match="that are no JSON"):
         pack_context({"params": {"function": lambda: None}})
 
 
