@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 from hetero_airflow.errors import RequestError
-from hetero_airflow.executor.templates.rendering import load_context, render_arguments
+from hetero_airflow.executor.templates.rendering import load_arguments, load_context, render_arguments
 from hetero_airflow.executor.templates.turns import TurnQueue
 
 CPU_S = 1
@@ -162,7 +162,7 @@ def _limit() -> None:
 
 def _outcome(job: RenderJob) -> dict[str, Any]:
     try:
-        request = render_arguments(json.loads(job.arguments), load_context(job.context))
+        request = render_arguments(load_arguments(job.arguments), load_context(job.context))
         return {"request": request.model_dump(mode="json", exclude_defaults=True)}
     except RequestError as error:
         return {"error": error.__dict__, "text": str(error)}

@@ -13,14 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from hetero_airflow.contract.envelope import is_template
 from hetero_airflow.errors import RequestError, rebuild_error, shorten
 from hetero_airflow.executor.templates import render_process
 from hetero_airflow.executor.templates.render_process import RenderAnswer, RenderJob, pack_job
-from hetero_airflow.executor.templates.rendering import dump_context
+from hetero_airflow.executor.templates.rendering import dump_arguments, dump_context
 from hetero_airflow.executor.templates.turns import TurnQueue
 from hetero_airflow.model.request import DeviceRequest
 
@@ -89,7 +88,7 @@ class TemplateRenderer:
         :param context: see `pack_context`
         :raises RequestError: arguments that can't be sent to another process
         """
-        packed = _pack(lambda: json.dumps(dict(arguments), default=_as_json), "arguments", arguments)
+        packed = _pack(lambda: dump_arguments(arguments), "arguments", arguments)
         if not self._jobs:
             self._answered_at = time.monotonic()
         number = self._numbers.setdefault((dag_id, packed, context), self._next_number)
@@ -246,15 +245,6 @@ def _pack(dump: Callable[[], str], name: str, arguments: Mapping[str, Any]) -> s
         found = f"{len(packed) >> 10} KiB of {name}, beside a template"
         raise _error(arguments, found, f"Use at most {MAX_BYTES >> 10} KiB where device arguments are templates")
     return packed
-
-
-def _as_json(value: object) -> Any:
-    """What stands for a value of a device argument in JSON."""
-    if isinstance(value, (set, frozenset)):
-        return list(value)
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    raise TypeError(f"a value of type {type(value).__name__}")
 
 
 def _result(answer: RenderAnswer, arguments: Mapping[str, Any]) -> DeviceRequest | RequestError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from jinja2 import StrictUndefined
@@ -15,6 +15,9 @@ from hetero_airflow.model.request import DeviceRequest
 
 MAX_CHARACTERS = 10_000
 """The length of one rendered text."""
+
+_SET = "set:"
+"""The key of a mapping that stands for a set in JSON."""
 
 _ENVIRONMENT = SandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
 
@@ -46,6 +49,22 @@ def run_context(
     }
 
 
+def dump_arguments(arguments: Mapping[str, Any]) -> str:
+    """Device arguments as JSON. A set stays one: the order of its alternatives has no meaning.
+
+    :raises TypeError: a value that JSON does not have
+    :raises ValueError: a mapping contains itself
+    :raises RecursionError: they are nested too deeply
+    """
+    return json.dumps(dict(arguments), default=_as_json)
+
+
+def load_arguments(text: str) -> dict[str, Any]:
+    """The arguments from `dump_arguments`."""
+    arguments: dict[str, Any] = json.loads(text, object_hook=lambda value: set(value[_SET]) if _SET in value else value)
+    return arguments
+
+
 def dump_context(context: Mapping[str, Any]) -> str:
     """A context of `run_context` as JSON.
 
@@ -53,7 +72,7 @@ def dump_context(context: Mapping[str, Any]) -> str:
     :raises ValueError: a mapping contains itself
     :raises RecursionError: they are nested too deeply
     """
-    return json.dumps(context, default=_date_text)
+    return json.dumps(context, default=_as_json)
 
 
 def load_context(text: str) -> dict[str, Any]:
@@ -64,9 +83,13 @@ def load_context(text: str) -> dict[str, Any]:
     return context
 
 
-def _date_text(value: object) -> str:
+def _as_json(value: object) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, (set, frozenset)):
+        return {_SET: list(value)}
     raise TypeError(f"a value of type {type(value).__name__}")
 
 
