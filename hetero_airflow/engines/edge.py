@@ -27,11 +27,12 @@ _MAX_COMMAND_LENGTH: int = EdgeJobModel.__table__.c.command.type.length
 class EdgeEngine(RemoteEngine):
     """Puts each device task into the table from which the chosen edge worker takes its jobs.
 
-    The end of a job is no proof that its processes ended: a worker that was cut off may report an earlier run.
+    The table has one row for all runs of a try, and a worker's report does not name the run. So the end of a job is no
+    proof that the current run has ended: a worker that was cut off may report an earlier one.
     """
 
     name = "edge"
-    traits = EngineTraits(supports_callbacks=True, start_timeout_s=START_TIMEOUT_S)
+    traits = EngineTraits(supports_callbacks=True, names_runs=False, start_timeout_s=START_TIMEOUT_S)
 
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
         super().__init__(EdgeExecutor(parallelism, team_name))
@@ -49,10 +50,12 @@ class EdgeEngine(RemoteEngine):
                 remedy="Ask for fewer devices in one task, or use the engine celery",
             )
         self.leases.hand_over(workload.key, lease)
+        self.executor.last_reported_state.pop(workload.key, None)
         with create_session(scoped=False) as session:
             self.executor.queue_workload(workload, session)
             session.flush()
-            session.execute(update(EdgeJobModel).where(*_job(workload.key)).values(queue=worker_queue(worker.id)))
+            new_job = {"queue": worker_queue(worker.id), "edge_worker": None}
+            session.execute(update(EdgeJobModel).where(*_job(workload.key)).values(new_job))
 
     def hand_over_unplaced(self, workload: ExecuteTask) -> None:
         """Make a job in the queue that the task names."""
@@ -73,7 +76,19 @@ class EdgeEngine(RemoteEngine):
     def collect(self) -> dict[Any, tuple[Any, Any]]:
         """The tasks that ended since the last call, from EdgeExecutor's table."""
         self.executor.sync()
+        for key in [key for key in self.executor.event_buffer if key in self.leases]:
+            self._requeue_unfetched(key)
         return self.take_events()
+
+    def _requeue_unfetched(self, key: Any) -> None:
+        """Queue a job again that no worker has fetched, and drop its event: it is the report of an earlier run."""
+        is_unfetched = EdgeJobModel.edge_worker.is_(None), EdgeJobModel.state != TaskInstanceState.QUEUED
+        requeue = update(EdgeJobModel).where(*_job(key), *is_unfetched).values(state=TaskInstanceState.QUEUED)
+        with create_session(scoped=False) as session:
+            was_overwritten = bool(session.execute(requeue.returning(EdgeJobModel.task_id)).all())
+        if was_overwritten:
+            del self.executor.event_buffer[key]
+            self.executor.running.add(key)
 
     def heartbeat(self) -> None:
         """Do nothing: workers fetch their jobs."""

@@ -81,6 +81,8 @@ class EngineTraits:
     supports_connection_test: bool = False
     pre_assigns_external_executor_id: bool = False
     """Airflow gives each task instance an id for the executor when it queues it."""
+    names_runs: bool = True
+    """An end that it reports is that of the run which was handed over last. If False, it may be an earlier run's."""
     start_timeout_s: float | None = None
     """A device task must start this long after it was handed over, or it never starts; None for no limit."""
 

@@ -31,6 +31,7 @@ from hetero_airflow.executor.device_health.host_health import HostHealth
 from hetero_airflow.executor.gangs.roster import GangRoster
 from hetero_airflow.executor.housekeeping import Housekeeping
 from hetero_airflow.executor.leases.cluster_events import ClusterEvents
+from hetero_airflow.executor.leases.end_reports import EndReports
 from hetero_airflow.executor.leases.event_handler import LeaseEventHandler
 from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
 from hetero_airflow.executor.leases.preemption import PreemptionNotices
@@ -79,6 +80,7 @@ class Dispatcher:
         self.workers = KnownWorkers(store)
         self.queue = TaskQueue(callbacks)
         self.keeper = LeaseKeeper(store, engine, tasks, configuration.lease_timeout_s)
+        self.reports = EndReports(self.keeper, engine)
         self._context = PolicyContext(store, configuration.shares, edges, SiteLinks(configuration.site_links))
         self._recovery = TaskRecovery(tasks, configuration.rules, callbacks.note)
         self._preemptions = PreemptionNotices(store, self.keeper, tasks, configuration.grace_s, callbacks.note, clock)

@@ -88,6 +88,7 @@ class HeteroExecutor(BaseExecutor):
         self._store = store
         self._dispatcher = dispatcher
         self._queue, self._checks, self._keeper = dispatcher.queue, dispatcher.checks, dispatcher.keeper
+        self._reports = dispatcher.reports
 
     def queue_workload(self, workload: Any, session: Session) -> None:
         """Keep a device task; pass everything else to the engine. Runs inside the scheduler's transaction."""
@@ -230,15 +231,14 @@ class HeteroExecutor(BaseExecutor):
         the coming run.
         """
         is_any_over = False
-        for key, (state, info) in events.items():
+        for key, (state, info) in (self._reports.denied() | dict(events)).items():
+            is_end = state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED)
             if key not in self._keeper.running:
-                super().change_state(key, state, info)
-            elif state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED):
-                has_failed = state == TaskInstanceState.FAILED
-                if (has_failed and self._keeper.is_lost(key)) or self._keeper.is_still_running(key, failed=has_failed):
-                    continue
-                runs_again = key in self._queue.tasks or self._keeper.is_scheduled_again(key)
-                self._keeper.end(key, "the task ended")
+                if not (is_end and self._reports.is_late(key)):
+                    super().change_state(key, state, info)
+            elif is_end and self._reports.is_over(key, (state, info)):
+                runs_again = key in self._queue.tasks or self._reports.is_scheduled_again(key)
+                self._reports.end(key)
                 is_any_over = True
                 if not runs_again:
                     super().change_state(key, state, info)

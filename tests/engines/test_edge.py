@@ -83,6 +83,12 @@ def report(session, state):
         open_session.execute(update(EdgeJobModel).values(state=state, last_update=datetime.now(UTC)))
 
 
+def fetch(session, worker="w1"):
+    """A worker takes the only job, as EdgeExecutor's route does it."""
+    with session.begin() as open_session:
+        open_session.execute(update(EdgeJobModel).values(state=TaskInstanceState.RESTARTING, edge_worker=worker))
+
+
 def liveness(engine, lease, state="running", seen_at=None):
     return engine.liveness_of([LeasedProcess(lease, state, 100, "w1", seen_at, True)])[lease.id]
 
@@ -101,6 +107,7 @@ def test_a_job_that_nobody_has_taken_is_withdrawn_and_no_other(engine, session):
     assert liveness(engine, lease, "queued") is Liveness.GONE
     assert jobs(session) == {}
     task, lease = place(engine)
+    fetch(session)
     report(session, TaskInstanceState.RUNNING)
     assert not engine.withdraw(task.key)
     assert jobs(session) == {"a": ("hetero.w1", "running")}
@@ -108,6 +115,7 @@ def test_a_job_that_nobody_has_taken_is_withdrawn_and_no_other(engine, session):
 
 def test_the_end_of_a_job_is_reported_and_its_processes_are_the_agents_to_judge(engine, session, heartbeats):
     task, lease = place(engine)
+    fetch(session)
     report(session, TaskInstanceState.RUNNING)
     engine.collect()
     report(session, TaskInstanceState.SUCCESS)
@@ -117,6 +125,23 @@ def test_the_end_of_a_job_is_reported_and_its_processes_are_the_agents_to_judge(
     heartbeats["w1"] = WorkerHeartbeat(now + timedelta(seconds=5), frozenset())
     assert liveness(engine, lease, "success", now) is Liveness.GONE
     assert engine.occupied_slots == 0
+
+
+@pytest.mark.parametrize("state", ["running", "success", "failed"])
+def test_a_job_whose_earlier_run_is_reported_before_a_worker_has_fetched_it_is_queued_again(engine, session, state):
+    task, lease = place(engine)
+    fetch(session)
+    report(session, TaskInstanceState.RUNNING)
+    engine.collect()
+    task.ti.queue = "hetero"
+    engine.hand_over(task, lease.model_copy(update={"id": "the next", "worker_id": "w1"}), WORKER)
+    report(session, TaskInstanceState(state))
+    assert engine.collect() == {}
+    assert jobs(session) == {"a": ("hetero.w1", "queued")}
+    assert task.key in engine.executor.running
+    fetch(session)
+    report(session, TaskInstanceState.SUCCESS)
+    assert engine.collect()[task.key][0] == TaskInstanceState.SUCCESS
 
 
 def test_a_job_that_the_table_can_not_hold_is_refused_with_its_length(engine, session):

@@ -23,6 +23,9 @@ _RUN_ENDS: dict[str | None, RunEnd] = {
 """State of a task instance whose process is gone → how the run ended; FAILED for all others. The engine can't tell:
 LocalExecutor reports success for every process that ended in order, also if its task raised."""
 
+EngineEvent = tuple[Any, Any]
+"""The state of a task that an engine reports, and what it says beside."""
+
 
 @dataclass(slots=True)
 class RunningTask:
@@ -36,6 +39,8 @@ class RunningTask:
     """Since when its process is known to be gone, or Airflow does not want it any more."""
     is_heartbeat_lost: bool = False
     """Airflow has had no heartbeat for too long: the worker may be frozen, and the process may still be there."""
+    denied_end: EngineEvent | None = None
+    """The end that the engine reported, while Airflow's row says that the run goes on."""
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from airflow.utils.state import TaskInstanceState
-from sqlalchemy.exc import SQLAlchemyError
 
 from hetero_airflow.clock import Periods
 from hetero_airflow.engines.engine import AirflowEngine, LeasedProcess, Liveness, termination_cause_of
@@ -35,6 +34,9 @@ a heartbeat of a few seconds, and knows more."""
 
 _WATCH_EVERY_S = 5.0
 
+_MAX_UNREPORTED = 10_000
+"""Number of tasks that are remembered because the engine has not reported their end."""
+
 
 class LeaseStore(Store, History, Protocol):
     """A store with the history of requests."""
@@ -51,8 +53,8 @@ class LeaseKeeper:
         self._tasks = tasks
         self._lease_timeout = timedelta(seconds=lease_timeout_s)
         self._seen: dict[str, tuple[datetime, Liveness]] = {}
-        self._heartbeat_lost: set[Any] = set()
-        """Keys for which the engine may still report the end of an earlier process."""
+        self.unreported: dict[Any, None] = {}
+        """Keys of runs that were ended here. The engine may still report the end of their processes."""
         self._now = datetime.min.replace(tzinfo=UTC)
         self._periods = Periods(renew=lease_timeout_s / 3, watch=_WATCH_EVERY_S)
 
@@ -62,9 +64,18 @@ class LeaseKeeper:
 
     def end(self, key: Any, cause: str, to: LeaseState = LeaseState.RELEASED, *, has_started: bool = True) -> None:
         """The task is over for Airflow. The next `free_ended` that finds its processes gone frees its lease."""
-        task = self.running.pop(key, None)
+        task = self._forget(key)
         if task is not None:
             self._ending[task.lease.id] = EndingTask(key, task.lease, to, cause, has_started)
+
+    def _forget(self, key: Any) -> RunningTask | None:
+        """Remove a task that is over, or another scheduler's. A report of its end that comes later says nothing."""
+        task = self.running.pop(key, None)
+        if task is not None:
+            self.unreported[key] = None
+            if len(self.unreported) > _MAX_UNREPORTED:
+                del self.unreported[next(iter(self.unreported))]
+        return task
 
     def end_left_over(self, key: Any, lease: Lease) -> None:
         """Free the lease of an earlier run whose task is queued again, as `end` does; see `LeaseUse.LEFT_OVER`.
@@ -80,7 +91,7 @@ class LeaseKeeper:
             return {}
         processes = self._tasks.processes([lease.request_id for lease in leases])
         known = [(lease, processes.get(lease.request_id, TaskProcess())) for lease in leases]
-        liveness = self._liveness_of(known)
+        liveness = self.liveness_of(known)
         return {lease.id: lease_use(lease, process, liveness[lease.id]) for lease, process in known}
 
     def mark_heartbeat_lost(self, key: Any) -> None:
@@ -102,38 +113,22 @@ class LeaseKeeper:
         """The requests whose leases are not free yet."""
         return {lease.request_id for lease in self._leases()}
 
-    def is_still_running(self, key: Any, *, failed: bool) -> bool:
-        """Whether the task runs although the engine reported an end: that of a slower or of an earlier process."""
-        if not failed and key not in self._heartbeat_lost:
-            return False
-        task = self.running[key]
-        try:
-            process = self._process(task.lease)
-        except SQLAlchemyError:
-            return False
-        return (
-            process.state == "running" and self._liveness_of([(task.lease, process)])[task.lease.id] is Liveness.ALIVE
-        )
-
-    def is_lost(self, key: Any) -> bool:
-        """Whether a cluster says that a task was lost. Its reported end then does not count: `find_lost` acts on it."""
-        return termination_cause_of(self._engine.cluster, self.running[key].lease) is not None
-
-    def is_scheduled_again(self, key: Any) -> bool:
-        """Whether Airflow is about to queue the task again: it would take any end for the end of the coming run."""
-        try:
-            return self._process(self.running[key].lease).state == TaskInstanceState.SCHEDULED
-        except SQLAlchemyError:
-            return False
-
     def liveness(self, lease: Lease) -> Liveness:
         """Whether a process of the lease runs, as of a few seconds ago at most: each look scans all processes."""
         seen = self._seen.get(lease.id)
         if seen is None or not timedelta(0) <= self._now - seen[0] < timedelta(seconds=_WATCH_EVERY_S):
             live = {known.id for known in self._store.snapshot().leases}
             self._seen = {id_: earlier for id_, earlier in self._seen.items() if id_ in live}
-            seen = self._seen[lease.id] = (self._now, self._liveness_of([(lease, self._process(lease))])[lease.id])
+            seen = self._seen[lease.id] = (self._now, self.liveness_of([(lease, self.process(lease))])[lease.id])
         return seen[1]
+
+    def process(self, lease: Lease) -> TaskProcess:
+        """Airflow's row of the task of a lease."""
+        return self._tasks.processes([lease.request_id]).get(lease.request_id, TaskProcess())
+
+    def liveness_of(self, tasks: Sequence[tuple[Lease, TaskProcess]]) -> Mapping[str, Liveness]:
+        """Lease id → whether a process of it runs."""
+        return self._engine.liveness_of([self._leased_process(lease, process) for lease, process in tasks])
 
     def free_ended(self, now: datetime) -> list[LeaseFreed]:
         """Free the leases of ended tasks whose processes are gone; stop the processes that are left."""
@@ -144,7 +139,7 @@ class LeaseKeeper:
             return []
         processes = self._tasks.processes([task.lease.request_id for task in self._ending.values()])
         known = {id_: processes.get(task.lease.request_id, TaskProcess()) for id_, task in self._ending.items()}
-        liveness = self._liveness_of([(task.lease, known[id_]) for id_, task in self._ending.items()])
+        liveness = self.liveness_of([(task.lease, known[id_]) for id_, task in self._ending.items()])
         for id_, task in self._ending.items():
             if liveness[id_] is Liveness.ALIVE:
                 self._stop(task, known[id_], now)
@@ -174,14 +169,14 @@ class LeaseKeeper:
         """
         lost = []
         for key, lease in [(task.key, task.lease) for task in tasks]:
-            process = self._process(lease)
+            process = self.process(lease)
             if process.state == TaskInstanceState.RUNNING and self._is_newest(key, lease):
                 log.error("Lease %s of %s was taken back while its task ran. The task is stopped.", lease.id, key)
                 self._engine.signal(self._leased_process(lease, process), signal.SIGKILL)
                 lost.append(RunLost(key, lease, "its device lease was taken back"))
             else:
                 log.warning("Another scheduler ended lease %s of %s. Nothing is stopped here.", lease.id, key)
-                del self.running[key]
+                self._forget(key)
         return lost
 
     def _is_newest(self, key: Any, lease: Lease) -> bool:
@@ -197,7 +192,7 @@ class LeaseKeeper:
             return []
         known = self._tasks.processes([task.lease.request_id for task in self.running.values()])
         processes = {key: known.get(task.lease.request_id, TaskProcess()) for key, task in self.running.items()}
-        liveness = self._liveness_of([(task.lease, processes[key]) for key, task in self.running.items()])
+        liveness = self.liveness_of([(task.lease, processes[key]) for key, task in self.running.items()])
         lost_workers = {worker.id for worker in self._store.snapshot().workers if worker.state is WorkerState.LOST}
         events: list[LeaseEvent] = []
         live = self._live_ids()  # `renew` judges the others: Airflow's row may show a newer run of theirs
@@ -228,7 +223,6 @@ class LeaseKeeper:
             self.end(key, "the engine lost the task before it began", LeaseState.EVICTED, has_started=False)
             return [StartFailed(*task.start)]
         if task.is_heartbeat_lost:
-            self._heartbeat_lost.add(key)
             return [RunLost(key, task.lease, "Airflow has not heard of it for too long")]
         status = self._engine.cluster.status(task.lease.id).message if self._engine.cluster is not None else None
         host = process.hostname or task.lease.worker_id
@@ -239,13 +233,6 @@ class LeaseKeeper:
 
     def _live_ids(self) -> set[str]:
         return {lease.id for lease in self._store.snapshot().leases}
-
-    def _process(self, lease: Lease) -> TaskProcess:
-        return self._tasks.processes([lease.request_id]).get(lease.request_id, TaskProcess())
-
-    def _liveness_of(self, tasks: Sequence[tuple[Lease, TaskProcess]]) -> Mapping[str, Liveness]:
-        """Lease id → whether a process of it runs."""
-        return self._engine.liveness_of([self._leased_process(lease, process) for lease, process in tasks])
 
     def _leased_process(self, lease: Lease, process: TaskProcess) -> LeasedProcess:
         process = process_of_lease(lease, process)

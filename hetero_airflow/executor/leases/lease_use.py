@@ -52,6 +52,16 @@ def process_of_lease(lease: Lease, process: TaskProcess) -> TaskProcess:
     return TaskProcess(process.state)
 
 
+def is_run_over(lease: Lease, process: TaskProcess) -> bool:
+    """Whether the run of a lease is over for Airflow.
+
+    A task that waits to be queued, or is queued, has had its run under the lease or is still to have it.
+    """
+    if process.state in (TaskInstanceState.SCHEDULED, TaskInstanceState.QUEUED):
+        return _has_begun(lease, process)
+    return process.state != TaskInstanceState.RUNNING
+
+
 def _has_begun(lease: Lease, process: TaskProcess) -> bool:
     """Whether Airflow has heard of a process since the lease was granted. It writes the time when a run begins."""
     return process.seen_at is not None and process.seen_at >= lease.granted_at

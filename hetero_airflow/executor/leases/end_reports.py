@@ -1,0 +1,77 @@
+"""Judges the ends of tasks that the engine reports: a report may be late, wrong, or that of an earlier run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.utils.state import TaskInstanceState
+from sqlalchemy.exc import SQLAlchemyError
+
+from hetero_airflow.engines.engine import AirflowEngine, Liveness, termination_cause_of
+from hetero_airflow.executor.leases.kept_tasks import EngineEvent
+from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
+from hetero_airflow.executor.leases.lease_use import is_run_over
+
+
+class EndReports:
+    """Decides which reported ends count for the tasks that the lease keeper has."""
+
+    def __init__(self, keeper: LeaseKeeper, engine: AirflowEngine) -> None:
+        self._keeper = keeper
+        self._engine = engine
+
+    def is_late(self, key: Any) -> bool:
+        """Whether an end that is reported now is that of a run which was ended here before. It counts once."""
+        is_late = key not in self._keeper.running and key in self._keeper.unreported
+        if is_late:
+            del self._keeper.unreported[key]
+        return is_late
+
+    def denied(self) -> dict[Any, EngineEvent]:
+        """Key → the reported end that `is_over` did not believe; it may be true by now."""
+        running = self._keeper.running.items()
+        return {key: task.denied_end for key, task in running if task.denied_end is not None}
+
+    def is_over(self, key: Any, event: EngineEvent) -> bool:
+        """Whether a running task is over, now that the engine reports its end.
+
+        Where a report may be an earlier run's, Airflow's row decides. If the processes of the run are gone and nobody
+        tells Airflow, the keeper finds out.
+        """
+        if self._engine.traits.names_runs:
+            has_failed = event[0] == TaskInstanceState.FAILED
+            return not (has_failed and self._is_lost(key)) and not self._is_still_running(key, failed=has_failed)
+        task = self._keeper.running[key]
+        task.denied_end = event
+        try:
+            return is_run_over(task.lease, self._keeper.process(task.lease))
+        except SQLAlchemyError:
+            return False
+
+    def end(self, key: Any) -> None:
+        """End a running task whose report is believed."""
+        self._keeper.end(key, "the task ended")
+        self._keeper.unreported.pop(key, None)
+
+    def is_scheduled_again(self, key: Any) -> bool:
+        """Whether Airflow is about to queue the task again: it would take any end for the end of the coming run."""
+        try:
+            return self._keeper.process(self._keeper.running[key].lease).state == TaskInstanceState.SCHEDULED
+        except SQLAlchemyError:
+            return False
+
+    def _is_lost(self, key: Any) -> bool:
+        """Whether a cluster says that a task was lost. Its reported end then does not count: the keeper acts on it."""
+        return termination_cause_of(self._engine.cluster, self._keeper.running[key].lease) is not None
+
+    def _is_still_running(self, key: Any, *, failed: bool) -> bool:
+        """Whether the task runs although the engine reported an end: that of a slower or of an earlier process."""
+        if not failed and key not in self._keeper.unreported:
+            return False
+        lease = self._keeper.running[key].lease
+        try:
+            process = self._keeper.process(lease)
+        except SQLAlchemyError:
+            return False
+        is_alive = self._keeper.liveness_of([(lease, process)])[lease.id] is Liveness.ALIVE
+        return is_alive and process.state == TaskInstanceState.RUNNING
