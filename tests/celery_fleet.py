@@ -10,7 +10,7 @@ from local_airflow import LocalAirflow
 
 from hetero_airflow.engines.remote import worker_queue
 from tests.redis_server import RedisServer, running_redis
-from tests.worker_fleet import Fleet
+from tests.worker_fleet import Fleet, own_lease_folder
 
 PROCESSES = "4"
 """Tasks that a Celery worker runs at once."""
@@ -60,7 +60,7 @@ def running_fleet(
 ) -> Iterator[CeleryFleet]:
     """An Airflow over Celery with workers of these names and simulated devices."""
     with running_redis(home) as redis:
-        told = {**celery_settings(redis, database), **settings}
+        told = {**celery_settings(redis, database), **own_lease_folder(home), **settings}
         with LocalAirflow(home, dags, settings=told, database=database) as airflow:
             fleet = CeleryFleet(airflow, redis)
             fleet.add_all(workers)

@@ -10,7 +10,7 @@ from typing import ClassVar
 from local_airflow import LocalAirflow
 
 from hetero_airflow.engines.remote import worker_queue
-from tests.worker_fleet import Fleet
+from tests.worker_fleet import Fleet, own_lease_folder
 
 PROCESSES = "4"
 """Tasks that an edge worker runs at once."""
@@ -46,6 +46,7 @@ def running_edge_fleet(
         "AIRFLOW__EDGE__API_ENABLED": "True",
         "AIRFLOW__EDGE__HEARTBEAT_INTERVAL": "2",
         "AIRFLOW__EDGE__JOB_POLL_INTERVAL": "1",
+        **own_lease_folder(home),
         **settings,
     }
     with LocalAirflow(home, dags, settings=told, database=database) as airflow:

@@ -20,6 +20,11 @@ from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store import tables
 
 
+def own_lease_folder(home: Path) -> dict[str, str]:
+    """Environment by which the workers of two fleets on this host do not see each other's lease files."""
+    return {"TMPDIR": str(home)}
+
+
 class Fleet(ABC):
     """An Airflow and its workers."""
 
