@@ -7,22 +7,42 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any
 from uuid import uuid4
 
 from airflow.executors.workloads import ExecuteTask
 from airflow.providers.celery.executors.celery_executor import CeleryExecutor
-from airflow.providers.celery.executors.celery_executor_utils import OPERATION_TIMEOUT
+from airflow.providers.celery.executors.celery_executor_utils import OPERATION_TIMEOUT, ExceptionWithTraceback
 from airflow.providers.common.compat.sdk import AirflowTaskTimeout, timeout
 from airflow.utils.state import TaskInstanceState
 from celery import states
+from celery.backends.base import BaseKeyValueStoreBackend
+from celery.result import AsyncResult, denied_join_result
+from kombu.exceptions import OperationalError
 
 from hetero_airflow.engines.engine import EngineTraits
 from hetero_airflow.engines.remote import START_TIMEOUT_S, RemoteEngine, worker_queue
+from hetero_airflow.engines.silence import Silence
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker
 
+with suppress(ImportError):  # the signal of a time limit must not come in the middle of its first import
+    import redis.client  # noqa: F401
+
 log = logging.getLogger(__name__)
+
+_SEND_LIMIT_S = 3.0
+"""Most time that one message to the broker may take, whatever ``[celery] operation_timeout`` allows."""
+
+_RESULTS_LIMIT_S = 3.0
+"""Most time that reading the results may take."""
+
+_CONNECT_LIMIT_S = 3
+"""The same for a connection to a database. Its driver waits outside Python, where no signal reaches it."""
+
+_ANSWERLESS = (AirflowTaskTimeout, OperationalError, OSError)
+"""What a broker raises that can't be reached; any other error is about the message."""
 
 
 class CeleryEngine(RemoteEngine):
@@ -35,7 +55,11 @@ class CeleryEngine(RemoteEngine):
 
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
         super().__init__(RoutingCeleryExecutor(parallelism, team_name))
-        self._outage = ""
+        self._results = Silence("Celery's result backend", "Running tasks go on.")
+
+    def open_slots(self) -> int:
+        """The slots that Airflow's ``parallelism`` leaves; none while the broker does not answer."""
+        return 0 if self.executor.broker.is_on else super().open_slots()
 
     def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
         """Take a device task that was placed on a worker; it is sent at the next `heartbeat`."""
@@ -59,23 +83,24 @@ class CeleryEngine(RemoteEngine):
             self.executor.queues.pop(key, None)
             self.leases.withdraw(key)
         else:
-            self._tolerate_outage(lambda: self.executor.revoke(key))
+            self.executor.revoke(key)
         return was_there
 
     def collect(self) -> dict[Any, tuple[Any, Any]]:
         """The tasks that ended since the last call, from Celery's result backend."""
-        self._tolerate_outage(self.executor.sync)
+        self._read_results(self.executor.sync)
         return self.take_events()
 
     def heartbeat(self) -> None:
         """Send the tasks that were handed over."""
-        self._tolerate_outage(
-            lambda: self.executor.trigger_tasks(self.executor.parallelism - len(self.executor.running))
-        )
+        try:
+            self.executor.trigger_tasks(self.executor.parallelism - len(self.executor.running))
+        except Exception as error:  # noqa: BLE001  transports and backends raise their libraries'
+            self.executor.broker.note_failure(error)
 
     def end(self) -> dict[Any, tuple[Any, Any]]:
         """Leave running tasks to the next scheduler, as CeleryExecutor does. Returns the tasks that had ended."""
-        self._tolerate_outage(self.executor.end)
+        self._read_results(self.executor.end)
         return self.take_events()
 
     def take_events(self) -> dict[Any, tuple[Any, Any]]:
@@ -88,59 +113,86 @@ class CeleryEngine(RemoteEngine):
                 self.leases.note_finished(key)
         return super().take_events()
 
-    def _tolerate_outage(self, step: Callable[[], object]) -> None:
-        """Run a step. If a broker or backend does not answer, log one warning and keep the scheduler's loop."""
+    def _read_results(self, step: Callable[[], object]) -> None:
+        """Run a step that may ask the result backend, unless it has just not answered."""
+        if self._results.is_on:
+            return
         try:
-            step()
-        except (Exception, AirflowTaskTimeout) as error:  # noqa: BLE001  transports and backends raise their libraries'
-            text = f"{type(error).__name__}: {error}"
-            if text != self._outage:
-                log.warning("Celery's broker or result backend does not answer: %s. Running tasks go on.", text)
-            self._outage = text
+            with timeout(seconds=_RESULTS_LIMIT_S):
+                step()
+        except (Exception, AirflowTaskTimeout) as error:  # noqa: BLE001  backends raise their libraries'
+            self._results.note_failure(error)
         else:
-            self._outage = ""
+            self._results.note_answer()
 
 
 class RoutingCeleryExecutor(CeleryExecutor):
-    """CeleryExecutor that sends each placed task to its worker's queue, with a message that expires soon."""
+    """CeleryExecutor that sends each placed task to its worker's queue, with a message that expires soon.
+
+    It sends from this process alone, and asks the broker for nothing while it does not answer.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+        self.broker = Silence("Celery's broker", "Tasks wait, and running ones go on.")
         self.queues: dict[Any, str] = {}
         """Key → Celery queue, of placed tasks that were not sent yet."""
         self.undelivered: set[Any] = set()
         """Placed tasks that never reached a worker process, and never will."""
         self._placed: set[Any] = set()
+        self._limit_connecting()
+
+    def _limit_connecting(self) -> None:
+        """Connect to a result backend in a database only to read results, and give up where nobody answers."""
+        settings = self.celery_app.conf
+        settings.database_create_tables_at_setup = False  # else a message would wait for it; reading creates them
+        if str(settings.result_backend).startswith(("db+postgresql", "db+mysql")):
+            options = settings.database_engine_options or {}
+            arguments = {"connect_timeout": _CONNECT_LIMIT_S, **options.get("connect_args", {})}
+            settings.database_engine_options = {**options, "connect_args": arguments}
 
     def _send_workloads_to_celery(self, workload_tuples_to_send: Sequence[Any]) -> list[Any]:
-        plain = [item for item in workload_tuples_to_send if item[0] not in self.queues]
-        placed = [item for item in workload_tuples_to_send if item[0] in self.queues]
-        sent = list(super()._send_workloads_to_celery(plain)) if plain else []
-        error: BaseException | None = None
-        for key, workload, _, _ in placed:
-            queue = self.queues.pop(key)
-            if error is None:
-                try:
-                    sent.append((key, workload, self._send(workload, queue)))
-                    self._placed.add(key)
-                    continue
-                except (Exception, AirflowTaskTimeout) as caught:  # noqa: BLE001  the transport's own
-                    error = caught
-            del self.queued_tasks[key]
-            self.undelivered.add(key)
-        if error is not None:
-            log.warning("Placed tasks could not be sent and wait again: %s: %s", type(error).__name__, error)
+        """Send messages one after the other until the broker does not answer. Plain tasks then wait for the next try.
+
+        The workers' pool of CeleryExecutor takes longer to start than most batches take here.
+        """
+        sent = []
+        for key, workload, queue, _ in workload_tuples_to_send:
+            is_placed = key in self.queues
+            result = self._send(workload, self.queues.pop(key, queue), is_placed=is_placed)
+            if isinstance(result, AsyncResult) or (result is not None and not is_placed):
+                sent.append((key, workload, result))
+                self._placed.update([key] if is_placed else [])
+            elif is_placed:
+                del self.queued_tasks[key]
+                self.undelivered.add(key)
         return sent
 
-    def _send(self, workload: ExecuteTask, queue: str) -> Any:
-        """Send a task that must start within `START_TIMEOUT_S`. A worker that comes back later finds it expired."""
-        with timeout(seconds=OPERATION_TIMEOUT):
-            return self.celery_app.tasks["execute_workload"].apply_async(
-                args=(workload.model_dump_json(),),
-                queue=queue,
-                task_id=workload.ti.external_executor_id,
-                expires=START_TIMEOUT_S,
-            )
+    def _send(self, workload: Any, queue: str, *, is_placed: bool) -> Any:
+        """Send a message: its result, the error of the message, or None if the broker does not answer.
+
+        A placed task must start within `START_TIMEOUT_S`. A worker that comes back later finds its message expired.
+        """
+        if self.broker.is_on:
+            return None
+        try:
+            # the results are polled, so a backend of keys and values has nothing to subscribe to
+            is_polled = isinstance(self.celery_app.backend, BaseKeyValueStoreBackend)
+            with denied_join_result() if is_polled else nullcontext(), _limited():
+                result = self.celery_app.tasks["execute_workload"].apply_async(
+                    args=(workload.model_dump_json(),),
+                    queue=queue,
+                    task_id=getattr(getattr(workload, "ti", None), "external_executor_id", None),
+                    expires=START_TIMEOUT_S if is_placed else None,
+                )
+        except _ANSWERLESS as error:
+            self.broker.note_failure(error)
+            return None
+        except Exception as error:  # noqa: BLE001  the transport's own
+            log.warning("%s can't be sent: %s: %s", workload.key, type(error).__name__, error)
+            return ExceptionWithTraceback(error, "")
+        self.broker.note_answer()
+        return result
 
     def revoke(self, key: Any) -> None:
         """Ask the workers to skip a task that was sent and has not started. A worker that misses it finds it expired.
@@ -151,9 +203,21 @@ class RoutingCeleryExecutor(CeleryExecutor):
         if key not in self._placed:
             self.workloads.pop(key, None)
             self.running.discard(key)
-        if sent is not None:
-            with timeout(seconds=OPERATION_TIMEOUT):
+        if sent is None or self.broker.is_on:
+            return
+        try:
+            with _limited():
                 self.celery_app.control.revoke(sent.task_id)
+        except (Exception, AirflowTaskTimeout) as error:  # noqa: BLE001  the transport's own
+            self.broker.note_failure(error)
+
+    def try_adopt_task_instances(self, tis: Sequence[Any]) -> Sequence[Any]:
+        """Follow the tasks of another scheduler. The next `sync` asks how they are; nobody is asked here."""
+        known = [ti for ti in tis if ti.external_executor_id is not None]
+        for ti in known:
+            self.workloads[ti.key] = AsyncResult(ti.external_executor_id, app=self.celery_app)
+            self.running.add(ti.key)
+        return [ti for ti in tis if ti.external_executor_id is None]
 
     def update_task_state(self, key: Any, state: str, info: Any) -> None:
         """Note Celery's state. A placed task that expired in its queue has not failed."""
@@ -165,3 +229,8 @@ class RoutingCeleryExecutor(CeleryExecutor):
             super().update_task_state(key, state, info)
         if key not in self.workloads:
             self._placed.discard(key)
+
+
+def _limited() -> Any:
+    """The time limit of one message."""
+    return timeout(seconds=min(OPERATION_TIMEOUT, _SEND_LIMIT_S))

@@ -12,7 +12,6 @@ import redis
 from airflow.executors.workloads import ExecuteTask
 from airflow.executors.workloads.base import BundleInfo
 from airflow.executors.workloads.task import TaskInstanceDTO
-from airflow.providers.celery.executors import celery_executor_utils
 from airflow.utils.state import TaskInstanceState
 from celery import states
 from celery.contrib.testing.worker import start_worker
@@ -24,6 +23,7 @@ from hetero_airflow.model.heartbeat import WorkerHeartbeat
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.testing import EPOCH, a_worker
 from tests.redis_server import running_redis
+from tests.silent_server import silent_server
 
 WORKERS = {id_: a_worker(id_).model_copy(update={"engine": "celery"}) for id_ in ("w1", "w2")}
 
@@ -47,14 +47,25 @@ def heartbeats():
 
 
 @pytest.fixture
-def engine(server, broker, heartbeats, monkeypatch, tmp_path):
-    monkeypatch.setenv("AIRFLOW__CELERY__BROKER_URL", server.url)
-    monkeypatch.setenv("AIRFLOW__CELERY__RESULT_BACKEND", f"db+sqlite:///{tmp_path}/results.db")
-    for module in ("hetero_airflow.engines.celery", celery_executor_utils.__name__):
-        monkeypatch.setattr(f"{module}.OPERATION_TIMEOUT", 5)  # the first one in a process connects and loads a lot
-    engine = CeleryEngine(8)
-    engine.start(EngineContext("1", None, None, lambda: heartbeats, lambda: WORKERS))
-    return engine
+def make_engine(heartbeats, monkeypatch, tmp_path):
+    """Makes an engine; by default, its results are in SQLite. The first message in a process loads a lot."""
+    monkeypatch.setattr("hetero_airflow.engines.celery.OPERATION_TIMEOUT", 5)
+
+    def make(broker_url, result_backend=f"db+sqlite:///{tmp_path}/results.db"):
+        monkeypatch.setenv("AIRFLOW__CELERY__BROKER_URL", broker_url)
+        monkeypatch.setenv("AIRFLOW__CELERY__RESULT_BACKEND", result_backend)
+        engine = CeleryEngine(8)
+        engine.start(EngineContext("1", None, None, lambda: heartbeats, lambda: WORKERS))
+        return engine
+
+    return make
+
+
+@pytest.fixture
+def engine(server, broker, make_engine, monkeypatch):
+    """One that tries again at once what failed."""
+    monkeypatch.setattr("hetero_airflow.engines.silence.PAUSE_S", 0)
+    return make_engine(server.url)
 
 
 def a_task(name, queue="default"):
@@ -244,3 +255,90 @@ def test_a_task_of_a_dead_scheduler_is_followed(engine):
     assert list(engine.try_adopt([task.ti])) == []
     answer(engine, task, states.SUCCESS)
     assert engine.collect()[task.key][0] == TaskInstanceState.SUCCESS
+
+
+BOUND_S = 8.0
+"""A heartbeat takes no longer, whoever is silent: about half of the lease time."""
+
+
+def heartbeat_s(engine):
+    """How long one heartbeat takes."""
+    began = time.monotonic()
+    engine.heartbeat()
+    engine.collect()
+    return time.monotonic() - began
+
+
+def test_a_broker_that_never_answers_delays_one_heartbeat_and_not_the_next(make_engine):
+    with silent_server() as silent:
+        engine = make_engine(f"redis://127.0.0.1:{silent.port}/0")
+        placed = [place(engine, f"placed{number}") for number in range(3)]
+        for number in range(3):
+            engine.hand_over_unplaced(a_task(f"plain{number}", "cpu"))
+        assert heartbeat_s(engine) < BOUND_S
+        tries = len(silent.connections)
+        assert [liveness(engine, lease, "queued") for _, lease in placed] == [Liveness.GONE] * 3, "they wait again"
+        assert {key.task_id for key in engine.executor.queued_tasks} == {"plain0", "plain1", "plain2"}
+        assert engine.open_slots() == 0, "nothing more is placed"
+        assert heartbeat_s(engine) < BOUND_S
+        engine.withdraw(placed[0][0].key)
+        assert len(silent.connections) == tries, "nobody asked it again"
+
+
+def test_what_waited_for_a_silent_broker_is_sent_when_it_answers(make_engine, server, broker, monkeypatch):
+    with silent_server() as silent:
+        engine = make_engine(f"redis://127.0.0.1:{silent.port}/0")
+        task, _ = place(engine)
+        engine.hand_over_unplaced(a_task("plain", "cpu"))
+        engine.heartbeat()
+        engine.executor.celery_app = make_engine(server.url).executor.celery_app
+        engine.heartbeat()
+        assert queued(broker, "cpu") == [], "the pause is not over"
+        monkeypatch.setattr(engine.executor.broker, "_now", lambda: time.monotonic() + 60)
+        engine.hand_over(task, a_lease(task), WORKERS["w1"])
+        engine.heartbeat()
+        assert (len(queued(broker, "cpu")), len(queued(broker, "hetero.w1"))) == (1, 1)
+        assert engine.open_slots() == 6
+
+
+@pytest.mark.parametrize(
+    "backend",
+    ["redis://127.0.0.1:{}/0", "db+postgresql+psycopg2://airflow@127.0.0.1:{}/airflow"],
+    ids=lambda url: url[:5],
+)
+def test_a_result_backend_that_never_answers_keeps_no_task_from_its_worker(make_engine, server, broker, backend):
+    with silent_server() as silent:
+        engine = make_engine(server.url, backend.format(silent.port))
+        place(engine, "a")
+        engine.hand_over_unplaced(a_task("plain", "cpu"))
+        assert heartbeat_s(engine) < BOUND_S
+        assert (len(queued(broker, "hetero.w1")), len(queued(broker, "cpu"))) == (1, 1)
+        tries = len(silent.connections)
+        assert tries > 0, "it was asked"
+        place(engine, "b", "w2")
+        assert heartbeat_s(engine) < BOUND_S
+        assert len(queued(broker, "hetero.w2")) == 1
+        assert len(silent.connections) == tries, "nobody asked it again"
+
+
+def test_adoption_and_the_end_ask_nobody_who_is_silent(make_engine, server, broker):
+    with silent_server() as silent:
+        engine = make_engine(server.url, f"redis://127.0.0.1:{silent.port}/0")
+        began = time.monotonic()
+        task = a_task("a")
+        assert list(engine.try_adopt([task.ti])) == []
+        assert task.key in engine.executor.running
+        engine.end()
+        assert time.monotonic() - began < BOUND_S
+
+
+def test_a_message_that_can_not_be_made_says_nothing_about_the_broker(engine, broker, monkeypatch):
+    task, lease = place(engine)
+    monkeypatch.setattr(type(task), "model_dump_json", lambda self: {1: object()}[2])
+    plain = a_task("plain", "cpu")
+    engine.hand_over_unplaced(plain)
+    engine.heartbeat()
+    monkeypatch.undo()
+    assert engine.collect()[plain.key][0] == TaskInstanceState.FAILED
+    assert liveness(engine, lease, "queued") is Liveness.GONE
+    assert engine.open_slots() == 8

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from airflow._shared.state import TaskScope
+from airflow.providers.common.compat.sdk import AirflowTaskTimeout, timeout
 from airflow.state import get_state_backend
 from airflow.utils.session import create_session
+
+CALL_LIMIT_S = 3.0
+"""Most time that a backend may take for one call; the backend may be a service that does not answer."""
 
 
 def write_state(key: Any, name: str, text: str) -> None:
     """Store a JSON text under a name for the task of a key. The backend may raise any exception."""
-    with create_session(scoped=False) as session:
+    with _limited(), create_session(scoped=False) as session:
         get_state_backend().set(_scope(key), name, text, session=session)
 
 
 def read_states(keys: Iterable[Any], name: str) -> dict[Any, str]:
     """Key → JSON text under that name, for the tasks that have one. The backend may raise any exception."""
     backend = get_state_backend()
-    with create_session(scoped=False) as session:
+    with _limited(), create_session(scoped=False) as session:
         texts = {key: backend.get(_scope(key), name, session=session) for key in keys}
     return {key: text for key, text in texts.items() if text is not None}
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Raises TimeoutError where Airflow's time limit raises what is no `Exception`."""
+    try:
+        with timeout(seconds=CALL_LIMIT_S):
+            yield
+    except AirflowTaskTimeout as error:
+        raise TimeoutError(f"the state backend did not answer within {CALL_LIMIT_S:g} s") from error
 
 
 def _scope(key: Any) -> TaskScope:
