@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,9 +10,19 @@ from typing import Any
 
 from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
 from airflow.providers.cncf.kubernetes.kube_client import get_kube_client
-from kubernetes.client import Configuration, CoreV1Api  # type: ignore[import-untyped]
+from kubernetes.client import (  # type: ignore[import-untyped]
+    ApiClient,
+    ApiException,
+    Configuration,
+    CoreV1Api,
+)
+from urllib3.exceptions import HTTPError
 
+from hetero_airflow.engines.silence import Silence
 from hetero_airflow.errors import SettingsError
+
+CALL_LIMIT_S = (2.0, 3.0)
+"""Most time to connect to a cluster, and to wait for each part of its answer, in the scheduler's loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +66,34 @@ def client_from_connection(connection: Mapping[str, Any]) -> CoreV1Api:
         in_cluster=bool(connection.get("in_cluster")) or None,
         disable_verify_ssl=bool(connection.get("disable_verify_ssl")) or None,
     ).core_v1_client
+
+
+class OneTryClient(ApiClient):  # type: ignore[misc]
+    """Calls a cluster once and with a time limit, and not at all just after it did not answer.
+
+    KubernetesExecutor's own client has no time limit, and tries ten times more.
+    """
+
+    def __init__(self, configuration: Configuration, silence: Silence) -> None:
+        configuration = copy.copy(configuration)
+        configuration.retries = False
+        super().__init__(configuration)
+        self._silence = silence
+
+    def call_api(self, *arguments: Any, **options: Any) -> Any:
+        """Call the cluster.
+
+        :raises HTTPError: it does not answer
+        """
+        if self._silence.is_on:
+            raise HTTPError("The cluster has not answered the last call; it is not called for some seconds")
+        try:
+            answer = super().call_api(*arguments, **(options | {"_request_timeout": CALL_LIMIT_S}))
+        except ApiException:  # an answer, too
+            self._silence.note_answer()
+            raise
+        except (HTTPError, OSError) as error:
+            self._silence.note_failure(error)
+            raise
+        self._silence.note_answer()
+        return answer

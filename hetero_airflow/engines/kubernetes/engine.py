@@ -135,10 +135,18 @@ class KubernetesEngine:
         return any(adapter.executor.has_task(task_instance) for adapter in self.cluster.adapters)
 
     def try_adopt(self, task_instances: Sequence[Any]) -> Sequence[Any]:
-        """Watch the pods that another scheduler made. Returns the tasks that have none."""
-        for adapter in self.cluster.adapters:
-            if task_instances:
-                task_instances = adapter.executor.try_adopt_task_instances(task_instances)
+        """Watch the pods that another scheduler made. Returns the tasks that have none.
+
+        If a cluster does not answer, no task is returned: Airflow would start it again beside its pod.
+        """
+        try:
+            for adapter in self.cluster.adapters:
+                if task_instances:
+                    task_instances = adapter.executor.try_adopt_task_instances(task_instances)
+        except (ApiException, HTTPError, OSError) as error:
+            text = shorten(str(error), 200)
+            log.warning("Tasks of another scheduler are left as they are, since a cluster does not answer: %s", text)
+            return []
         return task_instances
 
     def fail_connection_test(self, key: Any) -> None:
@@ -156,7 +164,8 @@ class KubernetesEngine:
 
     def open_slots(self) -> int:
         """How many more pods KubernetesExecutor would make at once; 0 if no cluster answers."""
-        reachable = [adapter for adapter in self.cluster.adapters if adapter.view.problem is None]
+        adapters = self.cluster.adapters
+        reachable = [one for one in adapters if one.view.problem is None and not one.executor.silence.is_on]
         return max(0, sum(int(adapter.executor.slots_available) for adapter in reachable))
 
     def liveness_of(self, processes: Sequence[LeasedProcess]) -> dict[str, Liveness]:
@@ -189,7 +198,7 @@ class KubernetesEngine:
             adapter.executor.terminate()  # type: ignore[no-untyped-call]
 
     def _make_executor(self, address: ClusterAddress) -> LeasingKubernetesExecutor:
-        executor = LeasingKubernetesExecutor(*self._arguments)  # type: ignore[no-untyped-call]
+        executor = LeasingKubernetesExecutor(*self._arguments)
         executor.address = address
         return executor
 

@@ -21,16 +21,20 @@ from airflow.providers.cncf.kubernetes.executors.kubernetes_executor_utils impor
 from airflow.providers.cncf.kubernetes.kubernetes_helper_functions import TRANSIENT_CONNECTION_ERRORS
 from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
 from airflow.utils.state import TaskInstanceState
-from kubernetes.client import ApiException  # type: ignore[import-untyped]
-from urllib3.exceptions import ReadTimeoutError
+from kubernetes.client import ApiException, CoreV1Api  # type: ignore[import-untyped]
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 
-from hetero_airflow.engines.kubernetes.clients import ClusterAddress, client_from_connection
+from hetero_airflow.engines.kubernetes.clients import (
+    CALL_LIMIT_S,
+    ClusterAddress,
+    OneTryClient,
+    client_from_connection,
+)
 from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
+from hetero_airflow.engines.silence import Silence
 
 _RETRY_DELAY = timedelta(seconds=5)
 """Wait between two attempts to make pods while the cluster does not answer."""
-
-_TIMEOUT_S = (5.0, 10.0)
 
 _TRANSIENT_STATUSES = frozenset({401, 408, 429, 500, 502, 503, 504})
 """HTTP statuses that do not concern the pod itself and pass: credentials are renewed, servers come back."""
@@ -48,6 +52,12 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
     address = ClusterAddress()
     """The address of its cluster."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
+        self.silence = Silence("A cluster", "Tasks wait, and running ones go on.")
+        self._unhandled: list[Any] = []
+        """Ends of pods that the cluster did not let us handle."""
+
     @property
     def pod_namespace(self) -> str | None:
         """The namespace of its pods; None for any."""
@@ -57,7 +67,18 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         """Start KubernetesExecutor's processes, with its own client or with the connection's."""
         if self.address.conn_id is None:
             super().start()
-            return
+        else:
+            self._start_with_connection()
+        assert self.kube_client is not None
+        self.use_client(self.kube_client)
+
+    def use_client(self, client: CoreV1Api) -> None:
+        """Call the cluster of this client from now on, each time once and with a time limit."""
+        assert self.kube_scheduler is not None
+        self.kube_client = CoreV1Api(OneTryClient(client.api_client.configuration, self.silence))
+        self.kube_scheduler.kube_client = self.kube_client
+
+    def _start_with_connection(self) -> None:
         connection = self.address.read()
         self.kube_config.kube_namespace = connection.get("namespace") or self.kube_config.kube_namespace
         self._manager = multiprocessing.Manager()
@@ -105,10 +126,35 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         label = self._make_safe_label_value(str(self.job_id))
         body = {"metadata": {"labels": {"airflow-worker": label}}}
         assert self.kube_client is not None
-        self.kube_client.patch_namespaced_pod(name, namespace, body=body, _request_timeout=_TIMEOUT_S)
+        self.kube_client.patch_namespaced_pod(name, namespace, body=body)
         self.running.add(key)
 
+    def sync(self) -> None:
+        """Read the ends of pods, and make the pods that wait. What the cluster did not let us handle is tried again."""
+        assert self.result_queue is not None
+        for results in self._unhandled:
+            self.result_queue.put(results)
+        self._unhandled = []
+        super().sync()
+
+    def _create_pods_concurrently(self) -> None:
+        """Make a batch of pods through KubernetesExecutor's other client, with our time limit."""
+        arguments = self.kube_config.kube_client_request_args
+        self.kube_config.kube_client_request_args = {**arguments, "_request_timeout": CALL_LIMIT_S}
+        try:
+            super()._create_pods_concurrently()
+        finally:
+            self.kube_config.kube_client_request_args = arguments
+
     def _change_state(self, results: Any, **kwargs: Any) -> None:
+        """Handle the end of a pod. KubernetesExecutor would try again in the same `sync` for as long as that fails."""
+        try:
+            self._handle_end(results, **kwargs)
+        except (ApiException, HTTPError, OSError) as error:
+            self.log.warning("The end of pod %s waits: %s", results.pod_name, _error_text(error))
+            self._unhandled.append(results)
+
+    def _handle_end(self, results: Any, **kwargs: Any) -> None:
         """Handle the end of an earlier pod of a task. KubernetesExecutor would take it for the current one's."""
         if not self.is_of_earlier_lease(results.key, results.namespace, results.pod_name):
             super()._change_state(results, **kwargs)

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -12,7 +13,16 @@ import pytest
 from airflow.executors.workloads import ExecuteTask
 from airflow.providers.cncf.kubernetes.executors.kubernetes_executor import KubernetesExecutor
 from airflow.utils.state import TaskInstanceState
-from kubernetes.client import V1Container, V1ObjectMeta, V1Pod, V1PodSpec, V1ResourceRequirements
+from kubernetes.client import (
+    ApiClient,
+    Configuration,
+    CoreV1Api,
+    V1Container,
+    V1ObjectMeta,
+    V1Pod,
+    V1PodSpec,
+    V1ResourceRequirements,
+)
 from sqlalchemy.exc import OperationalError
 
 from hetero_airflow.contract.envelope import pack_request
@@ -32,6 +42,7 @@ from tests.engines.kubernetes.fake_api import (
     kubeconfig,
     running_api,
 )
+from tests.silent_server import silent_server
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 
@@ -496,3 +507,32 @@ def test_each_of_several_clusters_runs_what_was_placed_there(cluster, monkeypatc
                 assert both.ends(key) == (TaskInstanceState.SUCCESS, None)
         finally:
             both.engine.end()
+
+
+def test_a_cluster_that_never_answers_delays_one_heartbeat_and_costs_no_task(cluster):
+    """The watches go on, so that it seems to be there. KubernetesExecutor alone would wait for ever."""
+    ended, ended_lease, name = cluster.started()
+    executor = cluster.engine.executor
+    client = executor.kube_client
+    with silent_server() as silent:
+        executor.use_client(CoreV1Api(ApiClient(Configuration(host=f"http://127.0.0.1:{silent.port}"))))
+        cluster.states[ended] = TaskInstanceState.SUCCESS
+        cluster.api.set_status(name, DONE)
+        new = [cluster.hand_over(gpu=gpu)[1] for gpu in (0, 1)]
+        began, longest_s = time.monotonic(), 0.0
+        while not executor.silence.is_on:
+            began = time.monotonic()
+            cluster.beat()
+            longest_s = max(longest_s, time.monotonic() - began)
+        tries = len(silent.connections)
+        assert tries == 1, "each call is tried once"
+        cluster.beat()
+        assert longest_s < 8, "about half of the lease time"
+        other = SimpleNamespace(queued_by_job_id=7, key="of another scheduler")
+        assert cluster.engine.try_adopt([other]) == [], "it is not started again beside its pod"
+        assert cluster.engine.open_slots() == 0, "nothing more is placed there"
+        assert len(silent.connections) == tries, "nobody asked it again"
+    executor.use_client(client)
+    assert cluster.ends(ended) == (TaskInstanceState.SUCCESS, None)
+    assert cluster.look(ended_lease) is Liveness.GONE
+    cluster.until(lambda: all(cluster.pod(lease) for lease in new))
