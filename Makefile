@@ -43,9 +43,9 @@ TESTS := not bench and not chaos and not fleet$(if $(wildcard /dev/nvidia0 /dev/
 fleets: $(VENV)/.installed  ## Celery and edge workers, agents and clusters: kill, freeze and cut off workers
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -m fleet
 
-chaos: $(VENV)/.installed  ## break a running Airflow; SEEDS="0 1 2" BACKEND=postgres|sqlite SCHEDULERS=3 FAULTS="task sequence" TABLE=file REPLAY=file
+chaos: $(VENV)/.installed  ## break a running Airflow; SEEDS="0 1 2" BACKEND=postgres|sqlite SCHEDULERS=3 FAULTS="task sequence" TABLE=file REPLAY=file|seed
 	@CHAOS_SEEDS='$(SEEDS)' CHAOS_BACKEND='$(BACKEND)' CHAOS_FAULTS='$(FAULTS)' CHAOS_TABLE='$(abspath $(TABLE))' \
-	  CHAOS_SCHEDULERS='$(SCHEDULERS)' CHAOS_STEPS='$(STEPS)' CHAOS_REPLAY='$(abspath $(REPLAY))' \
+	  CHAOS_SCHEDULERS='$(SCHEDULERS)' CHAOS_STEPS='$(STEPS)' CHAOS_REPLAY='$(REPLAY)' \
 	  AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -s tests/chaos
 
 lint: $(VENV)/.installed  ## ruff, mypy, and the layers of the house (import-linter)

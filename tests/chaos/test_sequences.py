@@ -34,12 +34,13 @@ TASKS = {"whole": 20, "half": 16, "npu": 14}
 
 
 def sequences() -> list[Any]:
-    """Those of the seeds, or the one to replay."""
-    if REPLAY:
+    """Those of the seeds, or the one to replay: from its file, or from its seed."""
+    seeds = SEEDS if "sequence" in NAMES else []
+    if REPLAY and REPLAY.isdigit():
+        seeds = [int(REPLAY)]
+    found = [random_sequence(seed, BACKEND, SCHEDULERS, TASKS, KINDS) for seed in seeds]
+    if REPLAY and not REPLAY.isdigit():
         found = [read_sequence(Path(REPLAY).read_text())]
-    else:
-        seeds = SEEDS if "sequence" in NAMES else []
-        found = [random_sequence(seed, BACKEND, SCHEDULERS, TASKS, KINDS) for seed in seeds]
     return [pytest.param(sequence, id=sequence.name) for sequence in found]
 
 
