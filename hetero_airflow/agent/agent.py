@@ -154,8 +154,11 @@ class Agent:
             )
         self._is_kept_out = not reply.inventory
         if reply.contested:
-            log.warning("Devices %s get no task here: another worker offers them.", ", ".join(reply.contested))
-            self._send_again_at = self._clock() + REPORT_AGAIN_S
+            log.warning(
+                "Another worker reports the devices %s too, so only one of both gets tasks for them at a time. "
+                "`airflow hetero workers` names it. Run one worker for each device.",
+                ", ".join(reply.contested),
+            )
         return reply
 
     def _exchange(self, heartbeat: Heartbeat) -> ServerReply:

@@ -154,6 +154,7 @@ LeaseIds = Annotated[frozenset[str], Field(max_length=MAX_LEASES), AfterValidato
 def _names(worker: Worker) -> Iterator[str]:
     """All texts of a worker that are shown or compared as names."""
     yield worker.host
+    yield worker.boot_id
     for pairs in (worker.labels, worker.runtime):
         yield from pairs
         yield from pairs.values()
@@ -241,7 +242,7 @@ class ServerReply(BaseModel):
     """Ids of reported leases that are over: the agent ends their processes. While such processes run, a worker that was
     lost gets no task."""
     contested: tuple[str, ...] = ()
-    """Ids of devices that another worker offers: they get no task here. The agent reports them again later."""
+    """Ids of devices that another worker reports too: only one worker at a time gets tasks for them."""
 
 
 def read_body(model: type[M], body: bytes) -> M:

@@ -11,17 +11,21 @@ import glob
 import os
 import socket
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from hetero_airflow.discovery import GROUP, PROBES, VENDOR_SIGNS
 from hetero_airflow.discovery.isolation import probe_line, problem_lines, run_probes
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.discovery.sources.software_versions import runtime_versions
+from hetero_airflow.discovery.sources.tools_and_files import read_text
 from hetero_airflow.discovery.sources.values import to_text
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.worker import MAX_DEVICES, Inventory, Worker
 from hetero_airflow.registry import names
 
 MAX_SOFTWARE = 256
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def discover(worker_id: str, *, labels: Mapping[str, str] = {}, probe_timeout_s: float = 10) -> Inventory:
@@ -54,7 +58,7 @@ def build_inventory(
     runtime: Mapping[str, str],
     labels: Mapping[str, str] = {},
 ) -> Inventory:
-    """The inventory from the probes' results; pure except for the host's name."""
+    """The inventory from the probes' results; pure except for the names of the host and of its boot."""
     devices: dict[str, Device] = {}
     telemetry: list[Telemetry] = []
     problems = problem_lines(results)
@@ -77,6 +81,7 @@ def build_inventory(
         runtime=software,
         labels=dict(labels),
         problems=tuple(result for result in results.values() if isinstance(result, str))[:32],
+        boot_id=to_text(read_text(BOOT_ID)) or "",
     )
     return Inventory(worker=worker, telemetry=tuple(telemetry), problems=tuple(problems))
 

@@ -5,23 +5,24 @@ Only this module knows LocalExecutor's queues and keys, because Airflow 3.4 chan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import psutil
+from airflow.configuration import conf
 from airflow.executors.local_executor import LocalExecutor
 from airflow.executors.workloads import ExecuteTask
 from airflow.utils.net import get_hostname
 
-from hetero_airflow.engines.engine import EngineTraits, LeasedProcess, Liveness
+from hetero_airflow.engines.engine import EngineContext, EngineTraits, LeasedProcess, Liveness
 from hetero_airflow.engines.lease_files import recorded_run
 from hetero_airflow.engines.processes import GroupLeader, lease_processes, signal_processes
 from hetero_airflow.engines.wrapped_executor import WrappedExecutor
 from hetero_airflow.model.lease import Lease
-from hetero_airflow.model.worker import Worker
+from hetero_airflow.model.worker import Worker, WorkerState
 
 NAME = "local"
 
@@ -34,8 +35,15 @@ class LocalEngine(WrappedExecutor):
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
         super().__init__(LocalExecutor(parallelism, team_name))
         self._host = get_hostname()
+        self._task_timeout = timedelta(seconds=conf.getfloat("scheduler", "task_instance_heartbeat_timeout"))
+        self._workers: Callable[[], Mapping[str, Worker]] = dict
         self._leaders: dict[str, psutil.Process] = {}
         """Lease id → its task's process, once found. Then a clock that is set forward can't hide it."""
+
+    def start(self, context: EngineContext) -> None:
+        """Start the executor."""
+        self._workers = context.workers
+        super().start(context)
 
     def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
         """Take a device task that was placed here; it starts at the next `heartbeat`."""
@@ -88,7 +96,18 @@ class LocalEngine(WrappedExecutor):
             return Liveness.ALIVE
         is_far = bool(process.hostname) and process.hostname != self._host
         may_start = process.state == "queued" and (not process.is_ours or self.has_in_hand(process.lease.request_id))
-        return Liveness.UNKNOWN if is_far or may_start else Liveness.GONE
+        is_unknown = (is_far or may_start) and not self._is_abandoned(process)
+        return Liveness.UNKNOWN if is_unknown else Liveness.GONE
+
+    def _is_abandoned(self, process: LeasedProcess) -> bool:
+        """Whether the lease was another host's, whose scheduler is lost and whose task Airflow takes for lost too.
+
+        So it is after a container was restarted under a new name. The new one can't see the processes of the old one.
+        """
+        worker = self._workers().get(process.lease.worker_id)
+        is_lost = worker is not None and worker.id != self._host and worker.state is WorkerState.LOST
+        silent_since = process.seen_at or process.lease.granted_at
+        return is_lost and datetime.now(UTC) - silent_since > self._task_timeout
 
     def has_in_hand(self, task_instance_id: str) -> bool:
         """Whether a workload may still start: it waits in the pipe, or a worker process has it."""

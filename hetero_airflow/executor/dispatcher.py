@@ -26,6 +26,7 @@ from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.context.dag_edges import DagEdges
 from hetero_airflow.executor.context.policy_context import PolicyContext
 from hetero_airflow.executor.context.site_links import SiteLinks
+from hetero_airflow.executor.device_health.contested_log import ContestedDeviceLog
 from hetero_airflow.executor.device_health.health_watch import HealthWatch
 from hetero_airflow.executor.device_health.host_health import HostHealth
 from hetero_airflow.executor.gangs.roster import GangRoster
@@ -112,6 +113,7 @@ class Dispatcher:
             interval_s=configuration.discovery_interval_s,
             probe_timeout_s=configuration.probe_timeout_s,
         )
+        self._contested_log = ContestedDeviceLog(configuration.worker_id)
         self._health = HealthWatch(store, HostHealth(configuration.worker_id))
         self.lease_events = LeaseEventHandler(
             store, engine, self.keeper, self.queue, self.workers, self._recovery, self._health, callbacks
@@ -205,6 +207,7 @@ class Dispatcher:
             self._store.record([WorkerSeen(worker, inventory.telemetry)], now)
             self._housekeeping.local_worker = worker
             self._health.host.take_inventory(inventory, now)
+            self._contested_log.write(self._store.snapshot())
             self._context.learn()
 
     def _reconcile(self, now: datetime) -> None:

@@ -1,11 +1,16 @@
-"""Finds the workers without a heartbeat, as soon as the liveness timeout has passed."""
+"""Finds the workers without a heartbeat, as soon as the liveness timeout has passed.
+
+Other schedulers report their own hosts. After an outage of the database none of them could, so such a host is lost only
+if this scheduler has seen the same old heartbeat for a third of the timeout, in which a living one writes a new one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.model.worker import Worker, WorkerState
 from hetero_airflow.scheduling.reaper import lost_workers
 from hetero_airflow.store.store import Presence, Store, WorkerLost
 
@@ -27,6 +32,9 @@ class LostWorkerWatch:
         self._store, self._timeout_s, self._local_worker_id = store, timeout_s, local_worker_id
         self._period = max(timedelta(seconds=timeout_s / 3), _MIN_PERIOD)
         self._next_at: datetime | None = None
+        self._looked_at: datetime | None = None
+        self._first_seen: dict[str, tuple[datetime, datetime]] = {}
+        """Host of another scheduler → its newest heartbeat, and the look that saw this one first."""
 
     def find_lost(self, now: datetime) -> tuple[WorkerLost, ...]:
         """The workers that are lost now; empty if it is too early to look."""
@@ -39,4 +47,18 @@ class LostWorkerWatch:
         remote_ids = [worker.id for worker in workers if worker.id in seen_at and worker.id != self._local_worker_id]
         oldest = min((seen_at[id_] for id_ in remote_ids), default=now)
         self._next_at = min(max(oldest + timedelta(seconds=self._timeout_s), now + _MIN_PERIOD), now + self._period)
-        return tuple(event for event in lost if event.worker_id != self._local_worker_id)
+        watched = self._watched_hosts(workers, seen_at, now)
+        unwatched = {worker.id for worker in workers if worker.is_scheduler_host} - watched
+        return tuple(event for event in lost if event.worker_id not in {self._local_worker_id, *unwatched})
+
+    def _watched_hosts(self, workers: Iterable[Worker], seen_at: Mapping[str, datetime], now: datetime) -> set[str]:
+        """The hosts of schedulers whose newest heartbeat was seen long ago, and by the looks since then."""
+        is_interrupted = self._looked_at is None or now - self._looked_at > 1.5 * self._period
+        known = {} if is_interrupted else self._first_seen
+        self._looked_at = now
+        self._first_seen = {
+            worker.id: (at, min(known[worker.id][1], now) if known.get(worker.id, ())[:1] == (at,) else now)
+            for worker in workers
+            if worker.is_scheduler_host and (at := seen_at.get(worker.id)) is not None
+        }
+        return {id_ for id_, (_, first) in self._first_seen.items() if now - first >= self._period}

@@ -40,6 +40,8 @@ class Worker(BaseModel):
     labels: dict[str, str] = Field(default_factory=dict)
     problems: tuple[str, ...] = Field(default=(), max_length=32)
     """A line for each probe that failed in the last discovery. Devices of its vendor may be missing."""
+    boot_id: str = Field(default="", max_length=64)
+    """The kernel's id of the machine's current boot, which all containers on the machine see; empty if unknown."""
     state: WorkerState = WorkerState.ONLINE
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from hetero_airflow.model.device import Device
+from hetero_airflow.model.devices.identity import physical_ids
 from hetero_airflow.model.lease import Claim
 from hetero_airflow.model.snapshot import DeviceUsage
 from hetero_airflow.model.worker import Worker, WorkerState
@@ -27,6 +28,10 @@ class DeviceRecord:
     last_granted_at: datetime | None = None
     is_vanished: bool = False
     """Missing from the last inventory; kept while it is leased."""
+    physical_id: str | None = None
+    """As in `physical_ids`; None for a device that no other worker can report."""
+    reported_since: datetime | None = None
+    """When the worker first reported it with this physical id."""
 
     @property
     def offered_memory_bytes(self) -> int | None:
@@ -75,16 +80,15 @@ class DeviceRecord:
 
 
 def merge_inventory(
-    known: Mapping[str, DeviceRecord], worker: Worker, last_seen_at: datetime
+    known: Mapping[str, DeviceRecord], worker: Worker, last_seen_at: datetime, now: datetime
 ) -> dict[str, DeviceRecord]:
     """The worker's devices after an inventory, in its order, then the missing devices that are leased.
 
     :param last_seen_at: time of the worker's heartbeat before this inventory
     """
+    ids = physical_ids(worker)
     merged = {
-        device.id: replace(known[device.id], device=device, is_vanished=False)
-        if device.id in known
-        else DeviceRecord(device)
+        device.id: _reported(known.get(device.id) or DeviceRecord(device), device, ids.get(device.id), now)
         for device in worker.devices
     }
     for device_id, record in known.items():
@@ -93,6 +97,11 @@ def merge_inventory(
             missing = record.device.model_copy(update={"leasable": False, "problem": problem})
             merged[device_id] = record if record.is_vanished else replace(record, device=missing, is_vanished=True)
     return merged
+
+
+def _reported(record: DeviceRecord, device: Device, physical_id: str | None, now: datetime) -> DeviceRecord:
+    since = record.reported_since if record.physical_id == physical_id else now
+    return replace(record, device=device, is_vanished=False, physical_id=physical_id, reported_since=since)
 
 
 def worker_with_devices(worker: Worker, devices: Iterable[Device], state: WorkerState) -> Worker:

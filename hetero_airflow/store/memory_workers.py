@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from hetero_airflow.health.transitions import HealthChanged
-from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.devices.health import NO_ERRORS, DeviceHealth, last_change
 from hetero_airflow.model.heartbeat import ServerHeartbeat, WorkerHeartbeat, next_server_heartbeat
 from hetero_airflow.model.hold import Hold, HoldKind, holds_on
@@ -80,7 +80,7 @@ class MemoryWorkers:
         elif not may_be_online or (record.reported == event.worker and record.state == WorkerState.ONLINE):
             record.record_heartbeat(event, now)
             return False
-        record.devices = merge_inventory(record.devices, event.worker, record.seen_at)
+        record.devices = merge_inventory(record.devices, event.worker, record.seen_at, now)
         record.reported, record.state = event.worker, WorkerState.ONLINE
         record.record_heartbeat(event, now)
         self._show(record)
@@ -171,7 +171,8 @@ class MemoryWorkers:
         worker_id = record.reported.id
         devices = (device.device for device in record.devices.values())
         shown = worker_with_devices(record.reported, devices, record.state)
-        self._builder.put_worker(shown, self._holds[worker_id].values())
+        since = {device_id: device.reported_since for device_id, device in record.devices.items()}
+        self._builder.put_worker(shown, self._holds[worker_id].values(), since)
         usage = {device_id: device.usage for device_id, device in record.devices.items()}
         self._builder.put_usage(worker_id, usage, replace=True)
 
@@ -186,7 +187,7 @@ class MemoryWorkers:
             known = record.devices.get(claim.device_id)
             device = None if known is None else known.grant(claim, now)
             cores = None if device is None else self._choose_cores(place.worker_id, device, claim)
-            if device is None or cores is None or holds_on(device.device, self._holds[place.worker_id].values()):
+            if device is None or cores is None or not self._is_free_to_lease(place.worker_id, device.device):
                 return None
             taken[claim.device_id] = device
             claims.append(replace(claim, cores=cores) if cores else claim)
@@ -196,6 +197,11 @@ class MemoryWorkers:
             if claim.cores:
                 self._cores[place.worker_id, claim.device_id].update(claim.cores)
         return tuple(claims)
+
+    def _is_free_to_lease(self, worker_id: str, device: Device) -> bool:
+        """Whether there is no hold on the device, and no other worker has leased the same physical device."""
+        is_on_hold = bool(holds_on(device, self._holds[worker_id].values()))
+        return not is_on_hold and self._builder.holder_elsewhere(worker_id, device.id) is None
 
     def _choose_cores(self, worker_id: str, record: DeviceRecord, claim: Claim) -> tuple[int, ...] | None:
         if record.device.kind != "cpu":

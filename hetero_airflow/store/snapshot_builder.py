@@ -10,6 +10,7 @@ from hetero_airflow.model.hold import Hold, with_holds
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.snapshot import NO_USAGE, DeviceUsage, PendingRequest, Snapshot, UsageByWorker
 from hetero_airflow.model.worker import Worker
+from hetero_airflow.store.contested_devices import ContestedDevices
 
 
 class SnapshotBuilder:
@@ -20,6 +21,8 @@ class SnapshotBuilder:
 
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
+        """As reported, with their holds."""
+        self._contested = ContestedDevices()
         self._is_sorted = True
         self._usage: dict[str, Mapping[str, DeviceUsage]] = {}
         self._pending: dict[str, PendingRequest] = {}
@@ -32,11 +35,17 @@ class SnapshotBuilder:
         self._last = Snapshot(sequence=-1, usage=UsageByWorker({}))
         self._changed = {"workers", "usage", "pending", "leases", "dag_tokens", "holders"}
 
-    def put_worker(self, worker: Worker, holds: Iterable[Hold] = ()) -> None:
-        """Add or replace a worker, with all holds on it and on its devices."""
+    def put_worker(
+        self, worker: Worker, holds: Iterable[Hold] = (), reported_since: Mapping[str, datetime | None] = {}
+    ) -> None:
+        """Add or replace a worker, with all holds on it and on its devices.
+
+        :param reported_since: device id → when the worker first reported it
+        """
         self._is_sorted &= worker.id in self._workers
         ordered = tuple(sorted(holds, key=lambda hold: (hold.device_id, hold.kind)))
         self._workers[worker.id] = with_holds(worker, ordered)
+        self._contested.put_worker(self._workers[worker.id], reported_since)
         self._changed.add("workers")
         if ordered != self._holds.get(worker.id, ()):
             self._holds[worker.id] = ordered
@@ -45,6 +54,7 @@ class SnapshotBuilder:
     def drop_worker(self, worker_id: str) -> None:
         """Remove a worker that holds no lease, with the holds on it; unknown ids are ignored."""
         if self._workers.pop(worker_id, None) is not None:
+            self._contested.drop_worker(worker_id)
             self._changed.add("workers")
         if self._usage.pop(worker_id, None) is not None:
             self._changed.add("usage")
@@ -130,18 +140,24 @@ class SnapshotBuilder:
         """The live lease with this id."""
         return self._leases.get(lease_id)
 
+    def holder_elsewhere(self, worker_id: str, device_id: str) -> str | None:
+        """Another worker that has leased the same physical device; None if there is none."""
+        return self._contested.holder_elsewhere(worker_id, device_id, self._usage)
+
     def snapshot(self, sequence: int) -> Snapshot:
         """The current state, as the snapshot of this sequence."""
         last, changed = self._last, self._changed
         if sequence != last.sequence or changed:
             if not self._is_sorted:
                 self._workers, self._is_sorted = dict(sorted(self._workers.items())), True
+            if changed & {"workers", "usage"} and self._contested.update(self._workers, self._usage):
+                changed.add("workers")
             if self._pending and self._latest is None:
                 queue = sorted(self._pending.values(), key=PendingRequest.order)
                 self._pending, self._latest = {request.id: request for request in queue}, queue[-1].order()
             self._last = Snapshot(
                 sequence,
-                tuple(self._workers.values()) if "workers" in changed else last.workers,
+                self._contested.shown(self._workers) if "workers" in changed else last.workers,
                 UsageByWorker(self._usage.copy()) if "usage" in changed else last.usage,
                 tuple(self._pending.values()) if "pending" in changed else last.pending,
                 tuple(self._leases.values()) if "leases" in changed else last.leases,

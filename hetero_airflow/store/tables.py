@@ -48,6 +48,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 ID = sa.String(320)
 NAME = sa.String(250)
 WORD = sa.String(16)
+PHYSICAL_ID = sa.String(512)
 
 state = sa.Table(
     "hetero_state",
@@ -92,6 +93,9 @@ device = sa.Table(
     sa.Column("used_milli", sa.Integer, nullable=False),
     sa.Column("used_memory_bytes", sa.BigInteger, nullable=False),
     sa.Column("last_granted_at", UtcDateTime),
+    sa.Column("physical_id", PHYSICAL_ID, comment="The same for all workers that report this device; NULL for a CPU"),
+    sa.Column("reported_since", UtcDateTime, comment="When its worker first reported it with this physical_id"),
+    sa.Column("held_id", PHYSICAL_ID, comment="The physical_id while the device is leased"),
     sa.Column("changed", sa.BigInteger, nullable=False),
     sa.PrimaryKeyConstraint("worker_id", "id"),
     sa.ForeignKeyConstraint(["worker_id"], ["hetero_worker.id"], ondelete="CASCADE"),
@@ -101,6 +105,14 @@ device = sa.Table(
         name="memory",
     ),
     sa.Index(None, "changed"),
+)
+
+sa.Index(
+    "hetero_device_held_id_idx",
+    device.c.held_id,
+    unique=True,
+    sqlite_where=device.c.held_id.is_not(None),
+    postgresql_where=device.c.held_id.is_not(None),
 )
 
 telemetry = sa.Table(

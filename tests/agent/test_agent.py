@@ -189,16 +189,11 @@ def test_an_inventory_that_is_not_taken_is_not_reported_with_each_heartbeat(capl
     assert "does not accept this worker's inventory" in caplog.text
 
 
-def test_devices_that_another_worker_offers_are_asked_for_again(caplog):
+def test_devices_that_another_worker_reports_too_are_logged(caplog):
     world = World([found()], stop_at_s=100)
-    world.answer = lambda told: (
-        ServerReply(inventory="1", contested=("GPU-0",))
-        if isinstance(told, InventoryReport) and world.now < 30
-        else None
-    )
-    told = world.run()
-    assert [at for at, what in told if what.startswith("inventory")] == [0, REPORT_AGAIN_S]
-    assert "Devices GPU-0 get no task here" in caplog.text
+    world.answer = lambda told: ServerReply(inventory="1", contested=("GPU-0",))
+    world.run()
+    assert "Another worker reports the devices GPU-0 too" in caplog.text
 
 
 def test_leaving_waits_for_the_tasks_that_are_left():

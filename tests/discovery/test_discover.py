@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -99,6 +100,7 @@ def test_duplicate_ids_are_kept_once_and_reported():
             runtime={"python": "3.12.1", "cuda": "12.4"},
             labels={"zone": "a"},
             problems=("amd: no answer within 10 s.",),
+            boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         ),
         telemetry=(Telemetry(device_id="GPU-0", xid=1),),
         problems=("amd: no answer within 10 s.", "acme: GPU-0 is a duplicate: nvidia found it first."),

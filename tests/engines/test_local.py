@@ -7,10 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from hetero_airflow.engines.engine import LeasedProcess, Liveness
+from hetero_airflow.engines.engine import EngineContext, LeasedProcess, Liveness
 from hetero_airflow.engines.lease_files import read_lease_files, recorded_lease
 from hetero_airflow.engines.local import LocalEngine
-from hetero_airflow.testing import a_lease
+from hetero_airflow.model.worker import WorkerState
+from hetero_airflow.testing import a_lease, a_worker
 
 LEASE = a_lease().model_copy(update={"id": "lease"})
 
@@ -88,3 +89,28 @@ def test_a_lease_is_in_use_while_its_supervisor_starts_the_task():
     with recorded_lease("lease", "worker-a"):
         liveness = LocalEngine(1).liveness_of([LeasedProcess(LEASE, "queued", is_ours=True)])
     assert liveness == {"lease": Liveness.ALIVE}
+
+
+@pytest.mark.parametrize(
+    ("state", "seen_s", "worker_state", "liveness"),
+    [
+        ("running", 400, WorkerState.LOST, Liveness.GONE),
+        ("running", 100, WorkerState.LOST, Liveness.UNKNOWN),
+        ("running", 400, WorkerState.ONLINE, Liveness.UNKNOWN),
+        ("queued", None, WorkerState.LOST, Liveness.GONE),
+        ("queued", None, WorkerState.ONLINE, Liveness.UNKNOWN),
+        (None, 400, WorkerState.LOST, Liveness.GONE),
+        (None, 100, WorkerState.LOST, Liveness.UNKNOWN),
+        (None, 400, WorkerState.ONLINE, Liveness.UNKNOWN),
+    ],
+)
+def test_a_lease_of_a_host_whose_scheduler_is_lost_is_over_once_airflow_takes_the_task_for_lost_too(
+    monkeypatch, state, seen_s, worker_state, liveness
+):
+    """A container that is restarted under a new name can't see the processes of the old one."""
+    engine, workers = LocalEngine(1), {"worker-a": a_worker(state=worker_state)}
+    monkeypatch.setattr(engine.executor, "start", lambda: None)
+    engine.start(EngineContext("1", None, None, dict, lambda: workers))
+    seen_at = None if seen_s is None else datetime.now(UTC) - timedelta(seconds=seen_s)
+    hostname = "" if seen_s is None else "worker-a"
+    assert engine.liveness_of([LeasedProcess(LEASE, state, None, hostname, seen_at)]) == {"lease": liveness}

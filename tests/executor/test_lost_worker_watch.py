@@ -23,7 +23,9 @@ def at(seconds: float):
 def live(store: CountingStore, until_s: float, silent_from_s: float) -> float | None:
     """Two agents that beat every 5 s, of which one falls silent, and a scheduler's loop: when that one was lost."""
     silence = LostWorkerWatch(store, 15, None)
-    store.record([WorkerSeen(a_worker(key), leases=frozenset()) for key in ("worker-a", "worker-b")], EPOCH)
+    store.record(
+        [WorkerSeen(a_worker(key, engine="celery"), leases=frozenset()) for key in ("worker-a", "worker-b")], EPOCH
+    )
     for tenth in range(int(until_s * 10)):
         now = at(tenth / 10)
         if tenth % 50 == 0:
@@ -49,7 +51,17 @@ def test_a_fleet_that_is_there_is_looked_at_a_few_times_a_minute():
 def test_the_schedulers_own_worker_is_not_lost_to_itself():
     store = CountingStore()
     store.record([WorkerSeen(a_worker(key)) for key in ("worker-a", "worker-b")], EPOCH)
-    assert LostWorkerWatch(store, 15, "worker-a").find_lost(at(60)) == (WorkerLost("worker-b"),)
+    watch = LostWorkerWatch(store, 15, "worker-a")
+    assert [watch.find_lost(at(seconds)) for seconds in (0, 5, 10, 15)] == [(), (), (), (WorkerLost("worker-b"),)]
+
+
+def test_after_an_outage_of_the_database_the_other_schedulers_have_time_to_report_their_hosts():
+    store = CountingStore()
+    store.record([WorkerSeen(a_worker(key)) for key in ("worker-a", "worker-b", "worker-c")], EPOCH)
+    watch = LostWorkerWatch(store, 15, "worker-a")
+    assert [watch.find_lost(at(seconds)) for seconds in (0, 5, 600, 602)] == [()] * 4
+    store.record([WorkerSeen(a_worker("worker-b"))], at(604))
+    assert watch.find_lost(at(605)) == (WorkerLost("worker-c"),)
 
 
 def test_a_clock_that_is_set_back_does_not_end_the_looking():

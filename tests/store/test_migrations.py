@@ -12,14 +12,15 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
-from sqlalchemy import Engine, create_engine, event, inspect, select
+from sqlalchemy import Engine, create_engine, event, inspect, select, update
 
 from hetero_airflow import store
+from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
-from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
 
 STORE = Path(store.__file__).parent
 MANAGER = "hetero_airflow.executor.db_manager.HeteroDBManager"
@@ -97,6 +98,34 @@ def test_what_is_stored_outlives_a_downgrade_and_an_upgrade(engine):
     snapshot = SqlStore(engine).snapshot()
     assert snapshot.leases == (lease,)
     assert (list(snapshot.holders), [one.id for one in snapshot.pending]) == (["r1"], ["r2"])
+    assert differences(engine) == []
+
+
+def test_what_is_leased_while_physical_ids_are_added_stays_with_its_first_worker(engine):
+    """Before, two workers could lease one GPU; a device without a UUID is known with the next inventory."""
+    gpu = a_device("GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f")
+    npu = a_device("0000:07:00.0", vendor="ascend", kind="npu", pci="0000:07:00.0")
+    command.upgrade(configuration(engine), "head")
+    store = SqlStore(engine)
+    workers = [a_worker(id_, (a_cpu(), gpu, npu)) for id_ in ("a", "b")]
+    store.record([*map(WorkerSeen, workers), *(RequestSubmitted(a_pending(id_)) for id_ in ("r1", "r2", "r3"))], EPOCH)
+    (lease,) = store.commit(Plan((a_place("r1", "b", **{gpu.id: 1000, npu.id: 1000}),)), EPOCH, EPOCH).leases
+    command.downgrade(configuration(engine), "0006")
+    with engine.begin() as connection:  # as another worker leased it then
+        is_a = (tables.device.c.worker_id == "a", tables.device.c.id == gpu.id)
+        connection.execute(update(tables.device).where(*is_a).values(used_milli=1000))
+    command.upgrade(configuration(engine), "head")
+    with engine.connect() as connection:
+        columns = (tables.device.c.worker_id, tables.device.c.held_id)
+        held = connection.execute(select(*columns).where(tables.device.c.held_id.is_not(None))).all()
+    assert [tuple(row) for row in held] == [("a", gpu.id)]
+    store = SqlStore(engine)
+    for worker in workers:
+        store.record([WorkerSeen(worker.model_copy(update={"boot_id": "boot"}))], EPOCH)
+    assert store.commit(Plan((a_place("r2", "a", **{npu.id: 1000}),)), EPOCH, EPOCH).raced == ("r2",)
+    move_lease(store, lease.id, lease.token, LeaseState.RELEASED, EPOCH)
+    assert store.commit(Plan((a_place("r3", "b", **{gpu.id: 1000}),)), EPOCH, EPOCH).raced == ("r3",)
+    assert store.commit(Plan((a_place("r2", "a", **{npu.id: 1000}),)), EPOCH, EPOCH).raced == ()
     assert differences(engine) == []
 
 

@@ -152,12 +152,13 @@ def test_a_worker_speaks_for_itself_only(speaker, store):
 
 
 def test_a_worker_that_lies_about_anothers_devices_gets_none_of_them(speaker, store):
-    a, b = speaker("worker-a"), speaker("worker-b")
-    a.report()
-    answer = b.report(b.worker(devices=(a_cpu(), a_device("GPU-1"), a_device("GPU-2"))))
-    assert answer.json()["contested"] == ["GPU-1"]
-    assert [d.id for d in store.snapshot().workers[1].devices if d.leasable] == ["cpu", "GPU-2"]
-    assert [d.id for d in store.snapshot().workers[0].devices if d.leasable] == ["cpu", "GPU-0", "GPU-1"]
+    gpu = a_device("GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f")
+    honest, liar = speaker("worker-b"), speaker("worker-a")
+    honest.report(honest.worker(devices=(a_cpu(), gpu)))
+    answer = liar.report(liar.worker(devices=(a_cpu(), gpu, a_device("GPU-2"))))
+    assert answer.json()["contested"] == [gpu.id]
+    offers = [[d.id for d in worker.devices if d.leasable] for worker in store.snapshot().workers]
+    assert offers == [["cpu", "GPU-2"], ["cpu", gpu.id]]
 
 
 def test_a_revoked_worker_is_refused_at_once(speaker, engine, store):

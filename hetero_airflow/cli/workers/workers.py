@@ -16,6 +16,7 @@ from hetero_airflow.cli.output import age, cell, show, show_json, table
 from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.devices.identity import contested_devices, contested_text
 from hetero_airflow.model.heartbeat import WorkerHeartbeat
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.topology import RACK_LABEL, SITE_LABEL
@@ -105,6 +106,8 @@ def _liveness_lines(
 def _problem_lines(snapshot: Snapshot) -> Iterator[str]:
     for hold in snapshot.holds:
         yield f"{hold.worker_id}/{hold.device_id} is {hold}." if hold.device_id else f"{hold.worker_id} is {hold}."
+    for reports in contested_devices(snapshot.workers):
+        yield contested_text(reports)
     for worker in snapshot.workers:
         for problem in worker.problems:
             yield f"Worker {worker.id} may have more devices: {problem}"

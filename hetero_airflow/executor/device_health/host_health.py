@@ -12,6 +12,7 @@ from hetero_airflow.executor.device_health.burn_in_runs import BurnInRuns
 from hetero_airflow.health.error_classes import EccCounters, ErrorClass, classify_xid, ecc_text
 from hetero_airflow.health.transitions import ObservedError
 from hetero_airflow.model.device import SICK_KEY, Device
+from hetero_airflow.model.devices.identity import devices_leased_elsewhere
 from hetero_airflow.model.hold import HoldKind, holds_on
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.snapshot import DeviceUsage, Snapshot
@@ -83,6 +84,7 @@ class HostHealth:
         self._stop_burn_in()
         if not due:
             return
+        elsewhere = devices_leased_elsewhere(snapshot, self.worker_id)
         drained = [hold for hold in snapshot.holds_of(self.worker_id) if hold.kind is HoldKind.DRAINED]
         for device_id in due:
             parts = [device for device in self._devices.values() if device.parent == device_id]
@@ -91,6 +93,7 @@ class HostHealth:
                 targets
                 and all(device.leasable and not holds_on(device, drained) for device in targets)
                 and not any(_is_used(snapshot.used(self.worker_id, device.id)) for device in targets)
+                and elsewhere.isdisjoint(device.id for device in targets)
             ):
                 log.info("Device %s: the burn-in starts.", device_id)
                 self._runs = BurnInRuns(device_id, targets, self.worker_id)

@@ -4,15 +4,12 @@ One transaction checks the key and records the message, so a revocation takes ef
 message carries a nonce that must be greater than the last one, so a message is accepted only once. Rejected:
 remembering the ids of tokens until they expire. Each API server would do so on its own, so another server, or the same
 one after a restart, would accept the message again.
-
-Two agents can run on one host or in two containers that see one GPU, or an agent can lie. A device that two workers
-offer would be leased twice. So the second worker gets it only when the first is gone with all its leases.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -20,18 +17,16 @@ from typing import Any
 from sqlalchemy import Connection, Row, bindparam, func, or_, select, update
 
 from hetero_airflow.health.transitions import HealthChanged
-from hetero_airflow.model.device import Device
 from hetero_airflow.model.hold import HoldKind
 from hetero_airflow.model.lease import TERMINAL
-from hetero_airflow.model.worker import Worker, WorkerState
+from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.events import record_events
 from hetero_airflow.store.sql.transaction import WriteTransaction, read_chunks
 from hetero_airflow.store.store import HoldLifted, StoreEvent, WorkerAlive, WorkerLost, WorkerSeen
 
 _KEY, _LEASE, _HELD, _HOLD = tables.worker_key.c, tables.lease.c, tables.lease_device.c, tables.hold.c
-_UNIQUE = ("GPU-", "MIG-")
-"""Prefixes of ids that are unique everywhere: NVML's UUIDs. All other ids are unique on one host only."""
+_DEVICE, _OTHER = tables.device.c, tables.device.alias("other")
 _UPDATE_NONCE = update(tables.worker_key).where(_KEY.worker_id == bindparam("key"))
 
 
@@ -77,7 +72,7 @@ class AgentReply:
     leases: int | None = None
     """How many leases a leaving worker still has; at 0 it counts as lost."""
     contested: tuple[str, ...] = ()
-    """Ids of devices in the inventory that another worker offers."""
+    """Ids of devices in the inventory that another worker reports too; see `ContestedDevices`."""
 
 
 def record_messages(transaction: WriteTransaction, messages: Sequence[AgentMessage], now: datetime) -> list[AgentReply]:
@@ -85,14 +80,14 @@ def record_messages(transaction: WriteTransaction, messages: Sequence[AgentMessa
     batch = _MessageBatch(transaction, {message.worker_id for message in messages})
     outcomes = [batch.admit(message) for message in messages]
     taken = [message for message, outcome in zip(messages, outcomes, strict=True) if outcome is Admission.TAKEN]
-    for message in taken:  # one inventory after the other, since each is compared with what the others offer
-        if isinstance(message.event, WorkerSeen):
-            record_events(transaction, list(batch.events(message)), now)
+    reporting = [message for message in taken if isinstance(message.event, WorkerSeen)]
     heartbeats = [message for message in taken if isinstance(message.event, WorkerAlive)]
-    record_events(transaction, [event for message in heartbeats for event in batch.events(message)], now)
+    for messages_of_kind in (reporting, heartbeats):  # an error counts for a device of the newest inventory
+        record_events(transaction, [event for message in messages_of_kind for event in batch.events(message)], now)
     transaction.execute_many(_UPDATE_NONCE, batch.nonces())
     digests = _read_digests(transaction, {message.worker_id for message in taken})
     ended = _read_ended_leases(transaction, taken)
+    contested = _read_contested(transaction, {message.worker_id for message in reporting})
     left = _count_leases(transaction, {message.worker_id for message in taken if message.leaving is not None})
     record_events(transaction, [WorkerLost(worker_id) for worker_id, leases in left.items() if not leases], now)
     return [
@@ -101,7 +96,7 @@ def record_messages(transaction: WriteTransaction, messages: Sequence[AgentMessa
             digests.get(message.worker_id, ""),
             ended.get(message.worker_id, ()),
             left.get(message.worker_id) if message.leaving is not None else None,
-            batch.contested.get(message.worker_id, ()) if isinstance(message.event, WorkerSeen) else (),
+            contested.get(message.worker_id, ()) if isinstance(message.event, WorkerSeen) else (),
         )
         if outcome is Admission.TAKEN
         else AgentReply(outcome)
@@ -121,8 +116,6 @@ class _MessageBatch:
     def __init__(self, transaction: WriteTransaction, worker_ids: Iterable[str]) -> None:
         self._transaction, self._keys = transaction, read_keys(transaction.connection, worker_ids)
         self._latest = {worker_id: (row.nonce, row.instance) for worker_id, row in self._keys.items()}
-        self.contested: dict[str, tuple[str, ...]] = {}
-        """Worker id → ids of its devices that another worker offers."""
 
     def admit(self, message: AgentMessage) -> Admission:
         key = self._keys.get(message.worker_id)
@@ -139,11 +132,7 @@ class _MessageBatch:
 
     def events(self, message: AgentMessage) -> Iterator[StoreEvent]:
         worker_id = message.worker_id
-        if isinstance(message.event, WorkerSeen):
-            worker, self.contested[worker_id] = _without_contested(self._transaction, message.event.worker)
-            yield replace(message.event, worker=worker)
-        else:
-            yield message.event
+        yield message.event
         if message.leaving is not None:
             if not self._is_leaving(worker_id):  # the first hold stays, with its time
                 yield message.leaving
@@ -166,44 +155,21 @@ class _MessageBatch:
         ]
 
 
-def _without_contested(transaction: WriteTransaction, worker: Worker) -> tuple[Worker, tuple[str, ...]]:
-    """The worker with the devices that another worker offers made not leasable, and the ids of these devices.
-
-    Only real accelerators count: simulated devices share names, and cgroups divide the CPU of a host.
-    """
-    ids = [device.id for device in worker.devices if _can_be_contested(device) and device.leasable]
-    owners = _read_owners(transaction, worker, ids)
-    if not owners:
-        return worker, ()
-    devices = tuple(_made_contested(device, owners.get(device.id)) for device in worker.devices)
-    return worker.model_copy(update={"devices": devices}), tuple(owners)
-
-
-def _can_be_contested(device: Device) -> bool:
-    return device.kind != "cpu" and not device.simulated
-
-
-def _read_owners(transaction: WriteTransaction, worker: Worker, ids: list[str]) -> dict[str, str]:
-    """Device id → the other worker that offers it."""
-    device, owner = tables.device.c, tables.worker.c
+def _read_contested(transaction: WriteTransaction, worker_ids: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Worker id → ids of its devices that another worker reports too, and offers or has leased."""
+    contested: dict[str, tuple[str, ...]] = {}
     query = (
-        select(device.id, device.worker_id, owner.inventory)
-        .join(tables.worker, owner.id == device.worker_id)
-        .where(device.leasable, device.worker_id != worker.id)
-        .where(or_(owner.state == WorkerState.ONLINE, device.used_milli > 0))
+        select(_DEVICE.worker_id, _DEVICE.id)
+        .distinct()
+        .join(_OTHER, _OTHER.c.physical_id == _DEVICE.physical_id)
+        .join(tables.worker, tables.worker.c.id == _OTHER.c.worker_id)
+        .where(_OTHER.c.worker_id != _DEVICE.worker_id)
+        .where(or_(tables.worker.c.state == WorkerState.ONLINE, _OTHER.c.used_milli > 0))
+        .order_by(_DEVICE.worker_id, _DEVICE.id)
     )
-    return {
-        row.id: row.worker_id
-        for row in read_chunks(transaction.connection, query, device.id, ids)
-        if row.id.startswith(_UNIQUE) or Worker.model_validate_json(row.inventory).host == worker.host
-    }
-
-
-def _made_contested(device: Device, owner: str | None) -> Device:
-    if owner is None:
-        return device
-    text = f"worker {owner} offers it already: run one agent for each device"
-    return device.model_copy(update={"leasable": False, "problem": text[:500]})
+    for row in read_chunks(transaction.connection, query, _DEVICE.worker_id, sorted(worker_ids)):
+        contested[row.worker_id] = (*contested.get(row.worker_id, ()), row.id)
+    return contested
 
 
 def _read_digests(transaction: WriteTransaction, worker_ids: Iterable[str]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from hetero_airflow.store.sql.json_rows import json_table
 from hetero_airflow.store.sql.transaction import WriteTransaction
 from hetero_airflow.units import MILLI_PER_DEVICE
 
+_HOLDER = tables.device.alias("holder").c
 _WORKER, _DEVICE, _HELD = tables.worker.c, tables.device.c, tables.lease_device.c
 
 
@@ -36,6 +37,7 @@ class _FreeDevice:
     """None for an accelerator, whose memory is not counted."""
     cores: tuple[int, ...]
     """All cores of a CPU."""
+    physical_id: str | None
     taken: set[int] = field(default_factory=set)
     """Leased cores."""
 
@@ -56,6 +58,8 @@ class DeviceLedger:
 
     def __init__(self, transaction: WriteTransaction, places: Sequence[Place]) -> None:
         self._devices: dict[tuple[str, str], _FreeDevice] = {}
+        self._takers: dict[str, str] = {}
+        """Physical id → the worker that has got the device in this plan."""
         if not places:
             return
         pairs = {(place.worker_id, claim.device_id) for place in places for claim in place.claims}
@@ -66,10 +70,11 @@ class DeviceLedger:
             memory = None if row.capacity_memory_bytes is None else row.capacity_memory_bytes - row.used_memory_bytes
             self._devices[row.worker_id, row.id] = _FreeDevice(
                 row.kind,
-                row.leasable and row.is_online and (row.worker_id, row.id) not in on_hold,
+                row.leasable and row.is_online and not row.has_holder and (row.worker_id, row.id) not in on_hold,
                 row.capacity_milli - row.used_milli,
                 memory,
                 () if row.inventory is None else _cores(row.inventory),
+                row.physical_id,
             )
         cpus = [{"worker_key": key[0], "key": key[1]} for key, free in self._devices.items() if free.kind == "cpu"]
         for row in transaction.read_by_rows(_read_cores, cpus):
@@ -83,15 +88,21 @@ class DeviceLedger:
         for wanted in place.claims:
             free = self._devices.get((place.worker_id, wanted.device_id))
             claim = None if free is None else free.fit(wanted)
-            if free is None or claim is None:
+            if free is None or claim is None or self._is_taken_elsewhere(free, place.worker_id):
                 return None
             taken.append((free, claim))
         for free, claim in taken:
+            if free.physical_id is not None:
+                self._takers[free.physical_id] = place.worker_id
             free.milli -= claim.share_milli
             free.taken.update(claim.cores)
             if free.memory_bytes is not None:
                 free.memory_bytes -= claim.memory_bytes
         return tuple(claim for _, claim in taken)
+
+    def _is_taken_elsewhere(self, free: _FreeDevice, worker_id: str) -> bool:
+        """Whether an earlier placement of the plan took the same physical device of another worker."""
+        return free.physical_id is not None and self._takers.get(free.physical_id, worker_id) != worker_id
 
 
 @lru_cache(maxsize=1024)
@@ -114,6 +125,10 @@ def _read_devices(dialect: str) -> Select[Any]:
             _DEVICE.used_memory_bytes,
             (_WORKER.state == bindparam("online")).label("is_online"),
             exists().where(tables.hold.c.worker_id == _DEVICE.worker_id).label("has_holds"),
+            _DEVICE.physical_id,
+            exists()
+            .where(_HOLDER.held_id == _DEVICE.physical_id, _HOLDER.worker_id != _DEVICE.worker_id)
+            .label("has_holder"),
             case((_DEVICE.kind == "cpu", _DEVICE.inventory)).label("inventory"),
         )
         .join_from(wanted, tables.device, (_DEVICE.worker_id == wanted.c.worker_key) & (_DEVICE.id == wanted.c.key))

@@ -41,6 +41,14 @@ _UPDATE_WORKER = update(tables.worker).where(_WORKER.id == bindparam("key"))
 _IS_DEVICE = (_DEVICE.worker_id == bindparam("worker_key"), _DEVICE.id == bindparam("key"))
 _UPDATE_DEVICE = update(tables.device).where(*_IS_DEVICE)
 _DELETE_DEVICE = delete(tables.device).where(*_IS_DEVICE)
+_HOLDER = tables.device.alias("holder")
+_HOLD_BY_NEW_ID = (
+    update(tables.device)
+    .where(_DEVICE.worker_id == bindparam("key"), _DEVICE.used_milli > 0, _DEVICE.physical_id.is_not(None))
+    .where(~select(_HOLDER.c.id).where(_HOLDER.c.held_id == _DEVICE.physical_id).exists())
+    .values(held_id=_DEVICE.physical_id)
+)
+"""After a reboot: a worker keeps its leased devices, except those that another worker has leased since."""
 _UPDATE_REQUEST = update(tables.request).where(_REQUEST.id == bindparam("key"))
 _SAVE = update(tables.lease).where(
     tables.lease.c.id == bindparam("key"),
@@ -176,11 +184,13 @@ class _WorkerBatch:
                 row.used_memory_bytes,
                 row.last_granted_at,
                 row.is_vanished,
+                row.physical_id,
+                row.reported_since,
             )
             for row in rows
         }
         last_seen = select(tables.telemetry.c.seen_at).where(tables.telemetry.c.worker_id == worker.id)
-        after = merge_inventory(before, worker, connection.execute(last_seen).scalar_one())
+        after = merge_inventory(before, worker, connection.execute(last_seen).scalar_one(), self._now)
         known = {row.id: _device_columns(before[row.id], row.position) for row in rows}
         wanted = {key: _device_columns(record, position) for position, (key, record) in enumerate(after.items())}
         new = [
@@ -197,6 +207,8 @@ class _WorkerBatch:
         self._transaction.execute_many(_DELETE_DEVICE, gone)
         self._transaction.execute_many(_UPDATE_DEVICE, changed)
         self._transaction.execute_many(insert(tables.device), new)
+        if any(row.used_milli and row.held_id != wanted[row.id]["physical_id"] for row in rows if row.id in wanted):
+            connection.execute(_HOLD_BY_NEW_ID, {"key": worker.id})
         return bool(new or changed or gone)
 
     def _lose(self, worker_id: str) -> None:
@@ -216,6 +228,8 @@ def _device_columns(record: DeviceRecord, position: int) -> dict[str, Any]:
         "kind": record.device.kind,
         "leasable": record.device.leasable,
         "is_vanished": record.is_vanished,
+        "physical_id": record.physical_id,
+        "reported_since": record.reported_since,
         "offered_milli": record.device.capacity_milli,
         "offered_memory_bytes": record.offered_memory_bytes,
         "capacity_milli": record.capacity_milli,

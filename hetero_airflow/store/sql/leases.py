@@ -123,6 +123,7 @@ def _free_devices(dialect: str) -> Update:
         .values(
             used_milli=milli,
             used_memory_bytes=memory,
+            held_id=case((milli > 0, _DEVICE.held_id)),
             capacity_milli=case((_DEVICE.offered_milli >= milli, _DEVICE.offered_milli), else_=milli),
             capacity_memory_bytes=case(
                 (_DEVICE.offered_memory_bytes < memory, memory), else_=_DEVICE.offered_memory_bytes

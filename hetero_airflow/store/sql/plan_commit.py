@@ -2,7 +2,8 @@
 
 The statements here, and not the writers' lock, prevent that a device is leased twice. One conditional update takes all
 devices of a plan. The database checks its condition again when it has locked a row, and the table's CHECK refuses what
-would still be wrong. Under the lock the condition always holds for what `DeviceLedger` accepts.
+would still be wrong. A unique index refuses a physical device that another worker has leased. Under the lock the
+condition always holds for what `DeviceLedger` accepts.
 """
 
 from __future__ import annotations
@@ -231,6 +232,7 @@ def _take_devices(dialect: str) -> Update:
         .values(
             used_milli=_DEVICE.used_milli + taken.c.milli,
             used_memory_bytes=_DEVICE.used_memory_bytes + taken.c.memory,
+            held_id=_DEVICE.physical_id,
             last_granted_at=bindparam("moment"),
             changed=bindparam("stamp"),
         )

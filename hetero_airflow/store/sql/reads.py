@@ -105,7 +105,9 @@ def _apply_workers(connection: Connection, builder: SnapshotBuilder, since: int)
         except ValidationError as error:
             log_unreadable("worker", worker_id, error)
             continue
-        builder.put_worker(worker_with_devices(worker, inventories, WorkerState(row.state)), holds.get(worker_id, ()))
+        shown = worker_with_devices(worker, inventories, WorkerState(row.state))
+        reported_since = {part.id: part.reported_since for part in devices[worker_id]}
+        builder.put_worker(shown, holds.get(worker_id, ()), reported_since)
         usage = {
             part.id: DeviceUsage(part.used_milli, part.used_memory_bytes, part.last_granted_at)
             for part in devices[worker_id]

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from hetero_airflow.cli.workers.workers import NO_WORKERS, worker_report, workers_at_site, workers_json
+from hetero_airflow.cli.workers.workers import NO_WORKERS, _problem_lines, worker_report, workers_at_site, workers_json
 from hetero_airflow.errors import SettingsError
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.heartbeat import WorkerHeartbeat
@@ -93,6 +93,7 @@ def test_json_has_readings_and_leased_amounts():
             "runtime": worker.runtime,
             "labels": {"zone": "a"},
             "problems": [],
+            "boot_id": "",
             "state": "online",
             "bars": [],
             "last_seen": "2026-01-01T00:00:00+00:00",
@@ -109,6 +110,18 @@ def test_json_has_readings_and_leased_amounts():
     ]
     assert workers_json(snapshot, {}, {})[0]["last_seen"] is None
     assert workers_json(snapshot, {}, {})[0]["devices"][0]["telemetry"] is None
+
+
+def test_devices_that_two_workers_report_are_named():
+    gpu = a_device("GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f")
+    workers = tuple(a_worker(id_, (gpu,)) for id_ in ("host-1", "host-2"))
+    (text,) = _problem_lines(Snapshot(1, workers))
+    assert text == (
+        f"host-1/{gpu.id} and host-2/{gpu.id} are one device, so only one worker at a time can lease it. "
+        "Run one worker for each device."
+    )
+    lost = a_worker("host-1", (gpu,), state=WorkerState.LOST)
+    assert list(_problem_lines(Snapshot(1, (lost, a_worker("host-2", (gpu,)))))) == []
 
 
 def a_snapshot_of_sites() -> Snapshot:

@@ -21,7 +21,7 @@ from hetero_airflow.store.sql import transaction as sql_transaction
 from hetero_airflow.store.sql.plan_commit import PlanCommit
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import RequestSubmitted, RequestWithdrawn, WorkerSeen
-from hetero_airflow.testing import EPOCH, a_device, a_pending, a_place, a_worker, move_lease
+from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
 from tests.postgres_server import wait_until_blocked
 
 LATER = EPOCH + timedelta(seconds=60)
@@ -133,6 +133,62 @@ def test_nothing_is_leased_twice_even_without_the_writers_lock(postgres_engine, 
     assert len(granted.leases) == 1
     assert made[0].raced == (rival.request_id,)
     assert {key: usage.share_milli for key, usage in first.snapshot().usage.items()} == {("worker-a", "GPU-0"): 1000}
+
+
+GPU = a_device("GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f")
+
+
+@pytest.mark.postgres
+def test_no_physical_device_is_leased_twice_even_without_the_writers_lock(postgres_engine, empty, monkeypatch):
+    """Two schedulers grant the same GPU to their own workers at the same moment."""
+    empty(postgres_engine)
+    first, second = prepared(postgres_engine, "r1", "r2"), SqlStore(postgres_engine)
+    first.record([WorkerSeen(a_worker(id_, (a_cpu(), GPU))) for id_ in ("container-1", "container-2")], EPOCH)
+    places = {id_: a_place(id_, f"container-{id_[1:]}", **{GPU.id: 1000}) for id_ in ("r1", "r2")}
+    monkeypatch.setattr(sql_transaction, "_LIMIT_AND_TAKE_LOCK", sql_transaction._READ_STATE)
+    made = []
+    with sql_transaction.write_transaction(postgres_engine, 10) as transaction:
+        granted = PlanCommit(transaction, EPOCH, LATER, {}).commit(Plan((places["r1"],)))
+        other = threading.Thread(target=lambda: made.append(second.commit(Plan((places["r2"],)), EPOCH, LATER)))
+        other.start()
+        wait_until_blocked(postgres_engine)
+        assert other.is_alive(), "it waits for the entry in the unique index"
+    other.join()
+    assert len(granted.leases) == 1
+    assert (made[0].leases, made[0].raced) == ((), ("r2",))
+    used = {key: usage.share_milli for key, usage in first.snapshot().usage.items()}
+    assert used == {("container-1", GPU.id): 1000}
+
+
+def test_of_grants_of_one_physical_device_at_the_same_moment_one_succeeds(engine):
+    """Each round, three schedulers want the GPU for their own worker; the winner frees it for the next round."""
+    rounds, names = 20, ("c1", "c2", "c3")
+    requests = [f"{name}-{number}" for name in names for number in range(rounds)]
+    store = prepared(engine, *requests)
+    store.record([WorkerSeen(a_worker(name, (a_cpu(), GPU))) for name in names], EPOCH)
+    barrier, commits = threading.Barrier(len(names)), {name: [] for name in names}
+
+    def schedule(name):
+        own = SqlStore(engine)
+        for number in range(rounds):
+            own.snapshot()
+            barrier.wait(60)
+            place = a_place(f"{name}-{number}", name, **{GPU.id: 1000})
+            commit = own.commit(Plan((place,)), EPOCH, LATER)
+            commits[name].append(commit)
+            barrier.wait(60)
+            for lease in commit.leases:
+                move_lease(own, lease.id, lease.token, LeaseState.RELEASED, EPOCH)
+            barrier.wait(60)
+
+    threads = [threading.Thread(target=schedule, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    granted = [sum(len(commits[name][number].leases) for name in names) for number in range(rounds)]
+    assert granted == [1] * rounds
+    assert all(usage.share_milli == 0 for usage in store.snapshot().usage.values())
 
 
 def test_the_table_refuses_what_no_condition_caught(engine):

@@ -198,48 +198,33 @@ def offered(store, worker_id) -> list[str]:
     return [device.id for device in worker.devices if device.leasable]
 
 
-def test_a_device_that_another_worker_offers_is_not_leased_twice(enrolled, store):
+GPU = a_device("GPU-5c89852c-d268-c3f3-1b07-005d5ae1dc3f")
+
+
+def test_of_two_agents_that_report_one_device_the_first_gets_its_tasks(enrolled, store):
     two_agents(enrolled)
-    claimed = (a_cpu(), a_device("GPU-0"), a_device("GPU-7"))
-    first, second = enrolled.take([seen(1), other(1, claimed)], SOON)
-    assert (first.contested, second.contested) == ((), ("GPU-0",))
-    assert (offered(store, "worker-a"), offered(store, "worker-b")) == (["cpu", "GPU-0", "GPU-1"], ["cpu", "GPU-7"])
-    problem = next(d.problem for d in store.snapshot().workers[1].devices if d.id == "GPU-0")
-    assert problem == "worker worker-a offers it already: run one agent for each device"
-    (again,) = enrolled.take([seen(2)], LATER)
-    assert again.contested == ()
+    devices = (a_cpu(), GPU, a_device("GPU-7"))
+    worker = a_worker(devices=(a_cpu(), GPU), engine="celery")
+    reports = [seen(1, worker=worker), other(1, devices, engine="celery")]
+    first, second = enrolled.take(reports, SOON)
+    assert (first.contested, second.contested) == ((GPU.id,), (GPU.id,))
+    assert (offered(store, "worker-a"), offered(store, "worker-b")) == (["cpu", GPU.id], ["cpu", "GPU-7"])
     enrolled.revoke("worker-a", LATER)
-    (answer,) = enrolled.take([other(2, claimed)], LATER)
-    assert (answer.contested, offered(store, "worker-b")) == ((), ["cpu", "GPU-0", "GPU-7"])
+    assert offered(store, "worker-b") == ["cpu", GPU.id, "GPU-7"]
+    (answer,) = enrolled.take([other(2, (a_cpu(), GPU))], LATER)
+    assert answer.contested == ()
 
 
-def test_a_device_that_a_lost_worker_has_leased_is_not_leased_twice(enrolled, store):
+def test_a_device_that_a_lost_worker_has_leased_is_contested(enrolled, store):
     two_agents(enrolled)
-    enrolled.take([seen(1)], SOON)
+    enrolled.take([seen(1, worker=a_worker(devices=(a_cpu(), GPU)))], SOON)
     store.record([RequestSubmitted(a_pending("r1"))], SOON)
-    (lease,) = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), SOON, LATER).leases
+    (lease,) = store.commit(Plan((a_place("r1", **{GPU.id: 1000}),)), SOON, LATER).leases
     store.record([WorkerLost("worker-a")], LATER)
-    claimed = (a_cpu(), a_device("GPU-0"), a_device("GPU-1"))
-    (answer,) = enrolled.take([other(1, claimed)], LATER)
-    assert (answer.contested, offered(store, "worker-b")) == (("GPU-0",), ["cpu", "GPU-1"])
+    (answer,) = enrolled.take([other(1, (a_cpu(), GPU))], LATER)
+    assert (answer.contested, offered(store, "worker-b")) == ((GPU.id,), ["cpu"])
     move_lease(store, lease.id, lease.token, LeaseState.EVICTED, LATER)
-    (answer,) = enrolled.take([other(2, claimed)], LATER)
-    assert (answer.contested, offered(store, "worker-b")) == ((), ["cpu", "GPU-0", "GPU-1"])
-
-
-@pytest.mark.parametrize(
-    ("device", "host", "contested"),
-    [
-        (a_device("0000:03:00.0"), "host-a", ("0000:03:00.0",)),
-        (a_device("0000:03:00.0"), "host-b", ()),
-        (a_device("simulated-0", simulated=True), "host-a", ()),
-        (a_device("0000:03:00.0", leasable=False, problem="hot"), "host-a", ()),
-    ],
-)
-def test_a_slot_number_names_a_device_on_one_host_only(enrolled, device, host, contested):
-    two_agents(enrolled)
-    told = [seen(1, worker=a_worker(host="host-a", devices=(a_cpu(), device))), other(1, (a_cpu(), device), host=host)]
-    assert enrolled.take(told, SOON)[1].contested == contested
+    assert offered(store, "worker-b") == ["cpu", GPU.id]
 
 
 def test_a_heartbeat_changes_no_snapshot(enrolled, store):

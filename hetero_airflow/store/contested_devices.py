@@ -1,0 +1,156 @@
+"""Physical devices that several workers report: two containers that see one GPU, or one that restarts under a new name.
+
+One rule for all workers, whoever reports them: a physical device has one holder. While a worker has leased a part of
+it, no other worker can lease it; the stores refuse that, and snapshots show it as not leasable there. When it is free,
+each scheduler's own host may take it next. Of the workers with one of the other engines only the one that reported it
+first offers it: a policy that counted it for each of them would plan gangs that can never be placed, and an agent that
+lies must not get the devices of others.
+
+Rejected: giving the device to the worker that reports it first in all cases. The tasks that wait in the other scheduler
+could never start, since its engine reaches only its own host.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+
+from hetero_airflow.model.device import Device
+from hetero_airflow.model.devices.identity import physical_ids
+from hetero_airflow.model.snapshot import NO_USAGE, DeviceUsage
+from hetero_airflow.model.worker import Worker, WorkerState
+
+Usage = Mapping[str, Mapping[str, DeviceUsage]]
+"""Worker id → device id → usage."""
+
+_MAX_PROBLEM = 500
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+
+
+class ContestedDevices:
+    """Knows which workers report the same physical device, and shows it as leasable only where it may be leased."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, dict[str, str]] = {}
+        """Worker id → device id → physical id."""
+        self._since: dict[str, Mapping[str, datetime | None]] = {}
+        """Worker id → device id → when the worker first reported it."""
+        self._reports: defaultdict[str, dict[str, str]] = defaultdict(dict)
+        """Physical id → worker id → device id."""
+        self._contested: set[str] = set()
+        """The physical ids that several workers report."""
+        self._problems: dict[str, dict[str, str]] = {}
+        """Worker id → device id → why it can't be leased there now."""
+        self._shown: dict[str, tuple[Worker, Mapping[str, str], Worker]] = {}
+        """Worker id → worker as reported, its problems, worker with these problems."""
+
+    def put_worker(self, worker: Worker, reported_since: Mapping[str, datetime | None] = {}) -> None:
+        """Add or replace a worker."""
+        ids = physical_ids(worker)
+        self._since[worker.id] = reported_since
+        if ids != self._ids.get(worker.id):
+            self._drop_reports(worker.id)
+            self._ids[worker.id] = ids
+            for device_id, physical_id in ids.items():
+                self._reports[physical_id][worker.id] = device_id
+                self._note_contested(physical_id)
+
+    def drop_worker(self, worker_id: str) -> None:
+        """Remove a worker; unknown ids are ignored."""
+        self._since.pop(worker_id, None)
+        self._drop_reports(worker_id)
+
+    def _drop_reports(self, worker_id: str) -> None:
+        for physical_id in self._ids.pop(worker_id, {}).values():
+            del self._reports[physical_id][worker_id]
+            self._note_contested(physical_id)
+
+    def _note_contested(self, physical_id: str) -> None:
+        reports = self._reports[physical_id]
+        if len(reports) > 1:
+            self._contested.add(physical_id)
+            return
+        self._contested.discard(physical_id)
+        if not reports:
+            del self._reports[physical_id]
+
+    def others(self, worker_id: str) -> dict[str, list[str]]:
+        """Device id → the other workers that report the same physical device, for those devices of the worker."""
+        ids = self._ids.get(worker_id, {})
+        return {
+            device_id: sorted(self._reports[physical_id].keys() - {worker_id})
+            for device_id, physical_id in ids.items()
+            if physical_id in self._contested
+        }
+
+    def holder_elsewhere(self, worker_id: str, device_id: str, usage: Usage) -> str | None:
+        """Another worker that has leased the same physical device; None if there is none."""
+        physical_id = self._ids.get(worker_id, {}).get(device_id)
+        if physical_id not in self._contested:
+            return None
+        return next((id_ for id_ in self._holders(physical_id, usage) if id_ != worker_id), None)
+
+    def _holders(self, physical_id: str, usage: Usage) -> list[str]:
+        reports = sorted(self._reports[physical_id].items())
+        return [id_ for id_, device_id in reports if usage.get(id_, {}).get(device_id, NO_USAGE).share_milli > 0]
+
+    def update(self, workers: Mapping[str, Worker], usage: Usage) -> bool:
+        """Find out where contested devices can't be leased now. Returns whether that has changed."""
+        problems: defaultdict[str, dict[str, str]] = defaultdict(dict)
+        for physical_id in self._contested:
+            holders = self._holders(physical_id, usage)
+            found = self._held(physical_id, holders) if holders else self._offered_twice(physical_id, workers)
+            for worker_id, text in found:
+                problems[worker_id][self._reports[physical_id][worker_id]] = text
+        before, self._problems = self._problems, dict(problems)
+        return self._problems != before
+
+    def _held(self, physical_id: str, holders: list[str]) -> Iterator[tuple[str, str]]:
+        for worker_id in self._reports[physical_id]:
+            holder = next((id_ for id_ in holders if id_ != worker_id), None)
+            if holder is not None:
+                yield worker_id, f"worker {holder} holds it; it is free here when its task there has ended"
+
+    def _offered_twice(self, physical_id: str, workers: Mapping[str, Worker]) -> Iterator[tuple[str, str]]:
+        first: dict[str, str] = {}
+        for worker_id, device_id in sorted(self._reports[physical_id].items(), key=self._report_order):
+            worker = workers[worker_id]
+            if worker.is_scheduler_host or not _offers(worker, device_id):
+                continue
+            if worker.engine in first:
+                name = first[worker.engine]
+                yield worker_id, f"worker {name} offers it too and gets its tasks: run one worker for each device"
+            first.setdefault(worker.engine, worker_id)
+
+    def _report_order(self, report: tuple[str, str]) -> tuple[datetime, str]:
+        worker_id, device_id = report
+        return self._since[worker_id].get(device_id) or _LONG_AGO, worker_id
+
+    def shown(self, workers: Mapping[str, Worker]) -> tuple[Worker, ...]:
+        """The workers as a snapshot shows them, since the last `update`; an unchanged one is the same object."""
+        before, self._shown = self._shown, {}
+        for worker_id, problems in self._problems.items():
+            known = before.get(worker_id)
+            if known is None or known[0] is not workers[worker_id] or known[1] != problems:
+                known = workers[worker_id], problems, _with_problems(workers[worker_id], problems)
+            self._shown[worker_id] = known
+        shown = self._shown
+        return tuple(shown[id_][2] if id_ in shown else worker for id_, worker in workers.items())
+
+
+def _offers(worker: Worker, device_id: str) -> bool:
+    is_leasable = any(device.id == device_id and device.leasable for device in worker.devices)
+    return worker.state is WorkerState.ONLINE and is_leasable
+
+
+def _with_problems(worker: Worker, problems: Mapping[str, str]) -> Worker:
+    devices = tuple(_with_problem(device, problems.get(device.id)) for device in worker.devices)
+    return worker.model_copy(update={"devices": devices})
+
+
+def _with_problem(device: Device, problem: str | None) -> Device:
+    if problem is None:
+        return device
+    text = ". ".join(filter(None, (problem, device.problem)))
+    return device.model_copy(update={"leasable": False, "problem": text[:_MAX_PROBLEM]})
