@@ -100,6 +100,10 @@ class FencedOut(CheckpointError):
     """A later run of the task has a greater fencing token, so this run can't publish any more."""
 
 
+class GrantRefused(CheckpointError):
+    """A lease's token that no scheduler has signed for this task, or a grant that has ended."""
+
+
 class StoreError(HeteroError):
     """The store can't do what the caller asked."""
 

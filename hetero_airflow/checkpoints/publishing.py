@@ -17,18 +17,17 @@ from datetime import datetime
 from pathlib import Path
 
 from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
+from hetero_airflow.checkpoints.fencing import ATTEMPTS, admit_run, pass_fence
 from hetero_airflow.checkpoints.index import INDEX, MAX_INDEX_BYTES, MAX_NEWEST_BYTES, CheckpointEntry, Index, Newest
 from hetero_airflow.checkpoints.keys import MANIFEST, folder_name
 from hetero_airflow.checkpoints.loading import parse_object, read_index, read_versioned
 from hetero_airflow.checkpoints.manifest import Manifest, check_metrics, describe_files, encode_manifest
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.checkpoints.retention import is_garbage, parse_keep_best, retained_entries
-from hetero_airflow.errors import CheckpointError, CheckpointStoreUnavailable, FencedOut, InvalidCheckpoint
+from hetero_airflow.errors import CheckpointError, CheckpointStoreUnavailable, InvalidCheckpoint
+from hetero_airflow.model.grant import Grant
 
 log = logging.getLogger(__name__)
-
-ATTEMPTS = 20
-"""An attempt fails only if another writer succeeded, and a place has one or two writers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +41,32 @@ class WriteClaim:
     """The place's, or the index's if it has none."""
     index: Index
     """As it was at the claim."""
+    grant: Grant | None = None
+    """What the scheduler signed for the run; None for a run without a lease, or of a scheduler that signs nothing."""
 
 
-def claim_place(store: CheckpointStore, place: CheckpointPlace) -> WriteClaim:
+def claim_place(store: CheckpointStore, place: CheckpointPlace, grant: Grant | None = None) -> WriteClaim:
     """Begin to publish in a place. Runs with a smaller token can't from now on. The same run may call it again.
 
     :raises FencedOut: a run with a greater token or of a later epoch has begun there already
+    :raises GrantRefused: no scheduler has granted the place's token; see `admit_run`
     :raises SettingsError: a `keep_best` that can't be read
     """
     if place.keep_best is not None:
         parse_keep_best(place.keep_best)
+    admit_run(store, place, grant)
 
     def begin(index: Index | None) -> Index:
         if index is None:
             return Index(token=1 if place.token is None else place.token, epoch=place.epoch or 0)
         token = index.token + 1 if place.token is None else place.token
-        epoch = index.epoch if place.epoch is None else place.epoch
-        _check_fence(index, place, token, epoch)
-        return index.model_copy(update={"token": token, "epoch": epoch})
+        index = pass_fence(store, place, index, token, place.epoch, grant)
+        return index.model_copy(update={"token": token} | ({} if place.epoch is None else {"epoch": place.epoch}))
 
     index = _swap_index(store, place, begin)
     if index.current:
         _announce_newest(store, place, index.current[-1])  # its writer may have been killed before it did
-    return WriteClaim(place, index.token, index.epoch, index)
+    return WriteClaim(place, index.token, index.epoch, index, grant)
 
 
 def publish(
@@ -91,7 +93,9 @@ def publish(
     content = encode_manifest(manifest)
     index = read_index(store, place.path)
     if index is not None:
-        _check_fence(index, place, claim.token, claim.epoch)  # early, before the upload; the swap is what counts
+        pass_fence(
+            store, place, index, claim.token, claim.epoch, claim.grant
+        )  # early, before the upload; the swap is what counts
     key = folder_name(step, claim.token, secrets.token_hex(4))
     for name in manifest.files:
         store.put(f"{place.path}/{key}/{name}", folder / name)
@@ -119,7 +123,7 @@ def _add_entry(store: CheckpointStore, claim: WriteClaim, entry: CheckpointEntry
 
     def add(index: Index | None) -> Index:
         index = index or Index(token=claim.token, epoch=claim.epoch)
-        _check_fence(index, place, claim.token, claim.epoch)
+        index = pass_fence(store, place, index, claim.token, claim.epoch, claim.grant)
         if any(known.key == entry.key for known in index.entries):  # an earlier swap succeeded, but its answer was lost
             return index
         last = max((known.published_at for known in index.current), default=entry.published_at)
@@ -165,15 +169,6 @@ def _swap_index(store: CheckpointStore, place: CheckpointPlace, change: Callable
     )
 
 
-def _check_fence(index: Index, place: CheckpointPlace, token: int, epoch: int) -> None:
-    if token < index.token or epoch < index.epoch:
-        raise FencedOut(
-            f"checkpoint of {place.path} with token {token} in epoch {epoch}",
-            found=f"a newer run, with token {index.token} in epoch {index.epoch}",
-            remedy="End this process: it lost its lease or its task was cleared, and the newer run continues",
-        )
-
-
 def _announce_newest(store: CheckpointStore, place: CheckpointPlace, entry: CheckpointEntry) -> None:
     """Record an entry as the task's newest, unless a later one is recorded; a failure is only logged."""
     key = place.newest_key
@@ -183,13 +178,20 @@ def _announce_newest(store: CheckpointStore, place: CheckpointPlace, entry: Chec
     try:
         for _ in range(ATTEMPTS):
             stored = store.read(key, at_most=MAX_NEWEST_BYTES)
-            if stored and not _is_later(place, entry, parse_object(Newest, key, stored.content)):
+            newest = parse_object(Newest, key, stored.content) if stored else None
+            if newest and not _is_later(place, entry, newest) and _is_published(store, place, newest):
                 return
             if store.replace(key, content, stored.version if stored else None) is not None:
                 return
         log.warning("%s does not name checkpoint %s: other writers were always first", key, entry.key)
     except CheckpointError as error:
         log.warning("%s does not name checkpoint %s: %s", key, entry.key, error)
+
+
+def _is_published(store: CheckpointStore, place: CheckpointPlace, newest: Newest) -> bool:
+    """Whether the index of this place names the entry, if it is of this place; any process could have written it."""
+    index = read_index(store, place.path) if newest.path == place.path else None
+    return index is None or any(entry.key == newest.entry.key for entry in index.entries)
 
 
 def _is_later(place: CheckpointPlace, entry: CheckpointEntry, newest: Newest) -> bool:

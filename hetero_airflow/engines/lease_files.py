@@ -59,9 +59,18 @@ class LeaseFile(BaseModel):
     """Leader of the task's process group; None until the process has started."""
 
     @property
+    def is_running(self) -> bool:
+        """Whether the supervisor or the task's own process runs."""
+        return self.supervisor.is_running or (self.task is not None and self.task.is_running)
+
+    @property
     def is_starting(self) -> bool:
         """Whether a supervisor is about to start the task's process."""
         return self.task is None and self.supervisor.is_running
+
+
+class LeaseInUse(HeteroError):
+    """A run under the same lease goes on; a lease belongs to one run."""
 
 
 def process_identity(pid: int) -> ProcessIdentity | None:
@@ -79,10 +88,18 @@ def current_process_namespace() -> str:
 class LeaseFileWriter:
     """Keeps the file of a lease whose task this process supervises.
 
+    :raises LeaseInUse: a run under the lease goes on
     :raises HeteroError: no folder takes the file; the text names each one and its problem
     """
 
     def __init__(self, content: LeaseFile) -> None:
+        run = recorded_run(content.lease)
+        if run is not None and run.is_running:
+            raise LeaseInUse(
+                f"to begin a run under lease {content.lease}",
+                found=f"a run under it that process {run.supervisor.pid} supervises",
+                remedy="Nothing: the engine has delivered the task twice, and the first run goes on",
+            )
         self._content, self._path = content, Path()
         self._written: LeaseFile | None = None
         self._write()
@@ -146,6 +163,7 @@ def _write_file(path: Path, content: LeaseFile) -> Path:
 def recorded_lease(lease_id: str, worker_id: str) -> Iterator[LeaseFileWriter]:
     """Within the context the lease has a file. Without one its task must not start: it would count as lost.
 
+    :raises LeaseInUse: another run under the lease goes on here
     :raises HeteroError: the file can't be written
     """
     supervisor = process_identity(os.getpid())

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -44,6 +44,7 @@ from hetero_airflow.executor.request_resolver import RequestResolver
 from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.executor.task_starter import TaskStarter
 from hetero_airflow.health.transitions import leases_to_migrate
+from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Decision, Refuse, Wait
 from hetero_airflow.model.snapshot import Snapshot
@@ -73,6 +74,7 @@ class Dispatcher:
         callbacks: SchedulerCallbacks,
         clock: Clock,
         queued_timeout_s: float,
+        signer: GrantSigner,
     ) -> None:
         self._store = store
         self._engine = engine
@@ -95,7 +97,8 @@ class Dispatcher:
             callbacks=callbacks,
             clock=clock,
             airflow_queue=configuration.queue,
-            token_age=timedelta(seconds=queued_timeout_s / 4),
+            queued_timeout_s=queued_timeout_s,
+            signer=signer,
         )
         self._resolver = RequestResolver(tasks)
         self._runner = ActionRunner(self.queue, self.starter, self._recovery, self._resolver)

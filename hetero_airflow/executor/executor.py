@@ -33,6 +33,7 @@ from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.policies import load_policy
+from hetero_airflow.store.sql.grant_key import grant_signer
 
 _MAX_NOTES = 1000
 
@@ -79,6 +80,7 @@ class HeteroExecutor(BaseExecutor):
                 callbacks=SchedulerCallbacks(self._report, self._note, self._renew_token),
                 clock=self._clock,
                 queued_timeout_s=conf.getfloat("scheduler", "task_queued_timeout"),
+                signer=grant_signer(_airflow_database()),
             ),
         )
         workers = self._dispatcher.workers.current

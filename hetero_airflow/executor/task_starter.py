@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
+from hetero_airflow.checkpoints.place import checkpoint_path
 from hetero_airflow.clock import Clock
 from hetero_airflow.contract.envelope import add_lease
 from hetero_airflow.engines.engine import AirflowEngine, Liveness
@@ -17,6 +19,7 @@ from hetero_airflow.executor.gangs.roster import GangRoster
 from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
 from hetero_airflow.executor.pending_task import SETTLING_TIME, PendingTask, TaskQueue
 from hetero_airflow.executor.task_log import SchedulerCallbacks, write_task_log
+from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.runtime.task_lease import TaskLease, task_lease
@@ -27,7 +30,8 @@ class TaskStarter:
     """Starts tasks of the queue on the leases that they got.
 
     :param airflow_queue: Airflow's queue of device tasks, which is mapped to the coordinator
-    :param token_age: a task that has waited longer gets a new token
+    :param queued_timeout_s: how long Airflow's token of a task is valid; a task that waits longer gets a new one
+    :param signer: signs what tasks are told about their leases
     """
 
     engine: AirflowEngine
@@ -38,7 +42,8 @@ class TaskStarter:
     callbacks: SchedulerCallbacks
     clock: Clock
     airflow_queue: str
-    token_age: timedelta
+    queued_timeout_s: float
+    signer: GrantSigner
     requests: Mapping[str, Any] = field(default_factory=dict)
     """Request id → key of the tasks that take part in the current cycle."""
     _placed: list[tuple[PendingTask, TaskLease, datetime]] = field(default_factory=list)
@@ -75,7 +80,7 @@ class TaskStarter:
         workload, traits = task.workload, self.engine.traits
         workload.ti.queue = self.airflow_queue
         workload.ti.context_carrier = add_lease(workload.ti.context_carrier, carried_lease)
-        if traits.start_timeout_s is not None or now - task.since > self.token_age:
+        if traits.start_timeout_s is not None or task.waited_s(now) > self.queued_timeout_s / 4:
             self.callbacks.renew_token(workload, traits.start_timeout_s)
         try:
             self.engine.hand_over(workload, lease, worker)
@@ -89,12 +94,21 @@ class TaskStarter:
     def _task_lease(self, task: PendingTask, lease: Lease, worker: Worker) -> TaskLease:
         """The lease as the task gets it."""
         assert task.request is not None
+        ti = task.workload.ti
+        start_s = self.engine.traits.start_timeout_s or self.queued_timeout_s
+        grant = self.signer.sign(
+            lease=lease.id,
+            token=lease.token,
+            task=checkpoint_path(ti.dag_id, ti.task_id, ti.run_id, -1 if ti.map_index is None else ti.map_index),
+            start_by=math.ceil(self.clock.now().timestamp() + start_s),
+        )
         carried_lease = task_lease(lease, worker, task.request.alternatives[lease.alternative])
         return carried_lease.model_copy(
             update={
                 "alternative": task.original_number(lease.alternative),
                 "gang": self.gangs.gang_of(lease, self.workers.current()) if task.member else None,
                 "is_remote": not self.engine.traits.is_local,
+                "grant": grant.pack(),
             }
         )
 

@@ -23,6 +23,7 @@ from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.checkpoints.publishing import WriteClaim, claim_place, publish
 from hetero_airflow.clock import Clock, SystemClock
 from hetero_airflow.errors import InvalidCheckpoint, SettingsError, shorten
+from hetero_airflow.model.grant import Grant
 from hetero_airflow.runtime.background_saver import FILES, BackgroundSaver, copy_files, scratch_error
 from hetero_airflow.runtime.gang.ranks import RankCollectives, process_group, rank
 from hetero_airflow.runtime.notice import Stopped, has_notice, read_notice
@@ -30,7 +31,8 @@ from hetero_airflow.runtime.progress_file import ProgressFile
 from hetero_airflow.runtime.scratch_folder import ScratchFolder
 from hetero_airflow.runtime.state.files import read_state, write_state
 from hetero_airflow.runtime.state.tree import StagedState, stage
-from hetero_airflow.settings import CHECKPOINT_VARIABLE
+from hetero_airflow.runtime.task_lease import current_lease, lease_grant
+from hetero_airflow.settings import CHECKPOINT_VARIABLE, LEASE_VARIABLE
 
 MAX_STEPS = 10**12
 """The key of a checkpoint has twelve digits for the step."""
@@ -223,9 +225,10 @@ class CheckpointSession:
         """Fence out earlier runs, once. Returns the claim to publish, which only rank 0 has.
 
         :raises FencedOut: a later run has begun
+        :raises GrantRefused: no scheduler has granted this process's lease and token
         """
         if self._claim is None and rank() == 0:
-            self._claim = claim_place(self.store, self.place)
+            self._claim = claim_place(self.store, self.place, own_grant(self.place))
             if self.place.is_host_bound:
                 logger.warning(
                     "Only this host sees the checkpoints in %s. On another host, this task starts at step 0. "
@@ -254,6 +257,16 @@ def read_place(text: str | None) -> CheckpointPlace:
             found=shorten(text),
             remedy="Leave that variable to HeteroExecutor, or unset it",
         ) from error
+
+
+def own_grant(place: CheckpointPlace) -> Grant | None:
+    """The grant of this process's lease for a place; None without a lease or a token.
+
+    :raises GrantRefused: the lease in the environment has no readable grant
+    """
+    if place.token is None or not os.environ.get(LEASE_VARIABLE):
+        return None
+    return lease_grant(current_lease(), place.path)
 
 
 def check_step(step: object) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hetero_airflow.errors import NoLeaseError, shorten
+from hetero_airflow.model.grant import Grant
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.worker import Worker
@@ -86,6 +87,8 @@ class TaskLease(BaseModel):
     """None for a task without a gang."""
     is_remote: bool = False
     """Whether the next run of the task can be on another host."""
+    grant: str = ""
+    """The signed parts of the lease's `Grant`, packed; empty if the scheduler signs nothing."""
 
     @property
     def count(self) -> int:
@@ -162,6 +165,15 @@ def current_lease() -> TaskLease:
             found=shorten(text),
             remedy="Unset it; only HeteroExecutor sets it",
         ) from error
+
+
+def lease_grant(lease: TaskLease, task: str) -> Grant | None:
+    """What the scheduler signed for a lease; None if it signed nothing.
+
+    :param task: the task instance, as `checkpoints.place.checkpoint_path` writes it
+    :raises GrantRefused: the text in the lease is no grant
+    """
+    return Grant.unpack(lease.grant, lease=lease.id, token=lease.token, task=task) if lease.grant else None
 
 
 def torch_device() -> torch.device:

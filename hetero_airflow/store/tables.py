@@ -57,6 +57,7 @@ state = sa.Table(
     sa.Column("sequence", sa.BigInteger, nullable=False, comment="Grows with each change that a snapshot shows"),
     sa.Column("fence", sa.BigInteger, nullable=False, comment="Token of the newest lease"),
     sa.Column("pruned", sa.BigInteger, nullable=False, comment="Sequence of the last deletion: older reads are void"),
+    sa.Column("grant_key", sa.String(64), comment="Ed25519; signs grants; NULL until a scheduler has started"),
     sa.PrimaryKeyConstraint("id"),
     sa.CheckConstraint("id = 1", name="one_row"),
     comment="One row, which writers lock",

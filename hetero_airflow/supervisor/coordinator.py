@@ -74,7 +74,7 @@ class DeviceCoordinator(BaseCoordinator):
     ) -> BaseCoordinator.ExecutionResult:
         """Fork the task's process with its devices bound, wait for it, and end the processes that it left behind."""
         lease = read_lease(what.context_carrier)
-        with prepared_run(lease, logger) as (record, folder):
+        with prepared_run(what, lease, logger) as (record, folder):
             process = DeviceSupervisor.start(
                 what=what,
                 dag_rel_path=dag_rel_path,

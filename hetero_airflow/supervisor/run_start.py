@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hetero_airflow.engines.lease_files import LeaseFileWriter, recorded_lease
+from airflow.sdk.exceptions import TaskAlreadyRunningError
+
+from hetero_airflow.checkpoints.place import checkpoint_path
+from hetero_airflow.engines.lease_files import LeaseFileWriter, LeaseInUse, recorded_lease
 from hetero_airflow.errors import HeteroError
 from hetero_airflow.runtime.scratch_folder import ScratchFolder
-from hetero_airflow.runtime.task_lease import TaskLease
+from hetero_airflow.runtime.task_lease import TaskLease, lease_grant
 from hetero_airflow.runtime.visible_devices import bound_to_lease
 from hetero_airflow.settings import CONTROL_VARIABLE
 
@@ -20,22 +24,40 @@ _CONTROL_PREFIX = "hetero-airflow-task-"
 
 
 @contextmanager
-def prepared_run(lease: TaskLease | None, logger: Any) -> Iterator[tuple[LeaseFileWriter | None, Path]]:
+def prepared_run(what: Any, lease: TaskLease | None, logger: Any) -> Iterator[tuple[LeaseFileWriter | None, Path]]:
     """Within the context the task may start: its lease is recorded and bound, and its control folder exists.
 
-    :raises HeteroError: one of them is not possible; the task's log says so
+    :param what: the task instance
+    :raises TaskAlreadyRunningError: a run under the lease goes on here; Celery then ignores the message
+    :raises HeteroError: one of them is not possible, or the lease's grant does not fit; the task's log says so
     """
     with ExitStack() as stack:
         try:
+            if lease:
+                _check_grant(what, lease)
             record = stack.enter_context(recorded_lease(lease.id, lease.worker)) if lease else None
             stack.enter_context(bound_to_lease(lease) if lease else nullcontext())
             folder = stack.enter_context(control_folder())
+        except LeaseInUse as error:
+            raise TaskAlreadyRunningError(str(error)) from error
         except HeteroError as error:
             if logger:
                 with suppress(OSError):  # the log may be on the same full disk
                     logger.error("The task does not start", reason=str(error))  # noqa: TRY400  no bug of ours
             raise
         yield record, folder
+
+
+def _check_grant(what: Any, lease: TaskLease) -> None:
+    """See that a scheduler has granted the lease to this task, and that it is not too late to begin.
+
+    :raises GrantRefused: otherwise
+    """
+    task = checkpoint_path(what.dag_id, what.task_id, what.run_id, -1 if what.map_index is None else what.map_index)
+    grant = lease_grant(lease, task)
+    if grant is not None:
+        grant.check(token=lease.token, task=task)
+        grant.check_start(datetime.now(UTC))
 
 
 @contextmanager

@@ -7,9 +7,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.errors import StoreError
 from hetero_airflow.model.device import Device
+from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.model.lease import Claim, Lease, LeaseState
 from hetero_airflow.model.plan import Account, Place, Plan
 from hetero_airflow.model.request import DeviceRequest
@@ -113,6 +116,11 @@ def a_task_lease(**fields: Any) -> TaskLease:
         "share": None,
     }
     return TaskLease(**given | fields)
+
+
+def a_signer() -> GrantSigner:
+    """A scheduler's signer with a new key."""
+    return GrantSigner(Ed25519PrivateKey.generate())
 
 
 def a_run(**fields: Any) -> Run:

@@ -18,7 +18,7 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import WorkerSeen
-from hetero_airflow.testing import EPOCH, FakeClock, a_worker
+from hetero_airflow.testing import EPOCH, FakeClock, a_signer, a_worker
 
 
 class StandInEngine:
@@ -123,6 +123,7 @@ class Bench:
         self.dispatcher = Dispatcher(
             configuration, self.store, self.policy, self.engine, tasks=self.tasks, callbacks=callbacks,
             edges=SimpleNamespace(refresh=lambda dag_ids: self.edges), clock=self.clock, queued_timeout_s=600,
+            signer=a_signer(),
         )  # fmt: skip
         self.queue, self.checks, self.keeper = self.dispatcher.queue, self.dispatcher.checks, self.dispatcher.keeper
         self.dispatcher._inventory = SimpleNamespace(poll=lambda: None, close=lambda: None)

@@ -5,9 +5,10 @@ import pytest
 from hetero_airflow.contract.envelope import read_lease
 from hetero_airflow.discovery.inventory_watch import with_missing_devices
 from hetero_airflow.engines.engine import EngineTraits
-from hetero_airflow.errors import EngineError, StoreUnavailable
+from hetero_airflow.errors import EngineError, GrantRefused, StoreUnavailable
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.model.plan import Plan
+from hetero_airflow.runtime.task_lease import lease_grant
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker
@@ -22,6 +23,19 @@ def test_a_placed_task_carries_its_lease_and_the_coordinators_queue(bench):
     assert bench.tasks.records == [], "that would compete with the task's start"
     bench.beat(1)
     assert [(record[0].key, record[1]) for record in bench.tasks.records] == [("train", lease)]
+
+
+def test_a_placed_task_gets_a_grant_for_itself_that_ends(bench):
+    bench.hold("a[3]", task_id="a", map_index=3)
+    bench.beat()
+    lease = read_lease(bench.engine.started[0].ti.context_carrier)
+    grant = lease_grant(lease, "dag/a/run/3")
+    grant.check(token=lease.token, task="dag/a/run/3")
+    grant.check_start(bench.clock.now() + timedelta(minutes=10))
+    with pytest.raises(GrantRefused, match=r"a grant that ended 39\d s ago"):
+        grant.check_start(bench.clock.now() + timedelta(seconds=995))
+    with pytest.raises(GrantRefused, match="signature does not fit"):
+        lease_grant(lease, "dag/b/run/3").check(token=lease.token, task="dag/b/run/3")
 
 
 def test_a_task_is_told_whether_its_next_run_may_be_on_another_host(bench):

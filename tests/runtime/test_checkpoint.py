@@ -14,13 +14,22 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from hetero_airflow.checkpoints.loading import read_index
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.checkpoints.publishing import publish
-from hetero_airflow.errors import CheckpointStoreUnavailable, FencedOut, InvalidCheckpoint, RequestError, SettingsError
+from hetero_airflow.errors import (
+    CheckpointStoreUnavailable,
+    FencedOut,
+    GrantRefused,
+    InvalidCheckpoint,
+    RequestError,
+    SettingsError,
+)
 from hetero_airflow.runtime import checkpoint
 from hetero_airflow.runtime.notice import NOTICE
 from hetero_airflow.runtime.progress_file import read_progress
-from hetero_airflow.settings import CHECKPOINT_VARIABLE, CONTROL_VARIABLE
+from hetero_airflow.settings import CHECKPOINT_VARIABLE, CONTROL_VARIABLE, LEASE_VARIABLE
+from hetero_airflow.testing import a_signer, a_task_lease
 
 TOTAL = 13
 """Steps, over epochs of 5 batches: a run is resumed within one, at its end, and in a later one."""
@@ -161,6 +170,25 @@ def test_an_old_run_is_fenced_out_when_a_new_run_loads(task) -> None:
         checkpoint.latest()
     task(token=5)
     assert checkpoint.latest().state == "new"
+
+
+def test_a_run_publishes_with_the_token_that_its_scheduler_has_signed_and_no_other(task, monkeypatch) -> None:
+    path = checkpoint.session().place.path
+    grant = a_signer().sign(lease="l.7", token=7, task=path, start_by=0)
+    monkeypatch.setenv(LEASE_VARIABLE, a_task_lease(id="l.7", token=7, grant=grant.pack()).model_dump_json())
+    task(token=7)
+    checkpoint.save(1, {"weights": 1}, wait=True)
+    for asked, lease in [(10**6, 7), (10**6, 10**6)]:
+        forged = a_task_lease(id="l.7", token=lease, grant=grant.pack())
+        monkeypatch.setenv(LEASE_VARIABLE, forged.model_dump_json())
+        task(token=asked)
+        with pytest.raises(GrantRefused, match=r"token 1000000 for .*; found .* grant"):
+            checkpoint.latest()
+    monkeypatch.delenv(LEASE_VARIABLE)
+    task(token=10**6)
+    with pytest.raises(GrantRefused, match="found no grant, where the run with token 7 had one"):
+        checkpoint.save(2, {"weights": 2}, wait=True)
+    assert [entry.step for entry in read_index(checkpoint.session().store, path).entries] == [1]
 
 
 def test_an_error_in_the_background_is_raised_by_the_next_call(task, monkeypatch) -> None:

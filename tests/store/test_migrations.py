@@ -18,6 +18,7 @@ from hetero_airflow import store
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.store import tables
+from hetero_airflow.store.sql.grant_key import grant_signer
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import RequestSubmitted, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
@@ -73,7 +74,7 @@ def test_the_migrations_make_the_tables_and_take_them_away(engine):
     for _ in range(2):
         command.upgrade(configuration(engine), "head")
         assert differences(engine) == []
-        assert state(engine) == [(1, 0, 0, 0)]
+        assert state(engine) == [(1, 0, 0, 0, None)]
     migrated = checks(engine)
     assert inspect(engine).has_table(tables.VERSION_TABLE)
     SqlStore(engine).record([WorkerSeen(a_worker())], EPOCH)
@@ -83,7 +84,7 @@ def test_the_migrations_make_the_tables_and_take_them_away(engine):
     assert set(inspect(engine).get_table_names()) == {tables.VERSION_TABLE}
     tables.metadata.create_all(engine)
     assert checks(engine) == migrated
-    assert state(engine) == [(1, 0, 0, 0)]
+    assert state(engine) == [(1, 0, 0, 0, None)]
 
 
 def test_what_is_stored_outlives_a_downgrade_and_an_upgrade(engine):
@@ -92,12 +93,15 @@ def test_what_is_stored_outlives_a_downgrade_and_an_upgrade(engine):
     command.upgrade(configuration(engine), "head")
     store = SqlStore(engine)
     store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("r1")), RequestSubmitted(a_pending("r2"))], EPOCH)
+    grant_signer(engine)
     (lease,) = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), EPOCH, EPOCH).leases
     command.downgrade(configuration(engine), "0001")
     command.upgrade(configuration(engine), "head")
     snapshot = SqlStore(engine).snapshot()
     assert snapshot.leases == (lease,)
     assert (list(snapshot.holders), [one.id for one in snapshot.pending]) == (["r1"], ["r2"])
+    assert state(engine)[0][-1] is None, "the key went with its column"
+    grant_signer(engine)
     assert differences(engine) == []
 
 

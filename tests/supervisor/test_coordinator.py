@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from airflow.sdk._shared.module_loading import import_string
+from airflow.sdk.exceptions import TaskAlreadyRunningError
 
 from hetero_airflow.contract.envelope import add_lease
 from hetero_airflow.contract.selection import COORDINATOR_CLASSPATH, COORDINATOR_CLASSPATHS
@@ -21,12 +23,14 @@ from hetero_airflow.engines.lease_files import (
     process_identity,
     read_lease_files,
 )
+from hetero_airflow.errors import GrantRefused
 from hetero_airflow.settings import CONTROL_VARIABLE, LEASE_VARIABLE
 from hetero_airflow.supervisor import coordinator
 from hetero_airflow.supervisor.run_start import control_folder
-from hetero_airflow.testing import a_task_lease
+from hetero_airflow.testing import a_signer, a_task_lease
 
 LEASE = a_task_lease(id="r1.7", worker="worker-a")
+TASK = {"dag_id": "dag", "task_id": "task", "run_id": "run", "map_index": None}
 
 
 class StandInSupervisor:
@@ -49,6 +53,7 @@ class StandInSupervisor:
 def run(tmp_path, monkeypatch):
     """Executes a workload with that carrier: (what was seen, the task's process, the result)."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     started = []
 
     def execute(carrier):
@@ -61,7 +66,7 @@ def run(tmp_path, monkeypatch):
             return StandInSupervisor(started[-1].pid, seen)
 
         monkeypatch.setattr(coordinator.DeviceSupervisor, "start", start)
-        what = SimpleNamespace(context_carrier=carrier)
+        what = SimpleNamespace(context_carrier=carrier, **TASK)
         rest = {"dag_rel_path": None, "bundle_info": None, "client": None, "subprocess_logs_to_stdout": False}
         return seen, coordinator.DeviceCoordinator().execute_task(what=what, **rest), started[-1]
 
@@ -85,11 +90,62 @@ def test_the_agent_can_see_the_lease_from_before_the_task_begins_until_nothing_i
     assert (result.exit_code, os.path.exists(folder), LEASE_VARIABLE in os.environ) == (0, False, False)
 
 
+def granted(seconds: float = 60, **changes) -> dict:
+    """A carrier with a lease that a scheduler granted to the task, to begin within these seconds."""
+    start_by = int(time.time() + seconds)
+    grant = a_signer().sign(lease=LEASE.id, token=LEASE.token, task="dag/task/run/-1", start_by=start_by)
+    return add_lease({}, LEASE.model_copy(update={"grant": grant.pack(), **changes}))
+
+
+def test_a_task_with_a_grant_begins(run):
+    _, result, _ = run(granted())
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("carrier", "found"),
+    [
+        (granted(-3600), r"to begin a run of dag/task/run/-1 under lease r1.7; found a grant that ended \d+ s ago"),
+        (granted(token=10**6), "token 1000000 for dag/task/run/-1; found a grant whose signature does not fit"),
+        (granted(id="r1.8"), "a grant whose signature does not fit"),
+        (granted(grant="rubbish"), "found no grant: 'rubbish'"),
+        (granted(grant="1.2.3"), "a grant whose signature does not fit"),
+    ],
+)
+def test_a_grant_that_is_late_or_forged_begins_nothing(run, carrier, found):
+    with pytest.raises(GrantRefused, match=found):
+        run(carrier)
+    assert read_lease_files() == {}
+
+
+def test_a_message_that_comes_twice_begins_nothing_and_the_first_run_stays_recorded(run):
+    with subprocess.Popen([sys.executable, "-c", FIRST_RUN], stdin=-1, stdout=-1, text=True) as first:
+        first.stdout.readline()
+        (before,) = read_lease_files().values()
+        assert before.supervisor.pid == first.pid
+        with pytest.raises(
+            TaskAlreadyRunningError, match=f"r1.7; found a run under it that process {first.pid} superv"
+        ):
+            run(granted())
+        assert list(read_lease_files().values()) == [before]
+        first.communicate("\n")
+    assert read_lease_files() == {}
+    _, result, _ = run(granted())
+    assert result.exit_code == 0
+
+
 def test_a_task_without_a_lease_has_no_file(run):
     seen, _, process = run({})
     assert [seen[0], seen[1][0], seen[2]] == [[], None, []]
     assert process.poll() is None
 
+
+FIRST_RUN = """
+from hetero_airflow.engines.lease_files import recorded_lease
+with recorded_lease("r1.7", "worker-a"):
+    print("recorded", flush=True)
+    input()
+"""
 
 A_SUPERVISOR = """
 from hetero_airflow.supervisor.run_start import control_folder

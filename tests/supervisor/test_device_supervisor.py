@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tempfile
 import time
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -65,8 +66,9 @@ def api():
 
 
 @pytest.fixture
-def start(api, tmp_path):
+def start(api, tmp_path, monkeypatch):
     """Starts a leased task whose process does what is given, and nothing Airflow's would."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     started, records = [], ExitStack()
 
     def _start(target):
@@ -82,7 +84,7 @@ def start(api, tmp_path):
             target=target,
         )
         started.append(process)
-        process.attach_lease(a_task_lease(), tmp_path, records.enter_context(recorded_lease("l", "worker-a")))
+        process.attach_lease(a_task_lease(), tmp_path, records.enter_context(recorded_lease(str(ti.id), "worker-a")))
         return process
 
     yield _start

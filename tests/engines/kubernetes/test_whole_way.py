@@ -24,6 +24,7 @@ from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.store.memory import MemoryStore
+from hetero_airflow.testing import a_signer
 from tests.engines.kubernetes.fake_api import OOM_KILLED, a_node, eventually, executor_options, running_api
 from tests.executor.conftest import StandInTasks
 
@@ -45,6 +46,7 @@ class Way:
         self.dispatcher = Dispatcher(
             configuration, self.store, PriorityPolicy(), self.engine, tasks=self.tasks, callbacks=callbacks,
             edges=SimpleNamespace(refresh=lambda dag_ids: {}), clock=SystemClock(), queued_timeout_s=600,
+            signer=a_signer(),
         )  # fmt: skip
         self.keeper = self.dispatcher.keeper
         self.engine.start(EngineContext("way", None, None, dict, self.dispatcher.workers.current))

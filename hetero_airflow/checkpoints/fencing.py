@@ -1,0 +1,129 @@
+"""Fences earlier runs of a task out of its place: a run with a greater token begins, and the others can't publish.
+
+The index holds the greatest token. A process of the same user could write any number there, so a number alone can't be
+trusted: it would end the rightful work for ever. A run with a signed grant puts it beside the index before it begins.
+If the index names a greater token than its own, only a grant that the same key has signed fences it out. Otherwise the
+run takes the place back. Runs without a grant, of earlier versions or without a lease, go by the index alone.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from pydantic import ValidationError
+
+from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
+from hetero_airflow.checkpoints.index import Index
+from hetero_airflow.checkpoints.place import CheckpointPlace
+from hetero_airflow.errors import CheckpointStoreUnavailable, FencedOut, GrantRefused, InvalidCheckpoint
+from hetero_airflow.model.grant import Grant
+
+log = logging.getLogger(__name__)
+
+GRANT = "grant.json"
+"""Name of the newest grant within a place. Earlier versions do not read it."""
+
+MAX_GRANT_BYTES = 4096
+
+ATTEMPTS = 20
+"""An attempt fails only if another writer succeeded, and a place has one or two writers."""
+
+
+def admit_run(store: CheckpointStore, place: CheckpointPlace, grant: Grant | None) -> None:
+    """See that a run may begin in a place, and record its grant there. The same run may call it again.
+
+    :raises GrantRefused: the place's token is not the grant's, or has none where runs have grants
+    :raises FencedOut: a later run has recorded its grant
+    """
+    if grant is None:
+        recorded, _ = _read_grant(store, place)
+        if place.token is not None and recorded is not None:
+            raise GrantRefused(
+                f"token {place.token} for {place.path}",
+                found=f"no grant, where the run with token {recorded.token} had one",
+                remedy="Leave the lease in the environment as HeteroExecutor set it, and run the task through Airflow",
+            )
+        return
+    grant.check(token=place.token, task=place.path)
+    for _ in range(ATTEMPTS):
+        recorded, version = _read_grant(store, place)
+        if recorded is not None and _is_signed(recorded, place, grant.key):
+            if recorded.token > grant.token:
+                raise _fenced_out(place, grant.token, place.epoch, f"token {recorded.token}")
+            if recorded.token == grant.token:
+                return
+        if store.replace(_grant_key(place), grant.model_dump_json().encode(), version) is not None:
+            return
+    raise CheckpointStoreUnavailable(
+        f"write of the grant of {place.path}",
+        found=f"another writer first, {ATTEMPTS} times",
+        remedy="Check how many processes begin there; one task instance has one writer",
+    )
+
+
+def pass_fence(
+    store: CheckpointStore, place: CheckpointPlace, index: Index, token: int, epoch: int | None, grant: Grant | None
+) -> Index:
+    """The index that this run may change. Entries that no run could have published there so far are left out.
+
+    Their files stay, for a person to look at.
+
+    :param epoch: None: the index's
+    :raises FencedOut: a later run has begun
+    """
+    if token >= index.token and (epoch is None or epoch >= index.epoch):
+        return index
+    if grant is None:
+        raise _fenced_out(place, token, epoch, f"token {index.token} in epoch {index.epoch}")
+    recorded, _ = _read_grant(store, place)
+    if recorded is not None and recorded.token > token and _is_signed(recorded, place, grant.key):
+        raise _fenced_out(place, token, epoch, f"token {recorded.token}")
+    entries = [entry for entry in index.entries if entry.token <= token and (epoch is None or entry.epoch <= epoch)]
+    log.warning(
+        "The index of %s names token %d in epoch %d, and no scheduler has granted it. This run, with token %d, takes "
+        "the place back and leaves out %d checkpoints. Look for the process that wrote it.",
+        place.path,
+        index.token,
+        index.epoch,
+        token,
+        len(index.entries) - len(entries),
+    )
+    last_epoch = max((entry.epoch for entry in entries), default=0)
+    return Index(token=token, epoch=last_epoch if epoch is None else epoch, entries=tuple(entries))
+
+
+def _read_grant(store: CheckpointStore, place: CheckpointPlace) -> tuple[Grant | None, str | None]:
+    """The recorded grant, and the version of its object. What is no grant counts as none."""
+    try:
+        stored = store.read(_grant_key(place), at_most=MAX_GRANT_BYTES)
+    except InvalidCheckpoint as error:
+        raise InvalidCheckpoint(
+            f"the grant of {place.path}", found=str(error), remedy="Another program wrote there: remove the object"
+        ) from error
+    if stored is None:
+        return None, None
+    try:
+        return Grant.model_validate_json(stored.content), stored.version
+    except ValidationError:
+        return None, stored.version
+
+
+def _is_signed(recorded: Grant, place: CheckpointPlace, key: str) -> bool:
+    try:
+        recorded.check(token=recorded.token, task=place.path, key=key)
+    except GrantRefused:
+        return False
+    return True
+
+
+def _grant_key(place: CheckpointPlace) -> str:
+    return f"{place.path}/{GRANT}"
+
+
+def _fenced_out(place: CheckpointPlace, token: int, epoch: int | None, newest: str) -> FencedOut:
+    own = f"token {token}" + ("" if epoch is None else f" in epoch {epoch}")
+    return FencedOut(
+        f"checkpoint of {place.path} with {own}",
+        found=f"a newer run, with {newest}",
+        remedy="End this process: it lost its lease or its task was cleared, and the newer run continues",
+    )
