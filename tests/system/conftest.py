@@ -1,9 +1,13 @@
 """A real Airflow for the tests of this folder."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from local_airflow import LocalAirflow
+from sqlalchemy import NullPool, create_engine
+
+from tests.system.scheduler_jobs import newest_scheduler
 
 HERE = Path(__file__).parent
 collect_ignore = ["fleet_dags"]  # they import each other, which Airflow's folder of DAGs lets them
@@ -62,3 +66,17 @@ def airflow_on_postgres(tmp_path_factory, make_postgres_database):
     with LocalAirflow(home, HERE / "dags", simulated=SIMULATED, settings=settings, database=database) as airflow:
         _RUNNING.append(airflow)
         yield airflow
+
+
+@pytest.fixture
+def two_schedulers(fleet):
+    """The job ids of the scheduler that is there anyhow, and of ``scheduler-2``, which is not there afterwards."""
+    engine = create_engine(fleet.airflow.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"], poolclass=NullPool)
+    first = newest_scheduler(engine)
+    fleet.airflow.launch("scheduler-2", "scheduler")
+    try:
+        fleet.airflow.wait_until(lambda: newest_scheduler(engine) > first, "the second scheduler to begin", 120)
+        yield engine, first, newest_scheduler(engine)
+    finally:
+        with suppress(KeyError):
+            fleet.airflow.kill("scheduler-2")

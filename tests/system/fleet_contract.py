@@ -17,6 +17,26 @@ from tests.system.overlaps import overlaps
 WORKERS = {"w1": "nvidia/h100-80gb:2,ascend/910b:2", "w2": "nvidia/h100-80gb:2"}
 
 
+def cut_off_and_wake_up(fleet, name):
+    """Agent and tasks of a worker freeze, so that nobody hears of them; they wake up when the task runs elsewhere."""
+    run_id = start_training(fleet, name, 50)
+    first = notes(fleet, name)[-1]
+    frozen = fleet.freeze_worker(first["worker"])
+    at = time.time()
+    fleet.airflow.wait_until(lambda: len(notes(fleet, name, "start")) > 1, "it to run elsewhere", 60)
+    second = notes(fleet, name, "start")[1]
+    assert second["worker"] != first["worker"]
+    assert second["token"] > first["token"]
+    assert second["at"] - at <= 30
+    for process in frozen:
+        process.resume()
+    finish(fleet, name, run_id, 50)
+    late = second["at"] + 15
+    stale = [line for line in notes(fleet, name) if line["token"] == first["token"] and line["at"] > late]
+    assert stale == [], "the old process went on for longer than its worker needs to find out"
+    fleet.wait_for(first["worker"])
+
+
 class FleetContract:
     """The tests."""
 
@@ -63,7 +83,7 @@ class FleetContract:
 
     @pytest.mark.fleet
     def test_a_worker_that_is_killed_is_found_and_its_task_runs_elsewhere(self, fleet):
-        run_id = start_training(fleet, "moved", 60)
+        run_id = start_training(fleet, "moved", 24)
         first = notes(fleet, "moved")[-1]
         at = fleet.kill_worker(first["worker"])
         found_s = fleet.wait_until_lost(first["worker"]) - at
@@ -74,30 +94,13 @@ class FleetContract:
         print(f"worker killed: found after {found_s:.1f} s, running elsewhere after {elsewhere_s:.1f} s")
         assert found_s <= 15
         assert elsewhere_s <= 30
-        finish(fleet, "moved", run_id, 60)
+        finish(fleet, "moved", run_id, 24)
         fleet.restart_worker(first["worker"])
         fleet.wait_for(first["worker"])
 
     @pytest.mark.fleet
     def test_a_worker_that_is_cut_off_comes_back_only_without_its_old_task(self, fleet):
-        """Its agent and its tasks freeze, so that nobody hears of them; they wake up long after it went elsewhere."""
-        run_id = start_training(fleet, "cut", 80)
-        first = notes(fleet, "cut")[-1]
-        frozen = fleet.freeze_worker(first["worker"])
-        at = time.time()
-        fleet.airflow.wait_until(lambda: len(notes(fleet, "cut", "start")) > 1, "it to run elsewhere", 60)
-        second = notes(fleet, "cut", "start")[1]
-        assert second["worker"] != first["worker"]
-        assert second["token"] > first["token"]
-        assert second["at"] - at <= 30
-        for process in frozen:
-            process.resume()
-        finish(fleet, "cut", run_id, 80)
-        stale = [
-            line for line in notes(fleet, "cut") if line["token"] == first["token"] and line["at"] > second["at"] + 15
-        ]
-        assert stale == [], "the old process went on for longer than its worker needs to find out"
-        fleet.wait_for(first["worker"])
+        cut_off_and_wake_up(fleet, "cut")
 
     @pytest.mark.fleet
     def test_a_gang_trains_with_a_rank_on_each_worker(self, fleet):

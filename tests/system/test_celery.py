@@ -1,10 +1,8 @@
 """Two Celery workers with agents, a real Redis and PostgreSQL: nothing is leased twice, nothing lost."""
 
 import time
-from contextlib import suppress
 
 import pytest
-from sqlalchemy import NullPool, create_engine
 
 from tests import lease_audit
 from tests.celery_fleet import running_fleet
@@ -12,7 +10,7 @@ from tests.system.conftest import QUICK
 from tests.system.fleet_contract import WORKERS, FleetContract
 from tests.system.fleet_runs import finish, start_training, tries, with_example
 from tests.system.overlaps import overlaps
-from tests.system.scheduler_jobs import newest_scheduler, owned_tasks
+from tests.system.scheduler_jobs import owned_tasks
 
 # As soon as the others of `QUICK`, but what was sent is to be good for longer than a message waits at most.
 SETTINGS = {**QUICK, "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "60", "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False"}
@@ -28,20 +26,6 @@ def fleet(tmp_path_factory, make_postgres_database):
     with running_fleet(home, dags, make_postgres_database(), WORKERS, SETTINGS) as fleet:
         fleet.add_plain("w0")
         yield fleet
-
-
-@pytest.fixture
-def two_schedulers(fleet):
-    """The job ids of the scheduler that is there anyhow, and of ``scheduler-2``, which is not there afterwards."""
-    engine = create_engine(fleet.airflow.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"], poolclass=NullPool)
-    first = newest_scheduler(engine)
-    fleet.airflow.launch("scheduler-2", "scheduler")
-    try:
-        fleet.airflow.wait_until(lambda: newest_scheduler(engine) > first, "the second scheduler to begin", 120)
-        yield engine, first, newest_scheduler(engine)
-    finally:
-        with suppress(KeyError):
-            fleet.airflow.kill("scheduler-2")
 
 
 class TestCelery(FleetContract):

@@ -4,7 +4,7 @@ import pytest
 
 from tests.edge_fleet import running_edge_fleet
 from tests.system.conftest import QUICK
-from tests.system.fleet_contract import WORKERS, FleetContract
+from tests.system.fleet_contract import WORKERS, FleetContract, cut_off_and_wake_up
 from tests.system.fleet_runs import with_example
 
 pytestmark = pytest.mark.fleet
@@ -21,4 +21,6 @@ def fleet(tmp_path_factory, make_postgres_database):
 
 
 class TestEdge(FleetContract):
-    pass
+    def test_a_worker_that_wakes_up_fails_no_run_under_two_schedulers(self, fleet, two_schedulers):
+        """The scheduler that places the second run need not be the one that lost the first."""
+        cut_off_and_wake_up(fleet, "woken")
