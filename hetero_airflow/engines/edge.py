@@ -13,6 +13,7 @@ from airflow.providers.edge3.models.edge_job import EdgeJobModel
 from airflow.utils.session import create_session
 from airflow.utils.state import TaskInstanceState
 from sqlalchemy import ColumnElement, delete, update
+from sqlalchemy.orm import Session
 
 from hetero_airflow.engines.engine import EngineTraits
 from hetero_airflow.engines.remote import START_TIMEOUT_S, RemoteEngine, worker_queue
@@ -35,7 +36,7 @@ class EdgeEngine(RemoteEngine):
     traits = EngineTraits(supports_callbacks=True, names_runs=False, start_timeout_s=START_TIMEOUT_S)
 
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
-        super().__init__(EdgeExecutor(parallelism, team_name))
+        super().__init__(LeasedEdgeExecutor(parallelism, team_name))  # type: ignore[no-untyped-call]
 
     def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
         """Make a job in the worker's queue.
@@ -54,7 +55,7 @@ class EdgeEngine(RemoteEngine):
         with create_session(scoped=False) as session:
             self.executor.queue_workload(workload, session)
             session.flush()
-            new_job = {"queue": worker_queue(worker.id), "edge_worker": None}
+            new_job = {"queue": worker_queue(worker.id), "edge_worker": None, "last_update": None}
             session.execute(update(EdgeJobModel).where(*_job(workload.key)).values(new_job))
 
     def hand_over_unplaced(self, workload: ExecuteTask) -> None:
@@ -97,6 +98,20 @@ class EdgeEngine(RemoteEngine):
         """Leave running tasks to the next scheduler, as EdgeExecutor does. Returns the tasks that had ended."""
         self.executor.end()
         return self.take_events()
+
+
+class LeasedEdgeExecutor(EdgeExecutor):
+    """EdgeExecutor that lets no worker fetch a job again which it has had under an earlier lease."""
+
+    def _update_orphaned_jobs(self, session: Session) -> bool:
+        """Give old jobs the state of their tasks; but a job of a task that waits again must not go to its old queue."""
+        is_changed = super()._update_orphaned_jobs(session)
+        if is_changed:
+            is_old = EdgeJobModel.state == TaskInstanceState.QUEUED, EdgeJobModel.last_update.is_not(None)
+            is_placed = EdgeJobModel.queue.startswith(worker_queue(""), autoescape=True)
+            values = {"state": TaskInstanceState.REMOVED}
+            session.execute(update(EdgeJobModel).where(*is_old, is_placed).values(values))
+        return is_changed
 
 
 def _job(key: Any) -> tuple[ColumnElement[bool], ...]:

@@ -2,12 +2,14 @@
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
 from airflow.executors.workloads import ExecuteTask
 from airflow.executors.workloads.base import BundleInfo
 from airflow.executors.workloads.task import TaskInstanceDTO
+from airflow.models.taskinstance import TaskInstance
 from airflow.providers.edge3.models.edge_job import EdgeJobModel
 from airflow.utils.state import TaskInstanceState
 from sqlalchemy import create_engine, select, update
@@ -142,6 +144,21 @@ def test_a_job_whose_earlier_run_is_reported_before_a_worker_has_fetched_it_is_q
     fetch(session)
     report(session, TaskInstanceState.SUCCESS)
     assert engine.collect()[task.key][0] == TaskInstanceState.SUCCESS
+
+
+def test_no_worker_gets_an_old_job_of_a_task_that_waits_again(engine, session, monkeypatch):
+    """EdgeExecutor gives a job that was not reported for long the state of its task: QUEUED, in its old queue."""
+    task, _ = place(engine)
+    fetch(session)
+    with session.begin() as open_session:
+        long_ago = datetime.now(UTC) - timedelta(hours=1)
+        open_session.execute(update(EdgeJobModel).values(state=TaskInstanceState.RUNNING, last_update=long_ago))
+    monkeypatch.setattr(TaskInstance, "get_task_instance", lambda **_: SimpleNamespace(state=TaskInstanceState.QUEUED))
+    engine.collect()
+    assert jobs(session) == {}, "it is purged like a removed one"
+    engine.hand_over(task, a_lease(task), WORKER)
+    engine.collect()
+    assert jobs(session) == {"a": ("hetero.w1", "queued")}
 
 
 def test_a_job_that_the_table_can_not_hold_is_refused_with_its_length(engine, session):
