@@ -54,7 +54,7 @@ class ErrorWatch:
         """Drop errors that the server has recorded."""
         for error in errors:
             kept = self._kept.get((error.device_id, error.xid), ())
-            left = deque((other for other in kept if other != error), MAX_KEPT)
+            left = deque((kept_error for kept_error in kept if kept_error != error), MAX_KEPT)
             if left:
                 self._kept[error.device_id, error.xid] = left
             else:

@@ -19,21 +19,21 @@ def retained_entries(entries: Sequence[CheckpointEntry], place: CheckpointPlace)
     Among equally good entries the last one stays. A block has `place.keep_every` completed steps. The first, incomplete
     block keeps none: with 1000, of the steps 499, 999, 1499, 1999, 2499 it keeps 999 and 1999.
     """
-    keep = {entry.key for entry in entries[-place.keep_last :]}
+    kept_keys = {entry.key for entry in entries[-place.keep_last :]}
     if place.keep_best is not None:
         sign, metric = parse_keep_best(place.keep_best)
         rated = [
             (sign * entry.metrics[metric], number) for number, entry in enumerate(entries) if metric in entry.metrics
         ]
         if rated:
-            keep.add(entries[max(rated)[1]].key)
+            kept_keys.add(entries[max(rated)[1]].key)
     if place.keep_every is not None:
         blocks: dict[int, str] = {}
         for entry in entries:
             blocks.setdefault((entry.step + 1) // place.keep_every, entry.key)
         blocks.pop(0, None)
-        keep.update(blocks.values())
-    return tuple(entry for entry in entries if entry.key in keep)
+        kept_keys.update(blocks.values())
+    return tuple(entry for entry in entries if entry.key in kept_keys)
 
 
 def parse_keep_best(text: str) -> tuple[int, str]:

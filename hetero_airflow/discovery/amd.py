@@ -141,7 +141,7 @@ def _device(number: int, gpu: Mapping[str, Any], ids: Mapping[int, str], links: 
         for link in (entries if isinstance(entries, list) else ())
         if _at(link, "link_type") == "XGMI" and _at(link, "link_status") != "DISABLED"
     ]
-    peers = [ids[other] for other in linked if other is not None and other != number and other in ids]
+    peers = [ids[peer] for peer in linked if peer is not None and peer != number and peer in ids]
     driver = to_text(_at(gpu, "driver", "version"))
     target = to_text(_at(gpu, "asic", "target_graphics_version"))
     node = to_count(_at(gpu, "numa", "node"), limit=4096)

@@ -73,9 +73,9 @@ def _read(amdsmi: Any) -> tuple[list[Any], list[Any], list[Any]]:
             "mem_usage": {"free_vram": _free(vram)},
         })  # fmt: skip
         topology.append({"gpu": number, "links": [
-            {"gpu": other, "link_type": "XGMI"}
-            for other, peer in enumerate(handles)
-            if other != number and (ask("amdsmi_topo_get_link_type", handle, peer) or {}).get("type") == _xgmi(amdsmi)
+            {"gpu": index, "link_type": "XGMI"}
+            for index, peer in enumerate(handles)
+            if index != number and (ask("amdsmi_topo_get_link_type", handle, peer) or {}).get("type") == _xgmi(amdsmi)
         ]})  # fmt: skip
     return static, metric, topology
 

@@ -128,5 +128,5 @@ def _chip(manager: str) -> str:
     >>> _chip("Xilinx ZynqMP FPGA Manager"), _chip("Altera SOCFPGA FPGA Manager")
     ('zynqmp', 'socfpga')
     """
-    words = [w for w in to_word(manager).split("-") if w not in ("xilinx", "altera", "intel", "fpga", "manager")]
-    return "-".join(words) or "fpga"
+    name_parts = [w for w in to_word(manager).split("-") if w not in ("xilinx", "altera", "intel", "fpga", "manager")]
+    return "-".join(name_parts) or "fpga"

@@ -99,13 +99,13 @@ def read(pynvml: Any) -> dict[str, Any]:
     for gpu in gpus:
         if gpu["index"] in handles:
             gpu["nvlink"] = [
-                other["uuid"]
-                for other in gpus
-                if other is not gpu
-                and other["index"] in handles
+                other_gpu["uuid"]
+                for other_gpu in gpus
+                if other_gpu is not gpu
+                and other_gpu["index"] in handles
                 and ask(
                     pynvml.nvmlDeviceGetP2PStatus,
-                    handles[gpu["index"]], handles[other["index"]], pynvml.NVML_P2P_CAPS_INDEX_NVLINK,
+                    handles[gpu["index"]], handles[other_gpu["index"]], pynvml.NVML_P2P_CAPS_INDEX_NVLINK,
                 ) == pynvml.NVML_P2P_STATUS_OK
             ]  # fmt: skip
     return {

@@ -147,16 +147,16 @@ class HeteroExecutor(BaseExecutor):
         except StoreUnavailable as error:
             # Airflow tries again after the driver's errors, not after ours
             raise error.__cause__ or error from None
-        running, others = [], []
+        running, to_engine = [], []
         # ours already: a scheduler with a late heartbeat is asked to adopt its own tasks
         for ti in (ti for ti in tis if not self._has(ti.key)):
             lease = leases.get(str(ti.id))
             if not self._adopt(ti, lease):
-                others.append(ti)
+                to_engine.append(ti)
             elif lease is not None and ti.key in self._keeper.running:
                 running.append(ti)
         self._engine.try_adopt(running)  # if the engine can't follow them, the keeper finds out when they end
-        return list(self._engine.try_adopt(others))
+        return list(self._engine.try_adopt(to_engine))
 
     def _adopt(self, ti: Any, lease: Lease | None) -> bool:
         """Take over one device task; whether that was possible.

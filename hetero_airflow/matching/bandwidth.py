@@ -45,13 +45,13 @@ class WorkerLocation(NamedTuple):
     """Empty if unknown: such a worker shares its rack with no other."""
     host: str
 
-    def level(self, other: WorkerLocation) -> Level:
+    def level(self, location: WorkerLocation) -> Level:
         """The nearest level beyond the worker itself that both share."""
-        if self == other:
+        if self == location:
             return Level.HOST
-        if self.site != other.site:
+        if self.site != location.site:
             return Level.ANYWHERE
-        return Level.RACK if self.rack and self.rack == other.rack else Level.SITE
+        return Level.RACK if self.rack and self.rack == location.rack else Level.SITE
 
 
 def worker_location(worker: Worker) -> WorkerLocation:

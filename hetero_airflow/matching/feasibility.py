@@ -141,15 +141,15 @@ def device_count(alternative: Alternative) -> int:
     return 1 if alternative.kind == "cpu" else alternative.count
 
 
-def matches_label(asked: str, value: str | None) -> bool:
+def matches_label(requirement: str, value: str | None) -> bool:
     """Whether a worker's label has the value that was asked for, or after a ``!`` none of the values.
 
     >>> matches_label("7", "7"), matches_label("!7,8", "8"), matches_label("!7", "9"), matches_label("!7", None)
     (True, False, True, True)
     """
-    if not asked.startswith("!"):
-        return value == asked
-    return value not in [excluded.strip() for excluded in asked[1:].split(",")]
+    if not requirement.startswith("!"):
+        return value == requirement
+    return value not in [excluded.strip() for excluded in requirement[1:].split(",")]
 
 
 @lru_cache(maxsize=4096)

@@ -34,8 +34,11 @@ class FutureCapacity:
             return
         for position, (after, before) in enumerate(zip(state.held, self._seen.held, strict=True)):
             if after is not before:
-                milli, memory_bytes = after.share_milli - before.share_milli, after.memory_bytes - before.memory_bytes
-                self.held[position] = _changed_by(self.held[position], milli, memory_bytes)
+                share_milli, memory_bytes = (
+                    after.share_milli - before.share_milli,
+                    after.memory_bytes - before.memory_bytes,
+                )
+                self.held[position] = _changed_by(self.held[position], share_milli, memory_bytes)
         self._seen = state
 
     def claimed_amounts(self, claims: Iterable[Claim]) -> ClaimedAmounts:
@@ -48,8 +51,8 @@ class FutureCapacity:
         """Whether the devices have room for the amounts beside what is held of them."""
         capacity = self._seen.shape.capacity
         return all(
-            held[p].share_milli + milli <= capacity[p][0] and held[p].memory_bytes + memory <= capacity[p][1]
-            for p, milli, memory in amounts
+            held[p].share_milli + share_milli <= capacity[p][0] and held[p].memory_bytes + memory <= capacity[p][1]
+            for p, share_milli, memory in amounts
         )
 
     def fits(self, alternative: Alternative, held: list[Allocation], reserved: ReservedCapacity | None) -> bool:
@@ -88,8 +91,8 @@ class FutureCapacity:
     def claim(self, fit: Fit) -> None:
         """Reserve the whole devices of a fit, because it is not known when they are free."""
         for position, _ in fit.takes:
-            milli, memory = self._seen.shape.capacity[position]
-            self.held[position] = self.held[position]._replace(share_milli=milli, memory_bytes=memory)
+            share_milli, memory = self._seen.shape.capacity[position]
+            self.held[position] = self.held[position]._replace(share_milli=share_milli, memory_bytes=memory)
         self._block()
 
     def _block(self) -> None:
@@ -105,17 +108,17 @@ class FutureCapacity:
 def added(held: list[Allocation], amounts: ClaimedAmounts) -> list[Allocation]:
     """What is held after the amounts are taken too."""
     after = held.copy()
-    for position, milli, memory in amounts:
-        after[position] = _changed_by(after[position], milli, memory)
+    for position, share_milli, memory in amounts:
+        after[position] = _changed_by(after[position], share_milli, memory)
     return after
 
 
 def freed(held: list[Allocation], amounts: ClaimedAmounts) -> list[Allocation]:
     """What is held after the amounts are given back."""
-    return added(held, tuple((position, -milli, -memory) for position, milli, memory in amounts))
+    return added(held, tuple((position, -share_milli, -memory) for position, share_milli, memory in amounts))
 
 
-def _changed_by(held: Allocation, milli: int, memory_bytes: int) -> Allocation:
-    if not (milli or memory_bytes):
+def _changed_by(held: Allocation, share_milli: int, memory_bytes: int) -> Allocation:
+    if not (share_milli or memory_bytes):
         return held
-    return Allocation(max(0, held.share_milli + milli), max(0, held.memory_bytes + memory_bytes), held.granted_s)
+    return Allocation(max(0, held.share_milli + share_milli), max(0, held.memory_bytes + memory_bytes), held.granted_s)

@@ -124,8 +124,8 @@ def _neighbours(shape: Shape, positions: Sequence[int], level: Level) -> dict[in
     inside = _mask(positions)
     joined = {p: _mask(shape.links[p]) & inside for p in positions}
     for p in positions:
-        for other in _bits(joined[p]):
-            joined[other] |= 1 << p
+        for neighbour in _bits(joined[p]):
+            joined[neighbour] |= 1 << p
     if level is not Level.NVLINK:
         for group in _numa_groups(shape, positions):
             for p in _bits(group):

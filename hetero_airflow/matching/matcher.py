@@ -201,8 +201,8 @@ class Matcher:
         last_s = granted_s if self.scorer.uses_history else 0.0
         for position, need in fit.takes:
             before = held[position]
-            milli, memory_bytes = before.share_milli + need.share_milli, before.memory_bytes + need.memory_bytes
-            held[position] = Allocation(milli, memory_bytes, last_s)
+            share_milli, memory_bytes = before.share_milli + need.share_milli, before.memory_bytes + need.memory_bytes
+            held[position] = Allocation(share_milli, memory_bytes, last_s)
         after = self.state(state.shape, state.is_lost, tuple(held), state.mark)
         if not self.scorer.uses_history:
             fit.after.append(after)
@@ -246,11 +246,11 @@ def cpu_position(shape: Shape) -> int:
 
 def has_room(shape: Shape, held: Allocations, position: int, need: ResourceNeed, reserved: ResourceNeed) -> bool:
     """Whether the need fits beside what is held of a device, and leaves the reserved part of what it takes."""
-    milli, memory = shape.capacity[position]
+    capacity_milli, memory = shape.capacity[position]
     before = held[position]
-    return (need.share_milli == 0 or milli - before.share_milli - need.share_milli >= reserved.share_milli) and (
-        need.memory_bytes == 0 or memory - before.memory_bytes - need.memory_bytes >= reserved.memory_bytes
-    )
+    return (
+        need.share_milli == 0 or capacity_milli - before.share_milli - need.share_milli >= reserved.share_milli
+    ) and (need.memory_bytes == 0 or memory - before.memory_bytes - need.memory_bytes >= reserved.memory_bytes)
 
 
 def _free_positions(state: OccupancyState, feasibility: Feasibility, reservation: ShapeReservation | None) -> list[int]:
@@ -289,11 +289,11 @@ def _too_few_devices(alternative: Alternative, state: OccupancyState, feasibilit
 
 def _too_small_host(alternative: Alternative, state: OccupancyState, need: ResourceNeed) -> Rejection:
     cpu = cpu_position(state.shape)
-    milli, memory = state.shape.capacity[cpu]
+    capacity_milli, memory = state.shape.capacity[cpu]
     held = state.held[cpu]
-    cores = (milli - held.share_milli) // MILLI_PER_DEVICE
-    if need.share_milli > milli - held.share_milli:
-        found = f"{cores} of {milli // MILLI_PER_DEVICE} cores free"
+    cores = (capacity_milli - held.share_milli) // MILLI_PER_DEVICE
+    if need.share_milli > capacity_milli - held.share_milli:
+        found = f"{cores} of {capacity_milli // MILLI_PER_DEVICE} cores free"
     else:
         found = f"{(memory - held.memory_bytes) / 2**30:.1f} of {memory / 2**30:.1f} GiB of host memory free"
     return make_rejection(ReasonCode.BUSY, str(alternative), found, amount=cores)

@@ -244,15 +244,15 @@ class Entitlement:
             if may_have:
                 self._charge(child, kind, CHARGED_S * devices)
                 child.hold(devices if kind == "accelerator" else 0.0)
-            served, is_over = [request] if may_have else [], not left[child.path]
+            in_turn, is_over = [request] if may_have else [], not left[child.path]
         else:
-            served = list(self._next_turn(child.path, left, turns, can_borrow))
+            in_turn = list(self._next_turn(child.path, left, turns, can_borrow))
             is_over = not turns[child.path]
         if is_over:
             heapq.heappop(turns[path])
         else:
             heapq.heapreplace(turns[path], child.turn)
-        return served
+        return in_turn
 
 
 def _requested(pending: PendingRequest) -> tuple[str, float]:

@@ -34,12 +34,12 @@ def with_device_memory(
     :param failed: bytes of each device at each failure; None (not known) counts as the requested memory
     :param shapes: of all known workers; if there are none, nothing changes
     """
-    asked = alternative.memory
-    wanted, worst = _wanted_bytes(asked.minimum if asked else None, failed, rule.memory)
+    requested = alternative.memory
+    wanted, worst = _wanted_bytes(requested.minimum if requested else None, failed, rule.memory)
     if alternative.kind == "cpu" or wanted is None:
         return MemoryGrowth(alternative, is_larger=False)
     shapes = tuple(shapes)
-    limit = min(filter(None, (asked.maximum if asked else None, rule.memory_limit)), default=None)
+    limit = min(filter(None, (requested.maximum if requested else None, rule.memory_limit)), default=None)
     same = MemoryGrowth(alternative, is_larger=False)
     for candidate in _with_whole_devices(alternative):
         sizes = sorted(size for size in _sizes(candidate, shapes) if limit is None or size <= limit)
@@ -111,5 +111,5 @@ def _sizes(alternative: Alternative, shapes: Iterable[Shape]) -> set[int]:
 
 
 def _with_minimum(alternative: Alternative, size: int) -> Alternative:
-    asked = alternative.memory or ByteRange(None, None)
-    return with_fields(alternative, memory=ByteRange(max(size, asked.minimum or 0), asked.maximum))
+    requested = alternative.memory or ByteRange(None, None)
+    return with_fields(alternative, memory=ByteRange(max(size, requested.minimum or 0), requested.maximum))

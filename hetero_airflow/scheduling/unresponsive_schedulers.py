@@ -46,8 +46,10 @@ class UnresponsiveSchedulers:
         suspended = frozenset(self._suspended_until)
         if self._last is None or self._last[0] is not snapshot.pending or self._last[1] != suspended:
             gangs = {request.gang for request in snapshot.pending if request.gang and request.id in suspended}
-            rest = (one for one in snapshot.pending if one.id not in suspended and one.gang not in gangs)
-            self._last = (snapshot.pending, suspended, tuple(rest))
+            remaining = (
+                request for request in snapshot.pending if request.id not in suspended and request.gang not in gangs
+            )
+            self._last = (snapshot.pending, suspended, tuple(remaining))
         return replace(snapshot, pending=self._last[2]) if suspended else snapshot
 
     def observe(self, plan: Plan, owned_ids: Set[str], now: datetime) -> Plan:

@@ -61,21 +61,21 @@ class DeviceRecord:
 
     def grant(self, claim: Claim, now: datetime) -> DeviceRecord | None:
         """The record with the claim added, or None if the claim does not fit."""
-        milli, memory = self.used_milli + claim.share_milli, self.used_memory_bytes + claim.memory_bytes
+        used_milli, memory = self.used_milli + claim.share_milli, self.used_memory_bytes + claim.memory_bytes
         limit = self.capacity_memory_bytes
         if (
             not self.device.leasable
             or not suits_device_kind(self.device.kind, claim)
-            or milli > self.capacity_milli
+            or used_milli > self.capacity_milli
             or (limit is not None and memory > limit)
         ):
             return None
-        return replace(self, used_milli=milli, used_memory_bytes=memory, last_granted_at=now)
+        return replace(self, used_milli=used_milli, used_memory_bytes=memory, last_granted_at=now)
 
     def free(self, claim: Claim) -> DeviceRecord | None:
         """The record without the claim, or None for a vanished device that has no lease left."""
-        milli, memory = self.used_milli - claim.share_milli, self.used_memory_bytes - claim.memory_bytes
-        freed = replace(self, used_milli=milli, used_memory_bytes=memory)
+        used_milli, memory = self.used_milli - claim.share_milli, self.used_memory_bytes - claim.memory_bytes
+        freed = replace(self, used_milli=used_milli, used_memory_bytes=memory)
         return None if freed.is_vanished and freed.is_idle else freed
 
 

@@ -73,13 +73,17 @@ def a_pending(id: str = "r1", device: object = "gpu", at_s: float = 0, **fields:
 
 def a_place(request_id: str = "r1", worker_id: str = "worker-a", **milli_by_device: int) -> Place:
     """A placement that claims thousandths of devices: ``a_place("r1", **{"GPU-0": 1000})``."""
-    claims = tuple(Claim(device_id=device_id, share_milli=milli) for device_id, milli in milli_by_device.items())
+    claims = tuple(
+        Claim(device_id=device_id, share_milli=share_milli) for device_id, share_milli in milli_by_device.items()
+    )
     return Place(request_id, worker_id, 0, claims, Account("test", "as the test says"))
 
 
 def a_lease(request_id: str = "r1", worker_id: str = "worker-a", ago_s: float = 3600, **milli_by_device: int) -> Lease:
     """A lease granted `ago_s` seconds before `EPOCH`, its task running: ``a_lease("r1", **{"GPU-0": 1000})``."""
-    claims = tuple(Claim(device_id=device_id, share_milli=milli) for device_id, milli in milli_by_device.items())
+    claims = tuple(
+        Claim(device_id=device_id, share_milli=share_milli) for device_id, share_milli in milli_by_device.items()
+    )
     granted_at = EPOCH - timedelta(seconds=ago_s)
     return Lease(
         id=f"{request_id}.1", request_id=request_id, worker_id=worker_id, alternative=0, claims=claims, token=1,

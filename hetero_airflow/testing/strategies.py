@@ -55,14 +55,14 @@ def workers(id: str) -> SearchStrategy[Worker]:
     """A worker with 0 to 5 accelerators; sometimes without a CPU, sometimes lost."""
     from hypothesis import strategies as st
 
-    def build(found: list[Device], cores: int, labels: dict[str, str], state: WorkerState) -> Worker:
+    def build(accelerators: list[Device], cores: int, labels: dict[str, str], state: WorkerState) -> Worker:
         cpu = (a_cpu(cores, "32GiB"),) if cores else ()
-        return a_worker(id, (*cpu, *found), labels=labels, state=state)
+        return a_worker(id, (*cpu, *accelerators), labels=labels, state=state)
 
-    found = st.integers(0, 5).flatmap(lambda number: st.tuples(*(devices(index) for index in range(number))))
+    accelerators = st.integers(0, 5).flatmap(lambda number: st.tuples(*(devices(index) for index in range(number))))
     labels = st.sampled_from([{}, {"zone": "eu"}])
     states = st.sampled_from([WorkerState.ONLINE] * 5 + [WorkerState.LOST])
-    return st.builds(build, found, st.sampled_from([0, 2, 4, 8]), labels, states)
+    return st.builds(build, accelerators, st.sampled_from([0, 2, 4, 8]), labels, states)
 
 
 def requests() -> SearchStrategy[DeviceRequest]:
@@ -77,11 +77,11 @@ def requests() -> SearchStrategy[DeviceRequest]:
 
     def build(texts: list[str], extra: dict[str, Any], is_ordered: bool, priority: str) -> DeviceRequest:
         allowed = {"host_memory", "runtime", "labels"}
-        words = [
+        options = [
             {"device": text} | {k: v for k, v in extra.items() if not text.startswith("cpu") or k in allowed}
             for text in texts
         ]
-        parsed = DeviceRequest.parse(words, priority=priority)
+        parsed = DeviceRequest.parse(options, priority=priority)
         return parsed.model_copy(update={"is_ordered": is_ordered})
 
     texts = st.lists(st.sampled_from(_TEXTS), min_size=1, max_size=3)
@@ -93,11 +93,17 @@ def holdings(worker: Worker, number: int) -> SearchStrategy[tuple[Lease, Pending
     from hypothesis import strategies as st
 
     def build(
-        devices: list[Device], part: float, ago_s: float, saved: bool, state: LeaseState, priority: str, served: float
+        devices: list[Device],
+        part: float,
+        ago_s: float,
+        saved: bool,
+        state: LeaseState,
+        priority: str,
+        attained_s: float,
     ) -> tuple[Lease, PendingRequest]:
-        before = {device_class(devices[0]): served} if served else {}
+        before = {device_class(devices[0]): attained_s} if attained_s else {}
         holder = a_pending(
-            f"held-{worker.id}-{number}", f"gpu:{len(devices)}", -ago_s - served, priority=priority,
+            f"held-{worker.id}-{number}", f"gpu:{len(devices)}", -ago_s - attained_s, priority=priority,
             dag_id="abc"[number % 3], task_id="xy"[number % 2], attained_service_s=before,
         )  # fmt: skip
         claims = tuple(
@@ -112,8 +118,8 @@ def holdings(worker: Worker, number: int) -> SearchStrategy[tuple[Lease, Pending
     chosen = st.lists(st.sampled_from(worker.devices), min_size=1, max_size=3, unique_by=lambda device: device.id)
     parts, ages = st.sampled_from([0.25, 0.5, 1, 1, 1]), st.sampled_from([1.0, 400.0, 5000.0])
     priorities = st.sampled_from(["high", "medium", "low", "low"])
-    served = st.sampled_from([0.0, 0.0, 700.0])
-    return st.builds(build, chosen, parts, ages, st.booleans(), st.sampled_from(states), priorities, served)
+    attained_s = st.sampled_from([0.0, 0.0, 700.0])
+    return st.builds(build, chosen, parts, ages, st.booleans(), st.sampled_from(states), priorities, attained_s)
 
 
 def estimates() -> SearchStrategy[Estimates]:
@@ -144,7 +150,7 @@ def snapshots(max_workers: int = 4, max_pending: int = 8, *, can_preempt: bool =
         st.sampled_from(["gpu", "gpu:2", "gpu:0.5"]),
         st.sampled_from(["urgent", "high", "medium"]),
     )
-    asked = st.one_of(requests(), plain)
+    drawn_requests = st.one_of(requests(), plain)
 
     @st.composite
     def build(draw: DrawFn) -> Snapshot:
@@ -158,7 +164,7 @@ def snapshots(max_workers: int = 4, max_pending: int = 8, *, can_preempt: bool =
         pending = tuple(
             PendingRequest(
                 f"r{number}",
-                draw(asked),
+                draw(drawn_requests),
                 EPOCH - timedelta(seconds=draw(st.sampled_from([-3, -2, -1, 0, 900]))),
                 draw(st.integers(1, 3)),
                 draw(st.sampled_from(["a", "b", "c"])),
@@ -197,8 +203,8 @@ def _draw_usage(draw: DrawFn, snapshot: Snapshot) -> dict[tuple[str, str], Devic
         for device in worker.devices:
             if (worker.id, device.id) not in usage and draw(st.sampled_from([False, False, False, True])):
                 part = draw(st.sampled_from([0.25, 1, 1.5]))
-                milli, memory = int(device.capacity_milli * part), int(device.memory_bytes * part)
-                usage[worker.id, device.id] = DeviceUsage(milli, memory, EPOCH - timedelta(seconds=1))
+                share_milli, memory = int(device.capacity_milli * part), int(device.memory_bytes * part)
+                usage[worker.id, device.id] = DeviceUsage(share_milli, memory, EPOCH - timedelta(seconds=1))
     return usage
 
 

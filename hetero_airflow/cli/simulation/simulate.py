@@ -151,11 +151,13 @@ def progress_bars() -> Iterator[Callable[[str], ProgressCallback]]:
         TextColumn("{task.fields[hours]:.0f} h simulated"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=output, transient=True, disable=not output.is_terminal) as bars:
+    with Progress(*columns, console=output, transient=True, disable=not output.is_terminal) as progress:
 
         def start(policy: str) -> ProgressCallback:
-            bar = bars.add_task(clean(policy), total=None, hours=0.0)
-            return lambda ended, total, now_s: bars.update(bar, completed=ended, total=total, hours=now_s / _HOUR_S)
+            progress_task = progress.add_task(clean(policy), total=None, hours=0.0)
+            return lambda ended, total, now_s: progress.update(
+                progress_task, completed=ended, total=total, hours=now_s / _HOUR_S
+            )
 
         yield start
 

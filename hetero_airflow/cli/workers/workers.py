@@ -181,8 +181,8 @@ def _model_line(name: str, devices: list[Device], used: list[int]) -> str:
 
     :param used: of each device, in thousandths
     """
-    total = sum(device.leasable or milli > 0 for device, milli in zip(devices, used, strict=True))
-    shared = any(milli % MILLI_PER_DEVICE for milli in used)
+    total = sum(device.leasable or share_milli > 0 for device, share_milli in zip(devices, used, strict=True))
+    shared = any(share_milli % MILLI_PER_DEVICE for share_milli in used)
     blocked = sum(not device.leasable for device in devices)
     text = f"{sum(used) / MILLI_PER_DEVICE:g} / {total} {name}"
     text += ", cooperative shares" if shared else ""

@@ -126,37 +126,37 @@ class GangPlacer:
 
     def _best(self, classes: Sequence[MemberClass], widest: Level) -> list[_RankedPlacement]:
         """The best placement of all members within that level; empty if there is none."""
-        asked = tuple((members.key, members.members) for members in classes)
-        alone = (self._on_worker(classes, worker, asked) for worker in self._cluster.first_workers())
+        requested = tuple((members.key, members.members) for members in classes)
+        alone = (self._on_worker(classes, worker, requested) for worker in self._cluster.first_workers())
         best = min((ranked for ranked in alone if ranked is not None), default=None)
         for level in WIDE_LEVELS[: WIDE_LEVELS.index(widest) + 1]:
             for number, speeds in self._regions.shared(level):
                 if best is not None and speeds[0] < -best.slowness:
                     break
-                ranked = self._in_region(classes, level, number, speeds, asked)
+                ranked = self._in_region(classes, level, number, speeds, requested)
                 if ranked is not None and (best is None or ranked < best):
                     best = ranked
         return [best] if best else []
 
-    def _on_worker(self, classes: Sequence[MemberClass], worker: int, asked: object) -> _RankedPlacement | None:
+    def _on_worker(self, classes: Sequence[MemberClass], worker: int, requested: object) -> _RankedPlacement | None:
         known = self._ranked[None, worker]
-        if asked not in known:
-            known[asked] = self._pack(classes, [worker]) if self._may_fit(classes, [worker]) else None
-        return known[asked]
+        if requested not in known:
+            known[requested] = self._pack(classes, [worker]) if self._may_fit(classes, [worker]) else None
+        return known[requested]
 
     def _in_region(
-        self, classes: Sequence[MemberClass], level: Level, number: int, speeds: Sequence[float], asked: object
+        self, classes: Sequence[MemberClass], level: Level, number: int, speeds: Sequence[float], requested: object
     ) -> _RankedPlacement | None:
         """The placement of a gang in a region, on its fastest workers with enough room together."""
         known = self._ranked[level, number]
-        if asked not in known:
+        if requested not in known:
             region = self._regions.at(level)[number]
-            known[asked] = None
+            known[requested] = None
             if self._may_fit(classes, region):
                 parts = (self._regions.fast_part(region, level, speed) for speed in speeds)
                 packed = (self._pack(classes, part) for part in parts)
-                known[asked] = next((ranked for ranked in packed if ranked is not None), None)
-        return known[asked]
+                known[requested] = next((ranked for ranked in packed if ranked is not None), None)
+        return known[requested]
 
     def _may_fit(self, classes: Sequence[MemberClass], workers: Sequence[int]) -> bool:
         """Whether the workers have room for each class without the others."""

@@ -147,11 +147,11 @@ def variant_options(parts: tuple[int, ...], variants: Sequence[tuple[int, int]])
     """
     different, idle = sorted(set(parts)), parts.count(MILLI_PER_DEVICE)
     options = []
-    for number, (milli, devices) in enumerate(variants):
-        if not milli:
+    for number, (share_milli, devices) in enumerate(variants):
+        if not share_milli:
             options.append((number, 0, 0, 0))
-        elif milli == MILLI_PER_DEVICE:
-            options += [(number, milli, 0, devices)] * (devices <= idle)
+        elif share_milli == MILLI_PER_DEVICE:
+            options += [(number, share_milli, 0, devices)] * (devices <= idle)
         else:
-            options += [(number, part, part - milli, 1) for part in different if part >= milli]
+            options += [(number, part, part - share_milli, 1) for part in different if part >= share_milli]
     return VariantOptions(*np.array(options).T)

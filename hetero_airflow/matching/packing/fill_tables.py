@@ -76,8 +76,8 @@ def hole_table(demands: WeightedDemands) -> Floats:
     fill = np.zeros(MILLI_PER_DEVICE + 1)
     for _ in range(HOLE_ARRIVALS):
         after = fill.copy()
-        for milli, part in sorted(sizes.items()):
-            after[milli:] += part * (milli + fill[: len(fill) - milli] - fill[milli:])
+        for share_milli, part in sorted(sizes.items()):
+            after[share_milli:] += part * (share_milli + fill[: len(fill) - share_milli] - fill[share_milli:])
         fill = after
     return fill
 

@@ -257,8 +257,8 @@ class _Exchange:
             free[was] += self._sizes[job]
         free[to] -= self._sizes[job]
         moved = self._move_out(to, free)
-        for other, where in moved.items():
-            gain += (0.0 if where == WAITING else self._values[other][where]) - self._values[other][to]
+        for moved_job, where in moved.items():
+            gain += (0.0 if where == WAITING else self._values[moved_job][where]) - self._values[moved_job][to]
         if free[to] < 0 or gain <= least:
             return False
         for mover, where in {job: to, **moved}.items():

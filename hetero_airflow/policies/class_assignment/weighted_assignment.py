@@ -99,12 +99,12 @@ class WeightedAssignment(ListPolicy):
         assigned = self._assign(problem)
         changes = plan_changes(problem, index, assigned.classes, assigned.weights)
         ids = {pending.id for pending in snapshot.pending}
-        served = [candidate for candidate in changes.arriving if candidate.pending.id in ids]
-        queue = {candidate.pending.id: rank for rank, candidate in enumerate(served)}
+        to_serve = [candidate for candidate in changes.arriving if candidate.pending.id in ids]
+        queue = {candidate.pending.id: rank for rank, candidate in enumerate(to_serve)}
         unassigned = {request_id for request_id, name in assigned.classes.items() if name is None}
         options = {
             candidate.pending.id: candidate.options[name]
-            for candidate in served
+            for candidate in to_serve
             if (name := assigned.classes[candidate.pending.id]) is not None
             and candidate.is_exact
             and candidate not in changes.unplaceable
@@ -183,9 +183,9 @@ class WeightedAssignment(ListPolicy):
         weights = values.max(axis=1).tolist()
         stay_s = EXPECTED_STAY_RUNS * problem.mean_run_s
         kept_part = stay_s / (stay_s + RESTART_S)
-        stays = start[:, None] == np.arange(len(names))
+        is_unmoved = start[:, None] == np.arange(len(names))
         has_run = np.array([candidate.has_run for candidate in candidates])[:, None]
-        values *= np.where(stays, 1 / kept_part, np.where(has_run, kept_part, 1.0))
+        values *= np.where(is_unmoved, 1 / kept_part, np.where(has_run, kept_part, 1.0))
         values[(values <= 0) | (_speeds(problem, names) <= 0)] = -np.inf
         sizes = np.array([candidate.count for candidate in candidates])
         capacities = np.array([problem.capacities[name] for name in names])

@@ -1,8 +1,8 @@
 """One pass over a queue: each request is placed where it fits best, or waits.
 
-A pass only takes capacity and never gives any back. So a request that does not fit stays without a place until the
-end of the pass. All equal requests behind it get the same explanation, as the same object: a decision costs the
-placements and one look at each request.
+A pass takes capacity and never gives any back. So a request that does not fit now can't fit later in the same pass, and
+neither can an equal request behind it. Such requests get the same explanation, as the same object, and are not matched
+again: the time of a pass is the time of the placements, and one look at each other request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hetero_airflow.policies.core.gang_queue import GangQueue
 from hetero_airflow.policies.core.reservation import PreemptionPlan, Reservations
 
 MayOvertake = Callable[[PendingRequest, PendingRequest], bool]
-"""Whether the first request may be placed while the second is the head of the queue. None: always."""
+"""Whether the first request may be placed before the second one, which is the head of the queue."""
 
 WaitExplanation = tuple[Reason, Account]
 """Why a request waits."""
@@ -31,25 +31,28 @@ WaitExplanations = dict[str, list[WaitExplanation]]
 
 
 @dataclass(slots=True)
-class _EqualRequests:
-    """What is known of equal requests during one decision; all their decisions share it."""
+class _RequestFindings:
+    """What this pass knows about equal requests; all their decisions share it."""
 
     request: DeviceRequest
     is_servable: bool
     """Whether a current worker could run it if that worker were idle."""
     accounts: dict[tuple[ReservedCapacity | None, int], tuple[AlternativeAccount, ...]] = field(default_factory=dict)
     """(what was reserved, alternative) → the account of the first placement."""
-    waits: dict[ReservedCapacity | None, WaitExplanation] = field(default_factory=dict)
+    explanations: dict[ReservedCapacity | None, WaitExplanation] = field(default_factory=dict)
     """What is reserved → why the request does not fit beside that."""
     behind_head: WaitExplanation | None = None
     """Why it may not overtake the head."""
 
 
 class ListScheduler:
-    """Decides over the units of a queue, one after the other.
+    """Decides on a queue, one unit after the other. A unit is one request, or all members of a gang.
 
-    :param until: request id → when its topology wait budget ends
-    :param previous: the explanations of the last decision
+    The head of the queue is the first request that waits until running work ends.
+
+    :param may_overtake: None: every later request may be placed before the head
+    :param budget_ends: request id → when its topology wait budget ends
+    :param previous_explanations: those of the last pass
     """
 
     def __init__(
@@ -61,8 +64,8 @@ class ListScheduler:
         reservations: Reservations,
         preemption: PreemptionPlan,
         now: datetime,
-        until: Mapping[str, datetime],
-        previous: WaitExplanations,
+        budget_ends: Mapping[str, datetime],
+        previous_explanations: WaitExplanations,
     ) -> None:
         self._policy = policy
         self._index = index
@@ -71,21 +74,21 @@ class ListScheduler:
         self._reservations = reservations
         self._preemption = preemption
         self._now = now
-        self._budget_ends = until
-        self._previous = previous
+        self._budget_ends = budget_ends
+        self._previous_explanations = previous_explanations
         self._head: PendingRequest | None = None
         self._waiting = 0
-        self._equals: dict[str, _EqualRequests] = {}
+        self._findings: dict[str, _RequestFindings] = {}
         self.decisions: list[Decision] = []
         self.until: datetime | None = None
         """When the first topology wait budget of a waiting request ends."""
         self.explanations: WaitExplanations = {}
-        """For the next decision, which reuses the objects where nothing changed."""
+        """For the next pass, which uses the same objects again where nothing changed."""
 
     def schedule_next(self, unit: Sequence[PendingRequest]) -> None:
-        """Decide the next unit of the queue: one request, or all members of a gang."""
-        equals = self._equal_requests(unit[0].request)
-        if not equals.is_servable or (unit[0].gang and not all(map(self.could_run_when_idle, unit))):
+        """Place the next unit of the queue, let it wait, or refuse it."""
+        findings = self._findings_on(unit[0].request)
+        if not findings.is_servable or (unit[0].gang and not all(map(self.could_run_when_idle, unit))):
             self._wait_or_refuse(unit)
             return
         head, may_overtake = self._head, self._may_overtake
@@ -93,11 +96,11 @@ class ListScheduler:
             self._wait_behind_head(unit, head)
             return
         reserved = self._reservations.reserved_from(unit[0])
-        explanation = None if unit[0].gang else equals.waits.get(reserved)
-        if explanation is None:
-            if self._place(unit, equals, reserved):
+        explanation = None if unit[0].gang else findings.explanations.get(reserved)
+        if explanation is None:  # no equal request was tried beside the same reservations
+            if self._place(unit, findings, reserved):
                 return
-            explanation = self._explain(unit, equals, reserved)
+            explanation = self._explain(unit, findings, reserved)
         preemption = self._preemption.plan_for(unit, reserved)
         if preemption is not None:
             self._wait_for_preemption(unit, reserved, preemption)
@@ -106,30 +109,32 @@ class ListScheduler:
 
     def could_run_when_idle(self, pending: PendingRequest) -> bool:
         """Whether it could be placed, with its gang if it has one, if all workers were idle."""
-        is_servable = self._equal_requests(pending.request).is_servable
+        is_servable = self._findings_on(pending.request).is_servable
         return is_servable and not (pending.gang and self._gangs.blocked(pending.gang))
 
-    def _equal_requests(self, request: DeviceRequest) -> _EqualRequests:
-        equals = self._equals.get(request.fingerprint)
-        if equals is None:
+    def _findings_on(self, request: DeviceRequest) -> _RequestFindings:
+        findings = self._findings.get(request.fingerprint)
+        if findings is None:
             is_servable = any(self._index.is_servable(alternative) for alternative in request.alternatives)
-            equals = self._equals[request.fingerprint] = _EqualRequests(request, is_servable)
-        return equals
+            findings = self._findings[request.fingerprint] = _RequestFindings(request, is_servable)
+        return findings
 
     # -- placing -------------------------------------------------------------------------------------------------------
 
-    def _place(self, unit: Sequence[PendingRequest], equals: _EqualRequests, reserved: ReservedCapacity | None) -> bool:
+    def _place(
+        self, unit: Sequence[PendingRequest], findings: _RequestFindings, reserved: ReservedCapacity | None
+    ) -> bool:
         """Place the request or the gang beside what is reserved; False if it does not fit."""
         if unit[0].gang:
             return self._place_gang(unit, reserved)
-        best = best_placement(self._index, equals.request, reserved)
-        if best is None:
+        placement = best_placement(self._index, findings.request, reserved)
+        if placement is None:
             return False
-        alternative, worker, fit = best
-        accounts = equals.accounts.get((reserved, alternative))
+        alternative, worker, fit = placement
+        accounts = findings.accounts.get((reserved, alternative))
         if accounts is None:
-            accounts = self._alternative_accounts(equals.request, reserved, alternative + 1)
-            equals.accounts[reserved, alternative] = accounts
+            accounts = self._alternative_accounts(findings.request, reserved, alternative + 1)
+            findings.accounts[reserved, alternative] = accounts
         summary = f"placed on {self._index.entries[worker].worker.id} with score {fit.score:.4g}"
         self._take(unit[0], worker, alternative, fit, summary, accounts)
         return True
@@ -173,7 +178,7 @@ class ListScheduler:
             self.decisions.append(Wait(pending.id, self._waiting, reason, account))
 
     def _wait_for_running_work(self, unit: Sequence[PendingRequest], explanation: WaitExplanation) -> None:
-        """The first unit that waits for running work becomes the head of the queue."""
+        """Let the unit wait until running work ends. The first such unit is the head of the queue."""
         self._wait(unit, explanation)
         if self._head is None:
             self._head = unit[0]
@@ -185,33 +190,33 @@ class ListScheduler:
     ) -> None:
         request = unit[0].request
         account = self._account(request, reserved, "waits for devices to be given back")
-        self._wait(unit, self._reused(request, reason, account))
+        self._wait(unit, self._reuse_equal(request, reason, account))
 
     def _wait_behind_head(self, unit: Sequence[PendingRequest], head: PendingRequest) -> None:
         for pending in unit:
-            equals = self._equal_requests(pending.request)
-            if equals.behind_head is None:
-                reason = Reason(ReasonCode.RESERVED, str(equals.request), f"{head.id} ahead in the queue")
+            findings = self._findings_on(pending.request)
+            if findings.behind_head is None:
+                reason = Reason(ReasonCode.RESERVED, str(findings.request), f"{head.id} ahead in the queue")
                 account = Account(self._policy, f"waits behind {head.id}")
-                equals.behind_head = self._reused(equals.request, reason, account)
-            self._wait((pending,), equals.behind_head)
+                findings.behind_head = self._reuse_equal(findings.request, reason, account)
+            self._wait((pending,), findings.behind_head)
 
     def _wait_or_refuse(self, unit: Sequence[PendingRequest]) -> None:
-        """A unit that can't be placed even on idle workers waits or is refused, all members of a gang alike."""
-        unservable = next((pending for pending in unit if not self._equal_requests(pending.request).is_servable), None)
+        """Let a unit wait, or refuse it, that does not fit even if all workers are idle. A gang has one decision."""
+        unservable = next((pending for pending in unit if not self._findings_on(pending.request).is_servable), None)
         if unservable is None:
             blocked = self._gangs.blocked(unit[0].gang)
             assert blocked is not None, "a servable request is blocked only by its gang"
             explanation = self._explain_blocked(unit[0].request, blocked, has_alternatives=False)
             offer = f"all workers together have {blocked.found}"
         else:
-            equals = self._equal_requests(unservable.request)
-            if None not in equals.waits:
-                obstacle = self._obstacle(equals.request, None)
-                equals.waits[None] = self._explain_blocked(equals.request, obstacle, has_alternatives=True)
-            explanation = equals.waits[None]
+            findings = self._findings_on(unservable.request)
+            if None not in findings.explanations:
+                obstacle = self._obstacle(findings.request, None)
+                findings.explanations[None] = self._explain_blocked(findings.request, obstacle, has_alternatives=True)
+            explanation = findings.explanations[None]
             is_transient = explanation[0].is_transient
-            offer = "" if is_transient else str(nearest_worker(self._index, equals.request.alternatives))
+            offer = "" if is_transient else str(nearest_worker(self._index, findings.request.alternatives))
         if explanation[0].is_transient:
             self._wait(unit, explanation)
         else:
@@ -220,13 +225,15 @@ class ListScheduler:
     # -- explaining ----------------------------------------------------------------------------------------------------
 
     def _explain(
-        self, unit: Sequence[PendingRequest], equals: _EqualRequests, reserved: ReservedCapacity | None
+        self, unit: Sequence[PendingRequest], findings: _RequestFindings, reserved: ReservedCapacity | None
     ) -> WaitExplanation:
         """Why a request or gang does not fit now."""
         if unit[0].gang:
-            return self._reused(equals.request, self._gangs.obstacle(unit), self._account(equals.request, reserved))
-        obstacle, account = self._obstacle(equals.request, reserved), self._account(equals.request, reserved)
-        explanation = equals.waits[reserved] = self._reused(equals.request, obstacle, account)
+            return self._reuse_equal(
+                findings.request, self._gangs.obstacle(unit), self._account(findings.request, reserved)
+            )
+        obstacle, account = self._obstacle(findings.request, reserved), self._account(findings.request, reserved)
+        explanation = findings.explanations[reserved] = self._reuse_equal(findings.request, obstacle, account)
         return explanation
 
     def _explain_blocked(self, request: DeviceRequest, reason: Reason, *, has_alternatives: bool) -> WaitExplanation:
@@ -240,7 +247,7 @@ class ListScheduler:
                 problem = f"no known device that fits, but on worker {unprobed.id} {unprobed.problems[0]}"
                 reason = Reason(ReasonCode.UNPROBED, reason.asked, problem)
         account = self._account(request, None, summary) if has_alternatives else Account(self._policy, summary)
-        return self._reused(request, reason, account)
+        return self._reuse_equal(request, reason, account)
 
     def _obstacle(self, request: DeviceRequest, reserved: ReservedCapacity | None) -> Reason:
         nearest = nearest_worker(self._index, request.alternatives, reserved)
@@ -254,17 +261,18 @@ class ListScheduler:
         return Account(self._policy, summary or in_queue, self._alternative_accounts(request, reserved))
 
     def _alternative_accounts(
-        self, request: DeviceRequest, reserved: ReservedCapacity | None, number: int | None = None
+        self, request: DeviceRequest, reserved: ReservedCapacity | None, count: int | None = None
     ) -> tuple[AlternativeAccount, ...]:
-        """The accounts of the first `count` alternatives; None is all."""
+        """The accounts of the first `count` alternatives; None means all of them."""
         return tuple(
-            alternative_account(self._index, alternative, reserved) for alternative in request.alternatives[:number]
+            alternative_account(self._index, alternative, reserved) for alternative in request.alternatives[:count]
         )
 
-    def _reused(self, request: DeviceRequest, reason: Reason, account: Account) -> WaitExplanation:
-        """The explanation, as the object of the last decision if it is equal: then nothing new has to be stored."""
+    def _reuse_equal(self, request: DeviceRequest, reason: Reason, account: Account) -> WaitExplanation:
+        """The explanation; the object of the last pass if that is equal, so that the store has nothing to write."""
         new = (reason, account)
-        explanation = next((old for old in self._previous.get(request.fingerprint, ()) if old == new), new)
+        earlier = self._previous_explanations.get(request.fingerprint, ())
+        explanation = next((old for old in earlier if old == new), new)
         self.explanations.setdefault(request.fingerprint, []).append(explanation)
         return explanation
 
@@ -274,7 +282,7 @@ def best_placement(
 ) -> tuple[int, int, Fit] | None:
     """(alternative, worker, fit) where a request fits best beside what is reserved; None if it fits nowhere.
 
-    If the request orders its alternatives, the first that fits; else the one with the best score.
+    If the request orders its alternatives, the first one that fits is taken, else the one with the best score.
     """
     best: tuple[int, int, Fit] | None = None
     for number, alternative in enumerate(request.alternatives):

@@ -116,8 +116,8 @@ class VictimOption:
         first = tuple(-part for part in min(victim.rank for victim in self.victims))
         loss = sum(victim.lost_device_s for victim in self.victims)
         devices = sum(victim.devices for victim in self.victims)
-        served = max(1, min(self.need.requests, int(devices / self.need.devices)))
-        return first, loss / served, len(self.victims), self.number
+        served_requests = max(1, min(self.need.requests, int(devices / self.need.devices)))
+        return first, loss / served_requests, len(self.victims), self.number
 
     @property
     def possible_at(self) -> datetime:

@@ -87,8 +87,8 @@ class Timetable:
         peak = self._peak(number, from_s, until_s)
         state = self._index.states[number]
         held = tuple(
-            Allocation(milli, memory, before.granted_s)
-            for (milli, memory), before in zip(peak, state.held, strict=True)
+            Allocation(share_milli, memory, before.granted_s)
+            for (share_milli, memory), before in zip(peak, state.held, strict=True)
         )
         outcome = self._index.match(alternative, self._index.matcher.state(state.shape, state.is_lost, held))
         return outcome if isinstance(outcome, Fit) else None
@@ -104,7 +104,7 @@ class Timetable:
                     (max(n[0], t[0] - h.share_milli), max(n[1], t[1] - h.memory_bytes))
                     for n, t, h in zip(needs, then, now, strict=True)
                 ]
-        return tuple(ResourceNeed(milli, memory) for milli, memory in needs)
+        return tuple(ResourceNeed(share_milli, memory) for share_milli, memory in needs)
 
     def _peak(self, number: int, from_s: float, until_s: float) -> list[tuple[int, int]]:
         """The most that is held of each device at any time in between; it grows only where a reservation starts."""
@@ -122,12 +122,12 @@ class Timetable:
         for from_s, until_s, amounts in self._reservations.get(number, ()):
             if from_s <= time_s < until_s:
                 _add(held, amounts, 1)
-        return [(milli, memory) for milli, memory in held]
+        return [(share_milli, memory) for share_milli, memory in held]
 
 
 def _add(held: list[list[int]], amounts: ClaimedAmounts, sign: int) -> None:
-    for position, milli, memory in amounts:
-        held[position][0] += sign * milli
+    for position, share_milli, memory in amounts:
+        held[position][0] += sign * share_milli
         held[position][1] += sign * memory
 
 

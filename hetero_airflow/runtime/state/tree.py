@@ -204,8 +204,8 @@ def _copy(tensor: torch.Tensor, spare: object) -> torch.Tensor:
     import torch
 
     is_pinned = tensor.device.type == "cuda"
-    asked = (tensor.shape, tensor.dtype, is_pinned)
-    if isinstance(spare, torch.Tensor) and (spare.shape, spare.dtype, spare.is_pinned()) == asked:
+    layout = (tensor.shape, tensor.dtype, is_pinned)
+    if isinstance(spare, torch.Tensor) and (spare.shape, spare.dtype, spare.is_pinned()) == layout:
         target = spare
     else:
         target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_pinned)

@@ -129,8 +129,8 @@ class SimulatedFuture:
         for claim in lease.claims:
             key = (lease.worker_id, claim.device_id)
             used = self._usage.get(key, NO_USAGE)
-            milli, memory_bytes = used.share_milli - claim.share_milli, used.memory_bytes - claim.memory_bytes
-            self._usage[key] = DeviceUsage(max(milli, 0), max(memory_bytes, 0), used.last_granted_at)
+            share_milli, memory_bytes = used.share_milli - claim.share_milli, used.memory_bytes - claim.memory_bytes
+            self._usage[key] = DeviceUsage(max(share_milli, 0), max(memory_bytes, 0), used.last_granted_at)
 
     def _plan_end(self, lease: Lease) -> None:
         """Note when a lease ends, or that this is not known."""
@@ -166,5 +166,5 @@ def _useful_workers(snapshot: Snapshot, pending: PendingRequest) -> frozenset[st
         worker.id
         for worker in snapshot.workers
         if worker.state is WorkerState.ONLINE
-        and any(feasibility_of(asked, shapes.entry(worker).shape).is_servable for asked in alternatives)
+        and any(feasibility_of(alternative, shapes.entry(worker).shape).is_servable for alternative in alternatives)
     )

@@ -92,9 +92,11 @@ def _rows(path: Path, mix: str, *, is_replay: bool) -> Iterator[Row]:
 def _pods(rows: Iterator[Row], there: frozenset[str]) -> Iterator[Job]:
     request = cache(_request)
     for row in unique(rows, "name"):
-        gpus, milli = row.integer("num_gpu", 0, MAX_COUNT), row.integer("gpu_milli", 0, 1000)
-        if (gpus == 0) != (milli == 0) or (gpus > 1 and milli != 1000):
-            raise row.wrong("gpu_milli", f"{milli} thousandths of {gpus} GPUs", "Give a part of one GPU, or whole ones")
+        gpus, share_milli = row.integer("num_gpu", 0, MAX_COUNT), row.integer("gpu_milli", 0, 1000)
+        if (gpus == 0) != (share_milli == 0) or (gpus > 1 and share_milli != 1000):
+            raise row.wrong(
+                "gpu_milli", f"{share_milli} thousandths of {gpus} GPUs", "Give a part of one GPU, or whole ones"
+            )
         cores = math.ceil(row.integer("cpu_milli", 0, MAX_COUNT * CORE_MILLI) / CORE_MILLI)
         if not gpus and not cores:
             raise row.wrong("cpu_milli", "a pod that asks for neither GPU nor CPU")
@@ -103,9 +105,9 @@ def _pods(rows: Iterator[Row], there: frozenset[str]) -> Iterator[Job]:
         yield Job(
             id=row.text("name"),
             arrival_s=arrival_s,
-            request=request(gpus, milli, cores, row.integer("memory_mib", 0, 2**27), models),
+            request=request(gpus, share_milli, cores, row.integer("memory_mib", 0, 2**27), models),
             work=work,
-            task=f"{gpus}x{milli}",
+            task=f"{gpus}x{share_milli}",
             group=row.text("qos") if row.fields.get("qos") else "openb",
         )
 
@@ -137,11 +139,11 @@ def _model(row: Row, field: str, word: str) -> str:
     return model
 
 
-def _request(gpus: int, milli: int, cores: int, memory_mib: int, models: tuple[str, ...]) -> DeviceRequest:
+def _request(gpus: int, share_milli: int, cores: int, memory_mib: int, models: tuple[str, ...]) -> DeviceRequest:
     host_memory = memory_mib * 2**20 or None
     if not gpus:
         return DeviceRequest.parse(f"cpu:{cores}", quota={"host_memory": host_memory})
-    amount: dict[str, object] = {"count": gpus} if milli == 1000 else {"share": milli / 1000}
+    amount: dict[str, object] = {"count": gpus} if share_milli == 1000 else {"share": share_milli / 1000}
     quota = amount | {"cpus": cores or None, "host_memory": host_memory}
     if not models:
         return DeviceRequest.parse("gpu", quota=quota)

@@ -72,12 +72,14 @@ def move_leases(
 
 def claimed_rows(claims: Iterable[tuple[str, Sequence[Claim]]]) -> list[dict[str, Any]]:
     """One row per device with the sums of its claims, which are given as (worker id, claims)."""
-    milli, memory = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    shares_milli, memory = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for worker_id, worker_claims in claims:
         for claim in worker_claims:
-            milli[worker_id, claim.device_id] += claim.share_milli
+            shares_milli[worker_id, claim.device_id] += claim.share_milli
             memory[worker_id, claim.device_id] += claim.memory_bytes
-    return [{"worker_key": k[0], "key": k[1], "milli": milli[k], "memory": memory[k]} for k in sorted(milli)]
+    return [
+        {"worker_key": k[0], "key": k[1], "milli": shares_milli[k], "memory": memory[k]} for k in sorted(shares_milli)
+    ]
 
 
 def _free_leases(transaction: WriteTransaction, leases: Sequence[Lease]) -> None:
@@ -116,15 +118,15 @@ def _move(dialect: str) -> Update:
 @lru_cache(maxsize=2)
 def _free_devices(dialect: str) -> Update:
     freed = json_table(dialect, worker_key="text", key="text", milli="number", memory="number")
-    milli, memory = _DEVICE.used_milli - freed.c.milli, _DEVICE.used_memory_bytes - freed.c.memory
+    used_milli, memory = _DEVICE.used_milli - freed.c.milli, _DEVICE.used_memory_bytes - freed.c.memory
     return (
         update(tables.device)
         .where(_DEVICE.worker_id == freed.c.worker_key, _DEVICE.id == freed.c.key)
         .values(
-            used_milli=milli,
+            used_milli=used_milli,
             used_memory_bytes=memory,
-            held_id=case((milli > 0, _DEVICE.held_id)),
-            capacity_milli=case((_DEVICE.offered_milli >= milli, _DEVICE.offered_milli), else_=milli),
+            held_id=case((used_milli > 0, _DEVICE.held_id)),
+            capacity_milli=case((_DEVICE.offered_milli >= used_milli, _DEVICE.offered_milli), else_=used_milli),
             capacity_memory_bytes=case(
                 (_DEVICE.offered_memory_bytes < memory, memory), else_=_DEVICE.offered_memory_bytes
             ),

@@ -118,7 +118,7 @@ def _apply_workers(connection: Connection, builder: SnapshotBuilder, since: int)
 def read_pending(row: Row[*tuple[Any, ...]], read_request: ReadRequest) -> PendingRequest | None:
     """The request of a whole row of `hetero_request`; None if its JSON can't be read, which is logged."""
     try:
-        request, served = read_request(row.request), SERVED.validate_json(row.served)
+        request, attained_service_s = read_request(row.request), SERVED.validate_json(row.served)
     except ValidationError as error:
         log_unreadable("request", row.id, error)
         return None
@@ -132,7 +132,7 @@ def read_pending(row: Row[*tuple[Any, ...]], read_request: ReadRequest) -> Pendi
         row.task_id,
         row.map_index,
         row.try_number,
-        served,
+        attained_service_s,
         row.gang or "",
         row.gang_size,
     )
@@ -231,13 +231,18 @@ def read_runs(connection: Connection, since: int, read_request: ReadRequest) -> 
         if leased is None:
             continue
         try:
-            alternative, served = read_request(row.request).alternatives[0], SERVED.validate_json(row.served)
+            alternative, attained_service_s = (
+                read_request(row.request).alternatives[0],
+                SERVED.validate_json(row.served),
+            )
         except ValidationError as error:
             log_unreadable("request", row.request_id, error)
             continue
         held_s = (row.ended_at - row.granted_at).total_seconds()
         task, end = (row.dag_id, row.task_id), RunEnd(row.outcome)
-        runs.append(Run(row.changed, row.request_id, task, alternative, *leased, held_s, end, row.ended_at, served))
+        runs.append(
+            Run(row.changed, row.request_id, task, alternative, *leased, held_s, end, row.ended_at, attained_service_s)
+        )
     return tuple(runs)
 
 

@@ -69,8 +69,8 @@ def model_is(domain: str, name: str, model: str) -> str:
     A memory size among the words may also match the device's memory, because product names often leave it out.
     """
     read = attribute(domain, name)
-    words = [word for word in model.split("-") if word]
-    parts = [_word(domain, read, word) for word in words]
+    model_words = [word for word in model.split("-") if word]
+    parts = [_word(domain, read, word) for word in model_words]
     return " && ".join([f"has({read})", *parts])
 
 

@@ -81,9 +81,9 @@ def split_size(model: str) -> tuple[str, int | None]:
     >>> split_size("h100-80gb"), split_size("t4")
     (('h100', 80), ('t4', None))
     """
-    words = [word for word in model.split("-") if word]
-    sizes = [int(match[1]) for word in words if (match := _SIZE.fullmatch(word))]
-    rest = "-".join(word for word in words if not _SIZE.fullmatch(word))
+    model_words = [word for word in model.split("-") if word]
+    sizes = [int(match[1]) for word in model_words if (match := _SIZE.fullmatch(word))]
+    rest = "-".join(word for word in model_words if not _SIZE.fullmatch(word))
     return (rest, sizes[0]) if len(sizes) == 1 and rest else (model, None)
 
 
