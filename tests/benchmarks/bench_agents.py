@@ -59,15 +59,15 @@ class Connection:
         writer.write(f"{head}Authorization: Bearer {token}\r\n\r\n".encode() + body)
         answer = await reader.readuntil(b"\r\n\r\n")
         fields = dict(line.lower().split(b": ", 1) for line in answer.split(b"\r\n")[1:-2])
-        told = await reader.readexactly(int(fields[b"content-length"]))
-        return int(answer[9:12]), told, perf_counter() - begin
+        reply_body = await reader.readexactly(int(fields[b"content-length"]))
+        return int(answer[9:12]), reply_body, perf_counter() - begin
 
 
 def heartbeat(worker_id: str, digest: str) -> bytes:
     """One with the readings of a CPU and 8 GPUs."""
     readings = tuple(
-        Telemetry(device_id=one, memory_free_bytes=42949672960, utilization=0.5, temperature_c=63, power_w=412.5)
-        for one in READINGS
+        Telemetry(device_id=id_, memory_free_bytes=42949672960, utilization=0.5, temperature_c=63, power_w=412.5)
+        for id_ in READINGS
     )
     beat = Heartbeat(worker=worker_id, inventory=digest, telemetry=readings)
     return beat.model_dump_json(exclude_defaults=True).encode()
@@ -98,8 +98,8 @@ async def register(connection: Connection) -> str:
 
 def cpu_seconds(process: psutil.Process) -> float:
     """Of the server's process and those that it started."""
-    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
-    return sum(one.user + one.system for one in times)
+    times = [times_of_process.cpu_times() for times_of_process in (process, *process.children(recursive=True))]
+    return sum(cpu_time.user + cpu_time.system for cpu_time in times)
 
 
 async def measure(connections: list[Connection], process: psutil.Process, seconds: float) -> None:
@@ -108,21 +108,24 @@ async def measure(connections: list[Connection], process: psutil.Process, second
     digests = await asyncio.gather(*map(register, connections))
     spent = perf_counter() - begin
     print(f"  {len(connections)} inventories at once: {spent:.1f} s, {cpu_seconds(process) - cpu:.1f} s of CPU")
-    agents = [(one, heartbeat(one.speaker.worker_id, told)) for one, told in zip(connections, digests, strict=True)]
+    agents = [
+        (connection, heartbeat(connection.speaker.worker_id, digest))
+        for connection, digest in zip(connections, digests, strict=True)
+    ]
     gc.collect()
     gc.freeze()  # the agents' own pauses are not what is measured
     took: list[float] = []
     failed: list[int] = []
-    begin, cpu, own = perf_counter(), cpu_seconds(process), sum(psutil.Process().cpu_times()[:2])
+    begin, cpu, own_cpu_s = perf_counter(), cpu_seconds(process), sum(psutil.Process().cpu_times()[:2])
     until = monotonic() + seconds
-    await asyncio.gather(*(one_agent(one, body, until, took, failed) for one, body in agents))
+    await asyncio.gather(*(one_agent(connection, body, until, took, failed) for connection, body in agents))
     spent = perf_counter() - begin
     share = (cpu_seconds(process) - cpu) / spent
-    hundredths = [1e3 * one for one in quantiles(took, n=1000)]
+    hundredths = [1e3 * quantile for quantile in quantiles(took, n=1000)]
     print(f"  {len(took)} heartbeats in {spent:.0f} s, {len(failed)} failed; server: {100 * share:.0f} % of a core")
     middle, p95, p99 = 1e3 * median(took), hundredths[949], hundredths[989]
     print(f"  answered after: median {middle:.0f} ms, p95 {p95:.0f}, p99 {p99:.0f}, longest {1e3 * max(took):.0f}")
-    client = (sum(psutil.Process().cpu_times()[:2]) - own) / spent
+    client = (sum(psutil.Process().cpu_times()[:2]) - own_cpu_s) / spent
     print(f"  beside it: the agents took {100 * client:.0f} % of a core, load {psutil.getloadavg()[0]:.1f}")
 
 
@@ -153,7 +156,9 @@ def main() -> None:
                     engine = create_engine(airflow.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"])
                     connections = [Connection(Speaker(airflow.url, f"w{n:05}"), airflow.port) for n in range(agents)]
                     with engine.begin() as database:
-                        database.execute(insert(tables.worker_key), [key_row(one.speaker) for one in connections])
+                        database.execute(
+                            insert(tables.worker_key), [key_row(connection.speaker) for connection in connections]
+                        )
                     engine.dispose()
                     asyncio.run(measure(connections, psutil.Process(airflow.pid("api-server")), seconds))
 

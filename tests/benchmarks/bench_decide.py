@@ -126,9 +126,9 @@ def compare(name: str, texts: Sequence[str], workers: tuple[Worker, ...], busy: 
         expected = naive.decide()
         naive_s = time.process_time() - begin
         begin = time.process_time()
-        found = policy.decide(part, EPOCH)
+        our_plan = policy.decide(part, EPOCH)
         ours_s = time.process_time() - begin
-        assert placed(found) == expected, "the naive policy places otherwise"
+        assert placed(our_plan) == expected, "the naive policy places otherwise"
     decided, places = len(snapshot.pending), len(plan.places)
     return (
         f"{name:7} {len(workers):6} workers {busy:4.0%} busy: {decided:6} decided, {places:6} placed | first "
@@ -156,7 +156,7 @@ class Steady:
     def _submit(self, number: int) -> None:
         arrived = make_pending(MIXED, number, self._rng, self._submitted)
         self._submitted += number
-        self._store.record([RequestSubmitted(one) for one in arrived], EPOCH)
+        self._store.record([RequestSubmitted(request) for request in arrived], EPOCH)
 
     def cycle(self) -> float:
         """One whole cycle: how long it takes."""

@@ -76,14 +76,14 @@ def run(how, port: int) -> float:
 def main(rounds: int) -> None:
     """Measure both in turns and print them."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    found: dict[str, list[float]] = {"torchrun alone": [], "two tasks of a gang": []}
+    seconds_of: dict[str, list[float]] = {"torchrun alone": [], "two tasks of a gang": []}
     for number in range(rounds):
         for name, how in (("torchrun alone", by_torchrun), ("two tasks of a gang", by_operator)):
-            found[name].append(run(how, 29500 + number))
-            print(f"{name}: {found[name][-1]:.2f} s, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
-    for name, seconds in found.items():
+            seconds_of[name].append(run(how, 29500 + number))
+            print(f"{name}: {seconds_of[name][-1]:.2f} s, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
+    for name, seconds in seconds_of.items():
         print(f"{name}: median {median(seconds):.2f} s, from {min(seconds):.2f} to {max(seconds):.2f}")
-    above = [own - plain for plain, own in zip(*found.values(), strict=True)]
+    above = [of_gang - plain for plain, of_gang in zip(*seconds_of.values(), strict=True)]
     print(f"above torchrun's own: median {median(above):+.2f} s, at most {max(above):+.2f} (bar 3)")
 
 

@@ -26,20 +26,25 @@ def tables() -> Iterator[Table]:
     ends = {
         "least-queued": _ends(least_queued(workload, workers)),
         "**load_balance**": _ends(Simulation(workload, workers, LoadBalance(), "load_balance", options).run()),
-        "bound: each job alone on its fastest type": [
+        "bound: each job runs alone on its fastest type": [
             job.arrival_s + job.work / max(job.speeds.values()) for job in workload.jobs
         ],
     }
-    done = {name: [sum(end_s <= time_h * HOUR_S for end_s in own) for time_h in TIMES_H] for name, own in ends.items()}
+    done = {
+        name: [sum(end_s <= time_h * HOUR_S for end_s in ends_s) for time_h in TIMES_H] for name, ends_s in ends.items()
+    }
     first = done["least-queued"]
     rows = [
-        (name, *(f"{number} ({100 * (number / least - 1):+.0f} %)" for number, least in zip(own, first, strict=True)))
-        for name, own in done.items()
+        (
+            name,
+            *(f"{number} ({100 * (number / least - 1):+.0f} %)" for number, least in zip(numbers, first, strict=True)),
+        )
+        for name, numbers in done.items()
     ]
     yield Table(
-        "Jobs of h300 that are done by a time",
-        "Least-queued: each job joins the queue of the device with the fewest jobs, and stays. Both know durations "
-        "where they use them; a migration costs 60 s.",
+        "How many jobs of h300 have ended by a given time",
+        "Least-queued: each job joins the queue of the device with the fewest jobs, and stays there. Policies that use "
+        "durations know them. A migration costs 60 s.",
         ("policy", *(f"by {time_h} h" for time_h in TIMES_H)),
         rows,
     )

@@ -27,12 +27,12 @@ STREAMS = {"40 runs at once": (40, None), "150 runs, 4 an hour": (150, 4.0)}
 ROWS = (
     Row("fifo", "fifo", Knowledge.ORACLE),
     Row("priority", "priority", Knowledge.ORACLE),
-    Row("sjf, an oracle of durations", "sjf", Knowledge.ORACLE),
-    Row("assignment, told of speeds", "assignment"),
-    Row("critical_path, an oracle of durations", "critical_path", Knowledge.ORACLE),
-    Row("critical_path, learning from the runs", "critical_path", Knowledge.LEARNED),
-    Row("heft, an oracle of durations", "heft", Knowledge.ORACLE),
-    Row("heft, learning from the runs", "heft", Knowledge.LEARNED),
+    Row("sjf (knows durations)", "sjf", Knowledge.ORACLE),
+    Row("assignment (knows speeds)", "assignment"),
+    Row("critical_path (knows durations)", "critical_path", Knowledge.ORACLE),
+    Row("critical_path (learns from runs)", "critical_path", Knowledge.LEARNED),
+    Row("heft (knows durations)", "heft", Knowledge.ORACLE),
+    Row("heft (learns from runs)", "heft", Knowledge.LEARNED),
 )
 
 
@@ -74,8 +74,8 @@ def bound(workload: Workload) -> Ended:
     workers = parse_cluster(CLUSTER)
     runs: dict[str, Workload] = {}
     for job in workload.jobs:
-        own = runs.get(job.run, Workload(job.run, ()))
-        runs[job.run] = replace(own, jobs=(*own.jobs, job))
+        known_run = runs.get(job.run, Workload(job.run, ()))
+        runs[job.run] = replace(known_run, jobs=(*known_run.jobs, job))
     alone = [makespan_bounds(run, workers).alone_s - run.jobs[0].arrival_s for run in runs.values()]
     return Ended(makespan_bounds(workload, workers).best_s, fmean(alone))
 
@@ -87,16 +87,16 @@ def tables() -> Iterator[Table]:
         bounds = [bound(workload) for workload in workloads]
         rows = []
         for row in ROWS:
-            own = [simulated(workload, row) for workload in workloads]
-            ratios = [one.makespan_s / least.makespan_s for one, least in zip(own, bounds, strict=True)]
-            rows.append((row.label, *_both(ratios, 1.0), *_both([one.run_s for one in own], HOUR_S)))
+            figures = [simulated(workload, row) for workload in workloads]
+            ratios = [figure.makespan_s / least.makespan_s for figure, least in zip(figures, bounds, strict=True)]
+            rows.append((row.label, *_both(ratios, 1.0), *_both([figure.run_s for figure in figures], HOUR_S)))
         least_s = [least.run_s for least in bounds]
         rows.append(("lower bound", "1.00", "–", *_both(least_s, HOUR_S)))
         yield Table(
             f"DAG runs: {name}, on 4 V100 + 4 P100 + 4 K80",
             f"Chains, fans and layers of 3 to 20 tasks by {DESIGNS} designs, seeds {', '.join(map(str, SEEDS))}. "
-            "Makespan as a multiple of its lower bound (critical path, linear program); time of a DAG run from its "
-            "begin to its last end, of which the bound is its critical path alone on the fastest devices.",
+            "The makespan is a multiple of its lower bound (critical path, linear program). The time of a DAG run is "
+            "from its start to the end of its last task. Its bound is the critical path alone on the fastest devices.",
             ("policy", "makespan / bound", "spread", "mean time of a DAG run, h", "spread"),
             rows,
         )

@@ -31,16 +31,16 @@ def tables() -> Iterator[Table]:
             row = Row(policy, policy, Knowledge.LEARNED)
             cells = []
             for names in groups:
-                own = [simulate(load_trace(name), workers, row, options).all.jct_s for name in names]
-                means = [one.mean / HOUR_S for one in own if one is not None]
+                figures = [simulate(load_trace(name), workers, row, options).all.jct_s for name in names]
+                means = [jct_s.mean / HOUR_S for jct_s in figures if jct_s is not None]
                 spread = f" ± {statistics.stdev(means):.1f}" if len(means) > 1 else ""
                 cells.append(f"{statistics.fmean(means):.1f}{spread}")
             rows.append((policy, "yes" if can_preempt else "no", *cells))
     yield Table(
-        "The default: mean JCT, hours, with what ended runs teach",
-        "Estimates as in production: data sheets at first, then what the ended runs of a job type taught. Gavel's "
-        "lengths don't depend on the job type, the hardest case for that. Generated streams: mean and deviation over 3 "
-        "seeds.",
+        "The default: mean JCT, hours, with estimates from ended runs",
+        "Estimates as in production: first from data sheets, then from the ended runs of a job type. In Gavel's "
+        "traces, the length of a job does not depend on its type, which is the hardest case for this. Generated "
+        "streams: mean and deviation over 3 seeds.",
         ("policy", "preempts", *(name.split("_")[0] for name in TRACES), "like c300", "like h300", "like m300"),
         rows,
     )

@@ -15,21 +15,21 @@ TRACES = ("c300_seed0", "h300_seed0", "m300_seed0")
 CLUSTER = "v100=12,p100=12,k80=12"
 
 ROWS = (
-    Row("fifo, blind to speeds", "fifo"),
-    Row("las, blind to speeds", "las"),
-    Row("assignment, told no speeds", "assignment", Knowledge.NONE),
-    Row("assignment, learns speeds from runs", "assignment", Knowledge.LEARNED),
+    Row("fifo (ignores speeds)", "fifo"),
+    Row("las (ignores speeds)", "las"),
+    Row("assignment (knows no speeds)", "assignment", Knowledge.NONE),
+    Row("assignment (learns speeds from runs)", "assignment", Knowledge.LEARNED),
     Row("max-min fairness (Gavel's LP)", "max_min_fairness"),
     Row("**assignment**", "assignment"),
-    Row("srtf, an oracle of durations, blind to speeds", "srtf", Knowledge.ORACLE),
+    Row("srtf (knows durations, ignores speeds)", "srtf", Knowledge.ORACLE),
 )
 
 PUBLISHED = (
-    ("Gavel's simulator: blind FIFO", "23.12", "31.83", "16.52"),
-    ("Gavel's simulator: aware FIFO", "14.41", "27.27", "12.49"),
-    ("Gavel's simulator: blind LAS", "19.78", "24.91", "18.35"),
-    ("Gavel's simulator: aware LAS", "14.39", "17.62", "13.31"),
-    ("Gavel's simulator: AlloX, an oracle", "14.85", "18.37", "–"),
+    ("Gavel's simulator: FIFO (ignores speeds)", "23.12", "31.83", "16.52"),
+    ("Gavel's simulator: FIFO (knows speeds)", "14.41", "27.27", "12.49"),
+    ("Gavel's simulator: LAS (ignores speeds)", "19.78", "24.91", "18.35"),
+    ("Gavel's simulator: LAS (knows speeds)", "14.39", "17.62", "13.31"),
+    ("Gavel's simulator: AlloX (knows durations)", "14.85", "18.37", "–"),
 )
 """Re-run by the data set's collector, without a cost for restarts; see the README beside the traces."""
 
@@ -40,32 +40,32 @@ def tables() -> Iterator[Table]:
     workloads = [load_trace(f"gavel/{name}") for name in TRACES]
     figures = {row.label: [simulate(workload, workers, row) for workload in workloads] for row in ROWS}
     means = [
-        (label, *(hours(one.all.jct_s.mean if one.all.jct_s else None) for one in own))
-        for label, own in figures.items()
+        (label, *(hours(figure.all.jct_s.mean if figure.all.jct_s else None) for figure in row_figures))
+        for label, row_figures in figures.items()
     ]
     bounds = ("lower bound", *(hours(mean_jct_bounds(workload, workers).best_s) for workload in workloads))
     yield Table(
         "Mean JCT, hours: 300 jobs on 12 V100 + 12 P100 + 12 K80",
-        "Policies know each job type's speed on each device type unless said otherwise, and no job's length; a job "
-        "that goes on after a preemption pays 60 s. Gavel's own simulator charges nothing for that.",
+        "Unless a row says otherwise, policies know the speed of each job type on each device type, but not the length "
+        "of a job. A restart after a preemption costs 60 s; in Gavel's own simulator it costs nothing.",
         ("policy", "c300", "h300 (overloaded)", "m300 (1 to 8 devices)"),
         (*PUBLISHED, *means, bounds),
     )
     rows = []
-    for label, own in figures.items():
-        for name, one in zip(TRACES, own, strict=True):
-            jct, wait = one.all.jct_s, one.all.wait_s
+    for label, row_figures in figures.items():
+        for name, figure in zip(TRACES, row_figures, strict=True):
+            jct, wait = figure.all.jct_s, figure.all.wait_s
             assert jct is not None
             assert wait is not None
             rows.append((
-                label, name, *(hours(part) for part in (jct.p50, jct.p95, jct.p99, wait.mean, one.makespan_s)),
-                percent(one.busy_utilisation), percent(one.goodput_utilisation),
-                str(one.preemptions), str(one.migrations),
+                label, name, *(hours(part) for part in (jct.p50, jct.p95, jct.p99, wait.mean, figure.makespan_s)),
+                percent(figure.busy_utilisation), percent(figure.goodput_utilisation),
+                str(figure.preemptions), str(figure.migrations),
             ))  # fmt: skip
     yield Table(
         "The same runs: spread, wait, makespan (hours), utilisation (%)",
-        "Busy utilisation is device-time held, goodput utilisation what the work takes on each job's fastest type, "
-        "both of all device-time until the last job ends.",
+        "Busy: the share of all device-time, until the last job ends, in which a job held the device. Goodput: the "
+        "share that the same work takes on the fastest device type of each job.",
         (
             "policy",
             "trace",

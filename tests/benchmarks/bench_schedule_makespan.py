@@ -14,15 +14,15 @@ from hetero_airflow.simulator.traces import load_trace
 
 ROWS = (
     Row("fifo", "fifo"),
-    Row("assignment, knows no durations", "assignment"),
+    Row("assignment (knows no durations)", "assignment"),
     Row("makespan_lp (Gavel's LP in rounds)", "makespan_lp", Knowledge.ORACLE),
     Row("**makespan**", "makespan", Knowledge.ORACLE),
 )
 
 PUBLISHED = (
-    ("Gavel's simulator: blind FIFO", "1001", "632", "576"),
-    ("Gavel's simulator: aware FIFO", "290", "257", "484"),
-    ("Gavel's simulator: min-total-duration, aware", "287.9", "231.6", "519"),
+    ("Gavel's simulator: FIFO (ignores speeds)", "1001", "632", "576"),
+    ("Gavel's simulator: FIFO (knows speeds)", "290", "257", "484"),
+    ("Gavel's simulator: min-total-duration (knows speeds)", "287.9", "231.6", "519"),
 )
 
 
@@ -32,13 +32,13 @@ def tables() -> Iterator[Table]:
     workloads = [load_trace(f"gavel/{name}") for name in TRACES]
     rows = []
     for row in ROWS:
-        own = [simulate(workload, workers, row) for workload in workloads]
-        means = [hours(one.all.jct_s.mean if one.all.jct_s else None) for one in own]
-        rows.append((row.label, *(hours(one.makespan_s) for one in own), " / ".join(means)))
+        row_figures = [simulate(workload, workers, row) for workload in workloads]
+        means = [hours(figure.all.jct_s.mean if figure.all.jct_s else None) for figure in row_figures]
+        rows.append((row.label, *(hours(figure.makespan_s) for figure in row_figures), " / ".join(means)))
     bounds = [hours(makespan_bounds(workload, workers).best_s) for workload in workloads]
     yield Table(
         "Makespan, hours: 300 jobs on 12 V100 + 12 P100 + 12 K80",
-        "The policies of this name know durations; a restart costs 60 s.",
+        "The two makespan policies know durations. A restart costs 60 s.",
         ("policy", "c300", "h300", "m300", "mean JCT"),
-        (*((*one, "–") for one in PUBLISHED), *rows, ("lower bound", *bounds, "–")),
+        (*((*row, "–") for row in PUBLISHED), *rows, ("lower bound", *bounds, "–")),
     )

@@ -74,25 +74,25 @@ def fill(workload: Workload, valuation: PackingMeasure, rng: Random | None) -> F
 
 
 def _best(board: Scoreboard, options: Sequence[int]) -> tuple[int, int] | None:
-    found = [(option, worker) for option in options if (worker := board.best(option)) is not None]
-    return max(found, key=lambda pair: (board.scores[pair], -pair[1])) if found else None
+    candidates = [(option, worker) for option in options if (worker := board.best(option)) is not None]
+    return max(candidates, key=lambda pair: (board.scores[pair], -pair[1])) if candidates else None
 
 
 def _any(board: Scoreboard, options: Sequence[int], rng: Random) -> tuple[int, int, int | None] | None:
-    found = [(option, worker) for option in options for worker in board.fitting(option)]
-    if not found:
+    candidates = [(option, worker) for option in options for worker in board.fitting(option)]
+    if not candidates:
         return None
-    option, worker = found[rng.randrange(len(found))]
-    milli = board.milli(option)
-    parts = [part for part in board.free[worker].parts if milli <= part]
-    return option, worker, rng.choice(parts) if 0 < milli < 1000 else None
+    option, worker = candidates[rng.randrange(len(candidates))]
+    share_milli = board.share_milli(option)
+    parts = [part for part in board.free[worker].parts if share_milli <= part]
+    return option, worker, rng.choice(parts) if 0 < share_milli < 1000 else None
 
 
 def mix_of(workload: Workload) -> RequestMix:
     """What the pods of the list ask for, without the copies of an order; any of several models as each of them."""
     listed = [job.request for job in workload.jobs if "-copy-" not in job.id]
-    asked: Counter[Alternative] = Counter(alternative for request in listed for alternative in request.alternatives)
-    return tuple(sorted(((a, n / len(listed)) for a, n in asked.items()), key=lambda item: item[0].key))
+    counts: Counter[Alternative] = Counter(alternative for request in listed for alternative in request.alternatives)
+    return tuple(sorted(((a, n / len(listed)) for a, n in counts.items()), key=lambda item: item[0].key))
 
 
 def valuation(name: str, workload: Workload) -> PackingMeasure:
@@ -139,11 +139,11 @@ def _row(mix: str, name: str, known: dict[tuple[str, str], tuple[str, str]]) -> 
         workload = load_trace(f"openb/{mix}_fill1.3_seed{seed}")
         chosen = chosen or valuation(name, load_trace(f"openb/{mix}_fill1.3_seed0"))
         results.append(fill(workload, chosen, Random(seed) if name == "random" else None))
-    theirs = known.get((mix, PUBLISHED.get(name, "06-FGD")), ("", ""))
+    published = known.get((mix, PUBLISHED.get(name, "06-FGD")), ("", ""))
     note = "" if name in PUBLISHED else " (FGD)"
     row = (
-        mix, name, _spread([r.at_100 for r in results]), f"{float(theirs[0]):.2f}{note}",
-        _spread([r.at_130 for r in results]), f"{float(theirs[1]):.2f}{note}",
+        mix, name, _spread([r.at_100 for r in results]), f"{float(published[0]):.2f}{note}",
+        _spread([r.at_130 for r in results]), f"{float(published[1]):.2f}{note}",
         f"{statistics.median(r.pods_per_s for r in results):,.0f}",
     )  # fmt: skip
     print(" | ".join(row), flush=True)

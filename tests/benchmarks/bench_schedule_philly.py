@@ -61,18 +61,18 @@ def run_shares(workload: Workload, pool: int) -> Run:
         jobs = tuple(_at_most(job, devices) for job in workload.jobs if job.group == vc)
         runs.append(run(replace(workload, jobs=jobs), devices))
     return Run(
-        sum(one.busy for one in runs),
-        sum(one.waiting for one in runs),
-        sum(one.ended for one in runs),
-        tuple(wait for one in runs for wait in one.waits_s),
+        sum(run.busy for run in runs),
+        sum(run.waiting for run in runs),
+        sum(run.ended for run in runs),
+        tuple(wait for run in runs for wait in run.waits_s),
     )
 
 
 def _at_most(job: Job, devices: int) -> Job:
-    asked = job.request.alternatives[0]
-    if asked.count <= devices:
+    alternative = job.request.alternatives[0]
+    if alternative.count <= devices:
         return job
-    fewer = asked.model_copy(update={"count": devices})
+    fewer = alternative.model_copy(update={"count": devices})
     return replace(job, request=job.request.model_copy(update={"alternatives": (fewer,)}))
 
 
@@ -93,8 +93,8 @@ def read(record: SimulationRecord) -> Run:
         waits.append(started_s - job.submitted_s)
         if waits[-1] > BEAT_S:
             _add(queued, job.submitted_s, started_s, 1.0)
-        for stay in job.intervals:
-            _add(busy, stay.start_s, min(stay.end_s, MONTH_S), stay.devices)
+        for interval in job.intervals:
+            _add(busy, interval.start_s, min(interval.end_s, MONTH_S), interval.devices)
         if job.finished_s is not None and job.finished_s < MONTH_S:
             ended[int(job.finished_s / BEAT_S)] += 1
     return Run(np.cumsum(busy)[:-1], np.cumsum(queued)[:-1], ended[:-1], tuple(waits))
@@ -110,21 +110,21 @@ def tables() -> Iterator[Table]:
     workload = load_trace("philly/2017-10")
     rows = []
     for pool in POOLS:
-        own, shared = run_shares(workload, pool), run(workload, pool)
+        partitioned, shared = run_shares(workload, pool), run(workload, pool)
         window = shared.waiting > 0.5
         rows.append((
             str(pool), percent(float(window.mean())),
-            f"{shared.busy[window].sum() / own.busy[window].sum():.2f}" if window.any() else "–",
-            f"{shared.ended[window].sum() / own.ended[window].sum():.2f}" if window.any() else "–",
-            hours(own.wait_s), hours(shared.wait_s), f"{shared.wait_s / own.wait_s:.3f}",
-            percent(float(own.busy.mean() / pool)), percent(float(shared.busy.mean() / pool)),
-            str(int(own.ended.sum())), str(int(shared.ended.sum())),
+            f"{shared.busy[window].sum() / partitioned.busy[window].sum():.2f}" if window.any() else "–",
+            f"{shared.ended[window].sum() / partitioned.ended[window].sum():.2f}" if window.any() else "–",
+            hours(partitioned.wait_s), hours(shared.wait_s), f"{shared.wait_s / partitioned.wait_s:.3f}",
+            percent(float(partitioned.busy.mean() / pool)), percent(float(shared.busy.mean() / pool)),
+            str(int(partitioned.ended.sum())), str(int(shared.ended.sum())),
         ))  # fmt: skip
     yield Table(
         "Philly, October 2017: one pool against a share for each of 11 virtual clusters",
-        "47,192 recorded jobs; FIFO on both sides. A share is in proportion to the machines that a virtual cluster "
-        "had; a job that asks for more than that gets all of it. The saturated window is the part of the month in "
-        "which jobs wait for the pool, too; × is pool by shares.",
+        "47,192 recorded jobs, FIFO on both sides. The share of a virtual cluster is in proportion to its machines. A "
+        "job that requests more than the share gets the whole share. The month is saturated while jobs wait even with "
+        "one pool. × is the value of the pool divided by that of the shares.",
         (
             "devices", "saturated, % of the month", "device-time in it, ×", "jobs ended in it, ×",
             "wait, shares, h", "wait, pool, h", "wait, ×", "busy, shares, %", "busy, pool, %",

@@ -116,7 +116,7 @@ def run(workload: Workload, policy: Policy, name: str) -> Result:
     record = Simulation(workload, (), policy, name, options).run()
     figures = measure(record, MeasuredWindow(start_s=WARM_UP_S, end_s=END_S))
     large, small = figures.groups["large"], figures.groups["small"]
-    moved_s = [stay.end_s for job in record.jobs for stay in job.intervals[:-1]]
+    moved_s = [interval.end_s for job in record.jobs for interval in job.intervals[:-1]]
     waits = (
         (min(END_S, job.submitted_s + PATIENCE_S) if job.started_s is None else job.started_s) - job.submitted_s
         for job in record.jobs
@@ -135,45 +135,46 @@ def run(workload: Workload, policy: Policy, name: str) -> Result:
 def tables() -> Iterator[Table]:
     """What is allocated by part of large requests; then what each policy did for whom."""
     results: defaultdict[tuple[str, float], list[Result]] = defaultdict(list)
-    labels = [*(one.label for one in BASELINES), OURS]
+    labels = [*(baseline.label for baseline in BASELINES), OURS]
     for seed, part in itertools.product(SEEDS, LARGE_PARTS):
-        for one in BASELINES:
-            workload = replayed(part, seed, one.large_from_s)
-            policy = make(one.placement, keeps=one.keeps, workload=workload, seed=seed)
-            results[one.label, part].append(run(workload, policy, one.placement))
+        for baseline in BASELINES:
+            workload = replayed(part, seed, baseline.large_from_s)
+            policy = make(baseline.placement, keeps=baseline.keeps, workload=workload, seed=seed)
+            results[baseline.label, part].append(run(workload, policy, baseline.placement))
         results[OURS, part].append(run(replayed(part, seed), Consolidation(), "consolidation"))
-        told = (f"{label} {percent(results[label, part][-1].allocated)}" for label in labels)
-        print(f"{percent(part)} %, seed {seed}: {'; '.join(told)}", flush=True)
+        lines = (f"{label} {percent(results[label, part][-1].allocated)}" for label in labels)
+        print(f"{percent(part)} %, seed {seed}: {'; '.join(lines)}", flush=True)
     yield Table(
         f"GPUs allocated while pods come and go, %: openb's pods on {WORKERS} of its workers",
         f"Mean (lowest to highest) of {len(SEEDS)} seeds, {(END_S - WARM_UP_S) / HOUR_S:g} h after a warm-up of "
         f"{WARM_UP_S / HOUR_S:g} h; large requests come from {LARGE_FROM_S / HOUR_S:g} h on. "
-        "Pods drawn from the default list, lifetimes as recorded but at most "
-        f"{LONGEST_S / HOUR_S:g} h, ask for {percent(DEMAND)} % of the GPUs; the columns say which part of that is "
-        f"asked for by requests for {LARGE:g} GPUs of one worker. Who waits for {PATIENCE_S / 60:g} min leaves. "
-        "Kept for the head: what the first request that waits could use is kept for it, as by our policies; elsewhere "
-        "nothing is, so that nothing idles for large requests, and they may starve. Who starts no large one can "
-        f"allocate at most {percent(DEMAND)} % less the column's part of it.",
+        "The pods are drawn from the default list, with their recorded lifetimes but at most "
+        f"{LONGEST_S / HOUR_S:g} h. They request {percent(DEMAND)} % of the GPUs. A column's title is the part of that "
+        f"which comes from requests for {LARGE:g} GPUs of one worker. A pod leaves after it has waited for "
+        f"{PATIENCE_S / 60:g} min. Kept for the head: devices that the first waiting request could use are reserved "
+        "for it, as our policies do. The other rows reserve nothing, so no device is idle for a large request, and "
+        f"large requests may starve. A policy that starts no large request can allocate at most {percent(DEMAND)} % "
+        "less the column's part of it.",
         ("policy", *(f"{percent(part)} %" for part in LARGE_PARTS)),
         [
             *(
-                (label, *(_spread([one.allocated for one in results[label, part]]) for part in LARGE_PARTS))
+                (label, *(_spread([result.allocated for result in results[label, part]]) for part in LARGE_PARTS))
                 for label in labels
             ),
             ("gain on random, points", *(_spread(_gains(results, part)) for part in LARGE_PARTS)),
         ],
     )
     yield Table(
-        "The same runs: how long large requests waited, and who moved",
-        "Waits in minutes, of all seeds together; who never started waited until it left or until the end.",
+        "The same runs: how long large requests waited, and how many moved",
+        "Waits in minutes, over all seeds. A request that never started waited until it left or until the end.",
         ("policy", "large", "wait p50", "p95", "large never started, %", "small never started, %", "moves an hour"),
         [
             (
-                label, f"{percent(part)} %", *_waits(own), *(percent(statistics.fmean(left)) for left in (
-                    [one.large_left for one in own], [one.small_left for one in own]
-                )), f"{statistics.fmean(one.moves_per_h for one in own):.0f}",
+                label, f"{percent(part)} %", *_waits(row_results), *(percent(statistics.fmean(left)) for left in (
+                    [result.large_left for result in row_results], [result.small_left for result in row_results]
+                )), f"{statistics.fmean(result.moves_per_h for result in row_results):.0f}",
             )
-            for (label, part), own in results.items()
+            for (label, part), row_results in results.items()
         ],
     )  # fmt: skip
 
@@ -181,7 +182,7 @@ def tables() -> Iterator[Table]:
 def _gains(results: Mapping[tuple[str, float], Sequence[Result]], part: float) -> list[float]:
     """By seed, against random placement."""
     pairs = zip(results[OURS, part], results[BASELINES[0].label, part], strict=True)
-    return [ours.allocated - theirs.allocated for ours, theirs in pairs]
+    return [ours.allocated - baseline.allocated for ours, baseline in pairs]
 
 
 def _spread(shares: Sequence[float]) -> str:
@@ -189,7 +190,7 @@ def _spread(shares: Sequence[float]) -> str:
 
 
 def _waits(results: Sequence[Result]) -> tuple[str, str]:
-    waits = [wait for one in results for wait in one.large_wait_s]
+    waits = [wait for result in results for wait in result.large_wait_s]
     p50, p95 = np.percentile(waits, (50, 95))
     return f"{p50 / 60:.1f}", f"{p95 / 60:.1f}"
 
@@ -250,7 +251,9 @@ def _arrivals(pods: Sequence[Job], gpus: float, rng: random.Random) -> list[tupl
 
 def _drawn(workers: Sequence[Worker], rng: random.Random) -> tuple[Worker, ...]:
     """Every so many of the workers by size, so that each kind has its part, from a random one on."""
-    ranked = sorted(workers, key=lambda one: (sorted(device_class(d) for d in one.devices), _cores(one), one.id))
+    ranked = sorted(
+        workers, key=lambda worker: (sorted(device_class(d) for d in worker.devices), _cores(worker), worker.id)
+    )
     step = len(ranked) / WORKERS
     start = rng.random() * step
     return tuple(ranked[int(start + number * step)] for number in range(WORKERS))
@@ -262,7 +265,11 @@ def _cores(worker: Worker) -> int:
 
 def _is_possible(job: Job, shapes: Collection[Shape], matcher: Matcher) -> bool:
     """Whether a worker of one of the shapes could run it."""
-    return any(matcher.feasibility(one, shape).is_servable for one in job.request.alternatives for shape in shapes)
+    return any(
+        matcher.feasibility(alternative, shape).is_servable
+        for alternative in job.request.alternatives
+        for shape in shapes
+    )
 
 
 # The baselines.
@@ -306,7 +313,7 @@ class AnyPlace:
         return {"lot": self._lot(alternative, held, -1)}
 
     def _lot(self, alternative: Alternative, held: Sequence[Allocation], position: int) -> float:
-        granted = ",".join(f"{one.granted_s}/{one.share_milli}" for one in held)
+        granted = ",".join(f"{grant.granted_s}/{grant.share_milli}" for grant in held)
         text = f"{self._seed} {alternative.key} {position} {granted}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest()) / 2**48
 
@@ -328,6 +335,9 @@ def _placement(name: str, workload: Workload, seed: int) -> PlacementScorer:
         cores = max(map(_cores, workload.workers))
         gpus = max(sum(device.kind != "cpu" for device in worker.devices) for worker in workload.workers)
         return PackingScorer(BestFitMeasure(LargestCapacity(cores, gpus * MILLI_PER_DEVICE)))
-    asked = Counter(job.request.alternatives[0] for job in workload.jobs)
-    mix = tuple((one, number / asked.total()) for one, number in sorted(asked.items(), key=lambda item: item[0].key))
+    counts = Counter(job.request.alternatives[0] for job in workload.jobs)
+    mix = tuple(
+        (alternative, number / counts.total())
+        for alternative, number in sorted(counts.items(), key=lambda item: item[0].key)
+    )
     return PackingScorer(FragmentationMeasure(mix) if name == "fgd" else ExpectedFillMeasure(mix, share_prices(mix)))

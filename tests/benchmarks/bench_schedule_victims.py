@@ -83,7 +83,7 @@ class Outcome:
 
 def last_in_first_out(min_run_s: float | None) -> Policy:
     """The policy `priority`, but of those of the lower classes, whoever was started last goes first."""
-    preemption = PreemptionRules(_class_and_stay, min_run_s, is_priority_class=True)
+    preemption = PreemptionRules(_class_and_attained_service, min_run_s, is_priority_class=True)
     return ListPolicy(
         "last in, first out",
         by_priority,
@@ -92,7 +92,7 @@ def last_in_first_out(min_run_s: float | None) -> Policy:
     )
 
 
-def _class_and_stay(progress: RequestProgress, estimates: Estimates) -> Rank:
+def _class_and_attained_service(progress: RequestProgress, estimates: Estimates) -> Rank:
     """A shorter stay is a greater rank; who waits has none yet, so that equals never give way."""
     stay_s = progress.total_service_s - sum(progress.pending.attained_service_s.values())
     return float(progress.pending.request.priority.rank), -max(0.0, round(stay_s, 3))
@@ -101,14 +101,14 @@ def _class_and_stay(progress: RequestProgress, estimates: Estimates) -> Rank:
 def draw_classes(workload: Workload, mix: Mix, seed: int) -> Workload:
     """Each job gets a class by chance."""
     rng = random.Random(seed)
-    drawn = rng.choices([one for one, _ in mix], [share for _, share in mix], k=len(workload.jobs))
+    drawn = rng.choices([class_ for class_, _ in mix], [share for _, share in mix], k=len(workload.jobs))
     pairs = zip(workload.jobs, drawn, strict=True)
-    return replace(workload, jobs=tuple(replace(job, request=_of_class(job.request, one)) for job, one in pairs))
+    return replace(workload, jobs=tuple(replace(job, request=_of_class(job.request, class_)) for job, class_ in pairs))
 
 
 @cache
-def _of_class(request: DeviceRequest, one: Class) -> DeviceRequest:
-    return request.model_copy(update={"priority": one})
+def _of_class(request: DeviceRequest, class_: Class) -> DeviceRequest:
+    return request.model_copy(update={"priority": class_})
 
 
 def split_gangs(workload: Workload) -> Workload:
@@ -117,11 +117,11 @@ def split_gangs(workload: Workload) -> Workload:
 
 
 def _split(job: Job) -> Job:
-    asked = job.request.alternatives[0]
-    ranks = math.ceil(asked.count / PER_MACHINE)
+    alternative = job.request.alternatives[0]
+    ranks = math.ceil(alternative.count / PER_MACHINE)
     if ranks == 1:
         return job
-    part = asked.model_copy(update={"count": math.ceil(asked.count / ranks)})
+    part = alternative.model_copy(update={"count": math.ceil(alternative.count / ranks)})
     return replace(job, ranks=ranks, request=job.request.model_copy(update={"alternatives": (part,)}))
 
 
@@ -142,7 +142,7 @@ def run(cluster: str, checkpoint_s: float, mix: Mix, seed: int, is_ours: bool, m
     urgent = {job.id for job in workload.jobs if job.request.priority is Class.URGENT}
     waits = [(END_S if job.started_s is None else job.started_s) - job.submitted_s for job in jobs if job.id in urgent]
     return Outcome(
-        math.fsum(stay.overhead_s * stay.devices for job in jobs for stay in job.intervals),
+        math.fsum(interval.overhead_s * interval.devices for job in jobs for interval in job.intervals),
         sum(job.preemptions for job in jobs),
         statistics.fmean(waits),
         statistics.fmean((END_S if job.finished_s is None else job.finished_s) - job.submitted_s for job in jobs),
@@ -159,16 +159,16 @@ def compare(case: Case) -> Mapping[bool, list[Outcome]]:
 
 
 def _row(case: Case) -> tuple[str, ...]:
-    found = compare(case)
-    ours, others = found[True], found[False]
-    pairs = zip(ours, others, strict=True)
+    results = compare(case)
+    ours, baseline = results[True], results[False]
+    pairs = zip(ours, baseline, strict=True)
     return (
         case.label, str(len(case.seeds)),
-        *(spread([one.lost_device_s / HOUR_S for one in side], 0) for side in (others, ours)),
-        spread([one.lost_device_s / other.lost_device_s for one, other in pairs], 2),
-        *(spread([one.preemptions for one in side], 0) for side in (others, ours)),
-        *(spread([one.urgent_wait_s for one in side], 0) for side in (others, ours)),
-        *(spread([one.jct_s / HOUR_S for one in side], 2) for side in (others, ours)),
+        *(spread([result.lost_device_s / HOUR_S for result in side], 0) for side in (baseline, ours)),
+        spread([our_result.lost_device_s / baseline_result.lost_device_s for our_result, baseline_result in pairs], 2),
+        *(spread([result.preemptions for result in side], 0) for side in (baseline, ours)),
+        *(spread([result.urgent_wait_s for result in side], 0) for side in (baseline, ours)),
+        *(spread([result.jct_s / HOUR_S for result in side], 2) for side in (baseline, ours)),
     )  # fmt: skip
 
 
@@ -182,10 +182,11 @@ def tables() -> Iterator[Table]:
     """A row for each case."""
     yield Table(
         f"Philly, 1 to {DAYS} October 2017: device-hours lost to preemption",
-        f"{len(_october().jobs):,} recorded jobs on 640 devices; classes by chance (10 % urgent, 60 % medium, 30 % low "
-        "unless said otherwise), a lower one gives way to a higher. Nothing is saved at the notice: lost is the work "
-        "since the last periodic checkpoint and the restart, times devices. LIFO is `priority` with the youngest of "
-        "the lowest class as victims. Mean ± deviation over seeds; × is ours by LIFO with the same seed.",
+        f"{len(_october().jobs):,} recorded jobs on 640 devices; random classes (10 % urgent, 60 % medium, 30 % low "
+        "unless a row says otherwise). A lower class gives way to a higher one. Tasks do not save at the notice, so a "
+        "preemption loses the work since the last periodic checkpoint and the time of the restart, on each device. "
+        "LIFO is `priority` that preempts the youngest task of the lowest class. Mean ± deviation over seeds. × is our "
+        "value divided by that of LIFO with the same seed.",
         (
             "world", "seeds", "lost, LIFO", "lost, ours", "×", "preemptions, LIFO", "ours",
             "urgent wait, s, LIFO", "ours", "mean JCT, h, LIFO", "ours",

@@ -66,12 +66,12 @@ async def _wait(channel, number):
         lag_s = max(lag_s, time.monotonic() - before - 0.1)
     channel.recv()
     channel.send((process.memory_info().rss, sum(process.cpu_times()[:2]), lag_s))
-    told = set()
-    while len(told) < PUBLISHED:
+    triggered = set()
+    while len(triggered) < PUBLISHED:
         await asyncio.sleep(0.02)
         for entry in list(runner.events):
-            if entry.trigger_id not in told:
-                told.add(entry.trigger_id)
+            if entry.trigger_id not in triggered:
+                triggered.add(entry.trigger_id)
                 channel.send((entry.trigger_id, time.time()))
     for details in runner.triggers.values():
         details["task"].cancel()
@@ -88,14 +88,14 @@ def _workload(index, start, data):
     ti = TaskInstanceDTO(id=uuid.uuid4(), task_id="wait", dag_version_id=uuid.uuid4(), queue="q", **names, **numbers)
     absent = ("logical_date", "data_interval_start", "data_interval_end", "end_date", "partition_date", "partition_key")
     times = {"run_after": now, "start_date": now, **dict.fromkeys(absent)}
-    rest = {"run_type": "manual", "state": "running", "consumed_asset_events": [], "clear_number": 0, "conf": {}}
+    fields = {"run_type": "manual", "state": "running", "consumed_asset_events": [], "clear_number": 0, "conf": {}}
     return workloads.RunTrigger(
         id=index,
         ti=ti,
         classpath=start.trigger_cls,
         encrypted_kwargs=Trigger.encrypt_kwargs(start.trigger_kwargs),
         dag_data=data,
-        dag_run_data={**names, **times, **rest},
+        dag_run_data={**names, **times, **fields},
     )
 
 
@@ -133,8 +133,8 @@ def measure(kind, number, seconds):
             os.environ["AIRFLOW__HETERO__CHECKPOINT_URL"] = f"s3://{BUCKET}/team"
             os.environ.update(CREDENTIALS)
         context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        child = context.Process(target=waiting, args=(theirs, number))
+        ours, child_end = context.Pipe()
+        child = context.Process(target=waiting, args=(child_end, number))
         child.start()
         idle, create_s = ours.recv(), ours.recv()
         if server:
@@ -142,8 +142,8 @@ def measure(kind, number, seconds):
         time.sleep(seconds)
         ours.send("enough")
         rss, cpu_s, lag_s = ours.recv()
-        times = [one.at for one in server.requests] if server else []
-        methods = {one.method for one in server.requests} if server else set()
+        times = [request.at for request in server.requests] if server else []
+        methods = {request.method for request in server.requests} if server else set()
         step = max(1, number // PUBLISHED)
         published = {index: _publish(f"run {index}", saved) for index in range(0, step * PUBLISHED, step)}
         woken = dict(ours.recv() for _ in range(PUBLISHED))

@@ -109,7 +109,7 @@ def stores() -> Iterator[dict[str, Any]]:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         postgres = stack.enter_context(running_postgres()).url
-        found = {"memory": MemoryStore()}
+        opened = {"memory": MemoryStore()}
         for name, url in {"sqlite": f"sqlite:///{folder}/store.db", "postgresql": postgres}.items():
             engine = create_engine(url)
             stack.callback(engine.dispose)
@@ -117,8 +117,8 @@ def stores() -> Iterator[dict[str, Any]]:
                 with engine.connect() as connection:
                     connection.exec_driver_sql("PRAGMA journal_mode=WAL")
             tables.metadata.create_all(engine)
-            found[name] = SqlStore(engine)
-        yield found
+            opened[name] = SqlStore(engine)
+        yield opened
 
 
 def main() -> None:

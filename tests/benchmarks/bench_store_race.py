@@ -54,12 +54,14 @@ def race(url: str, name: str, size: int, seconds: float) -> None:
         number += size
         plan = Plan(
             tuple(
-                a_place(one.id, f"w{rng.randrange(WORKERS):03}", **{f"GPU-{rng.randrange(GPUS)}": 1000, "cpu": 2000})
-                for one in pending
+                a_place(
+                    request.id, f"w{rng.randrange(WORKERS):03}", **{f"GPU-{rng.randrange(GPUS)}": 1000, "cpu": 2000}
+                )
+                for request in pending
             )
         )
-        commit = store.commit(plan, now, now + timedelta(minutes=1), [RequestSubmitted(one) for one in pending])
-        store.move([LeaseMove(one.id, one.token, LeaseState.RELEASED) for one in commit.leases], now)
+        commit = store.commit(plan, now, now + timedelta(minutes=1), [RequestSubmitted(request) for request in pending])
+        store.move([LeaseMove(lease.id, lease.token, LeaseState.RELEASED) for lease in commit.leases], now)
         done += len(commit.leases)
         refused += len(commit.raced)
     spent = perf_counter() - start
@@ -71,7 +73,7 @@ def race(url: str, name: str, size: int, seconds: float) -> None:
 def server_cpu() -> dict[int, float]:
     """Process of PostgreSQL → seconds of processor time so far."""
     ours = psutil.Process().children(recursive=True)
-    return {one.pid: sum(one.cpu_times()[:2]) for one in ours if one.name().startswith("postgres")}
+    return {process.pid: sum(process.cpu_times()[:2]) for process in ours if process.name().startswith("postgres")}
 
 
 def race_all(engine: Engine, size: int, seconds: float, *, is_audited: bool) -> str:
@@ -91,15 +93,15 @@ def race_all(engine: Engine, size: int, seconds: float, *, is_audited: bool) -> 
     for racer in racers:
         racer.stdin.write("go\n")
         racer.stdin.flush()
-    found = [json.loads(racer.stdout.readline()) for racer in racers]
+    results = [json.loads(racer.stdout.readline()) for racer in racers]
     server = sum(spent - before.get(pid, 0.0) for pid, spent in server_cpu().items())
     for racer in racers:
         racer.communicate()
-    shares = "/".join(str(one["done"]) for one in found)
-    refused = sum(one["refused"] for one in found)
-    done = sum(one["done"] for one in found)
-    rate = done / max(one["spent"] for one in found)
-    costs = f"{1e3 * sum(one['cpu'] for one in found) / done:.2f} + {1e3 * server / done:.2f} ms"
+    shares = "/".join(str(result["done"]) for result in results)
+    refused = sum(result["refused"] for result in results)
+    done = sum(result["done"] for result in results)
+    rate = done / max(result["spent"] for result in results)
+    costs = f"{1e3 * sum(result['cpu'] for result in results) / done:.2f} + {1e3 * server / done:.2f} ms"
     proof = f"; {len(overlaps(engine))} moments with a device leased twice" if is_audited else ""
     did = f"{rate:.0f} leases/s granted and released, {shares} each, {refused} refused"
     return f"{size} a plan: {did}; processor time {costs} a lease, in processes and PostgreSQL{proof}"

@@ -148,13 +148,13 @@ class FragmentationOnShape:
         change = self._changes.get(key)
         if change is None:
             change = self._changes[key] = np.full((len(self._asks.variants), len(self._steps) + 1), np.inf)
-            for row, (milli, devices) in zip(change, self._asks.variants, strict=True):
-                if not milli:
+            for row, (share_milli, devices) in zip(change, self._asks.variants, strict=True):
+                if not share_milli:
                     row[1:] = 0.0
-                elif milli <= part and devices <= max(key[1], 1):
-                    left = self._fragment[part - milli] - self._fragment[part]
+                elif share_milli <= part and devices <= max(key[1], 1):
+                    remaining = self._fragment[part - share_milli] - self._fragment[part]
                     sets = self._usable_sets(key[1]) - self._usable_sets(key[1] - devices) if key[1] else 0.0
-                    row[1:] = (devices * left + sets)[1:]
+                    row[1:] = (devices * remaining + sets)[1:]
         return change
 
     def _enough(self, ask: DeviceDemand) -> Floats:

@@ -34,7 +34,7 @@ class _DeviceQueue:
         start = max([job.arrival_s, *self._ends[-1:]])
         end = start + job.work / job.speed(self.device_class)
         self._ends.append(end)
-        stay = RunInterval(start, end, self.worker_id, self.device_class, 1.0)
+        interval = RunInterval(start, end, self.worker_id, self.device_class, 1.0)
         return JobRecord(
             job.id,
             job.group,
@@ -44,7 +44,7 @@ class _DeviceQueue:
             end,
             JobOutcome.FINISHED,
             1.0,
-            (stay,),
+            (interval,),
             best_device_s=best_s,
         )
 
@@ -54,7 +54,9 @@ def least_queued(workload: Workload, workers: Iterable[Worker]) -> SimulationRec
 
     :raises ClusterError: a job of several devices or in a DAG, or one that no device can run
     """
-    devices = [(worker.id, device_class(one)) for worker in workers for one in worker.devices if one.kind != "cpu"]
+    devices = [
+        (worker.id, device_class(device)) for worker in workers for device in worker.devices if device.kind != "cpu"
+    ]
     queues = [_DeviceQueue(*device) for device in devices]
     records = [_join(queues, job) for job in sorted(workload.jobs, key=lambda job: job.arrival_s)]
     by_id = {record.id: record for record in records}
@@ -66,7 +68,7 @@ def _join(queues: list[_DeviceQueue], job: Job) -> JobRecord:
     if (
         job.ranks != 1
         or job.after
-        or any(one.count != 1 or one.share_milli != 1000 for one in job.request.alternatives)
+        or any(alternative.count != 1 or alternative.share_milli != 1000 for alternative in job.request.alternatives)
     ):
         raise ClusterError(
             f"a queue for each device with job {job.id}",

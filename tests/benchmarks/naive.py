@@ -21,11 +21,11 @@ class Naive:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._placement = TightFitScorer()
-        self._pending = sorted(snapshot.pending, key=lambda one: (one.submitted_at, one.id))
-        self._seats = [Shapes().entry(worker) for worker in sorted(snapshot.workers, key=lambda worker: worker.id)]
+        self._pending = sorted(snapshot.pending, key=lambda request: (request.submitted_at, request.id))
+        self._slots = [Shapes().entry(worker) for worker in sorted(snapshot.workers, key=lambda worker: worker.id)]
         self._held = []
-        for seat in self._seats:
-            used = [snapshot.used(seat.worker.id, device_id) for device_id in seat.device_ids]
+        for slot in self._slots:
+            used = [snapshot.used(slot.worker.id, device_id) for device_id in slot.device_ids]
             self._held.append([Allocation(usage.share_milli, usage.memory_bytes) for usage in used])
 
     def decide(self) -> list[Placed]:
@@ -33,60 +33,60 @@ class Naive:
         placed: list[Placed] = []
         head: PendingRequest | None = None
         for pending in self._pending:
-            found = self._best(pending.request, None if head is None else head.request)
-            if found is None:
+            candidate = self._best(pending.request, None if head is None else head.request)
+            if candidate is None:
                 head = head or pending
                 continue
-            number, worker, takes, chosen = found
+            number, worker, takes, chosen = candidate
             for position, need in takes:
                 before = self._held[worker][position]
                 self._held[worker][position] = Allocation(
                     before.share_milli + need.share_milli, before.memory_bytes + need.memory_bytes
                 )
-            seat = self._seats[worker]
-            placed.append((pending.id, seat.worker.id, number, tuple(seat.device_ids[p] for p in chosen)))
+            slot = self._slots[worker]
+            placed.append((pending.id, slot.worker.id, number, tuple(slot.device_ids[p] for p in chosen)))
         return placed
 
     def _best(self, request: DeviceRequest, head: DeviceRequest | None):
         for number, alternative in enumerate(request.alternatives):
             best = None
-            for worker in range(len(self._seats)):
-                found = self._fit(alternative, worker, head)
-                if found is not None and (best is None or found[0] > best[0]):
-                    best = (found[0], number, worker, found[1], found[2])
+            for worker in range(len(self._slots)):
+                candidate = self._fit(alternative, worker, head)
+                if candidate is not None and (best is None or candidate[0] > best[0]):
+                    best = (candidate[0], number, worker, candidate[1], candidate[2])
             if best is not None:
                 return best[1:]
         return None
 
     def _fit(self, alternative: Alternative, worker: int, head: DeviceRequest | None):
-        shape, held = self._seats[worker].shape, self._held[worker]
+        shape, held = self._slots[worker].shape, self._held[worker]
         verdict = feasibility_of(alternative, shape)
         if not verdict.is_servable:
             return None
-        kept = self._kept(shape, head)
+        reserved = self._reserved_needs(shape, head)
 
-        def has_room(position: int, need: ResourceNeed) -> bool:
-            milli, memory = shape.capacity[position]
-            left = (
-                milli - held[position].share_milli - need.share_milli,
+        def has_capacity(position: int, need: ResourceNeed) -> bool:
+            share_milli, memory = shape.capacity[position]
+            free_after = (
+                share_milli - held[position].share_milli - need.share_milli,
                 memory - held[position].memory_bytes - need.memory_bytes,
             )
-            keep = kept.get(position, ResourceNeed(0, 0))
-            return (not need.share_milli or left[0] >= keep.share_milli) and (
-                not need.memory_bytes or left[1] >= keep.memory_bytes
+            to_keep = reserved.get(position, ResourceNeed(0, 0))
+            return (not need.share_milli or free_after[0] >= to_keep.share_milli) and (
+                not need.memory_bytes or free_after[1] >= to_keep.memory_bytes
             )
 
-        free = [p for p in verdict.usable if has_room(p, device_need(alternative, shape.devices[p]))]
+        free = [p for p in verdict.usable if has_capacity(p, device_need(alternative, shape.devices[p]))]
         beside = host_need(alternative)
-        if len(free) < device_count(alternative) or (beside is not None and not has_room(shape.cpu, beside)):
+        if len(free) < device_count(alternative) or (beside is not None and not has_capacity(shape.cpu, beside)):
             return None
         chosen = self._placement.choose(alternative, shape, held, free)
         terms = self._placement.terms(alternative, shape, held, verdict, chosen)
         takes = [(p, device_need(alternative, shape.devices[p])) for p in chosen]
         return sum(terms.values()), takes + ([(shape.cpu, beside)] if beside is not None else []), chosen
 
-    def _kept(self, shape: Shape, head: DeviceRequest | None) -> dict[int, ResourceNeed]:
-        kept: dict[int, ResourceNeed] = {}
+    def _reserved_needs(self, shape: Shape, head: DeviceRequest | None) -> dict[int, ResourceNeed]:
+        needs: dict[int, ResourceNeed] = {}
         for alternative in head.alternatives if head is not None else ():
             verdict = feasibility_of(alternative, shape)
             if not verdict.is_servable:
@@ -94,8 +94,8 @@ class Naive:
             takes = [(p, device_need(alternative, shape.devices[p])) for p in verdict.usable]
             beside = host_need(alternative)
             for p, need in takes + ([(shape.cpu, beside)] if beside is not None else []):
-                before = kept.get(p, ResourceNeed(0, 0))
-                kept[p] = ResourceNeed(
+                before = needs.get(p, ResourceNeed(0, 0))
+                needs[p] = ResourceNeed(
                     max(before.share_milli, need.share_milli), max(before.memory_bytes, need.memory_bytes)
                 )
-        return kept
+        return needs

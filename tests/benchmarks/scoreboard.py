@@ -60,7 +60,7 @@ class Scoreboard:
         fits: list[int] = np.flatnonzero(self.scores[alternative] > -np.inf).tolist()
         return fits
 
-    def milli(self, alternative: int) -> int:
+    def share_milli(self, alternative: int) -> int:
         """Thousandths that it takes of each accelerator; 0 if it takes none."""
         return self._demands.all[alternative].share_milli
 

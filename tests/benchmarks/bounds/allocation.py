@@ -19,9 +19,9 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class _JobShape:
-    """What a job takes of a worker; `milli` of one device, or whole ones; no models is any."""
+    """What a job takes of a worker: a share of one device, or whole devices. No models means any model."""
 
-    milli: int
+    share_milli: int
     cores: int
     host_memory_bytes: int
     models: frozenset[str]
@@ -83,20 +83,20 @@ def allocation_bound(workload: Workload, workers: Sequence[Worker] = ()) -> floa
         program.limits["cores", offer] = offer.cores * count
         program.limits["memory", offer] = offer.host_memory_bytes * count / _GIB
         program.limits["sum", offer, 0] = offer.devices * count
-        here = [ask for ask in asks if ask.milli and _fits(ask, offer)]
+        here = [ask for ask in asks if ask.share_milli and _fits(ask, offer)]
         for ask in here:
-            is_share = ask.milli < MILLI_PER_DEVICE
-            devices = ("size", offer, ask.milli) if is_share else ("sum", offer, 0)
+            is_share = ask.share_milli < MILLI_PER_DEVICE
+            devices = ("size", offer, ask.share_milli) if is_share else ("sum", offer, 0)
             program.add(
-                -ask.milli / MILLI_PER_DEVICE,
+                -ask.share_milli / MILLI_PER_DEVICE,
                 [
                     (("jobs", ask), 1.0),
                     (("cores", offer), float(ask.cores)),
                     (("memory", offer), ask.host_memory_bytes / _GIB),
-                    (devices, 1.0 if is_share else ask.milli / MILLI_PER_DEVICE),
+                    (devices, 1.0 if is_share else ask.share_milli / MILLI_PER_DEVICE),
                 ],
             )
-        for start, size in _arcs({ask.milli for ask in here if ask.milli < MILLI_PER_DEVICE}):
+        for start, size in _arcs({ask.share_milli for ask in here if ask.share_milli < MILLI_PER_DEVICE}):
             flow = [(("sum", offer, start), 1.0), (("size", offer, size), -1.0)]
             program.add(0.0, [*flow, (("sum", offer, start + size), -1.0)])
     best = program.least() if program.cost else None
@@ -116,8 +116,8 @@ def _arcs(sizes: set[int]) -> list[tuple[int, int]]:
 def _job_shape(request: DeviceRequest) -> _JobShape:
     first = request.alternatives[0]
     models = frozenset(alternative.model for alternative in request.alternatives if alternative.model)
-    milli = 0 if first.kind == "cpu" else first.count * first.share_milli
-    return _JobShape(milli, first.cpus or 0, first.host_memory or 0, models)
+    share_milli = 0 if first.kind == "cpu" else first.count * first.share_milli
+    return _JobShape(share_milli, first.cpus or 0, first.host_memory or 0, models)
 
 
 def _worker_shape(worker: Worker) -> _WorkerShape:
@@ -129,7 +129,7 @@ def _worker_shape(worker: Worker) -> _WorkerShape:
 
 def _fits(ask: _JobShape, offer: _WorkerShape) -> bool:
     return (
-        ask.milli <= offer.devices * MILLI_PER_DEVICE
+        ask.share_milli <= offer.devices * MILLI_PER_DEVICE
         and ask.cores <= offer.cores
         and ask.host_memory_bytes <= offer.host_memory_bytes
         and (not ask.models or offer.model in ask.models)

@@ -67,8 +67,12 @@ def alone_s(job: Job, classes: Sequence[str]) -> list[float]:
 
 def held_devices(job: Job) -> float:
     """Accelerators that the job holds while it runs, over all ranks."""
-    asked = job.request.alternatives[0] if job.request else None
-    return 0.0 if asked is None or asked.kind == "cpu" else asked.count * asked.share_milli / 1000 * job.ranks
+    alternative = job.request.alternatives[0] if job.request else None
+    return (
+        0.0
+        if alternative is None or alternative.kind == "cpu"
+        else alternative.count * alternative.share_milli / 1000 * job.ranks
+    )
 
 
 def demand_of(jobs: Sequence[Job], workers: Sequence[Worker]) -> JobDemand:

@@ -125,14 +125,14 @@ def _least_costs(demand: JobDemand, nodes: Floats, prices: Floats) -> Floats:
     )
     tail_s = np.maximum(0.0, nodes[-1] - demand.arrival_s)
 
-    def worth(u: Floats) -> Floats:
+    def value_at(u: Floats) -> Floats:
         gain = np.maximum(0.0, (u[:, None, None] - cost) / scale).max(axis=1)
         after = np.maximum(0.0, u - tail_s) ** 2 / (2 * demand.best_s)
         return np.asarray(u - np.trapezoid(gain, time, axis=1) - after)
 
     low, high = np.zeros(len(tail_s)), tail_s + demand.best_s
     for _ in range(_ROUNDS):
-        one, two = low + (high - low) / 3, high - (high - low) / 3
-        is_left = worth(one) > worth(two)
-        low, high = np.where(is_left, low, one), np.where(is_left, two, high)
-    return worth(low)
+        lower_third, upper_third = low + (high - low) / 3, high - (high - low) / 3
+        is_left = value_at(lower_third) > value_at(upper_third)
+        low, high = np.where(is_left, low, lower_third), np.where(is_left, upper_third, high)
+    return value_at(low)

@@ -105,21 +105,21 @@ def _one_machine_s(demand: JobDemand) -> float:
 def _srpt_total_s(arrivals: list[float], sizes: list[float]) -> float:
     """Sum of the JCTs of these jobs on one machine, the one with the least remaining size first."""
     order = sorted(range(len(arrivals)), key=arrivals.__getitem__)
-    left: list[tuple[float, int]] = []
+    unfinished: list[tuple[float, int]] = []
     now_s, total_s, coming = 0.0, 0.0, 0
-    while left or coming < len(order):
-        if not left:
+    while unfinished or coming < len(order):
+        if not unfinished:
             now_s = max(now_s, arrivals[order[coming]])
         while coming < len(order) and arrivals[order[coming]] <= now_s:
-            heapq.heappush(left, (sizes[order[coming]], order[coming]))
+            heapq.heappush(unfinished, (sizes[order[coming]], order[coming]))
             coming += 1
-        remaining, job = heapq.heappop(left)
+        remaining, job = heapq.heappop(unfinished)
         next_s = arrivals[order[coming]] if coming < len(order) else math.inf
         if now_s + remaining <= next_s:
             now_s += remaining
             total_s += now_s - arrivals[job]
         else:
-            heapq.heappush(left, (remaining - (next_s - now_s), job))
+            heapq.heappush(unfinished, (remaining - (next_s - now_s), job))
             now_s = next_s
     return total_s
 
