@@ -1,7 +1,7 @@
-"""What every engine with workers of its own keeps: nothing is leased twice, nothing lost.
+"""Tests for every engine that has workers of its own: no device is leased twice, and no task is lost.
 
-A module of tests inherits it and gives the fixture `fleet`: workers w1 with two GPUs and two NPUs, w2 with two GPUs,
-and one that takes the queue of tasks which ask for no device.
+A test module inherits the tests and provides the fixture `fleet`: worker w1 with two GPUs and two NPUs, worker w2 with
+two GPUs, and a worker for the queue of tasks without a device.
 """
 
 import signal
@@ -86,13 +86,13 @@ class FleetContract:
         run_id = start_training(fleet, "moved", 24)
         first = notes(fleet, "moved")[-1]
         at = fleet.kill_worker(first["worker"])
-        found_s = fleet.wait_until_lost(first["worker"]) - at
+        lost_after_s = fleet.wait_until_lost(first["worker"]) - at
         fleet.airflow.wait_until(lambda: len(notes(fleet, "moved", "start")) > 1, "it to run elsewhere", 60)
         second = notes(fleet, "moved", "start")[1]
         assert second["worker"] != first["worker"]
         elsewhere_s = second["at"] - at
-        print(f"worker killed: found after {found_s:.1f} s, running elsewhere after {elsewhere_s:.1f} s")
-        assert found_s <= 15
+        print(f"worker killed: found after {lost_after_s:.1f} s, running elsewhere after {elsewhere_s:.1f} s")
+        assert lost_after_s <= 15
         assert elsewhere_s <= 30
         finish(fleet, "moved", run_id, 24)
         fleet.restart_worker(first["worker"])
@@ -108,7 +108,9 @@ class FleetContract:
         begun = {line["rank"]: line for line in notes(fleet, "gang", "start")}
         assert {rank: line["size"] for rank, line in begun.items()} == {0: 2, 1: 2}
         assert {line["worker"] for line in begun.values()} == {"w1", "w2"}
-        assert fleet.airflow.xcom("gang", run_id, "train", 0) == 2.0 * 10, "what both have added, step by step"
+        assert fleet.airflow.xcom("gang", run_id, "train", 0) == 2.0 * 10, (
+            "the sum of what both ranks added in each step"
+        )
         assert rows(fleet, run_id) == {0: ("success", 1), 1: ("success", 1)}
         for rank in (0, 1):
             log = fleet.airflow.log_text("gang", run_id, "train", map_index=rank)
@@ -117,7 +119,7 @@ class FleetContract:
     @pytest.mark.fleet
     @pytest.mark.parametrize("rank", [0, 1])
     def test_a_gang_that_loses_a_worker_stops_and_goes_on_whole_when_it_is_back(self, fleet, rank):
-        """Rank 0 is the one whom the others meet, and who saves."""
+        """The other ranks connect to rank 0, and rank 0 saves."""
         name, steps = f"gang{rank}", 40
         run_id = fleet.airflow.trigger("gang", {"name": name, "steps": steps})
         fleet.airflow.wait_until(lambda: len(notes(fleet, name)) >= 12, "the gang to step", 120)
@@ -129,7 +131,7 @@ class FleetContract:
             lambda: rows(fleet, run_id) == {0: ("queued", 1), 1: ("queued", 1)}, "both to be held", 120
         )
         before, saved = notes(fleet, name), newest_checkpoint(fleet, "gang", "train")
-        assert len(notes(fleet, name, "start")) == 2, "one began again without the other"
+        assert len(notes(fleet, name, "start")) == 2, "one rank started again without the other"
         back = time.time()
         fleet.restart_worker(lost)
         fleet.wait_for(lost)
@@ -142,8 +144,8 @@ class FleetContract:
         assert min(line["token"] for line in second) > max(line["token"] for line in first)
         after = notes(fleet, name)[len(before) :]
         begun = {line["rank"]: line["step"] for line in reversed(after)}
-        assert begun == {0: saved + 1, 1: saved + 1}, "both from the last checkpoint"
-        assert fleet.airflow.xcom("gang", run_id, "train", 0) == 2.0 * steps, "a step is missing, or was counted twice"
+        assert begun == {0: saved + 1, 1: saved + 1}, "both ranks resume from the last checkpoint"
+        assert fleet.airflow.xcom("gang", run_id, "train", 0) == 2.0 * steps, "a step is missing, or counted twice"
         assert rows(fleet, run_id) == {0: ("success", 1), 1: ("success", 1)}
 
     @pytest.mark.fleet
@@ -153,7 +155,7 @@ class FleetContract:
         worker = notes(fleet, "long", "start")[-1]["worker"]
         fleet.process(f"agent-{worker}").send_signal(signal.SIGTERM)
         assert fleet.airflow.wait_for_run("long", run_id, 60) == "success"
-        other = run(fleet, "long", {"seconds": 1})
-        assert fleet.airflow.xcom("long", other, "long")["worker"] != worker
+        second_run = run(fleet, "long", {"seconds": 1})
+        assert fleet.airflow.xcom("long", second_run, "long")["worker"] != worker
         fleet.restart_worker(worker)
         fleet.wait_for(worker)

@@ -1,4 +1,4 @@
-"""Runs of the DAGs in `fleet_dags` on a fleet, and what their tasks noted."""
+"""Runs of the DAGs in `fleet_dags` on a fleet, and the notes of their tasks."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ EXAMPLES = HERE.parents[1] / "dags"
 
 
 def with_example(folder: Path, name: str, beside: Path = HERE / "fleet_dags") -> Path:
-    """The folder with the fleet's DAG files, or others, and one of the project's own, unchanged."""
+    """A folder with the fleet's DAG files, or other ones, and an unchanged example DAG of the project."""
     shutil.copytree(beside, folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(EXAMPLES / name, folder)
     return folder
@@ -39,8 +39,8 @@ def rows(fleet, run_id, dag_id="gang"):
 
 def leases(fleet, dag_id):
     """The leases that tasks of a DAG hold."""
-    found = fleet.airflow.store().snapshot()
-    return [one for one in found.leases if found.holders[one.request_id].dag_id == dag_id]
+    snapshot = fleet.airflow.store().snapshot()
+    return [lease for lease in snapshot.leases if snapshot.holders[lease.request_id].dag_id == dag_id]
 
 
 def newest_checkpoint(fleet, dag_id, task_id):
@@ -50,7 +50,7 @@ def newest_checkpoint(fleet, dag_id, task_id):
 
 
 def start_training(fleet, name, steps=60):
-    """A training that has taken some steps; its run."""
+    """Start a training and wait until it has taken some steps. Returns the run."""
     run_id = fleet.airflow.trigger("train", {"name": name, "steps": steps})
 
     def is_under_way():
@@ -64,7 +64,7 @@ def start_training(fleet, name, steps=60):
 
 
 def finish(fleet, name, run_id, steps):
-    """Until it is over; it has done each step, used up no retry and leased nothing twice."""
+    """Wait until the training is over. Check that it did each step, used no retry and leased no device twice."""
     assert fleet.airflow.wait_for_run("train", run_id, 180) == "success"
     assert {line["step"] for line in notes(fleet, name)} == set(range(steps))
     assert tries(fleet, "train", run_id) == [1]

@@ -1,4 +1,4 @@
-"""Whether tasks ever used one device at the same time, proved from the times that they noted themselves."""
+"""Whether tasks ever used one device at the same time, by the times that the tasks wrote down."""
 
 from itertools import combinations
 

@@ -1,4 +1,4 @@
-"""Which of several schedulers has which task, as Airflow's database says."""
+"""Which of several schedulers has which task, by Airflow's database."""
 
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ def newest_scheduler(engine):
 
 
 def owned_tasks(engine, dag_id, run_ids):
-    """Task instance id → who has it."""
+    """Task instance id → the scheduler that has it."""
     with engine.connect() as connection:
         rows = connection.execute(_TASKS, {"dag_id": dag_id, "run_ids": list(run_ids)})
         return {str(row.id): Owned(row.scheduler, row.state, row.number) for row in rows}

@@ -1,4 +1,4 @@
-"""Two Celery workers with agents, a real Redis and PostgreSQL: nothing is leased twice, nothing lost."""
+"""Two Celery workers with agents, a real Redis and PostgreSQL: no device is leased twice, and no task is lost."""
 
 import time
 
@@ -12,7 +12,7 @@ from tests.system.fleet_runs import finish, start_training, tries, with_example
 from tests.system.overlaps import overlaps
 from tests.system.scheduler_jobs import owned_tasks
 
-# As soon as the others of `QUICK`, but what was sent is to be good for longer than a message waits at most.
+# As short as the other times of `QUICK`, but longer than a message waits at most.
 SETTINGS = {**QUICK, "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "60", "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False"}
 
 BEGUN = ("queued", "running", "success")
@@ -48,30 +48,30 @@ class TestCelery(FleetContract):
         runs = [fleet.airflow.trigger("spread")]
 
         def of_second():
-            """What the second one holds and what it has started, once each of the two has started some."""
+            """What the second scheduler holds and has started, once both schedulers have started some tasks."""
             tasks = owned_tasks(engine, "spread", runs)
-            waiting = {one.id for one in fleet.airflow.store().snapshot().pending}
-            held = {id_ for id_, one in tasks.items() if one.scheduler == second and id_ in waiting}
-            running = {id_ for id_, one in tasks.items() if one == (second, "running", 1)}
-            is_one_sided = not held or first not in {one.scheduler for one in tasks.values()}
-            if is_one_sided and all(one.state in BEGUN for one in tasks.values()) and len(runs) < MOST_RUNS:
-                runs.append(fleet.airflow.trigger("spread"))  # which of them queues a run's tasks is chance
-            started = {one.scheduler for one in tasks.values() if one.state in ("running", "success")}
+            waiting = {request.id for request in fleet.airflow.store().snapshot().pending}
+            held = {id_ for id_, task in tasks.items() if task.scheduler == second and id_ in waiting}
+            running = {id_ for id_, task in tasks.items() if task == (second, "running", 1)}
+            is_one_sided = not held or first not in {task.scheduler for task in tasks.values()}
+            if is_one_sided and all(task.state in BEGUN for task in tasks.values()) and len(runs) < MOST_RUNS:
+                runs.append(fleet.airflow.trigger("spread"))  # it is random which of them queues the tasks of a run
+            started = {task.scheduler for task in tasks.values() if task.state in ("running", "success")}
             return (held, running) if held and running and started == {first, second} else None
 
         held, running = fleet.airflow.wait_until(of_second, "both schedulers to have tasks", 240)
         fleet.airflow.kill("scheduler-2")
         at = time.time()
-        left = owned_tasks(engine, "spread", runs)
-        shares = {job: sum(one.scheduler == job for one in left.values()) for job in (first, second)}
+        tasks_left = owned_tasks(engine, "spread", runs)
+        shares = {job: sum(task.scheduler == job for task in tasks_left.values()) for job in (first, second)}
         print(f"tasks queued by each scheduler at the kill: {shares}; held {len(held)}, running {len(running)}")
         for run_id in runs:
             assert fleet.airflow.wait_for_run("spread", run_id, 240) == "success"
         print(f"all {8 * len(runs)} tasks were over {time.time() - at:.1f} s after the kill")
         tasks = owned_tasks(engine, "spread", runs)
         assert len(tasks) == 8 * len(runs)
-        assert {(one.state, one.try_number) for one in tasks.values()} == {("success", 1)}
-        orphans = [id_ for id_ in held if left[id_] == (second, "queued", 1)]
+        assert {(task.state, task.try_number) for task in tasks.values()} == {("success", 1)}
+        orphans = [id_ for id_ in held if tasks_left[id_] == (second, "queued", 1)]
         assert orphans, "it had started them all before it was killed"
         assert {tasks[id_].scheduler for id_ in orphans} == {first}
         uses = [fleet.airflow.xcom("spread", run_id, "use", number) for run_id in runs for number in range(8)]

@@ -1,4 +1,4 @@
-"""Two edge workers with agents, which reach the API server and no database: what runs elsewhere runs there."""
+"""Two edge workers with agents, which reach the API server but no database. They run the same DAGs as other engines."""
 
 import pytest
 

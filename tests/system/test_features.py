@@ -84,7 +84,7 @@ def test_mapped_instances_get_their_request_and_their_own_device(airflow, featur
 
 
 def test_a_deferred_task_comes_back_with_the_same_key_and_gets_a_device_again(airflow, features):
-    """Trap 1: the end event of the first leg must not fail or free the second."""
+    """The end event of the first run must not fail the second run or free its devices."""
     run_id, tasks = features
     assert xcom(airflow, run_id, "deferring")["ids"][0] in GPUS
     assert tasks["deferring", -1]["try_number"] == 1
@@ -130,7 +130,7 @@ def test_a_request_that_nothing_here_can_ever_satisfy_is_refused_at_once_with_th
 
 
 def test_a_held_task_outlives_airflows_time_limits(airflow):
-    """Trap 3: it waits for longer than task_queued_timeout (10 s here), which is its token's life too."""
+    """The task waits for longer than task_queued_timeout (10 s here), after which its first token is invalid too."""
     first = airflow.trigger("long", {"seconds": 22})
     airflow.wait_until(lambda: airflow.tasks("long", first)[0]["state"] == "running", "the first to run")
     second = airflow.trigger("long", {"seconds": 1})

@@ -10,7 +10,7 @@ def ranks(airflow, run_id):
 
 
 def is_over(airflow, run_id):
-    """What rank 0 has returned, after no rank has used up a try."""
+    """The return value of rank 0. Checks that no rank has used up a try."""
     assert airflow.wait_for_run("gang", run_id, 240) == "success"
     assert {rank: ti["try_number"] for rank, ti in ranks(airflow, run_id).items()} == {0: 1, 1: 1}
     return airflow.xcom("gang", run_id, "train", 0)
@@ -46,20 +46,20 @@ def test_neither_rank_starts_while_there_is_room_for_one_alone(airflow):
 
 @pytest.mark.parametrize(("dies", "number"), [("rank", 1), ("torchrun", 2)])
 def test_where_one_dies_both_go_on_together_from_the_last_checkpoint(airflow, dies, number):
-    """A rank that dies is torchrun's affair; where torchrun itself does, both tasks give their devices back."""
+    """torchrun restarts a rank that dies. If torchrun itself dies, both tasks give their devices back."""
     run_id = airflow.trigger("gang", {"dies": dies})
     result = is_over(airflow, run_id)
     assert result["steps"][-1] == STEPS - 1
-    assert 0 < result["steps"][0] <= 4, "from the last checkpoint that rank 0 had published"
+    assert 0 < result["steps"][0] <= 4, "resumed from the last checkpoint that rank 0 published"
     assert result["sum"] == 2.0 * STEPS
     assert starts(airflow, run_id) == number
 
 
 def test_a_rank_that_is_cleared_takes_the_others_with_it(airflow):
-    run_id = airflow.trigger("gang", {"steps": 40})  # so long that it is not over before it is told
+    run_id = airflow.trigger("gang", {"steps": 40})  # long enough to be told to stop before it is over
 
     def have_begun():
-        """Airflow itself takes the clear of a task that has just started for a failure, and waits for its retry."""
+        """Airflow treats the clear of a task that has just started as a failure, and waits for the retry."""
         begun = {ti["state"] for ti in ranks(airflow, run_id).values()} == {"running"}
         return begun and all(starts(airflow, run_id, rank) for rank in (0, 1))
 

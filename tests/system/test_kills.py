@@ -1,4 +1,4 @@
-"""kill -9 of a task, of its supervisor, and of the scheduler: nothing is leased twice, held for ever, or lost."""
+"""kill -9 of a task, its supervisor and the scheduler: no device is leased twice or held for ever, no task is lost."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from tests.system.overlaps import overlaps
 
 
 def start_long(airflow, seconds):
-    """A run of the DAG ``long`` whose task has begun; (run id, pid of its process)."""
+    """Start a run of the DAG ``long`` and wait for its task. Returns (run id, pid of its process)."""
     run_id = airflow.trigger("long", {"seconds": seconds})
     marker = airflow.home / f"{run_id.replace(':', '')}.1.pid"
     airflow.wait_until(lambda: marker.exists() and marker.read_text(), "the task to run", 60)
@@ -29,7 +29,7 @@ def test_kill_9_of_a_task_process_frees_its_devices_and_costs_no_try(airflow):
 
 
 def test_kill_9_of_the_supervisor_leaves_no_orphan_and_frees_the_devices(airflow):
-    """Trap 5: the child computes and calls nobody, so only PDEATHSIG ends it."""
+    """The child only computes, so only PDEATHSIG ends it."""
     run_id, pid = start_long(airflow, 8)
     os.kill(psutil.Process(pid).ppid(), signal.SIGKILL)
     airflow.wait_until(lambda: not psutil.pid_exists(pid), "the orphan to die", 5)
@@ -39,7 +39,7 @@ def test_kill_9_of_the_supervisor_leaves_no_orphan_and_frees_the_devices(airflow
 
 @pytest.mark.parametrize("fixture", ["airflow", "airflow_on_postgres"])
 def test_kill_9_of_the_scheduler_loses_nothing_and_leases_nothing_twice(request, fixture):
-    """Trap 4: one task runs on both devices, one is held; a new scheduler takes both over."""
+    """One task runs on both devices, one waits. A new scheduler takes over both."""
     airflow = request.getfixturevalue(fixture)
     running, pid = start_long(airflow, 15)
     held = airflow.trigger("long", {"seconds": 1})

@@ -1,6 +1,6 @@
-"""The policy that [hetero] names is the object that decides in a real Airflow, here over unlike simulated devices.
+"""The configured policy decides in a real Airflow, here on different simulated devices.
 
-By the makers' data sheets an H100 is faster than a 910B, which the default goes by; FIFO takes the smaller memory.
+The default knows from data sheets that an H100 is faster than a 910B. FIFO takes the device with the smaller memory.
 """
 
 import json
@@ -23,5 +23,5 @@ def test_the_configured_policy_decides(request, installation, policy, kind):
     assert airflow.xcom("either", run_id, "either")["kind"] == kind
     command = [sys.executable, "-m", "airflow", "hetero", "explain", "either", run_id, "either", "--json"]
     done = subprocess.run(command, env=os.environ | airflow.environment, capture_output=True, text=True, check=True)
-    placed = [one for one in json.loads(done.stdout)["decisions"] if one["outcome"] == "place"]
-    assert [one["account"]["policy"] for one in placed] == [policy]
+    placed = [decision for decision in json.loads(done.stdout)["decisions"] if decision["outcome"] == "place"]
+    assert [decision["account"]["policy"] for decision in placed] == [policy]

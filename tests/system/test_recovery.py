@@ -1,4 +1,4 @@
-"""Nothing is lost: preemption, kills, clears, failures and sensors in a real Airflow."""
+"""No work is lost by preemption, kills, clears and failures in a real Airflow. Also sensors."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 
 def start_saving(airflow, device="h100", **conf):
-    """A run of the DAG ``saving`` that has published a checkpoint; (run id, pid of its process)."""
+    """Start a run of the DAG ``saving`` and wait for a checkpoint. Returns (run id, pid of its process)."""
     run_id = airflow.trigger("saving", {"steps": 40, "nap": 0.2, "device": device, **conf})
     airflow.wait_until(lambda: index(airflow, "saving", "saving", run_id)["entries"], "a checkpoint", 90)
     return run_id, task(airflow, "saving", run_id)["pid"]
@@ -78,7 +78,7 @@ def test_a_killed_task_goes_on_from_its_checkpoint_with_the_same_try(airflow):
 
 
 def test_a_task_whose_supervisor_is_to_end_saves_first_and_goes_on_with_the_same_try(airflow):
-    """As when a node is drained: the kubelet sends SIGTERM to the first process of the pod."""
+    """When a node is drained, the kubelet sends SIGTERM to the first process of the pod."""
     run_id, pid = start_saving(airflow, steps=60)
     supervisor = psutil.Process(pid).ppid()
     os.kill(supervisor, signal.SIGTERM)
@@ -118,7 +118,7 @@ def test_a_cleared_task_starts_fresh_unless_it_is_to_go_on(airflow, dag_id, goes
 
 
 def test_sensors_wait_for_checkpoints_and_devices_and_a_watcher_starts_a_dag(airflow):
-    airflow.trigger("watching")  # unpaused; this run has no event and fails
+    airflow.trigger("watching")  # this unpauses the DAG; the run has no event and fails
     run_id = airflow.trigger("waiting")
     airflow.wait_until(
         lambda: task(airflow, "waiting", run_id, "no_room")["state"] == "failed", "the sensor to give up", 120

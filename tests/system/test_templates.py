@@ -11,7 +11,7 @@ from tests.system.dags.hostile import HOSTILE
 
 @contextmanager
 def heartbeat_ages(airflow):
-    """The ages of the scheduler's heartbeat, in seconds, every tenth of a second."""
+    """The age of the scheduler's heartbeat in seconds, every tenth of a second."""
     ages, is_over = [], threading.Event()
 
     def watch():
@@ -30,7 +30,7 @@ def heartbeat_ages(airflow):
 
 
 def test_hostile_templates_fail_alone_and_leave_the_schedulers_heartbeat_as_it_was(airflow):
-    airflow.wait_for_run("exclusive", airflow.trigger("exclusive"))  # what the first run alone costs
+    airflow.wait_for_run("exclusive", airflow.trigger("exclusive"))  # costs of the first run only
     with heartbeat_ages(airflow) as normal:
         assert airflow.wait_for_run("exclusive", airflow.trigger("exclusive")) == "success"
     with heartbeat_ages(airflow) as beside:

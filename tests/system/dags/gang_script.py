@@ -1,4 +1,4 @@
-"""A training of all ranks of a gang; what it does is seen in the folder of its run."""
+"""The training of one rank of a gang. It writes its steps into the folder of its run."""
 
 import json
 import os

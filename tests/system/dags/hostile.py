@@ -1,4 +1,4 @@
-"""Templates that would use all time or memory of whoever renders them."""
+"""Templates that would use all time or memory of the process that renders them."""
 
 HOSTILE = {
     "nested_loops": "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}gpu",

@@ -1,4 +1,4 @@
-"""DAGs of the system tests; each task tells when it ran and on what."""
+"""DAGs of the system tests. Each task returns when and on which devices it ran."""
 
 import os
 import threading
@@ -13,7 +13,7 @@ from hetero_airflow.runtime import current_lease
 from hetero_airflow.sensors import CheckpointPublished, CheckpointSensor, DeviceAvailableSensor
 
 AT_PARSE = os.environ.get("CUDA_VISIBLE_DEVICES")
-"""What a framework that is imported at the top of the file would see."""
+"""The devices that a framework sees if the DAG file imports it at the top."""
 
 
 def tell(started_at):
@@ -42,7 +42,7 @@ def use_device(seconds=1.0):
 
 
 class DeferringOperator(DevicePythonOperator):
-    """Waits without a device, for longer than a process may differ from its start, then uses one for long."""
+    """Waits without a device, for longer than the tolerance of process start times. Then uses a device for long."""
 
     def execute(self, context):
         self.defer(trigger=TimeDeltaTrigger(timedelta(seconds=8)), method_name="resume")
@@ -103,7 +103,7 @@ with DAG("long", schedule=None, params={"seconds": 20, "device": "gpu:2"}):
 
 
 class Count:
-    """What a training would be: a state that grows step by step, and that shows whether a step was done twice."""
+    """Stands for a training: the state grows step by step, and shows whether a step was done twice."""
 
     def __init__(self):
         self.steps = []
@@ -211,11 +211,11 @@ with DAG("failing", schedule=None):
     @task.device(device={"h100", "910b"}, retries=0)
     def wants_more(ti=None, task_state_store=None):
         lease = current_lease()
-        asked = task_state_store.get("asked") or []
-        task_state_store.set("asked", [*asked, lease.memory_bytes])
+        tried_bytes = task_state_store.get("asked") or []
+        task_state_store.set("asked", [*tried_bytes, lease.memory_bytes])
         if lease.memory_bytes < 70 * 2**30:
             raise RuntimeError("NPU out of memory. Tried to allocate 96.00 GiB")
-        return [*asked, lease.memory_bytes]
+        return [*tried_bytes, lease.memory_bytes]
 
     no_cure()
     wants_more()

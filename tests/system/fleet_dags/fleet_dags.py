@@ -1,4 +1,4 @@
-"""DAGs that run on workers of a fleet; each task notes what it used, where and when."""
+"""DAGs that run on workers of a fleet. Each task writes down which devices it used, where and when."""
 
 import os
 import time
@@ -10,11 +10,11 @@ from hetero_airflow.operators import DeviceBashOperator, DevicePythonOperator, T
 from hetero_airflow.runtime import checkpoint, current_lease
 
 AT_PARSE = os.environ.get("CUDA_VISIBLE_DEVICES")
-"""What a framework that is imported at the top of the file would see."""
+"""The devices that a framework sees if the DAG file imports it at the top."""
 
 
 def use(name, seconds):
-    """Hold a device for a while; what it was."""
+    """Hold a device for a while. Returns which device it was."""
     lease = current_lease()
     about = {"name": name, "worker": lease.worker, "ids": list(lease.ids), "token": lease.token}
     note(**about, what="start")
@@ -27,7 +27,7 @@ def use(name, seconds):
 
 
 class Sum:
-    """All that a training knows."""
+    """The state of a training."""
 
     def __init__(self):
         self.value = 0.0
@@ -40,7 +40,7 @@ class Sum:
 
 
 def train(name, steps=60, nap_s=0.5):
-    """Steps that note themselves, with a checkpoint every second one."""
+    """A training that writes down each step, and saves a checkpoint every second step."""
     lease, state = current_lease(), Sum()
     note(name=name, what="start", worker=lease.worker, ids=list(lease.ids), token=lease.token)
     for step in checkpoint.steps(steps, every=2, state=state):

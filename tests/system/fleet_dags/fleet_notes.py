@@ -1,4 +1,4 @@
-"""What tasks of a fleet note: a line each, which the tests read."""
+"""Notes of the tasks of a fleet, one line each. The tests read them."""
 
 import json
 import os

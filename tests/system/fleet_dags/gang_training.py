@@ -1,4 +1,4 @@
-"""A training of two ranks, each on a worker of its own; each notes its steps, and what all ranks made of them."""
+"""A training of two ranks on two workers. Each rank writes down its steps, and the sum over all ranks."""
 
 import json
 import os

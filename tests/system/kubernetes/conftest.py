@@ -1,4 +1,4 @@
-"""A real control plane of Kubernetes for the tests of this folder, with the rights that the documents give Airflow."""
+"""A real control plane of Kubernetes for these tests, with the rights for Airflow from docs/kubernetes/."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLASSES = {"gpu-high": 1000, "gpu-low": 10}
 
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """With docs/kubernetes/rbac.yaml applied, and two priority classes."""
+    """A control plane with docs/kubernetes/rbac.yaml applied, and two priority classes."""
     with running_control_plane(tmp_path_factory.mktemp("plane")) as plane:
         api_client = plane.connect()
         for manifest in yaml.safe_load_all((DOCUMENTS / "rbac.yaml").read_text()):
@@ -34,7 +34,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def nodes(plane: ControlPlane) -> Iterator[PlayedNodes]:
-    """No node yet, and no pod."""
+    """The control plane without nodes and pods."""
     with played_nodes(plane.connect()) as nodes:
         yield nodes
 

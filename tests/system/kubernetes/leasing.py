@@ -1,4 +1,4 @@
-"""The engine with its real KubernetesExecutor on a real control plane, as the service account of the documents."""
+"""The engine with its real KubernetesExecutor on a real control plane, as the service account of docs/kubernetes/."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ _NUMBERS = count(1)
 
 @contextlib.contextmanager
 def leasing(plane: ControlPlane, folder: Path, **more: str) -> Iterator[Leasing]:
-    """An engine that runs, and is ended.
+    """Start an engine, and end it after the block.
 
     :param more: environment variables
     """
     with pytest.MonkeyPatch.context() as patch:
-        one = Leasing(plane, folder / "credentials")
-        for name, value in (options(plane, one.credentials, folder) | more).items():
+        bench = Leasing(plane, folder / "credentials")
+        for name, value in (options(plane, bench.credentials, folder) | more).items():
             patch.setenv(name, value)
-        # Airflow's database is not of these tests
-        patch.setattr(KubernetesExecutor, "_get_task_instance_state", lambda self, key, session: one.states.get(key))
-        one.engine.start(EngineContext("job", None, None, dict, lambda: one.workers))
+        # these tests have no Airflow database
+        patch.setattr(KubernetesExecutor, "_get_task_instance_state", lambda self, key, session: bench.states.get(key))
+        bench.engine.start(EngineContext("job", None, None, dict, lambda: bench.workers))
         try:
-            yield one
+            yield bench
         finally:
-            one.engine.end()
+            bench.engine.end()
 
 
 def options(plane: ControlPlane, credentials: Path, folder: Path) -> dict[str, str]:
-    """Environment variables of a scheduler outside the cluster, whose token comes by a program and does not last."""
+    """Environment variables of a scheduler outside the cluster. It gets its short-lived tokens from a program."""
     command = {"apiVersion": "client.authentication.k8s.io/v1", "command": "cat", "args": [str(credentials)]}
     config = plane.kubeconfig()
     config["users"][0]["user"] = {"exec": {**command, "interactiveMode": "Never"}}
@@ -71,14 +71,14 @@ def options(plane: ControlPlane, credentials: Path, folder: Path) -> dict[str, s
 
 
 def grant(plane: ControlPlane, credentials: Path) -> None:
-    """Write what a program for credentials prints: a new token of the scheduler's account."""
-    status = {"token": plane.token(ACCOUNT), "expirationTimestamp": "2020-01-01T00:00:00Z"}  # asked for each time
-    told = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}
-    credentials.write_text(json.dumps(told))
+    """Write what the program for credentials prints: a new token of the scheduler's account."""
+    status = {"token": plane.token(ACCOUNT), "expirationTimestamp": "2020-01-01T00:00:00Z"}  # requested for each call
+    credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}
+    credentials.write_text(json.dumps(credential))
 
 
 class Leasing:
-    """An engine, and a store that is told what it says."""
+    """An engine, and a store that records what the engine reports."""
 
     def __init__(self, plane: ControlPlane, credentials: Path) -> None:
         grant(plane, credentials)
@@ -89,36 +89,36 @@ class Leasing:
         self.states: dict[Any, TaskInstanceState] = {}
 
     def learn(self) -> dict[str, Worker]:
-        """What the engine says of the nodes, once the store has heard it."""
-        news = self.engine.cluster.poll()
-        for worker in news.seen:
+        """Poll the engine for changes of nodes, and record them as a store does."""
+        changes = self.engine.cluster.poll()
+        for worker in changes.seen:
             self.workers[worker.id] = worker.model_copy(update={"state": WorkerState.ONLINE})
-        for id_ in news.lost:
+        for id_ in changes.lost:
             self.workers[id_] = self.workers[id_].model_copy(update={"state": WorkerState.LOST})
         return self.workers
 
     def knows(self, node: str = "gpu-1") -> Worker:
-        """The worker that a node is, once its devices can be leased."""
+        """Wait until the devices of a node can be leased. Returns its worker."""
 
-        def found() -> Worker | None:
+        def known_worker() -> Worker | None:
             worker = self.learn().get(node)
             return worker if worker and worker.state is WorkerState.ONLINE and worker.devices[-1].leasable else None
 
-        return eventually(found)
+        return eventually(known_worker)
 
     def hand_over(self, node: str = "gpu-1", *, slots: int = 1, priority: str = "medium") -> tuple[Any, Lease]:
-        """A device task on GPUs of a node; its key and lease."""
+        """Hand over a device task on GPUs of a node. Returns its key and lease."""
         return self.hand_over_as(self.knows(node), slots, priority)
 
     def hand_over_as(self, worker: Worker, slots: int = 1, priority: str = "medium") -> tuple[Any, Lease]:
-        """The same, on a node as it was when the plan was made."""
+        """The same, with the node as it was when the plan was made."""
         request_id = str(uuid4())
         ti = {
             "id": request_id, "dag_version_id": str(uuid4()), "task_id": f"t{next(_NUMBERS)}", "dag_id": "d",
             "run_id": "r", "try_number": 1, "map_index": -1, "pool_slots": 1, "queue": "hetero", "priority_weight": 1,
         }  # fmt: skip
-        told = {"ti": ti, "dag_rel_path": Path("d.py"), "token": "t", "log_path": None}
-        workload = ExecuteTask.model_validate({**told, "bundle_info": {"name": "b", "version": None}})
+        workload_fields = {"ti": ti, "dag_rel_path": Path("d.py"), "token": "t", "log_path": None}
+        workload = ExecuteTask.model_validate({**workload_fields, "bundle_info": {"name": "b", "version": None}})
         workload.ti.executor_config = {"hetero": pack_request([{"device": "gpu", "priority": priority}])}
         claims = tuple(Claim(f"nvidia.com/gpu/{slot}", 1000) for slot in range(slots))
         lease = a_lease(request_id, worker.id).model_copy(update={"claims": claims})
@@ -126,13 +126,13 @@ class Leasing:
         return workload.key, lease
 
     def pod(self, lease: Lease) -> client.V1Pod | None:
-        """That of a lease, as it is in the cluster."""
-        found = self.api.list_namespaced_pod("airflow", label_selector=f"{LEASE_LABEL}={lease.id}").items
-        assert len(found) < 2
-        return found[0] if found else None
+        """The pod of a lease, as it is in the cluster."""
+        pods = self.api.list_namespaced_pod("airflow", label_selector=f"{LEASE_LABEL}={lease.id}").items
+        assert len(pods) < 2
+        return pods[0] if pods else None
 
     def bound(self, lease: Lease) -> str:
-        """The name of its pod, once the cluster's scheduler has placed it, which waits after its server was away."""
+        """The name of a lease's pod, once the cluster's scheduler has placed it; it pauses after an outage."""
 
         def placed() -> str | None:
             self.engine.heartbeat()
@@ -145,11 +145,11 @@ class Leasing:
         return self.engine.cluster.status(lease.id)
 
     def look(self, lease: Lease, state: str = "running") -> Liveness:
-        """Whether a process of the lease runs, as the engine sees it."""
+        """Whether a process of the lease runs, by the engine's answer."""
         return self.engine.liveness_of([LeasedProcess(lease, state, is_ours=True)])[lease.id]
 
     def end(self, key: Any) -> Any:
-        """What is reported of a task, in the end."""
+        """Wait for the end of a task. Returns its state and information."""
 
         def reported() -> Any:
             self.engine.heartbeat()

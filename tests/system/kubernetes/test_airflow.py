@@ -22,31 +22,34 @@ from tests.system.kubernetes.leasing import grant, options
 from tests.system.overlaps import overlaps
 
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
-TOLD = (
+VARIABLES_OF_TASKS = (
     "AIRFLOW__CORE__EXECUTOR", "AIRFLOW__CORE__EXECUTION_API_SERVER_URL", "AIRFLOW__SDK__COORDINATORS",
     "AIRFLOW__SDK__QUEUE_TO_COORDINATOR", "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL", "AIRFLOW__HETERO__CHECKPOINT_URL",
 )  # fmt: skip
-"""What the documents put into the config map of the tasks."""
+"""The variables that docs/kubernetes/ puts into the config map of tasks."""
 
 
 @pytest.fixture(scope="module")
 def fleet(plane, tmp_path_factory, make_postgres_database):
-    """One node without devices; `gpus` adds two that have some."""
+    """A cluster with one node without devices; `gpus` adds two nodes with GPUs."""
     home = tmp_path_factory.mktemp("airflow_on_kubernetes")
     dags = with_example(home / "dags", "retrain_digits.py")
     grant(plane, home / "credentials")
     settings = {
         **QUICK,
-        **{one.variable: one.value for one in recommendations("hetero", "kubernetes")},
+        **{recommendation.variable: recommendation.value for recommendation in recommendations("hetero", "kubernetes")},
         **options(plane, home / "credentials", home),
         "AIRFLOW__HETERO__ENGINE": "kubernetes",
         "AIRFLOW__HETERO__CHECKPOINT_URL": f"file://{home}/checkpoints",
     }
     airflow = LocalAirflow(home, dags, settings=settings, database=make_postgres_database())
     environment = airflow.environment
-    told = {"metadata": {"name": "airflow-task"}, "data": {name: environment[name] for name in TOLD}}
-    client.CoreV1Api(plane.connect()).create_namespaced_config_map("airflow", told)
-    # a volume that all share stands for the image's folder of DAG files, and for what keeps logs
+    config_map = {
+        "metadata": {"name": "airflow-task"},
+        "data": {name: environment[name] for name in VARIABLES_OF_TASKS},
+    }
+    client.CoreV1Api(plane.connect()).create_namespaced_config_map("airflow", config_map)
+    # a shared volume stands for the image's folder of DAG files, and for the store of logs
     image = {"PATH": environment["PATH"], "AIRFLOW_HOME": str(home), "AIRFLOW__CORE__DAGS_FOLDER": str(dags)}
     pods = tmp_path_factory.mktemp("pods")
     with (
@@ -64,7 +67,9 @@ def gpus(fleet):
         fleet.nodes.add(name, 2, labels=H100)
     store = fleet.airflow.store()
     known = {"cpu-1", "gpu-1", "gpu-2"}
-    fleet.airflow.wait_until(lambda: known <= {one.id for one in store.snapshot().workers}, "the nodes to be known")
+    fleet.airflow.wait_until(
+        lambda: known <= {worker.id for worker in store.snapshot().workers}, "the nodes to be known"
+    )
     return fleet
 
 
@@ -74,7 +79,7 @@ def pod_of(fleet, task_id):
 
 
 def restarts(fleet, name):
-    """Where a training ran, once for each time that it was begun."""
+    """The nodes on which a training ran, one for each start."""
     return [line["worker"] for line in notes(fleet, name, "start")]
 
 
@@ -103,7 +108,7 @@ def test_a_pod_that_is_deleted_by_hand_goes_on_from_its_checkpoint_with_the_same
 def test_a_node_that_falls_silent_loses_its_task_to_another(gpus):
     run_id = start_training(gpus, "moved", 60)
     (first,) = restarts(gpus, "moved")
-    gpus.nodes.silence(first)
+    gpus.nodes.stop_reports(first)
     gpus.airflow.wait_until(lambda: len(restarts(gpus, "moved")) > 1, "it to run elsewhere", 90)
     assert restarts(gpus, "moved")[1] != first
     gpus.nodes.hear(first)

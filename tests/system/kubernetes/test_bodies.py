@@ -1,6 +1,6 @@
-"""What is sent to a cluster, as a real API server understands it.
+"""Objects that are sent to a cluster, as a real API server understands them.
 
-A server that does not know a field drops it without a word, so that each answer is compared with what was sent.
+A server drops an unknown field silently. So each answer is compared with what was sent.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 
 class Server:
-    """The API server, which is only asked what it would make."""
+    """The API server. The tests make dry runs only."""
 
     def __init__(self, api: client.CoreV1Api) -> None:
         self.api = api
 
     def lost(self, pod: dict[str, Any]) -> list[str]:
-        """Paths of what was sent and does not come back as it was."""
+        """Paths of the values that were sent and come back changed."""
         made = self.api.create_namespaced_pod("airflow", pod, dry_run="All")
         return list(differences(pod, self.api.api_client.sanitize_for_serialization(made)))
 
@@ -80,20 +80,20 @@ def server(plane):
 
 
 def differences(sent: Any, made: Any, path: str = "") -> Any:
-    """Paths of what was sent and is not the same; what a server fills in is no difference."""
+    """Paths of the values that were sent and differ in the answer. Values that the server adds are no difference."""
     if isinstance(sent, dict) and isinstance(made, dict):
         return chain.from_iterable(differences(value, made.get(key), f"{path}.{key}") for key, value in sent.items())
     if isinstance(sent, list) and isinstance(made, list) and len(sent) <= len(made):
         pairs = enumerate(zip(sent, made, strict=False))
-        return chain.from_iterable(differences(one, other, f"{path}[{number}]") for number, (one, other) in pairs)
-    is_left_out = made is None and not sent  # of an empty list or a false flag nothing is said
+        return chain.from_iterable(differences(left, right, f"{path}[{number}]") for number, (left, right) in pairs)
+    is_left_out = made is None and not sent  # the answer leaves out empty lists and false flags
     if sent == made or is_left_out or (isinstance(made, str) and _amount(sent) == _amount(made)):
         return iter(())
     return iter((path.removeprefix("."),))
 
 
 def _amount(text: str) -> Any:
-    """A server writes quantities in its own way: 1024Ki is 1Mi."""
+    """A quantity in one notation: a server writes 1024Ki as 1Mi."""
     try:
         return parse_quantity(text)
     except ValueError:
@@ -108,16 +108,16 @@ def test_each_kind_of_request_is_a_pod_that_is_taken_as_it_is(server, name):
 
 @pytest.mark.parametrize("resource", [*RESOURCES.values(), "nvidia.com/mig-1g.10gb", "cpu"])
 def test_each_kind_of_lease_is_a_pod_that_is_taken_as_it_is(server, resource):
-    """The override is merged by KubernetesExecutor's own means, as before it is sent."""
+    """KubernetesExecutor's own code merges the override, as it does before it sends the pod."""
     is_cpu = resource == "cpu"
     ids = ["cpu"] if is_cpu else [f"{resource}/0", f"{resource}/1"]
     devices = tuple(
-        Device(id=one, vendor="nvidia", kind="cpu" if is_cpu else "gpu", model="m", index=number, memory_bytes=2**40,
+        Device(id=id_, vendor="nvidia", kind="cpu" if is_cpu else "gpu", model="m", index=number, memory_bytes=2**40,
                cores=tuple(range(8)) if is_cpu else ())
-        for number, one in enumerate(ids)
+        for number, id_ in enumerate(ids)
     )  # fmt: skip
     worker = Worker(id="gpu-1", host="gpu-1", engine="kubernetes", devices=devices)
-    claims = (Claim("cpu", 4000, 2**30 + 2**10),) if is_cpu else tuple(Claim(one, 1000) for one in ids)
+    claims = (Claim("cpu", 4000, 2**30 + 2**10),) if is_cpu else tuple(Claim(id_, 1000) for id_ in ids)
     lease = a_lease("r", "gpu-1").model_copy(update={"claims": claims})
     override = lease_override(BARE, None, lease_parts(lease, worker, "gpu-high"), "gpu-1")
     merged = PodGenerator.reconcile_pods(
@@ -133,10 +133,10 @@ def test_each_kind_of_lease_is_a_pod_that_is_taken_as_it_is(server, resource):
 def test_the_pod_of_the_operator_is_taken_as_it_is(server, name, monkeypatch):
     monkeypatch.setenv("AIRFLOW__HETERO__KUBERNETES_RESOURCES", '{"xilinx/u250": "xilinx.com/fpga-xilinx_u250_xdma-0"}')
     monkeypatch.setenv("AIRFLOW__HETERO__KUBERNETES_PRIORITY_CLASSES", '{"high": "gpu-high", "low": "gpu-low"}')
-    asked = dict(REQUESTS[name])
+    fields = dict(REQUESTS[name])
     operator = DevicePodOperator(
         task_id="t", name="t", namespace="airflow", image="i", kueue_queue="team-a", do_xcom_push=True,
-        node_labels=asked.pop("labels", None), **asked,
+        node_labels=fields.pop("labels", None), **fields,
     )  # fmt: skip
     (pod,) = operator.manifests()
     assert server.lost(pod) == []

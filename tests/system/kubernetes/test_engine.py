@@ -1,6 +1,6 @@
-"""Leases as pods on a real control plane: its scheduler binds them, its controllers and its API take them away.
+"""Leases as pods on a real control plane: its scheduler binds the pods, its controllers and its API remove them.
 
-The kubelet is simulated: there is none, and what it would say of pods and nodes is written to the API by the tests.
+The kubelet is simulated: the tests write to the API what a kubelet would report of pods and nodes.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def engine(plane, tmp_path_factory):
 
 @pytest.fixture
 def cluster(engine, nodes):
-    """With one node of two GPUs."""
+    """An engine on a cluster with one node of two GPUs."""
     nodes.add("gpu-1")
     engine.knows("gpu-1")
     return engine
 
 
 def started(cluster: Leasing, nodes, **arguments):
-    """Key, lease and pod of a task that runs."""
+    """Start a task. Returns its key, lease and pod."""
     key, lease = cluster.hand_over(**arguments)
     name = cluster.bound(lease)
     nodes.put(name, "airflow", "Running", RUNS)
@@ -52,8 +52,8 @@ def test_the_scheduler_binds_each_pod_to_the_node_of_its_lease_and_to_no_other(c
     leases = [cluster.hand_over(node)[1] for node in ("gpu-3", "gpu-1", "gpu-3", "gpu-2")]
     for lease in leases:
         cluster.bound(lease)
-    found = [cluster.pod(lease).spec.node_name for lease in leases]
-    assert found == [lease.worker_id for lease in leases]
+    nodes_of_pods = [cluster.pod(lease).spec.node_name for lease in leases]
+    assert nodes_of_pods == [lease.worker_id for lease in leases]
 
 
 def test_a_pod_has_what_its_lease_has_and_no_token_of_the_cluster(cluster):
@@ -79,12 +79,12 @@ def test_the_end_of_a_pod_is_that_of_its_task(cluster, nodes, phase):
 
 
 def test_a_pod_that_finds_no_room_says_so_in_the_schedulers_words(cluster, nodes):
-    other = a_pod("other", gpus=2, namespace="default")
-    cluster.api.create_namespaced_pod("default", other)
+    other_pod = a_pod("other", gpus=2, namespace="default")
+    cluster.api.create_namespaced_pod("default", other_pod)
     eventually(lambda: cluster.api.read_namespaced_pod("other", "default").spec.node_name)
     worker = cluster.workers["gpu-1"]
     _, lease = cluster.hand_over_as(worker)
-    reason = eventually(lambda: _made(cluster) and _told(cluster, lease, ReasonCode.BUSY))
+    reason = eventually(lambda: _made(cluster) and _reason_of(cluster, lease, ReasonCode.BUSY))
     assert "Insufficient nvidia.com/gpu" in reason.found
     assert eventually(lambda: not any(d.leasable for d in cluster.learn()["gpu-1"].devices if d.kind == "gpu"))
     cluster.api.delete_namespaced_pod("other", "default", grace_period_seconds=0)
@@ -96,7 +96,7 @@ def test_a_pod_whose_node_turned_others_away_says_so(cluster, nodes):
     taint = {"key": "maintenance", "value": "yes", "effect": "NoSchedule"}
     cluster.api.patch_node("gpu-1", {"spec": {"taints": [taint]}})
     _, lease = cluster.hand_over_as(worker)
-    reason = eventually(lambda: _made(cluster) and _told(cluster, lease, ReasonCode.LABELS))
+    reason = eventually(lambda: _made(cluster) and _reason_of(cluster, lease, ReasonCode.LABELS))
     assert "taint" in reason.found
     problems = eventually(lambda: cluster.learn()["gpu-1"].problems)
     assert problems == ("taints keep pods off the node: maintenance=yes:NoSchedule",)
@@ -107,11 +107,11 @@ def test_an_image_that_can_not_be_fetched_is_told_and_can_be_withdrawn(cluster, 
     name = cluster.bound(lease)
     waits = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "registry.example/x"'}}
     nodes.put(name, "airflow", "Pending", waits)
-    reason = eventually(lambda: _told(cluster, lease, ReasonCode.RUNTIME))
+    reason = eventually(lambda: _reason_of(cluster, lease, ReasonCode.RUNTIME))
     assert reason.found == 'Back-off pulling image "registry.example/x"'
     assert cluster.engine.withdraw(key)
-    eventually(lambda: _made(cluster) and _is_told_to_end(cluster.pod(lease)))
-    assert cluster.look(lease, "queued") is Liveness.ALIVE, "its kubelet has not said that it ended"
+    eventually(lambda: _made(cluster) and _has_ending_pod(cluster.pod(lease)))
+    assert cluster.look(lease, "queued") is Liveness.ALIVE, "its kubelet has not reported the end"
     nodes.drop(name, "airflow")
     eventually(lambda: cluster.look(lease, "queued") is Liveness.GONE)
 
@@ -143,28 +143,28 @@ def test_what_is_done_to_a_pod_is_no_failure_of_its_task(cluster, nodes, how):
         elif how == "evicted by the API":
             cluster.api.create_namespaced_pod_eviction(name, "airflow", {"metadata": {"name": name}})
         else:
-            other = a_pod("other", gpus=1, namespace="default")
-            other["spec"]["priorityClassName"] = "gpu-high"
-            cluster.api.create_namespaced_pod("default", other)
+            other_pod = a_pod("other", gpus=1, namespace="default")
+            other_pod["spec"]["priorityClassName"] = "gpu-high"
+            cluster.api.create_namespaced_pod("default", other_pod)
         eventually(lambda: cluster.pod(lease).metadata.deletion_timestamp)
-        assert cluster.look(lease) is Liveness.ALIVE, "its devices are its own until its kubelet says that it ended"
+        assert cluster.look(lease) is Liveness.ALIVE, "it keeps its devices until its kubelet reports the end"
         nodes.kill(name, "airflow")
     eventually(is_gone(cluster, lease))
     assert cluster.status(lease).termination_cause == TerminationCause()
-    # before 1.26 the API says of a pod that was evicted or preempted only that it was deleted
-    words = {"evicted by its kubelet": ("evicted",), "evicted by the API": ("evicted", "deleted")}
-    expected = words.get(how, ("deleted", "preempted"))
+    # before 1.26 the API reports an evicted or preempted pod only as deleted
+    causes = {"evicted by its kubelet": ("evicted",), "evicted by the API": ("evicted", "deleted")}
+    expected = causes.get(how, ("deleted", "preempted"))
     assert any(f"pod airflow/{name} ({word})" in cluster.status(lease).message for word in expected)
     assert key not in _ended(cluster)
 
 
 def test_a_node_that_falls_silent_is_lost_and_its_pod_told_to_end(cluster, nodes):
     _, lease, name = started(cluster, nodes)
-    nodes.silence("gpu-1")
+    nodes.stop_reports("gpu-1")
     eventually(lambda: cluster.learn()["gpu-1"].state is WorkerState.LOST, timeout_s=40)
     eventually(is_gone(cluster, lease))
     assert cluster.status(lease).message.startswith(f"node gpu-1 was lost, and with it pod airflow/{name}")
-    eventually(lambda: _made(cluster) and _is_told_to_end(cluster.pod(lease)))
+    eventually(lambda: _made(cluster) and _has_ending_pod(cluster.pod(lease)))
     nodes.hear("gpu-1")
     worker = eventually(lambda: _as_online(cluster, "gpu-1"), timeout_s=40)
     assert [device.leasable for device in worker.devices if device.kind == "gpu"] == [False, True]
@@ -174,7 +174,7 @@ def test_a_node_that_falls_silent_is_lost_and_its_pod_told_to_end(cluster, nodes
 
 def test_a_node_that_is_deleted_is_lost_and_its_pod_with_it(cluster, nodes):
     _, lease, name = started(cluster, nodes)
-    nodes.silence("gpu-1")
+    nodes.stop_reports("gpu-1")
     cluster.api.delete_node("gpu-1")
     eventually(lambda: cluster.learn()["gpu-1"].state is WorkerState.LOST)
     eventually(is_gone(cluster, lease))
@@ -200,16 +200,16 @@ def test_a_server_that_is_killed_and_comes_back_costs_nothing(cluster, nodes, pl
     assert cluster.look(lease) is Liveness.ALIVE
     nodes.add("gpu-2")
     cluster.knows("gpu-2")
-    for one, of in ((key, name), (late, cluster.pod(waiting).metadata.name)):
-        cluster.states[one] = TaskInstanceState.SUCCESS
+    for task_key, of in ((key, name), (late, cluster.pod(waiting).metadata.name)):
+        cluster.states[task_key] = TaskInstanceState.SUCCESS
         nodes.put(of, "airflow", "Succeeded", {"terminated": {"exitCode": 0, "reason": "Completed"}})
-        assert cluster.end(one)[0] == TaskInstanceState.SUCCESS
+        assert cluster.end(task_key)[0] == TaskInstanceState.SUCCESS
 
 
 def test_credentials_that_are_no_longer_good_start_nothing_and_fail_nothing(cluster, nodes, plane):
     key, lease, name = started(cluster, nodes)
     cluster.api.delete_namespaced_service_account(ACCOUNT, "airflow")
-    plane.kill_api_server()  # one that runs goes on with a watch whose token has ended
+    plane.kill_api_server()  # a running server keeps a watch whose token has expired
     plane.start_api_server()
     eventually(lambda: "credentials are refused" in (cluster.engine.cluster.adapters[0].view.problem or ""))
     _, waiting = cluster.hand_over_as(cluster.workers["gpu-1"])
@@ -226,22 +226,22 @@ def test_credentials_that_are_no_longer_good_start_nothing_and_fail_nothing(clus
 
 
 def _made(cluster: Leasing) -> bool:
-    """Once more around the scheduler's loop."""
+    """One more round of the scheduler's loop."""
     cluster.engine.heartbeat()
     cluster.learn()
     return True
 
 
-def _is_told_to_end(pod) -> bool:
+def _has_ending_pod(pod) -> bool:
     return pod is None or pod.metadata.deletion_timestamp is not None
 
 
 def _ended(cluster: Leasing):
-    """The tasks of which an end is reported."""
+    """The tasks whose end the engine reports."""
     return {key for key, (state, _) in cluster.engine.collect().items() if state in ENDS}
 
 
-def _told(cluster: Leasing, lease, code: ReasonCode):
+def _reason_of(cluster: Leasing, lease, code: ReasonCode):
     reason = cluster.status(lease).wait_reason
     return reason if reason is not None and reason.code is code else None
 

@@ -1,7 +1,7 @@
-"""Nodes of a real control plane as workers, by list and watch, as the service account of the documents.
+"""Nodes of a real control plane as workers, by list and watch, as the service account of docs/kubernetes/.
 
-The kubelet is simulated: nodes register and report by the tests' hands. What the control plane makes of that (taints,
-readiness of a node that is silent) is its own doing.
+The kubelet is simulated: the tests register nodes and send their reports. The control plane itself sets taints, and
+the readiness of a node that sends no report.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ A100 = {
 }
 
 
-class Watched:
-    """A cluster and a store that is told what it says."""
+class WatchedCluster:
+    """A view of a cluster, and a store that records what the view reports."""
 
     def __init__(self, plane):
-        self.cluster = ClusterView(None, lambda: client.CoreV1Api(plane.connect(plane.token(ACCOUNT))), "airflow", {})
+        self.view = ClusterView(None, lambda: client.CoreV1Api(plane.connect(plane.token(ACCOUNT))), "airflow", {})
         self.workers, self.now = {}, 1000.0
 
     def worker(self, node="gpu-1"):
         self.now += 2
-        news = self.cluster.poll(self.workers, self.now)
-        self.workers |= {worker.id: worker for worker in news.seen}
-        for id_ in news.lost:
+        changes = self.view.poll(self.workers, self.now)
+        self.workers |= {worker.id: worker for worker in changes.seen}
+        for id_ in changes.lost:
             self.workers[id_] = self.workers[id_].model_copy(update={"state": WorkerState.LOST})
         return self.workers.get(node)
 
@@ -58,11 +58,11 @@ class Watched:
 
 @pytest.fixture
 def watched(plane):
-    one = Watched(plane)
-    one.cluster.start()
-    assert one.cluster.wait(20)
-    yield one
-    one.cluster.stop()
+    cluster = WatchedCluster(plane)
+    cluster.view.start()
+    assert cluster.view.wait(20)
+    yield cluster
+    cluster.view.stop()
 
 
 def leasable(worker):
@@ -93,7 +93,7 @@ def test_devices_of_each_vendor_are_read(watched, nodes, resource, vendor, kind)
     nodes.add("gpu-1", 0, amounts={resource: "2"})
     worker = watched.until(leasable)
     assert leasable(worker) == [f"{resource}/0", f"{resource}/1"]
-    assert {(one.vendor, one.kind) for one in worker.devices[1:]} == {(vendor, kind)}
+    assert {(device.vendor, device.kind) for device in worker.devices[1:]} == {(vendor, kind)}
 
 
 def test_a_device_that_fails_is_told_and_comes_back(watched, nodes):
@@ -111,7 +111,7 @@ def test_cordons_taints_and_pressure_keep_devices_back(watched, nodes):
     watched.until(leasable)
     nodes.api.patch_node("gpu-1", {"spec": {"unschedulable": True}})
     watched.until(lambda worker: worker.problems == ("the node is cordoned",))
-    eventually(lambda: nodes.api.read_node("gpu-1").spec.taints)  # the controllers say it so, too
+    eventually(lambda: nodes.api.read_node("gpu-1").spec.taints)  # the controllers report it too
     nodes.api.patch_node("gpu-1", {"spec": {"unschedulable": None}})
     watched.until(leasable)
     nodes.api.patch_node("gpu-1", {"spec": {"taints": [{"key": "dedicated", "value": "a", "effect": "NoExecute"}]}})
@@ -126,7 +126,7 @@ def test_cordons_taints_and_pressure_keep_devices_back(watched, nodes):
 def test_a_node_that_registers_offers_nothing_until_the_controllers_let_pods_there(watched, nodes):
     nodes.add("gpu-1", 2)
     watched.until(leasable)
-    nodes.silence("gpu-1")
+    nodes.stop_reports("gpu-1")
     worker = watched.until(lambda worker: worker.state is WorkerState.LOST, timeout_s=40)
     assert worker.problems[0].startswith("the node is not ready: ")
     nodes.hear("gpu-1")
@@ -136,21 +136,21 @@ def test_a_node_that_registers_offers_nothing_until_the_controllers_let_pods_the
 def test_a_node_that_is_deleted_is_lost(watched, nodes):
     nodes.add("gpu-1", 2)
     watched.until(leasable)
-    nodes.silence("gpu-1")
+    nodes.stop_reports("gpu-1")
     nodes.api.delete_node("gpu-1")
     watched.until(lambda worker: worker.state is WorkerState.LOST)
-    assert watched.cluster.is_lost("gpu-1")
+    assert watched.view.is_lost("gpu-1")
 
 
 def test_what_pods_have_is_read_from_the_pods(watched, nodes):
     nodes.add("gpu-1", 4)
     watched.until(lambda worker: len(leasable(worker)) == 4)
     nodes.api.create_namespaced_pod("default", a_pod("other", "gpu-1", 2))
-    told = {DEVICES_ANNOTATION: "nvidia.com/gpu/3"}
-    ours = a_pod("ours", "gpu-1", 1, {LEASE_LABEL: "l1"}, "airflow", annotations=told)
+    annotations = {DEVICES_ANNOTATION: "nvidia.com/gpu/3"}
+    ours = a_pod("ours", "gpu-1", 1, {LEASE_LABEL: "l1"}, "airflow", annotations=annotations)
     nodes.api.create_namespaced_pod("airflow", ours)
     watched.until(lambda worker: leasable(worker) == ["nvidia.com/gpu/0", "nvidia.com/gpu/3"])
-    assert eventually(lambda: watched.cluster.pods().get("l1")).node == "gpu-1"
+    assert eventually(lambda: watched.view.pods().get("l1")).node == "gpu-1"
     nodes.api.delete_namespaced_pod("ours", "airflow")
     watched.until(lambda worker: leasable(worker) == ["nvidia.com/gpu/0"])
     nodes.drop("ours", "airflow")
@@ -173,18 +173,18 @@ def test_a_long_list_is_read_in_pages(watched, nodes, plane, monkeypatch):
 
 
 def test_a_watch_that_is_too_old_is_begun_anew(watched, nodes, plane, caplog):
-    """A server that was started again has forgotten what came before; etcd's compaction comes to the same."""
+    """A restarted server has forgotten older events. Compaction by etcd has the same effect."""
     caplog.set_level(logging.INFO, informer.__name__)
     nodes.add("gpu-1", 2)
     watched.until(leasable)
     nodes.api.create_namespaced_config_map("default", {"metadata": {"generateName": "later-"}})
     plane.kill_api_server()
-    eventually(lambda: watched.cluster.problem)
-    assert leasable(watched.worker()), "what does not answer keeps its nodes"
+    eventually(lambda: watched.view.problem)
+    assert leasable(watched.worker()), "a cluster that does not answer keeps its nodes"
     plane.start_api_server()
     nodes.patch_status("gpu-1", allocatable={"nvidia.com/gpu": "1"})
     watched.until(lambda worker: leasable(worker) == ["nvidia.com/gpu/0"], timeout_s=40)
-    assert watched.cluster.problem is None
+    assert watched.view.problem is None
     assert "The nodes of the cluster are listed again" in caplog.text
 
 

@@ -1,6 +1,6 @@
 """DevicePodOperator on a real control plane, with the rights of the role ``airflow-pods`` alone.
 
-The kubelet is simulated: pods are said to run and to end by a thread of the test.
+The kubelet is simulated: a thread of the test reports that pods run and end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ACCOUNT = "pod-maker"
 
 @pytest.fixture(scope="module")
 def config(plane, tmp_path_factory):
-    """A kubeconfig of a task that may do what the role lets it."""
+    """The kubeconfig of a task with the rights of the role."""
     api_client = plane.connect()
     client.CoreV1Api(api_client).create_namespaced_service_account("airflow", {"metadata": {"name": ACCOUNT}})
     client.RbacAuthorizationV1Api(api_client).create_namespaced_role_binding(
@@ -55,10 +55,12 @@ def operator(config, nodes):
 
 @contextlib.contextmanager
 def kubelet(nodes, *steps):
-    """Does these steps to the first pod that is bound, one after the other."""
+    """Carries out these steps on the first bound pod, one after the other."""
 
     def play():
-        pod = eventually(lambda: next((one for one in listed() if one.spec.node_name), None), timeout_s=60)
+        pod = eventually(
+            lambda: next((candidate for candidate in listed() if candidate.spec.node_name), None), timeout_s=60
+        )
         for step in steps:
             step(pod.metadata.name)
 
@@ -93,8 +95,8 @@ def test_the_pod_is_placed_run_and_deleted(operator, nodes, plane):
     (pod,) = seen
     assert (pod.spec.node_name, pod.spec.containers[0].resources.limits) == ("gpu-1", {"nvidia.com/gpu": "2"})
     assert nodes.api.list_namespaced_pod("airflow").items == []
-    refused = [one for one in plane.requests(ACCOUNT) if one["responseStatus"]["code"] == 403]
-    assert [(one["verb"], one["objectRef"]["resource"]) for one in refused] == []
+    refused = [request for request in plane.requests(ACCOUNT) if request["responseStatus"]["code"] == 403]
+    assert [(request["verb"], request["objectRef"]["resource"]) for request in refused] == []
 
 
 @pytest.mark.parametrize("how", ["deleted", "evicted by the API", "evicted by its kubelet"])
@@ -104,8 +106,8 @@ def test_a_pod_that_is_taken_away_costs_no_retry(operator, nodes, how):
 
     def take(name):
         if how == "evicted by its kubelet":
-            gone = {"terminated": {"exitCode": 137, "reason": "Error"}}
-            nodes.put(name, "airflow", "Failed", gone, reason="Evicted", message="The node was low on memory.")
+            terminated = {"terminated": {"exitCode": 137, "reason": "Error"}}
+            nodes.put(name, "airflow", "Failed", terminated, reason="Evicted", message="The node was low on memory.")
             return
         if how == "deleted":
             nodes.api.delete_namespaced_pod(name, "airflow")
@@ -126,8 +128,8 @@ def test_a_failure_of_its_own_is_left_to_the_retries(operator, nodes):
 
 
 def test_a_cluster_that_knows_no_claims_is_told_and_no_pod_is_made(operator, nodes):
-    """Before 1.34; a server that is older would drop the claim from the pod without a word."""
-    groups = {one.name for one in client.ApisApi(nodes.api.api_client).get_api_versions().groups}
+    """Before 1.34. An older server would drop the claim from the pod silently."""
+    groups = {group.name for group in client.ApisApi(nodes.api.api_client).get_api_versions().groups}
     if "resource.k8s.io" in groups:
         pytest.skip("this server knows claims")
     with pytest.raises(AirflowFailException, match=r"Kubernetes 1\.34|create resourceclaimtemplates"):

@@ -1,4 +1,4 @@
-"""A namespace whose quota is used up, as a real API server refuses pods for it.
+"""A namespace whose quota is used up: a real API server refuses its pods.
 
 The kubelet is simulated, as in the other tests of this folder.
 """
@@ -28,21 +28,21 @@ def one_gpu(nodes):
 
 
 def test_a_task_beyond_the_quota_fails_in_the_servers_words(one_gpu, plane, tmp_path):
-    with leasing(plane, tmp_path) as one:
-        key, lease = one.hand_over(slots=2)
-        state, info = one.end(key)
+    with leasing(plane, tmp_path) as bench:
+        key, lease = bench.hand_over(slots=2)
+        state, info = bench.end(key)
         assert (state, "exceeded quota: gpus" in str(info)) == (TaskInstanceState.FAILED, True)
-        assert one.look(lease, "failed") is Liveness.GONE
+        assert bench.look(lease, "failed") is Liveness.GONE
 
 
 def test_where_it_is_to_wait_it_waits(one_gpu, plane, tmp_path):
-    with leasing(plane, tmp_path, AIRFLOW__KUBERNETES_EXECUTOR__TASK_PUBLISH_MAX_RETRIES="-1") as one:
-        key, lease = one.hand_over(slots=2)
+    with leasing(plane, tmp_path, AIRFLOW__KUBERNETES_EXECUTOR__TASK_PUBLISH_MAX_RETRIES="-1") as bench:
+        key, lease = bench.hand_over(slots=2)
         for _ in range(5):
-            one.engine.heartbeat()
-            assert one.engine.collect().get(key, (None,))[0] not in ENDS
-        assert (one.pod(lease), one.look(lease, "queued")) == (None, Liveness.UNKNOWN)
+            bench.engine.heartbeat()
+            assert bench.engine.collect().get(key, (None,))[0] not in ENDS
+        assert (bench.pod(lease), bench.look(lease, "queued")) == (None, Liveness.UNKNOWN)
         one_gpu.api.patch_namespaced_resource_quota(
             "gpus", "airflow", {"spec": {"hard": {"requests.nvidia.com/gpu": "2"}}}
         )
-        one.bound(lease)
+        bench.bound(lease)

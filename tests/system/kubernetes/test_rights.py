@@ -1,4 +1,4 @@
-"""The rights of docs/kubernetes/rbac.yaml, by what a real API server allowed and wrote down.
+"""The rights of docs/kubernetes/rbac.yaml, checked with the audit log of a real API server.
 
 The kubelet is simulated, as in the other tests of this folder.
 """
@@ -24,39 +24,43 @@ UNUSED = {
     ("events", "watch"): "and in Airflow's triggerer, where it is deferrable",
     ("pods/log", "get"): "Airflow's API server reads the logs of pods that run",
 }
-"""What the scheduler itself does not ask for."""
+"""Rights that the scheduler itself does not use."""
 
 
 def granted() -> set[tuple[str, str]]:
-    rules = [rule for one in yaml.safe_load_all((DOCUMENTS / "rbac.yaml").read_text()) for rule in one.get("rules", ())]
-    return {(what, verb) for one in rules for what in one["resources"] for verb in one["verbs"]}
+    rules = [
+        rule
+        for document in yaml.safe_load_all((DOCUMENTS / "rbac.yaml").read_text())
+        for rule in document.get("rules", ())
+    ]
+    return {(what, verb) for rule in rules for what in rule["resources"] for verb in rule["verbs"]}
 
 
-def asked(plane: ControlPlane, since: int) -> dict[tuple[str, str], set[int]]:
-    """What of which verb the scheduler's account has asked for since so many requests, and how it was answered."""
-    found: dict[tuple[str, str], set[int]] = {}
-    for one in plane.requests(ACCOUNT)[since:]:
-        if "objectRef" in one and not one["objectRef"].get("apiGroup"):
-            what = one["objectRef"]
+def codes_by_right(plane: ControlPlane, since: int) -> dict[tuple[str, str], set[int]]:
+    """(resource, verb) → status codes, for the requests of the scheduler's account from number `since` on."""
+    codes: dict[tuple[str, str], set[int]] = {}
+    for request in plane.requests(ACCOUNT)[since:]:
+        if "objectRef" in request and not request["objectRef"].get("apiGroup"):
+            what = request["objectRef"]
             name = "/".join(filter(None, (what["resource"], what.get("subresource"))))
-            found.setdefault((name, one["verb"]), set()).add(one["responseStatus"]["code"])
-    return found
+            codes.setdefault((name, request["verb"]), set()).add(request["responseStatus"]["code"])
+    return codes
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_the_scheduler_is_refused_nothing_and_uses_what_it_is_given(plane, nodes, tmp_path):
     nodes.add("gpu-1")
     before = len(plane.requests(ACCOUNT))
-    with leasing(plane, tmp_path) as one:
-        key, lease = one.hand_over()
-        name = one.bound(lease)
-        eventually(lambda: one.engine.cluster.status(lease.id).message)
-        one.engine.executor.adopt(key, "airflow", name)
-        one.engine.signal(LeasedProcess(lease, "success", is_ours=True), signal.SIGTERM)
-        eventually(lambda: one.pod(lease).metadata.deletion_timestamp)
-    found = asked(plane, before)
-    assert not [what for what, codes in found.items() if 403 in codes]
-    assert found.keys() == granted() - UNUSED.keys()
+    with leasing(plane, tmp_path) as bench:
+        key, lease = bench.hand_over()
+        name = bench.bound(lease)
+        eventually(lambda: bench.engine.cluster.status(lease.id).message)
+        bench.engine.executor.adopt(key, "airflow", name)
+        bench.engine.signal(LeasedProcess(lease, "success", is_ours=True), signal.SIGTERM)
+        eventually(lambda: bench.pod(lease).metadata.deletion_timestamp)
+    codes_seen = codes_by_right(plane, before)
+    assert not [what for what, codes in codes_seen.items() if 403 in codes]
+    assert codes_seen.keys() == granted() - UNUSED.keys()
 
 
 def test_what_was_not_given_is_refused(plane):

@@ -1,4 +1,4 @@
-"""A cluster among several, which is reached by an Airflow connection with a token of the scheduler's account.
+"""One of several clusters, reached by an Airflow connection with a token of the scheduler's account.
 
 The kubelet is simulated, as in the other tests of this folder.
 """
@@ -20,11 +20,11 @@ def test_a_task_runs_on_a_node_of_a_site(plane, nodes, tmp_path):
     connection = json.dumps({"conn_type": "kubernetes", "extra": extra})
     clusters = json.dumps({"eu": "kubernetes_eu"})
     more = {"AIRFLOW_CONN_KUBERNETES_EU": connection, "AIRFLOW__HETERO__KUBERNETES_CLUSTERS": clusters}
-    with leasing(plane, tmp_path, **more) as one:
-        key, lease = one.hand_over("eu/gpu-1")
-        name = one.bound(lease)
-        assert one.pod(lease).spec.node_name == "gpu-1"
-        assert one.workers["eu/gpu-1"].labels["hetero/site"] == "eu"
-        one.states[key] = TaskInstanceState.SUCCESS
+    with leasing(plane, tmp_path, **more) as bench:
+        key, lease = bench.hand_over("eu/gpu-1")
+        name = bench.bound(lease)
+        assert bench.pod(lease).spec.node_name == "gpu-1"
+        assert bench.workers["eu/gpu-1"].labels["hetero/site"] == "eu"
+        bench.states[key] = TaskInstanceState.SUCCESS
         nodes.put(name, "airflow", "Succeeded", {"terminated": {"exitCode": 0, "reason": "Completed"}})
-        assert one.end(key)[0] == TaskInstanceState.SUCCESS
+        assert bench.end(key)[0] == TaskInstanceState.SUCCESS
