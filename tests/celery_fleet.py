@@ -60,8 +60,8 @@ def running_fleet(
 ) -> Iterator[CeleryFleet]:
     """An Airflow over Celery with workers of these names and simulated devices."""
     with running_redis(home) as redis:
-        told = {**celery_settings(redis, database), **own_lease_folder(home), **settings}
-        with LocalAirflow(home, dags, settings=told, database=database) as airflow:
+        all_settings = {**celery_settings(redis, database), **own_lease_folder(home), **settings}
+        with LocalAirflow(home, dags, settings=all_settings, database=database) as airflow:
             fleet = CeleryFleet(airflow, redis)
             fleet.add_all(workers)
             yield fleet

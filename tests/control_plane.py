@@ -90,8 +90,10 @@ class ControlPlane:
         peer = [
             f"--{name}=http://127.0.0.1:{self._peer}" for name in ("listen-peer-urls", "initial-advertise-peer-urls")
         ]
-        mine = [f"--{name}=http://127.0.0.1:{self._etcd}" for name in ("listen-client-urls", "advertise-client-urls")]
-        self._launch("etcd", [*data, *peer, *mine])
+        client_urls = [
+            f"--{name}=http://127.0.0.1:{self._etcd}" for name in ("listen-client-urls", "advertise-client-urls")
+        ]
+        self._launch("etcd", [*data, *peer, *client_urls])
         self.start_api_server()
         quiet = ["--leader-elect=false", "--secure-port=0"]
         options = subprocess.run(
@@ -170,16 +172,18 @@ class ControlPlane:
 
     def token(self, account: str, namespace: str = "airflow") -> str:
         """One of a service account, good for an hour."""
-        asked = {"spec": {"expirationSeconds": 3600, "audiences": ["https://kubernetes.default.svc"]}}
+        body = {"spec": {"expirationSeconds": 3600, "audiences": ["https://kubernetes.default.svc"]}}
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
-        return str(json.loads(self._get(path, asked))["status"]["token"])
+        return str(json.loads(self._get(path, body))["status"]["token"])
 
     def requests(self, account: str) -> list[dict[str, Any]]:
         """What a service account of ``airflow`` has asked, in the words of the audit log, oldest first."""
         with contextlib.suppress(FileNotFoundError):
             *lines, _ = (self._folder / "audit.log").read_text().split("\n")  # the last one may be half written
             events = map(json.loads, lines)
-            return [one for one in events if one["user"]["username"] == f"system:serviceaccount:airflow:{account}"]
+            return [
+                event for event in events if event["user"]["username"] == f"system:serviceaccount:airflow:{account}"
+            ]
         return []
 
     def _launch(self, program: str, arguments: Sequence[str]) -> None:
@@ -197,8 +201,8 @@ class ControlPlane:
                     return
             for program, process in self._processes.items():
                 if process.poll() is not None or time.monotonic() > end:
-                    words = (self._folder / f"{program}.log").read_text(errors="replace")[-2000:]
-                    pytest.fail(f"The {what} did not come up; {program} ({process.poll()}): {words}")
+                    log = (self._folder / f"{program}.log").read_text(errors="replace")[-2000:]
+                    pytest.fail(f"The {what} did not come up; {program} ({process.poll()}): {log}")
             time.sleep(0.1)
 
     def _is_ready(self) -> bool:
@@ -210,9 +214,9 @@ class ControlPlane:
     def _get(self, path: str, body: Any = None) -> str:
         headers = {"Authorization": f"Bearer {self._tokens['admin']}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
-        asked = urllib.request.Request(self.url + path, data, headers)
+        request = urllib.request.Request(self.url + path, data, headers)
         trust = ssl.create_default_context(cafile=str(self.certificate))
-        with urllib.request.urlopen(asked, timeout=10, context=trust) as answer:
+        with urllib.request.urlopen(request, timeout=10, context=trust) as answer:
             return str(answer.read().decode())
 
     def _kubeconfig_of(self, user: str) -> Path:
@@ -228,11 +232,11 @@ def _programs() -> dict[str, Path]:
             f"no control plane of Kubernetes: set {ASSETS} to a folder with {', '.join(PROGRAMS)}; `setup-envtest use "
             "-p path` fetches the first two; the others are in the same release of Kubernetes, to be put beside them"
         )
-    found = {name: Path(folder) / name for name in PROGRAMS}
-    missing = [name for name, path in found.items() if not path.is_file()]
+    programs = {name: Path(folder) / name for name in PROGRAMS}
+    missing = [name for name, path in programs.items() if not path.is_file()]
     if missing:
         pytest.fail(f"{ASSETS} is {folder}; {', '.join(missing)} are not there. Put them beside the others")
-    return found
+    return programs
 
 
 def _free_port() -> int:

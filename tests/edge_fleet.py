@@ -26,9 +26,9 @@ class EdgeFleet(Fleet):
 
     def launch_worker(self, name: str, *queues: str) -> None:
         """Start an edge worker that asks for the jobs of these queues beside its own."""
-        asked = ["edge", "worker", "--queues", ",".join([worker_queue(name), *queues]), "--edge-hostname", name]
+        arguments = ["edge", "worker", "--queues", ",".join([worker_queue(name), *queues]), "--edge-hostname", name]
         more = ["--concurrency", PROCESSES, "--pid", str(self.pid_file(name))]
-        self.airflow.launch(self.component(name), *asked, *more, **self.host)
+        self.airflow.launch(self.component(name), *arguments, *more, **self.host)
 
     def is_ready(self, name: str) -> bool:
         """Whether the API server took the edge worker; one that was refused, as its forerunner's name, tries again."""
@@ -41,7 +41,7 @@ def running_edge_fleet(
     home: Path, dags: Path, database: str, workers: Mapping[str, str], settings: Mapping[str, str]
 ) -> Iterator[EdgeFleet]:
     """An Airflow over edge workers of these names, with simulated devices."""
-    told = {
+    all_settings = {
         "AIRFLOW__HETERO__ENGINE": "edge",
         "AIRFLOW__EDGE__API_ENABLED": "True",
         "AIRFLOW__EDGE__HEARTBEAT_INTERVAL": "2",
@@ -49,7 +49,7 @@ def running_edge_fleet(
         **own_lease_folder(home),
         **settings,
     }
-    with LocalAirflow(home, dags, settings=told, database=database) as airflow:
+    with LocalAirflow(home, dags, settings=all_settings, database=database) as airflow:
         airflow.environment["AIRFLOW__EDGE__API_URL"] = f"{airflow.url}/edge_worker/v1/rpcapi"
         fleet = EdgeFleet(airflow)
         fleet.add_all(workers)

@@ -21,22 +21,22 @@ _QUANTITY = re.compile(r"([0-9]+)(Ki|Mi|Gi|Ti)?")
 def check_body(body: dict[str, Any], model: str) -> None:
     """Fail for a body that is not of the model: an unknown field, a wrong type, or one lost on the way."""
     assert json.loads(json.dumps(body)) == body
-    _walk(body, model, model)
+    _check_value(body, model, model)
     api = client.ApiClient()
     assert api.sanitize_for_serialization(api._ApiClient__deserialize(body, model)) == body
     kubernetes_validate.validate(body, VERSION, strict=True)
 
 
-def _walk(value: Any, kind: str, path: str) -> None:
-    if found := _LIST.fullmatch(kind):
+def _check_value(value: Any, kind: str, path: str) -> None:
+    if match := _LIST.fullmatch(kind):
         assert isinstance(value, list), path
         for number, item in enumerate(value):
-            _walk(item, found[1], f"{path}[{number}]")
-    elif found := _DICT.fullmatch(kind):
+            _check_value(item, match[1], f"{path}[{number}]")
+    elif match := _DICT.fullmatch(kind):
         assert isinstance(value, dict), path
         for key, item in value.items():
             assert isinstance(key, str), path
-            _walk(item, found[1], f"{path}.{key}")
+            _check_value(item, match[1], f"{path}.{key}")
     elif kind in _PLAIN:
         assert isinstance(value, _PLAIN[kind]), f"{path} is {value!r}"
         assert not (kind == "int" and isinstance(value, bool)), path
@@ -46,7 +46,7 @@ def _walk(value: Any, kind: str, path: str) -> None:
         assert isinstance(value, dict), path
         for wire, item in value.items():
             assert wire in names, f"{path} has no field {wire}"
-            _walk(item, model.openapi_types[names[wire]], f"{path}.{wire}")
+            _check_value(item, model.openapi_types[names[wire]], f"{path}.{wire}")
 
 
 def check_pod(pod: dict[str, Any]) -> None:
@@ -58,14 +58,16 @@ def check_pod(pod: dict[str, Any]) -> None:
         assert not (context.get("privileged") and context.get("allowPrivilegeEscalation") is False)
     for term in _terms(pod):
         assert term.get("matchExpressions") or term.get("matchFields"), "an empty term matches no node"
-        for one in term.get("matchExpressions", []):
-            _check_requirement(one)
+        for requirement in term.get("matchExpressions", []):
+            _check_requirement(requirement)
     for kind in ("labels", "annotations"):
         for key, value in pod["metadata"].get(kind, {}).items():
             assert _is_qualified(key), key
             assert kind == "annotations" or _is_label_value(value), value
     names = {claim["name"] for claim in pod["spec"].get("resourceClaims", [])}
-    used = {c["name"] for one in pod["spec"]["containers"] for c in one.get("resources", {}).get("claims", [])}
+    used = {
+        c["name"] for container in pod["spec"]["containers"] for c in container.get("resources", {}).get("claims", [])
+    }
     assert used == names
     for toleration in pod["spec"].get("tolerations", []):
         assert _is_qualified(toleration["key"])
@@ -81,23 +83,23 @@ def _check_resources(resources: dict[str, Any]) -> None:
             assert re.fullmatch("[1-9][0-9]*", amount), "a device is whole"
             assert limits[name] == requests[name], "limit and request of a device must be equal"
     for name in limits.keys() & requests.keys():
-        low, high = (_QUANTITY.fullmatch(one[name]) for one in (requests, limits))
+        low, high = (_QUANTITY.fullmatch(limits_of_both[name]) for limits_of_both in (requests, limits))
         if low and high and low[2] == high[2]:
             assert int(low[1]) <= int(high[1])
 
 
-def _check_requirement(one: dict[str, Any]) -> None:
-    assert _is_qualified(one["key"]), one
-    values = one.get("values", [])
-    if one["operator"] in ("Exists", "DoesNotExist"):
+def _check_requirement(requirement: dict[str, Any]) -> None:
+    assert _is_qualified(requirement["key"]), requirement
+    values = requirement.get("values", [])
+    if requirement["operator"] in ("Exists", "DoesNotExist"):
         assert not values
-    elif one["operator"] in ("Gt", "Lt"):
+    elif requirement["operator"] in ("Gt", "Lt"):
         assert len(values) == 1
         assert -(2**63) <= int(values[0]) < 2**63
     else:
-        assert one["operator"] in ("In", "NotIn")
+        assert requirement["operator"] in ("In", "NotIn")
         assert values
-    assert all(isinstance(value, str) and _is_label_value(value) for value in values), one
+    assert all(isinstance(value, str) and _is_label_value(value) for value in values), requirement
 
 
 def _terms(pod: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -118,7 +120,7 @@ def _is_qualified(text: str) -> bool:
     dns = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
     return (
         len(prefix) <= 1
-        and all(re.fullmatch(dns, one) and len(one) <= 253 for one in prefix)
+        and all(re.fullmatch(dns, part) and len(part) <= 253 for part in prefix)
         and re.fullmatch(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]", name) is not None
         and len(name) <= 63
     )

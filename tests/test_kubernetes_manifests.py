@@ -25,30 +25,36 @@ IMAGES = sorted((ROOT / "docker").glob("Dockerfile*"))
 
 def requirements_of(wanted, extras):
     """Names of what the extras ask for, also by way of another extra of the project."""
-    found = [Requirement(text) for extra in wanted for text in extras[extra]]
-    own = [extra for one in found if one.name == "hetero-airflow" for extra in one.extras]
-    return {one.name for one in found} | (requirements_of(own, extras) if own else set())
+    requirements = [Requirement(text) for extra in wanted for text in extras[extra]]
+    own_extras = [
+        extra for requirement in requirements if requirement.name == "hetero-airflow" for extra in requirement.extras
+    ]
+    return {requirement.name for requirement in requirements} | (
+        requirements_of(own_extras, extras) if own_extras else set()
+    )
 
 
 def granted(rules):
     """(resource, verb) of all."""
-    return {(what, verb) for one in rules for what in one["resources"] for verb in one["verbs"]}
+    return {(what, verb) for rule in rules for what in rule["resources"] for verb in rule["verbs"]}
 
 
-@pytest.mark.parametrize("manifest", RBAC, ids=lambda one: f"{one['kind']} {one['metadata']['name']}")
+@pytest.mark.parametrize("manifest", RBAC, ids=lambda manifest: f"{manifest['kind']} {manifest['metadata']['name']}")
 def test_each_manifest_is_one(manifest):
     validate(manifest, VERSION, strict=True)
 
 
 def test_the_scheduler_may_do_what_the_engine_does():
-    rules = {one["metadata"]["name"]: one["rules"] for one in RBAC if "rules" in one}
-    bound = {one["roleRef"]["name"]: one["subjects"][0]["name"] for one in RBAC if "roleRef" in one}
+    rules = {manifest["metadata"]["name"]: manifest["rules"] for manifest in RBAC if "rules" in manifest}
+    bound = {manifest["roleRef"]["name"]: manifest["subjects"][0]["name"] for manifest in RBAC if "roleRef" in manifest}
     assert bound == dict.fromkeys(rules, "airflow-scheduler")
     everywhere = granted(rules["hetero-airflow-watch"])
     assert {(what, verb) for what in ("nodes", "pods") for verb in ("list", "watch")} <= everywhere
     assert {verb for _, verb in everywhere} <= {"get", "list", "watch"}
-    own = granted(rules["airflow-pods"])
-    assert {("pods", verb) for verb in ("create", "list", "watch", "patch", "delete")} | {("pods/log", "get")} <= own
+    allowed = granted(rules["airflow-pods"])
+    assert {("pods", verb) for verb in ("create", "list", "watch", "patch", "delete")} | {
+        ("pods/log", "get")
+    } <= allowed
 
 
 def test_the_template_makes_a_pod_that_a_server_takes():
@@ -56,7 +62,7 @@ def test_the_template_makes_a_pod_that_a_server_takes():
     pod["spec"]["containers"][0]["image"] = "registry.example/hetero-airflow:1"
     check_pod(pod)
     assert TEMPLATE["spec"]["containers"][0]["name"] == "base"
-    assert TEMPLATE["spec"]["serviceAccountName"] in {one["metadata"]["name"] for one in RBAC}
+    assert TEMPLATE["spec"]["serviceAccountName"] in {manifest["metadata"]["name"] for manifest in RBAC}
 
 
 def test_the_page_names_what_there_is():

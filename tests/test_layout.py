@@ -16,17 +16,19 @@ LOCK = (ROOT / "requirements.lock").read_text()
 
 
 def tracked_files():
-    found = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
-    if found.returncode != 0:
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listing.returncode != 0:
         pytest.skip("no git checkout")
-    return [ROOT / name for name in found.stdout.decode().split("\0") if name]
+    return [ROOT / name for name in listing.stdout.decode().split("\0") if name]
 
 
 def packages_in(folder, name):
     """Every folder with Python code, by the name under which it is imported; links are followed."""
     files = [path for path in folder.iterdir() if path.suffix == ".py"]
     below = [path for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"]
-    return ([name] if files else []) + [found for path in below for found in packages_in(path, f"{name}.{path.name}")]
+    return ([name] if files else []) + [
+        package for path in below for package in packages_in(path, f"{name}.{path.name}")
+    ]
 
 
 def test_the_list_of_packages_is_the_list_of_folders():
@@ -75,8 +77,11 @@ def test_the_lock_leaves_the_cuda_libraries_to_torch():
 
 def test_the_lock_holds_for_every_direct_dependency():
     project = PROJECT["project"]
-    asked = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
-    asked += PROJECT["build-system"]["requires"]
-    names = {re.match(r"[A-Za-z0-9-]+", one)[0] for one in asked} - {project["name"]}
+    dependencies = [
+        *project["dependencies"],
+        *(dependency for extra in project["optional-dependencies"].values() for dependency in extra),
+    ]
+    dependencies += PROJECT["build-system"]["requires"]
+    names = {re.match(r"[A-Za-z0-9-]+", dependency)[0] for dependency in dependencies} - {project["name"]}
     pinned = {line.split("==")[0] for line in LOCK.splitlines()}
     assert names - pinned == set()

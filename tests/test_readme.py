@@ -17,8 +17,8 @@ def test_its_dag_is_a_dag_that_asks_for_what_it_says(tmp_path):
     (tmp_path / "readme.py").write_text(code)
     bag = DagBag(tmp_path)
     assert bag.import_errors == {}
-    asked = unpack_request(bag.dags["retrain"].get_task("train").executor_config, -1)
-    assert asked == DeviceRequest.parse(["a100:2", "gpu", "cpu:8"], runtime={"torch": ">=2.9"}, priority="high")
+    request = unpack_request(bag.dags["retrain"].get_task("train").executor_config, -1)
+    assert request == DeviceRequest.parse(["a100:2", "gpu", "cpu:8"], runtime={"torch": ">=2.9"}, priority="high")
 
 
 def test_every_device_that_it_names_is_in_the_grammar():

@@ -15,7 +15,7 @@ def test_a_row_is_imported_when_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "found", "remedy"),
+    ("name", "problem", "remedy"),
     [
         ("hre", "no such name", "Use here"),
         ("zzz", "no such name", "Use here, missing, bare"),
@@ -23,10 +23,10 @@ def test_a_row_is_imported_when_it_is_asked_for() -> None:
         ("bare", "os.path:no_such_name can't be imported", "Install what it needs"),
     ],
 )
-def test_a_name_that_can_not_be_loaded_says_what_there_is(name: str, found: str, remedy: str) -> None:
+def test_a_name_that_can_not_be_loaded_says_what_there_is(name: str, problem: str, remedy: str) -> None:
     with pytest.raises(RegistryError) as caught:
         registry.load("hetero_airflow.nothing", TABLE, name)
-    assert found in caught.value.found
+    assert problem in caught.value.found
     assert caught.value.remedy == remedy
 
 

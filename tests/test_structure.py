@@ -19,9 +19,9 @@ SHARED_NAMES: dict[str, str] = {}
 
 
 def modules():
-    found = {path for package in PACKAGES for path in package.rglob("*.py")}
+    paths = {path for package in PACKAGES for path in package.rglob("*.py")}
     links = {ROOT / "hetero_airflow" / "operators", ROOT / "hetero_airflow" / "sensors"}
-    return sorted(path for path in found if not links & set(path.parents))
+    return sorted(path for path in paths if not links & set(path.parents))
 
 
 def test_no_file_has_more_lines_than_a_reader_can_survey():
@@ -43,7 +43,7 @@ def test_no_class_name_is_defined_twice():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 places[node.name.lstrip("_")].append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    assert {name: found for name, found in places.items() if len(found) > 1 and name not in SHARED_NAMES} == {}
+    assert {name: files for name, files in places.items() if len(files) > 1 and name not in SHARED_NAMES} == {}
 
 
 def test_every_folder_says_what_is_in_it():

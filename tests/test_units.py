@@ -43,8 +43,8 @@ def test_an_exact_size_is_read_back(size: int) -> None:
 
 
 @given(st.integers(1, MAX_BYTES), st.integers(1, MAX_BYTES))
-def test_a_range_is_read_back_and_holds_its_ends(one: int, other: int) -> None:
-    low, high = sorted((one, other))
+def test_a_range_is_read_back_and_holds_its_ends(first: int, second: int) -> None:
+    low, high = sorted((first, second))
     for held in (ByteRange(low, high), ByteRange(low, None), ByteRange(None, high)):
         assert ByteRange.parse(str(held)) == held
     assert (ByteRange(low, high).holds(low), ByteRange(low, high).holds(high)) == (True, True)
@@ -67,6 +67,6 @@ def test_what_is_no_duration_is_refused(text: object) -> None:
         parse_duration_s(text)
 
 
-@pytest.mark.parametrize(("share", "milli"), [(0.5, 500), (1 / 3, 333), (0.0001, 1), (0.9999, 1000)])
-def test_a_share_is_at_least_a_thousandth(share: float, milli: int) -> None:
-    assert share_to_milli(share) == milli
+@pytest.mark.parametrize(("share", "share_milli"), [(0.5, 500), (1 / 3, 333), (0.0001, 1), (0.9999, 1000)])
+def test_a_share_is_at_least_a_thousandth(share: float, share_milli: int) -> None:
+    assert share_to_milli(share) == share_milli

@@ -57,10 +57,10 @@ class Fleet(ABC):
 
     def enroll(self, name: str) -> str:
         """The secret that lets an agent speak for a worker."""
-        told = self.airflow.run("hetero", "enroll", name).stdout
-        found = re.search(rf"{ENROLMENT_VARIABLE}=(\S+)", told)
-        assert found is not None, told
-        return found[1]
+        output = self.airflow.run("hetero", "enroll", name).stdout
+        match = re.search(rf"{ENROLMENT_VARIABLE}=(\S+)", output)
+        assert match is not None, output
+        return match[1]
 
     def add(self, name: str, simulated: str, *queues: str) -> None:
         """Start a worker and its agent.
@@ -115,17 +115,17 @@ class Fleet(ABC):
 
     def states(self) -> dict[str, str]:
         """Worker → its state, as `airflow hetero workers` says."""
-        told = json.loads(self.airflow.run("hetero", "workers", "--json").stdout)
-        return {worker["id"]: worker["state"] for worker in told}
+        workers = json.loads(self.airflow.run("hetero", "workers", "--json").stdout)
+        return {worker["id"]: worker["state"] for worker in workers}
 
     def wait_until_lost(self, name: str) -> float:
         """When a scheduler has noted that the worker is lost; seconds of Unix time."""
         engine = create_engine(self.airflow.environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"], poolclass=NullPool)
-        own = select(tables.worker.c.state).where(tables.worker.c.id == name)
+        query = select(tables.worker.c.state).where(tables.worker.c.id == name)
 
         def is_lost() -> bool:
             with engine.connect() as connection:
-                return connection.execute(own).scalar_one() == WorkerState.LOST
+                return connection.execute(query).scalar_one() == WorkerState.LOST
 
         self.airflow.wait_until(is_lost, f"{name} to be found lost", 60, 0.2)
         return time.time()

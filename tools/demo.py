@@ -118,7 +118,7 @@ def placements(airflow: LocalAirflow, run_id: str, tasks: Mapping[str, Mapping[s
 
 def reasons(request_history: RequestHistory) -> Iterator[str]:
     """Why the newest lease has its place: why earlier alternatives were ruled out, and its score."""
-    decision = next((one for one in request_history.decisions if one["outcome"] == "place"), None)
+    decision = next((candidate for candidate in request_history.decisions if candidate["outcome"] == "place"), None)
     if decision is None:
         yield "the account of its decision was deleted"
         return

@@ -36,7 +36,7 @@ class World:
         self.now = 0.0
         self.stops = [stop_at_s]
         self.inventories = inventories
-        self.told: list[tuple[float, str]] = []
+        self.sent: list[tuple[float, str]] = []
         self.known = ""
         self.here: frozenset[str] = frozenset()
         self.ended: list[tuple[float, str]] = []
@@ -56,16 +56,16 @@ class World:
         self.ended += [(round(self.now, 1), lease_id) for lease_id in leases]
 
     def send_inventory(self, report: InventoryReport) -> ServerReply:
-        self.told.append((round(self.now, 1), f"inventory of {len(report.worker.devices)}"))
+        self.sent.append((round(self.now, 1), f"inventory of {len(report.worker.devices)}"))
         answer = self.answer(report)
-        self.known = str(len(self.told))
+        self.known = str(len(self.sent))
         return answer or ServerReply(inventory=self.known)
 
     def send_heartbeat(self, beat: Heartbeat) -> ServerReply:
-        words = ["leaving" if beat.is_leaving else "beat", *(f"{one.power_w:g} W" for one in beat.telemetry)]
-        words += sorted(beat.leases)
-        words += [f"{one.device_id}:{one.xid or f'{one.ecc_errors} ECC'}" for one in beat.errors]
-        self.told.append((round(self.now, 1), " ".join(words)))
+        parts = ["leaving" if beat.is_leaving else "beat", *(f"{reading.power_w:g} W" for reading in beat.telemetry)]
+        parts += sorted(beat.leases)
+        parts += [f"{error.device_id}:{error.xid or f'{error.ecc_errors} ECC'}" for error in beat.errors]
+        self.sent.append((round(self.now, 1), " ".join(parts)))
         return self.answer(beat) or ServerReply(inventory=self.known, leases=0 if beat.is_leaving else None)
 
     def pause(self, seconds: float) -> bool:
@@ -79,43 +79,43 @@ class World:
         rng = random.Random(1)
         ports = (self, self, self.errors, self)
         Agent("worker-a", "celery", *ports, pause=self.pause, rng=rng, clock=lambda: self.now).run()
-        return self.told
+        return self.sent
 
 
-def found(*devices, problems=(), **fields) -> Inventory:
+def inventory(*devices, problems=(), **fields) -> Inventory:
     worker = a_worker(devices=devices or (a_cpu(), a_device()), **fields).model_copy(update={"problems": problems})
     return Inventory(worker=worker, telemetry=(READING,))
 
 
 def test_the_inventory_is_reported_once_and_then_only_that_the_worker_is_there():
-    world = World([None, found(), None, None], stop_at_s=11)
+    world = World([None, inventory(), None, None], stop_at_s=11)
     assert world.run() == [(0.2, "inventory of 2"), (5.2, "beat"), (10.2, "beat"), (11, "leaving")]
 
 
 def test_a_new_inventory_is_reported_and_new_readings_of_an_old_one_come_with_the_next_heartbeat():
-    world = World([found(), found(), found(a_cpu())], stop_at_s=14)
+    world = World([inventory(), inventory(), inventory(a_cpu())], stop_at_s=14)
     assert world.run()[:3] == [(0, "inventory of 2"), (5, "beat 70 W"), (10, "inventory of 1")]
 
 
 def test_devices_of_a_probe_that_failed_stay_known():
-    world = World([found(), found(a_cpu(), problems=("nvidia: no answer",))], stop_at_s=6)
+    world = World([inventory(), inventory(a_cpu(), problems=("nvidia: no answer",))], stop_at_s=6)
     assert world.run()[1] == (5, "inventory of 2")
 
 
 def test_the_workers_engine_is_the_agents():
-    world = World([found(engine="local")], stop_at_s=1)
+    world = World([inventory(engine="local")], stop_at_s=1)
     engines = []
-    world.answer = lambda told: engines.append(told.worker.engine) if isinstance(told, InventoryReport) else None
+    world.answer = lambda report: engines.append(report.worker.engine) if isinstance(report, InventoryReport) else None
     world.run()
     assert engines == ["celery"]
 
 
 def test_a_server_that_has_lost_the_inventory_is_reported_at_once():
-    world = World([found()], stop_at_s=12)
+    world = World([inventory()], stop_at_s=12)
     begun = [False]
 
-    def forget(told):
-        if isinstance(told, Heartbeat) and not begun[0]:
+    def forget(report):
+        if isinstance(report, Heartbeat) and not begun[0]:
             begun[0], world.known = True, ""
 
     world.answer = forget
@@ -123,7 +123,7 @@ def test_a_server_that_has_lost_the_inventory_is_reported_at_once():
 
 
 def test_a_server_that_is_away_is_tried_again_less_and_less_often_and_the_log_says_so_once(caplog):
-    world = World([found()], stop_at_s=300)
+    world = World([inventory()], stop_at_s=300)
     up_at = 200
 
     def answer(_):
@@ -132,11 +132,11 @@ def test_a_server_that_is_away_is_tried_again_less_and_less_often_and_the_log_sa
 
     world.answer = answer
     with caplog.at_level("INFO"):
-        told = world.run()
-    tries = [at for at, _ in told if at < up_at]
+        entries = world.run()
+    tries = [at for at, _ in entries if at < up_at]
     assert 40 < len(tries) < 130
     assert all(b - a <= MAX_RETRY_WAIT_S + 0.1 for a, b in pairwise(tries))
-    after = [(at, what) for at, what in told if at >= up_at]
+    after = [(at, what) for at, what in entries if at >= up_at]
     assert after[0][1] == "inventory of 2"
     assert after[0][0] < up_at + MAX_RETRY_WAIT_S
     assert [record.levelname for record in caplog.records][:2] == ["WARNING", "INFO"]
@@ -150,10 +150,10 @@ def test_a_thousand_agents_do_not_come_back_at_the_same_moment():
 
 @pytest.mark.parametrize("code", [RefusalCode.UNKNOWN_KEY, RefusalCode.SUPERSEDED])
 def test_an_agent_that_nobody_will_ever_hear_again_ends_with_the_reason(code):
-    world = World([found()])
+    world = World([inventory()])
 
-    def answer(told):
-        if isinstance(told, Heartbeat):
+    def answer(report):
+        if isinstance(report, Heartbeat):
             raise refused(code)
 
     world.answer = answer
@@ -164,58 +164,58 @@ def test_an_agent_that_nobody_will_ever_hear_again_ends_with_the_reason(code):
 
 @pytest.mark.parametrize("code", [RefusalCode.EXPIRED, RefusalCode.REPLAYED])
 def test_a_refusal_that_time_may_cure_is_tried_again(code):
-    world = World([found()], stop_at_s=100)
+    world = World([inventory()], stop_at_s=100)
 
     def answer(_):
         if world.now < 50:
             raise refused(code)
 
     world.answer = answer
-    told = world.run()
-    assert [what for at, what in told if at >= 50][:2] == ["inventory of 2", "beat"]
+    entries = world.run()
+    assert [what for at, what in entries if at >= 50][:2] == ["inventory of 2", "beat"]
 
 
 def test_an_inventory_that_is_not_taken_is_not_reported_with_each_heartbeat(caplog):
-    world = World([found()], stop_at_s=130)
+    world = World([inventory()], stop_at_s=130)
 
-    def answer(told):
-        if isinstance(told, InventoryReport):
+    def answer(report):
+        if isinstance(report, InventoryReport):
             raise refused(RefusalCode.INVALID)
 
     world.answer = answer
-    told = world.run()
-    assert [at for at, what in told if what.startswith("inventory")] == [0, REPORT_AGAIN_S, 2 * REPORT_AGAIN_S]
-    assert len(told) > 20
+    entries = world.run()
+    assert [at for at, what in entries if what.startswith("inventory")] == [0, REPORT_AGAIN_S, 2 * REPORT_AGAIN_S]
+    assert len(entries) > 20
     assert "does not accept this worker's inventory" in caplog.text
 
 
 def test_devices_that_another_worker_reports_too_are_logged(caplog):
-    world = World([found()], stop_at_s=100)
-    world.answer = lambda told: ServerReply(inventory="1", contested=("GPU-0",))
+    world = World([inventory()], stop_at_s=100)
+    world.answer = lambda report: ServerReply(inventory="1", contested=("GPU-0",))
     world.run()
     assert "Another worker reports the devices GPU-0 too" in caplog.text
 
 
 def test_leaving_waits_for_the_tasks_that_are_left():
-    world = World([found()], stop_at_s=6)
+    world = World([inventory()], stop_at_s=6)
     leases = iter([2, 1, 0])
-    world.answer = lambda told: ServerReply(leases=next(leases)) if getattr(told, "is_leaving", False) else None
+    world.answer = lambda report: ServerReply(leases=next(leases)) if getattr(report, "is_leaving", False) else None
     assert world.run()[-3:] == [(6, "leaving"), (11, "leaving"), (16, "leaving")]
 
 
 def test_told_to_stop_again_it_does_not_wait():
-    world = World([found()])
+    world = World([inventory()])
     world.stops = [6, 12]
-    world.answer = lambda told: ServerReply(leases=2) if getattr(told, "is_leaving", False) else None
+    world.answer = lambda report: ServerReply(leases=2) if getattr(report, "is_leaving", False) else None
     assert world.run()[-2:] == [(6, "leaving"), (11, "leaving")]
     assert world.now == 12
 
 
 def test_a_server_that_does_not_answer_does_not_keep_a_leaving_agent(caplog):
-    world = World([found()], stop_at_s=6)
+    world = World([inventory()], stop_at_s=6)
 
-    def answer(told):
-        if getattr(told, "is_leaving", False):
+    def answer(report):
+        if getattr(report, "is_leaving", False):
             raise down()
 
     world.answer = answer
@@ -225,26 +225,26 @@ def test_a_server_that_does_not_answer_does_not_keep_a_leaving_agent(caplog):
 
 
 def test_each_heartbeat_reports_the_leases_whose_processes_are_here():
-    world = World([found()], stop_at_s=11)
+    world = World([inventory()], stop_at_s=11)
     world.here = frozenset({"l1", "l2"})
     assert world.run()[1:] == [(5, "beat l1 l2"), (10, "beat l1 l2"), (11, "leaving l1 l2")]
 
 
 def test_what_is_over_is_ended_whatever_was_reported():
-    world = World([found()], stop_at_s=6)
-    world.answer = lambda told: ServerReply(inventory="1", leases=0, end=(f"l{len(world.told)}",))
+    world = World([inventory()], stop_at_s=6)
+    world.answer = lambda report: ServerReply(inventory="1", leases=0, end=(f"l{len(world.sent)}",))
     world.run()
     assert world.ended == [(0, "l1"), (5, "l2"), (6, "l3")]
 
 
 def test_a_worker_that_is_kept_out_reports_its_inventory_with_each_heartbeat_until_it_is_not(caplog):
-    world = World([found()], stop_at_s=18)
+    world = World([inventory()], stop_at_s=18)
     world.here = frozenset({"l1"})
     reports = []
 
-    def answer(told):
-        if isinstance(told, InventoryReport) and world.now < 10:
-            reports.append(told.leases)
+    def answer(report):
+        if isinstance(report, InventoryReport) and world.now < 10:
+            reports.append(report.leases)
             return ServerReply(end=("l1",))
         world.here = frozenset()
         return None
@@ -257,12 +257,12 @@ def test_a_worker_that_is_kept_out_reports_its_inventory_with_each_heartbeat_unt
 
 def test_errors_of_devices_are_reported_with_the_next_heartbeat_until_one_is_answered():
     readings = [(READING.model_copy(update={"ecc_errors": errors}),) for errors in (3, 5)]
-    inventories = [found().model_copy(update={"telemetry": telemetry}) for telemetry in readings]
+    inventories = [inventory().model_copy(update={"telemetry": telemetry}) for telemetry in readings]
     world = World(inventories, stop_at_s=21)
     world.xids.append(XidEvent(uuid="GPU-0", xid=79, at=EPOCH))
 
-    def answer(told):
-        if isinstance(told, Heartbeat) and world.now < 9:
+    def answer(report):
+        if isinstance(report, Heartbeat) and world.now < 9:
             raise down()
 
     world.answer = answer
@@ -273,11 +273,11 @@ def test_errors_of_devices_are_reported_with_the_next_heartbeat_until_one_is_ans
 
 
 def test_errors_are_kept_as_long_as_the_server_has_another_inventory():
-    world = World([found()], stop_at_s=16)
+    world = World([inventory()], stop_at_s=16)
     world.xids.append(XidEvent(uuid="GPU-0", xid=79, at=EPOCH))
 
-    def forget(told):
-        if isinstance(told, Heartbeat) and world.now == 5:
+    def forget(report):
+        if isinstance(report, Heartbeat) and world.now == 5:
             world.known = ""
 
     world.answer = forget

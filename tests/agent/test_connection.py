@@ -70,7 +70,7 @@ class NoLeases:
         assert not leases
 
 
-class Found:
+class DiscoveryQueue:
     """Stands in for discovery."""
 
     def __init__(self) -> None:
@@ -86,14 +86,14 @@ def running(server, enrolment, tmp_path, monkeypatch):
     """An agent in a thread with a heartbeat every 50 ms, and the signals that stop it."""
     monkeypatch.setattr(agent_module, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(agent_module, "MAX_RETRY_WAIT_S", 0.1)
-    signals, found = StopSignals(), Found()
+    signals, discovery = StopSignals(), DiscoveryQueue()
     link = link_to(server.url, tmp_path)
-    xids = SimpleNamespace(poll=lambda: [found.xids.pop() for _ in list(found.xids)])
-    ports = (found, NoLeases(), ErrorWatch(xids), link)
+    xids = SimpleNamespace(poll=lambda: [discovery.xids.pop() for _ in list(discovery.xids)])
+    ports = (discovery, NoLeases(), ErrorWatch(xids), link)
     made = Agent("worker-a", "celery", *ports, pause=signals.pause, rng=random.Random(1))
     thread = threading.Thread(target=made.run)
     thread.start()
-    yield found, signals, thread
+    yield discovery, signals, thread
     for _ in range(100):
         signals._receive(15, None)
         thread.join(0.1)
@@ -167,17 +167,17 @@ def test_a_revoked_agent_is_reported_so(server, enrolment, tmp_path):
 
 
 def test_a_worker_is_there_within_a_heartbeat_and_its_changes_too(running, store):
-    found, _, _ = running
+    discovery, _, _ = running
     until(lambda: store.snapshot().workers == (WORKER,))
     changed = WORKER.model_copy(update={"labels": {"zone": "b"}})
-    found.next.append(Inventory(worker=changed))
+    discovery.next.append(Inventory(worker=changed))
     until(lambda: store.snapshot().workers == (changed,))
 
 
 def test_a_gpu_that_falls_off_the_bus_is_out_within_a_heartbeat_until_a_scheduler_lets_it_back_in(running, store):
-    found, _, _ = running
+    discovery, _, _ = running
     until(lambda: store.snapshot().workers == (WORKER,))
-    found.xids.append(XidEvent(uuid="GPU-1", xid=79, at=datetime.now(UTC)))
+    discovery.xids.append(XidEvent(uuid="GPU-1", xid=79, at=datetime.now(UTC)))
     until(lambda: store.snapshot().holds)
     assert [device.id for device in store.snapshot().workers[0].devices if device.leasable] == ["cpu", "GPU-0"]
     scheduler = HealthWatch(store, HostHealth("another host"))

@@ -18,12 +18,12 @@ class Xids:
     """Stands in for `XidWatch`."""
 
     def __init__(self):
-        self.news, self.polls, self.is_closed = [], 0, False
+        self.new_events, self.polls, self.is_closed = [], 0, False
 
     def poll(self):
         self.polls += 1
-        news, self.news = self.news, []
-        return news
+        events, self.new_events = self.new_events, []
+        return events
 
     def close(self):
         self.is_closed = True
@@ -43,13 +43,13 @@ class Host:
         self.watch.take_inventory(Inventory(worker=self.worker, telemetry=telemetry))
 
     def hear(self, *xids, uuid="GPU-0"):
-        self.xids.news += [XidEvent(uuid=uuid, xid=xid, at=self.clock.advance(1)) for xid in xids]
+        self.xids.new_events += [XidEvent(uuid=uuid, xid=xid, at=self.clock.advance(1)) for xid in xids]
 
-    def told(self):
+    def reported_errors(self):
         """(device, XID or number of ECC errors) of what is told, which the server takes."""
-        told = self.watch.unconfirmed()
-        self.watch.confirm(told)
-        return [(one.device_id, one.xid or f"{one.ecc_errors} ECC") for one in told]
+        errors = self.watch.unconfirmed()
+        self.watch.confirm(errors)
+        return [(error.device_id, error.xid or f"{error.ecc_errors} ECC") for error in errors]
 
 
 def test_xids_and_new_ecc_errors_are_reported_until_they_are_known():
@@ -58,38 +58,38 @@ def test_xids_and_new_ecc_errors_are_reported_until_they_are_known():
     host.see(GPU_0=5)
     host.hear(79)
     assert host.watch.unconfirmed() == host.watch.unconfirmed()
-    assert host.told() == [("GPU-0", "2 ECC"), ("GPU-0", 79)]
+    assert host.reported_errors() == [("GPU-0", "2 ECC"), ("GPU-0", 79)]
     host.see(GPU_0=5)
-    assert host.told() == []
+    assert host.reported_errors() == []
 
 
 def test_what_comes_while_the_server_is_reported_is_reported_next():
     host = Host()
     host.hear(63)
-    told = host.watch.unconfirmed()
+    errors = host.watch.unconfirmed()
     host.hear(63, 48)
     host.watch.unconfirmed()
-    host.watch.confirm(told)
-    assert host.told() == [("GPU-0", 63), ("GPU-0", 48)]
+    host.watch.confirm(errors)
+    assert host.reported_errors() == [("GPU-0", 63), ("GPU-0", 48)]
 
 
 def test_a_storm_of_one_pushes_no_other_out():
     host = Host()
     host.hear(79, *[45] * 10_000)
-    assert host.told() == [("GPU-0", 79), *[("GPU-0", 45)] * MAX_KEPT]
+    assert host.reported_errors() == [("GPU-0", 79), *[("GPU-0", 45)] * MAX_KEPT]
 
 
 def test_what_is_too_much_for_one_heartbeat_comes_with_the_next():
     host = Host()
     host.hear(*range(1, MAX_ERRORS + 10))
-    assert [len(host.told()) for _ in range(3)] == [MAX_ERRORS, 9, 0]
+    assert [len(host.reported_errors()) for _ in range(3)] == [MAX_ERRORS, 9, 0]
 
 
 @pytest.mark.parametrize("xid", [-1, 10_001, 2**63])
 def test_a_number_that_is_no_xid_is_passed_over(xid):
     host = Host()
     host.hear(xid, 79)
-    assert host.told() == [("GPU-0", 79)]
+    assert host.reported_errors() == [("GPU-0", 79)]
 
 
 @pytest.mark.parametrize("device", [a_cpu(), a_device(simulated=True), a_device(vendor="amd")])
@@ -106,4 +106,4 @@ def test_each_error_has_the_time_at_which_it_was_noticed():
     host.see(GPU_0=0)
     host.clock.advance(30)
     host.see(GPU_0=1)
-    assert [one.at for one in host.watch.unconfirmed()] == [EPOCH + timedelta(seconds=30)]
+    assert [error.at for error in host.watch.unconfirmed()] == [EPOCH + timedelta(seconds=30)]

@@ -18,7 +18,7 @@ def test_a_key_is_made_once_and_read_again(tmp_path):
     again = load_key(path)
     assert again is not None
     assert public_key_hex(again) == public_key_hex(made)
-    assert [one.name for one in path.parent.iterdir()] == ["key.pem"]
+    assert [file.name for file in path.parent.iterdir()] == ["key.pem"]
 
 
 def test_only_its_owner_may_read_it(tmp_path):
@@ -47,11 +47,11 @@ def test_a_folder_that_can_not_be_written_is_reported(tmp_path):
 
 
 def test_what_is_no_ed25519_key_is_reported_and_not_shown(tmp_path):
-    other = generate_private_key(SECP256R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    for text, found in ((b"rubbish", "no private key"), (other, "a key of another kind")):
+    other_key = generate_private_key(SECP256R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    for text, problem in ((b"rubbish", "no private key"), (other_key, "a key of another kind")):
         path = tmp_path / "key.pem"
         path.write_bytes(text)
         path.chmod(0o600)
-        with pytest.raises(IdentityError, match=found) as caught:
+        with pytest.raises(IdentityError, match=problem) as caught:
             load_key(path)
         assert text.decode() not in str(caught.value)

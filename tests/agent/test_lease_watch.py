@@ -57,8 +57,8 @@ def supervise():
     def start(lease_id="l1", worker_id="worker-a", manner="plain"):
         command = [sys.executable, "-c", SUPERVISOR, lease_id, worker_id, manner]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        words = {process.stdout.readline().strip() for _ in range(2)} - {"ready"}
-        started.append((process, int(words.pop())))
+        lines = {process.stdout.readline().strip() for _ in range(2)} - {"ready"}
+        started.append((process, int(lines.pop())))
         return started[-1]
 
     yield start
@@ -118,18 +118,18 @@ def test_a_supervisor_that_only_has_its_end_to_report_holds_nothing(supervise):
 
 def test_a_program_in_a_session_of_its_own_counts_without_any_file(supervise):
     environment = {**os.environ, LEASE_VARIABLE: a_task_lease(id="l7", worker="worker-a").model_dump_json()}
-    others = {**os.environ, LEASE_VARIABLE: a_task_lease(id="l8", worker="worker-b").model_dump_json()}
+    foreign_environment = {**os.environ, LEASE_VARIABLE: a_task_lease(id="l8", worker="worker-b").model_dump_json()}
     with (
-        subprocess.Popen(["/bin/sleep", "600"], env=environment, start_new_session=True) as own,
-        subprocess.Popen(["/bin/sleep", "600"], env=others) as foreign,
+        subprocess.Popen(["/bin/sleep", "600"], env=environment, start_new_session=True) as own_session,
+        subprocess.Popen(["/bin/sleep", "600"], env=foreign_environment) as foreign,
     ):
         watch = Watch()
         until(lambda: watch.live_leases() == {"l7"})
         watch.now += 100
         assert watch.live_leases() == {"l7"}
-        assert own.poll() is None, "nobody said that it is over"
+        assert own_session.poll() is None, "nobody said that it is over"
         watch.end(["l7"])
-        assert own.wait(10) == -15
+        assert own_session.wait(10) == -15
         assert foreign.poll() is None
         foreign.kill()
 

@@ -58,14 +58,14 @@ from hetero_airflow.model.worker import Inventory
 from hetero_airflow.testing import a_worker
 agent.HEARTBEAT_S, agent.MAX_RETRY_WAIT_S, connection.TIMEOUT_S = 0.1, 0.5, 0.5
 
-class Found:
-    found = [Inventory(worker=a_worker(engine="celery"))]
+class OneInventory:
+    inventories = [Inventory(worker=a_worker(engine="celery"))]
     def poll(self):
-        return self.found.pop() if self.found else None
+        return self.inventories.pop() if self.inventories else None
 
 pause, rng = StopSignals().pause, random.Random(1)
 opened = open_connection(sys.argv[1], "worker-a", Path(sys.argv[2]), sys.argv[3], pause=pause, rng=rng)
-ports = (Found(), lease_watch.LeaseWatch("worker-a"), error_watch.ErrorWatch(), opened)
+ports = (OneInventory(), lease_watch.LeaseWatch("worker-a"), error_watch.ErrorWatch(), opened)
 agent.Agent("worker-a", "celery", *ports, pause=pause, rng=rng).run()
 """
 
@@ -84,8 +84,8 @@ with recorded_lease(sys.argv[1], "worker-a") as note:
 """
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +125,10 @@ def start(tmp_path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Starts a Python program, in a network namespace if its name is given."""
     with ExitStack() as stack:
 
-        def run(code: str, *words: str, network: str = "") -> subprocess.Popen[bytes]:
+        def run(code: str, *arguments: str, network: str = "") -> subprocess.Popen[bytes]:
             inside = ["ip", "netns", "exec", network] if network else []
             environment = {**os.environ, "TMPDIR": str(tmp_path)}
-            command = [*inside, sys.executable, "-W", "ignore", "-c", code, *words]
+            command = [*inside, sys.executable, "-W", "ignore", "-c", code, *arguments]
             process = stack.enter_context(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE))
             stack.callback(process.kill)
             return process
@@ -188,9 +188,9 @@ def cut(request, networks) -> Iterator[Callable[[], Cut]]:
         return made[-1]
 
     yield begin
-    for one in made:
+    for cut_made in made:
         with suppress(subprocess.CalledProcessError):
-            one.heal()
+            cut_made.heal()
 
 
 def test_a_short_split_harms_no_task(joined, store, start, cut):
@@ -242,8 +242,8 @@ def test_an_api_server_that_is_away_takes_no_worker_with_it(networks, engine, st
     server.wait()
     for seconds in (1, 60, 86400):
         late = datetime.now(UTC) + timedelta(seconds=seconds)
-        found = store.snapshot().workers, store.last_seen(), store.heartbeats(), store.server_heartbeat(), late, 15
-        assert lost_workers(*found) == ()
+        state = store.snapshot().workers, store.last_seen(), store.heartbeats(), store.server_heartbeat(), late, 15
+        assert lost_workers(*state) == ()
     away = datetime.now(UTC)
     start(SERVE, str(engine.url), SERVER, str(PORT), network=networks[1])
     until(lambda: store.last_seen()["worker-a"] > away, 60)

@@ -134,15 +134,15 @@ def test_an_agent_leaves_out_readings_that_would_be_refused():
 def test_the_largest_worker_fits_into_the_limits():
     ids = [f"GPU-5a3c1f2e-8c1b-4a0e-9d52-{n:012}" for n in range(MAX_DEVICES)]
     devices = tuple(
-        a_device(one, index=n, peers=tuple(ids[n - n % 8 : n - n % 8 + 8]), details={"pcie_width": 16})
-        for n, one in enumerate(ids)
+        a_device(id_, index=n, peers=tuple(ids[n - n % 8 : n - n % 8 + 8]), details={"pcie_width": 16})
+        for n, id_ in enumerate(ids)
     )
     readings = tuple(
         Telemetry(
-            device_id=one, memory_free_bytes=85520809984, utilization=0.123, temperature_c=63.5, power_w=412.5,
+            device_id=id_, memory_free_bytes=85520809984, utilization=0.123, temperature_c=63.5, power_w=412.5,
             pcie_sent_bytes_per_s=26_700_000_000, pcie_received_bytes_per_s=26_700_000_000, ecc_errors=0, xid=79,
         )
-        for one in ids
+        for id_ in ids
     )  # fmt: skip
     whole = InventoryReport(worker=a_worker("w" * 200, devices, engine="celery"), telemetry=readings)
     assert len(whole.model_dump_json(exclude_defaults=True)) < MAX_INVENTORY_BYTES

@@ -102,7 +102,7 @@ def full_disk(scene: Scene) -> tuple[Training, Injury]:
     scene.some_step(training, 5, 10)
     pid = training.process().pid
     unlimited = resource.prlimit(pid, resource.RLIMIT_FSIZE, (FULL, resource.RLIM_INFINITY))
-    kept = training.entries()[-1]
+    last_entry = training.entries()[-1]
     training.wait_for_step(training.step() + scene.rng.randint(5, 9))
     if scene.rng.random() < 0.5:
         injury = training.wound()
@@ -110,7 +110,7 @@ def full_disk(scene: Scene) -> tuple[Training, Injury]:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, unlimited)
         injury = training.injury()
     training.finish()
-    assert kept.step < injury.step
+    assert last_entry.step < injury.step
     assert "Free space there" in training.log() or "has room" in training.log()
     return training, injury
 

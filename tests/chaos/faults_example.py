@@ -42,7 +42,7 @@ class Example(Training):
 
     def lines(self) -> list[dict[str, Any]]:
         """Its starts, each with its devices, and its steps, each with its metrics."""
-        return list(_told(super().lines(), self.run_id))
+        return list(_lines_of_run(super().lines(), self.run_id))
 
     def task(self) -> dict[str, Any]:
         tasks = self.airflow.tasks(self.dag_id, self.run_id)
@@ -61,18 +61,20 @@ class Example(Training):
 
     def mixed(self) -> list[str]:
         whole = (self.undisturbed or self).metrics()
-        told = [(f"step {line['step']}", line["step"], line["metrics"]) for line in self.done()]
+        results = [(f"step {line['step']}", line["step"], line["metrics"]) for line in self.done()]
         place = self.place()
         for entry in self.entries():
-            told.append((f"checkpoint {entry.key}", entry.step, entry.metrics))
+            results.append((f"checkpoint {entry.key}", entry.step, entry.metrics))
             with tempfile.TemporaryDirectory() as folder:
                 load_checkpoint(open_store(place), place, entry, Path(folder) / "checkpoint")
-        found = [f"{what} has {has}, not {whole.get(step)}" for what, step, has in told if has != whole.get(step)]
+        differences = [
+            f"{what} has {has}, not {whole.get(step)}" for what, step, has in results if has != whole.get(step)
+        ]
         missing = set(range(self.steps)) - self.metrics().keys()
-        return [*found, f"steps {sorted(missing)} were never done"] if missing else found
+        return [*differences, f"steps {sorted(missing)} were never done"] if missing else differences
 
 
-def _told(log: list[dict[str, Any]], run_id: str) -> Iterator[dict[str, Any]]:
+def _lines_of_run(log: list[dict[str, Any]], run_id: str) -> Iterator[dict[str, Any]]:
     starts, about = 0, {}
     for line in log:
         event, at = line["event"], datetime.fromisoformat(line["timestamp"]).timestamp()

@@ -143,8 +143,8 @@ def stopped_worker(scene: Scene) -> tuple[Training, Injury]:
     parent.suspend()
     process.suspend()
     scene.wait_until(lambda: len(training.starts()) > 1, "another one to go on")
-    for one in (parent, process):
-        if one.is_running():
-            one.resume()
+    for stopped in (parent, process):
+        if stopped.is_running():
+            stopped.resume()
     training.finish()
     return training, injury

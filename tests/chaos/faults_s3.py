@@ -17,8 +17,8 @@ def fails(kind: str, scene: Scene) -> tuple[Training, Injury]:
     numbers = itertools.count(1)
 
     def fault(method: str, path: str, number: int) -> str | None:
-        own = next(numbers)
-        return kind if own <= streak or own % 3 == turn else None
+        request_number = next(numbers)
+        return kind if request_number <= streak or request_number % 3 == turn else None
 
     with scene.s3_fault(training.place().path, fault):
         scene.some_step(training, training.step() + 1, training.step() + 6)

@@ -37,17 +37,17 @@ class Reference:
 
     def differences(self, done: list[dict[str, Any]], steps: int) -> list[str]:
         """How the steps that were done differ from those of an uninterrupted training, bit for bit."""
-        found = [
+        problems = [
             f"step {line['step']} has the loss {line['loss']!r}, not {self.losses[line['step']]!r}"
             for line in done
             if line["loss"] != self.losses[line["step"]]
         ]
         missing = set(range(steps)) - {line["step"] for line in done}
         if missing:
-            found.append(f"steps {sorted(missing)} were never done")
+            problems.append(f"steps {sorted(missing)} were never done")
         last: dict[int, int] = {}
         for line in done:
             if line["step"] != last.get(line["pid"], line["step"] - 1) + 1:
-                found.append(f"process {line['pid']} went from step {last[line['pid']]} to {line['step']}")
+                problems.append(f"process {line['pid']} went from step {last[line['pid']]} to {line['step']}")
             last[line["pid"]] = line["step"]
-        return found
+        return problems

@@ -83,15 +83,15 @@ class Training:
         self._wait(lambda: self.recovery(injury) is not None, f"steps beyond {injury.step}")
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        asked = time.monotonic()
+        asked_at_s = time.monotonic()
 
         def is_met() -> bool:
-            nonlocal asked
+            nonlocal asked_at_s
             if condition():
                 return True
-            if time.monotonic() < asked + 1:
+            if time.monotonic() < asked_at_s + 1:
                 return False
-            asked = time.monotonic()
+            asked_at_s = time.monotonic()
             assert not self.is_over() or condition(), f"it ended as {self.task()['state']}:\n{self.log()}"
             return False
 
@@ -177,7 +177,7 @@ class Training:
 
     def mixed(self) -> list[str]:
         """What is wrong with its journal and its checkpoints; empty if nothing is."""
-        found = self.reference.differences(self.done(), self.steps)
+        problems = self.reference.differences(self.done(), self.steps)
         place = self.place()
         store = open_store(place)
         for entry in self.entries():
@@ -185,8 +185,8 @@ class Training:
                 into = Path(folder) / "checkpoint"
                 load_checkpoint(store, place, entry, into)
                 if self.reference.digest_of(read_state(into)) != self.reference.digests[entry.step]:
-                    found.append(f"checkpoint {entry.key} is not the state after step {entry.step}")
-        return found
+                    problems.append(f"checkpoint {entry.key} is not the state after step {entry.step}")
+        return problems
 
 
 @dataclass
@@ -235,8 +235,8 @@ class Scene:
 
     def fault_of(self, method: str, url_path: str, number: int) -> str | None:
         """What the proxy before S3 asks."""
-        found = (fault for path, fault in tuple(self.s3_faults.items()) if path in unquote(url_path))
-        return next((fault(method, url_path, number) for fault in found), None)
+        faults = (fault for path, fault in tuple(self.s3_faults.items()) if path in unquote(url_path))
+        return next((fault(method, url_path, number) for fault in faults), None)
 
     def launch_scheduler(self) -> float:
         """Start it again; how many seconds passed until its loop began."""
@@ -305,5 +305,5 @@ UNION ALL SELECT end_date FROM task_instance_history WHERE run_id = :run_id AND 
 def ends_of(run_id: str, database: str) -> list[float]:
     """When runs of a task ended after which it was to run again, as POSIX times."""
     with create_engine(database, poolclass=NullPool).connect() as connection:
-        found = [datetime.fromisoformat(str(moment)) for moment in connection.scalars(text(ENDS), {"run_id": run_id})]
-    return [(moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() for moment in found]
+        ends = [datetime.fromisoformat(str(moment)) for moment in connection.scalars(text(ENDS), {"run_id": run_id})]
+    return [(moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() for moment in ends]

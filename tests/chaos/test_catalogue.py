@@ -27,13 +27,13 @@ API itself finds its database locked by more."""
 
 def cases() -> list[Any]:
     """Each fault with the seeds that are struck at once."""
-    found = []
+    params = []
     for fault in (name for name in NAMES if name != "sequence"):
         size = 1 if fault in ALONE or BACKEND == "sqlite" else TOGETHER
         for first in range(0, len(SEEDS), size):
             seeds = SEEDS[first : first + size]
-            found.append(pytest.param(fault, seeds, id=f"{fault}-{'-'.join(map(str, seeds))}"))
-    return found
+            params.append(pytest.param(fault, seeds, id=f"{fault}-{'-'.join(map(str, seeds))}"))
+    return params
 
 
 @pytest.mark.timeout(1800)
@@ -50,14 +50,14 @@ def test_nothing_is_lost(chaos_airflow: Scene, table: Table, seeds: list[int], f
     began = time.monotonic()
     noted, lost_tasks = scene.follow_up()
     fresh_s = time.monotonic() - began
-    trainings = [training for one in scenes for training in one.trainings]
+    trainings = [training for scene in scenes for training in scene.trainings]
     for training in trainings:
         training.finish()
     double = overlaps([{**use, **WHOLE} for use in [*noted, *uses_of(trainings)]])
     scene.airflow.wait_until_freed(PATIENCE_S)
     rows = [
-        row_of(one, *wounded, double_leases=len(double), lost_tasks=lost_tasks, fresh_s=fresh_s)
-        for one, wounded in zip(scenes, struck, strict=True)
+        row_of(scene, *wounded, double_leases=len(double), lost_tasks=lost_tasks, fresh_s=fresh_s)
+        for scene, wounded in zip(scenes, struck, strict=True)
     ]
     for row in rows:
         table.add(row)
@@ -83,6 +83,6 @@ def row_of(scene: Scene, training: Training, injury: Injury, **figures: Any) -> 
         lost_steps=recovery[1],
         tries=training.tries(),
         leases_left=len(scene.still_leased()),
-        mixed_checkpoints=sum(len(one.mixed()) for one in scene.trainings),
+        mixed_checkpoints=sum(len(training.mixed()) for training in scene.trainings),
         **figures,
     )

@@ -80,33 +80,33 @@ def history(store: Store) -> tuple[list[Lease], list[Lease]]:
 def messages(past: list[Lease], now: list[Lease]) -> list[Message]:
     """All that may still be on its way: of every lease, with its own token and with others', of many moments."""
     tokens = [lease.token for lease in (*past, *now)]
-    found: list[Message] = []
+    sent: list[Message] = []
     for lease in (*past, *now):
         for moment in map(at, (-60.0, 0.0, 5.0, 60.0)):
-            found += [
+            sent += [
                 lambda store, id_=lease.id, token=token, until=moment: store.renew([(id_, token)], until)
                 for token in (*tokens, 0)
             ]
-            found.append(
+            sent.append(
                 lambda store, id_=lease.id, token=lease.token, now=moment: store.record(
                     [CheckpointSaved(id_, token)], now
                 )
             )
     for lease in now:
-        found += [
+        sent += [
             lambda store, id_=lease.id, token=token: store.move(
                 [LeaseMove(id_, token, LeaseState.EVICTED, "late")], at(5)
             )
-            for token in (*(one.token for one in past), 0)
+            for token in (*(lease.token for lease in past), 0)
         ]
     for lease in past:
-        found.append(
+        sent.append(
             lambda store, id_=lease.id, token=lease.token: store.move(
                 [LeaseMove(id_, token, LeaseState.RELEASED, "twice")], at(5)
             )
         )
-    found += [lambda store, now=now: store.record([WorkerSeen(a_worker())], now) for now in map(at, (-60, 0, 60))]
-    return found
+    sent += [lambda store, now=now: store.record([WorkerSeen(a_worker())], now) for now in map(at, (-60, 0, 60))]
+    return sent
 
 
 def assert_only_the_holders_hold(store: Store, now: list[Lease]) -> None:

@@ -131,15 +131,15 @@ def test_an_existing_folder_is_not_changed(store, two, tmp_path) -> None:
 
 
 def craft(
-    store, place, tmp_path: Path, files: dict[str, object], other: dict[str, object] | None = None
+    store, place, tmp_path: Path, files: dict[str, object], changes: dict[str, object] | None = None
 ) -> CheckpointEntry:
     """A checkpoint whose manifest says anything; the index names it with its right digest."""
-    content = json.dumps({"version": 1, "step": 9, "metrics": {}, "files": files} | (other or {})).encode()
+    content = json.dumps({"version": 1, "step": 9, "metrics": {}, "files": files} | (changes or {})).encode()
     entry = CheckpointEntry(
         step=9,
         key="000000000009-1-00000000",
         digest=hashlib.sha256(content).hexdigest(),
-        size_bytes=sum(max(0, file["size_bytes"]) for file in ((other or {}).get("files") or files).values()),  # type: ignore
+        size_bytes=sum(max(0, file["size_bytes"]) for file in ((changes or {}).get("files") or files).values()),  # type: ignore
         published_at=NOW,
         token=1,
         epoch=0,

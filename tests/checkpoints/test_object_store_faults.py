@@ -86,7 +86,7 @@ class Handler(BaseHTTPRequestHandler):
             upstream.request(self.command, self.path, content, headers)
             answer = upstream.getresponse()
             body = answer.read()
-        kept = {name: value for name, value in answer.getheaders() if name.lower() not in HOP}
+        kept_headers = {name: value for name, value in answer.getheaders() if name.lower() not in HOP}
         length = int(answer.getheader("Content-Length") or 0) if self.command == "HEAD" else len(body)
         if fault == "answer lost":
             self.close_connection = True
@@ -96,7 +96,7 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "cut off":
             self.close_connection = True
             body = body[: len(body) // 2]
-        self.answer(answer.status, kept, body, length)
+        self.answer(answer.status, kept_headers, body, length)
 
     def answer(self, status: int, headers: dict[str, str], body: bytes, length: int | None = None) -> None:
         self.server.requests.append((self.command, self.path, status, len(body)))
@@ -303,9 +303,11 @@ def test_nothing_above_the_place_is_listed(store, place, proxy: Proxy, tmp_path)
 def test_an_unfinished_upload_is_swept(store, place, proxy: Proxy, s3_server: str, tmp_path) -> None:
     bucket = urlsplit(place.url).netloc
     client = boto3.client("s3", endpoint_url=s3_server)
-    torn = client.create_multipart_upload(Bucket=bucket, Key=f"a prefix/b/{place.path}/000000000001-0-00000000/tensors")
-    other = client.create_multipart_upload(Bucket=bucket, Key="elsewhere/000000000001-0-00000000/tensors")
+    unfinished = client.create_multipart_upload(
+        Bucket=bucket, Key=f"a prefix/b/{place.path}/000000000001-0-00000000/tensors"
+    )
+    elsewhere = client.create_multipart_upload(Bucket=bucket, Key="elsewhere/000000000001-0-00000000/tensors")
     save(store, claim_place(store, place), tmp_path, 1)
-    left = client.list_multipart_uploads(Bucket=bucket)["Uploads"]
-    assert [upload["UploadId"] for upload in left] == [other["UploadId"]]
-    assert torn["UploadId"] != other["UploadId"]
+    remaining = client.list_multipart_uploads(Bucket=bucket)["Uploads"]
+    assert [upload["UploadId"] for upload in remaining] == [elsewhere["UploadId"]]
+    assert unfinished["UploadId"] != elsewhere["UploadId"]

@@ -18,8 +18,8 @@ def test_every_task_instance_has_a_valid_path(dag_id: str, task_id: str, run_id:
 
 
 @given(TEXT, TEXT)
-def test_two_names_never_share_a_path(one: str, other: str) -> None:
-    assert (one == other) == (newest_key(one, "t") == newest_key(other, "t"))
+def test_two_names_never_share_a_path(dag_id: str, other_dag_id: str) -> None:
+    assert (dag_id == other_dag_id) == (newest_key(dag_id, "t") == newest_key(other_dag_id, "t"))
 
 
 def test_long_names_that_differ_at_the_end_do_not_share_a_path() -> None:

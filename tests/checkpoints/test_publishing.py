@@ -87,7 +87,7 @@ def test_before_the_first_save_there_is_nothing(store, new_place, tmp_path) -> N
 
 def test_a_later_run_fences_the_earlier_one_out(store, new_place, save) -> None:
     old = claim_place(store, new_place(token=1))
-    kept = save(old, 1)
+    entry = save(old, 1)
     new = claim_place(store, new_place(token=2))
     with pytest.raises(FencedOut) as caught:
         save(old, 2)
@@ -95,7 +95,7 @@ def test_a_later_run_fences_the_earlier_one_out(store, new_place, save) -> None:
     with pytest.raises(FencedOut):
         claim_place(store, new_place(token=1))
     index = read_index(store, new.place.path)
-    assert index == Index(token=2, epoch=0, entries=(kept,))
+    assert index == Index(token=2, epoch=0, entries=(entry,))
 
 
 def test_the_same_run_may_begin_again(store, new_place, save) -> None:

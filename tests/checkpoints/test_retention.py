@@ -38,26 +38,26 @@ def test_the_last_entries_stay() -> None:
     assert steps(retained_entries([entry(step) for step in range(10)], place(keep_last=3))) == [7, 8, 9]
 
 
-@pytest.mark.parametrize(("rule", "kept"), [("min:loss", [2, 4]), ("max:loss", [1, 4]), ("min:other", [4])])
-def test_the_best_entry_stays_and_the_last_of_equals(rule: str, kept: list[int]) -> None:
+@pytest.mark.parametrize(("rule", "retained"), [("min:loss", [2, 4]), ("max:loss", [1, 4]), ("min:other", [4])])
+def test_the_best_entry_stays_and_the_last_of_equals(rule: str, retained: list[int]) -> None:
     entries = [entry(step, loss=loss) for step, loss in enumerate([1.0, 9.0, 1.0, 5.0])] + [entry(4)]
-    assert steps(retained_entries(entries, place(keep_last=1, keep_best=rule))) == kept
+    assert steps(retained_entries(entries, place(keep_last=1, keep_best=rule))) == retained
 
 
 @pytest.mark.parametrize(
-    ("saved", "kept"),
+    ("saved", "retained"),
     [
         (range(99, 1000, 100), [299, 599, 899, 999]),  # saved when so many steps are done
         (range(0, 1001, 100), [300, 600, 900, 1000]),  # saved at round numbers
         (range(50, 1000, 130), [310, 700, 960]),  # saved by the clock
     ],
 )
-def test_the_first_at_or_after_each_multiple_stays(saved: range, kept: list[int]) -> None:
+def test_the_first_at_or_after_each_multiple_stays(saved: range, retained: list[int]) -> None:
     rules = place(keep_last=1, keep_every=300)
     entries: tuple[CheckpointEntry, ...] = ()
     for step in saved:
         entries = retained_entries([*entries, entry(step)], rules)
-    assert steps(entries) == kept
+    assert steps(entries) == retained
 
 
 @given(
@@ -76,7 +76,7 @@ def test_the_newest_always_stays_and_no_later_rule_needs_a_deleted_entry(saves, 
         assert retained_entries(entries, rules) == entries
     losses = [loss for _, loss in saves]
     if best:
-        assert (min if best == "min:loss" else max)(losses) in [kept.metrics["loss"] for kept in entries]
+        assert (min if best == "min:loss" else max)(losses) in [entry.metrics["loss"] for entry in entries]
 
 
 @pytest.mark.parametrize("text", ["loss", "min:", "least:loss", ":loss", ""])

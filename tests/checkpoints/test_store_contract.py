@@ -50,8 +50,8 @@ def test_only_the_last_reader_can_replace_an_object(store: CheckpointStore) -> N
 
 
 def test_a_missing_object_can_not_be_replaced(store: CheckpointStore) -> None:
-    other = store.replace("dag/other.json", b"1", None)
-    assert store.replace(KEY, b"2", other) is None
+    other_version = store.replace("dag/other.json", b"1", None)
+    assert store.replace(KEY, b"2", other_version) is None
     assert store.read(KEY, at_most=100) is None
 
 
@@ -108,20 +108,20 @@ def test_only_the_folders_that_are_garbage_are_swept(store: CheckpointStore, tmp
         put(store, f"place/{name}/a", b"1", tmp_path)
         put(store, f"place/{name}/files/b", b"2", tmp_path)
     put(store, "placebo/old/a", b"1", tmp_path)
-    asked: dict[str, float] = {}
+    ages_s: dict[str, float] = {}
 
     def is_garbage(name: str, age_s: float) -> bool:
-        asked[name] = age_s
+        ages_s[name] = age_s
         return name != "kept"
 
     assert sorted(store.sweep("place", is_garbage)) == ["new", "old"]
-    assert sorted(asked) == ["kept", "new", "old"]
-    assert all(-5 < age_s < 60 for age_s in asked.values())
+    assert sorted(ages_s) == ["kept", "new", "old"]
+    assert all(-5 < age_s < 60 for age_s in ages_s.values())
     assert store.read("place/kept/files/b", at_most=9) is not None
     assert store.read("placebo/old/a", at_most=9) is not None
     assert store.read("place/index.json", at_most=9) is not None
-    for gone in ("place/old/a", "place/old/files/b", "place/new/a"):
-        assert store.read(gone, at_most=9) is None
+    for key in ("place/old/a", "place/old/files/b", "place/new/a"):
+        assert store.read(key, at_most=9) is None
 
 
 def test_nothing_is_swept_until_the_iterator_is_used(store: CheckpointStore, tmp_path: Path) -> None:

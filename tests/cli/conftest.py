@@ -87,8 +87,8 @@ class Installation:
             self._warm.communicate()
 
     def _environment(self) -> dict[str, str]:
-        own = ("AIRFLOW", "HETERO", "COLUMNS", "FORCE_COLOR", "PYTHONDONTWRITEBYTECODE")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+        prefixes = ("AIRFLOW", "HETERO", "COLUMNS", "FORCE_COLOR", "PYTHONDONTWRITEBYTECODE")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
         return environment | {"AIRFLOW_HOME": str(self.home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
 
 
@@ -109,14 +109,14 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installat
     worker = a_worker(devices=(a_cpu(), gpu, a_device("SIM-0", model="t4", memory="16GiB", simulated=True)))
     engine = create_engine(made.url, poolclass=NullPool)
     store = SqlStore(engine)
-    asked = [
+    requests = [
         a_pending("placed", "a100", quota={"cpus": 2}, priority="high"),
         a_pending("waits", ["a100", "h100:2"], map_index=3, run_id="manual__2026-01-01T00:00:00+00:00"),
         a_pending("[red]waits\x1b[31m", "a100:0.5", priority="low"),
         a_pending("refused", "h100"),
     ]
     reading = Telemetry(device_id=gpu.id, memory_free_bytes=2**34)
-    store.record([WorkerSeen(worker, (reading,)), *map(RequestSubmitted, asked)], EPOCH)
+    store.record([WorkerSeen(worker, (reading,)), *map(RequestSubmitted, requests)], EPOCH)
     Cycle(store, PriorityPolicy(), FakeEngine(), 60).run(EPOCH + timedelta(seconds=5))
     engine.dispose()
     with sqlite3.connect(made.home / "airflow.db") as connection:

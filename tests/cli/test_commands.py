@@ -254,8 +254,8 @@ def test_config_is_what_airflow_cfg_takes(installation):
 def test_what_config_prints_satisfies_its_check(installation):
     queue = {"AIRFLOW__HETERO__QUEUE": "gpus"}
     printed = installation.run("hetero", "config", "--env", **queue).stdout
-    words = [word for word in shlex.split(printed, comments=True) if word != "export"]
-    variables = dict(word.split("=", 1) for word in words)
+    assignments = [word for word in shlex.split(printed, comments=True) if word != "export"]
+    variables = dict(word.split("=", 1) for word in assignments)
     assert json.loads(variables["AIRFLOW__SDK__QUEUE_TO_COORDINATOR"]) == {"gpus": "hetero"}
     done = installation.run("hetero", "config", "--check", **queue, **variables)
     assert done.returncode == 0, done.stdout

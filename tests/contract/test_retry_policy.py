@@ -17,10 +17,10 @@ class States(dict):
 
 
 def context_with(*failures):
-    kept = None
+    record = None
     for failure in failures:
-        kept = keep_failure(kept, failure)
-    return {"task_state_store": States({FAILURES: kept})}
+        record = keep_failure(record, failure)
+    return {"task_state_store": States({FAILURES: record})}
 
 
 def a_failure(failure_class, token, epoch=3, **fields):

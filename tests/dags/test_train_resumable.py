@@ -50,25 +50,25 @@ def begin(monkeypatch, tmp_path):
 def find(tmp_path, dag_file):
     """What the DAG's sensor finds in the checkpoints of `train`."""
 
-    def found():
+    def result():
         sensor = dag_file.train_resumable().get_task("is_good_enough")
         path = f"dag/{sensor.of_task}/run/-1"
         index = read_index(FilesystemStore(tmp_path / "store"), path)
         entry = CheckpointCondition.from_json(sensor.condition).met_in(index, EPOCH)
         return entry and PublishedCheckpoint((tmp_path / "store").as_uri(), path, index).announcement(entry)
 
-    return found
+    return result
 
 
 def test_a_short_training_is_good_enough_and_evaluated_on_what_it_has_not_seen(dag_file, begin, find):
     begin("train", 1)
     trained = dag_file.train.function(PARAMS)
-    found = find()
+    training = find()
     begin("evaluate", 2)
-    evaluated = dag_file.evaluate.function(found)
+    evaluated = dag_file.evaluate.function(training)
     assert trained["accuracy"] > dag_file.GOOD_ENOUGH
-    assert evaluated["step"] == found["step"] < PARAMS["steps"]
-    assert abs(evaluated["accuracy"] - found["metrics"]["accuracy"]) < 0.1
+    assert evaluated["step"] == training["step"] < PARAMS["steps"]
+    assert abs(evaluated["accuracy"] - training["metrics"]["accuracy"]) < 0.1
     assert dag_file.report.function(trained, evaluated).startswith("Accuracy after 100 steps: 9")
 
 

@@ -99,7 +99,7 @@ def test_xgmi_links_make_peers(fixture_text):
 
 
 @pytest.mark.parametrize(
-    ("market_name", "product_name", "asked"),
+    ("market_name", "product_name", "device_word"),
     [
         ("AMD Instinct MI300X", "AMD Instinct MI300X OAM", "mi300x"),
         ("AMD Radeon Graphics", "AMD Instinct MI325X", "mi325x"),
@@ -107,9 +107,9 @@ def test_xgmi_links_make_peers(fixture_text):
         ("AMD Radeon RX 7900 XTX", "N/A", "rx-7900-xtx"),
     ],
 )
-def test_models_match_the_words_of_the_catalogue(market_name, product_name, asked):
+def test_models_match_the_words_of_the_catalogue(market_name, product_name, device_word):
     static = [{"gpu": 0, "asic": {"market_name": market_name}, "board": {"product_name": product_name}}]
-    assert matches_model(asked, model_tokens(amd.parse(static, []).devices[0].model))
+    assert matches_model(device_word, model_tokens(amd.parse(static, []).devices[0].model))
 
 
 def test_the_tool_is_used_without_the_library(fixture_text, tmp_path, put_tool):

@@ -86,11 +86,11 @@ def test_the_tool_is_asked_for_both_tables(fixture_text, tmp_path, put_tool):
 
 
 def test_a_tool_that_fails_is_an_error_that_quotes_it(put_tool):
-    said = "dcmi model initialized failed, because the device is used. ret is -8020"
-    put_tool("npu-smi", f'echo "{said}"; exit 1')
+    message = "dcmi model initialized failed, because the device is used. ret is -8020"
+    put_tool("npu-smi", f'echo "{message}"; exit 1')
     with pytest.raises(ProbeError) as caught:
         ascend.probe()
-    assert caught.value.found == f"exit code 1 and {said!r}"
+    assert caught.value.found == f"exit code 1 and {message!r}"
 
 
 def test_output_without_a_table_is_an_error():

@@ -83,12 +83,12 @@ def test_discovery_leaves_airflow_and_torch_unimported():
 
 
 def test_duplicate_ids_are_kept_once_and_reported():
-    first, other = a_device("GPU-0"), a_device("GPU-0", model="h100")
+    first, duplicate = a_device("GPU-0"), a_device("GPU-0", model="h100")
     results = {
         "nvidia": ProbeResult(
             (first,), (Telemetry(device_id="GPU-0", xid=1), Telemetry(device_id="GPU-0", xid=2)), {"cuda": "12.4"}
         ),
-        "acme": ProbeResult((other, a_device("GPU-1")), (Telemetry(device_id="GPU-0", xid=3),), {"CUDA": "9.9"}),
+        "acme": ProbeResult((duplicate, a_device("GPU-1")), (Telemetry(device_id="GPU-0", xid=3),), {"CUDA": "9.9"}),
         "amd": "amd: no answer within 10 s.",
     }
     inventory = build_inventory("w", results, {"python": "3.12.1"}, {"zone": "a"})

@@ -221,7 +221,7 @@ def test_a_driver_of_another_version_than_its_library_is_an_error(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "model", "asked"),
+    ("name", "model", "device_word"),
     [
         ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb", "a100-80gb"),
         ("NVIDIA A100 80GB PCIe", "a100-80gb-pcie", "a100-80gb"),
@@ -235,9 +235,9 @@ def test_a_driver_of_another_version_than_its_library_is_an_error(monkeypatch):
         ("NVIDIA", "unknown", "unknown"),
     ],
 )
-def test_models_match_the_words_of_the_catalogue(name, model, asked):
+def test_models_match_the_words_of_the_catalogue(name, model, device_word):
     assert nvidia.to_model(name) == model
-    assert matches_model(asked, model_tokens(model))
+    assert matches_model(device_word, model_tokens(model))
 
 
 READINGS = (

@@ -133,9 +133,9 @@ def liveness(engine, lease, state="running", seen_at=None):
 def test_each_placed_task_goes_to_the_queue_of_its_worker_and_is_void_later(engine, broker):
     (first, _), (second, _) = place(engine, "a", "w1"), place(engine, "b", "w2")
     engine.heartbeat()
-    (one,), (two,) = queued(broker, "hetero.w1"), queued(broker, "hetero.w2")
-    assert (one["id"], two["id"]) == (first.ti.external_executor_id, second.ti.external_executor_id)
-    assert one["expires"] is not None
+    (first_message,), (two,) = queued(broker, "hetero.w1"), queued(broker, "hetero.w2")
+    assert (first_message["id"], two["id"]) == (first.ti.external_executor_id, second.ti.external_executor_id)
+    assert first_message["expires"] is not None
     assert engine.occupied_slots == 0
 
 
@@ -224,7 +224,7 @@ def test_a_message_that_expired_is_no_failure(engine, broker):
 
 def test_a_broker_that_is_away_fails_no_task_and_stops_nothing(engine, server):
     task, lease = place(engine)
-    other, _ = place(engine, "b")
+    second_task, _ = place(engine, "b")
     server.kill()
     began = time.monotonic()
     engine.heartbeat()
@@ -233,7 +233,7 @@ def test_a_broker_that_is_away_fails_no_task_and_stops_nothing(engine, server):
     assert liveness(engine, lease, "queued") is Liveness.GONE
     assert engine.occupied_slots == 0
     server.start()
-    for again in (task, other):
+    for again in (task, second_task):
         engine.hand_over(again, a_lease(again), WORKERS["w1"])
     engine.heartbeat()
     assert {state for state, _ in engine.collect().values()} == {TaskInstanceState.QUEUED}

@@ -28,9 +28,9 @@ def files() -> list[LeaseFile]:
 
 
 def test_the_file_is_there_from_before_the_process_until_after_it():
-    own = process_identity(os.getpid())
+    identity = process_identity(os.getpid())
     with recorded_lease("l/1", "worker-a") as note:
-        before = LeaseFile(lease="l/1", worker="worker-a", place=current_process_namespace(), supervisor=own)
+        before = LeaseFile(lease="l/1", worker="worker-a", place=current_process_namespace(), supervisor=identity)
         assert files() == [before]
         with subprocess.Popen(["/bin/sleep", "600"], process_group=0) as task:
             note.begin(task.pid)
@@ -45,7 +45,7 @@ def test_the_file_stays_for_a_process_that_nothing_could_end():
     with subprocess.Popen(["/bin/sleep", "600"], process_group=0) as task:
         with recorded_lease("l1", "worker-a") as note:
             note.begin(task.pid)
-        assert [one.lease for one in files()] == ["l1"]
+        assert [file.lease for file in files()] == ["l1"]
         task.kill()
 
 
@@ -67,17 +67,21 @@ def test_what_is_no_lease_file_is_passed_over(caplog):
         (folder,) = lease_folders()
         (folder / "a.json").write_text("{}")
         (folder / ".half.json.1").write_text("{")
-        assert [one.lease for one in files()] == ["l1"]
+        assert [file.lease for file in files()] == ["l1"]
     assert caplog.text.count("can't be read") == 1
 
 
 def test_a_process_is_told_from_a_later_one_of_its_pid():
-    own = process_identity(os.getpid())
-    assert (own.is_running, own.is_reused) == (True, False)
-    later = own.model_copy(update={"ticks": own.ticks + 1})
+    identity = process_identity(os.getpid())
+    assert (identity.is_running, identity.is_reused) == (True, False)
+    later = identity.model_copy(update={"ticks": identity.ticks + 1})
     assert (later.is_running, later.is_reused) == (False, True)
     with subprocess.Popen(["sleep", "600"]) as ended:
-        gone = process_identity(ended.pid)
+        ended_identity = process_identity(ended.pid)
         ended.kill()
         ended.wait()
-    assert (gone.is_running, gone.is_reused, process_identity(gone.pid)) == (False, False, None)
+    assert (ended_identity.is_running, ended_identity.is_reused, process_identity(ended_identity.pid)) == (
+        False,
+        False,
+        None,
+    )

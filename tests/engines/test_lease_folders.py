@@ -166,9 +166,9 @@ def test_a_task_that_can_not_be_recorded_does_not_start_and_its_log_says_why(hos
     carrier = add_lease({}, a_task_lease(id="l1"))
     what = SimpleNamespace(context_carrier=carrier, dag_id="dag", task_id="task", run_id="run", map_index=None)
     logger = SimpleNamespace(error=lambda text, **values: lines.append((text, values)))
-    rest = {"dag_rel_path": None, "bundle_info": None, "client": None, "subprocess_logs_to_stdout": False}
+    options = {"dag_rel_path": None, "bundle_info": None, "client": None, "subprocess_logs_to_stdout": False}
     with full_disk(host.temporary), pytest.raises(HeteroError, match="No space left on device"):
-        DeviceCoordinator().execute_task(what=what, logger=logger, **rest)
+        DeviceCoordinator().execute_task(what=what, logger=logger, **options)
     assert started == []
     ((text, values),) = lines
     assert text == "The task does not start"

@@ -27,7 +27,7 @@ def use(state="running", seen_s=None):
 
 
 @pytest.mark.parametrize(
-    ("what", "worker", "sight", "expected"),
+    ("what", "worker", "heartbeat", "expected"),
     [
         (use(seen_s=98), WORKER, WorkerHeartbeat(at(99), HERE), Liveness.ALIVE),
         (use("success", 98), WORKER, WorkerHeartbeat(at(99), HERE), Liveness.ALIVE),
@@ -40,15 +40,15 @@ def use(state="running", seen_s=None):
         (use(seen_s=97), WORKER, WorkerHeartbeat(at(80), HERE), Liveness.UNKNOWN),
     ],
 )
-def test_a_lease_is_judged_by_the_agent_then_by_its_worker_then_by_time(what, worker, sight, expected):
-    assert remote_liveness(what, worker, sight, EPOCH, at(100)) is expected
+def test_a_lease_is_judged_by_the_agent_then_by_its_worker_then_by_time(what, worker, heartbeat, expected):
+    assert remote_liveness(what, worker, heartbeat, EPOCH, at(100)) is expected
 
 
 def test_what_an_agent_saw_counts_for_there_however_long_it_is_silent():
     """An API server that is away silences agents and tasks alike, and takes no worker with it."""
-    sight = WorkerHeartbeat(at(100), HERE)
+    heartbeat = WorkerHeartbeat(at(100), HERE)
     for silent_s in (13, 20, 600):
-        assert remote_liveness(use(seen_s=96), WORKER, sight, EPOCH, at(100 + silent_s)) is Liveness.UNKNOWN
+        assert remote_liveness(use(seen_s=96), WORKER, heartbeat, EPOCH, at(100 + silent_s)) is Liveness.UNKNOWN
 
 
 def test_a_task_that_was_taken_out_of_the_queue_of_its_worker_is_gone_once_it_can_not_begin():
@@ -62,6 +62,6 @@ def test_a_task_that_was_taken_out_of_the_queue_of_its_worker_is_gone_once_it_ca
 @pytest.mark.parametrize("worker", [WORKER, LOST])
 def test_a_task_that_was_sent_may_start_while_its_token_is_good(worker):
     """On a worker that is lost, too: it may be back in time to find the message."""
-    sight = WorkerHeartbeat(at(0), ELSEWHERE)
-    assert remote_liveness(use("queued"), worker, sight, at(50), at(50 + START_TIMEOUT_S)) is Liveness.UNKNOWN
-    assert remote_liveness(use("queued"), worker, sight, at(50), at(65 + START_TIMEOUT_S)) is Liveness.GONE
+    heartbeat = WorkerHeartbeat(at(0), ELSEWHERE)
+    assert remote_liveness(use("queued"), worker, heartbeat, at(50), at(50 + START_TIMEOUT_S)) is Liveness.UNKNOWN
+    assert remote_liveness(use("queued"), worker, heartbeat, at(50), at(65 + START_TIMEOUT_S)) is Liveness.GONE

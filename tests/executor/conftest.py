@@ -68,8 +68,8 @@ class StandInTasks:
     def queued(self, ids):
         return {id_ for id_ in ids if id_ in self.rows and self.rows[id_].state == "queued"}
 
-    def members(self, seats):
-        return {seat.gang: self.gangs.get(seat.gang, {}) for seat in seats}
+    def members(self, gang_members):
+        return {member.gang: self.gangs.get(member.gang, {}) for member in gang_members}
 
     def finish(self, ids, now):
         self.finished += ids
@@ -166,12 +166,12 @@ class Bench:
         self.tasks.rows[request_id] = TaskProcess("running", pid, "here", self.clock.now())
         self.engine.alive[self.lease(request_id).id] = [pid]
 
-    def on_a_cluster(self, losses, words=None):
+    def on_a_cluster(self, losses, statuses=None):
         """The engine's workers are a cluster, in which nothing runs any more: lease id → what it says of that."""
-        words = words or {}
+        statuses = statuses or {}
         self.engine.traits = EngineTraits()
         self.engine.cluster = SimpleNamespace(
-            poll=WorkerChanges, status=lambda id_: LeaseStatus(words.get(id_), None, losses.get(id_))
+            poll=WorkerChanges, status=lambda id_: LeaseStatus(statuses.get(id_), None, losses.get(id_))
         )
         self.engine.alive.clear()
 

@@ -16,7 +16,7 @@ def test_the_defaults_are_those_that_the_provider_shows():
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "words"),
+    ("option", "value", "phrase"),
     [
         ("policy", "prioritty", "priority, fifo, round_robin"),
         ("lease_timeout_s", "soon", "no positive number"),
@@ -30,12 +30,12 @@ def test_the_defaults_are_those_that_the_provider_shows():
         ("labels", "[" * 100_000, "no JSON object of texts"),
     ],
 )
-def test_an_option_that_can_not_be_read_is_named_with_its_value_and_what_to_write(monkeypatch, option, value, words):
+def test_an_option_that_can_not_be_read_is_named_with_its_value_and_what_to_write(monkeypatch, option, value, phrase):
     monkeypatch.setenv(f"AIRFLOW__HETERO__{option.upper()}", value)
     with pytest.raises(SettingsError) as caught:
         read_configuration()
     assert f"[hetero] {option} = " in str(caught.value)
-    assert words in str(caught.value)
+    assert phrase in str(caught.value)
     assert len(str(caught.value)) < 400
 
 

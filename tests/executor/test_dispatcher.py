@@ -211,8 +211,8 @@ def test_a_commit_whose_answer_was_lost_is_taken_up(make_bench):
     class ForgetfulStore(MemoryStore):
         is_cut_off = True
 
-        def commit(self, plan, now, expires_at, news=()):
-            done = super().commit(plan, now, expires_at, news)
+        def commit(self, plan, now, expires_at, pending_events=()):
+            done = super().commit(plan, now, expires_at, pending_events)
             if self.is_cut_off and plan.places:
                 self.is_cut_off = False
                 raise StoreUnavailable("the answer", found="none", remedy="Wait")
@@ -233,11 +233,11 @@ def test_a_commit_that_was_not_taken_is_made_with_the_same_news_in_the_next_cycl
         is_deaf = False
         heard = 0
 
-        def commit(self, plan, now, expires_at, news=()):
-            self.heard = len(news)
+        def commit(self, plan, now, expires_at, pending_events=()):
+            self.heard = len(pending_events)
             if self.is_deaf:
                 raise StoreUnavailable("a commit", found="no answer", remedy="Wait")
-            return super().commit(plan, now, expires_at, news)
+            return super().commit(plan, now, expires_at, pending_events)
 
     bench = make_bench(DeafStore())
     bench.store.record([WorkerSeen(a_worker())], EPOCH)
@@ -260,12 +260,12 @@ def test_what_the_store_was_told_is_not_told_again_though_the_rest_of_the_cycle_
     class AwayAfterTheRace(MemoryStore):
         is_raced = is_away = False
 
-        def commit(self, plan, now, expires_at, news=()):
+        def commit(self, plan, now, expires_at, pending_events=()):
             if len(plan.places) == 2:
                 self.record([RequestSubmitted(a_pending("foreign"))], now)
                 super().commit(Plan((a_place("foreign", **{"GPU-1": 1000}),)), now, expires_at)
                 self.is_raced = True
-            return super().commit(plan, now, expires_at, news)
+            return super().commit(plan, now, expires_at, pending_events)
 
         def snapshot(self):
             if self.is_away:
@@ -322,12 +322,12 @@ def test_a_lost_race_leaves_the_rest_of_the_plan_standing(make_bench):
     class RacingStore(MemoryStore):
         races = 1
 
-        def commit(self, plan, now, expires_at, news=()):
+        def commit(self, plan, now, expires_at, pending_events=()):
             if self.races and len(plan.places) == 2:
                 self.races = 0
                 self.record([RequestSubmitted(a_pending("foreign"))], now)
                 super().commit(Plan((a_place("foreign", **{"GPU-1": 1000}),)), now, expires_at)
-            return super().commit(plan, now, expires_at, news)
+            return super().commit(plan, now, expires_at, pending_events)
 
     bench = make_bench(RacingStore())
     bench.store.record([WorkerSeen(a_worker())], EPOCH)

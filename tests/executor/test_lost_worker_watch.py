@@ -22,7 +22,7 @@ def at(seconds: float):
 
 def live(store: CountingStore, until_s: float, silent_from_s: float) -> float | None:
     """Two agents that beat every 5 s, of which one falls silent, and a scheduler's loop: when that one was lost."""
-    silence = LostWorkerWatch(store, 15, None)
+    watch = LostWorkerWatch(store, 15, None)
     store.record(
         [WorkerSeen(a_worker(key, engine="celery"), leases=frozenset()) for key in ("worker-a", "worker-b")], EPOCH
     )
@@ -31,7 +31,7 @@ def live(store: CountingStore, until_s: float, silent_from_s: float) -> float | 
         if tenth % 50 == 0:
             heard = ["worker-a", *(["worker-b"] if tenth / 10 < silent_from_s else [])]
             store.record([ServerAlive(), *(WorkerAlive(key, leases=frozenset()) for key in heard)], now)
-        lost = silence.find_lost(now)
+        lost = watch.find_lost(now)
         if lost:
             assert lost == (WorkerLost("worker-b"),)
             return tenth / 10
@@ -66,7 +66,7 @@ def test_after_an_outage_of_the_database_the_other_schedulers_have_time_to_repor
 
 def test_a_clock_that_is_set_back_does_not_end_the_looking():
     store = CountingStore()
-    silence = LostWorkerWatch(store, 15, None)
+    watch = LostWorkerWatch(store, 15, None)
     for seconds in (0, -1000, -999.5, -990):
-        silence.find_lost(at(seconds))
+        watch.find_lost(at(seconds))
     assert store.looks == 3

@@ -28,8 +28,8 @@ def busy(bench):
 
 
 def answers(bench):
-    found = {workload.key: read_answer(workload.ti.context_carrier) for workload in bench.engine.started}
-    return {key: answer for key, answer in found.items() if answer}
+    answers_by_key = {workload.key: read_answer(workload.ti.context_carrier) for workload in bench.engine.started}
+    return {key: answer for key, answer in answers_by_key.items() if answer}
 
 
 def test_a_probe_waits_for_room_and_takes_none(bench, ask):

@@ -118,8 +118,8 @@ def test_a_state_backend_that_never_answers_is_given_up(monkeypatch):
 def test_the_scheduler_never_loads_what_calls_object_stores_or_servers():
     """So that no heartbeat can wait for them."""
     code = "import sys, hetero_airflow.executor.executor\nprint(*sys.modules)"
-    words = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(words.stdout.split())
+    listing = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(listing.stdout.split())
     ours = {"hetero_airflow.checkpoints.object_client", "hetero_airflow.checkpoints.object_store"}
     assert loaded.isdisjoint({"boto3", "botocore", "hetero_airflow.agent.connection", *ours})
     assert TaskInstanceState.__module__ in loaded

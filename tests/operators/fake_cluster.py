@@ -17,8 +17,8 @@ SCHEDULED = [{"type": "PodScheduled", "status": "True"}]
 
 def a_status(phase: str, state: dict[str, Any], **more: Any) -> dict[str, Any]:
     """The status of a pod whose container is in that state."""
-    one = {"name": "base", "image": "i", "imageID": "", "ready": False, "restartCount": 0, "state": state}
-    return {"phase": phase, "conditions": SCHEDULED, "containerStatuses": [one], **more}
+    container = {"name": "base", "image": "i", "imageID": "", "ready": False, "restartCount": 0, "state": state}
+    return {"phase": phase, "conditions": SCHEDULED, "containerStatuses": [container], **more}
 
 
 def ended(code: int, word: str = "Error", /, **more: Any) -> dict[str, Any]:
@@ -51,10 +51,10 @@ class FakeCluster:
             self.pods[body["metadata"]["name"]] = {**body, "status": self.status}
             return 201, self.pods[body["metadata"]["name"]]
         if parts[-1] == "pods":
-            found = list(self.pods.values())
+            pods = list(self.pods.values())
             if self.is_forgetful:
                 self.pods.clear()
-            return 200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": found}
+            return 200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods}
         if parts[-1] == "events":
             return 200, {"kind": "EventList", "apiVersion": "v1", "metadata": {}, "items": []}
         if "pods" in parts:

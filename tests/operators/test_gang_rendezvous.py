@@ -15,15 +15,15 @@ from hetero_airflow.settings import CONTROL_VARIABLE
 class XComs:
     """What one task instance says to the others."""
 
-    def __init__(self, said=None):
-        self.said, self.asked = said or {}, []
+    def __init__(self, values=None):
+        self.values, self.pulled_indexes = values or {}, []
 
     def xcom_push(self, key, value):
-        self.said[key] = value
+        self.values[key] = value
 
     def xcom_pull(self, *, key, map_indexes):
-        self.asked.append(map_indexes)
-        return self.said.get(key)
+        self.pulled_indexes.append(map_indexes)
+        return self.values.get(key)
 
 
 def a_gang(rank=0, hosts=("here", "here"), **fields):
@@ -40,11 +40,11 @@ def test_the_others_reach_the_port_that_the_leader_has_opened():
     xcoms = XComs()
     with (
         joined_rendezvous({"ti": xcoms}, a_gang(), "lease-0") as leader,
-        joined_rendezvous({"ti": xcoms}, a_gang(1), "lease-1") as other,
+        joined_rendezvous({"ti": xcoms}, a_gang(1), "lease-1") as follower,
     ):
-        assert other.rendezvous == leader.rendezvous == Rendezvous.model_validate(xcoms.said[RENDEZVOUS_KEY])
-        assert (other.listener, xcoms.asked) == (None, [4])
-        socket.create_connection((other.rendezvous.address, other.rendezvous.port), 5).close()
+        assert follower.rendezvous == leader.rendezvous == Rendezvous.model_validate(xcoms.values[RENDEZVOUS_KEY])
+        assert (follower.listener, xcoms.pulled_indexes) == (None, [4])
+        socket.create_connection((follower.rendezvous.address, follower.rendezvous.port), 5).close()
 
 
 def test_where_the_gang_met_the_last_time_nobody_goes(quick):
@@ -56,9 +56,9 @@ def test_where_the_gang_met_the_last_time_nobody_goes(quick):
         pass
 
 
-@pytest.mark.parametrize("said", ["text", {"lease": "lease-0"}, {"lease": "lease-0", "address": 1, "port": "x"}])
-def test_a_word_that_can_not_be_read_is_none(quick, said):
-    with pytest.raises(LeaderTimeout), joined_rendezvous({"ti": XComs({RENDEZVOUS_KEY: said})}, a_gang(1), "lease-1"):
+@pytest.mark.parametrize("value", ["text", {"lease": "lease-0"}, {"lease": "lease-0", "address": 1, "port": "x"}])
+def test_a_word_that_can_not_be_read_is_none(quick, value):
+    with pytest.raises(LeaderTimeout), joined_rendezvous({"ti": XComs({RENDEZVOUS_KEY: value})}, a_gang(1), "lease-1"):
         pass
 
 
@@ -85,8 +85,8 @@ def test_gloo_is_told_the_interface_where_the_workers_are_on_several_hosts():
 def test_what_the_environment_says_goes_before_a_label():
     gang = a_gang(network={"GLOO_SOCKET_IFNAME": "lo", "NCCL_IB_HCA": "mlx5"})
     with (
-        joined_rendezvous({"ti": XComs()}, gang, "lease-0") as found,
-        RankGroup(["train.py"], 2, 3, {"NCCL_IB_HCA": "mine"}, None, found) as group,
+        joined_rendezvous({"ti": XComs()}, gang, "lease-0") as rendezvous,
+        RankGroup(["train.py"], 2, 3, {"NCCL_IB_HCA": "mine"}, None, rendezvous) as group,
     ):
         assert group._environment["NCCL_IB_HCA"] == "mine"
         assert group._environment["GLOO_SOCKET_IFNAME"] == "lo"

@@ -137,10 +137,10 @@ class Workers:
             self.processes[-1].start()
 
     def answers(self):
-        found = dict(self.answer.get(timeout=90) for _ in self.processes)
+        answer_of_rank = dict(self.answer.get(timeout=90) for _ in self.processes)
         for process in self.processes:
             process.join()
-        return found
+        return answer_of_rank
 
     def tell(self, rank):
         """As the coordinator does when the time of a notice is up."""

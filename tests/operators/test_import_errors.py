@@ -26,7 +26,7 @@ def import_errors(tmp_path):
 
 @pytest.mark.parametrize("operator", [PLAIN, MAPPED])
 @pytest.mark.parametrize(
-    ("device", "rest", "words"),
+    ("device", "arguments", "phrases"),
     [
         ("'gpuu'", "", ["device='gpuu'", 'Did you mean "gpu"?']),
         ("'cpu:8'", "quota={'memory': '4GiB'}", ["memory='4GiB..'", "Use host_memory"]),
@@ -37,9 +37,9 @@ def import_errors(tmp_path):
         ("'x' * 100_000", "", ["100000 characters", '"gpu:2"']),
     ],
 )
-def test_it_names_the_field_the_value_and_the_nearest_valid_form(import_errors, operator, device, rest, words):
-    (error,) = import_errors(operator.format(device=device, rest=rest))
-    assert [word for word in words if word not in error] == []
+def test_it_names_the_field_the_value_and_the_nearest_valid_form(import_errors, operator, device, arguments, phrases):
+    (error,) = import_errors(operator.format(device=device, rest=arguments))
+    assert [word for word in phrases if word not in error] == []
 
 
 def test_a_dag_that_ends_from_a_trigger_is_no_import_error_for_having_us_installed(import_errors):

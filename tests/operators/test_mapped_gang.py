@@ -66,7 +66,7 @@ def test_a_mapped_task_that_says_nothing_is_of_no_gang(dag):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expanded", "field", "found"),
+    ("arguments", "expanded", "field", "problem"),
     [
         ({"gang": 4}, {"args": [["a"], ["b"], ["c"]]}, "gang", "3 instances"),
         ({"gang": 0}, {"args": [["a"]]}, "gang", "no range within 1 to 1024"),
@@ -88,9 +88,9 @@ def test_a_mapped_task_that_says_nothing_is_of_no_gang(dag):
         ({}, {"node_rank": range(64)}, "gang", "max_active_tasks=16"),
     ],
 )
-def test_a_gang_that_could_never_be_whole_is_refused_when_the_file_is_parsed(dag, arguments, expanded, field, found):
+def test_a_gang_that_could_never_be_whole_is_refused_when_the_file_is_parsed(dag, arguments, expanded, field, problem):
     operator = trained(**arguments).expand(**expanded)
-    with pytest.raises(RequestError, match=found) as caught:
+    with pytest.raises(RequestError, match=problem) as caught:
         complete_mapped_task(operator)
     assert caught.value.field == field
 

@@ -19,7 +19,7 @@ def dag():
         yield dag
 
 
-def asked(operator, map_index=-1):
+def request_of(operator, map_index=-1):
     complete_mapped_task(operator)
     return unpack_request(operator.executor_config, map_index)
 
@@ -29,7 +29,7 @@ def test_the_request_travels_in_executor_config_beside_the_authors_own(dag):
         task_id="t", python_callable=print, device="gpu:2", executor_config={"pod_override": 1}, retries=2
     )
     assert operator.executor_config["pod_override"] == 1
-    assert asked(operator) == DeviceRequest.parse("gpu:2")
+    assert request_of(operator) == DeviceRequest.parse("gpu:2")
     assert operator.retries == 2
 
 
@@ -39,14 +39,14 @@ def test_the_decorator_takes_what_the_operator_takes(dag):
         return x
 
     operator = train().operator
-    assert asked(operator) == DeviceRequest.parse("gpu", quota={"memory": "40GiB.."}, runtime={"torch": ">=2.8"})
+    assert request_of(operator) == DeviceRequest.parse("gpu", quota={"memory": "40GiB.."}, runtime={"torch": ">=2.8"})
     assert operator.retries == 3
 
 
 def test_a_mapped_task_gets_its_request_by_the_policy(dag):
     mapped = DeviceBashOperator.partial(task_id="t", device="gpu", driver=">=550").expand(bash_command=["a", "b"])
     assert unpack_request(mapped.executor_config, 0) is None
-    assert asked(mapped, 1) == DeviceRequest.parse("gpu", driver=">=550")
+    assert request_of(mapped, 1) == DeviceRequest.parse("gpu", driver=">=550")
 
 
 def test_a_mapped_decorated_task_gets_its_request_by_the_policy(dag):
@@ -55,12 +55,12 @@ def test_a_mapped_decorated_task_gets_its_request_by_the_policy(dag):
         return x
 
     train.expand(x=[1, 2, 3])
-    assert asked(dag.get_task("train"), 2) == DeviceRequest.parse("npu:2")
+    assert request_of(dag.get_task("train"), 2) == DeviceRequest.parse("npu:2")
 
 
 def test_expanding_the_device_gives_each_instance_its_own(dag):
     mapped = DeviceBashOperator.partial(task_id="t").expand(device=["gpu:1", "cpu:2"], bash_command=["a", "b", "c"])
-    texts = [str(asked(mapped, index)) for index in range(6)]
+    texts = [str(request_of(mapped, index)) for index in range(6)]
     assert texts == ["1 × gpu"] * 3 + ["2 × cpu"] * 3
 
 
@@ -70,7 +70,7 @@ def test_the_arguments_of_a_decorated_function_are_its_own_whatever_their_names(
         return labels
 
     train.expand(labels=[["cat"], ["dog"]], priority=["low", "high"])
-    assert [asked(dag.get_task("train"), index) for index in range(4)] == [DeviceRequest.parse("gpu")] * 4
+    assert [request_of(dag.get_task("train"), index) for index in range(4)] == [DeviceRequest.parse("gpu")] * 4
 
 
 def test_a_template_without_a_device_is_refused_when_the_file_is_parsed(dag):
@@ -85,7 +85,7 @@ def test_default_args_of_the_dag_hold_for_device_tasks(monkeypatch):
     with DAG("d", schedule=None, default_args=default_args):
         operator = DevicePythonOperator(task_id="t", python_callable=print)
     assert (operator.pool, operator.executor_config["pod_override"]) == ("team_a", 1)
-    assert asked(operator) == DeviceRequest.parse("npu")
+    assert request_of(operator) == DeviceRequest.parse("npu")
 
 
 def test_a_resumed_task_has_its_lease_bound_too(dag):
@@ -103,7 +103,7 @@ def test_a_resumed_task_has_its_lease_bound_too(dag):
 def test_expand_kwargs_gives_each_instance_its_own(dag):
     rows = [{"bash_command": "a", "device": "gpu:0.5"}, {"bash_command": "b", "device": "tpu:4"}]
     mapped = DeviceBashOperator.partial(task_id="t").expand_kwargs(rows)
-    assert [str(asked(mapped, index)) for index in range(2)] == ["0.5 of a gpu", "4 × tpu"]
+    assert [str(request_of(mapped, index)) for index in range(2)] == ["0.5 of a gpu", "4 × tpu"]
 
 
 def test_a_device_that_is_known_only_at_run_time_is_refused_when_the_file_is_parsed(dag):
@@ -170,8 +170,10 @@ def test_device_tasks_choose_our_executor_and_pool_by_themselves(monkeypatch, da
     mapped = DeviceBashOperator.partial(task_id="m", device="gpu").expand(bash_command=["a"])
     complete_mapped_task(mapped)
     assert (mapped.executor, mapped.pool) == (plain.executor, plain.pool)
-    own = DevicePythonOperator(task_id="o", python_callable=print, device="gpu", pool="mine", executor="LocalExecutor")
-    assert (own.executor, own.pool) == ("LocalExecutor", "mine")
+    local = DevicePythonOperator(
+        task_id="o", python_callable=print, device="gpu", pool="mine", executor="LocalExecutor"
+    )
+    assert (local.executor, local.pool) == ("LocalExecutor", "mine")
 
 
 class AnInstance:

@@ -40,7 +40,7 @@ def made(operator):
 
 
 def base(pod):
-    return next(one for one in pod["spec"]["containers"] if one["name"] == "base")
+    return next(container for container in pod["spec"]["containers"] if container["name"] == "base")
 
 
 class TestPod:
@@ -52,7 +52,7 @@ class TestPod:
         assert base(pod)["env"] == [{"name": "A", "value": "1"}]
 
     def test_what_the_author_says_in_any_way_stays(self):
-        own = client.V1Pod(
+        full_spec = client.V1Pod(
             metadata=client.V1ObjectMeta(annotations={"a": "b"}),
             spec=client.V1PodSpec(
                 containers=[client.V1Container(name="base", image="other")],
@@ -61,7 +61,7 @@ class TestPod:
         )
         resources = client.V1ResourceRequirements(limits={"memory": "1Gi"})
         operator = DevicePodOperator(
-            task_id="t", namespace="ml", device="nvidia:2", full_pod_spec=own, container_resources=resources,
+            task_id="t", namespace="ml", device="nvidia:2", full_pod_spec=full_spec, container_resources=resources,
             quota={"host_memory": "8GiB"}, node_selector={"disk": "ssd"}, priority_class_name="own",
             container_security_context={"runAsNonRoot": True},
         )  # fmt: skip
@@ -70,7 +70,7 @@ class TestPod:
         assert base(pod)["resources"] == {"limits": {"memory": "1Gi", **GPU_2}, "requests": GPU_2}
         assert base(pod)["image"] == "other"
         assert base(pod)["securityContext"]["runAsNonRoot"] is True
-        assert [one["key"] for one in pod["spec"]["tolerations"]] == ["x", "nvidia.com/gpu"]
+        assert [toleration["key"] for toleration in pod["spec"]["tolerations"]] == ["x", "nvidia.com/gpu"]
         assert (pod["spec"]["nodeSelector"], pod["spec"]["priorityClassName"]) == ({"disk": "ssd"}, "own")
         assert pod["metadata"]["annotations"]["a"] == "b"
 
@@ -189,10 +189,10 @@ class TestRun:
         claim = pod["spec"]["resourceClaims"][0]
         assert claim["resourceClaimTemplateName"] == template["metadata"]["name"]
 
-    @pytest.mark.parametrize(("code", "words"), [(403, "service account"), (404, "Kubernetes 1.34")])
-    def test_a_cluster_without_claims_is_told_what_it_lacks(self, cluster, code, words):
+    @pytest.mark.parametrize(("code", "message"), [(403, "service account"), (404, "Kubernetes 1.34")])
+    def test_a_cluster_without_claims_is_told_what_it_lacks(self, cluster, code, message):
         cluster.template_answer = code
-        with pytest.raises(AirflowFailException, match=words):
+        with pytest.raises(AirflowFailException, match=message):
             on(cluster, dra=True).execute(a_context())
         assert cluster.created == []
 
@@ -237,7 +237,7 @@ class TestRun:
 
 class TestCheckpoint:
     def place(self, cluster):
-        variables = {one["name"]: one.get("value") for one in base(cluster.created[0])["env"]}
+        variables = {variable["name"]: variable.get("value") for variable in base(cluster.created[0])["env"]}
         return CheckpointPlace.model_validate(json.loads(variables[CHECKPOINT_VARIABLE])), variables
 
     def test_the_pod_is_told_the_place(self, cluster):
@@ -278,8 +278,8 @@ def test_each_cause_has_a_class_of_failure(cause):
             (PodCause.EVICTED, PodCause.NODE_LOST, PodCause.REFUSED, PodCause.DELETED), FailureClass.LOST_WORKER
         ),
     }
-    found = classify(pod_evidence(PodState(cause, "m", 1)))
-    assert found.failure_class is expected.get(cause, FailureClass.UNKNOWN)
+    decision = classify(pod_evidence(PodState(cause, "m", 1)))
+    assert decision.failure_class is expected.get(cause, FailureClass.UNKNOWN)
 
 
 def test_what_the_container_said_last_is_evidence():

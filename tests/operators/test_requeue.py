@@ -27,7 +27,7 @@ def control(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def told(control):
+def notified_control(control):
     give_notice(control, Notice(cause="urgent work", by=EPOCH))
     return control
 
@@ -44,7 +44,7 @@ def test_a_task_that_says_that_it_stopped_is_rescheduled(control):
         run(raising(Stopped(step=3, cause="urgent work")))
 
 
-def test_a_task_that_fails_after_a_notice_is_rescheduled(told):
+def test_a_task_that_fails_after_a_notice_is_rescheduled(notified_control):
     with pytest.raises(AirflowRescheduleException):
         run(raising(RuntimeError("interrupted")))
 
@@ -54,11 +54,11 @@ def test_a_task_that_fails_without_a_notice_fails(control):
         run(raising(RuntimeError("my own fault")))
 
 
-def test_a_task_that_ends_well_after_a_notice_has_ended_well(told):
+def test_a_task_that_ends_well_after_a_notice_has_ended_well(notified_control):
     assert run(lambda: 42) == 42
 
 
-def test_a_task_that_exits_with_another_code_is_not_taken_as_stopped(told):
+def test_a_task_that_exits_with_another_code_is_not_taken_as_stopped(notified_control):
     with pytest.raises(SystemExit):
         run(raising(SystemExit(1)))
 
@@ -71,7 +71,7 @@ def test_a_signal_stops_a_task_that_has_a_notice_and_no_other(control):
         operator.on_kill()
 
 
-def test_a_command_that_ends_with_the_code_of_stopped_is_rescheduled(told):
+def test_a_command_that_ends_with_the_code_of_stopped_is_rescheduled(notified_control):
     operator = DeviceBashOperator(task_id="t", bash_command="exit 85", device="gpu")
     with pytest.raises(AirflowRescheduleException):
         operator.execute({"ti": AnInstance()})

@@ -106,13 +106,13 @@ def left_behind(tmp_path, monkeypatch):
     monkeypatch.setenv("STARTED_BY", str(tmp_path))
 
     def listed():
-        found = []
+        command_lines = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 is_ours = process.environ().get("STARTED_BY") == str(tmp_path)
                 if is_ours and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process.cmdline())
-        return found
+                    command_lines.append(process.cmdline())
+        return command_lines
 
     yield listed
     assert listed() == []
@@ -268,7 +268,7 @@ def test_killed_it_leaves_no_process_behind_though_they_ignore_the_signal(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "field", "found"),
+    ("arguments", "field", "problem"),
     [
         ({"script": "a.py", "module": "a"}, "script", "also the module 'a'"),
         ({}, "script", "neither"),
@@ -281,8 +281,8 @@ def test_killed_it_leaves_no_process_behind_though_they_ignore_the_signal(tmp_pa
         ({"script": "a.py", "max_restarts": -1}, "max_restarts", "no number of restarts"),
     ],
 )
-def test_bad_arguments_are_refused_when_the_file_is_parsed(arguments, field, found):
-    with pytest.raises(RequestError, match=found) as caught:
+def test_bad_arguments_are_refused_when_the_file_is_parsed(arguments, field, problem):
+    with pytest.raises(RequestError, match=problem) as caught:
         TorchrunOperator(task_id="t", device="gpu", **arguments)
     assert caught.value.field == field
 

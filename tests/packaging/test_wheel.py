@@ -48,8 +48,8 @@ def wheel(tmp_path_factory):
             shutil.copy(path, tree)
     out = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, tree, cwd=out)
-    (found,) = out.glob("hetero_airflow-*.whl")
-    return found
+    (wheel_path,) = out.glob("hetero_airflow-*.whl")
+    return wheel_path
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +80,8 @@ def test_every_file_of_the_packages_is_in_the_wheel(wheel):
 
 
 def test_the_installed_wheel_works_without_the_source_tree(python, tmp_path):
-    found = json.loads(run(python, "-I", "-c", REPORT, cwd=tmp_path, AIRFLOW_HOME=str(tmp_path)).splitlines()[-1])
+    report = json.loads(run(python, "-I", "-c", REPORT, cwd=tmp_path, AIRFLOW_HOME=str(tmp_path)).splitlines()[-1])
     site = python.parent.parent
-    assert [Path(file).is_relative_to(site) for file in found["files"]] == [True] * 4
-    assert (found["operator"], found["policy"]) == ("hetero_airflow.operators.python", "Fifo")
-    assert found["entry_points"] == ["airflow.plugins", "airflow.policy", "apache_airflow_provider"]
+    assert [Path(file).is_relative_to(site) for file in report["files"]] == [True] * 4
+    assert (report["operator"], report["policy"]) == ("hetero_airflow.operators.python", "Fifo")
+    assert report["entry_points"] == ["airflow.plugins", "airflow.policy", "apache_airflow_provider"]

@@ -47,7 +47,7 @@ def test_the_oldest_failure_is_ignored_if_no_other_worker_is_left():
 
 
 @pytest.mark.parametrize(
-    "others",
+    "other_workers",
     [
         [],
         [a_worker("host-b", (a_cpu(),))],
@@ -55,8 +55,8 @@ def test_the_oldest_failure_is_ignored_if_no_other_worker_is_left():
         [a_worker("host-b", (a_device(leasable=False, problem="fell off the bus"),))],
     ],
 )
-def test_no_worker_is_avoided_if_no_other_can_serve_the_request(others):
-    outcome = avoid([a_failure()], [WORKERS[0], *others])
+def test_no_worker_is_avoided_if_no_other_can_serve_the_request(other_workers):
+    outcome = avoid([a_failure()], [WORKERS[0], *other_workers])
     assert (labels(outcome), outcome.avoided, outcome.not_avoidable) == ([None], (), ("host-a",))
 
 
@@ -91,9 +91,9 @@ def test_the_users_own_labels_stay():
 
 
 def test_a_request_with_the_most_labels_keeps_them_and_avoids_no_worker():
-    mine = {f"label-{n:02}": "x" for n in range(32)}
-    workers = [a_worker(name, labels=mine) for name in ("host-a", "host-b")]
-    assert avoid([a_failure()], workers, labels=mine).alternatives[0].labels == mine
+    labels = {f"label-{n:02}": "x" for n in range(32)}
+    workers = [a_worker(name, labels=labels) for name in ("host-a", "host-b")]
+    assert avoid([a_failure()], workers, labels=labels).alternatives[0].labels == labels
 
 
 @given(st.lists(st.sampled_from(["host-a", "host-b", "host-c", "b,c", "x" * 200, "y" * 200, "gone"]), max_size=6))

@@ -32,39 +32,39 @@ FAILURES = st.builds(
 
 @given(st.lists(FAILURES, max_size=8))
 def test_kept_failures_are_read_back(failures):
-    kept = None
+    record = None
     for failure in failures:
-        kept = keep_failure(kept, failure)
+        record = keep_failure(record, failure)
     last = max((failure.epoch for failure in failures), default=0)
-    assert load_failures(kept) == failures_of_epoch(failures, last)
+    assert load_failures(record) == failures_of_epoch(failures, last)
 
 
 def test_a_run_that_is_reported_twice_is_kept_once():
-    kept = keep_failure(keep_failure(None, a_failure(token=7)), a_failure("lost_worker", token=7, at_s=9))
-    assert load_failures(kept) == (a_failure(token=7),)
+    record = keep_failure(keep_failure(None, a_failure(token=7)), a_failure("lost_worker", token=7, at_s=9))
+    assert load_failures(record) == (a_failure(token=7),)
 
 
 def test_a_clear_drops_failures_and_late_reports_from_before_it():
-    kept = keep_failure(keep_failure(None, a_failure(token=1)), a_failure(token=2, epoch=1))
-    assert load_failures(kept) == (a_failure(token=2, epoch=1),)
-    assert keep_failure(kept, a_failure(token=3, epoch=0)) == kept
+    record = keep_failure(keep_failure(None, a_failure(token=1)), a_failure(token=2, epoch=1))
+    assert load_failures(record) == (a_failure(token=2, epoch=1),)
+    assert keep_failure(record, a_failure(token=3, epoch=0)) == record
 
 
 def test_many_failures_of_one_class_do_not_push_out_another():
-    kept = keep_failure(None, a_failure("hung", token=1))
+    record = keep_failure(None, a_failure("hung", token=1))
     for token in range(2, 2 * MAX_FAILURES):
-        kept = keep_failure(kept, a_failure("preempted", token=token))
-    read = load_failures(kept)
+        record = keep_failure(record, a_failure("preempted", token=token))
+    read = load_failures(record)
     assert read[0].failure_class is FailureClass.HUNG
     assert [failure.token for failure in read[1:]] == list(range(MAX_FAILURES, 2 * MAX_FAILURES))
 
 
 @pytest.mark.parametrize(
-    "kept", ["", 7, {}, [None], [{}], [{"failure_class": "network"}], [{"failure_class": "network", "epoch": -1}]]
+    "record", ["", 7, {}, [None], [{}], [{"failure_class": "network"}], [{"failure_class": "network", "epoch": -1}]]
 )
-def test_unreadable_records_are_left_out(kept):
-    assert load_failures(kept) == ()
-    assert load_failures(keep_failure(kept, a_failure())) == (a_failure(),)
+def test_unreadable_records_are_left_out(record):
+    assert load_failures(record) == ()
+    assert load_failures(keep_failure(record, a_failure())) == (a_failure(),)
 
 
 def test_every_class_has_a_description():

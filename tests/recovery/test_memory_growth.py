@@ -22,7 +22,7 @@ def of_sizes(*gib, **fields):
     return a_worker("w" + "-".join(map(str, gib)), (a_cpu(), *devices))
 
 
-def asked(device="gpu", **quota):
+def a_request(device="gpu", **quota):
     return DeviceRequest.parse(device, quota=quota or None).alternatives[0]
 
 
@@ -34,29 +34,29 @@ def failed(*gib):
     ("alternative", "had", "fleet", "expected", "is_larger"),
     [
         # from the device where it failed, not from the request
-        (asked(), [24], [24, 80], "1 × gpu (memory=48GiB..)", True),
-        (asked(memory="24GiB.."), [80], [24, 80, 192], "1 × gpu (memory=160GiB..)", True),
+        (a_request(), [24], [24, 80], "1 × gpu (memory=48GiB..)", True),
+        (a_request(memory="24GiB.."), [80], [24, 80, 192], "1 × gpu (memory=160GiB..)", True),
         # from the request, if the device's memory is not known
-        (asked(memory="24GiB.."), [None], [24, 48], "1 × gpu (memory=48GiB..)", True),
-        (asked(memory="12GiB.."), [None, None], [12, 24, 80], "1 × gpu (memory=48GiB..)", True),
-        (asked(), [None], [24, 80], "1 × gpu", False),
+        (a_request(memory="24GiB.."), [None], [24, 48], "1 × gpu (memory=48GiB..)", True),
+        (a_request(memory="12GiB.."), [None, None], [12, 24, 80], "1 × gpu (memory=48GiB..)", True),
+        (a_request(), [None], [24, 80], "1 × gpu", False),
         # up to the largest that exists
-        (asked(), [24, 48], [24, 48, 80], "1 × gpu (memory=80GiB..)", True),
-        (asked(), [24, 48, 80], [24, 48, 80], "1 × gpu (memory=80GiB..)", False),
-        (asked(), [24], [24], "1 × gpu (memory=24GiB..)", False),
-        (asked(), [24], [], "1 × gpu", False),
+        (a_request(), [24, 48], [24, 48, 80], "1 × gpu (memory=80GiB..)", True),
+        (a_request(), [24, 48, 80], [24, 48, 80], "1 × gpu (memory=80GiB..)", False),
+        (a_request(), [24], [24], "1 × gpu (memory=24GiB..)", False),
+        (a_request(), [24], [], "1 × gpu", False),
         # nearly twice is enough: makers' sizes are less than round numbers
-        (asked(), [24], [24, 45, 80], "1 × gpu (memory=45GiB..)", True),
-        (asked(), [24], [24, 32, 80], "1 × gpu (memory=48GiB..)", True),
+        (a_request(), [24], [24, 45, 80], "1 × gpu (memory=45GiB..)", True),
+        (a_request(), [24], [24, 32, 80], "1 × gpu (memory=48GiB..)", True),
         # up to the user's limit
-        (asked(memory="..40GiB"), [24], [24, 32, 80], "1 × gpu (memory=32GiB..40GiB)", True),
-        (asked(memory="20GiB..40GiB"), [24], [24, 80], "1 × gpu (memory=24GiB..40GiB)", False),
+        (a_request(memory="..40GiB"), [24], [24, 32, 80], "1 × gpu (memory=32GiB..40GiB)", True),
+        (a_request(memory="20GiB..40GiB"), [24], [24, 80], "1 × gpu (memory=24GiB..40GiB)", False),
         # a share becomes a whole device if no larger device can make it larger
-        (asked("gpu:0.5"), [20], [40, 80], "0.5 of a gpu (memory=40GiB..)", True),
-        (asked("gpu:0.5"), [20], [40], "1 × gpu (memory=40GiB..)", True),
-        (asked("gpu:0.5"), [20, 40], [40], "1 × gpu (memory=40GiB..)", False),
+        (a_request("gpu:0.5"), [20], [40, 80], "0.5 of a gpu (memory=40GiB..)", True),
+        (a_request("gpu:0.5"), [20], [40], "1 × gpu (memory=40GiB..)", True),
+        (a_request("gpu:0.5"), [20, 40], [40], "1 × gpu (memory=40GiB..)", False),
         # a CPU has no device memory
-        (asked("cpu:2"), [24], [24, 80], "2 × cpu", False),
+        (a_request("cpu:2"), [24], [24, 80], "2 × cpu", False),
     ],
 )
 def test_memory_doubles_up_to_the_largest_device(alternative, had, fleet, expected, is_larger):
@@ -66,36 +66,36 @@ def test_memory_doubles_up_to_the_largest_device(alternative, had, fleet, expect
 
 def test_one_worker_must_have_enough_devices_of_the_size():
     fleet = shapes_of(of_sizes(24, 24), of_sizes(48, 48, 80), of_sizes(80))
-    growth = with_device_memory(asked("gpu:2"), failed(24, 48), RULE, fleet)
+    growth = with_device_memory(a_request("gpu:2"), failed(24, 48), RULE, fleet)
     assert str(growth.alternative) == "2 × gpu (memory=48GiB..)"
     assert not growth.is_larger
 
 
 def test_only_devices_that_match_the_request_count():
     fleet = shapes_of(of_sizes(24), of_sizes(192, vendor="amd"))
-    assert not with_device_memory(asked("nvidia"), failed(24), RULE, fleet).is_larger
-    assert with_device_memory(asked("gpu"), failed(24), RULE, fleet).is_larger
+    assert not with_device_memory(a_request("nvidia"), failed(24), RULE, fleet).is_larger
+    assert with_device_memory(a_request("gpu"), failed(24), RULE, fleet).is_larger
 
 
 def test_the_table_can_set_the_limit_and_the_factor():
     fleet = shapes_of(of_sizes(24), of_sizes(40), of_sizes(80))
     rule = Rule(Action.REQUEUE, memory=2.0, memory_limit=40 * GIB)
-    assert str(with_device_memory(asked(), failed(24), rule, fleet).alternative) == "1 × gpu (memory=40GiB..)"
+    assert str(with_device_memory(a_request(), failed(24), rule, fleet).alternative) == "1 × gpu (memory=40GiB..)"
     rule = Rule(Action.REQUEUE, memory=1.5)
-    assert str(with_device_memory(asked(), failed(24), rule, fleet).alternative) == "1 × gpu (memory=36GiB..)"
+    assert str(with_device_memory(a_request(), failed(24), rule, fleet).alternative) == "1 × gpu (memory=36GiB..)"
 
 
 @pytest.mark.parametrize(
     ("alternative", "had", "expected", "is_larger"),
     [
-        (asked("gpu", host_memory="16GiB"), [None], 32, True),
-        (asked("gpu", host_memory="16GiB"), [20], 40, True),
-        (asked("gpu", host_memory="16GiB"), [16, 32, 64], 64, False),
-        (asked("gpu", host_memory="48GiB"), [None], 64, True),
-        (asked("cpu:2", host_memory="8GiB"), [None], 16, True),
-        (asked("gpu"), [10], 20, True),
-        (asked("gpu"), [None], None, False),
-        (asked("h100", host_memory="16GiB"), [None], 16, False),
+        (a_request("gpu", host_memory="16GiB"), [None], 32, True),
+        (a_request("gpu", host_memory="16GiB"), [20], 40, True),
+        (a_request("gpu", host_memory="16GiB"), [16, 32, 64], 64, False),
+        (a_request("gpu", host_memory="48GiB"), [None], 64, True),
+        (a_request("cpu:2", host_memory="8GiB"), [None], 16, True),
+        (a_request("gpu"), [10], 20, True),
+        (a_request("gpu"), [None], None, False),
+        (a_request("h100", host_memory="16GiB"), [None], 16, False),
     ],
 )
 def test_host_memory_doubles_up_to_that_of_the_largest_host(alternative, had, expected, is_larger):
@@ -106,7 +106,7 @@ def test_host_memory_doubles_up_to_that_of_the_largest_host(alternative, had, ex
 
 def test_the_table_can_set_a_limit_of_host_memory():
     rule = Rule(Action.REQUEUE, memory=2.0, memory_limit=24 * GIB)
-    growth = with_host_memory(asked("gpu", host_memory="16GiB"), failed(None), rule, shapes_of(of_sizes(24)))
+    growth = with_host_memory(a_request("gpu", host_memory="16GiB"), failed(None), rule, shapes_of(of_sizes(24)))
     assert growth.alternative.host_memory == 24 * GIB
 
 
@@ -116,7 +116,15 @@ SIZES = st.integers(1, 200)
 @given(
     st.lists(SIZES, min_size=1, max_size=5),
     st.lists(st.one_of(st.none(), SIZES), max_size=5),
-    st.sampled_from([asked(), asked("gpu:0.5"), asked("gpu:2"), asked(memory="8GiB.."), asked(memory="4GiB..64GiB")]),
+    st.sampled_from(
+        [
+            a_request(),
+            a_request("gpu:0.5"),
+            a_request("gpu:2"),
+            a_request(memory="8GiB.."),
+            a_request(memory="4GiB..64GiB"),
+        ]
+    ),
     st.floats(1.05, 8),
 )
 def test_memory_never_shrinks_and_never_passes_what_exists(fleet, had, alternative, factor):

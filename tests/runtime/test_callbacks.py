@@ -37,7 +37,7 @@ class Prepared:
     """The names of accelerate 1.15's Accelerator that AccelerateState reads."""
 
     def __init__(self, *values: int) -> None:
-        self._models, self._optimizers, self._schedulers, self._custom_objects = ([Part(one)] for one in values[:4])
+        self._models, self._optimizers, self._schedulers, self._custom_objects = ([Part(value)] for value in values[:4])
         self.scaler = Part(values[4]) if len(values) > 4 else None
 
     def unwrap_model(self, model: Part) -> Part:
@@ -47,9 +47,9 @@ class Prepared:
 @pytest.mark.parametrize("values", [(1, 2, 3, 4), (1, 2, 3, 4, 5)])
 def test_all_objects_that_accelerate_prepared_are_restored(values) -> None:
     state = AccelerateState(Prepared(*values))
-    other = AccelerateState(Prepared(*[0] * len(values)))
-    other.load_state_dict(state.state_dict())
-    assert stage(other).tree == stage(state).tree
+    restored = AccelerateState(Prepared(*[0] * len(values)))
+    restored.load_state_dict(state.state_dict())
+    assert stage(restored).tree == stage(state).tree
 
 
 def test_another_number_of_optimizers_is_refused() -> None:
@@ -71,9 +71,9 @@ def test_a_real_accelerator_is_saved_and_restored() -> None:
     model, optimizer, state = prepared()
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    *_, other = prepared()
-    other.load_state_dict(state.state_dict())
-    assert stage(other).text() == stage(state).text()
+    *_, restored = prepared()
+    restored.load_state_dict(state.state_dict())
+    assert stage(restored).text() == stage(state).text()
 
 
 @pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning")  # Lightning's own

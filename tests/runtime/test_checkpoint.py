@@ -97,15 +97,15 @@ def begin_in(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 @settings(deadline=None, max_examples=15)
-@given(stop_at=st.integers(0, TOTAL - 2), is_told=st.booleans())
-@example(stop_at=4, is_told=True)  # at the end of an epoch
+@given(stop_at=st.integers(0, TOTAL - 2), has_notice=st.booleans())
+@example(stop_at=4, has_notice=True)  # at the end of an epoch
 def test_a_run_interrupted_at_any_step_has_the_losses_of_one_that_was_not(
-    stop_at, is_told, expected, tmp_path_factory
+    stop_at, has_notice, expected, tmp_path_factory
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
 
     def interrupt(step: int) -> None:
-        if step == stop_at and not is_told:
+        if step == stop_at and not has_notice:
             raise KeyboardInterrupt
         if step == stop_at:
             (folder / NOTICE).touch()
@@ -117,7 +117,7 @@ def test_a_run_interrupted_at_any_step_has_the_losses_of_one_that_was_not(
         checkpoint.wait()
         (folder / NOTICE).unlink(missing_ok=True)
         begin_in(folder, patch)
-        first = stop_at + 1 if is_told else stop_at // 3 * 3
+        first = stop_at + 1 if has_notice else stop_at // 3 * 3
         resumed = train(seed=2 if first else 1)
     assert resumed == {step: loss for step, loss in expected.items() if step >= first}
 
@@ -314,12 +314,12 @@ def test_a_state_of_a_gpu_is_resumed_on_the_cpu(task) -> None:
     task()
     state = checkpoint.latest().state
     assert state["model"]["weight"].device.type == "cpu"
-    other = nn.Linear(3, 3)
-    other_optimizer = torch.optim.Adam(other.parameters())
-    other.load_state_dict(state["model"])
+    restored = nn.Linear(3, 3)
+    other_optimizer = torch.optim.Adam(restored.parameters())
+    restored.load_state_dict(state["model"])
     other_optimizer.load_state_dict(state["optimizer"])
     checkpoint.Rng().load_state_dict(state["rng"])
-    assert other.weight.equal(model.weight.cpu())
+    assert restored.weight.equal(model.weight.cpu())
     assert all(value.device.type == "cpu" for part in other_optimizer.state.values() for value in part.values())
 
 
@@ -348,5 +348,5 @@ def test_a_place_that_only_this_host_sees_gives_one_warning_and_no_saved_time(ta
     task(is_host_bound=is_host_bound)
     assert checkpoint.latest().step == 2
     assert (read_progress(control).saved_at is None) == is_host_bound
-    told = [record for record in caplog.records if "starts at step 0" in record.getMessage()]
-    assert len(told) == (2 if is_host_bound else 0), "once in each run"
+    warnings = [record for record in caplog.records if "starts at step 0" in record.getMessage()]
+    assert len(warnings) == (2 if is_host_bound else 0), "once in each run"

@@ -7,7 +7,7 @@ from hetero_airflow.runtime import checkpoint
 from hetero_airflow.runtime.published_checkpoint import read_published
 
 
-def found(place, store_folder, step):
+def published_entry(place, store_folder, step):
     entry = next(e for e in read_index(FilesystemStore(store_folder), place.path).entries if e.step == step)
     return {"url": place.url, "path": place.path, "key": entry.key, "digest": entry.digest, "step": step}
 
@@ -20,14 +20,14 @@ def saved(begin, *steps):
 
 def test_the_found_checkpoint_is_opened_even_if_there_are_newer_ones(begin, place, tmp_path):
     saved(begin, 3, 5)
-    own = place.model_copy(update={"path": "other/task/run/-1"})
-    opened = read_published(own, found(place, tmp_path / "store", 3))
+    own_place = place.model_copy(update={"path": "other/task/run/-1"})
+    opened = read_published(own_place, published_entry(place, tmp_path / "store", 3))
     assert (opened.step, opened.state, opened.metrics) == (3, {"weights": 3}, {"accuracy": 0.5})
 
 
 def test_a_deleted_checkpoint_is_an_error_that_says_what_to_do(begin, place, tmp_path):
     saved(begin, 1)
-    first = found(place, tmp_path / "store", 1)
+    first = published_entry(place, tmp_path / "store", 1)
     saved(begin, 3, 5, 7)
     with pytest.raises(InvalidCheckpoint, match=r"deleted.*keep_last"):
         read_published(place, first)
@@ -39,7 +39,7 @@ def test_a_deleted_checkpoint_is_an_error_that_says_what_to_do(begin, place, tmp
 def test_a_name_outside_of_the_store_is_refused(begin, place, tmp_path, change):
     saved(begin, 1)
     with pytest.raises(ValueError, match="found"):
-        read_published(place, found(place, tmp_path / "store", 1) | change)
+        read_published(place, published_entry(place, tmp_path / "store", 1) | change)
 
 
 @pytest.mark.parametrize("nonsense", [None, {}, {"step": 3}, "path"])

@@ -43,7 +43,7 @@ def run(session: CheckpointSession, total: int, at_step: Callable[[int], Any] = 
     return done, counting.value
 
 
-def kept(begin: Begin) -> tuple[int, Any] | None:
+def saved_state(begin: Begin) -> tuple[int, Any] | None:
     last = begin().latest()
     return last and (last.step, last.state["value"])
 
@@ -63,7 +63,7 @@ def test_a_notice_loses_no_step(begin: Begin, control: Path, notice, stop_at: in
         run(session, 6, lambda step: notice() if step == stop_at else None, every="1h")
     assert (stopped.value.step, stopped.value.cause) == (stop_at, "preempted by train/fit")
     assert read_progress(control).phase is Phase.STOPPING
-    assert kept(begin) == (stop_at, sum(range(stop_at + 1)))
+    assert saved_state(begin) == (stop_at, sum(range(stop_at + 1)))
     (control / NOTICE).unlink()
     assert run(begin(), 6) == (list(range(stop_at + 1, 6)), 15)
 
@@ -78,7 +78,7 @@ def test_a_notice_before_the_first_step_stops_at_once(begin: Begin, control: Pat
     with pytest.raises(Stopped) as stopped:
         run(begin(), 3)
     assert stopped.value.step is None
-    assert kept(begin) is None
+    assert saved_state(begin) is None
 
 
 def test_a_notice_while_the_model_warms_up_is_heeded_after_the_first_step(begin: Begin, control: Path, notice) -> None:
@@ -89,7 +89,7 @@ def test_a_notice_while_the_model_warms_up_is_heeded_after_the_first_step(begin:
     with pytest.raises(Stopped) as stopped:
         run(begin(), 3, compile_and_warm_up, every="1h")
     assert stopped.value.step == 0
-    assert kept(begin) == (0, 0)
+    assert saved_state(begin) == (0, 0)
 
 
 def test_a_notice_in_an_evaluation_between_steps_is_heeded_after_it(begin: Begin, notice) -> None:
@@ -131,7 +131,7 @@ def test_a_notice_while_a_save_runs_waits_for_it_and_saves_the_step_after(begin:
     with pytest.raises(Stopped) as stopped:
         run(begin(store=store), 6, at_step)
     assert stopped.value.step == 2
-    assert kept(begin) == (2, 3)
+    assert saved_state(begin) == (2, 3)
 
 
 class FullStore(FilesystemStore):
@@ -154,7 +154,7 @@ def test_a_full_disk_at_a_notice_keeps_the_last_checkpoint_and_stops(begin: Begi
     assert stopped.value.step == 1
     assert "No space left" in caplog.text
     assert "Step 2 is lost" in caplog.text
-    assert kept(begin) == (1, 1)
+    assert saved_state(begin) == (1, 1)
 
 
 def test_a_full_temporary_folder_at_a_notice_does_the_same(begin: Begin, notice, monkeypatch, caplog) -> None:
@@ -177,7 +177,7 @@ def test_a_full_temporary_folder_at_a_notice_does_the_same(begin: Begin, notice,
 
 def test_a_training_survives_a_store_that_does_not_answer_for_a_while(begin: Begin, tmp_path, caplog) -> None:
     assert run(begin(store=FullStore(tmp_path / "store", 3)), 8)[0] == list(range(8))
-    assert kept(begin) == (7, 28)
+    assert saved_state(begin) == (7, 28)
     assert "The checkpoint of step 3 is not saved" in caplog.text
 
 
@@ -186,15 +186,15 @@ def test_the_last_save_has_to_succeed(begin: Begin, tmp_path) -> None:
         run(begin(store=FullStore(tmp_path / "store", 3)), 4)
 
 
-@pytest.mark.parametrize("is_told", [False, True])
-def test_a_later_run_fences_the_earlier_one_out_notice_or_not(begin: Begin, notice, is_told: bool) -> None:
+@pytest.mark.parametrize("has_notice", [False, True])
+def test_a_later_run_fences_the_earlier_one_out_notice_or_not(begin: Begin, notice, has_notice: bool) -> None:
     old = begin(token=7)
 
     def at_step(step: int) -> None:
         if step == 3:
             old.wait()
             begin(token=8).latest()
-            if is_told:
+            if has_notice:
                 notice()
 
     with pytest.raises(FencedOut):

@@ -188,7 +188,7 @@ def test_an_undispatched_lease_is_released_and_its_request_waits_again() -> None
     engine.failing = {"r0"}
     cycle = Cycle(store, Fifo(), engine, 60)
     result = cycle.run(EPOCH)
-    assert [(one.lease.request_id, one.cause) for one in result.undispatched] == [
+    assert [(undispatched.lease.request_id, undispatched.cause) for undispatched in result.undispatched] == [
         ("r0", "not dispatched: RuntimeError: the test makes the engine fail")
     ]
     assert [lease.request_id for lease in result.dispatched] == ["r1"]
@@ -270,7 +270,7 @@ def test_the_store_accepts_every_placement(snapshot: Snapshot) -> None:
 def test_a_commit_that_loses_everything_still_gives_a_result() -> None:
     class DeafStore(MemoryStore):
         def commit(
-            self, plan: Plan, now: datetime, expires_at: datetime, news: Sequence[StoreEvent] = ()
+            self, plan: Plan, now: datetime, expires_at: datetime, pending_events: Sequence[StoreEvent] = ()
         ) -> CommitResult:
             return CommitResult((), tuple(place.request_id for place in plan.places))
 

@@ -12,7 +12,7 @@ from hetero_airflow.store.store import RequestSubmitted, RequestWithdrawn, Worke
 from hetero_airflow.testing import EPOCH, a_pending, a_place, a_worker
 
 NAMES = st.sampled_from("abcdef")
-NEWS = st.lists(
+EVENTS = st.lists(
     st.one_of(
         st.builds(lambda name, at_s: RequestSubmitted(a_pending(name, at_s=at_s)), NAMES, st.integers(0, 3)),
         st.builds(lambda name: RequestWithdrawn(name, "it is not wanted"), NAMES),
@@ -20,13 +20,13 @@ NEWS = st.lists(
 )
 
 
-@given(NEWS, NEWS)
-def test_the_snapshot_is_as_the_store_will_show_it(before, news):
+@given(EVENTS, EVENTS)
+def test_the_snapshot_is_as_the_store_will_show_it(before, pending_events):
     store = MemoryStore()
     store.record([WorkerSeen(a_worker()), RequestSubmitted(a_pending("a")), *before], EPOCH)
     store.commit(Plan((a_place("a", **{"GPU-0": 1000}),)), EPOCH, EPOCH)
-    seen = with_pending_events(store.snapshot(), news)
-    store.record(news, EPOCH)
+    seen = with_pending_events(store.snapshot(), pending_events)
+    store.record(pending_events, EPOCH)
     assert replace(seen, sequence=store.snapshot().sequence) == store.snapshot()
 
 

@@ -30,7 +30,7 @@ class PlannedPolicy:
     def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
         self.seen.append(snapshot)
         reason, account = Reason(ReasonCode.BUSY, "a", "b"), Account("test", "waits")
-        waits = tuple(Wait(one.id, n, reason, account) for n, one in enumerate(snapshot.pending, start=1))
+        waits = tuple(Wait(request.id, n, reason, account) for n, request in enumerate(snapshot.pending, start=1))
         preemptions = tuple(
             Preempt(lease.id, lease.token, lease.request_id, self.preempts[lease.request_id], "for the test")
             for lease in snapshot.leases
@@ -41,13 +41,13 @@ class PlannedPolicy:
 
 class FakePreemptor:
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.preempted: list[tuple[str, str]] = []
         self.is_broken = False
 
     def preempt(self, lease: Lease, cause: str) -> None:
         if self.is_broken:
             raise RuntimeError("no way to tell")
-        self.told.append((lease.request_id, cause))
+        self.preempted.append((lease.request_id, cause))
 
 
 @pytest.fixture
@@ -69,12 +69,12 @@ def test_a_preempted_lease_is_marked_and_its_holder_told_once(store):
     cycle = Cycle(store, policy, FakeEngine(), 60, preemptor=preemptor)
     result = cycle.run(EPOCH)
     assert [lease.request_id for lease in result.preempted] == ["r1"]
-    assert preemptor.told == [("r1", "for the test")]
+    assert preemptor.preempted == [("r1", "for the test")]
     assert states(store) == {"r1": LeaseState.PREEMPTED, "r2": LeaseState.GRANTED}
     assert store.snapshot().used("worker-a", "GPU-0").share_milli == 1000
     store.record([RequestSubmitted(a_pending("r4"))], EPOCH)
     cycle.run(EPOCH)
-    assert preemptor.told == [("r1", "for the test")]
+    assert preemptor.preempted == [("r1", "for the test")]
 
 
 def test_nothing_is_preempted_without_a_preemptor(store, caplog):
@@ -91,7 +91,7 @@ def test_a_lease_of_another_scheduler_is_not_preempted(store):
     policy, preemptor, engine = PlannedPolicy(), FakePreemptor(), FakeEngine()
     policy.preempts, engine.foreign = {"r1": "r3", "r2": None}, {"r1"}
     Cycle(store, policy, engine, 60, preemptor=preemptor).run(EPOCH)
-    assert preemptor.told == [("r2", "for the test")]
+    assert preemptor.preempted == [("r2", "for the test")]
 
 
 def test_a_holder_that_cannot_be_told_stops_no_other_decision(store, caplog):
@@ -146,7 +146,7 @@ class GangPolicy:
     """Places each member on the GPU of its number."""
 
     def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
-        return Plan(tuple(a_place(one.id, **{f"GPU-{one.id[-1]}": 1000}) for one in snapshot.pending))
+        return Plan(tuple(a_place(request.id, **{f"GPU-{request.id[-1]}": 1000}) for request in snapshot.pending))
 
 
 def a_gang() -> MemoryStore:

@@ -72,7 +72,7 @@ def test_a_lease_keeps_its_devices_while_the_engine_cannot_answer(caplog: pytest
 
     store, _, lease = a_store_with_a_lease()
     moved = reap(store, DeafEngine(), store.snapshot().leases, LATE)
-    assert [one.state for one in moved] == [LeaseState.EXPIRED]
+    assert [lease.state for lease in moved] == [LeaseState.EXPIRED]
     assert [record.getMessage() for record in caplog.records] == [
         f"Lease {lease.id} keeps its devices, since the engine can't tell whether its process runs: no answer"
     ]

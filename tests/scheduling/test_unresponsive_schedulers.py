@@ -37,7 +37,7 @@ def test_devices_go_to_the_next_request_after_the_start_timeout() -> None:
     cycle.run(NOW + START_TIMEOUT)
     (lease,) = cycle.run(NOW + START_TIMEOUT).dispatched
     assert lease.request_id == "alive"
-    assert [one.id for one in store.snapshot().pending] == ["dead"], "it keeps its place in the queue"
+    assert [request.id for request in store.snapshot().pending] == ["dead"], "it keeps its place in the queue"
 
 
 def test_an_adopted_request_keeps_its_place() -> None:
@@ -53,33 +53,34 @@ def test_an_adopted_request_keeps_its_place() -> None:
 
 
 def test_a_request_that_starts_in_time_is_never_suspended() -> None:
-    store, ours, other = MemoryStore(), OneOfTwo("a"), OneOfTwo("b")
+    store, ours, theirs = MemoryStore(), OneOfTwo("a"), OneOfTwo("b")
     store.record([WorkerSeen(a_worker())], EPOCH)
     store.record([RequestSubmitted(a_pending("b", "gpu:2")), RequestSubmitted(a_pending("a", "gpu:2", at_s=1))], EPOCH)
     cycle = Cycle(store, PriorityPolicy(), ours, 60)
     cycle.run(NOW)
-    Cycle(store, PriorityPolicy(), other, 60).run(NOW + timedelta(seconds=10))
+    Cycle(store, PriorityPolicy(), theirs, 60).run(NOW + timedelta(seconds=10))
     assert not cycle.run(NOW + timedelta(seconds=60)).dispatched
-    assert [lease.request_id for lease in other.dispatched] == ["b"]
+    assert [lease.request_id for lease in theirs.dispatched] == ["b"]
 
 
 def test_a_gang_is_suspended_as_a_whole_and_withdrawn_requests_are_forgotten() -> None:
     unresponsive, store = UnresponsiveSchedulers(), MemoryStore()
     members = [a_pending(f"g{n}", gang="g", gang_size=2) for n in range(2)]
-    store.record([RequestSubmitted(one) for one in (*members, a_pending("single"))], EPOCH)
+    store.record([RequestSubmitted(request) for request in (*members, a_pending("single"))], EPOCH)
     snapshot = store.snapshot()
     assert unresponsive.without_suspended(snapshot, frozenset(), NOW + START_TIMEOUT) is snapshot
     unresponsive.observe(Plan((a_place("g0"),)), frozenset(), NOW)
     plan = unresponsive.observe(Plan((a_place("g0"),)), frozenset(), NOW + START_TIMEOUT)
     assert plan.until == NOW + START_TIMEOUT
     seen = unresponsive.without_suspended(snapshot, frozenset(), NOW + START_TIMEOUT)
-    assert [one.id for one in seen.pending] == ["single"]
+    assert [request.id for request in seen.pending] == ["single"]
     assert unresponsive.without_suspended(snapshot, frozenset(), NOW + START_TIMEOUT).pending is seen.pending, (
         "policies rely on it"
     )
     store.record([RequestWithdrawn("g0", "cleared")], EPOCH)
     assert [
-        one.id for one in unresponsive.without_suspended(store.snapshot(), frozenset(), NOW + START_TIMEOUT).pending
+        request.id
+        for request in unresponsive.without_suspended(store.snapshot(), frozenset(), NOW + START_TIMEOUT).pending
     ] == [
         "g1",
         "single",
@@ -119,11 +120,11 @@ def test_a_gang_of_two_schedulers_starts_although_both_suspended_it() -> None:
     store, first, second = MemoryStore(), OneOfTwo("a"), OneOfTwo("b")
     store.record([WorkerSeen(a_worker())], EPOCH)
     gang = [a_pending(name, "gpu", gang="g", gang_size=2, at_s=n) for n, name in enumerate("ab")]
-    store.record([RequestSubmitted(one) for one in gang], EPOCH)
+    store.record([RequestSubmitted(member) for member in gang], EPOCH)
     blocked = Cycle(store, PriorityPolicy(), second, 600)
     for seconds in (0, 15, 16):
         blocked.run(NOW + timedelta(seconds=seconds))
-    assert [one.id for one in store.snapshot().pending] == ["a", "b"], "its own member is not the first"
+    assert [request.id for request in store.snapshot().pending] == ["a", "b"], "its own member is not the first"
     Cycle(store, PriorityPolicy(), first, 600).run(NOW + timedelta(seconds=20))
     assert store.snapshot().pending == ()
 

@@ -32,7 +32,7 @@ def sensor(**arguments):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "phrases"),
     [
         ("", ["nothing to wait for", "step=0 means any checkpoint"]),
         ("metric='loss', below=float('nan')", ["below=nan", "no finite number"]),
@@ -44,9 +44,9 @@ def sensor(**arguments):
         ("step=1, url=7", ["url=7", "found int", "Give a text"]),
     ],
 )
-def test_what_can_never_come_is_an_import_error(import_errors, given, words):
+def test_what_can_never_come_is_an_import_error(import_errors, given, phrases):
     (error,) = import_errors(f'CheckpointSensor(task_id="t", of_task="fit", {given})')
-    assert [word for word in words if word not in error] == []
+    assert [word for word in phrases if word not in error] == []
 
 
 def test_a_mapped_sensor_is_no_import_error(import_errors):
@@ -84,8 +84,8 @@ def test_poking_finds_what_the_trigger_finds(publish):
     publish(1, loss=2)
     assert not poking.poke({})
     entry = publish(2, loss=0.5)
-    found = poking.execute({})
-    assert (found["step"], found["key"], found["metrics"]) == (2, entry.key, {"loss": 0.5})
+    result = poking.execute({})
+    assert (result["step"], result["key"], result["metrics"]) == (2, entry.key, {"loss": 0.5})
 
 
 def test_it_looks_where_it_is_told_to(publish, tmp_path):
@@ -94,8 +94,8 @@ def test_it_looks_where_it_is_told_to(publish, tmp_path):
     poking = sensor(step=1, deferrable=False, poke_interval=0, timeout=0, url=url + "/")
     assert not poking.poke({})
     publish(2, url=url)
-    found = poking.execute({})
-    assert (found["step"], found["url"]) == (2, url)
+    result = poking.execute({})
+    assert (result["step"], result["url"]) == (2, url)
 
 
 def test_where_a_worker_begins_it_the_url_goes_with_the_trigger():
@@ -115,7 +115,7 @@ def test_poking_waits_for_a_store_that_does_not_answer(publish, monkeypatch):
 
 
 def test_it_returns_what_the_trigger_found_or_fails_with_its_error():
-    found = {"step": 3, "path": "train/fit/r1/-1", "published_at": "2026-11-20T12:00:00+00:00"}
-    assert sensor(step=1).execute_complete({}, {"checkpoint": found}) == found
+    checkpoint = {"step": 3, "path": "train/fit/r1/-1", "published_at": "2026-11-20T12:00:00+00:00"}
+    assert sensor(step=1).execute_complete({}, {"checkpoint": checkpoint}) == checkpoint
     with pytest.raises(AirflowException, match="no such connection"):
         sensor(step=1).execute_complete({}, {"error": "no such connection"})

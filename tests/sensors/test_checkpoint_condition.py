@@ -52,8 +52,8 @@ ENTRIES = (
     ],
 )
 def test_the_newest_that_meets_all_of_it_is_found(given, step):
-    found = CheckpointCondition.parse(**given).met_in(Index(token=1, epoch=0, entries=ENTRIES), NOW)
-    assert (found and found.step) == step
+    checkpoint = CheckpointCondition.parse(**given).met_in(Index(token=1, epoch=0, entries=ENTRIES), NOW)
+    assert (checkpoint and checkpoint.step) == step
 
 
 def test_checkpoints_of_before_the_clear_do_not_count():
@@ -63,7 +63,7 @@ def test_checkpoints_of_before_the_clear_do_not_count():
 
 
 @pytest.mark.parametrize(
-    ("given", "field", "words"),
+    ("given", "field", "phrase"),
     [
         ({}, "step", "nothing to wait for"),
         ({"complete": False}, "step", "nothing to wait for"),
@@ -86,11 +86,11 @@ def test_checkpoints_of_before_the_clear_do_not_count():
         ({"complete": "yes"}, "complete", "neither True nor False"),
     ],
 )
-def test_what_can_never_come_is_refused(given, field, words):
+def test_what_can_never_come_is_refused(given, field, phrase):
     with pytest.raises(RequestError) as caught:
         CheckpointCondition.parse(**given)
     assert caught.value.field == field
-    assert words in caught.value.found
+    assert phrase in caught.value.found
     assert caught.value.remedy
 
 

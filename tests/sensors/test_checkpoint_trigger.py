@@ -62,8 +62,8 @@ def test_it_waits_for_the_one_that_meets_its_condition(run, publish):
             assert not waiting.done()
             publish(step, loss=loss)
             steps.append(asyncio.get_running_loop().time())
-        found = await waiting
-        return found["checkpoint"]["step"], asyncio.get_running_loop().time() - steps[-1]
+        event = await waiting
+        return event["checkpoint"]["step"], asyncio.get_running_loop().time() - steps[-1]
 
     step, wait_s = run(scene())
     assert step == 3
@@ -94,8 +94,8 @@ def test_a_checkpoint_at_another_url_counts_there_and_nowhere_else(run, publish,
         publish(3, url=url)
         return (await waiting)["checkpoint"]
 
-    found = run(scene())
-    assert (found["step"], found["url"]) == (3, url)
+    checkpoint = run(scene())
+    assert (checkpoint["step"], checkpoint["url"]) == (3, url)
 
 
 def test_who_names_the_configured_place_shares_the_looks_at_it(run, publish, tmp_path, monkeypatch):
@@ -249,9 +249,9 @@ def test_a_waiting_trigger_keeps_no_copy_of_the_dag(run, publish, no_plugins, mo
         await runner.create_triggers()
         await asyncio.sleep(1)
         gc.collect()
-        kept = [ref() for ref in dags]
+        references = [ref() for ref in dags]
         runner.triggers[0]["task"].cancel()
-        return kept, len(dags)
+        return references, len(dags)
 
     assert run(scene()) == ([None], 1)
 
@@ -273,18 +273,18 @@ class Memory:
     """What Airflow injects as the asset's state store."""
 
     def __init__(self, error=None):
-        self.kept = {}
+        self.values = {}
         self.error = error
 
     async def aget(self, key):
         if self.error:
             raise self.error
-        return self.kept.get(key)
+        return self.values.get(key)
 
     async def aset(self, key, value):
         if self.error:
             raise self.error
-        self.kept[key] = value
+        self.values[key] = value
 
 
 def watcher(memory=None, url=None):
@@ -337,7 +337,7 @@ def test_what_was_announced_is_not_announced_again_after_a_restart(run, publish)
     assert run(watched(watcher(memory), [])) == []
     publish(2)
     assert run(watched(watcher(memory), [])) == [("r1", 2)]
-    assert len(memory.kept) == 1
+    assert len(memory.values) == 1
 
 
 @pytest.mark.parametrize("memory", [None, Memory(ValueError("several assets"))])
@@ -381,11 +381,13 @@ def test_a_dag_that_a_watcher_starts_survives_airflows_serialisation(url):
         pass
     stored = DagSerialization.to_dict(dag)
     (asset,) = DagSerialization.from_dict(stored).timetable.asset_condition.objects
-    (found,) = asset.watchers
+    (stored_watcher,) = asset.watchers
     classpath, kwargs = watcher.trigger.serialize()
-    assert (found.trigger["classpath"], found.trigger["kwargs"]) == (classpath, kwargs)
+    assert (stored_watcher.trigger["classpath"], stored_watcher.trigger["kwargs"]) == (classpath, kwargs)
     in_database = Trigger._decrypt_kwargs(Trigger.encrypt_kwargs(kwargs))
-    assert BaseEventTrigger.hash(classpath, in_database) == BaseEventTrigger.hash(classpath, found.trigger["kwargs"])
+    assert BaseEventTrigger.hash(classpath, in_database) == BaseEventTrigger.hash(
+        classpath, stored_watcher.trigger["kwargs"]
+    )
     assert CheckpointPublished(**in_database).serialize() == (classpath, kwargs)
 
 

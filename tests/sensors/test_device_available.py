@@ -49,9 +49,9 @@ def test_a_mapped_one_asks_for_each_instance(parsed):
     assert errors == []
     config = dag.get_task("t").partial_kwargs["executor_config"]
     assert is_placement_check(config)
-    asked = [unpack_request(config, index) for index in (0, 1)]
-    assert [str(one.alternatives[0]) for one in asked] == ["1 × gpu (cpus=2)", "2 × gpu (cpus=2)"]
-    assert [one.wait_timeout_s for one in asked] == [60, 60]
+    requests = [unpack_request(config, index) for index in (0, 1)]
+    assert [str(request.alternatives[0]) for request in requests] == ["1 × gpu (cpus=2)", "2 × gpu (cpus=2)"]
+    assert [request.wait_timeout_s for request in requests] == [60, 60]
 
 
 def test_it_returns_where_there_is_room():

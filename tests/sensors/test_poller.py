@@ -35,26 +35,26 @@ class Store:
         return self.objects.get(target)
 
     def times(self, target="a"):
-        return [at for at, asked in self.requests if asked == target]
+        return [at for at, requested in self.requests if requested == target]
 
 
 class Waiter:
-    """Notes what it is told, and when; ends after so many."""
+    """Records the readings that it gets, with their times; ends after a given number."""
 
     def __init__(self, poller, target="a", ends_after=None):
-        self.told = []
+        self.readings = []
         self.task = asyncio.create_task(self._wait(poller, target, ends_after))
 
     async def _wait(self, poller, target, ends_after):
         async with aclosing(poller.readings(target)) as readings:
             async for content in readings:
-                self.told.append((content, asyncio.get_running_loop().time()))
-                if len(self.told) == ends_after:
+                self.readings.append((content, asyncio.get_running_loop().time()))
+                if len(self.readings) == ends_after:
                     return
 
     @property
     def contents(self):
-        return [content for content, _ in self.told]
+        return [content for content, _ in self.readings]
 
 
 def polling(**objects):
@@ -74,8 +74,8 @@ def test_waiters_of_one_object_share_its_readings(run):
         await asyncio.sleep(70)
         return store.requests, [waiter.contents for waiter in waiters]
 
-    requests, told = run(scene())
-    assert told == [[1, 2]] * 100
+    requests, contents = run(scene())
+    assert contents == [[1, 2]] * 100
     assert len(requests) < 12
 
 
@@ -128,11 +128,11 @@ def test_a_change_is_seen_within_a_second_after_another(run):
             await asyncio.sleep(2)
             store.objects["a"] = content
         await asyncio.sleep(2)
-        return waiter.told
+        return waiter.readings
 
-    told = run(scene())
-    assert [content for content, _ in told] == [1, 2, 3, 4, 5]
-    assert all(at - 2 * number <= MIN_DELAY_S * (1 + JITTER) for number, (_, at) in enumerate(told))
+    readings = run(scene())
+    assert [content for content, _ in readings] == [1, 2, 3, 4, 5]
+    assert all(at - 2 * number <= MIN_DELAY_S * (1 + JITTER) for number, (_, at) in enumerate(readings))
 
 
 def test_what_shows_no_change_outside_costs_no_request(run):
@@ -141,10 +141,10 @@ def test_what_shows_no_change_outside_costs_no_request(run):
         store.is_local = True
         there, missing = Waiter(poller, "a"), Waiter(poller, "b")
         await asyncio.sleep(300)
-        asked = list(store.requests)
+        requests = list(store.requests)
         store.objects |= {"a": 2, "b": 1}
         await asyncio.sleep(100)
-        return [target for _, target in asked], there.contents, missing.contents, len(store.requests)
+        return [target for _, target in requests], there.contents, missing.contents, len(store.requests)
 
     assert run(scene()) == (["a"], [1, 2], [None, 1], 3)
 
@@ -157,12 +157,12 @@ def test_who_comes_later_is_told_at_once_and_looks_begin_anew(run):
         came_at, before = store.loop.time(), len(store.requests)
         late = Waiter(poller)
         await asyncio.sleep(0)
-        told_without_request = late.contents, len(store.requests) - before
+        read_without_request = late.contents, len(store.requests) - before
         await asyncio.sleep(10)
-        return told_without_request, store.times()[before] - came_at
+        return read_without_request, store.times()[before] - came_at
 
-    told, wait_s = run(scene())
-    assert told == ([1], 0)
+    contents, wait_s = run(scene())
+    assert contents == ([1], 0)
     assert wait_s == pytest.approx(MIN_DELAY_S)
 
 
@@ -177,13 +177,13 @@ def test_nobody_waits_nobody_looks(run):
         await asyncio.sleep(600)
         assert ended.task.done()
         assert cancelled.task.cancelled()
-        left = asyncio.all_tasks() - {asyncio.current_task()}
+        tasks_left = asyncio.all_tasks() - {asyncio.current_task()}
         again = Waiter(poller, ends_after=1)
         await again.task
-        return before, len(store.requests) - before, left, again.contents
+        return before, len(store.requests) - before, tasks_left, again.contents
 
-    before, later, left, again = run(scene())
-    assert (later, left, again) == (1, set(), [1])
+    before, later, tasks_left, again = run(scene())
+    assert (later, tasks_left, again) == (1, set(), [1])
     assert before >= 1
 
 

@@ -73,16 +73,16 @@ def test_it_asks_for_one_object_with_the_connections_key_and_lists_nothing(run, 
         await asyncio.sleep(100)
         s3.requests.clear()
         await asyncio.sleep(100)
-        asked = list(s3.requests)
+        requests = list(s3.requests)
         publish_s3(2)
-        return asked, (await waiting)["checkpoint"]
+        return requests, (await waiting)["checkpoint"]
 
-    asked, found = run(scene())
-    assert found["step"] == 2
-    assert {(one.method, one.path.partition("/team-a/")[2]) for one in asked} == {
+    requests, checkpoint = run(scene())
+    assert checkpoint["step"] == 2
+    assert {(request.method, request.path.partition("/team-a/")[2]) for request in requests} == {
         ("GET", f"{checkpoint_path('train', 'fit', 'r1', -1)}/{INDEX}".replace("%", "%25")),
     }
-    assert all("Credential=testing/" in one.authorization for one in asked)
+    assert all("Credential=testing/" in request.authorization for request in requests)
 
 
 @pytest.mark.parametrize("status", [500, 503, 403])
@@ -96,15 +96,15 @@ def test_a_store_that_answers_with_errors_ends_nobody_and_gets_no_request_more(r
         s3.fail = status
         await asyncio.sleep(1000)
         assert not waiting.done()
-        asked = [one.at for one in s3.requests]
+        request_times = [request.at for request in s3.requests]
         s3.fail = None
-        return asked, (await waiting)["checkpoint"]["step"]
+        return request_times, (await waiting)["checkpoint"]["step"]
 
-    asked, step = run(scene())
+    request_times, step = run(scene())
     assert step == 1
-    assert 1000 / 72 - 2 <= len(asked) <= 1000 / 48 + 6, "one request for each look, at the same pace as ever"
-    (told,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert str(status) in told.getMessage()
+    assert 1000 / 72 - 2 <= len(request_times) <= 1000 / 48 + 6, "one request for each look, at the same pace as ever"
+    (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert str(status) in warning.getMessage()
     assert "hunter2" not in caplog.text
 
 
@@ -120,8 +120,8 @@ def test_a_server_that_is_too_slow_is_waited_for(run, s3, publish_s3, monkeypatc
 
     monkeypatch.setattr("hetero_airflow.checkpoints.object_client.READ_TIMEOUT_S", 0.1)
     assert run(scene()) == 1
-    (told,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "ReadTimeoutError" in told.getMessage()
+    (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "ReadTimeoutError" in warning.getMessage()
 
 
 def test_a_server_that_is_gone_is_waited_for(run, s3, publish_s3, monkeypatch):
@@ -158,13 +158,13 @@ def test_a_watcher_looks_at_one_object_for_all_runs(run, s3, publish_s3):
             publish_s3(number, run_id=f"r{number}")
             s3.requests.clear()
             await asyncio.sleep(100)
-        asked = {one.path for one in s3.requests}
+        paths = {request.path for request in s3.requests}
         listening.cancel()
-        return steps, asked
+        return steps, paths
 
-    steps, asked = run(scene())
+    steps, paths = run(scene())
     assert steps == [1, 2]
-    assert [path.partition("/team-a/")[2] for path in asked] == [newest_key("train", "fit")]
+    assert [path.partition("/team-a/")[2] for path in paths] == [newest_key("train", "fit")]
 
 
 def test_a_thousand_triggers_ask_at_most_ten_times_a_second(run, s3):
@@ -177,10 +177,12 @@ def test_a_thousand_triggers_ask_at_most_ten_times_a_second(run, s3):
             task.cancel()
         return list(s3.requests)
 
-    asked = run(scene())
-    times = [one.at for one in asked]
+    requests = run(scene())
+    times = [request.at for request in requests]
     assert max(bisect_right(times, at + 1) - number for number, at in enumerate(times)) <= 10
-    assert len({one.path for one in asked}) == len(asked) > 230, "each object in its turn, once for all who wait for it"
+    assert len({request.path for request in requests}) == len(requests) > 230, (
+        "each object in its turn, once for all who wait for it"
+    )
 
 
 def test_a_store_is_opened_once_for_all_and_anew_after_it_failed_for_a_while(s3, publish_s3):
@@ -214,14 +216,16 @@ def test_it_asks_where_it_is_told_to_with_the_connections_key(run, s3, publish_s
         s3.requests.clear()
         await asyncio.sleep(100)
         assert not event.done()
-        asked = list(s3.requests)
+        requests = list(s3.requests)
         publish_s3(2, url=url)
-        return asked, (await event)["checkpoint"]
+        return requests, (await event)["checkpoint"]
 
-    asked, found = run(scene())
-    assert (found["step"], found["url"]) == (2, url)
-    assert asked
-    assert all(f"/{bucket}/team-b/" in one.path and "Credential=testing/" in one.authorization for one in asked)
+    requests, checkpoint = run(scene())
+    assert (checkpoint["step"], checkpoint["url"]) == (2, url)
+    assert requests
+    assert all(
+        f"/{bucket}/team-b/" in request.path and "Credential=testing/" in request.authorization for request in requests
+    )
 
 
 def test_a_url_opens_no_endpoint_that_nobody_allowed(run, s3, monkeypatch):

@@ -63,15 +63,15 @@ def test_first_fit_never_fills_more_than_the_bound(shares: list[tuple[int, int]]
     filled = 0
     for share, cores in shares:
         for worker, devices in free.items():
-            room = next((index for index, left in enumerate(devices) if left >= share), None)
-            if room is not None and cores_left[worker] >= cores:
-                devices[room] -= share
+            chosen = next((index for index, free in enumerate(devices) if free >= share), None)
+            if chosen is not None and cores_left[worker] >= cores:
+                devices[chosen] -= share
                 cores_left[worker] -= cores
                 filled += share
                 break
     for count in whole:
         for devices in free.values():
-            empty = [index for index, left in enumerate(devices) if left == 10]
+            empty = [index for index, free in enumerate(devices) if free == 10]
             if len(empty) >= count:
                 for index in empty[:count]:
                     devices[index] = 0

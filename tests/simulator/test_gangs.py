@@ -72,8 +72,8 @@ def in_ranks(workload: Workload, topology: str | None) -> Workload:
 
     def split(job: Job) -> Job:
         count = job.request.alternatives[0].count
-        words = {f"{a.vendor}/{a.model}" for a in job.request.alternatives}
-        return replace(job, request=DeviceRequest.parse(words, topology=topology if count > 1 else None), ranks=count)
+        devices = {f"{a.vendor}/{a.model}" for a in job.request.alternatives}
+        return replace(job, request=DeviceRequest.parse(devices, topology=topology if count > 1 else None), ranks=count)
 
     return replace(workload, jobs=tuple(split(job) for job in workload.jobs))
 

@@ -23,7 +23,7 @@ def truth(public_traces) -> dict[tuple[str, str], dict[str, float]]:
     return {("gavel", kind): {f"nvidia/{c}": WORK / row[c] for c in CLASSES} for kind, row in sorted(whole.items())}
 
 
-def told(truth, tasks, classes, generator):
+def measured_runs(truth, tasks, classes, generator):
     return [
         a_run(task=task, device_class=name, held_s=truth[task][name] * math.exp(generator.gauss(0, 0.1)))
         for task in tasks
@@ -45,10 +45,10 @@ def off_by(truth, runs, tasks, classes) -> float:
 
 def test_more_runs_bring_estimates_closer(truth):
     generator = random.Random(2)
-    tasks, (v100, *others) = list(truth), [f"nvidia/{c}" for c in CLASSES]
+    tasks, (v100, *other_classes) = list(truth), [f"nvidia/{c}" for c in CLASSES]
     seen, unseen = tasks[::2], tasks[1::2]
-    on_one = told(truth, tasks, [v100], generator)
-    by_sheets = off_by(truth, on_one, unseen, others)
-    by_others = off_by(truth, on_one + told(truth, seen, others, generator), unseen, others)
-    by_runs = off_by(truth, on_one + told(truth, seen, others, generator), seen, others)
+    on_one = measured_runs(truth, tasks, [v100], generator)
+    by_sheets = off_by(truth, on_one, unseen, other_classes)
+    by_others = off_by(truth, on_one + measured_runs(truth, seen, other_classes, generator), unseen, other_classes)
+    by_runs = off_by(truth, on_one + measured_runs(truth, seen, other_classes, generator), seen, other_classes)
     assert 1 < by_runs < 1.1 < by_others < by_sheets < 2

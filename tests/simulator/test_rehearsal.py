@@ -83,8 +83,11 @@ def test_times_count_from_the_start_of_the_run():
 
 def test_an_unknown_duration_is_assumed_and_marked():
     tasks = [PlannedTask("train", ("dag", "new"), GPU), PlannedTask("fetch", ("dag", "fetch"), None)]
-    told = {one.id: one for one in rehearse(a_snapshot(running=False), tasks, Fifo(), NOW, assumed_s=7).tasks}
-    assert [(told[name].end_s.middle, told[name].is_assumed) for name in ("train", "fetch")] == [(7, True), (7, True)]
+    rehearsed = {task.id: task for task in rehearse(a_snapshot(running=False), tasks, Fifo(), NOW, assumed_s=7).tasks}
+    assert [(rehearsed[name].end_s.middle, rehearsed[name].is_assumed) for name in ("train", "fetch")] == [
+        (7, True),
+        (7, True),
+    ]
 
 
 def test_each_problem_is_reported():
@@ -153,9 +156,9 @@ def test_the_ranks_of_a_gang_keep_their_devices_until_the_slowest_is_done():
     after = PlannedTask("after", ("dag", "after"), GPU, after=("fit[0]",))
     snapshot = Snapshot(1, (a_worker("fast"), slow), estimates=known)
     ranks = rehearse(snapshot, [*a_gang(2), after], Fifo(), NOW).tasks
-    assert {one.worker_id for one in ranks[:2]} == {"fast", "slow"}
-    assert [one.start_s.middle for one in ranks] == [0, 0, 600]
-    assert [one.end_s.middle for one in ranks[:2]] == [600, 600]
+    assert {rank.worker_id for rank in ranks[:2]} == {"fast", "slow"}
+    assert [rank.start_s.middle for rank in ranks] == [0, 0, 600]
+    assert [rank.end_s.middle for rank in ranks[:2]] == [600, 600]
 
 
 @pytest.mark.parametrize("policy", EVERY_POLICY)

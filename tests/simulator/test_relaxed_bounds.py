@@ -39,31 +39,31 @@ def workload(*jobs: Job) -> Workload:
 def test_jobs_that_never_meet_are_bounded_by_their_own_time() -> None:
     jobs = workload(a_job(0, 0.0, 10.0, 30.0), a_job(1, 100.0, 20.0, 5.0))
 
-    found = mean_jct_bounds(jobs, parse_cluster("v100=1,k80=1"))
+    bounds = mean_jct_bounds(jobs, parse_cluster("v100=1,k80=1"))
 
-    assert found.alone_s == 7.5
-    assert found.best_s == pytest.approx(7.5)
+    assert bounds.alone_s == 7.5
+    assert bounds.best_s == pytest.approx(7.5)
 
 
 def test_on_one_device_srpt_is_exact() -> None:
     # 0 runs 0 to 1, is overtaken by 1 (1 to 3), and ends at 12; 2 follows until 32.
     jobs = workload(a_job(0, 0.0, 10.0), a_job(1, 1.0, 2.0), a_job(2, 1.0, 20.0))
 
-    found = mean_jct_bounds(jobs, parse_cluster("v100=1"))
+    bounds = mean_jct_bounds(jobs, parse_cluster("v100=1"))
 
-    assert found.one_machine_s == pytest.approx((12 + 2 + 31) / 3)
-    assert found.lp_s is not None
-    assert found.lp_s <= found.one_machine_s + 1e-9
+    assert bounds.one_machine_s == pytest.approx((12 + 2 + 31) / 3)
+    assert bounds.lp_s is not None
+    assert bounds.lp_s <= bounds.one_machine_s + 1e-9
 
 
 def test_the_program_knows_that_fast_devices_are_few() -> None:
     jobs = workload(*(a_job(number, 0.0, 10.0, 100.0) for number in range(4)))
 
-    found = mean_jct_bounds(jobs, parse_cluster("v100=1,k80=8"))
+    bounds = mean_jct_bounds(jobs, parse_cluster("v100=1,k80=8"))
 
-    assert found.alone_s == 10.0
-    assert found.lp_s is not None
-    assert 15.0 < found.lp_s <= 25.0  # one after another: (10 + 20 + 30 + 40) / 4
+    assert bounds.alone_s == 10.0
+    assert bounds.lp_s is not None
+    assert 15.0 < bounds.lp_s <= 25.0  # one after another: (10 + 20 + 30 + 40) / 4
 
 
 @st.composite
@@ -79,7 +79,7 @@ def small(draw: st.DrawFn) -> tuple[Workload, tuple[Worker, ...]]:
 def schedules(jobs: tuple[Job, ...], workers: tuple[Worker, ...]) -> list[list[float]]:
     """The ends of the jobs in every schedule that starts them in some order and never stops one."""
     devices = [f"nvidia/{d.model}" for worker in workers for d in worker.devices if d.kind != "cpu"]
-    found = []
+    schedules_s = []
     for order in itertools.permutations(range(len(jobs))):
         for places in itertools.product(range(len(devices)), repeat=len(jobs)):
             if all(jobs[job].speed(devices[place]) for job, place in zip(order, places, strict=True)):
@@ -87,19 +87,19 @@ def schedules(jobs: tuple[Job, ...], workers: tuple[Worker, ...]) -> list[list[f
                 for job, place in zip(order, places, strict=True):
                     begin = max(free[place], jobs[job].arrival_s)
                     free[place] = ends[job] = begin + 1 / jobs[job].speed(devices[place])
-                found.append(ends)
-    return found
+                schedules_s.append(ends)
+    return schedules_s
 
 
 @settings(max_examples=60, deadline=None)
 @given(small())
 def test_no_schedule_is_better_than_a_bound(case: tuple[Workload, tuple[Worker, ...]]) -> None:
     jobs, workers = case
-    found, makespan = mean_jct_bounds(jobs, workers), makespan_bounds(jobs, workers)
+    bounds, makespan = mean_jct_bounds(jobs, workers), makespan_bounds(jobs, workers)
 
     all_ends = schedules(jobs.jobs, workers)
     least = min(sum(e - job.arrival_s for e, job in zip(ends, jobs.jobs, strict=True)) for ends in all_ends)
-    assert found.best_s <= least / len(jobs.jobs) * (1 + 1e-6)
+    assert bounds.best_s <= least / len(jobs.jobs) * (1 + 1e-6)
     assert makespan.best_s <= min(max(ends) for ends in all_ends) * (1 + 1e-6)
 
 
@@ -162,11 +162,11 @@ def test_a_job_without_its_device_is_refused() -> None:
 def test_the_published_stream_is_bounded_below_what_fifo_reaches(public_traces: Path) -> None:
     work, workers = load_trace("gavel/h300_seed0", public_traces), parse_cluster("v100=12,p100=12,k80=12")
 
-    found = mean_jct_bounds(work, workers)
+    bounds = mean_jct_bounds(work, workers)
     figures = measure(Simulation(work, workers, Fifo(), "fifo").run())
 
     assert figures.all.jct_s is not None
-    assert found.lp_s is not None
-    assert found.alone_s < found.lp_s < figures.all.jct_s.mean
+    assert bounds.lp_s is not None
+    assert bounds.alone_s < bounds.lp_s < figures.all.jct_s.mean
     assert figures.makespan_s is not None
     assert makespan_bounds(work, workers).best_s <= figures.makespan_s

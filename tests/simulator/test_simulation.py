@@ -46,7 +46,7 @@ class Swap(Fifo):
 
     def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
         plan = super().decide(snapshot, now)
-        lease = next((one for one in snapshot.leases if one.request_id == self.victim), None)
+        lease = next((lease for lease in snapshot.leases if lease.request_id == self.victim), None)
         if lease is None or not self.times or (now.minute * 60 + now.second) < self.from_s:
             return plan
         self.times -= 1
@@ -224,8 +224,8 @@ def test_finished_jobs_are_learned():
     policy = Spy()
     jobs = [Job(f"j{n}", 1000.0 * n, ANY, 100.0 * (3 - n), {V100: 4.0, K80: 0.5}) for n in range(3)]
     simulate(*jobs, policy=policy)
-    told = list(dict.fromkeys(snapshot.estimates.finished_s for snapshot in policy.seen))
-    assert told == [(), (75.0,), (50.0, 75.0), (25.0, 50.0, 75.0)]
+    finished_s = list(dict.fromkeys(snapshot.estimates.finished_s for snapshot in policy.seen))
+    assert finished_s == [(), (75.0,), (50.0, 75.0), (25.0, 50.0, 75.0)]
 
 
 def test_a_preempted_job_waits_with_its_attained_service():
@@ -246,9 +246,9 @@ def test_a_preempted_job_waits_with_its_attained_service():
 def test_the_same_seed_gives_the_same_record():
     jobs = [Job(f"j{n}", 7.0 * n, GPU, 300.0 + n) for n in range(40)]
     first, again = (simulate(*jobs, cluster="v100=3x1", mean_uptime_s=2000.0, seed=5) for _ in range(2))
-    other = simulate(*jobs, cluster="v100=3x1", mean_uptime_s=2000.0, seed=6)
+    other_seed = simulate(*jobs, cluster="v100=3x1", mean_uptime_s=2000.0, seed=6)
     assert first.jobs == again.jobs
-    assert first.jobs != other.jobs
+    assert first.jobs != other_seed.jobs
 
 
 class Restless:
@@ -285,10 +285,10 @@ class Hesitant:
     """Places nothing before second 70; its plans say so."""
 
     def __init__(self) -> None:
-        self.asked: list[float] = []
+        self.asked_at_s: list[float] = []
 
     def decide(self, snapshot: Snapshot, now: datetime) -> Plan:
-        self.asked.append((now - START).total_seconds())
+        self.asked_at_s.append((now - START).total_seconds())
         until = START + timedelta(seconds=70)
         return Fifo().decide(snapshot, now) if now >= until else replace(Idle().decide(snapshot, now), until=until)
 
@@ -296,7 +296,7 @@ class Hesitant:
 def test_a_policy_decides_again_at_the_time_that_its_plan_names():
     policy = Hesitant()
     [job] = simulate(Job("a", 10.0, GPU, 5.0), policy=policy).jobs
-    assert (policy.asked, job.started_s) == ([10.0, 70.0, 75.0], 70.0)
+    assert (policy.asked_at_s, job.started_s) == ([10.0, 70.0, 75.0], 70.0)
 
 
 def test_learned_knowledge_is_what_ended_runs_teach():

@@ -33,7 +33,7 @@ CREATE TABLE wanted (id text PRIMARY KEY, owner text, device text, at_s float, g
 CREATE TABLE served (id text PRIMARY KEY, lease_id text);
 """
 
-ASKED = ("gpu", "gpu", "gpu:2", "cpu:2", {"device": "gpu", "share": 0.5})
+DEVICES = ("gpu", "gpu", "gpu:2", "cpu:2", {"device": "gpu", "share": 0.5})
 
 
 class PretendEngine:
@@ -91,25 +91,25 @@ class Scheduler:
     def _hear(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             gang = {"gang": row["gang"], "gang_size": 2} if row["gang"] else {}
-            device = ASKED[int(row["device"])]
+            device = DEVICES[int(row["device"])]
             self._requests[row["id"]] = a_pending(row["id"], device, at_s=row["at_s"], **gang)
 
     def step(self) -> bool:
         """Run one cycle; returns whether there is more to do."""
         now = datetime.now(UTC)
         snapshot = self._store.snapshot()
-        known = {one.id for one in snapshot.pending} | {lease.request_id for lease in snapshot.leases}
+        known = {request.id for request in snapshot.pending} | {lease.request_id for lease in snapshot.leases}
         with self._database.connect() as connection:
-            served = set(connection.execute(text("SELECT id FROM served")).scalars())
-        left = {key: one for key, one in self._requests.items() if key not in served}
-        self._store.record([RequestSubmitted(one) for key, one in left.items() if key not in known], now)
+            served_ids = set(connection.execute(text("SELECT id FROM served")).scalars())
+        unserved = {key: request for key, request in self._requests.items() if key not in served_ids}
+        self._store.record([RequestSubmitted(request) for key, request in unserved.items() if key not in known], now)
         self._cycle.run(now)
         if time.monotonic() - self._renewed > LEASE_TIMEOUT_S / 3:
             self._renewed = time.monotonic()
             holds = [(lease.id, lease.token) for lease, _ in self.engine.running.values()]
             self._store.renew(holds, now + timedelta(seconds=LEASE_TIMEOUT_S))
         self._end_what_is_over(now)
-        return bool(left or self.engine.running)
+        return bool(unserved or self.engine.running)
 
     def _end_what_is_over(self, now: datetime) -> None:
         over = [lease for lease, until in self.engine.running.values() if until <= time.monotonic()]
@@ -127,7 +127,7 @@ class Scheduler:
     def _partners(self, request_id: str) -> set[str]:
         """The members of the task's gang, which end together."""
         gang = self._requests[request_id].gang
-        return {key for key, one in self._requests.items() if one.gang == gang} if gang else {request_id}
+        return {key for key, request in self._requests.items() if request.gang == gang} if gang else {request_id}
 
 
 def some_work(name: str, rng: random.Random, number: int) -> list[dict[str, Any]]:
@@ -136,7 +136,7 @@ def some_work(name: str, rng: random.Random, number: int) -> list[dict[str, Any]
     for n in range(number):
         members = 2 if rng.random() < 0.1 else 1
         gang = f"{name}-gang-{n}" if members == 2 else ""
-        device = 0 if gang else rng.randrange(len(ASKED))
+        device = 0 if gang else rng.randrange(len(DEVICES))
         rows += [
             {"id": f"{name}-{n}-{m}", "owner": name, "device": device, "at_s": n, "gang": gang} for m in range(members)
         ]
@@ -167,8 +167,8 @@ def main(url: str, name: str, seed: int, number: int) -> None:
         while not heard.empty():
             word, *names = heard.get().split()
             is_last = word == "end"
-            for other in names:
-                scheduler.adopt(other)
+            for other_name in names:
+                scheduler.adopt(other_name)
         if not has_more and not coming:
             print("idle", flush=True)
             time.sleep(0.05)

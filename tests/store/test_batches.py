@@ -81,7 +81,7 @@ def test_a_lease_may_move_twice_in_one_call(fleet):
         LeaseMove(lease.id, lease.token, to) for to in (LeaseState.EXPIRED, LeaseState.EVICTED, LeaseState.RELEASED)
     ]
     expired, evicted, refused = fleet.move(moves, LATER)
-    assert [type(one) for one in (expired, evicted, refused)] == [Lease, Lease, InvalidTransition]
+    assert [type(result) for result in (expired, evicted, refused)] == [Lease, Lease, InvalidTransition]
     assert (expired.state, evicted.state) == (LeaseState.EXPIRED, LeaseState.EVICTED)
     assert used(fleet, "a", "GPU-0") == (0, 0)
     request_history = fleet.request_history("dag", "run", "r0")
@@ -108,17 +108,17 @@ def test_a_plan_that_meets_a_writer_without_the_lock_is_refused_whole_and_its_wa
     monkeypatch.setattr(sql_transaction, "_LIMIT_AND_TAKE_LOCK", sql_transaction._READ_STATE)
     waits = Wait("r3", 1, Reason(ReasonCode.BUSY, "1", "0"), ACCOUNT)
     plan = Plan((a_place("r1", **{"GPU-1": 1000}), a_place("r2", **{"GPU-0": 1000}), waits))
-    news, made = [RequestSubmitted(a_pending("r4"))], []
+    events, made = [RequestSubmitted(a_pending("r4"))], []
     with sql_transaction.write_transaction(postgres_engine, 10) as transaction:
         PlanCommit(transaction, EPOCH, LATER, {}).commit(Plan((a_place("r0", **{"GPU-0": 1000}),)))
-        other = threading.Thread(target=lambda: made.append(second.commit(plan, EPOCH, LATER, news)))
-        other.start()
+        thread = threading.Thread(target=lambda: made.append(second.commit(plan, EPOCH, LATER, events)))
+        thread.start()
         wait_until_blocked(postgres_engine)
-    other.join()
+    thread.join()
     assert (made[0].leases, made[0].raced) == ((), ("r1", "r2"))
     snapshot = second.snapshot()
-    assert ([one.id for one in snapshot.pending], snapshot.sequence) == (["r1", "r2", "r3", "r4"], before + 2)
+    assert ([request.id for request in snapshot.pending], snapshot.sequence) == (["r1", "r2", "r3", "r4"], before + 2)
     used = {key: usage.share_milli for key, usage in snapshot.usage.items() if usage.share_milli}
     assert used == {("worker-a", "GPU-0"): 1000}
-    assert [one["outcome"] for one in second.request_history("dag", "run", "r3").decisions] == ["wait"]
+    assert [decision["outcome"] for decision in second.request_history("dag", "run", "r3").decisions] == ["wait"]
     assert not second.request_history("dag", "run", "r1").decisions

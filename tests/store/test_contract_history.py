@@ -84,10 +84,10 @@ def test_each_outcome_is_reported_with_its_account(store):
     by_test = {"policy": "test", "summary": "as the test says", "alternatives": []}
     waited = [decided(EPOCH, "wait", position, BUSY_JSON) for position in (1, 2)]
     assert store.request_history("dag", "run", "r1").decisions == (decided(LATER, "place", account=by_test), waited[0])
-    told = store.request_history("dag", "run", "r2")
+    history = store.request_history("dag", "run", "r2")
     reason_json = {"code": "count", "asked": "4 × gpu", "found": "2 on the largest worker"}
-    assert told.decisions == (decided(LATER, "refuse", reason=reason_json, nearest="worker-a has 2"), waited[1])
-    assert (told.state, told.ended_at, told.cause) == ("ended", LATER, str(reason))
+    assert history.decisions == (decided(LATER, "refuse", reason=reason_json, nearest="worker-a has 2"), waited[1])
+    assert (history.state, history.ended_at, history.cause) == ("ended", LATER, str(reason))
     assert store.snapshot().pending == ()
 
 
@@ -104,10 +104,10 @@ def test_decisions_about_requests_that_do_not_wait_are_passed_over(store):
 
 def test_the_history_is_of_the_newest_request_of_the_task_instance(store):
     tries = [a_pending(f"t{n}", at_s=n, task_id="train", map_index=3, try_number=n) for n in (1, 2)]
-    other = a_pending("t3", at_s=9, task_id="train", map_index=4)
-    store.record([RequestSubmitted(pending) for pending in (tries[1], tries[0], other)], EPOCH)
-    told = store.request_history("dag", "run", "train", 3)
-    assert (told.pending, told.state, told.leases, told.decisions) == (tries[1], "waiting", (), ())
+    other_task = a_pending("t3", at_s=9, task_id="train", map_index=4)
+    store.record([RequestSubmitted(pending) for pending in (tries[1], tries[0], other_task)], EPOCH)
+    history = store.request_history("dag", "run", "train", 3)
+    assert (history.pending, history.state, history.leases, history.decisions) == (tries[1], "waiting", (), ())
     assert store.request_history("dag", "run", "train") is None
     assert store.request_history("dag", "other run", "train", 3) is None
 

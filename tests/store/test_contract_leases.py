@@ -33,13 +33,18 @@ def test_a_renewed_lease_is_active_and_lasts_longer(store):
 
 def test_what_is_not_held_with_that_token_is_reported_and_not_renewed(store):
     prepare(store, "r1", "r2", "r3")
-    mine, other, ended = grant(store, *(a_place(r, cpu=1000) for r in ("r1", "r2", "r3")))
+    held, with_other_token, ended = grant(store, *(a_place(r, cpu=1000) for r in ("r1", "r2", "r3")))
     release(store, ended)
-    holds = [(mine.id, mine.token), (other.id, other.token + 1), (ended.id, ended.token), ("unknown", 1)]
-    assert store.renew(holds, MUCH_LATER) == {other.id, ended.id, "unknown"}
+    holds = [
+        (held.id, held.token),
+        (with_other_token.id, with_other_token.token + 1),
+        (ended.id, ended.token),
+        ("unknown", 1),
+    ]
+    assert store.renew(holds, MUCH_LATER) == {with_other_token.id, ended.id, "unknown"}
     assert [(lease.id, lease.expires_at) for lease in store.snapshot().leases] == [
-        (mine.id, MUCH_LATER),
-        (other.id, LATER),
+        (held.id, MUCH_LATER),
+        (with_other_token.id, LATER),
     ]
     assert store.renew([], MUCH_LATER) == frozenset()
 
@@ -52,11 +57,11 @@ def reach(store, lease: Lease, state: LeaseState) -> None:
 
 
 def test_who_holds_a_lease_is_known_until_it_ends(store):
-    one = a_pending("r1", attained_service_s={"nvidia/k80": 12.5}, gang="g", gang_size=1)
-    store.record([WorkerSeen(a_worker()), RequestSubmitted(one)], EPOCH)
-    assert (store.snapshot().pending, store.snapshot().holders) == ((one,), {})
+    pending = a_pending("r1", attained_service_s={"nvidia/k80": 12.5}, gang="g", gang_size=1)
+    store.record([WorkerSeen(a_worker()), RequestSubmitted(pending)], EPOCH)
+    assert (store.snapshot().pending, store.snapshot().holders) == ((pending,), {})
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
-    assert (store.snapshot().pending, store.snapshot().holders) == ((), {"r1": one})
+    assert (store.snapshot().pending, store.snapshot().holders) == ((), {"r1": pending})
     move_lease(store, lease.id, lease.token, LeaseState.RELEASED, LATER)
     assert (store.snapshot().pending, store.snapshot().holders) == ((), {})
 
@@ -64,9 +69,9 @@ def test_who_holds_a_lease_is_known_until_it_ends(store):
 def test_a_preempted_lease_that_is_renewed_lasts_longer_and_stays_preempted(store):
     prepare(store, "r1")
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
-    told = move_lease(store, lease.id, lease.token, LeaseState.PREEMPTED, EPOCH)
+    moved = move_lease(store, lease.id, lease.token, LeaseState.PREEMPTED, EPOCH)
     assert store.renew([(lease.id, lease.token)], MUCH_LATER) == frozenset()
-    assert store.snapshot().leases == (told.model_copy(update={"expires_at": MUCH_LATER}),)
+    assert store.snapshot().leases == (moved.model_copy(update={"expires_at": MUCH_LATER}),)
     assert store.snapshot().used("worker-a", "GPU-0").share_milli == 1000
 
 
@@ -86,7 +91,7 @@ def test_why_what_was_placed_does_not_run_yet_is_reported_until_it_does(store):
     store.record([StartDelayed("r1", reason), StartDelayed("r2", reason), StartDelayed("other", reason)], EPOCH)
     (decision,) = store.request_history("dag", "run", "r1").decisions
     assert decision["reason"] == {"code": "busy", "asked": "a container", "found": "no node has room"}
-    assert all(one["reason"] != decision["reason"] for one in store.request_history("dag", "run", "r2").decisions)
+    assert all(event["reason"] != decision["reason"] for event in store.request_history("dag", "run", "r2").decisions)
     store.record([StartDelayed("r1", None)], EPOCH)
     assert store.request_history("dag", "run", "r1").decisions[0]["reason"] is None
 
@@ -112,15 +117,15 @@ def test_the_end_of_a_lease_frees_its_devices_and_ends_its_request(store, end, c
     prepare(store, "r1", "r2")
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000, "cpu": 4000}))
     move_lease(store, lease.id, lease.token, end, LATER, cause)
-    found = store.snapshot()
-    assert found.leases == ()
-    assert found.usage == {
+    snapshot = store.snapshot()
+    assert snapshot.leases == ()
+    assert snapshot.usage == {
         ("worker-a", "GPU-0"): DeviceUsage(0, 0, EPOCH),
         ("worker-a", "cpu"): DeviceUsage(0, 0, EPOCH),
     }
-    told = store.request_history("dag", "run", "r1")
-    assert (told.state, told.ended_at) == ("ended", LATER)
-    assert told.cause == (cause or TRANSITIONS[LeaseState.GRANTED, end])
+    history = store.request_history("dag", "run", "r1")
+    assert (history.state, history.ended_at) == ("ended", LATER)
+    assert history.cause == (cause or TRANSITIONS[LeaseState.GRANTED, end])
     grant(store, a_place("r2", **{"GPU-0": 1000, "cpu": 8000}))
 
 

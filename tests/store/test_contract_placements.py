@@ -31,29 +31,29 @@ def test_a_placement_becomes_a_lease(store):
         expires_at=LATER,
     )
     assert made == CommitResult((lease,), ())
-    found = store.snapshot()
-    assert found.leases == (lease,)
-    assert found.pending == (a_pending("r2", at_s=1),)
-    assert found.usage == {
+    snapshot = store.snapshot()
+    assert snapshot.leases == (lease,)
+    assert snapshot.pending == (a_pending("r2", at_s=1),)
+    assert snapshot.usage == {
         ("worker-a", "GPU-1"): DeviceUsage(1000, 40 * GIB, EPOCH),
         ("worker-a", "cpu"): DeviceUsage(2000, 8 * GIB, EPOCH),
     }
-    assert found.dag_tokens == {"dag": 1}
+    assert snapshot.dag_tokens == {"dag": 1}
     assert store.request_history("dag", "run", "r1").leases == (lease,)
 
 
 def test_news_come_before_the_plan_that_places_them(store):
     prepare(store, "r1", "r2")
-    news = [
+    events = [
         RequestSubmitted(a_pending("r3", at_s=3)),
         RequestWithdrawn("r1", "it is not wanted"),
         RequestSubmitted(a_pending("r4", at_s=4)),
     ]
     places = [a_place(name, **{f"GPU-{n}": 1000}) for n, name in enumerate(("r1", "r3"))]
-    made = store.commit(Plan((*places, Wait("r4", 1, BUSY, ACCOUNT))), EPOCH, LATER, news)
+    made = store.commit(Plan((*places, Wait("r4", 1, BUSY, ACCOUNT))), EPOCH, LATER, events)
     assert ([lease.request_id for lease in made.leases], made.raced) == (["r3"], ("r1",))
     assert [pending.id for pending in store.snapshot().pending] == ["r2", "r4"]
-    assert [one["outcome"] for one in store.request_history("dag", "run", "r4").decisions] == ["wait"]
+    assert [decision["outcome"] for decision in store.request_history("dag", "run", "r4").decisions] == ["wait"]
     assert store.request_history("dag", "run", "r1").cause == "it is not wanted"
 
 

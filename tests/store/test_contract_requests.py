@@ -35,17 +35,21 @@ def test_a_request_that_ended_waits_again_when_it_is_submitted_again(store):
     assert store.snapshot().pending == (again,)
     (second,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
     assert second.id != first.id
-    told = store.request_history("dag", "run", "r1")
-    assert (told.pending, told.state, told.ended_at, told.cause) == (again, "placed", None, "")
-    assert told.leases == (first.model_copy(update={"state": LeaseState.RELEASED}), second)
+    history = store.request_history("dag", "run", "r1")
+    assert (history.pending, history.state, history.ended_at, history.cause) == (again, "placed", None, "")
+    assert history.leases == (first.model_copy(update={"state": LeaseState.RELEASED}), second)
 
 
 def test_a_request_that_is_withdrawn_waits_no_longer(store):
     prepare(store, "r1", "r2")
     store.record([RequestWithdrawn("r1", "cleared by ada\0"), RequestWithdrawn("unknown", "x")], LATER)
     assert [pending.id for pending in store.snapshot().pending] == ["r2"]
-    told = store.request_history("dag", "run", "r1")
-    assert (told.state, told.ended_at, told.cause) == ("ended", LATER, "cleared by ada\N{REPLACEMENT CHARACTER}")
+    history = store.request_history("dag", "run", "r1")
+    assert (history.state, history.ended_at, history.cause) == (
+        "ended",
+        LATER,
+        "cleared by ada\N{REPLACEMENT CHARACTER}",
+    )
     assert store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), LATER, LATER).raced == ("r1",)
 
 

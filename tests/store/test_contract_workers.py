@@ -13,8 +13,14 @@ from tests.store.contract import GIB, LATER, MUCH_LATER, grant, place, prepare, 
 
 
 def test_a_new_store_is_empty(store):
-    found = store.snapshot()
-    assert (found.sequence, found.workers, dict(found.usage), found.pending, found.leases) == (0, (), {}, (), ())
+    snapshot = store.snapshot()
+    assert (snapshot.sequence, snapshot.workers, dict(snapshot.usage), snapshot.pending, snapshot.leases) == (
+        0,
+        (),
+        {},
+        (),
+        (),
+    )
     assert (store.telemetry(), store.last_seen(), store.request_history("d", "r", "t")) == ({}, {}, None)
     assert store.prune(MUCH_LATER) == 0
 
@@ -101,12 +107,12 @@ def test_a_device_that_vanishes_leased_stays_unleasable_until_its_lease_ends(sto
     for now in (LATER, MUCH_LATER):  # the second time it is a heartbeat without change
         store.record([WorkerSeen(less)], now)
         problem = "not seen since 2026-01-01 00:00:00 UTC; leased until its task has ended"
-        gone = a_device("GPU-0", leasable=False, problem=problem)
-        assert store.snapshot().workers == (less.model_copy(update={"devices": (*less.devices, gone)}),)
+        vanished = a_device("GPU-0", leasable=False, problem=problem)
+        assert store.snapshot().workers == (less.model_copy(update={"devices": (*less.devices, vanished)}),)
         assert store.snapshot().used("worker-a", "GPU-0") == DeviceUsage(500, 0, EPOCH)
     relabelled = less.model_copy(update={"labels": {"zone": "b"}})
     store.record([WorkerSeen(relabelled)], MUCH_LATER)
-    assert store.snapshot().workers[0].devices[-1] == gone
+    assert store.snapshot().workers[0].devices[-1] == vanished
     assert store.commit(Plan((a_place("r2", **{"GPU-0": 500}),)), LATER, LATER).raced == ("r2",)
     release(store, lease)
     assert store.snapshot().workers == (relabelled,)

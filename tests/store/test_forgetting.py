@@ -159,8 +159,8 @@ def test_a_forgotten_worker_that_comes_back_is_new_and_keeps_its_holds(store):
 
 def test_old_holds_and_errors_go_only_with_their_worker(store):
     prepare(store)
-    kept = [HoldPlaced(a_hold(key)) for key in ("worker-a", "gone")]
-    store.record([*kept, *(HealthNoted(key, "GPU-0", ERRORS) for key in ("worker-a", "gone"))], EPOCH)
+    holds = [HoldPlaced(a_hold(key)) for key in ("worker-a", "gone")]
+    store.record([*holds, *(HealthNoted(key, "GPU-0", ERRORS) for key in ("worker-a", "gone"))], EPOCH)
     store.prune(EPOCH + DAY)
     assert store.health() == {("worker-a", "GPU-0"): ERRORS}
     store.record([WorkerSeen(a_worker("gone"))], EPOCH + DAY)

@@ -205,11 +205,11 @@ def test_changes_that_many_make_at_the_same_moment_are_all_made(engine):
 
 
 def test_another_process_sees_holds_as_they_come_and_go(engine):
-    store, other = SqlStore(engine), SqlStore(engine)
+    store, other_store = SqlStore(engine), SqlStore(engine)
     store.record([WorkerSeen(a_worker())], EPOCH)
-    assert problems(other) == {}
+    assert problems(other_store) == {}
     store.record([HoldPlaced(drained())], EPOCH)
-    assert problems(other) == {"GPU-0": PROBLEM}
+    assert problems(other_store) == {"GPU-0": PROBLEM}
     assert problems(SqlStore(engine)) == {"GPU-0": PROBLEM}
     store.record([cleared(drained())], LATER)
-    assert (problems(other), other.snapshot().holds) == ({}, ())
+    assert (problems(other_store), other_store.snapshot().holds) == ({}, ())

@@ -99,7 +99,7 @@ def test_what_is_stored_outlives_a_downgrade_and_an_upgrade(engine):
     command.upgrade(configuration(engine), "head")
     snapshot = SqlStore(engine).snapshot()
     assert snapshot.leases == (lease,)
-    assert (list(snapshot.holders), [one.id for one in snapshot.pending]) == (["r1"], ["r2"])
+    assert (list(snapshot.holders), [request.id for request in snapshot.pending]) == (["r1"], ["r2"])
     assert state(engine)[0][-1] is None, "the key went with its column"
     grant_signer(engine)
     assert differences(engine) == []
@@ -142,7 +142,7 @@ def test_the_migrations_can_be_read_as_sql(make_postgres_database, capsys):
     assert all(f"CREATE TABLE {name} " in written for name in tables.metadata.tables)
 
 
-def airflow(home: Path, url: str, *words: str) -> str:
+def airflow(home: Path, url: str, *arguments: str) -> str:
     """The output of an `airflow` command, in a new home with the configured manager."""
     environment = {
         **os.environ,
@@ -152,7 +152,7 @@ def airflow(home: Path, url: str, *words: str) -> str:
         "AIRFLOW__DATABASE__EXTERNAL_DB_MANAGERS": MANAGER,
     }
     done = subprocess.run(
-        [sys.executable, "-m", "airflow", *words], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "airflow", *arguments], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -160,12 +160,12 @@ def airflow(home: Path, url: str, *words: str) -> str:
 
 @pytest.mark.system
 def test_airflow_db_migrate_makes_the_tables(url, engine, tmp_path):
-    for words in (["migrate"], ["migrate", "--use-migration-files"], ["check-migrations", "-t", "1"]):
-        airflow(tmp_path, url, "db", *words)
+    for arguments in (["migrate"], ["migrate", "--use-migration-files"], ["check-migrations", "-t", "1"]):
+        airflow(tmp_path, url, "db", *arguments)
         assert differences(engine) == []
         assert inspect(engine).has_table("dag_run")
-        assert SqlStore(engine).snapshot().sequence == (words != ["migrate"])
-        if words == ["migrate"]:
+        assert SqlStore(engine).snapshot().sequence == (arguments != ["migrate"])
+        if arguments == ["migrate"]:
             SqlStore(engine).record([WorkerSeen(a_worker())], EPOCH)
     airflow(tmp_path, url, "db", "reset", "--yes")
     assert SqlStore(engine).snapshot().workers == ()

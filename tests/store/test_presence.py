@@ -113,10 +113,10 @@ def test_a_worker_that_is_lost_again_has_to_report_twice_again(store, lost):
 def test_leases_of_no_one_and_of_others_keep_a_lost_worker_out(store, lost, lease_id):
     store.record([seen(worker=a_worker("worker-b"))], EPOCH)
     store.record([RequestSubmitted(a_pending("rb"))], EPOCH)
-    (others,) = store.commit(Plan((a_place("rb", "worker-b", **{"GPU-0": 1000}),)), EPOCH, LATER).leases
-    told = frozenset({others.id if lease_id == "another's" else lease_id})
+    (foreign,) = store.commit(Plan((a_place("rb", "worker-b", **{"GPU-0": 1000}),)), EPOCH, LATER).leases
+    reported = frozenset({foreign.id if lease_id == "another's" else lease_id})
     for _ in range(3):
-        store.record([WorkerSeen(a_worker(), leases=told)], LATER)
+        store.record([WorkerSeen(a_worker(), leases=reported)], LATER)
         assert store.snapshot().workers[0].state is WorkerState.LOST
 
 

@@ -61,8 +61,8 @@ class Host(RuleBasedStateMachine):
     @rule()
     def speak(self) -> None:
         """The agent reports its leases by a heartbeat or an inventory, and learns which are over."""
-        told = frozenset(self.processes)
-        kind = WorkerAlive("worker-a", leases=told) if self.is_online else WorkerSeen(WORKER, leases=told)
+        reported = frozenset(self.processes)
+        kind = WorkerAlive("worker-a", leases=reported) if self.is_online else WorkerSeen(WORKER, leases=reported)
         self.store.record([kind], EPOCH)
         self.spoken += 1
         held = {lease.id for lease in self.store.snapshot().leases}
@@ -86,9 +86,9 @@ class Host(RuleBasedStateMachine):
     @rule()
     def doom(self) -> None:
         """Like `engines.remote.remote_liveness`, finds leases on a lost worker that its agent does not report."""
-        sight = self.store.heartbeats().get("worker-a")
-        told = sight.leases if sight else frozenset()
-        self.doomed = [(lease, self.spoken) for lease in self.store.snapshot().leases if lease.id not in told]
+        heartbeat = self.store.heartbeats().get("worker-a")
+        reported = heartbeat.leases if heartbeat else frozenset()
+        self.doomed = [(lease, self.spoken) for lease in self.store.snapshot().leases if lease.id not in reported]
 
     @precondition(lambda self: self.doomed)
     @rule()

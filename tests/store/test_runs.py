@@ -17,9 +17,9 @@ from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a
 MINUTE = timedelta(minutes=1)
 
 
-def grant(store, *pending, now=EPOCH, **milli):
-    store.record([RequestSubmitted(one) for one in pending], now)
-    return store.commit(Plan(tuple(a_place(one.id, **milli) for one in pending)), now, now + MINUTE).leases
+def grant(store, *pending, now=EPOCH, **shares):
+    store.record([RequestSubmitted(request) for request in pending], now)
+    return store.commit(Plan(tuple(a_place(request.id, **shares) for request in pending)), now, now + MINUTE).leases
 
 
 def end(store, leases, now, how=RunEnd.FINISHED, to=LeaseState.RELEASED):
@@ -32,14 +32,14 @@ def seen(store):
 
 
 def test_a_run_says_what_was_held_for_how_long_and_how_it_ended(store):
-    asked = a_pending("r1", ["h100", "a100:2"], attained_service_s={"nvidia/t4": 30.0})
-    leases = grant(seen(store), asked, **{"GPU-0": 1000, "GPU-1": 1000, "cpu": 3000})
+    pending = a_pending("r1", ["h100", "a100:2"], attained_service_s={"nvidia/t4": 30.0})
+    leases = grant(seen(store), pending, **{"GPU-0": 1000, "GPU-1": 1000, "cpu": 3000})
     end(store, leases, EPOCH + 5 * MINUTE)
     run = Run(
         store.snapshot().sequence,
         "r1",
         ("dag", "r1"),
-        asked.request.alternatives[0],
+        pending.request.alternatives[0],
         "nvidia/a100-sxm4-40gb",
         2,
         300.0,
@@ -65,7 +65,7 @@ def test_only_what_ended_after_the_last_look_is_reported(store):
     end(store, [first], EPOCH + 2 * MINUTE, RunEnd.FAILED)
     (run,) = store.runs(run.sequence)
     assert (run.request_id, run.end) == ("r1", RunEnd.FAILED)
-    assert [one.request_id for one in store.runs()] == ["r2", "r1"]
+    assert [run.request_id for run in store.runs()] == ["r2", "r1"]
 
 
 def test_runs_that_end_in_one_transaction_are_all_reported(store):
@@ -81,8 +81,8 @@ def test_a_lease_whose_task_never_ran_is_no_run_and_an_evicted_one_is_lost(store
 
 
 def test_a_request_that_paused_and_finished_is_two_runs(store):
-    asked = a_pending("r1")
-    end(store, grant(seen(store), asked, **{"GPU-0": 1000}), EPOCH + MINUTE, RunEnd.PAUSED)
+    pending = a_pending("r1")
+    end(store, grant(seen(store), pending, **{"GPU-0": 1000}), EPOCH + MINUTE, RunEnd.PAUSED)
     again = a_pending("r1", attained_service_s={"nvidia/a100-sxm4-40gb": 60.0})
     end(store, grant(store, again, now=EPOCH + 5 * MINUTE, **{"GPU-0": 1000}), EPOCH + 7 * MINUTE)
     runs = store.runs()

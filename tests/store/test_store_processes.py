@@ -100,7 +100,7 @@ def test_processes_at_once_never_lease_a_device_twice(engine):
             cores += [(lease.worker_id, core) for core in claim.cores]
     assert len(cores) == len(set(cores))
     assert dict(used) == {key: usage.share_milli for key, usage in snapshot.usage.items() if usage.share_milli}
-    assert all(milli <= (8000 if device_id == "cpu" else 1000) for (_, device_id), milli in used.items())
+    assert all(share_milli <= (8000 if device_id == "cpu" else 1000) for (_, device_id), share_milli in used.items())
     with engine.connect() as connection:
         fence = connection.execute(select(tables.state.c.fence)).scalar_one()
         tokens = connection.execute(select(tables.lease.c.token)).scalars().all()

@@ -43,10 +43,10 @@ REASON = Reason(ReasonCode.BUSY, "some", "none")
 def devices(draw) -> tuple[Device, ...]:
     gpus = draw(st.lists(st.sampled_from(["GPU-0", "GPU-1"]), unique=True))
     sick = draw(st.booleans())
-    found = [a_device(gpu, leasable=not (sick and gpu == "GPU-1")) for gpu in gpus]
+    generated = [a_device(gpu, leasable=not (sick and gpu == "GPU-1")) for gpu in gpus]
     if draw(st.booleans()):
-        found.insert(0, a_cpu(cores=draw(st.integers(1, 6)), memory=draw(st.sampled_from(["2GiB", "8GiB"]))))
-    return tuple(found)
+        generated.insert(0, a_cpu(cores=draw(st.integers(1, 6)), memory=draw(st.sampled_from(["2GiB", "8GiB"]))))
+    return tuple(generated)
 
 
 @st.composite
@@ -73,7 +73,9 @@ DECISIONS = (
     | st.builds(Refuse, REQUESTS, st.just(REASON), st.just("nothing"), st.just(ACCOUNT))
 )
 EVENTS = (
-    st.builds(lambda key, found, leases: WorkerSeen(a_worker(key, found), leases=leases), WORKERS, devices(), LEASES)
+    st.builds(
+        lambda key, present, leases: WorkerSeen(a_worker(key, present), leases=leases), WORKERS, devices(), LEASES
+    )
     | st.builds(WorkerAlive, WORKERS, leases=LEASES)
     | st.builds(WorkerLost, WORKERS)
     | st.builds(ServerAlive, st.booleans())
@@ -158,7 +160,7 @@ class Stores(RuleBasedStateMachine):
                 assert len(claim.cores) == (claim.share_milli // 1000 if claim.device_id == "cpu" else 0)
         assert len(cores) == len(set(cores))
         assert {key: usage.share_milli for key, usage in snapshot.usage.items() if usage.share_milli} == dict(+held)
-        assert all(milli <= 1000 for (_, device_id), milli in held.items() if device_id != "cpu")
+        assert all(share_milli <= 1000 for (_, device_id), share_milli in held.items() if device_id != "cpu")
 
     @invariant()
     def the_tables_agree_with_themselves(self) -> None:

@@ -52,22 +52,22 @@ def schedulers(database: Engine, seed: int) -> Iterator[dict[str, subprocess.Pop
         name: subprocess.Popen([sys.executable, script, url, name, str(seed), str(REQUESTS)], **pipes) for name in NAMES
     }
     try:
-        for one in started.values():
-            assert one.stdout is not None
-            assert one.stdout.readline() == "ready\n"
-        for one in started.values():
-            tell(one, "go")
+        for process in started.values():
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in started.values():
+            tell(process, "go")
         yield started
     finally:
-        for one in started.values():
-            one.kill()
-            one.communicate()
+        for process in started.values():
+            process.kill()
+            process.communicate()
 
 
-def tell(one: subprocess.Popen[str], line: str) -> None:
-    assert one.stdin is not None
-    one.stdin.write(f"{line}\n")
-    one.stdin.flush()
+def tell(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -107,11 +107,15 @@ def test_three_schedulers_serve_all_once_though_one_is_killed(database):
     assert overlaps(database) == []
     assert not any(usage.share_milli for usage in SqlStore(database).snapshot().usage.values())
     with database.connect() as connection:
-        served = {row.id: row.lease_id for row in connection.execute(text("SELECT id, lease_id FROM served"))}
+        served_leases = {row.id: row.lease_id for row in connection.execute(text("SELECT id, lease_id FROM served"))}
         leases = {row.id: row for row in connection.execute(select(tables.lease))}
-    assert {leases[lease_id].request_id for lease_id in served.values()} == set(served), "each under its own lease"
-    assert len(served) == count(database, "SELECT count(*) FROM wanted")
-    run = [one for one in leases.values() if one.state == LeaseState.RELEASED and "not dispatched" not in one.cause]
+    assert {leases[lease_id].request_id for lease_id in served_leases.values()} == set(served_leases), (
+        "each under its own lease"
+    )
+    assert len(served_leases) == count(database, "SELECT count(*) FROM wanted")
+    run = [
+        lease for lease in leases.values() if lease.state == LeaseState.RELEASED and "not dispatched" not in lease.cause
+    ]
     assert len({lease.request_id for lease in run}) == len(run), "nothing ran to its end twice"
     assert all(lease.state in TERMINAL for lease in leases.values())
     order = granted(database)

@@ -67,8 +67,8 @@ def run(tmp_path, monkeypatch):
 
         monkeypatch.setattr(coordinator.DeviceSupervisor, "start", start)
         what = SimpleNamespace(context_carrier=carrier, **TASK)
-        rest = {"dag_rel_path": None, "bundle_info": None, "client": None, "subprocess_logs_to_stdout": False}
-        return seen, coordinator.DeviceCoordinator().execute_task(what=what, **rest), started[-1]
+        options = {"dag_rel_path": None, "bundle_info": None, "client": None, "subprocess_logs_to_stdout": False}
+        return seen, coordinator.DeviceCoordinator().execute_task(what=what, **options), started[-1]
 
     yield execute
     for process in started:
@@ -163,14 +163,14 @@ def test_the_folder_of_a_killed_supervisor_is_removed_by_the_next_one(tmp_path, 
         subprocess.Popen([sys.executable, "-c", A_SUPERVISOR], **arguments) as killed,
         subprocess.Popen([sys.executable, "-c", A_SUPERVISOR], **arguments) as living,
     ):
-        left, used = (Path(process.stdout.readline().strip()) for process in (killed, living))
-        (left / "progress").touch()
+        abandoned, used = (Path(process.stdout.readline().strip()) for process in (killed, living))
+        (abandoned / "progress").touch()
         killed.kill()
         killed.wait()
-        for folder in (left, used):
+        for folder in (abandoned, used):
             os.utime(folder, (0, 0))
         with control_folder():
-            assert (left.exists(), used.exists()) == (False, True)
+            assert (abandoned.exists(), used.exists()) == (False, True)
         living.communicate("\n")
     assert list(tmp_path.iterdir()) == []
 

@@ -35,7 +35,7 @@ class Api:
 
     def __init__(self):
         self.heartbeat = HTTPStatus.NO_CONTENT
-        self.said = []
+        self.reports = []
         """The reported ends of the task."""
         self.states = {}
         """The task state store."""
@@ -52,7 +52,7 @@ class Api:
         if what == "heartbeat":
             return httpx.Response(self.heartbeat, json={"detail": {"reason": "running_elsewhere"}})
         if what == "state":
-            self.said.append(request.read().decode())
+            self.reports.append(request.read().decode())
             return httpx.Response(204)
         if request.method == "PUT" and "/store/" in request.url.path:
             self.states[what] = json.loads(request.read())["value"]
@@ -100,8 +100,8 @@ def dies():
 def test_the_task_whose_process_dies_is_said_to_have_failed(start, api):
     process = start(dies)
     assert process.wait() == 1
-    (said,) = api.said
-    assert '"failed"' in said
+    (report,) = api.reports
+    assert '"failed"' in report
 
 
 @pytest.mark.parametrize("status", [HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.GONE])
@@ -109,7 +109,7 @@ def test_one_that_another_run_has_overtaken_dies_without_a_word(start, api, stat
     api.heartbeat = status
     process = start(dies)
     assert process.wait() == 1
-    assert (api.said, process.final_state) == ([], SERVER_TERMINATED)
+    assert (api.reports, process.final_state) == ([], SERVER_TERMINATED)
 
 
 @pytest.mark.parametrize("status", [HTTPStatus.CONFLICT, HTTPStatus.NO_CONTENT])
@@ -123,9 +123,9 @@ def test_what_the_task_says_itself_is_passed_on_only_while_it_is_the_tasks_proce
     process._send_terminal_state_msg(RescheduleTask(reschedule_date=NOW, end_date=NOW))
     (tmp_path / "over").touch()
     assert process.wait() == 0
-    is_its_own = status == HTTPStatus.NO_CONTENT
-    assert [("up_for_reschedule" in said) for said in api.said] == [True] * is_its_own
-    assert process.final_state == ("up_for_reschedule" if is_its_own else SERVER_TERMINATED)
+    is_current = status == HTTPStatus.NO_CONTENT
+    assert [("up_for_reschedule" in report) for report in api.reports] == [True] * is_current
+    assert process.final_state == ("up_for_reschedule" if is_current else SERVER_TERMINATED)
 
 
 def test_a_failure_that_the_task_says_is_kept_back_too(start, api):
@@ -133,29 +133,29 @@ def test_a_failure_that_the_task_says_is_kept_back_too(start, api):
     process = start(lambda: None)
     process._handle_request(TaskState(state="failed", end_date=NOW), process.process_log, 1)
     process.wait()
-    assert (api.said, process.final_state) == ([], SERVER_TERMINATED)
+    assert (api.reports, process.final_state) == ([], SERVER_TERMINATED)
 
 
 def test_where_airflow_can_not_be_asked_it_is_told_as_ever(start, api):
     api.heartbeat = HTTPStatus.FORBIDDEN
     process = start(dies)
     process.wait()
-    assert len(api.said) == 1
+    assert len(api.reports) == 1
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"),
+    ("rule", "state"),
     [({}, "up_for_reschedule"), ({"hung": {"action": "fail"}}, "failed"), ({"hung": {"action": "retry"}}, "failed")],
 )
-def test_whether_a_task_that_hung_goes_on_is_for_the_rules_to_say(start, api, monkeypatch, rule, said):
+def test_whether_a_task_that_hung_goes_on_is_for_the_rules_to_say(start, api, monkeypatch, rule, state):
     monkeypatch.setenv("AIRFLOW__HETERO__RECOVERY_RULES", json.dumps(rule))
     process = start(lambda: None)
     process._monitor.hung_s = 900.0
     process._send_terminal_state_msg(RescheduleTask(reschedule_date=NOW, end_date=NOW))
-    assert api.said == []
+    assert api.reports == []
     assert process.wait() == 0
-    (end,) = api.said
-    assert f'"{said}"' in end
+    (end,) = api.reports
+    assert f'"{state}"' in end
     (failure,) = api.states["hetero.failures"]
     assert failure["failure_class"] == "hung"
 
@@ -164,5 +164,5 @@ def test_one_that_hung_and_had_to_be_killed_goes_on_too(start, api):
     process = start(dies)
     process._monitor.hung_s = 900.0
     process.wait()
-    (end,) = api.said
+    (end,) = api.reports
     assert '"up_for_reschedule"' in end

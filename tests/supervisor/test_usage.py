@@ -31,8 +31,8 @@ def test_only_ranks_that_can_show_their_stacks_are_asked_to():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     rank = subprocess.Popen([sys.executable, "-c", shows, module], **pipes)
     torchrun = subprocess.Popen([sys.executable, "-c", waits, "-m", module], **pipes)
-    other = subprocess.Popen([sys.executable, "-c", shows], **pipes)
-    started = (rank, torchrun, other)
+    other_process = subprocess.Popen([sys.executable, "-c", shows], **pipes)
+    started = (rank, torchrun, other_process)
     try:
         for process in started:
             process.stdout.readline()

@@ -28,14 +28,14 @@ def start_demo(**environment):
 
 
 def processes_of_the_demo():
-    found = []
+    pids = []
     for process in psutil.process_iter():
         try:
             if process.cwd() == str(HOME):
-                found.append(process.pid)
+                pids.append(process.pid)
         except (psutil.Error, OSError):
             continue
-    return found
+    return pids
 
 
 def test_a_folder_takes_one_airflow_only(tmp_path):

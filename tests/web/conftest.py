@@ -56,10 +56,10 @@ def speaker(server: ApiServer, engine: Engine) -> Iterator[Callable[..., Speaker
     made: list[Speaker] = []
 
     def make(worker_id: str = "worker-a", *, enrolled: bool = True) -> Speaker:
-        one = Speaker(server.url, worker_id)
-        made.append(one)
-        return one.enrolled(engine) if enrolled else one
+        speaker = Speaker(server.url, worker_id)
+        made.append(speaker)
+        return speaker.enrolled(engine) if enrolled else speaker
 
     yield make
-    for one in made:
-        one.http.close()
+    for speaker in made:
+        speaker.http.close()

@@ -35,9 +35,9 @@ BEAT = Heartbeat(worker="worker-a").model_dump_json(exclude_defaults=True).encod
 
 
 def refusal(answer: httpx.Response) -> tuple[int, str]:
-    told = answer.json()
-    assert set(told) == {"code", "asked", "found", "remedy"}
-    return answer.status_code, told["code"]
+    body = answer.json()
+    assert set(body) == {"code", "asked", "found", "remedy"}
+    return answer.status_code, body["code"]
 
 
 def enrol(speaker: Speaker, secret: str = SECRET, **fields) -> httpx.Response:
@@ -69,7 +69,7 @@ def test_the_first_heartbeat_of_a_worker_that_no_one_knows_is_reported_that_the_
 def test_a_second_agent_can_not_enrol_with_a_used_secret_and_a_first_one_again_can(speaker, engine):
     first, second = speaker(enrolled=False), speaker(enrolled=False)
     open_enrolment(engine)
-    assert [enrol(one).status_code for one in (first, first)] == [204, 204]
+    assert [enrol(secret).status_code for secret in (first, first)] == [204, 204]
     assert refusal(enrol(second)) == (403, "enrolment")
     assert refusal(second.beat()) == (401, "unknown_key")
     assert first.beat().status_code == 200
@@ -189,7 +189,7 @@ def test_of_two_agents_with_one_key_the_later_one_is_heard(speaker):
 
 
 @pytest.mark.parametrize(
-    ("body", "found"),
+    ("body", "problem"),
     [
         (b"", "no JSON"),
         (b"[" * 100_000, "no JSON"),
@@ -199,11 +199,11 @@ def test_of_two_agents_with_one_key_the_later_one_is_heard(speaker):
         (b'{"worker": {"id": "worker-a", "host": "h", "devices": []}}', "the scheduler's own"),
     ],
 )
-def test_an_inventory_that_can_not_be_is_refused_and_says_why(speaker, store, body, found):
+def test_an_inventory_that_can_not_be_is_refused_and_says_why(speaker, store, body, problem):
     agent = speaker()
     answer = agent.send("PUT", INVENTORY_PATH, body)
     assert refusal(answer) == (422, "invalid")
-    assert found in answer.json()["found"]
+    assert problem in answer.json()["found"]
     assert store.snapshot().workers == ()
     assert agent.report().status_code == 200
 
@@ -263,7 +263,7 @@ def test_a_worker_that_leaves_is_reported_what_is_left(speaker, store):
     agent.report()
     answer = agent.beat(is_leaving=True)
     assert answer.json()["leases"] == 0
-    assert [bar.kind for bar in store.snapshot().holds] == [HoldKind.LEAVING]
+    assert [hold.kind for hold in store.snapshot().holds] == [HoldKind.LEAVING]
     assert store.snapshot().workers[0].state is WorkerState.LOST
     agent.instance = "f" * 32
     agent.report()
@@ -291,21 +291,21 @@ def test_a_worker_reports_of_its_leases_and_is_reported_which_are_over(speaker, 
 
 def test_a_worker_that_lies_about_anothers_leases_changes_nothing_for_that_one(speaker, store):
     a, b = speaker("worker-a"), speaker("worker-b")
-    others = b.worker(devices=(a_cpu(), a_device("GPU-7")))
-    assert [a.report().status_code, b.report(others).status_code] == [200, 200]
+    other_worker = b.worker(devices=(a_cpu(), a_device("GPU-7")))
+    assert [a.report().status_code, b.report(other_worker).status_code] == [200, 200]
     lease = a_lease(store, "r1", "worker-a")
     assert "end" not in b.beat(leases={lease.id}).json()
-    assert {name: sight.leases for name, sight in store.heartbeats().items()} == {
+    assert {name: heartbeat.leases for name, heartbeat in store.heartbeats().items()} == {
         "worker-a": set(),
         "worker-b": {lease.id},
     }
     store.record([WorkerLost("worker-a"), WorkerLost("worker-b")], datetime.now(UTC))
     assert a.report().json()["inventory"]
-    assert b.report(others, leases={lease.id}).json() == {}, "it keeps only itself out"
+    assert b.report(other_worker, leases={lease.id}).json() == {}, "it keeps only itself out"
 
 
 @pytest.mark.parametrize(
-    ("leases", "found"),
+    ("leases", "problem"),
     [
         (["<b>"], "markup"),
         (["a\x1b[31m"], "printed"),
@@ -316,10 +316,10 @@ def test_a_worker_that_lies_about_anothers_leases_changes_nothing_for_that_one(s
         ("l1", "valid"),
     ],
 )
-def test_leases_that_can_not_be_are_refused_and_it_is_said_why(speaker, leases, found):
+def test_leases_that_can_not_be_are_refused_and_it_is_said_why(speaker, leases, problem):
     agent = speaker()
     body = json.dumps({"worker": "worker-a", "leases": leases}).encode()
     answer = agent.send("POST", HEARTBEAT_PATH, body)
     assert refusal(answer) == (422, "invalid")
-    assert found in answer.json()["found"]
+    assert problem in answer.json()["found"]
     assert agent.beat(leases={f"r{n}.{n}" for n in range(4096)}).status_code == 200

@@ -34,19 +34,19 @@ def scaler(type_: str) -> dict[str, Any]:
     """The metadata of the page's trigger of this type."""
     specs = [document["spec"] for document in manifests()]
     triggers = [trigger for spec in specs for trigger in spec.get("triggers", ())]
-    (found,) = [trigger["metadata"] for trigger in triggers if trigger["type"] == type_]
-    return found
+    (metadata,) = [trigger["metadata"] for trigger in triggers if trigger["type"] == type_]
+    return metadata
 
 
 def test_the_pool_is_one_that_the_query_scales_and_that_is_enrolled_by_its_names():
-    (pool,) = [one for one in manifests() if one["kind"] == "StatefulSet"]
+    (pool,) = [manifest for manifest in manifests() if manifest["kind"] == "StatefulSet"]
     validate(pool, VERSION, strict=True)
     name, spec = pool["metadata"]["name"], pool["spec"]["template"]["spec"]
-    (target,) = [one["spec"]["scaleTargetRef"] for one in manifests() if one["kind"] == "ScaledObject"]
+    (target,) = [manifest["spec"]["scaleTargetRef"] for manifest in manifests() if manifest["kind"] == "ScaledObject"]
     assert target == {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": name}
     assert f'enroll "{name}-$n"' in PAGE
     assert f"create secret generic {spec['volumes'][0]['secret']['secretName']} " in PAGE
-    mounts = {one["mountPath"] for one in spec["containers"][0]["volumeMounts"]}
+    mounts = {mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
     assert str(key_path(Path("/opt/airflow"), f"{name}-0").parent) in mounts
 
 
@@ -62,8 +62,8 @@ def test_the_query_counts_the_gpus_that_are_asked_for(make_postgres_database):
 
     assert answer() == 0
     half = {"device": "gpu", "share": 0.5}
-    asked = ["gpu", "gpu:4", "a100-80gb:2", ["gpu:8", "cpu:2"], half, "cpu:8", "npu"]
-    requests = [RequestSubmitted(a_pending(f"r{n}", device)) for n, device in enumerate(asked)]
+    devices = ["gpu", "gpu:4", "a100-80gb:2", ["gpu:8", "cpu:2"], half, "cpu:8", "npu"]
+    requests = [RequestSubmitted(a_pending(f"r{n}", device)) for n, device in enumerate(devices)]
     store.record([WorkerSeen(a_worker()), *requests], EPOCH)
     assert answer() == 1 + 4 + 2 + 8 + 0.5
     store.commit(Plan((a_place("r0", **{"GPU-0": 1000}),)), EPOCH, EPOCH)

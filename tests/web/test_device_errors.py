@@ -24,9 +24,9 @@ def states(store) -> dict[tuple[str, str], str]:
 
 @pytest.fixture
 def agent(speaker):
-    one = speaker()
-    one.report()
-    return one
+    speaker_a = speaker()
+    speaker_a.report()
+    return speaker_a
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def agent(speaker):
 )
 def test_a_fatal_error_takes_the_device_out_at_once(agent, store, error, cause):
     assert agent.beat(errors=(error,)).status_code == 200
-    (bar,) = store.snapshot().holds
-    assert (bar.worker_id, bar.device_id, bar.kind, bar.cause) == ("worker-a", "GPU-0", HoldKind.QUARANTINED, cause)
+    (hold,) = store.snapshot().holds
+    assert (hold.worker_id, hold.device_id, hold.kind, hold.cause) == ("worker-a", "GPU-0", HoldKind.QUARANTINED, cause)
     assert [d.id for d in store.snapshot().workers[0].devices if d.leasable] == ["cpu", "GPU-1"]
 
 
@@ -62,16 +62,16 @@ def test_errors_that_count_by_rate_count_over_heartbeats_and_once_if_reported_ag
 
 
 def test_a_worker_speaks_for_its_own_devices_only(agent, speaker, store):
-    other = speaker("worker-b")
-    other.report(other.worker(devices=(a_cpu(), a_device("GPU-7"))))
-    assert other.beat(errors=(xid(device_id="GPU-0"), xid(device_id="GPU-9"))).status_code == 200
+    other_speaker = speaker("worker-b")
+    other_speaker.report(other_speaker.worker(devices=(a_cpu(), a_device("GPU-7"))))
+    assert other_speaker.beat(errors=(xid(device_id="GPU-0"), xid(device_id="GPU-9"))).status_code == 200
     assert (store.health(), store.snapshot().holds) == ({}, ())
-    other.beat(errors=(xid(device_id="GPU-7"),))
+    other_speaker.beat(errors=(xid(device_id="GPU-7"),))
     assert set(store.health()) == {("worker-b", "GPU-7")}
 
 
 @pytest.mark.parametrize(
-    ("errors", "found"),
+    ("errors", "problem"),
     [
         ([{"device_id": "GPU-0", "at": "2026-01-01T00:00:00Z"}], "either an xid or ecc_errors"),
         ([{"device_id": "GPU-0", "at": "2026-01-01T00:00:00Z", "xid": 1, "ecc_errors": 1}], "either an xid or"),
@@ -83,10 +83,10 @@ def test_a_worker_speaks_for_its_own_devices_only(agent, speaker, store):
         ([{"device_id": "GPU-0", "at": "2026-01-01T00:00:00Z", "xid": 79}] * (MAX_ERRORS + 1), f"{MAX_ERRORS} items"),
     ],
 )
-def test_errors_that_can_not_be_are_refused_and_it_is_said_why(agent, store, errors, found):
+def test_errors_that_can_not_be_are_refused_and_it_is_said_why(agent, store, errors, problem):
     answer = agent.send("POST", HEARTBEAT_PATH, json.dumps({"worker": "worker-a", "errors": errors}).encode())
     assert answer.status_code == 422
-    assert found in answer.json()["found"]
+    assert problem in answer.json()["found"]
     assert store.health() == {}
 
 
@@ -107,4 +107,4 @@ def test_no_clock_holds_a_device_for_ever(agent, store, year):
 def test_many_errors_of_one_device_are_one_change():
     now = datetime.now(UTC)
     beat = Heartbeat(worker="worker-a", errors=tuple(xid(63, at=now - timedelta(seconds=n)) for n in range(100)))
-    assert [one.device_id for one in health_changes("worker-a", beat.errors, now)] == ["GPU-0"]
+    assert [health_change.device_id for health_change in health_changes("worker-a", beat.errors, now)] == ["GPU-0"]

@@ -37,9 +37,9 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 def routes() -> list[tuple[str, str]]:
     """(method, path) of every route that the app has, whatever added it."""
     app = make_app(lambda: pytest.fail("no route is called here"))
-    found = [(method, route.path) for route in app.routes for method in sorted(route.methods)]
+    methods_and_paths = [(method, route.path) for route in app.routes for method in sorted(route.methods)]
     assert all(isinstance(route, APIRoute) for route in app.routes), "a mount or a websocket: walk it too"
-    return found
+    return methods_and_paths
 
 
 @pytest.fixture(scope="module")
@@ -113,14 +113,14 @@ def test_no_route_answers_a_stranger(airflow, method, path):
                 assert answer.status_code in (401, 403), answer.text
 
 
-@pytest.mark.parametrize(("method", "path"), [one for one in routes() if one[1] in AGENTS])
+@pytest.mark.parametrize(("method", "path"), [route for route in routes() if route[1] in AGENTS])
 def test_no_user_speaks_for_a_worker(airflow, user_token, method, path):
     assert ask(airflow, method, path, user_token, content=b"{}").status_code in (401, 403)
     with httpx.Client(cookies={"_token": user_token}, timeout=30) as client:
         assert client.request(method, f"{airflow.url}{PREFIX}{path}", content=b"{}").status_code == 401
 
 
-@pytest.mark.parametrize(("method", "path"), [one for one in routes() if one[1] not in AGENTS])
+@pytest.mark.parametrize(("method", "path"), [route for route in routes() if route[1] not in AGENTS])
 def test_whoever_may_not_see_airflows_jobs_reads_nothing(airflow, tokens, method, path):
     for name in ("nobody", "outsider"):
         assert ask(airflow, method, path, tokens[name]).status_code == 403
@@ -129,7 +129,7 @@ def test_whoever_may_not_see_airflows_jobs_reads_nothing(airflow, tokens, method
     assert ask(airflow, method, path, tokens["reader"]).status_code == 200, "who may see them is to read it"
 
 
-@pytest.mark.parametrize(("method", "path"), [one for one in routes() if one[1] not in AGENTS])
+@pytest.mark.parametrize(("method", "path"), [route for route in routes() if route[1] not in AGENTS])
 def test_no_worker_reads_what_is_for_people(airflow, speaker, method, path):
     for digest_path in (path, HEARTBEAT_PATH):
         answer = ask(airflow, method, path, speaker.token(method, digest_path, b""))
@@ -155,9 +155,9 @@ def test_no_worker_and_no_secret_of_ours_opens_airflows_own_api(airflow, speaker
 
 
 def test_an_agent_is_heard_through_airflows_own_server(airflow, speaker, engine):
-    told = speaker.report()
-    assert told.status_code == 200, told.text
-    assert speaker.beat(telemetry=(Telemetry(device_id="GPU-0", power_w=70),)).json() == told.json()
+    answer = speaker.report()
+    assert answer.status_code == 200, answer.text
+    assert speaker.beat(telemetry=(Telemetry(device_id="GPU-0", power_w=70),)).json() == answer.json()
     assert SqlStore(engine).snapshot().workers == (speaker.worker(),)
 
 
@@ -186,8 +186,8 @@ def test_of_the_queue_each_sees_the_dags_that_he_may_read(airflow, tokens, engin
     """Airflow does not know the third DAG, so no user may read it."""
     store = SqlStore(engine)
     dags = ("dag-red", "dag-blue", "dag-unknown")
-    asked = [a_pending(f"{dag}-{what}", dag_id=dag) for dag in dags for what in ("runs", "waits")]
-    store.record([WorkerSeen(a_worker("worker-q")), *map(RequestSubmitted, asked)], EPOCH)
+    requests = [a_pending(f"{dag}-{what}", dag_id=dag) for dag in dags for what in ("runs", "waits")]
+    store.record([WorkerSeen(a_worker("worker-q")), *map(RequestSubmitted, requests)], EPOCH)
     places = [a_place(f"{dag}-runs", "worker-q", **{"GPU-0": 300}) for dag in dags]
     store.commit(Plan(tuple(places)), EPOCH, EPOCH + timedelta(minutes=1))
 

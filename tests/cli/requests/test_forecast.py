@@ -43,8 +43,8 @@ def forecast_of(store, estimates=NO_ESTIMATES, task_id="waits") -> Forecast:
 def parts(render, store, forecast, task_id="waits", width=120) -> list[list[str]]:
     """What is printed after the first rows, block by block."""
     text = render(explain_report(store.request_history("dag", "run", task_id), {}, NOW, forecast), width)
-    first, *others = [block.splitlines() for block in text.split("\n\n")]
-    return [first[4:], *others]
+    first, *rest = [block.splitlines() for block in text.split("\n\n")]
+    return [first[4:], *rest]
 
 
 def test_a_waiting_task_has_its_start_and_what_would_start_it_now(render, store):

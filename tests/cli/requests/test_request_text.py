@@ -53,6 +53,6 @@ def test_a_request_that_no_arguments_express_is_written_as_a_value():
 
 @given(requests(), st.sampled_from([None, 1.5, 7200.0]))
 def test_python_makes_an_equal_request_of_it(request, wait_timeout_s):
-    kept = {name: getattr(request, name) for name in DeviceRequest.model_fields}
-    request = DeviceRequest(**kept | {"wait_timeout_s": wait_timeout_s})
+    fields = {name: getattr(request, name) for name in DeviceRequest.model_fields}
+    request = DeviceRequest(**fields | {"wait_timeout_s": wait_timeout_s})
     assert read(request_text(request)) == request

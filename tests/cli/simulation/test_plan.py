@@ -74,10 +74,15 @@ def read(tmp_path, text: str = DAG, **options) -> PlanArguments:
 
 
 def test_the_tasks_of_a_file_are_planned_in_their_order(tmp_path):
-    asked = read(tmp_path, conf='{"size": 2}', at="2026-01-01T00:10", assume="5m")
+    options = read(tmp_path, conf='{"size": 2}', at="2026-01-01T00:10", assume="5m")
     gpus, core = DeviceRequest.parse("a100:2"), DeviceRequest.parse("cpu")
-    assert (asked.dag_id, asked.starts_in_s, asked.assumed_s, asked.deadline_s) == ("nightly", 600.0, 300.0, 3600.0)
-    assert {task.id: task for task in asked.tasks} == {
+    assert (options.dag_id, options.starts_in_s, options.assumed_s, options.deadline_s) == (
+        "nightly",
+        600.0,
+        300.0,
+        3600.0,
+    )
+    assert {task.id: task for task in options.tasks} == {
         "fetch": PlannedTask("fetch", ("nightly", "fetch"), None, (), 9, None, 300.0),
         "train": PlannedTask("train", ("nightly", "train"), gpus, ("fetch",), 7),
         "score[0]": PlannedTask("score[0]", ("nightly", "score"), core, ("train",)),
@@ -155,16 +160,16 @@ def a_rehearsal(least: int) -> Rehearsal:
 
 
 def test_each_rank_of_a_gang_has_a_row_and_missing_ranks_have_a_note(render):
-    told = render(plan_report(a_rehearsal(least=2), "far", "fifo", "the workers as they are now"), width=240)
-    rows = [line.split()[:6] for line in told.splitlines() if line.startswith("train[")]
+    text = render(plan_report(a_rehearsal(least=2), "far", "fifo", "the workers as they are now"), width=240)
+    rows = [line.split()[:6] for line in text.splitlines() if line.startswith("train[")]
     assert rows == [[f"train[{n}]", "2", "×", "gpu", f"worker-{name}", "0s"] for n, name in enumerate("abc")]
-    assert f"NOTE train[0]: its gang is planned with 3 of 4 ranks: {WHY}" in told.splitlines()
-    assert told.endswith("Nothing would go wrong")
+    assert f"NOTE train[0]: its gang is planned with 3 of 4 ranks: {WHY}" in text.splitlines()
+    assert text.endswith("Nothing would go wrong")
 
 
 def test_each_rank_says_why_its_gang_can_never_run(render):
-    told = render(plan_report(a_rehearsal(least=4), "far", "fifo", "the workers as they are now"), width=240)
-    misses = [line for line in told.splitlines() if line.startswith("MISS")]
+    text = render(plan_report(a_rehearsal(least=4), "far", "fifo", "the workers as they are now"), width=240)
+    misses = [line for line in text.splitlines() if line.startswith("MISS")]
     assert misses == [f"MISS train[{n}]: its gang of 4 can't be placed: {WHY}" for n in range(4)]
 
 

@@ -22,10 +22,10 @@ class Installation:
 
     def __init__(self, *workers) -> None:
         self.workers = workers
-        self.asked: tuple[float, Collection[str]] | None = None
+        self.arguments: tuple[float, Collection[str]] | None = None
 
     def history(self, days: float, classes: Collection[str]) -> Workload:
-        self.asked = (days, classes)
+        self.arguments = (days, classes)
         return Workload("history", JOBS)
 
     def read(self, **options):
@@ -38,7 +38,7 @@ def test_without_options_the_history_runs_on_the_known_workers():
     workers = parse_cluster("v100=2")
     installation = Installation(*workers)
     experiment, window = installation.read()
-    assert installation.asked == (30, {"nvidia/v100", "generic/x86-64"})
+    assert installation.arguments == (30, {"nvidia/v100", "generic/x86-64"})
     assert (experiment.workload.name, experiment.workers, experiment.policies) == ("history", workers, ("fifo",))
     assert (experiment.options, window) == (Options(measured=(0, 10)), MeasuredWindow(0, 10))
 

@@ -28,8 +28,8 @@ SICK = Hold("worker-a", "GPU-1", HoldKind.QUARANTINED, "XID 79", EPOCH, "a burn-
 def store():
     """Two workers; a task runs on GPU-0 of the first, and its GPU-1 is quarantined."""
     store = MemoryStore()
-    asked = a_pending("r1", map_index=3)
-    store.record([WorkerSeen(a_worker()), WorkerSeen(a_worker("worker-b")), RequestSubmitted(asked)], EPOCH)
+    pending = a_pending("r1", map_index=3)
+    store.record([WorkerSeen(a_worker()), WorkerSeen(a_worker("worker-b")), RequestSubmitted(pending)], EPOCH)
     store.commit(Plan((a_place("r1", **{"GPU-0": 500, "cpu": 1000}),)), EPOCH, LATER)
     health = DeviceHealth(HealthState.PROBATION, 2, EPOCH, cause="XID 79")
     store.record([HoldPlaced(SICK), HealthNoted("worker-a", "GPU-1", health)], EPOCH)
@@ -87,10 +87,10 @@ def test_a_name_that_is_not_known_is_refused_with_the_nearest(store, text, messa
 def test_a_device_that_is_gone_can_be_undrained_while_it_has_a_hold(store):
     drain(store, "worker-a/GPU-0")
     store.record([WorkerSeen(a_worker("worker-b", (a_cpu(),)))], LATER)
-    gone = Hold("worker-b", "GPU-9", HoldKind.DRAINED, "new fan", EPOCH, "undrained")
-    store.record([HoldPlaced(gone)], LATER)
+    hold = Hold("worker-b", "GPU-9", HoldKind.DRAINED, "new fan", EPOCH, "undrained")
+    store.record([HoldPlaced(hold)], LATER)
     undrain(store, "worker-b/GPU-9")
-    assert gone not in store.snapshot().holds
+    assert hold not in store.snapshot().holds
 
 
 # -- drain -------------------------------------------------------------------------------------------------------------

@@ -78,8 +78,8 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
 def start_agent(airflow: LocalAirflow, name: str, secret: str = "", *more: str) -> subprocess.Popen[str]:
     environment = airflow.environment | ({"HETERO_AIRFLOW_ENROLMENT": secret} if secret else {})
     environment |= {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "sqlite:////nowhere/agents-need-no-database.db"}
-    words = [sys.executable, "-m", "airflow", "hetero", "worker", "--url", airflow.url, "--name", name, *more]
-    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [sys.executable, "-m", "airflow", "hetero", "worker", "--url", airflow.url, "--name", name, *more]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 @pytest.mark.system
@@ -97,21 +97,21 @@ def test_an_agent_from_enrolment_to_revocation(airflow):
     assert "a key that was enrolled at" in airflow.run("hetero", "enroll", "node-7", check=False).stderr
 
     agent.send_signal(signal.SIGTERM)
-    words, _ = agent.communicate(timeout=60)
+    output, _ = agent.communicate(timeout=60)
     assert (agent.returncode, store.snapshot().workers[0].state) == (0, WorkerState.LOST)
-    assert "Worker node-7 has left." in words
-    assert secret not in words
+    assert "Worker node-7 has left." in output
+    assert secret not in output
 
     agent = start_agent(airflow, "node-7")
     airflow.wait_until(lambda: store.snapshot().workers[0].state is WorkerState.ONLINE, "the worker to be back", 60)
     assert store.snapshot().holds == ()
     airflow.run("hetero", "revoke", "node-7")
     begin = time.monotonic()
-    words, _ = agent.communicate(timeout=60)
+    output, _ = agent.communicate(timeout=60)
     assert agent.returncode == 1
     assert time.monotonic() - begin < 30
-    assert "airflow hetero enroll" in words
-    assert "Traceback" not in words
+    assert "airflow hetero enroll" in output
+    assert "Traceback" not in output
     engine.dispose()
 
 
@@ -123,7 +123,7 @@ def test_wrong_arguments_of_the_agent_are_errors(airflow):
         (("--engine", "local"), "the scheduler's own"),
     ):
         agent = start_agent(airflow, "node-8", "", *more)
-        words, _ = agent.communicate(timeout=60)
+        output, _ = agent.communicate(timeout=60)
         assert agent.returncode == 1
-        assert match in words
-        assert "Traceback" not in words
+        assert match in output
+        assert "Traceback" not in output

@@ -29,12 +29,12 @@ def pynvml():
 def reported_xids(pynvml, *script, seconds_apart=2.0, waits=20) -> list[tuple[str, int]]:
     """(uuid, XID) of each report until the script ends."""
     pynvml.SCRIPT[:] = script
-    reported, clock, left = [], FakeClock(), iter(range(waits))
+    reported, clock, remaining_waits = [], FakeClock(), iter(range(waits))
 
     def now():
         return clock.advance(seconds_apart)
 
-    report_xids(pynvml, reported.append, lambda: bool(pynvml.SCRIPT) and next(left, None) is not None, now)
+    report_xids(pynvml, reported.append, lambda: bool(pynvml.SCRIPT) and next(remaining_waits, None) is not None, now)
     assert all(event.at > EPOCH for event in reported)
     return [(event.uuid, event.xid) for event in reported]
 
@@ -160,5 +160,5 @@ def test_the_process_ends_with_its_parent(fake_library):
     )
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
         pid = int(process.stdout.readline())
-        rest, _ = process.communicate(timeout=30)  # the pipe ends when the child has closed it, too
-    assert (pid != process.pid, rest, process.returncode) == (True, b"", 0)
+        remaining_output, _ = process.communicate(timeout=30)  # the pipe ends when the child has closed it, too
+    assert (pid != process.pid, remaining_output, process.returncode) == (True, b"", 0)

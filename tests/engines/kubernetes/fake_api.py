@@ -192,11 +192,11 @@ class Handler(BaseHTTPRequestHandler):
             grace = (body or {}).get("gracePeriodSeconds")
             assert grace != 0
             pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-            kept = self.api.put("pods", pod)
+            stored = self.api.put("pods", pod)
             if not pod["spec"].get("nodeName") or pod["status"]["phase"] in ("Succeeded", "Failed"):
                 self.api.drop("pods", name, namespace)
             self.api.deletions.append((name, grace))
-            self._answer(200, kept)
+            self._answer(200, stored)
         else:
             self._answer(200, pod)
 
@@ -224,26 +224,26 @@ class Handler(BaseHTTPRequestHandler):
         sent = 0
         while True:
             with self.api.changed:
-                self.api.changed.wait_for(lambda sent=sent: self._has_news(sent, generation), self.api.mark_every_s)
-                news, sent = self.api.log[sent:], len(self.api.log)
+                self.api.changed.wait_for(lambda sent=sent: self._has_events(sent, generation), self.api.mark_every_s)
+                events, sent = self.api.log[sent:], len(self.api.log)
                 is_cut = self.api.generation != generation
             if is_cut or self.server.is_over:
                 self.close_connection = True
                 self.wfile.write(b'5\r\n{"typ')  # in the middle of an event
                 return
-            for version, what, before, after in news:
+            for version, what, before, after in events:
                 known, wanted = matches(query, before), matches(query, after)
                 where = (after or before)["metadata"].get("namespace", "")
                 if version <= since or what != kind or namespace not in ("", where) or not (known or wanted):
                     continue
                 word = "MODIFIED" if known and wanted else "ADDED" if wanted else "DELETED"
                 self._chunk({"type": word, "object": after if after is not None else before})
-            if not news and query.get("allowWatchBookmarks"):
+            if not events and query.get("allowWatchBookmarks"):
                 self.api.marked = self.api.newest
                 mark = {"kind": "X", "apiVersion": "v1", "metadata": {"resourceVersion": str(self.api.newest)}}
                 self._chunk({"type": "BOOKMARK", "object": mark})
 
-    def _has_news(self, sent, generation):
+    def _has_events(self, sent, generation):
         return len(self.api.log) > sent or self.api.generation != generation or self.server.is_over
 
     def _stream(self):
@@ -325,10 +325,10 @@ def executor_options(host, folder):
 def eventually(holds, timeout_s=20.0):
     """Wait for what threads do; fails if it does not come about."""
     end = time.monotonic() + timeout_s
-    while not (found := holds()):
+    while not (result := holds()):
         assert time.monotonic() < end, "it did not come about"
         time.sleep(0.01)
-    return found
+    return result
 
 
 def a_node(name="gpu-1", gpus=2, ready="True", **spec):

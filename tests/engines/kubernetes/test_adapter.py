@@ -36,10 +36,10 @@ class StandInExecutor:
 
 class StandInDeleter:
     def __init__(self):
-        self.told = []
+        self.ended_pods = []
 
     def delete(self, pod, grace_s=None):
-        self.told.append((pod.name, grace_s))
+        self.ended_pods.append((pod.name, grace_s))
 
 
 class Bench:
@@ -121,10 +121,10 @@ def test_on_a_node_that_is_lost_nothing_is_waited_for_and_its_pod_ends_when_it_c
     assert bench.look() is Liveness.GONE
     for _ in range(2):
         bench.adapter.delete_marked_pods()
-    assert bench.deleter.told == [("p", None)] * 2
+    assert bench.deleter.ended_pods == [("p", None)] * 2
     bench.drop()
     bench.adapter.delete_marked_pods()
-    assert len(bench.deleter.told) == 2
+    assert len(bench.deleter.ended_pods) == 2
 
 
 def test_a_pod_is_made_once(bench):
@@ -148,7 +148,7 @@ def test_what_waits_can_be_withdrawn_and_what_runs_can_not(bench):
     bench.put(PodCause.IMAGE)
     assert bench.adapter.withdraw("k", LEASE.id)
     bench.adapter.delete_marked_pods()
-    assert bench.deleter.told == [("p", None)]
+    assert bench.deleter.ended_pods == [("p", None)]
     assert bench.look("scheduled") is Liveness.ALIVE, "until it is gone"
     bench.drop()
     assert bench.look("scheduled") is Liveness.GONE
@@ -170,11 +170,11 @@ def test_a_pod_that_finds_no_room_is_taken_back_after_a_while(bench, caplog):
     bench.now = 55 + UNSCHEDULABLE_TIMEOUT_S - 1
     bench.look("queued")
     bench.adapter.delete_marked_pods()
-    assert bench.deleter.told == []
+    assert bench.deleter.ended_pods == []
     bench.now += 1
     bench.look("queued")
     bench.adapter.delete_marked_pods()
-    assert bench.deleter.told == [("p", None)]
+    assert bench.deleter.ended_pods == [("p", None)]
     assert "has been unschedulable" in caplog.text
 
 
@@ -187,11 +187,11 @@ def test_a_pod_that_comes_too_late_for_its_token_is_made_anew(bench, caplog):
     bench.now = 10_000
     bench.look()
     bench.adapter.delete_marked_pods()
-    assert bench.deleter.told == []
+    assert bench.deleter.ended_pods == []
     bench.put(PodCause.STARTING)
     assert bench.look("queued") is Liveness.ALIVE
     bench.adapter.delete_marked_pods()
-    assert bench.deleter.told == [("p", None)]
+    assert bench.deleter.ended_pods == [("p", None)]
     assert "has not started within 420 s" in caplog.text
 
 
@@ -203,7 +203,7 @@ def test_a_deletion_spares_what_has_ended_and_stops_what_is_to_be_made(bench):
     bench.adapter.delete(LEASE.id, 1)
     bench.put(is_over=True)
     bench.adapter.delete(LEASE.id, 1)
-    assert bench.deleter.told == [("p", 1)]
+    assert bench.deleter.ended_pods == [("p", 1)]
 
 
 @pytest.mark.parametrize("cause", PodCause)

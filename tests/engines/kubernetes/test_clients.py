@@ -20,9 +20,9 @@ def nodes(address):
 
 
 def test_a_connection_has_a_kubeconfig_or_its_path(connection, tmp_path):
-    with running_api() as (one, one_host), running_api() as (other, other_host):
-        one.put("nodes", a_node("a"))
-        other.put("nodes", a_node("b"))
+    with running_api() as (first_api, one_host), running_api() as (second_api, other_host):
+        first_api.put("nodes", a_node("a"))
+        second_api.put("nodes", a_node("b"))
         connection("eu", kube_config=json.dumps(kubeconfig(one_host)), namespace="ml")
         (tmp_path / "config").write_text(json.dumps(kubeconfig(other_host)))
         connection("us", kube_config_path=str(tmp_path / "config"))

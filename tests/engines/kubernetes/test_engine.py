@@ -61,10 +61,10 @@ class Cluster:
         self.learn(engine)
 
     def learn(self, engine=None):
-        news = (engine or self.engine).cluster.poll()
-        for worker in news.seen:
+        changes = (engine or self.engine).cluster.poll()
+        for worker in changes.seen:
             self.workers[worker.id] = worker.model_copy(update={"state": WorkerState.ONLINE})
-        for id_ in news.lost:
+        for id_ in changes.lost:
             self.workers[id_] = self.workers[id_].model_copy(update={"state": WorkerState.LOST})
         return self.workers
 
@@ -93,8 +93,8 @@ class Cluster:
 
     def pod(self, lease):
         """Its pod, once it is made."""
-        found = (one for one in self.api.pods() if one["metadata"]["labels"].get(LEASE_LABEL) == lease.id)
-        return next(found, None)
+        pods = (pod for pod in self.api.pods() if pod["metadata"]["labels"].get(LEASE_LABEL) == lease.id)
+        return next(pods, None)
 
     def started(self, **arguments):
         """A task whose pod runs."""
@@ -217,10 +217,12 @@ def test_the_end_of_an_earlier_pod_is_not_that_of_the_task(cluster):
 def test_an_earlier_pod_that_is_gone_is_not_taken_for_one_that_is_still_to_be_made(cluster, monkeypatch):
     """Pods are made one by one, or later where the cluster has too much to do."""
     key, earlier, first = cluster.started()
-    site, asked = cluster.engine.cluster.adapters[0], []
+    site, answers = cluster.engine.cluster.adapters[0], []
     is_of_earlier_lease = site.executor.is_of_earlier_lease
     monkeypatch.setattr(
-        site.executor, "is_of_earlier_lease", lambda *told: asked.append(is_of_earlier_lease(*told)) or asked[-1]
+        site.executor,
+        "is_of_earlier_lease",
+        lambda *arguments: answers.append(is_of_earlier_lease(*arguments)) or answers[-1],
     )
     monkeypatch.setattr(site.executor, "create_pods_after", datetime.fromisoformat("2100-01-01"))
     site.end_lease(earlier.id)
@@ -231,8 +233,8 @@ def test_an_earlier_pod_that_is_gone_is_not_taken_for_one_that_is_still_to_be_ma
     cluster.api.set_status(first, {"phase": "Running"}, deletionTimestamp="2026-01-01T00:00:00Z")
     cluster.api.drop("pods", first, "default")
     eventually(lambda: site.view.deleted.get(earlier.id))
-    eventually(lambda: cluster.engine.heartbeat() or asked)
-    assert set(asked) == {True}
+    eventually(lambda: cluster.engine.heartbeat() or answers)
+    assert set(answers) == {True}
     assert {state for state, _ in cluster.engine.collect().values()} <= {TaskInstanceState.QUEUED}
     site.executor.create_pods_after = None
     name = eventually(lambda: cluster.engine.heartbeat() or cluster.pod(second))["metadata"]["name"]
@@ -390,10 +392,10 @@ def test_an_override_that_is_none_fails_its_task_and_not_the_scheduler(cluster):
 
 
 def test_the_authors_override_is_in_the_pod(cluster):
-    own = V1Pod(
+    override = V1Pod(
         metadata=V1ObjectMeta(labels={"team": "a"}), spec=V1PodSpec(containers=[V1Container(name="base", image="own")])
     )
-    _, lease = cluster.hand_over(config={"pod_override": own})
+    _, lease = cluster.hand_over(config={"pod_override": override})
     cluster.engine.heartbeat()
     pod = cluster.pod(lease)
     assert pod["spec"]["containers"][0]["image"] == "own"
@@ -420,7 +422,7 @@ def test_a_node_that_is_gone_ends_what_it_had(cluster):
     cluster.engine.heartbeat()
     eventually(lambda: cluster.api.deletions == [(name, None)])
     cluster.api.put("nodes", a_node("gpu-1"))
-    worker = eventually(lambda: (one := cluster.learn()["gpu-1"]).state is WorkerState.ONLINE and one)
+    worker = eventually(lambda: (gpu_1 := cluster.learn()["gpu-1"]).state is WorkerState.ONLINE and gpu_1)
     assert [device.leasable for device in worker.devices if device.kind == "gpu"] == [False, True]
     cluster.api.drop("pods", name, "default")
     eventually(lambda: all(device.leasable for device in cluster.learn()["gpu-1"].devices))
@@ -493,7 +495,7 @@ def test_each_of_several_clusters_runs_what_was_placed_there(cluster, monkeypatc
         both.begin(both.engine, "several")
         try:
             assert sorted(both.workers) == ["eu/gpu-1", "us/gpu-1"]
-            assert {one.labels["hetero/site"] for one in both.workers.values()} == {"eu", "us"}
+            assert {worker.labels["hetero/site"] for worker in both.workers.values()} == {"eu", "us"}
             assert all(both.engine.reaches(worker) for worker in both.workers.values())
             placed = {api: both.hand_over(node=f"{site}/gpu-1") for api, site in ((eu, "eu"), (us, "us"))}
             both.engine.heartbeat()
@@ -528,8 +530,8 @@ def test_a_cluster_that_never_answers_delays_one_heartbeat_and_costs_no_task(clu
         assert tries == 1, "each call is tried once"
         cluster.beat()
         assert longest_s < 8, "about half of the lease time"
-        other = SimpleNamespace(queued_by_job_id=7, key="of another scheduler")
-        assert cluster.engine.try_adopt([other]) == [], "it is not started again beside its pod"
+        foreign_task = SimpleNamespace(queued_by_job_id=7, key="of another scheduler")
+        assert cluster.engine.try_adopt([foreign_task]) == [], "it is not started again beside its pod"
         assert cluster.engine.open_slots() == 0, "nothing more is placed there"
         assert len(silent.connections) == tries, "nobody asked it again"
     executor.use_client(client)

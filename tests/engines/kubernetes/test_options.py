@@ -21,7 +21,7 @@ def test_names_are_read():
 
 
 @pytest.mark.parametrize(
-    ("option", "text", "found"),
+    ("option", "text", "problem"),
     [
         ("kubernetes_resources", "gpu=nvidia.com/gpu", "no JSON object"),
         ("kubernetes_resources", "[" * 100_000, "no JSON object"),
@@ -31,6 +31,6 @@ def test_names_are_read():
         ("kubernetes_priority_classes", '{"asap": "gpu"}', "the priority 'asap'"),
     ],
 )
-def test_what_can_not_be_read_is_told(option, text, found):
-    with pytest.raises(SettingsError, match=found):
+def test_what_can_not_be_read_is_told(option, text, problem):
+    with pytest.raises(SettingsError, match=problem):
         options(**{option: text})

@@ -43,8 +43,8 @@ def test_the_locks_of_a_killed_scheduler_end_with_it_although_a_child_of_it_live
             scheduler.kill()
             scheduler.wait()
             engine = create_engine(url, poolclass=NullPool, connect_args={"options": "-c lock_timeout=5000"})
-            with engine.connect() as other:
-                other.execute(text("LOCK TABLE pool"))
+            with engine.connect() as connection:
+                connection.execute(text("LOCK TABLE pool"))
             os.kill(child, 0)
         finally:
             os.kill(child, signal.SIGKILL)

@@ -57,13 +57,13 @@ def test_the_members_of_gangs_are_told_by_rank_and_not_mixed_up(add, monkeypatch
         add(index, state)
     add(0, "running", run_id="another run")
     add(0, "running", task_id="another task")
-    seats = [
+    members = [
         gang_member("dag", "run", "train", 1, 2),
         gang_member("dag", "run", "train", 3, 2),
         gang_member("dag", "run", "train", 4, 2),
         gang_member("dag", "run", "gone", 0, 2),
     ]
-    assert TaskInstances().members(seats) == {
+    assert TaskInstances().members(members) == {
         "dag.train[0-1] (run)": {0: "running", 1: None},
         "dag.train[2-3] (run)": {0: "failed", 1: "queued"},
         "dag.train[4-5] (run)": {0: "success"},

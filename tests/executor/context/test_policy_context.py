@@ -33,21 +33,21 @@ def test_shares_are_known_before_anything_is_read():
 
 def test_edges_runs_and_shares_are_told_together_and_only_news_makes_a_new_object():
     store, dags = MemoryStore(), Dags()
-    beliefs = PolicyContext(store, SHARES, dags, SiteLinks({}))
+    context = PolicyContext(store, SHARES, dags, SiteLinks({}))
     running, waiting = a_pending("r1", dag_id="b"), a_pending("r2", dag_id="a")
     store.record([WorkerSeen(a_worker()), RequestSubmitted(running), RequestSubmitted(waiting)], EPOCH)
     commit = store.commit(Plan((a_place("r1", **{"GPU-0": 1000}),)), EPOCH, EPOCH)
     dags.edges = {("a", "x"): (("a", "y"),)}
-    beliefs.refresh()
-    first = beliefs.estimates
+    context.refresh()
+    first = context.estimates
     assert (dags.requested, first.edges, first.shares) == ([["a", "b"]], dags.edges, SHARES)
-    beliefs.learn()
-    beliefs.refresh()
-    assert beliefs.estimates is first
+    context.learn()
+    context.refresh()
+    assert context.estimates is first
     lease = commit.leases[0]
     store.renew([(lease.id, lease.token)], EPOCH)
     ended_at = EPOCH + timedelta(seconds=60)
     store.move([LeaseMove(lease.id, lease.token, LeaseState.RELEASED, end=RunEnd.FINISHED)], ended_at)
-    beliefs.learn()
-    assert (beliefs.estimates.edges, beliefs.estimates.shares) == (dags.edges, SHARES)
-    assert beliefs.estimates.used_device_s == {"b": {"nvidia/a100-sxm4-40gb": 60.0}}
+    context.learn()
+    assert (context.estimates.edges, context.estimates.shares) == (dags.edges, SHARES)
+    assert context.estimates.used_device_s == {"b": {"nvidia/a100-sxm4-40gb": 60.0}}

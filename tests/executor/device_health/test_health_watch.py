@@ -33,12 +33,12 @@ class Xids:
     """What XidWatch is to the watch."""
 
     def __init__(self):
-        self.news, self.polls, self.is_closed = [], 0, False
+        self.new_events, self.polls, self.is_closed = [], 0, False
 
     def poll(self):
         self.polls += 1
-        news, self.news = self.news, []
-        return news
+        events, self.new_events = self.new_events, []
+        return events
 
     def close(self):
         self.is_closed = True
@@ -79,7 +79,7 @@ class Host:
         self.here.take_inventory(inventory, self.clock.now())
 
     def hear(self, *xids, uuid="GPU-0"):
-        self.xids.news += [XidEvent(uuid=uuid, xid=xid, at=self.clock.now()) for xid in xids]
+        self.xids.new_events += [XidEvent(uuid=uuid, xid=xid, at=self.clock.now()) for xid in xids]
         self.step()
 
     def step(self, seconds=0.0):
@@ -280,31 +280,31 @@ def test_a_device_of_another_host_is_not_trusted_while_a_task_is_on_it(host, is_
 
 def test_a_device_of_another_schedulers_host_waits_for_that_one(host, burn_in):
     burn_in(PASSED)
-    other = Host(store=host.store, worker_id="worker-b")
+    other_host = Host(store=host.store, worker_id="worker-b")
     host.watch.report(a_failure(worker="worker-b"), "dag.a")
     for _ in range(3):
         host.step(60)
     assert (host.states, host.here._runs) == ({"GPU-0": HealthState.PROBATION}, None)
-    other.step(180)
-    other.start_burn_in()
+    other_host.step(180)
+    other_host.start_burn_in()
     assert host.held_devices == []
-    other.watch.close()
+    other_host.watch.close()
 
 
 def test_what_two_schedulers_hear_counts_together_and_what_both_hear_counts_once(host):
     host.store.record([WorkerSeen(a_worker("worker-b", engine="celery"))], EPOCH)
-    other = Host(store=host.store)
-    for each in (host, other):
+    other_host = Host(store=host.store)
+    for each in (host, other_host):
         each.watch.report(a_failure("CUBLAS_STATUS_ARCH", worker="worker-b"), "dag.a")
     host.step()
-    other.step()
+    other_host.step()
     assert host.held_devices == []
-    other.watch.report(a_failure("CUBLAS_STATUS_ARCH", worker="worker-b"), "dag.b")
-    other.step()
+    other_host.watch.report(a_failure("CUBLAS_STATUS_ARCH", worker="worker-b"), "dag.b")
+    other_host.step()
     assert host.held_devices == ["GPU-0"]
     for _ in range(2):
         host.step(60)
-        other.step(60)
+        other_host.step(60)
     assert host.held_devices == []
     assert host.store.health()["worker-b", "GPU-0"].strikes == 1
 
@@ -346,19 +346,19 @@ def test_a_burn_in_that_fails_keeps_it_out_for_longer(host, burn_in):
 
 
 @pytest.mark.parametrize(
-    ("code", "found"),
+    ("code", "cause"),
     [
         ("raise SystemExit(7)", "its process ended with code 7 and no answer"),
         ("import time; time.sleep(60)", "no answer"),
     ],
 )
-def test_a_burn_in_that_dies_or_hangs_has_failed(host, burn_in, monkeypatch, code, found):
+def test_a_burn_in_that_dies_or_hangs_has_failed(host, burn_in, monkeypatch, code, cause):
     burn_in("", code)
     monkeypatch.setattr(burn_in_runs, "LIMIT_S", 0.2 if "sleep" in code else 20.0)
     host.hear(79)
     host.step(60)
     host.start_burn_in()
-    assert found in host.store.health()[KEY].cause
+    assert cause in host.store.health()[KEY].cause
 
 
 def test_a_device_that_nothing_can_compute_on_is_trusted_untested_and_the_log_says_so(host, burn_in, caplog):

@@ -17,11 +17,11 @@ FULL = Reason(ReasonCode.BUSY, "a container", "0/1 nodes are available")
 
 class StandInCluster:
     def __init__(self):
-        self.news, self.reasons = WorkerChanges(), {}
+        self.changes, self.reasons = WorkerChanges(), {}
 
     def poll(self):
-        news, self.news = self.news, WorkerChanges()
-        return news
+        changes, self.changes = self.changes, WorkerChanges()
+        return changes
 
     def status(self, lease_id):
         return LeaseStatus(wait_reason=self.reasons.get(lease_id))
@@ -30,7 +30,7 @@ class StandInCluster:
 class Bench:
     def __init__(self):
         self.store, self.engine, self.notes = MemoryStore(), StandInCluster(), []
-        self.news = ClusterEvents(self.store, self.engine, lambda key, text: self.notes.append((key, text)))
+        self.cluster_events = ClusterEvents(self.store, self.engine, lambda key, text: self.notes.append((key, text)))
 
     def reason(self):
         return self.store.request_history("dag", "run", "r1").decisions[0]["reason"]
@@ -51,31 +51,31 @@ def lease(bench):
 
 def test_nodes_come_and_go_in_the_store(bench):
     ready, unready = a_worker("a"), a_worker("b").model_copy(update={"state": WorkerState.LOST})
-    bench.engine.news = WorkerChanges((ready, unready), lost=("b",))
-    bench.news.record_workers(EPOCH)
+    bench.engine.changes = WorkerChanges((ready, unready), lost=("b",))
+    bench.cluster_events.record_workers(EPOCH)
     assert {worker.id: worker.state for worker in bench.store.snapshot().workers} == {"a": "online", "b": "lost"}
-    bench.engine.news = WorkerChanges(alive=("a",))
-    bench.news.record_workers(LATER)
+    bench.engine.changes = WorkerChanges(alive=("a",))
+    bench.cluster_events.record_workers(LATER)
     assert bench.store.last_seen()["a"] == LATER
 
 
 def test_why_a_pod_waits_is_explained_and_noted_once_until_it_runs(bench, lease):
     bench.engine.reasons[lease.id] = FULL
-    bench.news.record_wait_reasons([("k", lease)], LATER - timedelta(seconds=1))
+    bench.cluster_events.record_wait_reasons([("k", lease)], LATER - timedelta(seconds=1))
     assert (bench.reason(), bench.notes) == (None, [])
     for _ in range(3):
-        bench.news.record_wait_reasons([("k", lease)], LATER)
+        bench.cluster_events.record_wait_reasons([("k", lease)], LATER)
     assert bench.reason()["found"] == FULL.found
     assert bench.notes == [("k", "Placed on worker-a, but it does not run yet: 0/1 nodes are available")]
     bench.engine.reasons[lease.id] = replace(FULL, code=ReasonCode.RUNTIME, found="Back-off pulling image")
-    bench.news.record_wait_reasons([("k", lease)], LATER)
+    bench.cluster_events.record_wait_reasons([("k", lease)], LATER)
     assert (bench.reason()["code"], len(bench.notes)) == ("runtime", 2)
     bench.engine.reasons.clear()
-    bench.news.record_wait_reasons([("k", lease)], LATER)
+    bench.cluster_events.record_wait_reasons([("k", lease)], LATER)
     assert bench.reason() is None
 
 
 def test_an_engine_without_a_cluster_is_not_asked(bench):
-    news = ClusterEvents(bench.store, None, lambda key, text: None)
-    news.record_workers(EPOCH)
-    news.record_wait_reasons([("k", None)], EPOCH)
+    events = ClusterEvents(bench.store, None, lambda key, text: None)
+    events.record_workers(EPOCH)
+    events.record_wait_reasons([("k", None)], EPOCH)

@@ -25,12 +25,16 @@ from tests.executor.conftest import Key
 @pytest.fixture
 def states(monkeypatch):
     """Key → the failures on record, in place of Airflow's task state store."""
-    kept = {}
+    states_by_key = {}
     monkeypatch.setattr(
-        recovery, "read_states", lambda keys, name: {key: json.dumps(kept[key]) for key in keys if key in kept}
+        recovery,
+        "read_states",
+        lambda keys, name: {key: json.dumps(states_by_key[key]) for key in keys if key in states_by_key},
     )
-    monkeypatch.setattr(recovery, "write_state", lambda key, name, text: kept.__setitem__(key, json.loads(text)))
-    return kept
+    monkeypatch.setattr(
+        recovery, "write_state", lambda key, name, text: states_by_key.__setitem__(key, json.loads(text))
+    )
+    return states_by_key
 
 
 def lose(bench, name="a", device="gpu"):
@@ -289,12 +293,12 @@ def test_an_xid_from_before_the_lease_explains_nothing(listening, states):
 def test_tasks_on_a_drained_device_move_if_they_are_to(bench, states, monkeypatch):
     notices = {}
     monkeypatch.setattr(preemption, "write_state", lambda key, name, text: notices.__setitem__(key, json.loads(text)))
-    stays, moves = bench.hold("stays"), bench.hold("moves")
+    staying, moves = bench.hold("stays"), bench.hold("moves")
     bench.beat()
-    bench.run(stays)
+    bench.run(staying)
     bench.run(moves)
-    on = {id_: bench.lease(id_).claims[0].device_id for id_ in (stays, moves)}
-    for id_, is_moving in ((stays, False), (moves, True)):
+    on = {id_: bench.lease(id_).claims[0].device_id for id_ in (staying, moves)}
+    for id_, is_moving in ((staying, False), (moves, True)):
         hold = Hold("worker-a", on[id_], HoldKind.DRAINED, "a new fan", EPOCH, "a person undrains it", moves=is_moving)
         bench.store.record([HoldPlaced(hold)], bench.clock.now())
     bench.beat(1)
@@ -302,7 +306,7 @@ def test_tasks_on_a_drained_device_move_if_they_are_to(bench, states, monkeypatc
     assert {key: value["notice"]["cause"].split(";")[0] for key, value in notices.items()} == {
         "moves": "moved: drained since 2026-01-01 00:00:00 UTC: a new fan"
     }
-    assert (bench.lease(stays).state, bench.lease(moves).state) == (LeaseState.ACTIVE, LeaseState.PREEMPTED)
+    assert (bench.lease(staying).state, bench.lease(moves).state) == (LeaseState.ACTIVE, LeaseState.PREEMPTED)
 
 
 def test_a_task_that_has_waited_for_too_long_tries_its_next_alternative_first(bench, states):

@@ -21,7 +21,7 @@ def workers():
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(2) as threads:
         port = listener.getsockname()[1]
         timeout = timedelta(seconds=10)
-        other = threads.submit(TCPStore, "127.0.0.1", port, is_master=False, timeout=timeout, wait_for_workers=False)
+        client = threads.submit(TCPStore, "127.0.0.1", port, is_master=False, timeout=timeout, wait_for_workers=False)
         leader = TCPStore(
             "127.0.0.1",
             port,
@@ -30,21 +30,23 @@ def workers():
             wait_for_workers=False,
             master_listen_fd=socket.socket.detach(listener),
         )
-        stores = (leader, other.result())
+        stores = (leader, client.result())
         yield [GangRendezvous(store, "g", rank, 2, "127.0.0.1") for rank, store in enumerate(stores)]
 
 
 def meet(workers):
     with ThreadPoolExecutor(2) as threads:
         coming = [threads.submit(worker.next_rendezvous) for worker in workers]
-        return [one.result(30) for one in coming]
+        return [future.result(30) for future in coming]
 
 
 def test_each_worker_keeps_its_rank_and_all_get_the_same_address(workers):
     for _ in range(2):
-        found = meet(workers)
-        assert [(one.rank, one.world_size) for one in found] == [(0, 2), (1, 2)]
-        addresses = {(one.bootstrap_store_info.master_addr, one.bootstrap_store_info.master_port) for one in found}
+        results = meet(workers)
+        assert [(result.rank, result.world_size) for result in results] == [(0, 2), (1, 2)]
+        addresses = {
+            (result.bootstrap_store_info.master_addr, result.bootstrap_store_info.master_port) for result in results
+        }
         assert len(addresses) == 1
 
 

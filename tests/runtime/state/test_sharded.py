@@ -76,13 +76,13 @@ def run_ranks(tmp_path: Path):
     (tmp_path / "control").mkdir()
 
     def run(count: int, script: str) -> tuple[list[object], list[int]]:
-        said = tmp_path / "said"
-        said.mkdir(exist_ok=True)
+        outputs_folder = tmp_path / "said"
+        outputs_folder.mkdir(exist_ok=True)
         environment = {
             **os.environ,
             CHECKPOINT_VARIABLE: place.model_dump_json(),
             CONTROL_VARIABLE: str(tmp_path / "control"),
-            "SAID": str(said),
+            "SAID": str(outputs_folder),
             "WORLD_SIZE": str(count),
             "MASTER_ADDR": "localhost",
             "TORCHELASTIC_USE_AGENT_STORE": "True",  # the ranks meet at ours: no port has to be guessed
@@ -100,7 +100,7 @@ def run_ranks(tmp_path: Path):
             codes = [rank.wait(180) for rank in ranks]
         if set(codes) - {0, 85}:
             pytest.fail("\n".join((tmp_path / f"log{rank}").read_text()[-3000:] for rank in range(count)))
-        return [json.loads(path.read_text()) for path in sorted(said.iterdir())], codes
+        return [json.loads(path.read_text()) for path in sorted(outputs_folder.iterdir())], codes
 
     return run
 
@@ -113,14 +113,14 @@ def test_what_two_ranks_saved_four_and_one_load(run_ranks, tmp_path: Path) -> No
     assert all(name.endswith(".safetensors") for name in shards)
     for count, rows in ((4, 3), (1, 12)):
         expected = [3, rows, True, [2, 2, 2], 0.2, 2.0, 7]
-        said, codes = run_ranks(count, LOAD)
-        assert (said[:count], codes) == ([expected] * count, [0] * count)
+        outputs, codes = run_ranks(count, LOAD)
+        assert (outputs[:count], codes) == ([expected] * count, [0] * count)
 
 
 def test_all_ranks_stop_at_the_same_step(run_ranks) -> None:
-    said, codes = run_ranks(2, LOOP)
+    outputs, codes = run_ranks(2, LOOP)
     assert codes == [85, 85]
-    assert said[0] == said[1]
-    assert said[0] in ([list(range(10)), 85], [list(range(11)), 85])
+    assert outputs[0] == outputs[1]
+    assert outputs[0] in ([list(range(10)), 85], [list(range(11)), 85])
     (last, *_), codes = run_ranks(2, LOAD.replace("whole * 2", "whole * 9"))
     assert (last[0], last[2], codes) == (9, True, [0, 0])

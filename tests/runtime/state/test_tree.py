@@ -103,7 +103,7 @@ def test_tensors_of_passing_state_dicts_are_not_mixed_up(tmp_path) -> None:
             return {"number": torch.full((1000,), self.number)}
 
     back = saved_and_read([Fresh(number) for number in range(20)], tmp_path)
-    assert [int(one["number"][0]) for one in back] == list(range(20))
+    assert [int(state["number"][0]) for state in back] == list(range(20))
 
 
 def test_a_staged_state_stays_as_it_was(tmp_path) -> None:
@@ -135,11 +135,11 @@ def test_modules_optimisers_and_schedulers_come_back_as_torch_wants_them(tmp_pat
     back = saved_and_read({"model": model, "optimizer": optimizer, "scheduler": scheduler}, tmp_path)
     assert back["model"]._metadata == model.state_dict()._metadata
     assert isinstance(back["scheduler"]["milestones"], Counter)
-    other, other_optimizer, other_scheduler = made()
-    other.load_state_dict(back["model"])
+    restored, other_optimizer, other_scheduler = made()
+    restored.load_state_dict(back["model"])
     other_optimizer.load_state_dict(back["optimizer"])
     other_scheduler.load_state_dict(back["scheduler"])
-    assert stage([other, other_optimizer, other_scheduler]).text() == stage([model, optimizer, scheduler]).text()
+    assert stage([restored, other_optimizer, other_scheduler]).text() == stage([model, optimizer, scheduler]).text()
 
 
 @pytest.mark.parametrize(

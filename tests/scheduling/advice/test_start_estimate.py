@@ -35,11 +35,11 @@ def estimates(**works: float | Interval) -> Estimates:
     return Estimates({task: {A100: 1.0} for task in intervals}, intervals)
 
 
-def a_world(*asked, gpus=1, policy=None):
+def a_world(*requests, gpus=1, policy=None):
     """A worker on which a policy has placed, at `EPOCH`, those of the requests that fit."""
     store = MemoryStore()
     worker = a_worker(devices=(a_cpu(), *(a_device(f"GPU-{n}", index=n) for n in range(gpus))))
-    store.record([WorkerSeen(worker), *map(RequestSubmitted, asked)], EPOCH)
+    store.record([WorkerSeen(worker), *map(RequestSubmitted, requests)], EPOCH)
     Cycle(store, policy or Fifo(), FakeEngine(), 3600).run(EPOCH)
     return store
 
@@ -106,9 +106,13 @@ def test_an_unknown_run_elsewhere_leaves_a_latest_start():
 
 def test_an_unknown_run_on_devices_that_the_request_cannot_use_is_not_named():
     store = a_world(a_pending("a"), a_pending("b", "cpu:8", at_s=1), a_pending("c", at_s=2))
-    other = a_worker("other", devices=(a_device("GPU-9", model="t4", memory="16GiB"),))
+    other_worker = a_worker("other", devices=(a_device("GPU-9", model="t4", memory="16GiB"),))
     store.record(
-        [WorkerSeen(other), RequestSubmitted(a_pending("d", "t4", at_s=3)), RequestSubmitted(a_pending("e", "a100"))],
+        [
+            WorkerSeen(other_worker),
+            RequestSubmitted(a_pending("d", "t4", at_s=3)),
+            RequestSubmitted(a_pending("e", "a100")),
+        ],
         NOW,
     )
     Cycle(store, Fifo(), FakeEngine(), 3600).run(NOW)
@@ -143,13 +147,13 @@ def test_a_refused_request_has_an_empty_estimate():
 
 def waits(snapshot, *besides):
     reason = Reason(ReasonCode.BUSY, "a gpu", "none")
-    ids = [one.id for one in snapshot.pending if one.id not in besides]
+    ids = [request.id for request in snapshot.pending if request.id not in besides]
     return tuple(Wait(id_, n, reason, Account("test", "waits")) for n, id_ in enumerate(ids, start=1))
 
 
 def preempting(snapshot, now):
     """Preempts the holder of the device for "b"."""
-    if not any(one.id == "b" for one in snapshot.pending):
+    if not any(request.id == "b" for request in snapshot.pending):
         return Plan(waits(snapshot))
     for lease in snapshot.leases:
         taken = Preempt(lease.id, lease.token, lease.request_id, "b", "for b")
@@ -162,9 +166,9 @@ def test_preempted_devices_are_free_and_their_holder_waits_again():
     store = a_world(a_pending("a"), a_pending("b", at_s=1), a_pending("c", at_s=2))
     snapshot = seen(store, Estimates(), can_preempt=True)
     assert estimate_start(snapshot, "b", preempting, NOW, None) == StartEstimate(Interval(0, 0, 0))
-    told = []
-    estimate_start(snapshot, "c", lambda now_is, now: told.append(now_is) or preempting(now_is, now), NOW, None)
-    after = next(one for one in told if not one.leases)
+    snapshots = []
+    estimate_start(snapshot, "c", lambda now_is, now: snapshots.append(now_is) or preempting(now_is, now), NOW, None)
+    after = next(snapshot for snapshot in snapshots if not snapshot.leases)
     attained = [(request.id, dict(request.attained_service_s)) for request in after.pending]
     assert attained == [
         ("a", {A100: 40.0}),
@@ -212,16 +216,16 @@ JOBS = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(JOBS)
-def test_with_certain_durations_the_estimate_is_what_the_simulator_finds(asked):
+def test_with_certain_durations_the_estimate_is_what_the_simulator_finds(entries):
     """The same policy on the same requests, through the store, the cycle and the event loop of the simulator."""
     worker = a_worker(devices=(a_cpu(), a_device("GPU-0"), a_device("GPU-1", index=1)))
     jobs = tuple(
         Job(f"j{n:02}", 0.0, DeviceRequest.parse(text), float(work), task=f"j{n:02}", group="dag")
-        for n, (text, work) in enumerate(asked)
+        for n, (text, work) in enumerate(entries)
     )
     record = Simulation(Workload("random", jobs), (worker,), Fifo(), "fifo").run()
     store = MemoryStore()
-    pending = [a_pending(job.id, text) for job, (text, _) in zip(jobs, asked, strict=True)]
+    pending = [a_pending(job.id, text) for job, (text, _) in zip(jobs, entries, strict=True)]
     store.record([WorkerSeen(worker), *map(RequestSubmitted, pending)], EPOCH)
     works = {("dag", job.id): Interval(job.work, job.work, job.work) for job in jobs}
     known = Estimates({task: {A100: 1.0, "generic/x86-64": 1.0} for task in works}, works)

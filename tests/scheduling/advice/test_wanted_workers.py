@@ -33,8 +33,8 @@ def busy(snapshot: Snapshot, *worker_ids: str) -> Snapshot:
     return replace(snapshot, usage=UsageByWorker(used))
 
 
-def numbers(found: WantedWorkers) -> dict[str, int]:
-    return {one.type: one.workers for one in found.types}
+def numbers(wanted: WantedWorkers) -> dict[str, int]:
+    return {wanted_type.type: wanted_type.workers for wanted_type in wanted.types}
 
 
 def test_without_waiting_requests_no_worker_is_wanted():
@@ -44,21 +44,21 @@ def test_without_waiting_requests_no_worker_is_wanted():
 
 
 def test_a_request_that_fits_wants_no_worker():
-    found = wanted_workers(Snapshot(0, workers=HOSTS, pending=waits("gpu:8", "gpu:2")))
-    assert (numbers(found), found.fitting) == ({"large": 0, "small": 0}, 2)
+    wanted = wanted_workers(Snapshot(0, workers=HOSTS, pending=waits("gpu:8", "gpu:2")))
+    assert (numbers(wanted), wanted.fitting) == ({"large": 0, "small": 0}, 2)
 
 
 def test_the_smallest_sufficient_type_is_wanted():
     snapshot = busy(Snapshot(0, workers=HOSTS, pending=waits("gpu:2", "gpu:3", "gpu")), "a", "b")
-    found = wanted_workers(snapshot)
-    assert found.types == (WantedType("large", 1, 3), WantedType("small", 0, 0)), "what is open is filled first"
+    wanted = wanted_workers(snapshot)
+    assert wanted.types == (WantedType("large", 1, 3), WantedType("small", 0, 0)), "what is open is filled first"
     assert numbers(wanted_workers(replace(snapshot, pending=waits("gpu:2", "gpu")))) == {"large": 0, "small": 2}
 
 
 def test_a_fleet_that_was_scaled_to_zero_has_types():
     lost = tuple(worker.model_copy(update={"state": WorkerState.LOST}) for worker in HOSTS)
-    found = wanted_workers(Snapshot(0, workers=lost, pending=waits(*["gpu:4"] * 3)))
-    assert numbers(found) == {"large": 2, "small": 0}
+    wanted = wanted_workers(Snapshot(0, workers=lost, pending=waits(*["gpu:4"] * 3)))
+    assert numbers(wanted) == {"large": 2, "small": 0}
 
 
 def test_shares_and_cores_are_packed_as_they_are_leased():
@@ -70,43 +70,45 @@ def test_shares_and_cores_are_packed_as_they_are_leased():
 
 def test_a_gang_wants_all_it_needs_or_nothing():
     gang = waits(*["gpu:8"] * 3, gang="g", gang_size=3)
-    found = wanted_workers(busy(Snapshot(0, workers=HOSTS, pending=gang), "a"))
-    assert (found.types[0], found.fitting) == (WantedType("large", 2, 2), 1)
+    wanted = wanted_workers(busy(Snapshot(0, workers=HOSTS, pending=gang), "a"))
+    assert (wanted.types[0], wanted.fitting) == (WantedType("large", 2, 2), 1)
     mixed = (*gang, a_pending("odd", "h100", gang="g", gang_size=3))
-    found = wanted_workers(Snapshot(0, workers=HOSTS, pending=mixed))
-    assert (numbers(found), found.unservable, found.fitting) == ({"large": 0, "small": 0}, 4, 0)
+    wanted = wanted_workers(Snapshot(0, workers=HOSTS, pending=mixed))
+    assert (numbers(wanted), wanted.unservable, wanted.fitting) == ({"large": 0, "small": 0}, 4, 0)
 
 
 def test_a_later_alternative_is_used_if_free_and_the_first_is_wanted():
     either = waits(["gpu:8", "cpu:8"], ["gpu:8", "cpu:8"])
-    found = wanted_workers(busy(Snapshot(0, workers=HOSTS[1:], pending=either), "b"))
-    assert (numbers(found), found.fitting) == ({"large": 0}, 2)
+    wanted = wanted_workers(busy(Snapshot(0, workers=HOSTS[1:], pending=either), "b"))
+    assert (numbers(wanted), wanted.fitting) == ({"large": 0}, 2)
     lost = tuple(worker.model_copy(update={"state": WorkerState.LOST}) for worker in HOSTS)
-    found = wanted_workers(Snapshot(0, workers=lost, pending=either))
-    assert found.types == (WantedType("large", 1, 2), WantedType("small", 0, 0)), "beside the GPUs its cores are free"
+    wanted = wanted_workers(Snapshot(0, workers=lost, pending=either))
+    assert wanted.types == (WantedType("large", 1, 2), WantedType("small", 0, 0)), "beside the GPUs its cores are free"
 
 
 @given(st.integers(0, 40), st.integers(0, 3), st.integers(1, 8))
 def test_for_equal_requests_it_is_the_least_number(waiting, hosts, count):
     workers = tuple(a_worker(f"w{n}", EIGHT, labels=LARGE) for n in range(hosts))
-    gone = a_worker("x", EIGHT, labels=LARGE, state=WorkerState.LOST)
-    found = wanted_workers(Snapshot(0, workers=(*workers, gone), pending=waits(*[f"gpu:{count}"] * waiting)))
+    lost = a_worker("x", EIGHT, labels=LARGE, state=WorkerState.LOST)
+    wanted = wanted_workers(Snapshot(0, workers=(*workers, lost), pending=waits(*[f"gpu:{count}"] * waiting)))
     each = 8 // count
-    assert numbers(found) == {"large": ceil(max(0, waiting - hosts * each) / each)}
+    assert numbers(wanted) == {"large": ceil(max(0, waiting - hosts * each) / each)}
 
 
 @given(snapshots(max_workers=3, max_pending=6))
 def test_it_is_the_same_every_time_and_adds_up(snapshot):
-    found = wanted_workers(snapshot)
-    assert found == wanted_workers(snapshot)
-    assert found.waiting == found.fitting + found.unservable + sum(one.requests for one in found.types)
-    assert all((one.workers > 0) == (one.requests > 0) for one in found.types)
+    wanted = wanted_workers(snapshot)
+    assert wanted == wanted_workers(snapshot)
+    assert wanted.waiting == wanted.fitting + wanted.unservable + sum(
+        wanted_type.requests for wanted_type in wanted.types
+    )
+    assert all((wanted_type.workers > 0) == (wanted_type.requests > 0) for wanted_type in wanted.types)
 
 
 def test_with_the_wanted_workers_the_policy_starts_all_requests():
     pending = (*waits("gpu:3", "gpu:2", "gpu:8"), a_pending("g0", "gpu:8", gang="g", gang_size=1))
     snapshot = busy(Snapshot(0, workers=HOSTS, pending=pending), "a", "b")
-    more = {one.type: one.workers for one in wanted_workers(snapshot).types}
+    more = {wanted_type.type: wanted_type.workers for wanted_type in wanted_workers(snapshot).types}
     new = [
         worker.model_copy(update={"id": f"new-{worker.id}-{n}"})
         for worker in HOSTS

@@ -40,51 +40,51 @@ def parsed(*args, **kwargs):
 
 def test_fewer_devices_help_if_fewer_are_free():
     worker = a_worker("w", gpus(4))
-    asked = a_pending("r", "a100:4")
-    found = answer(a_snapshot([asked], worker, busy=[("w", "a100-sxm4-40gb-0")]))
-    assert found.change.request == parsed(["a100:4", "a100:3"])
-    assert found.change.description == "with 3 × nvidia/a100 as one more choice, about 1.3 times as long"
-    assert found.change.cost == pytest.approx(1 / 3)
-    assert (found.place.worker_id, found.place.alternative, len(found.place.claims)) == ("w", 1, 3)
+    pending = a_pending("r", "a100:4")
+    advice = answer(a_snapshot([pending], worker, busy=[("w", "a100-sxm4-40gb-0")]))
+    assert advice.change.request == parsed(["a100:4", "a100:3"])
+    assert advice.change.description == "with 3 × nvidia/a100 as one more choice, about 1.3 times as long"
+    assert advice.change.cost == pytest.approx(1 / 3)
+    assert (advice.place.worker_id, advice.place.alternative, len(advice.place.claims)) == ("w", 1, 3)
 
 
 def test_a_free_model_costs_its_slowness():
     workers = a_worker("a", gpus(1)), a_worker("t", gpus(1, "t4", "16GiB")), a_worker("v", gpus(1, "v100", "16GiB"))
-    asked = a_pending("r", "a100")
+    pending = a_pending("r", "a100")
     busy = [("a", "a100-sxm4-40gb-0")]
     speeds = {"nvidia/a100-sxm4-40gb": 1.0, "nvidia/v100": 0.5, "nvidia/t4": 0.2}
     known = Estimates({("dag", "r"): speeds})
-    found = answer(a_snapshot([asked], *workers, busy=busy, estimates=known))
-    assert found.change.request == parsed(["a100", "nvidia/v100"])
-    assert found.change.description == "with 1 × nvidia/v100 as one more choice, about 2 times as long"
+    advice = answer(a_snapshot([pending], *workers, busy=busy, estimates=known))
+    assert advice.change.request == parsed(["a100", "nvidia/v100"])
+    assert advice.change.description == "with 1 × nvidia/v100 as one more choice, about 2 times as long"
     busy.append(("v", "v100-0"))
-    found = answer(a_snapshot([asked], *workers, busy=busy, estimates=known))
-    assert found.change.request == parsed(["a100", "nvidia/t4"])
+    advice = answer(a_snapshot([pending], *workers, busy=busy, estimates=known))
+    assert advice.change.request == parsed(["a100", "nvidia/t4"])
 
 
 def test_a_device_of_another_vendor_comes_after_a_slower_one():
     amd = gpus(1, "mi300x", "192GiB", vendor="amd")
     workers = a_worker("a", gpus(1)), a_worker("m", amd), a_worker("v", gpus(1, "v100", "16GiB"))
-    asked = a_pending("r", "a100", driver=">=500")
-    snapshot = a_snapshot([asked], *workers, busy=[("a", "a100-sxm4-40gb-0")])
+    pending = a_pending("r", "a100", driver=">=500")
+    snapshot = a_snapshot([pending], *workers, busy=[("a", "a100-sxm4-40gb-0")])
     assert answer(snapshot).change.request.alternatives[1].model == "v100"
     known = Estimates(default_speeds={"nvidia/a100-sxm4-40gb": 1.0, "nvidia/v100": 0.1, "amd/mi300x": 2.0})
-    found = answer(replace(snapshot, estimates=known))
-    assert (found.change.request.alternatives[1].vendor, found.change.request.alternatives[1].driver) == ("amd", None)
-    assert found.change.description == "with 1 × amd/mi300x as one more choice"
+    advice = answer(replace(snapshot, estimates=known))
+    assert (advice.change.request.alternatives[1].vendor, advice.change.request.alternatives[1].driver) == ("amd", None)
+    assert advice.change.description == "with 1 × amd/mi300x as one more choice"
 
 
 def test_a_share_helps_if_half_of_a_device_is_free():
     worker = a_worker("w", gpus(1))
     usage = {("w", "a100-sxm4-40gb-0"): DeviceUsage(500, 20 * GIB)}
     snapshot = replace(a_snapshot([a_pending("r", "a100")], worker), usage=usage)
-    found = answer(snapshot)
-    assert found.change.request == parsed(["a100", "a100:0.5"])
-    assert found.change.description == "with 0.5 of a nvidia/a100 as one more choice, about 2 times as long"
+    advice = answer(snapshot)
+    assert advice.change.request == parsed(["a100", "a100:0.5"])
+    assert advice.change.description == "with 0.5 of a nvidia/a100 as one more choice, about 2 times as long"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "instead", "words"),
+    ("arguments", "instead", "description"),
     [
         ({"quota": {"cpus": 6}}, {"quota": {"cpus": 3}}, "with 3 cores in place of 6"),
         ({"quota": {"cpus": 16}}, {"quota": {"cpus": 4}}, "with 4 cores in place of 16"),
@@ -109,31 +109,31 @@ def test_a_share_helps_if_half_of_a_device_is_free():
         ),
     ],
 )
-def test_fewer_resources_or_conditions_help(arguments, instead, words):
+def test_fewer_resources_or_conditions_help(arguments, instead, description):
     """4 of 8 cores and 32 of 64 GiB of host memory are free."""
     worker = a_worker("w", (a_cpu(), *gpus(1)), labels={"rack": "7"})
     usage = {("w", "cpu"): DeviceUsage(4000, 32 * GIB)}
     snapshot = replace(a_snapshot([a_pending("r", "a100", **arguments)], worker), usage=usage)
-    found = answer(snapshot)
-    assert (found.change.request, found.change.description) == (parsed("a100", **instead), words)
+    advice = answer(snapshot)
+    assert (advice.change.request, advice.change.description) == (parsed("a100", **instead), description)
 
 
 def test_a_higher_priority_helps_if_others_are_before_it():
     worker = a_worker("w", gpus(1))
     first, second = a_pending("a", "a100"), a_pending("b", "a100", at_s=1, priority="low")
     snapshot = a_snapshot([first, second], worker)
-    found = answer(snapshot, second, PriorityPolicy())
-    assert found.change.request == parsed("a100", priority="high")
-    assert (found.change.description, found.change.cost) == ("with the priority high", 0.5)
+    advice = answer(snapshot, second, PriorityPolicy())
+    assert advice.change.request == parsed("a100", priority="high")
+    assert (advice.change.description, advice.change.cost) == ("with the priority high", 0.5)
     assert answer(snapshot, second, Fifo()) is None, "fifo ignores priorities, and no share is free"
 
 
 def test_the_cheapest_change_is_the_answer():
     worker = a_worker("w", (a_cpu(), *gpus(2)))
     usage = {("w", "cpu"): DeviceUsage(6000, 0)}
-    asked = a_pending("r", "a100:2", quota={"cpus": 4})
-    found = answer(replace(a_snapshot([asked], worker), usage=usage))
-    assert found.change.request == parsed("a100:2", quota={"cpus": 2})
+    pending = a_pending("r", "a100:2", quota={"cpus": 4})
+    advice = answer(replace(a_snapshot([pending], worker), usage=usage))
+    assert advice.change.request == parsed("a100:2", quota={"cpus": 2})
 
 
 def test_without_a_helpful_single_change_there_is_no_answer():
@@ -144,8 +144,8 @@ def test_without_a_helpful_single_change_there_is_no_answer():
 
 def test_a_request_that_was_refused_and_left_the_queue_is_tried_too():
     snapshot = a_snapshot([], a_worker("w", gpus(2)))
-    found = answer(snapshot, a_pending("r", "h100:2"))
-    assert found.change.request == parsed(["h100:2", "nvidia/a100-sxm4-40gb:2"])
+    advice = answer(snapshot, a_pending("r", "h100:2"))
+    assert advice.change.request == parsed(["h100:2", "nvidia/a100-sxm4-40gb:2"])
 
 
 def test_members_of_a_gang_are_changed_together():
@@ -154,11 +154,11 @@ def test_members_of_a_gang_are_changed_together():
     seen = []
 
     def decide(snapshot, now):
-        seen.append([one.request for one in snapshot.pending])
+        seen.append([request.request for request in snapshot.pending])
         return Fifo().decide(snapshot, now)
 
-    found = cheapest_change(a_snapshot(pending, *workers), pending[1], decide, EPOCH)
-    assert found.change.request == parsed(["a100:4", "a100:2"])
+    advice = cheapest_change(a_snapshot(pending, *workers), pending[1], decide, EPOCH)
+    assert advice.change.request == parsed(["a100:4", "a100:2"])
     assert all(len(set(requests)) == 1 for requests in seen)
 
 
@@ -186,14 +186,14 @@ def test_each_change_is_another_request_with_a_cost_and_the_answer_is_placed_by_
     assert all(change.cost > 0 and change.description and change.request != request for change in changes)
     assert len({change.request for change in changes}) == len(changes)
     assert all(change.request.priority.rank <= request.priority.rank for change in changes)
-    found = cheapest_change(snapshot, pending, PriorityPolicy().decide, EPOCH)
-    if found is None:
+    advice = cheapest_change(snapshot, pending, PriorityPolicy().decide, EPOCH)
+    if advice is None:
         return
-    changed = replace(snapshot, pending=(*snapshot.pending[:-1], replace(pending, request=found.change.request)))
+    changed = replace(snapshot, pending=(*snapshot.pending[:-1], replace(pending, request=advice.change.request)))
     plan = PriorityPolicy().decide(changed, EPOCH)
-    placed = [one for one in plan.decisions if isinstance(one, Place) and one.request_id == "new"]
-    assert placed == [found.place]
-    assert found == cheapest_change(snapshot, pending, PriorityPolicy().decide, EPOCH)
+    placed = [decision for decision in plan.decisions if isinstance(decision, Place) and decision.request_id == "new"]
+    assert placed == [advice.place]
+    assert advice == cheapest_change(snapshot, pending, PriorityPolicy().decide, EPOCH)
 
 
 def test_the_highest_priority_cannot_be_raised():

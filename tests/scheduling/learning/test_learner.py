@@ -40,8 +40,8 @@ def middle(estimates: Estimates, on=V100, task=TRAIN) -> float:
     return duration.middle
 
 
-def factor(one: float, other: float) -> float:
-    return max(one / other, other / one)
+def factor(first: float, second: float) -> float:
+    return max(first / second, second / first)
 
 
 # -- what is learned ---------------------------------------------------------------------------------------------------
@@ -61,9 +61,9 @@ def test_steady_runs_are_expected_again():
 
 
 def test_only_finished_runs_teach_durations():
-    others = [a_run(task=TRAIN, device_class=V100, held_s=1.0, end=end) for end in RunEnd if end != RunEnd.FINISHED]
-    assert learned(*others).duration_s(TRAIN, V100) is None
-    assert middle(learned(*others, *took(100.0))) == pytest.approx(100)
+    unfinished = [a_run(task=TRAIN, device_class=V100, held_s=1.0, end=end) for end in RunEnd if end != RunEnd.FINISHED]
+    assert learned(*unfinished).duration_s(TRAIN, V100) is None
+    assert middle(learned(*unfinished, *took(100.0))) == pytest.approx(100)
 
 
 def test_newer_runs_count_more():
@@ -94,10 +94,10 @@ def test_what_tasks_showed_on_several_classes_corrects_the_sheets_for_others():
 
 
 def test_one_run_is_shrunk_towards_its_dag_and_many_are_not():
-    others = [run for n in range(20) for run in took(*[10.0] * 5, task=("dag", f"t{n}"))]
+    other_tasks = [run for n in range(20) for run in took(*[10.0] * 5, task=("dag", f"t{n}"))]
     far = [run for n in range(20) for run in took(*[10.0] * 5, task=("other", f"t{n}"))]
     alone, few, many = (
-        middle(learned(*runs)) for runs in (took(100.0), others + took(100.0), others + took(*[100.0] * 30))
+        middle(learned(*runs)) for runs in (took(100.0), other_tasks + took(100.0), other_tasks + took(*[100.0] * 30))
     )
     assert alone == pytest.approx(100)
     assert 50 < few < 95
@@ -120,8 +120,8 @@ def test_the_interval_covers_the_spread_of_the_runs():
 
 
 def test_few_runs_leave_a_wide_interval():
-    one, ten = (learned(*took(*[100.0] * n)).duration_s(TRAIN, V100) for n in (1, 10))
-    assert one.high / one.middle > math.exp(USUAL_SPREAD) > ten.high / ten.middle
+    from_one, ten = (learned(*took(*[100.0] * n)).duration_s(TRAIN, V100) for n in (1, 10))
+    assert from_one.high / from_one.middle > math.exp(USUAL_SPREAD) > ten.high / ten.middle
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
@@ -129,8 +129,8 @@ def test_few_runs_leave_a_wide_interval():
 
 def test_the_parts_of_a_preempted_run_are_one_run():
     part = a_run(task=TRAIN, device_class=V100, held_s=60.0, end=RunEnd.PAUSED)
-    rest = a_run(task=TRAIN, device_class=V100, held_s=40.0, attained_service_s={V100: 60.0})
-    assert middle(learned(part, rest)) == pytest.approx(100)
+    last_part = a_run(task=TRAIN, device_class=V100, held_s=40.0, attained_service_s={V100: 60.0})
+    assert middle(learned(part, last_part)) == pytest.approx(100)
 
 
 def test_parts_without_attained_service_are_joined_by_the_request_id():
@@ -154,8 +154,8 @@ def test_parts_on_several_classes_are_added_by_their_speeds():
 def test_the_mix_counts_requests_not_leases():
     gpu, share = (DeviceRequest.parse(text).alternatives[0] for text in ("gpu", "gpu:0.5"))
     parts = [a_run(request_id="a", asked=gpu, end=RunEnd.PAUSED), a_run(request_id="a", asked=gpu)]
-    others = [a_run(request_id=name, asked=share, end=RunEnd.LOST) for name in "bcd"]
-    assert learned(*parts, *others).mix == ((share, 0.75), (gpu, 0.25))
+    other_runs = [a_run(request_id=name, asked=share, end=RunEnd.LOST) for name in "bcd"]
+    assert learned(*parts, *other_runs).mix == ((share, 0.75), (gpu, 0.25))
 
 
 def test_finished_runs_count_as_on_their_fastest_class():
@@ -202,12 +202,12 @@ def test_an_outlier_moves_the_estimate_by_less_than_the_spread(seconds, data):
 CLASSES = st.sampled_from([V100, T4, A100, X1, CPU])
 RUNS = st.lists(
     st.builds(
-        lambda held_s, task, on, end, served: a_run(
+        lambda held_s, task, on, end, attained_s: a_run(
             held_s=held_s,
             task=("dag", task),
             device_class=on,
             end=end,
-            attained_service_s=served,
+            attained_service_s=attained_s,
             request_id=f"{task}{held_s:g}",
         ),
         st.floats(),
@@ -245,9 +245,13 @@ def test_the_same_runs_in_any_number_of_calls_give_the_same_estimates(runs, firs
     portions.learn(runs[:first])
     portions.estimates(frozenset())
     portions.learn(runs[first:])
-    one, other = whole.estimates(frozenset({T4})), portions.estimates(frozenset({T4}))
-    assert (one.speeds, one.works, one.finished_s) == (other.speeds, other.works, other.finished_s)
-    assert (one.mix, one.default_speeds) == (other.mix, other.default_speeds)
+    at_once, in_portions = whole.estimates(frozenset({T4})), portions.estimates(frozenset({T4}))
+    assert (at_once.speeds, at_once.works, at_once.finished_s) == (
+        in_portions.speeds,
+        in_portions.works,
+        in_portions.finished_s,
+    )
+    assert (at_once.mix, at_once.default_speeds) == (in_portions.mix, in_portions.default_speeds)
 
 
 # -- the truth ---------------------------------------------------------------------------------------------------------
@@ -265,13 +269,13 @@ def test_learning_comes_near_the_truth(runs, wild, within):
         truth["dag", f"t{n}"] = {
             name: level / data_sheet_speed(name) * math.exp(generator.gauss(0, math.log(1.5))) for name in classes
         }
-    told = []
+    all_runs = []
     for task, speeds in truth.items():
         for _ in range(runs):
             name = generator.choice(classes)
             off = generator.choice([1e-3, 1e3]) if generator.random() < wild else 1.0
-            told += took(speeds[name] * math.exp(generator.gauss(0, 0.3)) * off, task=task, on=name)
-    estimates = learned(*told)
+            all_runs += took(speeds[name] * math.exp(generator.gauss(0, 0.3)) * off, task=task, on=name)
+    estimates = learned(*all_runs)
     wrong = sorted(factor(middle(estimates, n, task), truth[task][n]) for task in truth for n in classes)
     assert wrong[len(wrong) // 2] < within
     held = [
@@ -293,8 +297,8 @@ def test_a_refresh_reads_new_runs_and_returns_the_same_object_without_any():
     classes = frozenset({V100})
     first = learner.refresh(store, classes)
     assert first.speeds == {}
-    asked = []
-    tell, store.runs = store.runs, lambda since: asked.append(since) or tell(since)
+    sequences = []
+    tell, store.runs = store.runs, lambda since: sequences.append(since) or tell(since)
     assert learner.refresh(store, classes) is first
     for number, lease in enumerate(leases, start=1):
         end = EPOCH + timedelta(minutes=number)
@@ -304,7 +308,7 @@ def test_a_refresh_reads_new_runs_and_returns_the_same_object_without_any():
     assert learner.refresh(store, classes) is known
     assert learner.refresh(store, classes | {T4}) is not known
     last = store.snapshot().sequence
-    assert asked == [0, 0, last - 1, last, last]
+    assert sequences == [0, 0, last - 1, last, last]
 
 
 def test_a_refresh_logs_impossible_runs(caplog):

@@ -26,11 +26,11 @@ V100 = "nvidia/v100"
 
 
 def a_job(
-    id: str, *stays: tuple[float, float], submitted_s: float = 0.0, outcome: JobOutcome = JobOutcome.FINISHED
+    id: str, *spans: tuple[float, float], submitted_s: float = 0.0, outcome: JobOutcome = JobOutcome.FINISHED
 ) -> JobRecord:
-    intervals = tuple(RunInterval(start, end, "w", V100, 1.0) for start, end in stays)
-    ended = stays[-1][1] if stays and outcome is JobOutcome.FINISHED else None
-    return JobRecord(id, "g", "t", submitted_s, stays[0][0] if stays else None, ended, outcome, 1.0, intervals)
+    intervals = tuple(RunInterval(start, end, "w", V100, 1.0) for start, end in spans)
+    ended = spans[-1][1] if spans and outcome is JobOutcome.FINISHED else None
+    return JobRecord(id, "g", "t", submitted_s, spans[0][0] if spans else None, ended, outcome, 1.0, intervals)
 
 
 def a_record(*jobs: JobRecord, devices: int = 2, policy: str = "fifo") -> SimulationRecord:
@@ -53,8 +53,8 @@ def test_utilisation_is_the_mean_over_each_step() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(1, 1e5)), min_size=1, max_size=30), st.integers(1, 50))
-def test_the_area_under_utilisation_is_the_device_time(stays: list[tuple[float, float]], points: int) -> None:
-    record = a_record(*(a_job(str(number), (start, start + runs)) for number, (start, runs) in enumerate(stays)))
+def test_the_area_under_utilisation_is_the_device_time(spans: list[tuple[float, float]], points: int) -> None:
+    record = a_record(*(a_job(str(number), (start, start + runs)) for number, (start, runs) in enumerate(spans)))
 
     hours, shares = utilisation(record, points)
 
@@ -62,16 +62,16 @@ def test_the_area_under_utilisation_is_the_device_time(stays: list[tuple[float, 
     assert area == pytest.approx(sum(i.end_s - i.start_s for job in record.jobs for i in job.intervals), rel=1e-6)
     busy = measure(record).busy_utilisation
     assert busy is not None
-    assert shares.max() >= busy * (min(s for s, _ in stays) == 0) - 1e-9
+    assert shares.max() >= busy * (min(s for s, _ in spans) == 0) - 1e-9
 
 
 def test_charts_name_policies_classes_and_units() -> None:
-    one = a_record(a_job("a", (10.0, 3600.0)), a_job("b", outcome=JobOutcome.WAITING))
-    two = replace(one, policy="las")
+    first = a_record(a_job("a", (10.0, 3600.0)), a_job("b", outcome=JobOutcome.WAITING))
+    two = replace(first, policy="las")
 
-    assert {"fifo", "las", "accelerators held, %"} <= set(texts(utilisation_chart([one, two])))
-    assert {"fifo", "las", "JCT, hours", "1"} <= set(texts(jct_chart([one, two])))
-    chart, shown = gantt_chart(one)
+    assert {"fifo", "las", "accelerators held, %"} <= set(texts(utilisation_chart([first, two])))
+    assert {"fifo", "las", "JCT, hours", "1"} <= set(texts(jct_chart([first, two])))
+    chart, shown = gantt_chart(first)
     assert shown == 2
     assert {"a", "b", "waiting", V100} <= set(texts(chart))
 

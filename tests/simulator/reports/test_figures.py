@@ -20,13 +20,25 @@ V100, K80, CPU = "nvidia/v100", "nvidia/k80", "generic/x86-64"
 
 
 def a_job(
-    id: str, submitted_s: float, *stays: RunInterval, finished_s: float | None = None, best_device_s: float = 0.0,
-    group: str = "g", outcome: JobOutcome | None = None, preemptions: int = 0, migrations: int = 0,
+    id: str, submitted_s: float, *run_intervals: RunInterval, finished_s: float | None = None,
+    best_device_s: float = 0.0, group: str = "g", outcome: JobOutcome | None = None,
+    preemptions: int = 0, migrations: int = 0,
 ) -> JobRecord:  # fmt: skip
-    started_s = stays[0].start_s if stays else None
-    told = outcome or (JobOutcome.FINISHED if finished_s is not None else JobOutcome.WAITING)
+    started_s = run_intervals[0].start_s if run_intervals else None
+    job_outcome = outcome or (JobOutcome.FINISHED if finished_s is not None else JobOutcome.WAITING)
     return JobRecord(
-        id, group, "task", submitted_s, started_s, finished_s, told, 1.0, stays, best_device_s, preemptions, migrations
+        id,
+        group,
+        "task",
+        submitted_s,
+        started_s,
+        finished_s,
+        job_outcome,
+        1.0,
+        run_intervals,
+        best_device_s,
+        preemptions,
+        migrations,
     )
 
 
@@ -144,9 +156,9 @@ def test_work_on_the_best_class_is_busy_time_without_overhead(jobs: list[tuple[f
     records = []
     for number, (submitted, runs, waits, overhead) in enumerate(jobs):
         start = submitted + waits
-        stay = RunInterval(start, start + runs, "v", V100, 1, overhead * runs)
-        best = stay.end_s - stay.start_s - stay.overhead_s
-        records.append(a_job(str(number), submitted, stay, finished_s=stay.end_s, best_device_s=best))
+        interval = RunInterval(start, start + runs, "v", V100, 1, overhead * runs)
+        best = interval.end_s - interval.start_s - interval.overhead_s
+        records.append(a_job(str(number), submitted, interval, finished_s=interval.end_s, best_device_s=best))
 
     figures = measure(a_record(*records))
 

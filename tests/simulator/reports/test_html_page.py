@@ -21,13 +21,13 @@ class Tags(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.words = ""
+        self.text = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
-        self.words += data
+        self.text += data
 
 
 def parsed(page: str) -> Tags:
@@ -36,15 +36,18 @@ def parsed(page: str) -> Tags:
     return tags
 
 
-def a_record(jobs: int, stays: int = 1, name: str = "job", policy: str = "fifo", groups: int = 1) -> SimulationRecord:
+def a_record(
+    jobs: int, intervals: int = 1, name: str = "job", policy: str = "fifo", groups: int = 1
+) -> SimulationRecord:
     return SimulationRecord(
         f"trace {name}", policy, {V100: 64},
         tuple(
             JobRecord(
                 f"{name}{number}", f"{name}{number % groups}", name,
-                float(number), number + 60.0, number + 60.0 + 20 * stays, JobOutcome.FINISHED, 1.0,
-                tuple(RunInterval(number + 60.0 + 20 * s, number + 75.0 + 20 * s, "w", V100, 1) for s in range(stays)),
-                5.0, stays - 1,
+                float(number), number + 60.0, number + 60.0 + 20 * intervals, JobOutcome.FINISHED, 1.0,
+                tuple(
+                    RunInterval(number + 60.0 + 20 * s, number + 75.0 + 20 * s, "w", V100, 1) for s in range(intervals)
+                ), 5.0, intervals - 1,
             )
             for number in range(jobs)
         ),
@@ -60,9 +63,9 @@ def test_the_page_says_simulated_and_shows_figures_and_charts() -> None:
     page = page_of(a_record(3), a_record(3, policy="las"))
     tags = parsed(page)
 
-    assert "Simulated. No job of this page ran on a device" in " ".join(tags.words.split())
-    assert "64 × nvidia/v100" in tags.words
-    assert "JCT mean, h" in tags.words
+    assert "Simulated. No job of this page ran on a device" in " ".join(tags.text.split())
+    assert "64 × nvidia/v100" in tags.text
+    assert "JCT mean, h" in tags.text
     alts = [attributes["alt"] for tag, attributes in tags.tags if tag == "img"]
     assert len(alts) == 4
     assert alts[2:] == ["Gantt chart of 3 of 3 jobs"] * 2
@@ -93,30 +96,30 @@ def test_charts_hold_no_script_and_no_link() -> None:
 
 
 def test_the_same_records_give_the_same_bytes() -> None:
-    record = a_record(30, stays=3)
+    record = a_record(30, intervals=3)
 
     assert page_of(record) == page_of(replace(record, decision_s=(1.0, 2.0)))
 
 
-@pytest.mark.parametrize(("jobs", "stays"), [(50_000, 1), (500, 100)])
-def test_a_long_trace_makes_a_page_below_3_mb_that_says_what_it_leaves_out(jobs: int, stays: int) -> None:
-    records = [a_record(jobs, stays, policy=f"p{number}", groups=5000) for number in range(2)]
+@pytest.mark.parametrize(("jobs", "intervals"), [(50_000, 1), (500, 100)])
+def test_a_long_trace_makes_a_page_below_3_mb_that_says_what_it_leaves_out(jobs: int, intervals: int) -> None:
+    records = [a_record(jobs, intervals, policy=f"p{number}", groups=5000) for number in range(2)]
 
     page = page_of(*records)
 
     assert len(page.encode()) < 3_000_000
-    words = parsed(page).words
-    assert re.search(rf"p0, \d+ of {jobs} jobs, evenly from all", words)
-    assert f"The first {MAX_GROUPS} of {min(jobs, 5000)} groups" in words
+    text = parsed(page).text
+    assert re.search(rf"p0, \d+ of {jobs} jobs, evenly from all", text)
+    assert f"The first {MAX_GROUPS} of {min(jobs, 5000)} groups" in text
 
 
 def test_many_policies_share_the_first_charts() -> None:
     page = page_of(*(a_record(3, policy=f"p{number}") for number in range(MAX_GANTTS + 1)))
 
-    assert f"Charts of the first {MAX_GANTTS} of {MAX_GANTTS + 1} policies" in parsed(page).words
+    assert f"Charts of the first {MAX_GANTTS} of {MAX_GANTTS + 1} policies" in parsed(page).text
 
 
 def test_the_page_names_the_window() -> None:
-    words = parsed(page_of(a_record(9), window=MeasuredWindow(first_job=2, last_job=5, end_s=500.0))).words
+    text = parsed(page_of(a_record(9), window=MeasuredWindow(first_job=2, last_job=5, end_s=500.0))).text
 
-    assert "of the jobs from number 2 to 5 (which is not in it), of the time from 0 s to 500" in words
+    assert "of the jobs from number 2 to 5 (which is not in it), of the time from 0 s to 500" in text

@@ -18,23 +18,23 @@ FAST = replace(SLOW, policy="las", jobs=(replace(JOB, started_s=0.0, finished_s=
 def test_policies_stand_side_by_side_with_ratios_to_the_first() -> None:
     headers, rows = comparison([measure(SLOW), measure(FAST)])
 
-    told = {name: values for name, *values in rows}
+    cells = {name: values for name, *values in rows}
     assert headers == ["figure", "fifo", "las"]
-    assert told["JCT mean, h"] == ["3.000", "1.500 (×0.500)"]
-    assert told["wait mean, h"] == ["1.000", "0.000 (×0.000)"]
-    assert told["makespan, h"] == ["3.000", "1.500 (×0.500)"]
-    assert told["busy utilisation, %"] == ["66.67", "66.67"]
-    assert told["goodput utilisation, %"] == ["33.33", "33.33"]
-    assert told["jobs"] == ["1", "1"]
+    assert cells["JCT mean, h"] == ["3.000", "1.500 (×0.500)"]
+    assert cells["wait mean, h"] == ["1.000", "0.000 (×0.000)"]
+    assert cells["makespan, h"] == ["3.000", "1.500 (×0.500)"]
+    assert cells["busy utilisation, %"] == ["66.67", "66.67"]
+    assert cells["goodput utilisation, %"] == ["33.33", "33.33"]
+    assert cells["jobs"] == ["1", "1"]
 
 
 def test_a_figure_that_does_not_exist_is_a_dash() -> None:
     waiting = replace(SLOW, jobs=(replace(JOB, finished_s=None, outcome=JobOutcome.WAITING, intervals=()),))
 
-    told = {name: values for name, *values in comparison([measure(waiting), measure(SLOW)])[1]}
+    cells = {name: values for name, *values in comparison([measure(waiting), measure(SLOW)])[1]}
 
-    assert told["JCT mean, h"] == ["–", "3.000"]
-    assert told["makespan, h"] == ["–", "3.000"]
+    assert cells["JCT mean, h"] == ["–", "3.000"]
+    assert cells["makespan, h"] == ["–", "3.000"]
 
 
 def test_groups_have_rows_of_their_own() -> None:
@@ -45,12 +45,12 @@ def test_groups_have_rows_of_their_own() -> None:
 
 
 def test_json_says_that_it_is_simulated_and_holds_the_figures() -> None:
-    told = json.loads(as_json([measure(SLOW), measure(FAST)]))
+    report = json.loads(as_json([measure(SLOW), measure(FAST)]))
 
-    assert told["simulated"] is True
-    assert [one["policy"] for one in told["policies"]] == ["fifo", "las"]
-    assert told["policies"][0]["all"]["jct_s"] == {"mean": 10800.0, "p50": 10800.0, "p95": 10800.0, "p99": 10800.0}
-    assert told["policies"][0]["window"] == {"first_job": 0, "last_job": None, "start_s": 0.0, "end_s": None}
+    assert report["simulated"] is True
+    assert [policy["policy"] for policy in report["policies"]] == ["fifo", "las"]
+    assert report["policies"][0]["all"]["jct_s"] == {"mean": 10800.0, "p50": 10800.0, "p95": 10800.0, "p99": 10800.0}
+    assert report["policies"][0]["window"] == {"first_job": 0, "last_job": None, "start_s": 0.0, "end_s": None}
 
 
 def test_json_has_no_wall_clock_unless_asked() -> None:

@@ -19,7 +19,7 @@ def test_layers_wait_only_for_earlier_tasks_and_hang_together(seed: int, depth: 
 
     assert depth <= len(after) <= depth * width
     for number, before in enumerate(after):
-        assert all(one < number for one in before)
+        assert all(upstream < number for upstream in before)
         assert len(set(before)) == len(before)
     roots = sum(not before for before in after)
     assert roots <= width

@@ -43,7 +43,7 @@ def test_tabs_need_no_header(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "line", "field", "found"),
+    ("content", "line", "field", "problem"),
     [
         ("", 1, "id", "lacks id, n"),
         ("id,m\nx,1\n", 1, "n", "lacks n"),
@@ -57,13 +57,13 @@ def test_tabs_need_no_header(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_cannot_be_right_is_refused_with_its_line(
-    tmp_path: Path, content: str | bytes, line: int, field: str | None, found: str
+    tmp_path: Path, content: str | bytes, line: int, field: str | None, problem: str
 ) -> None:
     with pytest.raises(TraceError) as caught:
         read(written(tmp_path, content), "id", "n")
 
     assert (caught.value.line, caught.value.field) == (line, field)
-    assert found in caught.value.found
+    assert problem in caught.value.found
     assert str(caught.value).startswith(f"a.csv, line {line}")
     assert len(str(caught.value)) < 600
 

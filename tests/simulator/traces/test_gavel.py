@@ -79,7 +79,7 @@ def test_the_publishers_own_form_takes_its_speeds_from_the_table(folder: Path) -
 
 
 @pytest.mark.parametrize(
-    ("line", "field", "found"),
+    ("line", "field", "problem"),
     [
         ("1,0,A3C,1,10,0,0,0", "thr_v100", "no speed above 0"),
         ("1,0,A3C,1,10,nan,1,1", "thr_v100", "no finite number"),
@@ -93,14 +93,14 @@ def test_the_publishers_own_form_takes_its_speeds_from_the_table(folder: Path) -
     ],
 )
 def test_a_line_that_cannot_be_right_is_refused_with_line_and_field(
-    folder: Path, line: str, field: str, found: str
+    folder: Path, line: str, field: str, problem: str
 ) -> None:
     put(folder, f"{HEADER}0,0,A3C,1,10,1,1,1\n{line}\n")
 
     error = refusal(folder)
 
     assert (error.line, error.field) == (3, field)
-    assert found in error.found
+    assert problem in error.found
 
 
 def test_lines_out_of_order_are_refused(folder: Path) -> None:

@@ -32,11 +32,11 @@ from hetero_airflow.simulator.workload import Workload
 COUNT = 8000
 
 
-def gap(one: list[float], other: list[float]) -> float:
+def gap(first: list[float], second: list[float]) -> float:
     """The largest distance between two distributions (Kolmogorov and Smirnov), over what chance allows at 0.1 %."""
-    at = np.sort(np.concatenate([one, other]))
-    shares = [np.searchsorted(np.sort(values), at, side="right") / len(values) for values in (one, other)]
-    chance = math.sqrt(-math.log(0.001 / 2) / 2) * math.sqrt(1 / len(one) + 1 / len(other))
+    at = np.sort(np.concatenate([first, second]))
+    shares = [np.searchsorted(np.sort(values), at, side="right") / len(values) for values in (first, second)]
+    chance = math.sqrt(-math.log(0.001 / 2) / 2) * math.sqrt(1 / len(first) + 1 / len(second))
     return float(np.abs(shares[0] - shares[1]).max()) / chance
 
 
@@ -77,12 +77,12 @@ def test_the_measure_of_the_last_test_tells_other_streams_apart(public_traces: P
 
 
 def test_the_same_seed_gives_the_same_jobs_and_another_does_not() -> None:
-    first, again, other = (
+    first, again, other_seed = (
         gavel_like(random.Random(seed), 50, poisson_arrivals(random.Random(seed + 1), 4.8)) for seed in (7, 7, 8)
     )
 
     assert repr(first) == repr(again)
-    assert first != other
+    assert first != other_seed
 
 
 def test_durations_are_in_the_two_ranges() -> None:
@@ -91,7 +91,7 @@ def test_durations_are_in_the_two_ranges() -> None:
 
     assert min(drawn) >= 1.5
     assert max(drawn) <= 4.0
-    assert sum(one > 3 for one in drawn) / COUNT == pytest.approx(0.2, abs=0.015)
+    assert sum(duration > 3 for duration in drawn) / COUNT == pytest.approx(0.2, abs=0.015)
 
 
 def test_gangs_have_their_shares(public_traces: Path) -> None:

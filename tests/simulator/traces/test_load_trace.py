@@ -43,16 +43,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def damaged(draw: st.DrawFn, text: str) -> bytes:
     """The file after a typical damage."""
     lines = text.splitlines(keepends=True)
-    at, other = draw(st.integers(0, len(lines) - 1)), draw(st.integers(0, len(lines) - 1))
+    at, second = draw(st.integers(0, len(lines) - 1)), draw(st.integers(0, len(lines) - 1))
     match draw(st.sampled_from(["cut", "drop", "repeat", "swap", "field", "bytes"])):
         case "cut":
             return text.encode()[: draw(st.integers(0, len(text)))]
         case "drop":
             del lines[at]
         case "repeat":
-            lines.insert(other, lines[at])
+            lines.insert(second, lines[at])
         case "swap":
-            lines[at], lines[other] = lines[other], lines[at]
+            lines[at], lines[second] = lines[second], lines[at]
         case "field":
             fields = lines[at].rstrip("\n").split(",")
             hostile = st.sampled_from(["nan", "inf", "-1", "0", "1e999", "", '"', "\x00", "-0", "../../etc", "9" * 99])

@@ -54,7 +54,10 @@ def test_lines_out_of_order_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trace", ["trace3", "trace3_pr"])
-@pytest.mark.parametrize(("row", "key"), [("SRTF", lambda left, gpus: left), ("SRSF", lambda left, gpus: left * gpus)])
+@pytest.mark.parametrize(
+    ("row", "key"),
+    [("SRTF", lambda remaining_s, gpus: remaining_s), ("SRSF", lambda remaining_s, gpus: remaining_s * gpus)],
+)
 def test_the_recorded_mean_jct_follows_from_the_loaded_jobs(
     public_traces: Path, trace: str, row: str, key: Callable[[float, int], float]
 ) -> None:
@@ -67,21 +70,21 @@ def test_the_recorded_mean_jct_follows_from_the_loaded_jobs(
 def mean_jct_s(jobs: tuple[Job, ...], key: Callable[[float, int], float]) -> float:
     """By the rules of the publisher's simulator, see the loader."""
     gpus = [job.request.alternatives[0].count for job in jobs]
-    now, total, coming, left, running = 0.0, 0.0, 0, dict[int, float](), list[int]()
-    while coming < len(jobs) or left:
-        ends = {index: now + left[index] for index in running}
+    now, total, coming, remaining_s, running = 0.0, 0.0, 0, dict[int, float](), list[int]()
+    while coming < len(jobs) or remaining_s:
+        ends = {index: now + remaining_s[index] for index in running}
         then = min(chain(ends.values(), (job.arrival_s for job in jobs[coming : coming + 1])))
         for index, end in ends.items():
             if end == then:
                 total += then - jobs[index].arrival_s
-                del left[index]
+                del remaining_s[index]
             else:
-                left[index] -= max(0.0, then - now - restart_s(jobs[index]))
+                remaining_s[index] -= max(0.0, then - now - restart_s(jobs[index]))
         while coming < len(jobs) and jobs[coming].arrival_s == then:
-            left[coming] = jobs[coming].work
+            remaining_s[coming] = jobs[coming].work
             coming += 1
         now, free, running = then, 64, []
-        for index in sorted(left, key=lambda index: key(left[index], gpus[index])):
+        for index in sorted(remaining_s, key=lambda index: key(remaining_s[index], gpus[index])):
             if gpus[index] <= free:
                 free -= gpus[index]
                 running.append(index)

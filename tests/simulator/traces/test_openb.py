@@ -110,8 +110,8 @@ def test_filling_asks_for_just_less_than_the_demand(folder: Path, demand: float)
 
     jobs = load_trace(f"openb/t_fill{demand}_seed7", folder).jobs
 
-    asked = sum(requested_devices(job.request) for job in jobs)
-    assert demand * 3 - 0.12 <= asked <= demand * 3
+    requested = sum(requested_devices(job.request) for job in jobs)
+    assert demand * 3 - 0.12 <= requested <= demand * 3
     assert [job.arrival_s for job in jobs] == [float(second) for second in range(len(jobs))]
     assert {(job.work, job.patience_s) for job in jobs} == {(FOREVER_S, 0.0)}
 
@@ -119,10 +119,10 @@ def test_filling_asks_for_just_less_than_the_demand(folder: Path, demand: float)
 def test_the_same_seed_fills_alike_and_another_does_not(folder: Path) -> None:
     put(folder, *(f"p{i},1000,1,1,{100 + i},,LS,Running,{i},99,{i}" for i in range(20)))
 
-    first, again, other = (load_trace(f"openb/t_fill1.3_seed{seed}", folder).jobs for seed in (7, 7, 8))
+    first, again, other_seed = (load_trace(f"openb/t_fill1.3_seed{seed}", folder).jobs for seed in (7, 7, 8))
 
     assert first == again
-    assert first != other
+    assert first != other_seed
 
 
 @pytest.mark.parametrize("demand", ["0", "11", "99.9"])

@@ -33,9 +33,9 @@ def test_a_month_is_sorted_by_time_and_begins_with_its_first_job(folder: Path) -
         "2017-10-02 00:00:30,5.5,8,44,b",
     )
 
-    one, eight = DeviceRequest.parse("gpu:1"), DeviceRequest.parse("gpu:8")
+    one_gpu, eight = DeviceRequest.parse("gpu:1"), DeviceRequest.parse("gpu:8")
     assert load_trace("philly/2017-10", folder).jobs == (
-        Job("philly_2017-09_10-4", 0.0, one, work=7.0, task="x1", group="a"),
+        Job("philly_2017-09_10-4", 0.0, one_gpu, work=7.0, task="x1", group="a"),
         Job("philly_2017-09_10-2", 30.0, eight, work=5.5, task="x8", group="b"),
         Job("philly_2017-09_10-5", 30.0, eight, work=5.5, task="x8", group="b"),
     )

@@ -43,25 +43,25 @@ ALL = ("dag-first", "dag-second", "dag-third", "dag-new")
 
 
 def test_what_waits_comes_in_order_with_its_newest_reason(store, engine):
-    found = waits(engine, *ALL)
-    assert [(one.id, one.position) for one in found] == [("third", 1), ("second", 2), ("new", None)]
-    assert "1 free" in found[0].reason
-    assert found[2].reason == ""
-    assert (found[0].dag_id, found[0].submitted_at) == ("dag-third", EPOCH + timedelta(seconds=2))
+    rows = waits(engine, *ALL)
+    assert [(row.id, row.position) for row in rows] == [("third", 1), ("second", 2), ("new", None)]
+    assert "1 free" in rows[0].reason
+    assert rows[2].reason == ""
+    assert (rows[0].dag_id, rows[0].submitted_at) == ("dag-third", EPOCH + timedelta(seconds=2))
 
 
 def test_only_the_dags_that_are_asked_for_are_reported_a_page_at_a_time(store, engine):
-    assert [one.id for one in waits(engine, "dag-second", "dag-other")] == ["second"]
+    assert [row.id for row in waits(engine, "dag-second", "dag-other")] == ["second"]
     assert waits(engine) == []
-    assert [one.id for one in waits(engine, *ALL, offset=1, limit=1)] == ["second"]
+    assert [row.id for row in waits(engine, *ALL, offset=1, limit=1)] == ["second"]
 
 
 def test_what_runs_is_reported_with_its_devices(store, engine):
     (lease,) = store.snapshot().leases
     with read_transaction(engine) as connection:
-        found = read_live_leases(connection, ALL, 0, 10)
+        live = read_live_leases(connection, ALL, 0, 10)
         assert read_live_leases(connection, ["dag-second"], 0, 10) == []
-    assert found == [
+    assert live == [
         LiveLease(
             lease.id, "dag-first", "run", "first", -1, 1, "worker-a", ("GPU-1", "cpu"), "granted", EPOCH
         )

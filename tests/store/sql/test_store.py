@@ -86,10 +86,10 @@ def test_a_snapshot_is_of_one_moment(engine):
             SqlStore(elsewhere).commit(plans.pop(), EPOCH, LATER)
 
     event.listen(engine, "after_cursor_execute", write_meanwhile)
-    found = reader.snapshot()
+    during = reader.snapshot()
     event.remove(engine, "after_cursor_execute", write_meanwhile)
     assert not plans
-    assert found == before
+    assert during == before
     assert reader.snapshot() == SqlStore(elsewhere).snapshot() != before
     elsewhere.dispose()
 
@@ -125,11 +125,11 @@ def test_nothing_is_leased_twice_even_without_the_writers_lock(postgres_engine, 
     with sql_transaction.write_transaction(postgres_engine, 10) as transaction:
         plan = Plan((a_place("r1", **{"GPU-0": 1000}),))
         granted = PlanCommit(transaction, EPOCH, LATER, {}).commit(plan)
-        other = threading.Thread(target=lambda: made.append(second.commit(Plan((rival,)), EPOCH, LATER)))
-        other.start()
+        rival_thread = threading.Thread(target=lambda: made.append(second.commit(Plan((rival,)), EPOCH, LATER)))
+        rival_thread.start()
         wait_until_blocked(postgres_engine)
-        assert other.is_alive(), "it waits for the row of the device or the request"
-    other.join()
+        assert rival_thread.is_alive(), "it waits for the row of the device or the request"
+    rival_thread.join()
     assert len(granted.leases) == 1
     assert made[0].raced == (rival.request_id,)
     assert {key: usage.share_milli for key, usage in first.snapshot().usage.items()} == {("worker-a", "GPU-0"): 1000}
@@ -245,9 +245,9 @@ def test_waits_that_are_no_news_write_nothing(engine):
     store = prepared(engine, "r1")
     plan = Plan((Wait("r1", 1, Reason(ReasonCode.BUSY, "1", "0"), Account("fifo", "busy")),))
     store.commit(plan, EPOCH, LATER)
-    for other in (store, SqlStore(engine)):
+    for writer in (store, SqlStore(engine)):
         with statements(engine) as seen:
-            other.commit(plan, EPOCH, LATER)
+            writer.commit(plan, EPOCH, LATER)
         assert not any(statement.startswith(("UPDATE", "INSERT")) for statement in seen)
 
 
@@ -367,7 +367,7 @@ def test_an_error_in_the_middle_leaves_nothing_behind(engine):
 
 
 @pytest.mark.parametrize(
-    ("table", "column", "key", "left"),
+    ("table", "column", "key", "counts"),
     [
         (tables.worker, "inventory", "worker-a", (0, 2)),
         (tables.device, "inventory", "GPU-0", (0, 2)),
@@ -375,13 +375,13 @@ def test_an_error_in_the_middle_leaves_nothing_behind(engine):
     ],
     ids=["worker", "device", "request"],
 )
-def test_one_row_that_can_not_be_read_is_logged_and_stops_nothing_else(engine, caplog, table, column, key, left):
+def test_one_row_that_can_not_be_read_is_logged_and_stops_nothing_else(engine, caplog, table, column, key, counts):
     prepared(engine, "r1", "r2")
     with engine.begin() as connection:
         connection.execute(update(table).where(table.c.id == key).values({column: '{"of": "another version"}'}))
     with caplog.at_level(logging.ERROR):
-        found = SqlStore(engine).snapshot()
-    assert (len(found.workers), len(found.pending)) == left
+        snapshot = SqlStore(engine).snapshot()
+    assert (len(snapshot.workers), len(snapshot.pending)) == counts
     assert len(caplog.records) == 1
     assert "left out of scheduling" in caplog.text
 
@@ -409,9 +409,9 @@ def test_times_come_back_aware_and_in_utc(engine):
     store = SqlStore(engine)
     there = EPOCH.astimezone(timezone(timedelta(hours=9)))
     store.record([WorkerSeen(a_worker(devices=(a_device(),)))], there)
-    found = store.last_seen()["worker-a"]
-    assert found == EPOCH
-    assert found.utcoffset() == timedelta(0)
+    last_seen = store.last_seen()["worker-a"]
+    assert last_seen == EPOCH
+    assert last_seen.utcoffset() == timedelta(0)
 
 
 def test_a_second_state_row_is_refused(engine):

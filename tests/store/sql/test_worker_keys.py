@@ -152,8 +152,8 @@ def test_nothing_is_taken_twice_whoever_asks_and_whatever_restarts(enrolled, eng
 
 
 def test_one_refused_stops_no_other(enrolled, store):
-    told = [alive(1, worker_id="worker-b", event=WorkerAlive("worker-b")), seen(1, public_key=OTHER_KEY), seen(1)]
-    assert outcomes(enrolled.take(told, SOON)) == ["revoked", "revoked", "taken"]
+    messages = [alive(1, worker_id="worker-b", event=WorkerAlive("worker-b")), seen(1, public_key=OTHER_KEY), seen(1)]
+    assert outcomes(enrolled.take(messages, SOON)) == ["revoked", "revoked", "taken"]
     assert [worker.id for worker in store.snapshot().workers] == ["worker-a"]
 
 
@@ -161,14 +161,14 @@ def test_the_answer_names_the_inventory_that_the_store_has(enrolled):
     (unknown,) = enrolled.take([alive(1, instance="one")], SOON)
     (first,) = enrolled.take([seen(2)], SOON)
     (same,) = enrolled.take([alive(3)], SOON)
-    (other,) = enrolled.take([seen(4, worker=a_worker(labels={"zone": "b"}))], SOON)
+    (changed,) = enrolled.take([seen(4, worker=a_worker(labels={"zone": "b"}))], SOON)
     assert (unknown.digest, same) == ("", first)
-    assert len({first.digest, other.digest, ""}) == 3
+    assert len({first.digest, changed.digest, ""}) == 3
 
 
 def test_of_two_agents_with_one_key_the_one_that_began_last_counts(enrolled):
-    told = [seen(1, "one"), seen(2, "two"), alive(3, instance="one"), alive(4, instance="two")]
-    assert outcomes(enrolled.take(told, SOON)) == ["taken", "taken", "superseded", "taken"]
+    messages = [seen(1, "one"), seen(2, "two"), alive(3, instance="one"), alive(4, instance="two")]
+    assert outcomes(enrolled.take(messages, SOON)) == ["taken", "taken", "superseded", "taken"]
     assert outcomes(enrolled.take([alive(5, instance="one"), seen(6, "one")], SOON)) == ["superseded", "taken"]
 
 
@@ -188,7 +188,7 @@ def two_agents(keys) -> None:
     keys.enrol("worker-b", "hash-b", OTHER_KEY, SOON)
 
 
-def other(nonce, devices, **fields) -> AgentMessage:
+def message_of_other_host(nonce, devices, **fields) -> AgentMessage:
     worker = a_worker("worker-b", devices, **fields)
     return seen(nonce, worker_id="worker-b", public_key=OTHER_KEY, worker=worker)
 
@@ -205,13 +205,13 @@ def test_of_two_agents_that_report_one_device_the_first_gets_its_tasks(enrolled,
     two_agents(enrolled)
     devices = (a_cpu(), GPU, a_device("GPU-7"))
     worker = a_worker(devices=(a_cpu(), GPU), engine="celery")
-    reports = [seen(1, worker=worker), other(1, devices, engine="celery")]
+    reports = [seen(1, worker=worker), message_of_other_host(1, devices, engine="celery")]
     first, second = enrolled.take(reports, SOON)
     assert (first.contested, second.contested) == ((GPU.id,), (GPU.id,))
     assert (offered(store, "worker-a"), offered(store, "worker-b")) == (["cpu", GPU.id], ["cpu", "GPU-7"])
     enrolled.revoke("worker-a", LATER)
     assert offered(store, "worker-b") == ["cpu", GPU.id, "GPU-7"]
-    (answer,) = enrolled.take([other(2, (a_cpu(), GPU))], LATER)
+    (answer,) = enrolled.take([message_of_other_host(2, (a_cpu(), GPU))], LATER)
     assert answer.contested == ()
 
 
@@ -221,7 +221,7 @@ def test_a_device_that_a_lost_worker_has_leased_is_contested(enrolled, store):
     store.record([RequestSubmitted(a_pending("r1"))], SOON)
     (lease,) = store.commit(Plan((a_place("r1", **{GPU.id: 1000}),)), SOON, LATER).leases
     store.record([WorkerLost("worker-a")], LATER)
-    (answer,) = enrolled.take([other(1, (a_cpu(), GPU))], LATER)
+    (answer,) = enrolled.take([message_of_other_host(1, (a_cpu(), GPU))], LATER)
     assert (answer.contested, offered(store, "worker-b")) == ((GPU.id,), ["cpu"])
     move_lease(store, lease.id, lease.token, LeaseState.EVICTED, LATER)
     assert offered(store, "worker-b") == ["cpu", GPU.id]
@@ -268,18 +268,18 @@ def test_an_agent_is_reported_which_of_its_leases_are_over_and_nothing_of_others
     store.record([RequestSubmitted(a_pending("r1")), RequestSubmitted(a_pending("r2"))], SOON)
     places = (a_place("r1", **{"GPU-0": 1000}), a_place("r2", **{"GPU-1": 1000}))
     over, held = store.commit(Plan(places), SOON, LATER).leases
-    told = frozenset({over.id, held.id, "unknown"})
-    (before,) = enrolled.take([alive(2, event=WorkerAlive("worker-a", leases=told))], SOON)
+    leases = frozenset({over.id, held.id, "unknown"})
+    (before,) = enrolled.take([alive(2, event=WorkerAlive("worker-a", leases=leases))], SOON)
     move_lease(store, over.id, over.token, LeaseState.EVICTED, LATER)
-    own, others = enrolled.take(
+    owned, foreign = enrolled.take(
         [
-            alive(3, event=WorkerAlive("worker-a", leases=told)),
-            alive(1, worker_id="worker-b", public_key=OTHER_KEY, event=WorkerAlive("worker-b", leases=told)),
+            alive(3, event=WorkerAlive("worker-a", leases=leases)),
+            alive(1, worker_id="worker-b", public_key=OTHER_KEY, event=WorkerAlive("worker-b", leases=leases)),
         ],
         LATER,
     )
-    assert (before.end, own.end, others.end) == ((), (over.id,), ())
-    assert store.heartbeats()["worker-a"].leases == told
+    assert (before.end, owned.end, foreign.end) == ((), (over.id,), ())
+    assert store.heartbeats()["worker-a"].leases == leases
 
 
 def test_a_lost_worker_is_kept_out_until_its_agent_has_ended_what_is_over(enrolled, store):
@@ -291,7 +291,9 @@ def test_a_lost_worker_is_kept_out_until_its_agent_has_ended_what_is_over(enroll
     there = frozenset({lease.id})
     (beat,) = enrolled.take([alive(2, event=WorkerAlive("worker-a", leases=there))], LATER)
     (report,) = enrolled.take([seen(3, event=WorkerSeen(a_worker(), leases=there))], LATER)
-    assert [(one.outcome, one.digest, one.end) for one in (beat, report)] == [(Admission.TAKEN, "", (lease.id,))] * 2
+    assert [(answer.outcome, answer.digest, answer.end) for answer in (beat, report)] == [
+        (Admission.TAKEN, "", (lease.id,))
+    ] * 2
     assert store.snapshot().workers[0].state is WorkerState.LOST
     (report,) = enrolled.take([seen(4, event=WorkerSeen(a_worker(), leases=frozenset()))], LATER)
     assert (bool(report.digest), report.end) == (True, ())

@@ -54,7 +54,7 @@ def evaluate(expression, attributes=None, capacity=None, domain=DOMAIN):
 
 def meets(request, attributes=None, capacity=None, domain=DOMAIN):
     selectors = device_request(request).get("selectors", [])
-    return all(evaluate(one["cel"]["expression"], attributes, capacity, domain) for one in selectors)
+    return all(evaluate(selector["cel"]["expression"], attributes, capacity, domain) for selector in selectors)
 
 
 def an_alternative(device, **arguments):
@@ -180,22 +180,22 @@ def test_any_model_makes_an_expression_that_can_be_evaluated(model, product):
 @given(st.sampled_from(products.NVIDIA), st.data())
 def test_a_product_is_of_the_models_that_matching_says(name, data):
     """For whole words of names, as people ask for them."""
-    others = sorted({word for one in products.NVIDIA for word in one.lower().split("-")})
-    asked = "-".join(data.draw(st.lists(st.sampled_from(others), min_size=1, max_size=2, unique=True)))
+    words = sorted({word for product in products.NVIDIA for word in product.lower().split("-")})
+    model = "-".join(data.draw(st.lists(st.sampled_from(words), min_size=1, max_size=2, unique=True)))
     device = Device(id="g", vendor="nvidia", kind="gpu", model=name.lower(), index=0, memory_bytes=2**50)
-    wanted = Alternative(vendor="nvidia", kind="gpu", model=asked)
-    found = meets(wanted, {"productName": name.replace("-", " ")}, {"memory": 2**50})
-    assert found == matches_model(asked, device_tokens(device))
+    wanted = Alternative(vendor="nvidia", kind="gpu", model=model)
+    is_met = meets(wanted, {"productName": name.replace("-", " ")}, {"memory": 2**50})
+    assert is_met == matches_model(model, device_tokens(device))
 
 
 VERSIONS = st.tuples(*[st.integers(0, 2)] * 3).map(lambda numbers: ".".join(map(str, numbers)))
 
 
 @given(st.sampled_from([">=", ">", "<=", "<", "==", "!=", "~="]), VERSIONS, VERSIONS)
-def test_versions_are_compared_as_elsewhere(operator, wanted, found):
+def test_versions_are_compared_as_elsewhere(operator, wanted, installed):
     expression = cel.version_is(DOMAIN, "driverVersion", "driver", operator + wanted)
-    assert evaluate(expression, {"driverVersion": Version(found)}) == (
-        version_obstacle(found, operator + wanted) is None
+    assert evaluate(expression, {"driverVersion": Version(installed)}) == (
+        version_obstacle(installed, operator + wanted) is None
     )
 
 
@@ -205,4 +205,4 @@ def test_expressions_keep_the_limit_of_kubernetes():
     (request,) = claim_template([wanted])["spec"]["spec"]["devices"]["requests"]
     selectors = request["exactly"]["selectors"]
     assert len(selectors) <= 32
-    assert all(len(one["cel"]["expression"]) <= 10 * 1024 for one in selectors)
+    assert all(len(selector["cel"]["expression"]) <= 10 * 1024 for selector in selectors)

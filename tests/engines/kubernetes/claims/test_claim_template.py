@@ -50,8 +50,11 @@ def test_alternatives_keep_their_order(check_body):
     made = template(["h100:2", "mi300x", "mig-1g.10gb"])
     check_body(made, "V1ResourceClaimTemplate")
     (request,) = made["spec"]["spec"]["devices"]["requests"]
-    asked = [(one["name"], one["deviceClassName"], one["count"]) for one in request["firstAvailable"]]
-    assert asked == [
+    requested = [
+        (alternative["name"], alternative["deviceClassName"], alternative["count"])
+        for alternative in request["firstAvailable"]
+    ]
+    assert requested == [
         ("choice-0", "gpu.nvidia.com", 2),
         ("choice-1", "gpu.amd.com", 1),
         ("choice-2", "mig.nvidia.com", 1),

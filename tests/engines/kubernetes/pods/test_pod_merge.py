@@ -42,7 +42,7 @@ def test_to_complete_a_pod_twice_changes_no_amount(check_pod):
 
 
 @pytest.mark.parametrize(
-    ("own", "limits", "requests"),
+    ("resources", "limits", "requests"),
     [
         (
             None,
@@ -66,8 +66,8 @@ def test_to_complete_a_pod_twice_changes_no_amount(check_pod):
         ),
     ],
 )
-def test_amounts_that_the_author_gave_stay(own, limits, requests):
-    made = base(complete_pod(a_pod({"resources": own} if own else {}), PARTS))
+def test_amounts_that_the_author_gave_stay(resources, limits, requests):
+    made = base(complete_pod(a_pod({"resources": resources} if resources else {}), PARTS))
     assert made["resources"] == {"limits": limits, "requests": requests}
 
 
@@ -82,13 +82,13 @@ def test_the_container_of_that_name_gets_the_devices_and_others_do_not(check_pod
 
 
 def test_node_conditions_of_the_pod_hold_beside_those_of_the_request(check_pod):
-    own = [
+    author_terms = [
         {"matchExpressions": [{"key": "disk", "operator": "In", "values": ["ssd"]}]},
         {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]},
     ]
-    preferred = [{"weight": 1, "preference": own[0]}]
+    preferred = [{"weight": 1, "preference": author_terms[0]}]
     nodes = {
-        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": own},
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": author_terms},
         "preferredDuringSchedulingIgnoredDuringExecution": preferred,
     }
     pod = a_pod(affinity={"nodeAffinity": nodes, "podAntiAffinity": {}}, nodeSelector={"rack": "7"})
@@ -96,27 +96,27 @@ def test_node_conditions_of_the_pod_hold_beside_those_of_the_request(check_pod):
     check_pod(made)
     affinity = made["spec"]["affinity"]
     terms = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert [[one["key"] for one in term["matchExpressions"]][:2] for term in terms] == [
+    assert [[expression["key"] for expression in term["matchExpressions"]][:2] for term in terms] == [
         ["disk", "zone"],
         ["zone", "nvidia.com/gpu.slices.gi"],
     ]
-    assert terms[1]["matchFields"] == own[1]["matchFields"]
+    assert terms[1]["matchFields"] == author_terms[1]["matchFields"]
     assert affinity["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"] == preferred
     assert (affinity["podAntiAffinity"], made["spec"]["nodeSelector"]) == ({}, {"rack": "7"})
 
 
 def test_the_security_context_is_completed_and_not_replaced(check_pod):
-    own = {"runAsUser": 1000, "capabilities": {"add": ["IPC_LOCK"]}}
+    security_context = {"runAsUser": 1000, "capabilities": {"add": ["IPC_LOCK"]}}
     made = complete_pod(
-        a_pod({"securityContext": own}, securityContext={"seccompProfile": {"type": "Unconfined"}}), PARTS
+        a_pod({"securityContext": security_context}, securityContext={"seccompProfile": {"type": "Unconfined"}}), PARTS
     )
     check_pod(made)
-    assert base(made)["securityContext"] == {**own, "allowPrivilegeEscalation": False}
+    assert base(made)["securityContext"] == {**security_context, "allowPrivilegeEscalation": False}
 
 
-@pytest.mark.parametrize("own", [{"privileged": True}, {"capabilities": {"add": ["SYS_ADMIN"]}}])
-def test_what_the_author_made_privileged_is_no_contradiction_then(own, check_pod):
-    made = complete_pod(a_pod({"securityContext": own}), PARTS)
+@pytest.mark.parametrize("security_context", [{"privileged": True}, {"capabilities": {"add": ["SYS_ADMIN"]}}])
+def test_what_the_author_made_privileged_is_no_contradiction_then(security_context, check_pod):
+    made = complete_pod(a_pod({"securityContext": security_context}), PARTS)
     check_pod(made)
     assert "allowPrivilegeEscalation" not in base(made)["securityContext"]
 
@@ -143,7 +143,7 @@ def test_a_claim_of_the_author_stays_beside_ours(check_pod):
     )
     made = complete_pod(pod, parts)
     check_pod(made)
-    assert [one["name"] for one in made["spec"]["resourceClaims"]] == ["nic", "devices"]
+    assert [claim["name"] for claim in made["spec"]["resourceClaims"]] == ["nic", "devices"]
     again = complete_pod(made, parts)
     assert again["spec"]["resourceClaims"] == made["spec"]["resourceClaims"]
     assert base(again)["resources"]["claims"] == [{"name": "nic"}, {"name": "devices"}]

@@ -51,12 +51,12 @@ def gpus(*numbers):
     return [Claim(f"nvidia.com/gpu/{number}", 1000, 15 * 2**30) for number in numbers]
 
 
-def launched(parts, own=None):
+def launched(parts, override_spec=None):
     """The pod that KubernetesExecutor makes of its template and our override."""
     template = PodGenerator.deserialize_model_dict(TEMPLATE)
-    override = PodGenerator.deserialize_model_dict(own) if own else None
+    override = PodGenerator.deserialize_model_dict(override_spec) if override_spec else None
     base = PodGenerator.serialize_pod(PodGenerator.reconcile_pods(template, override))
-    made = PodGenerator.deserialize_model_dict(lease_override(base, own, parts, NODE.host))
+    made = PodGenerator.deserialize_model_dict(lease_override(base, override_spec, parts, NODE.host))
     pod = PodGenerator.construct_pod(
         dag_id="d", task_id="t", pod_id="d-t", try_number=1, kube_image="image", date=None, args=["run"],
         pod_override_object=made, base_worker_pod=template, namespace="default", scheduler_job_id="1", run_id="r",
@@ -82,10 +82,10 @@ def test_a_lease_becomes_a_pod_on_its_node():
     assert pod["metadata"]["labels"]["tier"] == "airflow"
     assert pod["metadata"]["annotations"]["hetero-airflow/devices"] == "nvidia.com/gpu/1,nvidia.com/gpu/3"
     assert pod["spec"]["priorityClassName"] == "gpu-high"
-    assert [one["key"] for one in pod["spec"]["tolerations"]] == ["airflow", "nvidia.com/gpu"]
+    assert [toleration["key"] for toleration in pod["spec"]["tolerations"]] == ["airflow", "nvidia.com/gpu"]
     assert base["securityContext"]["runAsUser"] == 50000
     assert base["securityContext"]["allowPrivilegeEscalation"] is False
-    assert [one["name"] for one in base["env"]] == ["A", "AIRFLOW_IS_K8S_EXECUTOR_POD"]
+    assert [variable["name"] for variable in base["env"]] == ["A", "AIRFLOW_IS_K8S_EXECUTOR_POD"]
     assert (base["image"], base["args"], len(pod["spec"]["volumes"])) == ("image", ["run"], 1)
 
 
@@ -107,7 +107,7 @@ def test_a_task_of_cores_sees_no_gpu():
 
 
 def test_the_authors_override_counts_first_and_adds_to_ours():
-    own = {
+    override_spec = {
         "metadata": {"labels": {"hetero-airflow/lease": "forged", "team": "a"}, "annotations": {"x": "y"}},
         "spec": {
             "containers": [
@@ -126,7 +126,7 @@ def test_the_authors_override_counts_first_and_adds_to_ours():
                 "nodeAffinity": {
                     "requiredDuringSchedulingIgnoredDuringExecution": {
                         "nodeSelectorTerms": [
-                            {"matchExpressions": [{"key": "zone", "operator": "In", "values": [one]}]} for one in "ab"
+                            {"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in "ab"
                         ]
                     }
                 }
@@ -134,7 +134,7 @@ def test_the_authors_override_counts_first_and_adds_to_ours():
         },
     }
     lease = a_lease_of(*gpus(0))
-    pod = launched(lease_parts(lease, NODE, "gpu-high"), own)
+    pod = launched(lease_parts(lease, NODE, "gpu-high"), override_spec)
     base = pod["spec"]["containers"][0]
     assert base["image"] == "own"
     assert base["resources"] == {
@@ -144,9 +144,9 @@ def test_the_authors_override_counts_first_and_adds_to_ours():
     assert pod["metadata"]["labels"]["hetero-airflow/lease"] == lease.id
     assert pod["metadata"]["labels"]["team"] == "a"
     assert pod["spec"]["priorityClassName"] == "own"
-    assert sorted(one["name"] for one in pod["spec"]["volumes"]) == ["data", "logs"]
-    assert sorted(one["name"] for one in base["volumeMounts"]) == ["data", "logs"]
-    assert sorted(one["name"] for one in base["env"]) == ["A", "AIRFLOW_IS_K8S_EXECUTOR_POD", "B"]
+    assert sorted(volume["name"] for volume in pod["spec"]["volumes"]) == ["data", "logs"]
+    assert sorted(mount["name"] for mount in base["volumeMounts"]) == ["data", "logs"]
+    assert sorted(variable["name"] for variable in base["env"]) == ["A", "AIRFLOW_IS_K8S_EXECUTOR_POD", "B"]
     terms = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert [term["matchExpressions"][0]["values"] for term in terms["nodeSelectorTerms"]] == [["a"], ["b"]]
     assert all(term["matchFields"][0]["values"] == ["gpu-1"] for term in terms["nodeSelectorTerms"])

@@ -127,7 +127,7 @@ def test_each_vendor_has_its_resource(device, name, check_pod):
 
 
 def test_a_mig_pod_also_stands_the_taint_of_gpu_nodes():
-    keys = [one["key"] for one in pod_for("mig-1g.10gb")["spec"]["tolerations"]]
+    keys = [toleration["key"] for toleration in pod_for("mig-1g.10gb")["spec"]["tolerations"]]
     assert keys == ["nvidia.com/gpu", "nvidia.com/mig-1g.10gb"]
 
 
@@ -198,7 +198,7 @@ class TestClaims:
         assert nodes["nodeSelectorTerms"] == [
             {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
         ]
-        assert [one["key"] for one in pod["spec"]["tolerations"]] == ["nvidia.com/gpu", "amd.com/gpu"]
+        assert [toleration["key"] for toleration in pod["spec"]["tolerations"]] == ["nvidia.com/gpu", "amd.com/gpu"]
 
     def test_what_any_alternative_needs_of_the_host_is_there(self):
         small = {"device": "h100", "cpus": 2, "host_memory": "8GiB"}
@@ -206,8 +206,8 @@ class TestClaims:
         assert dict(self.parts([small, large]).amounts) == {"cpu": "8", "memory": "8Gi"}
 
     def test_alternatives_that_no_claim_can_be_of_are_left_out_and_so_are_those_after_them(self):
-        for other in ("cpu:4", "910b"):
-            parts = self.parts(["h100", other, "a100"])
+        for impossible in ("cpu:4", "910b"):
+            parts = self.parts(["h100", impossible, "a100"])
             assert "exactly" in parts.claim["spec"]["spec"]["devices"]["requests"][0]
             assert parts.annotations["hetero-airflow/left-out"].endswith(" or 1 × nvidia/a100")
         assert self.parts(["cpu:4", "h100"]).claim is None

@@ -35,27 +35,32 @@ def alternative(device, **arguments):
 
 
 def fits(node, device, /, **arguments):
-    asked = alternative(device, **arguments)
-    vendor = asked.vendor or "nvidia"
-    terms = node_conditions.device_terms(asked, vendor, is_model_specific=False)
+    requested = alternative(device, **arguments)
+    vendor = requested.vendor or "nvidia"
+    terms = node_conditions.device_terms(requested, vendor, is_model_specific=False)
     return any(
-        all(_holds(one, node) for one in term) for term in all_of(node_conditions.label_terms(asked.labels), terms)
+        all(_holds(expression, node) for expression in term)
+        for term in all_of(node_conditions.label_terms(requested.labels), terms)
     )
 
 
-def _holds(one, labels):
-    value = labels.get(one.key)
+def _holds(expression, labels):
+    value = labels.get(expression.key)
     answers = {
         "Exists": value is not None,
         "DoesNotExist": value is None,
-        "In": value in one.values,
-        "NotIn": value not in one.values,
+        "In": value in expression.values,
+        "NotIn": value not in expression.values,
     }
-    if one.operator in answers:
-        return answers[one.operator]
+    if expression.operator in answers:
+        return answers[expression.operator]
     if value is None:
         return False
-    return int(value) > int(one.values[0]) if one.operator == "Gt" else int(value) < int(one.values[0])
+    return (
+        int(value) > int(expression.values[0])
+        if expression.operator == "Gt"
+        else int(value) < int(expression.values[0])
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,7 +192,7 @@ def test_a_pile_of_specifiers_is_refused_and_soon():
 
 @given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 6))
 def test_both_ends_of_a_range_belong_to_it(low, high, value):
-    held = all(_holds(one, {"m": str(value)}) for one in in_range("m", low, high))
+    held = all(_holds(expression, {"m": str(value)}) for expression in in_range("m", low, high))
     assert held == (low <= value <= high)
 
 

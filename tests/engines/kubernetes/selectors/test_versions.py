@@ -52,9 +52,9 @@ def test_labels_are_compared_as_versions_are(specifiers, numbers, length):
 def test_ranges_hold_the_versions_of_the_specifier(specifiers, numbers):
     specifier = ",".join(specifiers)
 
-    def inside(one):
-        held = (one.low is None or numbers >= one.low) and (one.high is None or numbers < one.high)
-        return held != one.is_negated
+    def inside(interval):
+        held = (interval.low is None or numbers >= interval.low) and (interval.high is None or numbers < interval.high)
+        return held != interval.is_negated
 
     held = all(map(inside, version_ranges("driver", specifier, 3)))
     assert held == (version_obstacle(".".join(map(str, numbers)), specifier) is None)

@@ -23,16 +23,16 @@ FULL = "0/5 nodes are available: 2 Insufficient nvidia.com/gpu, 3 node(s) didn't
 WRONG = "0/5 nodes are available: 5 node(s) didn't match Pod's node affinity/selector. no new claims to deallocate."
 
 
-def a_pod(phase="Pending", state=None, others=(), init=(), conditions=(), deleted=False, **status):
-    statuses = [*([("base", state)] if state else []), *others]
+def a_pod(phase="Pending", state=None, sidecars=(), init=(), conditions=(), deleted=False, **status):
+    statuses = [*([("base", state)] if state else []), *sidecars]
     body = {
         "metadata": {"name": "p", **({"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleted else {})},
         "spec": {"containers": [{"name": "base"}], "nodeName": "n1"},
         "status": {
             "phase": phase,
-            "conditions": [{"type": kind, "status": value, **rest} for kind, value, rest in conditions],
-            "containerStatuses": [_status(*one) for one in statuses],
-            "initContainerStatuses": [_status(*one) for one in init],
+            "conditions": [{"type": kind, "status": value, **fields} for kind, value, fields in conditions],
+            "containerStatuses": [_status(*status) for status in statuses],
+            "initContainerStatuses": [_status(*status) for status in init],
             **status,
         },
     }
@@ -73,7 +73,7 @@ KILLED = terminated(137, "Error")
         (a_pod(state=waiting("CreateContainerConfigError")), PodCause.SETTINGS),
         (a_pod("Running", {"running": {}}), PodCause.RUNNING),
         (a_pod("Running", waiting("CrashLoopBackOff")), PodCause.CRASH_LOOP),
-        (a_pod("Running", terminated(0, "Completed"), others=[("xcom", {"running": {}})]), PodCause.SUCCEEDED),
+        (a_pod("Running", terminated(0, "Completed"), sidecars=[("xcom", {"running": {}})]), PodCause.SUCCEEDED),
         (a_pod("Succeeded", terminated(0, "Completed")), PodCause.SUCCEEDED),
         (a_pod("Failed", terminated(1, "Error")), PodCause.FAILED),
         (a_pod("Failed", terminated(1)), PodCause.FAILED),
@@ -119,8 +119,8 @@ def test_a_container_that_ends_since_its_pod_was_deleted_has_not_failed(code, en
     """As kubelets report it: the pod fails before it is forgotten."""
     pod = a_pod("Failed", terminated(code, "Error"), deleted=True)
     pod.metadata.deletion_grace_period_seconds = 60
-    told = pod.metadata.deletion_timestamp - timedelta(seconds=60)
-    pod.status.container_statuses[0].state.terminated.finished_at = told + timedelta(seconds=ended_s)
+    deleted_at = pod.metadata.deletion_timestamp - timedelta(seconds=60)
+    pod.status.container_statuses[0].state.terminated.finished_at = deleted_at + timedelta(seconds=ended_s)
     assert pod_state(pod).cause is cause
     pod.status.container_statuses[0].state.terminated.reason = "OOMKilled"
     assert pod_state(pod).cause is PodCause.OOM_KILLED
@@ -203,11 +203,11 @@ def test_any_pod_has_a_state(phase, state, init, conditions, deleted, reason):
     pod = a_pod(
         phase, state, (), [("i", init)] if init else [], conditions, deleted, **({"reason": reason} if reason else {})
     )
-    found = pod_state(pod)
-    assert found.cause in PodCause
-    assert found.node == "n1"
+    pod_state_read = pod_state(pod)
+    assert pod_state_read.cause in PodCause
+    assert pod_state_read.node == "n1"
     if phase == "Succeeded":
-        assert found.end is RunEnd.FINISHED
+        assert pod_state_read.end is RunEnd.FINISHED
     if phase == "Failed":
-        assert found.end in (RunEnd.FAILED, RunEnd.LOST, RunEnd.PAUSED, None)
-        assert (found.end is None) == (found.cause is PodCause.UNKNOWN)
+        assert pod_state_read.end in (RunEnd.FAILED, RunEnd.LOST, RunEnd.PAUSED, None)
+        assert (pod_state_read.end is None) == (pod_state_read.cause is PodCause.UNKNOWN)

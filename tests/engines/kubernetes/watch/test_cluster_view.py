@@ -8,24 +8,24 @@ from tests.engines.kubernetes.fake_api import a_node, a_pod, connect, eventually
 GONE = {"phase": "Succeeded"}
 
 
-class Watched:
+class WatchedCluster:
     """A cluster and a store that is told what it says."""
 
     def __init__(self, api, site=None, namespace="default", timeout_s=5):
-        self.cluster = ClusterView(site, lambda: connect(api), namespace, {})
-        self.cluster.start()
-        assert self.cluster.wait(timeout_s) == (not api.forbidden)
-        self.workers, self.now, self.news = {}, 1000.0, []
+        self.view = ClusterView(site, lambda: connect(api), namespace, {})
+        self.view.start()
+        assert self.view.wait(timeout_s) == (not api.forbidden)
+        self.workers, self.now, self.changes = {}, 1000.0, []
 
     def poll(self, after_s=2.0):
         self.now += after_s
-        news = self.cluster.poll(self.workers, self.now)
-        for worker in news.seen:
+        changes = self.view.poll(self.workers, self.now)
+        for worker in changes.seen:
             self.workers[worker.id] = worker.model_copy(update={"state": WorkerState.ONLINE})
-        for id_ in news.lost:
+        for id_ in changes.lost:
             self.workers[id_] = self.workers[id_].model_copy(update={"state": WorkerState.LOST})
-        self.news.append(news)
-        return news
+        self.changes.append(changes)
+        return changes
 
     def until(self, holds):
         return eventually(lambda: self.poll() and holds())
@@ -39,12 +39,12 @@ def watched(api):
     made = []
 
     def make(**arguments):
-        made.append(Watched(api, **arguments))
+        made.append(WatchedCluster(api, **arguments))
         return made[-1]
 
     yield make
-    for one in made:
-        one.cluster.stop()
+    for cluster in made:
+        cluster.view.stop()
 
 
 def ours(name, lease, slots, node="gpu-1", **arguments):
@@ -56,48 +56,48 @@ def ours(name, lease, slots, node="gpu-1", **arguments):
 
 def test_nodes_are_workers_each_told_once_and_then_alive(api, watched):
     api.put("nodes", a_node("gpu-1"))
-    one = watched()
-    news = one.poll()
-    assert [(worker.id, worker.engine, len(worker.devices)) for worker in news.seen] == [("gpu-1", "kubernetes", 3)]
-    assert one.poll() == type(news)()
-    assert one.poll(HEARTBEAT_INTERVAL_S) == type(news)(alive=("gpu-1",))
+    cluster = watched()
+    changes = cluster.poll()
+    assert [(worker.id, worker.engine, len(worker.devices)) for worker in changes.seen] == [("gpu-1", "kubernetes", 3)]
+    assert cluster.poll() == type(changes)()
+    assert cluster.poll(HEARTBEAT_INTERVAL_S) == type(changes)(alive=("gpu-1",))
 
 
 def test_a_node_that_comes_goes_or_is_not_ready_is_told(api, watched):
     api.put("nodes", a_node("gpu-1"))
-    one = watched()
-    one.poll()
+    cluster = watched()
+    cluster.poll()
     api.put("nodes", a_node("gpu-2"))
-    one.until(lambda: "gpu-2" in one.workers)
+    cluster.until(lambda: "gpu-2" in cluster.workers)
     api.put("nodes", a_node("gpu-1", ready="Unknown"))
-    one.until(lambda: one.workers["gpu-1"].state is WorkerState.LOST)
-    assert (one.cluster.is_lost("gpu-1"), one.cluster.is_lost("gpu-2")) == (True, False)
+    cluster.until(lambda: cluster.workers["gpu-1"].state is WorkerState.LOST)
+    assert (cluster.view.is_lost("gpu-1"), cluster.view.is_lost("gpu-2")) == (True, False)
     api.put("nodes", a_node("gpu-1"))
-    one.until(lambda: one.workers["gpu-1"].state is WorkerState.ONLINE)
+    cluster.until(lambda: cluster.workers["gpu-1"].state is WorkerState.ONLINE)
     api.drop("nodes", "gpu-2")
-    one.until(lambda: one.workers["gpu-2"].state is WorkerState.LOST)
-    assert one.workers["gpu-1"].state is WorkerState.ONLINE
-    assert (one.cluster.is_lost("gpu-1"), one.cluster.is_lost("gpu-2")) == (False, True)
+    cluster.until(lambda: cluster.workers["gpu-2"].state is WorkerState.LOST)
+    assert cluster.workers["gpu-1"].state is WorkerState.ONLINE
+    assert (cluster.view.is_lost("gpu-1"), cluster.view.is_lost("gpu-2")) == (False, True)
 
 
 def test_a_store_that_took_a_node_for_lost_is_told_anew(api, watched):
     api.put("nodes", a_node("gpu-1"))
-    one = watched()
-    one.poll()
-    one.workers["gpu-1"] = one.workers["gpu-1"].model_copy(update={"state": WorkerState.LOST})
-    assert [worker.id for worker in one.poll(HEARTBEAT_INTERVAL_S).seen] == ["gpu-1"]
+    cluster = watched()
+    cluster.poll()
+    cluster.workers["gpu-1"] = cluster.workers["gpu-1"].model_copy(update={"state": WorkerState.LOST})
+    assert [worker.id for worker in cluster.poll(HEARTBEAT_INTERVAL_S).seen] == ["gpu-1"]
 
 
 def test_a_heartbeat_of_a_node_is_no_news(api, watched):
     api.put("nodes", a_node("gpu-1"))
-    one = watched()
-    one.poll()
+    cluster = watched()
+    cluster.poll()
     again = a_node("gpu-1")
     again["status"]["conditions"][0]["lastHeartbeatTime"] = "2026-01-02T00:00:00Z"
     api.put("nodes", again)
     api.put("nodes", a_node("gpu-2"))
-    one.until(lambda: "gpu-2" in one.workers)
-    assert [worker.id for news in one.news for worker in news.seen] == ["gpu-1", "gpu-2"]
+    cluster.until(lambda: "gpu-2" in cluster.workers)
+    assert [worker.id for changes in cluster.changes for worker in changes.seen] == ["gpu-1", "gpu-2"]
 
 
 def test_an_odd_node_is_left_out_and_hides_no_other(api, watched, caplog):
@@ -105,127 +105,127 @@ def test_an_odd_node_is_left_out_and_hides_no_other(api, watched, caplog):
     odd["status"]["allocatable"]["cpu"] = "many"
     api.put("nodes", odd)
     api.put("nodes", a_node("gpu-1"))
-    one = watched()
-    assert [worker.id for worker in one.poll().seen] == ["gpu-1"]
+    cluster = watched()
+    assert [worker.id for worker in cluster.poll().seen] == ["gpu-1"]
     api.put("nodes", a_node("gpu-2"))
-    one.until(lambda: "gpu-2" in one.workers)
+    cluster.until(lambda: "gpu-2" in cluster.workers)
     assert caplog.text.count("Node 'odd' can't be read") == 1
 
 
 def test_each_cluster_is_a_site(api, watched):
     api.put("nodes", a_node("gpu-1"))
-    one = watched(site="eu")
-    (worker,) = one.poll().seen
+    cluster = watched(site="eu")
+    (worker,) = cluster.poll().seen
     assert (worker.id, worker.host, worker.labels["hetero/site"]) == ("eu/gpu-1", "gpu-1", "eu")
 
 
 def test_what_other_pods_have_is_not_offered(api, watched):
     api.put("nodes", a_node("gpu-1", gpus=4))
     api.put("pods", ours("o", "l1", [3]))
-    one = watched()
-    one.poll()
-    assert one.leasable() == list("0123")
+    cluster = watched()
+    cluster.poll()
+    assert cluster.leasable() == list("0123")
     api.put("pods", a_pod("foreign", "gpu-1", 2, namespace="else"))
-    one.until(lambda: one.leasable() == list("03"))  # slot 3 has a lease of ours, so that it is not the one
-    assert "not placed here" in one.workers["gpu-1"].devices[2].problem
+    cluster.until(lambda: cluster.leasable() == list("03"))  # slot 3 has a lease of ours, so that it is not the one
+    assert "not placed here" in cluster.workers["gpu-1"].devices[2].problem
     api.set_status("foreign", GONE, "else")
-    one.until(lambda: one.leasable() == list("0123"))
+    cluster.until(lambda: cluster.leasable() == list("0123"))
 
 
 def test_a_lease_of_another_installation_is_anothers(api, watched):
     api.put("nodes", a_node("gpu-1", gpus=2))
     api.put("pods", ours("theirs", "l9", [0], namespace="other-airflow"))
-    one = watched()
-    one.poll()
-    assert one.leasable() == ["0"]
-    assert one.cluster.pods() == {}
+    cluster = watched()
+    cluster.poll()
+    assert cluster.leasable() == ["0"]
+    assert cluster.view.pods() == {}
 
 
 def test_the_slot_of_a_pod_that_is_ending_is_offered_to_no_one(api, watched):
     api.put("nodes", a_node("gpu-1", gpus=2))
     api.put("pods", ours("o", "l1", [0]))
-    one = watched()
-    one.poll()
+    cluster = watched()
+    cluster.poll()
     api.set_status("o", {"phase": "Running"}, deletionTimestamp="2026-01-01T00:00:00Z")
-    one.until(lambda: one.leasable() == ["1"])
+    cluster.until(lambda: cluster.leasable() == ["1"])
     api.drop("pods", "o", "default")
-    one.until(lambda: one.leasable() == ["0", "1"])
+    cluster.until(lambda: cluster.leasable() == ["0", "1"])
 
 
 def test_cores_that_stay_taken_are_not_there_and_others_only_busy(api, watched):
     api.put("nodes", a_node("gpu-1"))
     api.put("pods", a_pod("agent", "gpu-1", cpu="1500m", owner="DaemonSet"))
     api.put("pods", a_pod("job", "gpu-1", cpu="4", owner="Job"))
-    one = watched()
-    one.poll()
-    assert len(one.workers["gpu-1"].cpu.cores) == 6
+    cluster = watched()
+    cluster.poll()
+    assert len(cluster.workers["gpu-1"].cpu.cores) == 6
 
 
 def test_without_the_right_to_see_all_pods_all_else_works(api, watched, caplog):
     api.forbidden.add("/api/v1/pods")
     api.put("nodes", a_node("gpu-1"))
-    one = watched(timeout_s=0.3)
-    one.until(lambda: "gpu-1" in one.workers)
-    assert one.cluster.problem is None
+    cluster = watched(timeout_s=0.3)
+    cluster.until(lambda: "gpu-1" in cluster.workers)
+    assert cluster.view.problem is None
     eventually(lambda: "ClusterRole" in caplog.text)
 
 
 def test_a_cluster_that_refuses_us_keeps_its_nodes(api, watched):
     api.put("nodes", a_node("gpu-1"))
-    one = watched()
-    one.poll()
+    cluster = watched()
+    cluster.poll()
     api.status = 401
     api.cut()
-    eventually(lambda: one.cluster.problem)
-    assert "credentials are refused" in one.cluster.problem
-    eventually(lambda: not one.cluster.is_synced)
-    assert one.poll(HEARTBEAT_INTERVAL_S).alive == ("gpu-1",)
-    assert not one.cluster.is_lost("never-known"), "who does not answer says of no node that it is gone"
+    eventually(lambda: cluster.view.problem)
+    assert "credentials are refused" in cluster.view.problem
+    eventually(lambda: not cluster.view.is_synced)
+    assert cluster.poll(HEARTBEAT_INTERVAL_S).alive == ("gpu-1",)
+    assert not cluster.view.is_lost("never-known"), "who does not answer says of no node that it is gone"
     api.status = None
-    eventually(lambda: one.cluster.problem is None)
+    eventually(lambda: cluster.view.problem is None)
 
 
 def test_the_pods_of_leases_are_known_and_how_they_ended(api, watched):
     api.put("nodes", a_node("gpu-1"))
-    one = watched()
+    cluster = watched()
     waiting = {"phase": "Pending", "conditions": [
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes are available"}
     ]}  # fmt: skip
     api.put("pods", ours("o", "l1", [0], node=None), waiting)
-    pod = eventually(lambda: one.cluster.pods().get("l1"))
+    pod = eventually(lambda: cluster.view.pods().get("l1"))
     assert str(pod) == "pod default/o (unschedulable): 0/1 nodes are available"
     assert (pod.is_waiting, pod.is_over) == (True, False)
     api.set_status("o", {"phase": "Running"})
-    eventually(lambda: not one.cluster.pods()["l1"].is_waiting)
+    eventually(lambda: not cluster.view.pods()["l1"].is_waiting)
     api.drop("pods", "o", "default")
-    gone = eventually(lambda: one.cluster.deleted.get("l1"))
-    assert (gone.state.cause, gone.is_over, one.cluster.pods()) == ("deleted", True, {})
+    deleted = eventually(lambda: cluster.view.deleted.get("l1"))
+    assert (deleted.state.cause, deleted.is_over, cluster.view.pods()) == ("deleted", True, {})
 
 
 def test_a_pod_that_failed_before_it_was_deleted_has_failed(api, watched):
-    one = watched()
+    cluster = watched()
     evicted = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
     api.put("pods", ours("o", "l1", [0]), evicted)
-    eventually(lambda: one.cluster.pods().get("l1"))
+    eventually(lambda: cluster.view.pods().get("l1"))
     api.drop("pods", "o", "default")
-    gone = eventually(lambda: one.cluster.deleted.get("l1"))
-    assert str(gone) == "pod default/o (evicted): The node was low on resource: memory."
+    deleted = eventually(lambda: cluster.view.deleted.get("l1"))
+    assert str(deleted) == "pod default/o (evicted): The node was low on resource: memory."
 
 
 def test_a_pod_that_its_kubelet_ended_for_its_deletion_was_deleted(api, watched):
-    one = watched()
+    cluster = watched()
     api.put("pods", ours("o", "l1", [0]))
     killed = {"terminated": {"exitCode": 137, "reason": "Error", "finishedAt": "2026-01-01T00:00:30Z"}}
     base = {"name": "base", "image": "i", "imageID": "", "ready": False, "restartCount": 0, "state": killed}
-    status, told = {"phase": "Failed", "containerStatuses": [base]}, {"deletionTimestamp": "2026-01-01T00:00:30Z"}
-    api.set_status("o", status, deletionGracePeriodSeconds=30, **told)
-    pod = eventually(lambda: next((pod for pod in one.cluster.pods().values() if pod.is_over), None))
+    status, deletion = {"phase": "Failed", "containerStatuses": [base]}, {"deletionTimestamp": "2026-01-01T00:00:30Z"}
+    api.set_status("o", status, deletionGracePeriodSeconds=30, **deletion)
+    pod = eventually(lambda: next((pod for pod in cluster.view.pods().values() if pod.is_over), None))
     assert pod.state.cause == "deleted"
 
 
 def test_of_two_pods_of_a_lease_the_one_that_runs_counts(api, watched):
-    one = watched()
+    cluster = watched()
     api.put("pods", ours("a", "l1", [0]), {"phase": "Failed"})
     api.put("pods", ours("b", "l1", [0]))
     api.put("pods", ours("c", "l1", [0]), {"phase": "Failed"})
-    eventually(lambda: "l1" in one.cluster.pods() and one.cluster.pods()["l1"].name == "b")
+    eventually(lambda: "l1" in cluster.view.pods() and cluster.view.pods()["l1"].name == "b")

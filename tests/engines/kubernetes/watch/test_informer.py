@@ -18,7 +18,9 @@ def watch(api):
             made.append(connect(api))
             return made[-1]
 
-        mirror = Informer("things", new_client, lambda one: getattr(one, endpoint), read, delay_s=0.02, **arguments)
+        mirror = Informer(
+            "things", new_client, lambda client: getattr(client, endpoint), read, delay_s=0.02, **arguments
+        )
         mirror.clients = made
         mirrors.append(mirror)
         mirror.start()
@@ -77,15 +79,15 @@ def test_a_connection_that_is_cut_goes_on_where_it_was(api, watch, caplog):
 
 
 def test_a_version_that_is_too_old_is_listed_again_and_what_is_gone_is_gone(api, watch):
-    gone = []
+    deleted = []
     for name in "ab":
         api.put("nodes", a_node(name))
-    mirror = watch(on_delete=gone.append)
+    mirror = watch(on_delete=deleted.append)
     names(mirror, "a", "b")
     api.objects["nodes"].pop(("", "a"))  # unheard of: its deletion was compacted away
     api.compact()
     names(mirror, "b")
-    eventually(lambda: gone == ["a"])
+    eventually(lambda: deleted == ["a"])
     assert mirror.problem is None
 
 
@@ -104,9 +106,9 @@ def test_bookmarks_spare_the_listing_after_a_compaction(api, watch):
 
 
 @pytest.mark.parametrize(
-    ("status", "words"), [(401, "credentials are refused"), (403, "ClusterRole"), (500, "it is 500")]
+    ("status", "phrase"), [(401, "credentials are refused"), (403, "ClusterRole"), (500, "it is 500")]
 )
-def test_an_answer_that_refuses_is_told_once_and_what_was_known_is_kept(api, watch, caplog, status, words):
+def test_an_answer_that_refuses_is_told_once_and_what_was_known_is_kept(api, watch, caplog, status, phrase):
     caplog.set_level(logging.INFO)
     api.put("nodes", a_node("a"))
     mirror = watch()
@@ -115,10 +117,10 @@ def test_an_answer_that_refuses_is_told_once_and_what_was_known_is_kept(api, wat
     api.cut()
     eventually(lambda: mirror.status == status)
     clients = len(mirror.clients)
-    assert words in mirror.problem
+    assert phrase in mirror.problem
     eventually(lambda: len(mirror.clients) >= clients + 2)  # credentials are read anew each time
     assert mirror.values() == ["a"]
-    assert len([one for one in caplog.records if words in one.getMessage()]) == 1
+    assert len([record for record in caplog.records if phrase in record.getMessage()]) == 1
     api.status = None
     api.put("nodes", a_node("b"))
     names(mirror, "a", "b")

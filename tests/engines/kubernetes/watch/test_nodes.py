@@ -130,7 +130,7 @@ def test_models_are_called_as_requests_call_them():
 def test_a_resource_that_the_owner_named_is_known_too():
     rows = {"xilinx/u250": "xilinx.com/fpga-u250", "fpga": "acme.com/fpga"}
     made = worker_of(a_node({"xilinx.com/fpga-u250": "1", "acme.com/fpga": "1", "acme.com/other": "9"}), resources=rows)
-    assert [(one.vendor, one.kind, one.model) for one in accelerators(made)] == [
+    assert [(accelerator.vendor, accelerator.kind, accelerator.model) for accelerator in accelerators(made)] == [
         ("generic", "fpga", "generic"),
         ("xilinx", "fpga", "u250"),
     ]
@@ -152,7 +152,7 @@ def test_replicas_and_instances_are_not_offered_as_whole_gpus():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "state", "words"),
+    ("arguments", "state", "phrase"),
     [
         ({"ready": "False"}, WorkerState.LOST, "not ready"),
         ({"ready": "Unknown"}, WorkerState.LOST, "not ready"),
@@ -162,11 +162,11 @@ def test_replicas_and_instances_are_not_offered_as_whole_gpus():
         ({"spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoExecute"}]}}, WorkerState.ONLINE, "NoExecute"),
     ],
 )
-def test_a_node_that_takes_no_pods_offers_nothing_and_says_why(arguments, state, words):
+def test_a_node_that_takes_no_pods_offers_nothing_and_says_why(arguments, state, phrase):
     worker = worker_of(a_node({"nvidia.com/gpu": "1"}, **arguments))
     assert worker.state is state
-    assert all(not device.leasable and words in device.problem for device in worker.devices)
-    assert words in worker.problems[0]
+    assert all(not device.leasable and phrase in device.problem for device in worker.devices)
+    assert phrase in worker.problems[0]
 
 
 @pytest.mark.parametrize("effect", ["NoSchedule", "PreferNoSchedule"])
