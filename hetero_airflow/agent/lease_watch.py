@@ -11,8 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from hetero_airflow.agent.protocol import MAX_LEASES
-from hetero_airflow.engines.lease_files import LeaseFile, current_process_namespace, read_lease_files
-from hetero_airflow.engines.processes import worker_processes
+from hetero_airflow.engines.lease_files import (
+    LeaseFile,
+    current_process_namespace,
+    read_lease_files,
+    remove_lease_file,
+)
+from hetero_airflow.engines.processes import signal_pids, worker_processes
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +41,8 @@ class LeaseWatch:
         """Leases that are over by the server, while they have processes here."""
         self._pids: dict[str, list[int]] = {}
         """Lease id → its processes, when they were last listed."""
+        self._groups: dict[str, Path] = {}
+        """Lease id → its control group."""
         self._signals: dict[str, tuple[float, signal.Signals]] = {}
         """Lease id → time of its SIGTERM, and the last signal that was sent."""
 
@@ -46,13 +53,14 @@ class LeaseWatch:
         to report the end. Never blocks: a process that gets SIGTERM now gets SIGKILL in a later call.
         """
         files = self._read()
-        self._pids = pids = worker_processes(self._worker_id, {file.lease: _leader(file) for file in files.values()})
+        self._pids = pids = worker_processes(self._worker_id, {file.lease: file.root for file in files.values()})
+        self._groups = {file.lease: file.group for file in files.values() if file.group is not None}
         orphans = {file.lease for file in files.values() if not file.supervisor.is_running}
         starting = {file.lease for file in files.values() if file.task is None and file.lease not in orphans}
         for path, file in files.items():
             if file.lease in orphans and file.lease not in pids:
                 log.info("Lease %s is over: its task and its supervisor no longer run.", file.lease)
-                _remove(path)
+                _remove(path, file)
         self._signals = {lease_id: sent for lease_id, sent in self._signals.items() if lease_id in pids}
         self._ended &= pids.keys() | starting
         for lease_id in sorted((orphans | self._ended) & pids.keys()):
@@ -71,7 +79,7 @@ class LeaseWatch:
             if file.place != self._place:
                 if self._is_abandoned(path, file):
                     log.warning("The lease file %s is of an earlier start of the host or of a gone container.", path)
-                    _remove(path)
+                    _remove(path, file)
                 del files[path]
             elif file.worker != self._worker_id:
                 del files[path]
@@ -96,17 +104,12 @@ class LeaseWatch:
         if number is not before:
             log.warning("Lease %s: %s. Its processes %s get %s.", lease_id, cause, sorted(pids), number.name)
         self._signals[lease_id] = (at, number)
-        for pid in pids if number is not before or number is signal.SIGKILL else ():
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
+        if number is not before or number is signal.SIGKILL:
+            signal_pids(pids, number, self._groups.get(lease_id))
 
 
-def _remove(path: Path) -> None:
+def _remove(path: Path, file: LeaseFile) -> None:
     try:
-        path.unlink(missing_ok=True)
+        remove_lease_file(path, file)
     except OSError as error:
         log.warning("The lease file %s can't be removed: %s", path, error)
-
-
-def _leader(file: LeaseFile) -> int | None:
-    return None if file.task is None or file.task.is_reused else file.task.pid

@@ -16,33 +16,14 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from hetero_airflow.engines.cgroups import remove_group
 from hetero_airflow.engines.lease_folders import lease_folders, write_in_folder
-from hetero_airflow.engines.processes import lease_processes
+from hetero_airflow.engines.processes import LeaseRoot, ProcessIdentity, lease_processes, process_identity
 from hetero_airflow.errors import HeteroError
 
 log = logging.getLogger(__name__)
 
 _PROC = Path("/proc")
-
-
-class ProcessIdentity(BaseModel):
-    """A process. A later one with the same pid is not equal."""
-
-    model_config = ConfigDict(frozen=True)
-
-    pid: int
-    ticks: int
-    """Start time in the kernel's clock ticks since boot. Changes of the time of day do not affect it."""
-
-    @property
-    def is_running(self) -> bool:
-        """Whether this process still runs. A zombie does not."""
-        return _start_ticks(self.pid) == self.ticks
-
-    @property
-    def is_reused(self) -> bool:
-        """Whether another process has the pid now."""
-        return _start_ticks(self.pid) not in (self.ticks, None)
 
 
 class LeaseFile(BaseModel):
@@ -57,6 +38,12 @@ class LeaseFile(BaseModel):
     supervisor: ProcessIdentity
     task: ProcessIdentity | None = None
     """Leader of the task's process group; None until the process has started."""
+    members: tuple[ProcessIdentity, ...] = ()
+    """Processes that the supervisor saw below the task, outside of its group."""
+    group: Path | None = None
+    """Folder of the control group of the lease, if it has one."""
+    is_over: bool = False
+    """The supervisor has ended all processes of the task that it could end, and may have the end to report."""
 
     @property
     def is_running(self) -> bool:
@@ -68,15 +55,26 @@ class LeaseFile(BaseModel):
         """Whether a supervisor is about to start the task's process."""
         return self.task is None and self.supervisor.is_running
 
+    @property
+    def is_active(self) -> bool:
+        """Whether the task runs or is about to, under its supervisor. No search for its processes is necessary."""
+        return self.supervisor.is_running and not self.is_over and (self.task is None or self.task.is_running)
+
+    @property
+    def root(self) -> LeaseRoot:
+        """Where the search for its processes begins."""
+        has_supervisor = self.task is not None and not self.is_over and self.supervisor.is_running
+        return LeaseRoot(
+            leader=None if self.task is None or self.task.is_reused else self.task.pid,
+            members=self.members,
+            supervisor=self.supervisor.pid if has_supervisor else None,
+            since_ticks=0 if self.task is None else self.task.ticks,
+            group=self.group,
+        )
+
 
 class LeaseInUse(HeteroError):
     """A run under the same lease goes on; a lease belongs to one run."""
-
-
-def process_identity(pid: int) -> ProcessIdentity | None:
-    """The process that has this pid now; None if there is none."""
-    ticks = _start_ticks(pid)
-    return None if ticks is None else ProcessIdentity(pid=pid, ticks=ticks)
 
 
 def current_process_namespace() -> str:
@@ -106,7 +104,11 @@ class LeaseFileWriter:
 
     def begin(self, pid: int) -> None:
         """Note that the task's process has started. Until that is written, the lease counts as long as this process."""
-        self._content = self._content.model_copy(update={"task": process_identity(pid)})
+        self.update(task=process_identity(pid))
+
+    def update(self, **changes: object) -> None:
+        """Note changes; see the fields of `LeaseFile`. Touches the file if there are none, as `keep` does."""
+        self._content = self._content.model_copy(update=changes)
         self.keep()
 
     def keep(self) -> None:
@@ -115,14 +117,12 @@ class LeaseFileWriter:
             if self._written != self._content or not _touch(self._path):
                 self._write()
         except (OSError, HeteroError) as error:
-            log.warning("The file of lease %s does not name its process; it is tried again: %s", self._lease, error)
+            log.warning("The file of lease %s does not name its processes; it is tried again: %s", self._lease, error)
 
     def end(self) -> None:
-        """Remove the file, unless a process of the task's group is still there that could not be ended."""
-        task = self._content.task
-        group = None if task is None or task.is_reused or not _has_members(task.pid) else task.pid
-        if group is None or not lease_processes({self._lease: (group, None)}):
-            self._path.unlink(missing_ok=True)
+        """Remove the file, unless a process of the lease is still there that could not be ended."""
+        if not lease_processes({self._lease: self._content.root}):
+            remove_lease_file(self._path, self._content)
 
     @property
     def _lease(self) -> str:
@@ -168,9 +168,8 @@ def recorded_lease(lease_id: str, worker_id: str) -> Iterator[LeaseFileWriter]:
     """
     supervisor = process_identity(os.getpid())
     assert supervisor is not None, "this process runs"
-    writer = LeaseFileWriter(
-        LeaseFile(lease=lease_id, worker=worker_id, place=current_process_namespace(), supervisor=supervisor)
-    )
+    place = current_process_namespace()
+    writer = LeaseFileWriter(LeaseFile(lease=lease_id, worker=worker_id, place=place, supervisor=supervisor))
     try:
         yield writer
     finally:
@@ -194,6 +193,16 @@ def read_lease_files(user: int | None = None) -> dict[Path, LeaseFile]:
     return files
 
 
+def remove_lease_file(path: Path, content: LeaseFile) -> None:
+    """Remove the file of a lease that has no processes any more, and its control group.
+
+    :raises OSError: the file can't be removed
+    """
+    path.unlink(missing_ok=True)
+    if content.group is not None:
+        remove_group(content.group)
+
+
 def recorded_run(lease_id: str) -> LeaseFile | None:
     """The run that began under a lease on this host; None if its file is missing or its pids are not valid here."""
     for folder in lease_folders():
@@ -208,23 +217,3 @@ def recorded_run(lease_id: str) -> LeaseFile | None:
 
 def _file_name(lease_id: str) -> str:
     return f"{quote(lease_id, safe='')}.json"
-
-
-def _has_members(group: int) -> bool:
-    """Whether a process group exists, even if it has only ended processes that nobody has waited for."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _start_ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks; None if it is gone or a zombie."""
-    try:
-        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-        return None if fields[0] in (b"Z", b"X") else int(fields[19])
-    except (OSError, IndexError, ValueError):
-        return None

@@ -19,7 +19,7 @@ from airflow.utils.net import get_hostname
 
 from hetero_airflow.engines.engine import EngineContext, EngineTraits, LeasedProcess, Liveness
 from hetero_airflow.engines.lease_files import recorded_run
-from hetero_airflow.engines.processes import GroupLeader, lease_processes, signal_processes
+from hetero_airflow.engines.processes import LeaseRoot, lease_processes, signal_processes
 from hetero_airflow.engines.wrapped_executor import WrappedExecutor
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker, WorkerState
@@ -78,8 +78,10 @@ class LocalEngine(WrappedExecutor):
         return worker.engine == NAME and worker.id == self._host
 
     def liveness_of(self, processes: Sequence[LeasedProcess]) -> dict[str, Liveness]:
-        """Lease id → whether a process of it runs, by one scan of this host's processes."""
-        alive = self.processes({process.lease.id: (process.pid, process.seen_at) for process in processes})
+        """Lease id → whether a process of it runs. Scans this host's processes only if a recorded one has ended."""
+        active = {process.lease.id for process in processes if _is_active(process.lease.id)}
+        others = [process for process in processes if process.lease.id not in active]
+        alive = active | self.processes({other.lease.id: (other.pid, other.seen_at) for other in others}).keys()
         return {
             process.lease.id: Liveness.ALIVE if process.lease.id in alive else self._liveness_without_process(process)
             for process in processes
@@ -126,17 +128,19 @@ class LocalEngine(WrappedExecutor):
         """Workloads that LocalExecutor counts as its own."""
         return int(self.executor.slots_occupied)
 
-    def processes(self, leases: Mapping[str, GroupLeader]) -> dict[str, list[int]]:
+    def processes(self, leases: Mapping[str, tuple[int | None, datetime | None]]) -> dict[str, list[int]]:
         """Lease id → pids of its processes on this host.
 
-        :param leases: lease id → the process that Airflow knows. It counts only if none is recorded for the lease: the
-            task may run again under another one
+        :param leases: lease id → pid of the process that Airflow knows, and its last heartbeat. They count only if no
+            process is recorded for the lease: the task may run again under another one
         """
-        leaders = {id_: self._leader(id_, *leader) for id_, leader in leases.items()}
-        pids_of = lease_processes(leaders)
+        if not leases:
+            return {}
+        roots = {id_: self._root(id_, *leader) for id_, leader in leases.items()}
+        pids_of = lease_processes(roots)
         self._leaders = {id_: process for id_, process in self._leaders.items() if process.is_running()}
         for id_, pids in pids_of.items():
-            pid = leaders[id_][0]
+            pid = roots[id_].leader
             if pid in pids and (id_ not in self._leaders or self._leaders[id_].pid != pid):
                 with suppress(psutil.Error):
                     self._leaders[id_] = psutil.Process(pid)
@@ -144,17 +148,22 @@ class LocalEngine(WrappedExecutor):
 
     def signal(self, process: LeasedProcess, number: int) -> None:
         """Send a signal to the processes of a lease on this host."""
-        signal_processes(process.lease.id, self._leader(process.lease.id, process.pid, process.seen_at), number)
+        signal_processes(process.lease.id, self._root(process.lease.id, process.pid, process.seen_at), number)
 
-    def _leader(self, lease_id: str, pid: int | None, seen_at: datetime | None) -> GroupLeader:
+    def _root(self, lease_id: str, pid: int | None, seen_at: datetime | None) -> LeaseRoot:
         run = recorded_run(lease_id)
         if run is not None and run.task is not None:
-            return (None if run.task.is_reused else run.task.pid), None
+            return run.root
         known = self._leaders.get(lease_id)
         is_same = known is not None and known.pid == pid and known.is_running()
-        return pid, None if is_same else seen_at
+        return LeaseRoot(pid, None if is_same else seen_at)
 
     def end(self) -> dict[Any, tuple[Any, Any]]:
         """Wait for the running tasks, then stop the worker processes. Returns the tasks that ended meanwhile."""
         self.executor.end()
         return dict(self.executor.get_event_buffer())
+
+
+def _is_active(lease_id: str) -> bool:
+    run = recorded_run(lease_id)
+    return run is not None and run.is_active

@@ -7,7 +7,6 @@ finds it, and a preempted task gets no notice to save.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import functools
 import os
@@ -33,8 +32,6 @@ from airflow.sdk.execution_time.supervisor import (
 
 from hetero_airflow.contract.envelope import read_lease
 from hetero_airflow.contract.failures import oom_kills
-from hetero_airflow.engines.lease_files import LeaseFileWriter
-from hetero_airflow.engines.processes import end_processes
 from hetero_airflow.recovery.decisions import Fail, Requeue
 from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.runtime.notice import DUMP_SIGNAL
@@ -43,18 +40,15 @@ from hetero_airflow.settings import SECTION, default
 from hetero_airflow.supervisor.hang_watch import HangWatch
 from hetero_airflow.supervisor.monitor import TaskMonitor
 from hetero_airflow.supervisor.run_end import judge_end
+from hetero_airflow.supervisor.run_processes import RunProcesses, enter_run
 from hetero_airflow.supervisor.run_start import prepared_run
 from hetero_airflow.supervisor.usage import cpu_s, dumping_ranks, utilization
 
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _UNREPORTED_ENDS = (TaskInstanceState.FAILED, TaskInstanceState.UP_FOR_RETRY)
 """The final states that Airflow gives a process that failed and did not report why."""
 
 _NOT_THE_TASKS_PROCESS = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.GONE})
 """Airflow's answers to the heartbeat of a process that does not run the task any more."""
-
-_GRACE_S = 5.0
-"""The time between SIGTERM and SIGKILL for processes that outlive their task."""
 
 
 class DeviceCoordinator(BaseCoordinator):
@@ -74,7 +68,7 @@ class DeviceCoordinator(BaseCoordinator):
     ) -> BaseCoordinator.ExecutionResult:
         """Fork the task's process with its devices bound, wait for it, and end the processes that it left behind."""
         lease = read_lease(what.context_carrier)
-        with prepared_run(what, lease, logger) as (record, folder):
+        with prepared_run(what, lease, logger) as (run, folder):
             process = DeviceSupervisor.start(
                 what=what,
                 dag_rel_path=dag_rel_path,
@@ -83,15 +77,12 @@ class DeviceCoordinator(BaseCoordinator):
                 logger=logger,
                 sentry_integration=sentry_integration,
                 subprocess_logs_to_stdout=subprocess_logs_to_stdout,
-                target=functools.partial(_run_until_parent_dies, os.getpid()),
+                target=functools.partial(_run_until_parent_dies, os.getpid(), run.group if run else None),
             )
-            if lease and record:
-                record.begin(process.pid)
-                process.attach_lease(lease, folder, record)
+            if lease and run:
+                run.begin(process.pid)
+                process.attach_lease(lease, folder, run)
             exit_code = process.wait()
-            left = end_processes(lease.id, (process.pid, None), _GRACE_S) if lease else []
-        if left and logger:
-            logger.warning("Processes outlived the task and were stopped, to free its devices", pids=left)
         return self.ExecutionResult(exit_code, process.final_state)
 
 
@@ -104,7 +95,7 @@ class DeviceSupervisor(ActivitySubprocess):
 
     _lease: TaskLease | None = None
     _monitor: TaskMonitor
-    _record: LeaseFileWriter
+    _run: RunProcesses
     _oom_kills: int | None = None
     _epoch = 0
     """The task instance's `max_tries`."""
@@ -113,9 +104,9 @@ class DeviceSupervisor(ActivitySubprocess):
     _is_judged = False
     """Whether the rules have decided."""
 
-    def attach_lease(self, lease: TaskLease, folder: Path, record: LeaseFileWriter) -> None:
-        """Monitor the task of a lease from the next heartbeat on, and keep the record of its process."""
-        self._lease, self._record = lease, record
+    def attach_lease(self, lease: TaskLease, folder: Path, run: RunProcesses) -> None:
+        """Monitor the task of a lease, and keep the record of its processes, from the next heartbeat on."""
+        self._lease, self._run = lease, run
         self._oom_kills = oom_kills(os.getpid())
         self._monitor = TaskMonitor(
             lease.id,
@@ -153,9 +144,16 @@ class DeviceSupervisor(ActivitySubprocess):
         before = self._last_heartbeat_attempt
         super()._send_heartbeat_if_needed()  # type: ignore[no-untyped-call]
         if self._lease is not None and self._last_heartbeat_attempt != before:
-            self._record.keep()
+            self._run.check()
             is_wanted = self.failed_heartbeats == 0 and self._terminal_state is None
             self._monitor.check(datetime.now(UTC), is_online=is_wanted)
+
+    def _check_subprocess_exit(self, *args: Any, **kwargs: Any) -> int | None:
+        """As in Airflow; ends what the task left behind at once, since it may keep the sockets of the task open."""
+        exit_code: int | None = super()._check_subprocess_exit(*args, **kwargs)
+        if exit_code is not None and self._lease is not None:
+            self._run.end()
+        return exit_code
 
     def _send(self, number: signal.Signals) -> None:
         """Signal the task's process group; `DUMP_SIGNAL` goes only to the task's process and its ranks."""
@@ -263,10 +261,8 @@ class _ExecutionApiStates:
         self._client.task_state_store.set(self._id, key, value, None)
 
 
-def _run_until_parent_dies(parent: int) -> None:
+def _run_until_parent_dies(parent: int, group: Path | None) -> None:
     """Run the task; the process dies with its supervisor, so that no orphan keeps a device."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+    enter_run(parent, group)
     faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
     _subprocess_main()

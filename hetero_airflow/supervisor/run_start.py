@@ -12,20 +12,23 @@ from typing import Any
 from airflow.sdk.exceptions import TaskAlreadyRunningError
 
 from hetero_airflow.checkpoints.place import checkpoint_path
-from hetero_airflow.engines.lease_files import LeaseFileWriter, LeaseInUse, recorded_lease
+from hetero_airflow.engines.lease_files import LeaseInUse
 from hetero_airflow.errors import HeteroError
 from hetero_airflow.runtime.scratch_folder import ScratchFolder
 from hetero_airflow.runtime.task_lease import TaskLease, lease_grant
 from hetero_airflow.runtime.visible_devices import bound_to_lease
 from hetero_airflow.settings import CONTROL_VARIABLE
+from hetero_airflow.supervisor.run_processes import RunProcesses, contained_run
 
 _CONTROL_PREFIX = "hetero-airflow-task-"
 """Start of the name of the control folder. Earlier versions had another one, and did not lock the folder."""
 
 
 @contextmanager
-def prepared_run(what: Any, lease: TaskLease | None, logger: Any) -> Iterator[tuple[LeaseFileWriter | None, Path]]:
+def prepared_run(what: Any, lease: TaskLease | None, logger: Any) -> Iterator[tuple[RunProcesses | None, Path]]:
     """Within the context the task may start: its lease is recorded and bound, and its control folder exists.
+
+    At the end no process of the task is left.
 
     :param what: the task instance
     :raises TaskAlreadyRunningError: a run under the lease goes on here; Celery then ignores the message
@@ -35,7 +38,7 @@ def prepared_run(what: Any, lease: TaskLease | None, logger: Any) -> Iterator[tu
         try:
             if lease:
                 _check_grant(what, lease)
-            record = stack.enter_context(recorded_lease(lease.id, lease.worker)) if lease else None
+            run = stack.enter_context(contained_run(lease, logger)) if lease else None
             stack.enter_context(bound_to_lease(lease) if lease else nullcontext())
             folder = stack.enter_context(control_folder())
         except LeaseInUse as error:
@@ -45,7 +48,7 @@ def prepared_run(what: Any, lease: TaskLease | None, logger: Any) -> Iterator[tu
                 with suppress(OSError):  # the log may be on the same full disk
                     logger.error("The task does not start", reason=str(error))  # noqa: TRY400  no bug of ours
             raise
-        yield record, folder
+        yield run, folder
 
 
 def _check_grant(what: Any, lease: TaskLease) -> None:

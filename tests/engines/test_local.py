@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -10,6 +11,7 @@ import pytest
 from hetero_airflow.engines.engine import EngineContext, LeasedProcess, Liveness
 from hetero_airflow.engines.lease_files import read_lease_files, recorded_lease
 from hetero_airflow.engines.local import LocalEngine
+from hetero_airflow.engines.processes import process_identity
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.testing import a_lease, a_worker
 
@@ -28,6 +30,15 @@ def a_process():
             yield process
         finally:
             process.kill()
+
+
+@contextmanager
+def a_recorded_run(pid):
+    """A run of the lease whose supervisor has no other children."""
+    with a_process() as supervisor, recorded_lease("lease", "worker-a") as run:
+        run.update(supervisor=process_identity(supervisor.pid))
+        run.begin(pid)
+        yield
 
 
 @pytest.fixture
@@ -49,8 +60,7 @@ def test_a_clock_that_is_set_forward_hides_no_process_that_was_known(process):
 
 
 def test_the_process_that_began_under_a_lease_counts_and_not_the_one_that_the_task_has_now(process):
-    with a_process() as frozen, recorded_lease("lease", "worker-a") as run:
-        run.begin(frozen.pid)
+    with a_process() as frozen, a_recorded_run(frozen.pid):
         frozen.send_signal(signal.SIGSTOP)
         now = datetime.now(UTC)
         assert LocalEngine(1).processes({"lease": (process.pid, now)}) == {"lease": [frozen.pid]}
@@ -60,26 +70,21 @@ def test_the_process_that_began_under_a_lease_counts_and_not_the_one_that_the_ta
 
 
 def test_a_lease_whose_recorded_process_is_gone_has_no_other(process):
-    with a_process() as ended, recorded_lease("lease", "worker-a") as run:
-        run.begin(ended.pid)
+    with a_process() as ended, a_recorded_run(ended.pid):
         ended.kill()
         ended.wait()
         assert LocalEngine(1).processes({"lease": (process.pid, datetime.now(UTC))}) == {}
 
 
 def test_a_later_process_with_the_recorded_pid_is_another_one(process):
-    with recorded_lease("lease", "worker-a") as run:
-        run.begin(process.pid)
+    with a_recorded_run(process.pid):
         (path,) = read_lease_files()
-        content = path.read_text()
-        ticks = content.rpartition('"ticks":')[2].rstrip("}")
-        path.write_text(content.replace(f'"pid":{process.pid},"ticks":{ticks}', f'"pid":{process.pid},"ticks":1'))
+        path.write_text(re.sub(rf'"pid":{process.pid},"ticks":\d+', f'"pid":{process.pid},"ticks":1', path.read_text()))
         assert LocalEngine(1).processes({"lease": (process.pid, datetime.now(UTC))}) == {}
 
 
 def test_a_record_of_an_earlier_boot_or_of_another_container_does_not_count(process):
-    with recorded_lease("lease", "worker-a") as run:
-        run.begin(os.getpid())
+    with a_recorded_run(os.getpid()):
         (path,) = read_lease_files()
         path.write_text(path.read_text().replace('"place":"', '"place":"earlier-'))
         assert LocalEngine(1).processes({"lease": (process.pid, datetime.now(UTC))}) == {"lease": [process.pid]}

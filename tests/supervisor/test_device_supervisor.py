@@ -22,6 +22,7 @@ from airflow.sdk.execution_time.supervisor import SERVER_TERMINATED
 
 from hetero_airflow.engines.lease_files import recorded_lease
 from hetero_airflow.supervisor.coordinator import DeviceSupervisor
+from hetero_airflow.supervisor.run_processes import RunProcesses, contained_run
 from hetero_airflow.testing import a_task_lease
 
 # Airflow's supervisor leaves it to the end of its process to close its sockets
@@ -84,7 +85,10 @@ def start(api, tmp_path, monkeypatch):
             target=target,
         )
         started.append(process)
-        process.attach_lease(a_task_lease(), tmp_path, records.enter_context(recorded_lease(str(ti.id), "worker-a")))
+        record = records.enter_context(recorded_lease(str(ti.id), "worker-a"))
+        run = RunProcesses(a_task_lease().id, record, None, None)
+        run.begin(process.pid)
+        process.attach_lease(a_task_lease(), tmp_path, run)
         return process
 
     yield _start
@@ -102,6 +106,22 @@ def test_the_task_whose_process_dies_is_said_to_have_failed(start, api):
     assert process.wait() == 1
     (report,) = api.reports
     assert '"failed"' in report
+
+
+def test_the_end_of_a_task_is_reported_at_once_although_a_daemon_of_it_keeps_its_sockets_open(start, api):
+    """Airflow alone waits for the sockets until `socket_cleanup_timeout`, 60 s."""
+
+    def leaves_a_daemon():
+        if os.fork() == 0:
+            os.setsid()
+            time.sleep(600)
+        os._exit(1)
+
+    with contained_run(a_task_lease(), None):
+        started_at = time.monotonic()
+        assert start(leaves_a_daemon).wait() == 1
+        assert time.monotonic() - started_at < 30
+    assert len(api.said) == 1
 
 
 @pytest.mark.parametrize("status", [HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.GONE])
@@ -128,10 +148,15 @@ def test_what_the_task_says_itself_is_passed_on_only_while_it_is_the_tasks_proce
     assert process.final_state == ("up_for_reschedule" if is_current else SERVER_TERMINATED)
 
 
-def test_a_failure_that_the_task_says_is_kept_back_too(start, api):
+def test_a_failure_that_the_task_says_is_kept_back_too(start, api, tmp_path):
+    def waits():
+        while not (tmp_path / "over").exists():
+            time.sleep(0.01)
+
+    process = start(waits)
     api.heartbeat = HTTPStatus.CONFLICT
-    process = start(lambda: None)
     process._handle_request(TaskState(state="failed", end_date=NOW), process.process_log, 1)
+    (tmp_path / "over").touch()
     process.wait()
     assert (api.reports, process.final_state) == ([], SERVER_TERMINATED)
 

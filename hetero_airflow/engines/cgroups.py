@@ -1,0 +1,83 @@
+"""A control group (cgroup v2) for the processes of a lease: no process can leave it, whatever it does.
+
+It is created below the group of this process, if that is writable: a service of systemd with ``Delegate=yes``, or root
+outside a container. The kernel ends all its processes at once through ``cgroup.kill`` (Linux 5.14).
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import quote
+
+_PREFIX = "hetero-lease-"
+_MAX_NAME = 200
+
+
+def current_group(root: Path = Path("/")) -> Path | None:
+    """The folder of this process's group of version 2; None if no such hierarchy is mounted here."""
+    try:
+        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
+        groups = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    path = next((line[3:] for line in groups if line.startswith("0::/")), None)
+    for fields, _, rest in (line.partition(" - ") for line in mounts):
+        if path is not None and rest.startswith("cgroup2 "):
+            top, mount_point = fields.split()[3:5]
+            inside = os.path.relpath(path, top)
+            return None if inside.startswith("..") else root / mount_point[1:] / inside
+    return None
+
+
+def create_group(lease_id: str) -> Path | None:
+    """A new group for a lease; None where none can be created or none could be ended."""
+    above = current_group()
+    if above is None:
+        return None
+    group = above / f"{_PREFIX}{quote(lease_id, safe='')}"[:_MAX_NAME]
+    try:
+        group.mkdir(exist_ok=True)
+    except OSError:
+        return None
+    if os.access(group / "cgroup.kill", os.W_OK) and os.access(above / "cgroup.procs", os.W_OK):
+        return group
+    remove_group(group)
+    return None
+
+
+def can_create_groups() -> bool:
+    """Whether `create_group` gives groups to the processes of this user here."""
+    group = create_group(f"try-{os.getpid()}")
+    if group is not None:
+        remove_group(group)
+    return group is not None
+
+
+def join_group(group: Path) -> None:
+    """Move this process into a group. Its children start there.
+
+    :raises OSError: it can't be moved
+    """
+    (group / "cgroup.procs").write_text("0")
+
+
+def group_pids(group: Path) -> list[int]:
+    """The processes in a group; empty if it does not exist."""
+    try:
+        return [int(pid) for pid in (group / "cgroup.procs").read_text().split()]
+    except (OSError, ValueError):
+        return []
+
+
+def kill_group(group: Path) -> None:
+    """Send SIGKILL to all processes in a group, and to those that they start at this moment."""
+    with suppress(OSError):
+        (group / "cgroup.kill").write_text("1")
+
+
+def remove_group(group: Path) -> None:
+    """Remove a group. One that still has processes stays."""
+    with suppress(OSError):
+        group.rmdir()

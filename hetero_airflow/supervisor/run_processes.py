@@ -1,0 +1,142 @@
+"""The processes of one run, as its supervisor sees them: it adopts those that lost their parents, and ends all of them.
+
+A process can leave the process group of its task (``setsid``), its parent (a double fork) and its environment
+(``env -i``). It can't leave its supervisor, to which the kernel gives it as a child (``PR_SET_CHILD_SUBREAPER``), nor
+the control group of the lease, where one can be created. If the supervisor is killed, the lease file still names the
+processes that it saw, and the group.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from hetero_airflow.engines.cgroups import create_group, join_group
+from hetero_airflow.engines.lease_files import LeaseFileWriter, recorded_lease
+from hetero_airflow.engines.processes import (
+    LeaseRoot,
+    descendants,
+    end_processes,
+    is_zombie,
+    process_group,
+    process_identity,
+    start_ticks,
+)
+from hetero_airflow.runtime.task_lease import TaskLease
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37  # <linux/prctl.h>
+
+_GRACE_S = 5.0
+"""The time between SIGTERM and SIGKILL for processes that outlive their task."""
+
+_LOOK_AGAIN_S = 1.0
+
+
+class RunProcesses:
+    """The processes of the run of one lease.
+
+    :param note: the lease file
+    :param group: the control group that the task's process has to join; None if there is none
+    :param logger: the log of the task; None if it has none
+    """
+
+    def __init__(self, lease_id: str, note: LeaseFileWriter, group: Path | None, logger: Any) -> None:
+        self.group = group
+        self._lease_id, self._note, self._logger = lease_id, note, logger
+        self._root = LeaseRoot(group=group)
+        self._zombies: frozenset[int] = frozenset()
+        self._has_ended = False
+        self._unended: list[int] = []
+        """The processes that could not be ended at the last try."""
+
+    def begin(self, pid: int) -> None:
+        """Note that the task's process has started."""
+        self._root = LeaseRoot(pid, None, (), os.getpid(), start_ticks(pid) or 0, self.group)
+        self._note.begin(pid)
+
+    def check(self) -> None:
+        """Note which processes are outside of the task's group, and wait for orphans that have ended. Never blocks."""
+        below = [pid for pid in descendants(os.getpid()) if process_group(pid) != self._root.leader]
+        members = {process for pid in below if (process := process_identity(pid)) is not None}
+        known = tuple(
+            sorted(
+                (process for process in members if process.ticks >= self._root.since_ticks),
+                key=lambda process: (process.ticks, process.pid),
+            )
+        )
+        self._note.update(members=known)
+        self._reap()
+
+    def end(self) -> None:
+        """End what is left of the run after its task. Blocks for the grace time at most; a second call does nothing."""
+        if self._has_ended or self._root.leader is None:
+            return
+        found, left = end_processes(self._lease_id, self._root, _GRACE_S)
+        if found and not self._unended:
+            self._warn("Processes outlived the task and were stopped, to free its devices", found)
+        if left and left != self._unended:
+            self._warn("Processes of the task can't be ended. Its devices stay leased until they are gone", left)
+        self._has_ended, self._unended = not left, left
+        self._reap(has_ended=True)
+        members = tuple(process for pid in left if (process := process_identity(pid)) is not None)
+        self._note.update(is_over=not left, members=members)
+
+    def close(self) -> None:
+        """End the run. Blocks while processes of it are left that can't be ended."""
+        self.end()
+        while self._root.leader is not None and not self._has_ended:
+            time.sleep(_LOOK_AGAIN_S)
+            self.end()
+
+    def _warn(self, text: str, pids: list[int]) -> None:
+        if self._logger:
+            self._logger.warning(text, pids=pids)
+
+    def _reap(self, *, has_ended: bool = False) -> None:
+        """Wait for adopted processes that have ended, so that they do not pile up.
+
+        A child of the supervisor's own code is not taken from it: that code waits for it long before the second look.
+        """
+        children = (pid for pid in descendants(os.getpid()) if pid != self._root.leader and is_zombie(pid))
+        zombies = frozenset(children)
+        for pid in zombies if has_ended else zombies & self._zombies:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        self._zombies = zombies
+
+
+@contextmanager
+def contained_run(lease: TaskLease, logger: Any) -> Iterator[RunProcesses]:
+    """Within the context, no process of the lease's run can get away; when it ends, none is left.
+
+    :raises HeteroError: the lease can't be recorded
+    """
+    prctl = ctypes.CDLL(None).prctl
+    was_adopter = ctypes.c_int(0)
+    prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(was_adopter))
+    with recorded_lease(lease.id, lease.worker) as note:
+        group = create_group(lease.id)
+        note.update(group=group)
+        run = RunProcesses(lease.id, note, group, logger)
+        prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        try:
+            yield run
+        finally:
+            run.close()
+            prctl(_PR_SET_CHILD_SUBREAPER, was_adopter.value)
+
+
+def enter_run(supervisor: int, group: Path | None) -> None:
+    """Called by the task's process before anything else: it dies with its supervisor, and joins the control group."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if group is not None:
+        with suppress(OSError):
+            join_group(group)
