@@ -321,6 +321,25 @@ def test_a_result_backend_that_never_answers_keeps_no_task_from_its_worker(make_
         assert len(silent.connections) == tries, "nobody asked it again"
 
 
+@pytest.mark.filterwarnings("ignore:.*setex.*:DeprecationWarning")
+def test_a_redis_that_was_away_is_used_again_as_broker_and_as_result_backend(make_engine, server, broker, monkeypatch):
+    monkeypatch.setattr("hetero_airflow.engines.silence.PAUSE_S", 0)
+    engine = make_engine(server.url, server.url)
+    first, _ = place(engine, "a")
+    heartbeat_s(engine)
+    server.kill()
+    place(engine, "b")
+    heartbeat_s(engine)
+    server.start()
+    second, _ = place(engine, "c", "w2")
+    engine.heartbeat()
+    assert len(queued(broker, "hetero.w2")) == 1
+    for task in (first, second):
+        answer(engine, task, states.SUCCESS)
+    ends = engine.collect()
+    assert {ends[task.key][0] for task in (first, second)} == {TaskInstanceState.SUCCESS}
+
+
 def test_adoption_and_the_end_ask_nobody_who_is_silent(make_engine, server, broker):
     with silent_server() as silent:
         engine = make_engine(server.url, f"redis://127.0.0.1:{silent.port}/0")
