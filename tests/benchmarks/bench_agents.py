@@ -1,7 +1,7 @@
 """What many agents cost one API server; run ``python tests/benchmarks/bench_agents.py [agents] [seconds]``.
 
 A real Airflow API server (one process, its own middleware and access log), once on SQLite and once on PostgreSQL;
-1,000 agents unless told otherwise, each with a key, a connection and a token for each request of its own, send an
+by default 1,000 agents, each with a key, a connection and a token for each request of its own, send an
 inventory of 8 GPUs and then a heartbeat with 9 readings every 5 s for 60 s. Prints the server's CPU time as a share of
 one core, and how long a heartbeat takes until it is answered, which is when it is in the database.
 """
@@ -42,14 +42,14 @@ READINGS = ("cpu", *(f"GPU-{n}" for n in range(8)))
 
 
 class Connection:
-    """One agent's HTTP/1.1 connection, by hand: the client must cost less than what it measures."""
+    """One agent's HTTP/1.1 connection, without a library: the client must cost less than the measured server."""
 
     def __init__(self, speaker: Speaker, port: int) -> None:
         self.speaker, self._port = speaker, port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def send(self, method: str, path: str, body: bytes) -> tuple[int, bytes, float]:
-        """Status, body, and the seconds from the first byte sent to the last one read."""
+        """Send a request. Returns status, body, and the seconds from the first byte sent to the last one read."""
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = self._streams
@@ -74,7 +74,7 @@ def heartbeat(worker_id: str, digest: str) -> bytes:
 
 
 async def one_agent(connection: Connection, body: bytes, until: float, took: list[float], failed: list[int]) -> None:
-    """Beat until then, at a phase of its own."""
+    """Send heartbeats until then. Each agent starts at another moment of the period."""
     at = monotonic() + random.uniform(0, HEARTBEAT_S)
     while at < until:
         await asyncio.sleep(at - monotonic())
@@ -85,7 +85,7 @@ async def one_agent(connection: Connection, body: bytes, until: float, took: lis
 
 
 async def register(connection: Connection) -> str:
-    """Tell the inventory; its name."""
+    """Send the inventory. Returns its digest."""
     worker = connection.speaker.worker_id
     devices = (a_cpu(64), *(a_device(f"GPU-{worker}-{n}", index=n) for n in range(8)))
     report = InventoryReport(worker=connection.speaker.worker(devices=devices))
@@ -97,13 +97,13 @@ async def register(connection: Connection) -> str:
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    """Of the server's process and those that it started."""
+    """CPU seconds of the server's process and its children."""
     times = [times_of_process.cpu_times() for times_of_process in (process, *process.children(recursive=True))]
     return sum(cpu_time.user + cpu_time.system for cpu_time in times)
 
 
 async def measure(connections: list[Connection], process: psutil.Process, seconds: float) -> None:
-    """Print one server's figures."""
+    """Measure one server and print its figures."""
     begin, cpu = perf_counter(), cpu_seconds(process)
     digests = await asyncio.gather(*map(register, connections))
     spent = perf_counter() - begin
@@ -130,7 +130,7 @@ async def measure(connections: list[Connection], process: psutil.Process, second
 
 
 def key_row(speaker: Speaker) -> dict[str, object]:
-    """As enrolment leaves it, without a thousand transactions."""
+    """The row of an enrolled agent's key, without a thousand enrolments."""
     digits = public_key_hex(speaker.key)
     return {"worker_id": speaker.worker_id, "public_key": digits, "nonce": 0, "instance": "", "changed": 1}
 

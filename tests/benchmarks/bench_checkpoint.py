@@ -1,8 +1,8 @@
-"""What an asynchronous save costs the training, against one that blocks: `python tests/benchmarks/bench_checkpoint.py`.
+"""How much asynchronous and blocking saves delay a training: `python tests/benchmarks/bench_checkpoint.py`.
 
 The same steps (a matrix product of about 10 ms, on all cores that torch takes) run without saves, with asynchronous
 saves and with blocking ones. The stall is what a save adds to the steps' time: the call itself, and the steps that
-its writing slows down. The bar: at most 1 % of the step time at a save every 30 s.
+its writing slows down. The limit: at most 1 % of the step time at a save every 30 s.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def step(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def block(seconds: float, a: torch.Tensor, b: torch.Tensor) -> tuple[int, float]:
-    """How many steps fit into so much time, and how long they took."""
+    """Run steps for this time. Returns how many, and the seconds that they took."""
     end, count, start = time.perf_counter() + seconds, 0, time.perf_counter()
     while time.perf_counter() < end:
         step(a, b)

@@ -1,6 +1,6 @@
 """How fast is deciding? Run it: ``python tests/benchmarks/bench_decide.py [workers ...]``; times are of one core.
 
-Garbage is collected after what is timed, as `Cycle.run` has it.
+Garbage is collected after the timed part, as in `Cycle.run`.
 
 1. Placements a second on an idle fleet, and on a half busy one with a mixed queue, of single devices and of several
    on one worker, against a naive rescan of the same policy (`naive.py`), whose placements must be the same.
@@ -65,7 +65,7 @@ def _worker(number: int) -> Worker:
 
 
 def make_usage(workers: Sequence[Worker], busy: float, rng: random.Random) -> UsageByWorker:
-    """That part of the accelerators is leased, at random."""
+    """The usage with this part of the accelerators leased at random."""
     return UsageByWorker(
         {
             worker.id: {
@@ -79,7 +79,7 @@ def make_usage(workers: Sequence[Worker], busy: float, rng: random.Random) -> Us
 
 
 def make_pending(texts: Sequence[str], number: int, rng: random.Random, first: int = 0) -> tuple[PendingRequest, ...]:
-    """So many requests of these kinds, mixed; equal ones share their `DeviceRequest`, as those of the SQL store do."""
+    """This many requests of these kinds, mixed. Equal ones share their `DeviceRequest`, as in the SQL store."""
     requests = [a_pending(device=text).request for text in texts]
     return tuple(
         PendingRequest(
@@ -94,7 +94,7 @@ def make_pending(texts: Sequence[str], number: int, rng: random.Random, first: i
 
 
 def placed(plan: Plan) -> list[Placed]:
-    """The placements, as `Naive` tells them."""
+    """The placements, in the form of `Naive`."""
     return [
         (p.request_id, p.worker_id, p.alternative, tuple(claim.device_id for claim in p.claims)) for p in plan.places
     ]
@@ -139,7 +139,7 @@ def compare(name: str, texts: Sequence[str], workers: tuple[Worker, ...], busy: 
 
 
 class Steady:
-    """A fleet that is full, a queue, and what happens between two cycles."""
+    """A full fleet, a queue, and the changes between two cycles."""
 
     def __init__(self, policy: Callable[[], Policy], workers: int, waiting: int, changes: int) -> None:
         self._rng = random.Random(0)
@@ -159,7 +159,7 @@ class Steady:
         self._store.record([RequestSubmitted(request) for request in arrived], EPOCH)
 
     def cycle(self) -> float:
-        """One whole cycle: how long it takes."""
+        """Run one whole cycle. Returns its seconds."""
         self._engine.dispatched.clear()
         begin = time.process_time()
         result = self._cycle.run(EPOCH)
@@ -183,7 +183,7 @@ class Steady:
         self.top_up()
 
     def top_up(self) -> None:
-        """Requests arrive until as many wait as are to."""
+        """Let requests arrive until the queue has its length."""
         self._submit(max(0, self._waiting - len(self._store.snapshot().pending)))
 
 
@@ -207,7 +207,7 @@ def steady(name: str, policy: Callable[[], Policy], workers: int, waiting: int, 
 
 
 def many_requests(name: str, policy: Callable[[], Policy], requests: int = 15_000, workers: int = 640) -> str:
-    """One line: a queue that is longer than the fleet, decided at once by a policy that knows nothing yet."""
+    """One line: a queue that is longer than the fleet, decided in one cycle by a fresh policy."""
     present = make_workers(workers)
     snapshot = Snapshot(1, present, UsageByWorker({}), make_pending(MIXED, requests, random.Random(0)))
     spent = timed(lambda: policy().decide(snapshot, EPOCH))
@@ -216,7 +216,7 @@ def many_requests(name: str, policy: Callable[[], Policy], requests: int = 15_00
 
 
 def memory(workers: int = 10_000, waiting: int = 100_000) -> str:
-    """One line: what a process that holds all this, and has decided about it, needs at most."""
+    """One line: the peak memory of a process with this fleet and queue after its decisions."""
     world = Steady(PriorityPolicy, workers, waiting, 50)
     times = [world.cycle()]
     world.top_up()

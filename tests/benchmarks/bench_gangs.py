@@ -1,10 +1,10 @@
 """From the placement of a gang to its first collective; run ``python tests/benchmarks/bench_gangs.py [rounds]``.
 
-Two workers of two ranks each on this host, on Gloo: by torchrun's own rendezvous (c10d), both started at once with the
-port agreed on before; and by two tasks of `TorchrunOperator` that are started at once as the executor hands them over,
-where the leader opens a port and tells the other. In turns, since other work on the machine moves both. Prints when
-the last rank had its first `all_reduce`. Not in it: Airflow's start of the two tasks, and an XCom's way through the
-API server, for which a file stands.
+Two workers of two ranks each on this host, with Gloo. First with torchrun's own rendezvous (c10d): both start at once,
+and the port is agreed on before. Then with two tasks of `TorchrunOperator`, which start at once, as under the executor:
+the leader opens a port and sends it to the other. The two kinds take turns, since other work on the machine affects
+both. Prints the time until the last rank has its first `all_reduce`. The time does not include Airflow's start of the
+tasks, nor the way of an XCom through the API server: a file replaces it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ dist.destroy_process_group()
 
 
 def by_torchrun(folder: Path, rank: int, port: int) -> None:
-    """One worker as torchrun alone does it."""
+    """One worker, started by torchrun alone."""
     command = [
         *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={WORKERS}", f"--nproc-per-node={RANKS}"),
         *("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=bench", "--local-addr=127.0.0.1"),
@@ -49,7 +49,7 @@ def by_torchrun(folder: Path, rank: int, port: int) -> None:
 
 
 def by_operator(folder: Path, rank: int, port: int) -> None:
-    """One worker's task of the gang; the port is not used: it finds its own."""
+    """One worker's task of the gang. It does not use the port, but finds its own."""
     operator = TorchrunOperator(
         task_id="train", script=str(folder / "train.py"), args=[folder], processes=RANKS, device="cpu", node_rank=rank
     )

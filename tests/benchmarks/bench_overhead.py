@@ -1,7 +1,7 @@
 """What placing a device costs: queued → running, device tasks and plain ones in one run of one scheduler.
 
 ``make bench-overhead``. Device tasks go through HeteroExecutor, plain ones through LocalExecutor
-beside it; there are devices enough, so that nothing waits for one.
+beside it. There are enough devices, so no task waits for one.
 """
 
 import tempfile

@@ -1,8 +1,8 @@
 """Every policy on the public traces. Run it: ``make bench-schedule``, or with names of sections for some of them.
 
-Writes its tables into ``docs/scheduling.md``, each between the two comments that name its section. Every table has
-blind, aware and oracle baselines, the published number and a lower or upper bound beside our policies, from
-one run of this command: no number is kept from another day. Needs HETERO_AIRFLOW_TRACES.
+Writes its tables into ``docs/scheduling.md``, each between the two comments that name its section. Beside our policies,
+every table has baselines that ignore speeds, know speeds, and know durations, the published number, and a lower or
+upper bound. All rows are from one run of this command: no number is kept from another day. Needs HETERO_AIRFLOW_TRACES.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 from bench_table import Table
 
 SECTIONS = ("truth", "jct", "stream", "default", "makespan", "dags", "openb", "philly", "balance", "replay", "victims")
-"""Each is a module ``bench_schedule_<name>.py`` beside this one, with a function ``tables``."""
+"""The sections. Each is a module ``bench_schedule_<name>.py`` beside this one, with a function ``tables``."""
 
 PAGE = Path(__file__).parents[2] / "docs" / "scheduling.md"
 README = Path(__file__).parents[2] / "README.md"
 SHOWN = "jct"
-"""The section whose first table the README shows, too."""
+"""The README also shows the first table of this section."""
 
 
 def run_section(name: str) -> Iterator[Table]:
@@ -33,7 +33,7 @@ def run_section(name: str) -> Iterator[Table]:
 
 
 def write_section(page: Path, name: str, text: str) -> None:
-    """Put that text between the section's two comments."""
+    """Put a text between the two comments of a section."""
     pattern = rf"(<!-- bench {name} -->\n).*?(<!-- end {name} -->)"
     replaced, times = re.subn(pattern, lambda m: m[1] + text + m[2], page.read_text(), flags=re.DOTALL)
     if times != 1:
@@ -42,7 +42,7 @@ def write_section(page: Path, name: str, text: str) -> None:
 
 
 def main(names: list[str]) -> None:
-    """Run the sections and write what they measured."""
+    """Run the sections and write their tables."""
     unknown = sorted(set(names) - set(SECTIONS))
     if unknown:
         raise SystemExit(f"unknown sections: {', '.join(unknown)}. There are {', '.join(SECTIONS)}")

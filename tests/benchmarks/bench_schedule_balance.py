@@ -20,7 +20,7 @@ TIMES_H = (100, 120, 150)
 
 
 def tables() -> Iterator[Table]:
-    """Jobs done by some times; what nothing can beat is each job alone on its fastest type."""
+    """How many jobs have ended by given times. The bound: each job runs alone on its fastest type."""
     workload, workers = load_trace("gavel/h300_seed0"), parse_cluster(CLUSTER)
     options = replace(ON_60_S, knowledge=Knowledge.ORACLE)
     ends = {

@@ -38,14 +38,14 @@ ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """When everything was over, and how long a DAG run took from its begin, in seconds."""
+    """The makespan, and the mean time of a DAG run, in seconds."""
 
     makespan_s: float
     run_s: float
 
 
 def stream(name: str, seed: int) -> Workload:
-    """DAG runs of twelve random DAGs."""
+    """Generated runs of twelve random DAGs."""
     runs, per_hour = STREAMS[name]
     rng = random.Random(seed)
     designs = [random_design(rng, f"dag{number}") for number in range(DESIGNS)]
@@ -61,7 +61,7 @@ def simulated(workload: Workload, row: Row) -> Ended:
 
 
 def ended(workload: Workload, ends: dict[str, float]) -> Ended:
-    """The figures, given when each job ended."""
+    """The figures, from the end of each job."""
     lasts: dict[str, float] = {}
     for job in workload.jobs:
         lasts[job.run] = max(lasts.get(job.run, 0.0), ends[job.id])
@@ -70,7 +70,7 @@ def ended(workload: Workload, ends: dict[str, float]) -> Ended:
 
 
 def bound(workload: Workload) -> Ended:
-    """Below what no schedule comes: of a DAG run, its critical path on the fastest devices."""
+    """Lower bounds. For a DAG run, the bound is its critical path on the fastest devices."""
     workers = parse_cluster(CLUSTER)
     runs: dict[str, Workload] = {}
     for job in workload.jobs:

@@ -1,4 +1,4 @@
-"""Which policy is the default: as production knows tasks, with and without an engine that can take devices back."""
+"""Which policy is the best default, with estimates as in production, with and without preemption."""
 
 from __future__ import annotations
 

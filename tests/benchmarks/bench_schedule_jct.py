@@ -1,4 +1,4 @@
-"""Mean JCT on Gavel's three small streams, 12 devices of each of three types, restarts charged 60 s."""
+"""Mean JCT on Gavel's three small streams, 12 devices of each of three types, a restart costs 60 s."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PUBLISHED = (
     ("Gavel's simulator: LAS (knows speeds)", "14.39", "17.62", "13.31"),
     ("Gavel's simulator: AlloX (knows durations)", "14.85", "18.37", "–"),
 )
-"""Re-run by the data set's collector, without a cost for restarts; see the README beside the traces."""
+"""From a new run by the collector of the data set, in which restarts cost nothing. See the README beside the traces."""
 
 
 def tables() -> Iterator[Table]:

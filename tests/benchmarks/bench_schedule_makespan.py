@@ -1,4 +1,4 @@
-"""Makespan of Gavel's three small streams, restarts charged 60 s."""
+"""Makespan of Gavel's three small streams, a restart costs 60 s."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PUBLISHED = (
 
 
 def tables() -> Iterator[Table]:
-    """One row a policy, and what it costs the mean JCT."""
+    """One row for each policy, with its mean JCT."""
     workers = parse_cluster(CLUSTER)
     workloads = [load_trace(f"gavel/{name}") for name in TRACES]
     rows = []

@@ -34,7 +34,7 @@ from hetero_airflow.simulator.traces import load_trace
 from hetero_airflow.simulator.workload import Workload
 
 SEEDS = range(42, 52)
-"""Of the orders; what was chosen by trial was chosen on seeds from 1000."""
+"""Seeds of the orders. Parameters were tuned on other seeds, from 1000 on."""
 
 MIXES = (
     "default", "cpu050", "cpu100", "cpu200", "cpu250", "gpushare40", "gpushare60", "gpushare80", "gpushare100",
@@ -46,7 +46,7 @@ PUBLISHED = {"random": "01-Random", "dot_product": "02-DotProd", "best_fit": "05
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """One order, percent."""
+    """The result of one order, in percent."""
 
     at_100: float
     at_130: float
@@ -54,7 +54,7 @@ class Filled:
 
 
 def fill(workload: Workload, valuation: PackingMeasure, rng: Random | None) -> Filled:
-    """Place the pods one by one; with a generator, on any worker that they fit, and there on any GPU."""
+    """Place the pods one by one. With a random generator: on any worker that fits, and there on any GPU."""
     requests = [job.request for job in workload.jobs]
     alternatives = {a: n for n, a in enumerate(dict.fromkeys(a for r in requests for a in r.alternatives))}
     order = [[alternatives[alternative] for alternative in request.alternatives] for request in requests]
@@ -89,7 +89,7 @@ def _any(board: Scoreboard, options: Sequence[int], rng: Random) -> tuple[int, i
 
 
 def mix_of(workload: Workload) -> RequestMix:
-    """What the pods of the list ask for, without the copies of an order; any of several models as each of them."""
+    """The request mix of the pods in the list. A pod that allows several models counts for each of them."""
     listed = [job.request for job in workload.jobs if "-copy-" not in job.id]
     counts: Counter[Alternative] = Counter(alternative for request in listed for alternative in request.alternatives)
     return tuple(sorted(((a, n / len(listed)) for a, n in counts.items()), key=lambda item: item[0].key))

@@ -1,4 +1,4 @@
-"""Philly, October 2017: one pool for all teams against a share of its own for each virtual cluster."""
+"""Philly, October 2017: one pool for all teams, compared with a share for each virtual cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hetero_airflow.simulator.workload import Job, Workload
 MONTH_S = 31 * 86400.0
 POOLS = (512, 640, 768)
 BEAT_S = 60.0
-"""Decisions are made at multiples of it, as by a heartbeat."""
+"""Decisions are made at multiples of this, as with heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Run:
     """What happened in each `BEAT_S` of the month: ``float [beats]``, and how long jobs waited."""
 
     busy: NDArray[np.float64]
-    """Devices that are held."""
+    """Held devices."""
     waiting: NDArray[np.float64]
     """Jobs that wait, for longer than a beat."""
     ended: NDArray[np.float64]
@@ -39,7 +39,7 @@ class Run:
 
     @property
     def wait_s(self) -> float:
-        """The mean; what has not started by the end of the month has waited until then."""
+        """The mean. A job that has not started by the end of the month has waited until then."""
         return float(np.mean(self.waits_s))
 
 
@@ -55,7 +55,7 @@ def shares(pool: int) -> dict[str, int]:
 
 
 def run_shares(workload: Workload, pool: int) -> Run:
-    """Each virtual cluster by itself; a job that asks for more devices than it has gets all of them."""
+    """Each virtual cluster alone. A job that requests more devices than the cluster has gets all of them."""
     runs = []
     for vc, devices in shares(pool).items():
         jobs = tuple(_at_most(job, devices) for job in workload.jobs if job.group == vc)
@@ -83,7 +83,7 @@ def run(workload: Workload, devices: int) -> Run:
 
 
 def read(record: SimulationRecord) -> Run:
-    """What is measured of a record."""
+    """The figures of a record."""
     beats = int(MONTH_S / BEAT_S)
     busy, queued, ended, waits = np.zeros(beats + 1), np.zeros(beats + 1), np.zeros(beats + 1), []
     for job in record.jobs:

@@ -56,35 +56,35 @@ from hetero_airflow.simulator.workload import Job, Workload
 from hetero_airflow.units import MILLI_PER_DEVICE
 
 SEEDS = range(142, 147)
-"""What was chosen by trial was chosen on 42 to 44."""
+"""Parameters were tuned on the seeds 42 to 44."""
 WORKERS = 40
-"""Of the 1213; half of them have 8 GPUs."""
+"""Workers out of 1213. Half of them have 8 GPUs."""
 DEMAND = 1.05
-"""What is asked for while it is measured, as a part of all GPUs."""
+"""The demand during the measurement, as a part of all GPUs."""
 LARGE_PARTS = (0.1, 0.2, 0.3, 0.5)
-"""Of the demand, by requests for `LARGE` GPUs of one worker."""
+"""Parts of the demand from requests for `LARGE` GPUs of one worker."""
 LARGE = 8.0
 LONGEST_S = HOUR_S
 PATIENCE_S = 0.25 * HOUR_S
 LARGE_FROM_S = HOUR_S
 WARM_UP_S = 2 * HOUR_S
-"""By then, whatever ran when the first large request came has ended."""
+"""By then, all pods that ran when the first large request came have ended."""
 END_S = 3 * HOUR_S
 CYCLE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A policy that moves nobody."""
+    """A policy without migration."""
 
     placement: str
     keeps: bool = False
-    """Whether what the head of the queue needs is kept for it."""
+    """Whether devices are reserved for the head of the queue."""
     large_from_s: float = LARGE_FROM_S
 
     @property
     def label(self) -> str:
-        """As the tables name it."""
+        """The name in the tables."""
         from_start = "" if self.large_from_s else ", large from the start"
         return f"{self.placement}{', kept for the head' if self.keeps else ''}{from_start}"
 
@@ -103,7 +103,7 @@ class Result:
     allocated: float
     """Part of all GPUs, on average over the time after the warm-up."""
     large_wait_s: tuple[float, ...]
-    """Of the large requests submitted after the warm-up; others until they left or until the end."""
+    """Waits of the large requests that were submitted after the warm-up: until start, departure or the end."""
     large_left: float
     small_left: float
     """Parts of those submitted after the warm-up that did not start."""
@@ -133,7 +133,7 @@ def run(workload: Workload, policy: Policy, name: str) -> Result:
 
 
 def tables() -> Iterator[Table]:
-    """What is allocated by part of large requests; then what each policy did for whom."""
+    """One table of allocated GPUs by the part of large requests, and one of waits and moves."""
     results: defaultdict[tuple[str, float], list[Result]] = defaultdict(list)
     labels = [*(baseline.label for baseline in BASELINES), OURS]
     for seed, part in itertools.product(SEEDS, LARGE_PARTS):
@@ -250,7 +250,7 @@ def _arrivals(pods: Sequence[Job], gpus: float, rng: random.Random) -> list[tupl
 
 
 def _drawn(workers: Sequence[Worker], rng: random.Random) -> tuple[Worker, ...]:
-    """Every so many of the workers by size, so that each kind has its part, from a random one on."""
+    """A systematic sample of the workers by size, from a random start, so that each kind has its part."""
     ranked = sorted(
         workers, key=lambda worker: (sorted(device_class(d) for d in worker.devices), _cores(worker), worker.id)
     )
@@ -276,14 +276,14 @@ def _is_possible(job: Job, shapes: Collection[Shape], matcher: Matcher) -> bool:
 
 
 class NoReservations(ReservationsByNeed):
-    """Whoever fits is placed, whoever waits: as in the scheduler of Kubernetes, large requests can wait for ever."""
+    """Place each request that fits. As in the scheduler of Kubernetes, large requests can wait for ever."""
 
     def note_waiting(self, unit: Sequence[PendingRequest]) -> None:
         """Reserves nothing."""
 
 
 class AnyPlace:
-    """A placement by lot: of the workers where it fits any, and there any devices.
+    """Random placement: on any worker where the request fits, and there on any devices.
 
     The lots are hashes of what is asked and of when each device of the worker was last granted, which no two workers
     have in common once something has run on them.
@@ -297,7 +297,7 @@ class AnyPlace:
     def choose(
         self, alternative: Alternative, shape: Shape, held: Sequence[Allocation], free: Sequence[int]
     ) -> tuple[int, ...]:
-        """Those with the greatest lots."""
+        """The workers with the greatest random numbers."""
         ranked = sorted(free, key=lambda position: (self._lot(alternative, held, position), position), reverse=True)
         return tuple(sorted(ranked[: device_count(alternative)]))
 
@@ -309,7 +309,7 @@ class AnyPlace:
         verdict: Feasibility,
         chosen: Sequence[int],
     ) -> Mapping[str, float]:
-        """The worker's lot."""
+        """The random number of a worker."""
         return {"lot": self._lot(alternative, held, -1)}
 
     def _lot(self, alternative: Alternative, held: Sequence[Allocation], position: int) -> float:
@@ -319,7 +319,7 @@ class AnyPlace:
 
 
 def make(name: str, *, keeps: bool, workload: Workload, seed: int) -> Policy:
-    """A policy that moves nobody; with `keeps`, what the head of the queue needs is kept for it."""
+    """A policy without migration. With `keeps`, devices are reserved for the head of the queue."""
     return ListPolicy(
         name,
         by_priority,

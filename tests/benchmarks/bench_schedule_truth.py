@@ -1,4 +1,4 @@
-"""Does the simulator say what the publishers' own simulators said? Muri's traces; openb's is in its own section."""
+"""Does the simulator agree with the publishers' simulators? Muri's traces. openb has its own section."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hetero_airflow.simulator.traces import load_trace
 from hetero_airflow.simulator.traces.files import trace_folder
 
 TRACES = ("trace1", "trace1_pr", "trace3", "trace3_pr")
-"""Trace 2 takes the longest by far: the test marked bench has it."""
+"""Without trace 2, which takes the longest by far. The test with the marker bench runs it."""
 
 
 def tables() -> Iterator[Table]:
-    """Simulated by recorded."""
+    """Simulated and recorded values."""
     with (trace_folder(None) / "muri" / "published_avg_jct_seconds.csv").open() as file:
         recorded = {row[""]: row for row in csv.DictReader(file)}
     rows = []

@@ -1,7 +1,7 @@
 """Whose devices are taken back: device-seconds lost on Philly's October by our victims and by last-in-first-out ones.
 
 Both sides are the policy `priority` with the same order, placement and minimum run time; they differ in the victims.
-Nobody saves at the notice: lost is what was done since the last periodic checkpoint, and the restart.
+Tasks do not save at the notice: they lose the work since the last periodic checkpoint, and the restart.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hetero_airflow.simulator.traces import load_trace
 from hetero_airflow.simulator.workload import Job, Workload
 
 DAYS = 9
-"""Of October: the pool of 640 devices is full for much of the last two of them."""
+"""Days of October. The pool of 640 devices is full for much of the last two days."""
 END_S = DAYS * 86400.0
 BEAT_S = 60.0
 PER_MACHINE = 8
@@ -47,7 +47,7 @@ MOSTLY_LOW: Mix = ((Class.URGENT, 10), (Class.MEDIUM, 30), (Class.LOW, 60))
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One world in which both are compared."""
+    """One setting in which both are compared."""
 
     label: str
     cluster: str = MACHINES
@@ -55,7 +55,7 @@ class Case:
     mix: Mix = USUAL
     seeds: Sequence[int] = SEEDS[:1]
     min_run_s: float | None = None
-    """For so long those that last-in-first-out victims are chosen from keep their devices; None: as with ours."""
+    """The minimum run time on the side of LIFO; None: as on ours."""
 
 
 CASES = (
@@ -70,19 +70,19 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one run."""
+    """The figures of one run."""
 
     lost_device_s: float
-    """Held without progress that lasted: restarts, and work that was undone."""
+    """Device-seconds without lasting progress: restarts, and lost work."""
     preemptions: int
     urgent_wait_s: float
     """The mean, until the first start."""
     jct_s: float
-    """The mean of all jobs that were submitted; what has not ended by the end has taken until then."""
+    """The mean over all submitted jobs. A job that has not ended counts until the end."""
 
 
 def last_in_first_out(min_run_s: float | None) -> Policy:
-    """The policy `priority`, but of those of the lower classes, whoever was started last goes first."""
+    """The policy `priority`, but the victim is the task of the lower classes that started last."""
     preemption = PreemptionRules(_class_and_attained_service, min_run_s, is_priority_class=True)
     return ListPolicy(
         "last in, first out",
@@ -93,13 +93,13 @@ def last_in_first_out(min_run_s: float | None) -> Policy:
 
 
 def _class_and_attained_service(progress: RequestProgress, estimates: Estimates) -> Rank:
-    """A shorter stay is a greater rank; who waits has none yet, so that equals never give way."""
+    """A later start is a greater rank. Waiting requests have no rank, so equal classes never give way."""
     stay_s = progress.total_service_s - sum(progress.pending.attained_service_s.values())
     return float(progress.pending.request.priority.rank), -max(0.0, round(stay_s, 3))
 
 
 def draw_classes(workload: Workload, mix: Mix, seed: int) -> Workload:
-    """Each job gets a class by chance."""
+    """Give each job a random class."""
     rng = random.Random(seed)
     drawn = rng.choices([class_ for class_, _ in mix], [share for _, share in mix], k=len(workload.jobs))
     pairs = zip(workload.jobs, drawn, strict=True)
@@ -112,7 +112,7 @@ def _of_class(request: DeviceRequest, class_: Class) -> DeviceRequest:
 
 
 def split_gangs(workload: Workload) -> Workload:
-    """What asks for more than a machine has is a gang of equal parts."""
+    """Split a job that requests more devices than a machine has into a gang of equal parts."""
     return replace(workload, jobs=tuple(map(_split, workload.jobs)))
 
 

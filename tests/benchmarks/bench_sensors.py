@@ -25,13 +25,13 @@ import psutil
 from counted_s3 import CREDENTIALS, running_s3
 
 TASKS = 100
-"""Of the DAG that the sensors are in."""
+"""Arguments of the DAG with the sensors."""
 PUBLISHED = 20
 BUCKET = "models"
 
 
 def waiting(channel, number):
-    """The triggerer's process: says its memory without triggers and with them, then when each event came."""
+    """The triggerer's process. It reports its memory without and with triggers, then the time of each event."""
     logging.disable(logging.CRITICAL)
     asyncio.run(_wait(channel, number))
 
@@ -100,7 +100,7 @@ def _workload(index, start, data):
 
 
 def _publish(run_id, folder):
-    """As the task would; when it was done."""
+    """Publish a checkpoint as the task would. Returns when it was published."""
     from hetero_airflow.checkpoints.opening import open_store
     from hetero_airflow.checkpoints.publishing import claim_place, publish
     from hetero_airflow.contract.checkpoint_place import checkpoint_options, checkpoint_place, store_credentials

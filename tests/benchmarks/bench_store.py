@@ -1,6 +1,6 @@
 """How fast the stores are; run ``python tests/benchmarks/bench_store.py [workers]``.
 
-Prints, for memory, SQLite and PostgreSQL, with 1,000 workers unless told otherwise:
+Prints, for memory, SQLite and PostgreSQL, by default with 1,000 workers:
 grants and releases per second, alone and twenty a plan; a snapshot of which nothing, or one lease,
 changed; and what a heartbeat costs.
 """
@@ -34,7 +34,7 @@ _numbers = count()
 
 
 def rate(operation: Callable[[], int], seconds: float = 2.0) -> float:
-    """Units per second, where the operation says how many units it did."""
+    """Units per second. The operation returns how many units it did."""
     operation()
     done, start = 0, perf_counter()
     while perf_counter() - start < seconds:
@@ -105,7 +105,7 @@ def measure(store: Any, workers: int) -> dict[str, str]:
 
 @contextmanager
 def stores() -> Iterator[dict[str, Any]]:
-    """The three, empty; PostgreSQL as the tests start it."""
+    """The three stores, empty. PostgreSQL is started as in the tests."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         postgres = stack.enter_context(running_postgres()).url

@@ -40,7 +40,7 @@ PLAN_SIZES = (1, 20, 100)
 
 
 def race(url: str, name: str, size: int, seconds: float) -> None:
-    """What one process does; prints leases granted and released, placements refused, seconds."""
+    """The work of one process. It prints granted and released leases, refused placements, and seconds."""
     engine = create_engine(url)
     store, rng, template = SqlStore(engine), random.Random(name), a_pending()
     store.snapshot()
@@ -66,7 +66,7 @@ def race(url: str, name: str, size: int, seconds: float) -> None:
         refused += len(commit.raced)
     spent = perf_counter() - start
     print(json.dumps({"done": done, "refused": refused, "spent": spent, "cpu": process_time() - cpu}), flush=True)
-    sys.stdin.readline()  # whoever asked reads first what the session has cost the server
+    sys.stdin.readline()  # the parent first reads the session's processor time on the server
     engine.dispose()
 
 

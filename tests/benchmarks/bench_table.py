@@ -21,7 +21,7 @@ BENCHMARK_POLICIES = {"fgd": Fgd, "makespan_lp": MakespanLp}
 """Published policies that the package does not offer."""
 
 ON_60_S = Options(restart_s=fixed_restart_s(60.0))
-"""What Gavel's traces are simulated with: a restart costs 60 s, whatever the number of devices."""
+"""The options for Gavel's traces: a restart costs 60 s for any number of devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Table:
     rows: Sequence[Sequence[str]]
 
     def markdown(self) -> str:
-        """As it stands in the page; numbers to the right."""
+        """The table in Markdown, with numbers to the right."""
         lines = [f"### {self.title}", "", self.note, "", f"| {' | '.join(self.headers)} |"]
         lines.append(f"|{'|'.join(['---', *['---:'] * (len(self.headers) - 1)])}|")
         lines += (f"| {' | '.join(row)} |" for row in self.rows)
@@ -43,7 +43,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A policy under one kind of knowledge."""
+    """A policy with one kind of knowledge."""
 
     label: str
     policy: str
@@ -67,10 +67,10 @@ def simulate(
 
 
 def hours(seconds: float | None) -> str:
-    """Two digits after the point; a dash for what is not there."""
+    """Hours with two digits; a dash for None."""
     return "–" if seconds is None else f"{seconds / HOUR_S:.2f}"
 
 
 def percent(share: float | None) -> str:
-    """Of a share from 0 to 1."""
+    """A share from 0 to 1 in percent."""
     return "–" if share is None else f"{100 * share:.1f}"

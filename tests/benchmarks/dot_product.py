@@ -1,4 +1,4 @@
-"""Dot product: a placement by amounts alone, which fragmentation-aware placement is compared with."""
+"""Dot product: a placement by amounts alone, the baseline of placement by fragmentation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The baseline of load balancing: a queue for each device, and each job to the queue with the fewest jobs.
 
-It is no policy: a policy keeps nothing between decisions, and which queue a job was put into is not to be seen from who
-waits and who runs. Whoever has joined a queue stays in it: nothing moves, and nothing is preempted.
+It is not a policy: a policy keeps nothing between decisions, and a snapshot does not show the queue of a job. A job
+stays in its queue: nothing is migrated, and nothing is preempted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _DeviceQueue:
         return len(self._ends)
 
     def join(self, job: Job, best_s: float) -> JobRecord:
-        """What becomes of a job that comes now; after those that came before."""
+        """The record of a job that comes now, after the jobs before it."""
         start = max([job.arrival_s, *self._ends[-1:]])
         end = start + job.work / job.speed(self.device_class)
         self._ends.append(end)
@@ -50,7 +50,7 @@ class _DeviceQueue:
 
 
 def least_queued(workload: Workload, workers: Iterable[Worker]) -> SimulationRecord:
-    """What becomes of jobs of one device each; ties go to the worker, then the device, that stands first.
+    """The record of jobs with one device each. Ties go to the first worker, then to its first device.
 
     :raises ClusterError: a job of several devices or in a DAG, or one that no device can run
     """

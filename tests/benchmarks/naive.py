@@ -1,7 +1,7 @@
-"""The policy fifo written down plainly: each request is asked of every worker anew. What `bench_decide` compares with.
+"""The policy fifo in its plainest form: each request is matched with every worker. `bench_decide` compares with it.
 
-It asks the same questions (`judge`, `device_need`, `TightFitScorer`) and comes to the same placements, but knows no
-shapes, states, or rankings.
+It uses the same rules (`judge`, `device_need`, `TightFitScorer`) and gets the same placements, but without shapes,
+states and rankings.
 """
 
 from __future__ import annotations

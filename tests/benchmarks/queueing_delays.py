@@ -1,7 +1,7 @@
 """From queued to running: 50 device tasks and 50 plain ones in each run of the DAG ``overhead``.
 
-Rounds of five take turns, one of each kind, so that neither competes with the other for the CPU. A scheduler serves its
-executors one after the other, and whichever is second waits for the first: so each is first in half of the runs.
+Rounds of five tasks of each kind take turns, so that the kinds do not compete for the CPU. A scheduler serves its
+executors one after the other, and the second one waits for the first. So each is first in half of the runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WARM_UP, RUNS = 1, 3
 def print_delays(
     boot: Callable[[str], AbstractContextManager[LocalAirflow]], plain: str, timeout_s: float = 900
 ) -> None:
-    """Run it again and again, each run within `timeout_s`; print what each kind waited, and at the end over all runs.
+    """Run the DAG several times, each within `timeout_s`. Print the delays of each kind, and at the end over all runs.
 
     :param boot: starts an Airflow with that value of ``[core] executor``
     :param plain: the executor of the plain tasks

@@ -1,4 +1,4 @@
-"""The faults: name → what strikes a training, at a moment of the seed's choice."""
+"""The faults by name. Each happens to a training at a moment that the seed chooses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.chaos import faults_checkpoints, faults_example, faults_processes, fa
 from tests.chaos.scene import Injury, Scene, Training
 
 Fault = Callable[[Scene], tuple[Training, Injury]]
-"""Starts a training and strikes; what must be true of this fault alone, it asserts itself."""
+"""Starts a training and carries out the fault. It asserts what must hold after this fault only."""
 
 FAULTS: dict[str, Fault] = {
     fault.__name__: fault
@@ -42,5 +42,5 @@ ALONE = {
     "scheduler", "scheduler_host", "triggerer", "api_server", "database", "database_kill", "preemption",
     "example",
 }  # fmt: skip
-"""Strike Airflow as a whole, take devices from whoever has them, or train with all that PyTorch brings: one at a time.
-The others strike one training each, and several seeds' trainings run side by side."""
+"""These faults run one at a time: they affect all of Airflow, take devices from all tasks, or load the machine.
+Each of the others affects one training, and the trainings of several seeds run side by side."""

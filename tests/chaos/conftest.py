@@ -1,4 +1,4 @@
-"""One Airflow for all faults of a session; what to try comes from the environment that `make chaos` sets."""
+"""One Airflow for all faults of a session. `make chaos` sets the environment variables that choose the faults."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SETTINGS = {
     "AIRFLOW__HETERO__GRACE_S": "6",
     "AIRFLOW__HETERO__HANG_TIMEOUT_S": "15",
     "AIRFLOW__HETERO__CHECKPOINT_CONN_ID": "chaos_s3",
-    # what a session of faults loses is more than a task loses in its life
+    # a session with many faults needs more retries than a task in production
     "AIRFLOW__HETERO__RECOVERY_RULES": '{"lost_worker": {"times": null}}',
     "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
     "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "10",
@@ -55,7 +55,7 @@ S3 = {
     "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
     "NO_PROXY": "127.0.0.1",
 }
-"""What boto3 finds in the session; in the tasks, the key comes from an Airflow connection."""
+"""Credentials for boto3 in this process. Tasks get the key from an Airflow connection."""
 KEY = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
 SIMULATED = "nvidia/h100-80gb:20,ascend/910b:8"
 
@@ -68,7 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def table() -> Iterator[Table]:
-    """What was measured; printed at the end."""
+    """The table of the session, printed at the end."""
     path = os.environ.get("CHAOS_TABLE")
     table = Table(Path(path) if path else None)
     yield table
@@ -77,7 +77,7 @@ def table() -> Iterator[Table]:
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[Proxy]:
-    """Forwards to moto's HTTP server, but for the faults that it is told."""
+    """Forwards requests to moto's HTTP server, except for those that a fault lets fail."""
     for name in ("werkzeug", "botocore"):
         logging.getLogger(name).setLevel(logging.WARNING)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
@@ -101,7 +101,7 @@ def s3() -> Iterator[Proxy]:
 
 @contextlib.contextmanager
 def service_manager(airflow: LocalAirflow) -> Iterator[None]:
-    """Starts components of Airflow again that end by themselves, which some do when their database is away."""
+    """Restarts components of Airflow that end by themselves, as some do when their database is away."""
     is_over = threading.Event()
 
     def look() -> None:
@@ -119,7 +119,7 @@ def service_manager(airflow: LocalAirflow) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def chaos_airflow(tmp_path_factory: pytest.TempPathFactory, s3: Proxy) -> Iterator[Scene]:
-    """Airflow on the chosen database, the scene of no fault yet."""
+    """Airflow on the chosen database, before the first fault."""
     home = tmp_path_factory.mktemp("chaos")
     connection = {
         "conn_type": "aws",

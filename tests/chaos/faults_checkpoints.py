@@ -1,4 +1,4 @@
-"""What happens to checkpoints: deaths while they are published, damage on the disk, a full disk, a second writer."""
+"""Faults of checkpoints: death while one is published, damage on the disk, a full disk, a second writer."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tests.chaos.reference import TRAINING
 from tests.chaos.scene import PATIENCE_S, Injury, Scene, Training
 
 CHANGES_OF_A_CLAIM = 1
-"""The first change that a start makes is that of the index: see `publishing.claim`."""
+"""A start first changes the index: see `publishing.claim`."""
 CHANGES_OF_A_SAVE = 6
 """Two shards, the manifest, the index, the feed, the sweep."""
 
 FULL = 64 << 10
-"""Bytes that a file may have on the disk that is full: the journal has them, a shard has not."""
+"""The largest file on the full disk, in bytes: the journal is smaller, a shard is larger."""
 
 
 def preemption(scene: Scene) -> tuple[Training, Injury]:
-    """An urgent task takes the devices; the training is told, saves, waits, and goes on with at most one step lost."""
+    """An urgent task takes the devices. The training gets a notice, saves, waits, and loses at most one step."""
     training = scene.train()
     scene.some_step(training)
     run_id = scene.airflow.trigger("urgent")
@@ -42,7 +42,7 @@ def preemption(scene: Scene) -> tuple[Training, Injury]:
 
 
 def publishing(scene: Scene) -> tuple[Training, Injury]:
-    """kill -9 at each stage of publishing a checkpoint, one after another, each in a start of its own."""
+    """kill -9 at each stage of publishing a checkpoint, each in another start of the task."""
     stages = list(range(CHANGES_OF_A_SAVE + 1))
     scene.rng.shuffle(stages)
     saves = [scene.rng.randint(0, 1) * CHANGES_OF_A_SAVE for _ in stages]
@@ -55,7 +55,7 @@ def publishing(scene: Scene) -> tuple[Training, Injury]:
 
 
 def truncated(scene: Scene) -> tuple[Training, Injury]:
-    """The newest checkpoint loses the end of a shard while nobody looks, and the task is killed."""
+    """The newest checkpoint loses the end of a shard unnoticed, and the task is killed."""
 
     def cut(shard: Path) -> None:
         os.truncate(shard, scene.rng.randrange(shard.stat().st_size))
@@ -64,7 +64,7 @@ def truncated(scene: Scene) -> tuple[Training, Injury]:
 
 
 def bit_flip(scene: Scene) -> tuple[Training, Injury]:
-    """One bit of a shard of the newest checkpoint is another one, and the task is killed."""
+    """One bit of a shard of the newest checkpoint is flipped, and the task is killed."""
 
     def flip(shard: Path) -> None:
         content = bytearray(shard.read_bytes())
@@ -92,10 +92,10 @@ def _damaged(scene: Scene, damage: Callable[[Path], None]) -> tuple[Training, In
 
 
 def full_disk(scene: Scene) -> tuple[Training, Injury]:
-    """No shard fits on the disk for some saves; then the task is killed, and finds the last one that fitted.
+    """For some saves no shard fits on the disk. Then the task is killed, and resumes from the last complete checkpoint.
 
-    By the limit on the size of the process' files, which the kernel sets on it from outside: its errors go the way of
-    ENOSPC, and no test needs the right to mount.
+    The test sets the kernel's limit on the size of the process' files. Its errors take the same path as ENOSPC, and no
+    test needs the right to mount.
     """
     training = scene.train()
     training.wait_for_checkpoint()
@@ -118,7 +118,7 @@ def full_disk(scene: Scene) -> tuple[Training, Injury]:
 def two_copies(scene: Scene) -> tuple[Training, Injury]:
     """A second process with the task's own right to publish lives on when the task is killed and goes on elsewhere.
 
-    It has no lease in its environment, or the executor would find and end it: it is as on a host out of reach.
+    It has no lease in its environment, so the executor can't find and end it, as on a host that can't be reached.
     """
     training = scene.train(steps=60)
     training.wait_for_checkpoint()

@@ -1,4 +1,4 @@
-"""What the example says of itself: kill it, and it goes on where it was."""
+"""The promise of the example DAG: after a kill, it goes on where it was."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Example(Training):
     """A run of `dags/train_resumable.py`, whose journal is the log of its training task."""
 
     undisturbed: Example | None = None
-    """A run with the same parameters to which nothing happens; None for that run itself."""
+    """A run with the same parameters and without a fault; None for that run itself."""
 
     @classmethod
     def start(cls, scene: Scene, seed: int, undisturbed: Example | None = None) -> Example:
@@ -41,7 +41,7 @@ class Example(Training):
         return made
 
     def lines(self) -> list[dict[str, Any]]:
-        """Its starts, each with its devices, and its steps, each with its metrics."""
+        """The starts, each with its devices, and the steps, each with its metrics."""
         return list(_lines_of_run(super().lines(), self.run_id))
 
     def task(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _lines_of_run(log: list[dict[str, Any]], run_id: str) -> Iterator[dict[str, 
 def example(scene: Scene) -> tuple[Training, Injury]:
     """kill -9 of the example's training, or, with an odd seed, of the process that looks after it.
 
-    It ends with the model that it would have had, and its evaluation takes a checkpoint of after the fault.
+    It ends with the same model as without the fault, and the evaluation uses a checkpoint from after the fault.
     """
     seed = scene.rng.randrange(1 << 30)
     undisturbed = Example.start(scene, seed)
@@ -102,7 +102,7 @@ def example(scene: Scene) -> tuple[Training, Injury]:
     for run in (training, undisturbed):
         run.finish()
     goes_on = re.search(rf"Going on after step (\d+) of {STEPS}", training.log())
-    assert goes_on, "it began anew"
+    assert goes_on, "it started from the beginning"
     assert int(goes_on[1]) >= published, "it went on from a checkpoint before the last one"
     results = {name: training.airflow.xcom(DAG_ID, training.run_id, name) for name in ("train", "evaluate", "report")}
     assert results["train"] == undisturbed.airflow.xcom(DAG_ID, undisturbed.run_id, "train")

@@ -1,4 +1,4 @@
-"""kill -9 and SIGSTOP of what runs: the task, its supervisor, and Airflow's own components."""
+"""kill -9 and SIGSTOP of the task, its supervisor, and Airflow's own components."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def torchrun_rank(scene: Scene) -> tuple[Training, Injury]:
 
 
 def supervisor(scene: Scene) -> tuple[Training, Injury]:
-    """kill -9 of the process that looks after the task: the task dies with it, and nobody reports its end."""
+    """kill -9 of the process that looks after the task: the task dies with it, and no process reports its end."""
     training = scene.train()
     scene.some_step(training)
     parent, injury = training.supervisor(), training.injury()
@@ -57,7 +57,7 @@ def scheduler(scene: Scene) -> tuple[Training, Injury]:
 
 
 def scheduler_host(scene: Scene) -> tuple[Training, Injury]:
-    """kill -9 of the scheduler and of all that it started: LocalExecutor's processes, supervisors and tasks."""
+    """kill -9 of the scheduler and of all its processes: LocalExecutor's processes, supervisors and tasks."""
     training = scene.train()
     scene.some_step(training)
     below = psutil.Process(scene.airflow.pid("scheduler")).children(recursive=True)
@@ -83,7 +83,7 @@ def triggerer(scene: Scene) -> tuple[Training, Injury]:
 
 
 def api_server(scene: Scene) -> tuple[Training, Injury]:
-    """kill -9 of the API server, through which tasks tell that they live."""
+    """kill -9 of the API server, which gets the heartbeats of tasks."""
     training = scene.train()
     scene.some_step(training)
     injury = training.injury()
@@ -114,7 +114,7 @@ def database_kill(scene: Scene) -> tuple[Training, Injury]:
 
 
 def stopped_task(scene: Scene) -> tuple[Training, Injury]:
-    """SIGSTOP of the task, and SIGCONT before anybody gives it up: it goes on as if nothing had been."""
+    """SIGSTOP of the task, and SIGCONT before Airflow treats it as lost: it goes on as before."""
     training = scene.train()
     scene.some_step(training)
     process = training.process()
@@ -127,7 +127,7 @@ def stopped_task(scene: Scene) -> tuple[Training, Injury]:
 
 
 def hung_task(scene: Scene) -> tuple[Training, Injury]:
-    """SIGSTOP of the task for good: it hangs, is told to save, can't, is killed, and comes again."""
+    """SIGSTOP of the task for good: it hangs, gets a notice to save, can't, is killed, and runs again."""
     training = scene.train()
     scene.some_step(training)
     training.wait_for_checkpoint()
@@ -135,7 +135,7 @@ def hung_task(scene: Scene) -> tuple[Training, Injury]:
 
 
 def stopped_worker(scene: Scene) -> tuple[Training, Injury]:
-    """SIGSTOP of the task and its supervisor, as of a host that freezes; SIGCONT once another one goes on."""
+    """SIGSTOP of the task and its supervisor, as on a frozen host. SIGCONT once the task runs again elsewhere."""
     training = scene.train()
     scene.some_step(training)
     process, parent = training.process(), training.supervisor()

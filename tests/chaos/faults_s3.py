@@ -1,4 +1,4 @@
-"""S3 that fails as S3 does, through a proxy before a real HTTP server, while a training saves there and is killed."""
+"""Errors of S3, from a proxy before a real HTTP server, while a training saves there and is killed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.chaos.scene import Injury, Scene, Training
 
 
 def fails(kind: str, scene: Scene) -> tuple[Training, Injury]:
-    """Some of its requests in a row fail, then one of three while the training runs; in between it is killed."""
+    """Some requests in a row fail, then one of three while the training runs. In between the training is killed."""
     training = scene.train("s3")
     training.wait_for_checkpoint()
     scene.some_step(training, 6, 12)

@@ -1,4 +1,4 @@
-"""What a training must come to: the same steps, without Airflow, faults and checkpoints."""
+"""The expected result of a training: the same steps, without Airflow, faults and checkpoints."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Reference:
 
     @staticmethod
     def digest_of(state: Any) -> str:
-        """Of a state that was saved."""
+        """The digest of a saved state."""
         model = dag_module("chaos_training").Model(0)
         model.load_state_dict(state)
         return str(model.digest())
 
     def differences(self, done: list[dict[str, Any]], steps: int) -> list[str]:
-        """How the steps that were done differ from those of an uninterrupted training, bit for bit."""
+        """The differences between the steps of a training and those of an uninterrupted one, bit for bit."""
         problems = [
             f"step {line['step']} has the loss {line['loss']!r}, not {self.losses[line['step']]!r}"
             for line in done

@@ -1,4 +1,4 @@
-"""The stage of a fault: a running Airflow, a training on it, and what is asked of both afterwards."""
+"""The scene of a fault: a running Airflow, a training on it, and the checks of both afterwards."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from tests.chaos.reference import Reference
 from tests.checkpoints.test_object_store_faults import Fault
 
 PATIENCE_S = 300.0
-"""For anything that has to come; the machine may be loaded with other work."""
+"""The time limit of each wait. The machine may be busy with other work."""
 
 
 @dataclass(frozen=True)
 class Injury:
-    """When a fault struck a training."""
+    """When a fault happened to a training."""
 
     at: float
     """POSIX time."""
     step: int
     """The last step that was done then."""
     framework_s: float = 0.0
-    """What starting the scheduler again took of the time that follows."""
+    """How much of the time after it went into restarting the scheduler."""
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Training:
         self._wait(lambda: self.step() >= step, f"step {step}")
 
     def wait_for_recovery(self, injury: Injury) -> None:
-        """Until a step beyond the failure point is done."""
+        """Wait until a step beyond the failure point is done."""
         self._wait(lambda: self.recovery(injury) is not None, f"steps beyond {injury.step}")
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
@@ -98,7 +98,7 @@ class Training:
         self.airflow.wait_until(is_met, what, PATIENCE_S, 0.05)
 
     def wait_for_checkpoint(self, count: int = 1) -> None:
-        """Until so many are published."""
+        """Wait until this many checkpoints are published."""
         self.airflow.wait_until(lambda: len(self.entries()) >= count, f"{count} checkpoints", PATIENCE_S, 0.05)
 
     def is_over(self) -> bool:
@@ -130,7 +130,7 @@ class Training:
         return CheckpointPlace.model_validate_json(self.starts()[start]["place"])
 
     def entries(self) -> tuple[CheckpointEntry, ...]:
-        """What the index names."""
+        """The checkpoints in the index."""
         if not self.starts():
             return ()
         place = self.place()
@@ -145,12 +145,12 @@ class Training:
         )
 
     def finish(self) -> None:
-        """Until the run is over; it must be a success."""
+        """Wait until the run is over. It must be a success."""
         state = self.airflow.wait_for_run(self.dag_id, self.run_id, PATIENCE_S)
         assert state == "success", f"the training ended as {state}:\n{self.log()[-6000:]}"
 
     def tries(self) -> int:
-        """Those that Airflow counts."""
+        """The retries that Airflow counts."""
         return int(self.task()["try_number"])
 
     def found_s(self, injury: Injury, database: str) -> float | None:
@@ -176,7 +176,7 @@ class Training:
         return beyond["at"] - injury.at, _repeated([*before, *(line["step"] for line in after)]) - _repeated(before)
 
     def mixed(self) -> list[str]:
-        """What is wrong with its journal and its checkpoints; empty if nothing is."""
+        """The faults in the journal and the checkpoints; empty if there are none."""
         problems = self.reference.differences(self.done(), self.steps)
         place = self.place()
         store = open_store(place)
@@ -202,7 +202,7 @@ class Scene:
     """Path of a task instance's checkpoints → what goes wrong with requests for them. One for all seeds."""
     postgres: Any = None
     plain_start_s: float = 0.0
-    """From trigger to the first step of a training that nothing happens to."""
+    """From the trigger to the first step of a training without a fault."""
     rng: random.Random = field(init=False)
     trainings: list[Training] = field(default_factory=list)
 
@@ -222,7 +222,7 @@ class Scene:
         return training
 
     def some_step(self, training: Training, first: int = 6, last: int = 20) -> None:
-        """Let it run until a step of the seed's choice, and a moment of the step."""
+        """Let the training run until a step and a moment in it that the seed chooses."""
         training.wait_for_step(self.rng.randint(first, last))
         time.sleep(self.rng.uniform(0, 0.25))
 
@@ -234,12 +234,12 @@ class Scene:
         del self.s3_faults[path]
 
     def fault_of(self, method: str, url_path: str, number: int) -> str | None:
-        """What the proxy before S3 asks."""
+        """The fault of a request to S3, for the proxy."""
         faults = (fault for path, fault in tuple(self.s3_faults.items()) if path in unquote(url_path))
         return next((fault(method, url_path, number) for fault in faults), None)
 
     def launch_scheduler(self) -> float:
-        """Start it again; how many seconds passed until its loop began."""
+        """Restart the scheduler. Returns the seconds until its loop began."""
         log, began = self.airflow.home / "scheduler.log", time.monotonic()
         offset = log.stat().st_size
         self.airflow.launch("scheduler")
@@ -260,7 +260,7 @@ class Scene:
         self.wait_until(self.airflow.is_healthy, f"the {component} to answer")
 
     def follow_up(self, count: int = 100) -> tuple[list[dict[str, Any]], int]:
-        """A hundred fresh tasks; what they noted, and how many of them were lost."""
+        """Run a hundred new tasks. Returns their notes, and how many were lost."""
         run_id = self.airflow.trigger("fresh", timeout_s=PATIENCE_S)
         uses = self.airflow.home / "uses.jsonl"
         offset = uses.stat().st_size if uses.exists() else 0
@@ -303,7 +303,7 @@ UNION ALL SELECT end_date FROM task_instance_history WHERE run_id = :run_id AND 
 
 
 def ends_of(run_id: str, database: str) -> list[float]:
-    """When runs of a task ended after which it was to run again, as POSIX times."""
+    """The ends of the runs after which a task had to run again, as POSIX times."""
     with create_engine(database, poolclass=NullPool).connect() as connection:
         ends = [datetime.fromisoformat(str(moment)) for moment in connection.scalars(text(ENDS), {"run_id": run_id})]
     return [(moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() for moment in ends]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Row:
-    """What one fault came to."""
+    """The result of one fault."""
 
     fault: str
     backend: str
@@ -20,7 +20,7 @@ class Row:
     recovered_s: float
     """From the fault to a step beyond the failure point."""
     above_start_s: float
-    """The same without what a training's plain start takes."""
+    """The same without the time of a training's normal start."""
     lost_steps: int
     tries: int
     double_leases: int
@@ -57,7 +57,7 @@ class SequenceRow:
 
 
 class Table:
-    """Rows as they come."""
+    """Collects the rows of a session."""
 
     def __init__(self, path: Path | None) -> None:
         self.rows: list[Row | SequenceRow] = []

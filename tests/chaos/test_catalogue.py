@@ -1,4 +1,4 @@
-"""Every fault of the catalogue: the training ends as if nothing had happened, and a hundred tasks follow."""
+"""Every fault of the catalogue: the training ends with the same result as without it, and a hundred tasks follow."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ WHOLE = {"kind": "device", "milli": 1000}
 
 
 TOGETHER = 10
-"""So many seeds' trainings are struck side by side by a fault that strikes one training; one on SQLite, where Airflow's
-API itself finds its database locked by more."""
+"""How many trainings run side by side under a fault that affects one training. One on SQLite: with more, Airflow's API
+finds its database locked."""
 
 
 def cases() -> list[Any]:
-    """Each fault with the seeds that are struck at once."""
+    """Each fault with the seeds that run at once."""
     params = []
     for fault in (name for name in NAMES if name != "sequence"):
         size = 1 if fault in ALONE or BACKEND == "sqlite" else TOGETHER
@@ -70,7 +70,7 @@ def test_nothing_is_lost(chaos_airflow: Scene, table: Table, seeds: list[int], f
 
 
 def row_of(scene: Scene, training: Training, injury: Injury, **figures: Any) -> Row:
-    """What the fault came to for one seed."""
+    """The row of the fault and one seed."""
     recovery = training.recovery(injury)
     assert recovery is not None
     return Row(

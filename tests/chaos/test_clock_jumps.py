@@ -30,7 +30,7 @@ JUMPS = [HOUR_S, -HOUR_S, 30 * 86400.0, -30 * 86400.0]
 
 
 def running() -> tuple[Bench, str]:
-    """A task runs on both devices of the worker, and another one waits for them; the id of the first one's lease."""
+    """Start a task on both devices of the worker, and let another one wait. Returns the id of the first one's lease."""
     bench = Bench()
     bench.store.record([WorkerSeen(a_worker())], EPOCH - timedelta(seconds=1))
     request_id = bench.hold("a", "gpu:2")
@@ -42,7 +42,7 @@ def running() -> tuple[Bench, str]:
 
 
 def see(bench: Bench) -> None:
-    """Airflow hears of the task, on the clock as it is now."""
+    """Send a heartbeat of the task, with the clock's current time."""
     bench.tasks.rows = {
         id_: TaskProcess(row.state, row.pid, row.hostname, row.pid and bench.clock.now())
         for id_, row in bench.tasks.rows.items()

@@ -1,4 +1,4 @@
-"""Heartbeats that come twice, late, in another order, from another time, or from who lost its lease."""
+"""Heartbeats that come twice, late, in another order, with another time, or from a process that lost its lease."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def history(store: Store) -> tuple[list[Lease], list[Lease]]:
 
 
 def messages(past: list[Lease], now: list[Lease]) -> list[Message]:
-    """All that may still be on its way: of every lease, with its own token and with others', of many moments."""
+    """All messages that may still be under way: of every lease, with its own and other tokens, from many moments."""
     tokens = [lease.token for lease in (*past, *now)]
     sent: list[Message] = []
     for lease in (*past, *now):

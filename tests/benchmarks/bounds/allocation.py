@@ -29,7 +29,7 @@ class _JobShape:
 
 @dataclass(frozen=True, slots=True)
 class _WorkerShape:
-    """What workers that are alike have."""
+    """The capacity of equal workers."""
 
     model: str
     devices: int
@@ -39,14 +39,14 @@ class _WorkerShape:
 
 @dataclass(slots=True)
 class _Program:
-    """A linear program that grows by variables; rows are known by any key, and their limit is 0 until told."""
+    """A linear program that grows by variables. A row has any key, and the limit 0 until `limit` is set."""
 
     limits: dict[object, float] = field(default_factory=dict)
     cost: list[float] = field(default_factory=list)
     entries: list[tuple[object, int, float]] = field(default_factory=list)
 
     def add(self, cost: float, entries: Iterable[tuple[object, float]]) -> None:
-        """A variable, and what it adds to which rows."""
+        """Add a variable with its coefficients by row."""
         self.entries += ((row, len(self.cost), value) for row, value in entries if value)
         self.cost.append(cost)
 

@@ -1,4 +1,4 @@
-"""What runs while Airflow is broken: a training, a hundred small tasks, one that pushes aside, one that waits."""
+"""The DAGs that run during the faults: a training, a hundred small tasks, one that preempts, one that waits."""
 
 import os
 from datetime import timedelta
@@ -12,7 +12,7 @@ FRESH = 100
 
 
 def use(number):
-    """Hold a device for a moment, and note when."""
+    """Hold a device for a moment, and write down when."""
     import time
 
     from chaos_training import note
@@ -29,7 +29,7 @@ def use(number):
 PARAMS = {"journal": "", "steps": 40, "nap_s": 0.2, "every": 4, "seed": 0, "deaths": []}
 
 EVERYTHING = "h100:20"
-"""All GPUs of the worker: the others wait for it, and it for them."""
+"""Takes all GPUs of the worker, so it and the other tasks wait for each other."""
 
 for name, device, url in (
     ("files", "h100:2", None),
