@@ -121,7 +121,7 @@ def test_the_end_of_a_task_is_reported_at_once_although_a_daemon_of_it_keeps_its
         started_at = time.monotonic()
         assert start(leaves_a_daemon).wait() == 1
         assert time.monotonic() - started_at < 30
-    assert len(api.said) == 1
+    assert len(api.reports) == 1
 
 
 @pytest.mark.parametrize("status", [HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.GONE])
