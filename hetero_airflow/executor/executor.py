@@ -67,7 +67,7 @@ class HeteroExecutor(BaseExecutor):
         _ensure_pool(configuration.pool)
         close_in_children(_airflow_database())
         store = CachedSnapshotStore(_airflow_database())
-        store.snapshot()  # fails now, and clearly, where it would fail later
+        store.snapshot()  # fails early, with a clear error
         self._use(
             store,
             Dispatcher(
@@ -98,14 +98,14 @@ class HeteroExecutor(BaseExecutor):
             self._engine.accept(workload, session)
 
     def heartbeat(self) -> None:
-        """One round in the scheduler's loop: place waiting tasks, start them, process the ends of others.
+        """One round of the scheduler's loop: place waiting tasks, start them, and process the tasks that have ended.
 
-        A task that was just queued does not wait until the engine has reported what ended.
+        New tasks are placed before the engine reports ended ones, so that they do not wait for the report.
         """
         self._emit_metrics(self.slots_available, len(self._keeper.running), len(self._queue.tasks))  # type: ignore[no-untyped-call]
         self._store.invalidate()  # read the tables once in this heartbeat
         now = self._clock.now()
-        self._dispatcher.place_tasks(now)  # decide who gets free devices, and hand those tasks to the engine
+        self._dispatcher.place_tasks(now)  # run a cycle: it gives free devices to tasks, and the tasks to the engine
         self._engine.heartbeat()  # the engine starts them
         is_any_over = self._process_ends(self._engine.collect())
         if is_any_over or self._dispatcher.has_new_requests():  # free devices go to the next task at once
@@ -114,9 +114,9 @@ class HeteroExecutor(BaseExecutor):
         self._dispatcher.maintain(now)  # renew leases, find lost tasks, keep records
 
     def change_state(self, key: Any, state: Any, info: Any = None, remove_running: bool = True) -> None:
-        """Take over a task's state. The scheduler calls this for a task without a heartbeat.
+        """Take over a task's state. The scheduler calls this for a running task whose heartbeats stopped.
 
-        Such a task is treated as any lost one: by the recovery rules, and with the same try if they say so.
+        Such a task counts as lost: the recovery rules decide whether it runs again with the same try.
         """
         if state == TaskInstanceState.FAILED and key in self._keeper.running:
             self._keeper.mark_heartbeat_lost(key)
@@ -148,7 +148,7 @@ class HeteroExecutor(BaseExecutor):
             # Airflow tries again after the driver's errors, not after ours
             raise error.__cause__ or error from None
         running, to_engine = [], []
-        # ours already: a scheduler with a late heartbeat is asked to adopt its own tasks
+        # without our own tasks: Airflow offers them to us after a late heartbeat
         for ti in (ti for ti in tis if not self._has(ti.key)):
             lease = leases.get(str(ti.id))
             if not self._adopt(ti, lease):
@@ -159,12 +159,12 @@ class HeteroExecutor(BaseExecutor):
         return list(self._engine.try_adopt(to_engine))
 
     def _adopt(self, ti: Any, lease: Lease | None) -> bool:
-        """Take over one device task; whether that was possible.
+        """Take over one device task. Returns whether that was possible.
 
         :param lease: its live lease
         """
         if lease is not None and not self._dispatcher.starter.reaches(lease.worker_id):
-            return False  # the host on which it runs or starts can't be seen from here
+            return False  # this scheduler can't see the host on which the task runs or starts
         is_device_task = ENVELOPE_KEY in (ti.executor_config or {})
         if ti.state == TaskInstanceState.QUEUED and is_device_task:
             self._add_to_queue(ExecuteTask.make(ti, generator=self.jwt_generator))
@@ -175,7 +175,7 @@ class HeteroExecutor(BaseExecutor):
                 self._engine.cluster.follow(ti.key, lease)
             return True
         last = self._dispatcher.lease_events.last_lease(ti.key, str(ti.id)) if is_device_task else None
-        if last is not None:  # a cycle took the lease back: the task is lost, before Airflow missed its scheduler
+        if last is not None:  # a cycle took back the lease of the dead scheduler's task: the task is lost
             self._keeper.begin(ti.key, last)
         return last is not None
 
@@ -185,7 +185,7 @@ class HeteroExecutor(BaseExecutor):
 
     @property
     def slots_occupied(self) -> int:
-        """Workloads that run or wait for a free process. Waiting device tasks take no slot, to stop no others."""
+        """Workloads that run or wait for a free process. A waiting device task takes no slot."""
         return int(self._engine.occupied_slots) + len(self._keeper.running)
 
     @property
@@ -253,11 +253,11 @@ class HeteroExecutor(BaseExecutor):
 
     def _note(self, key: Any, text: str) -> None:
         self.log_task_event(event="hetero_airflow", extra=text, ti_key=key)
-        # Airflow hands them to SQLAlchemy one by one, which holds them weakly: without this they would be empty
+        # SQLAlchemy holds the events weakly until Airflow stores them: without this reference they would be empty
         self._notes.extend(self._task_event_logs)
 
     def _renew_token(self, workload: ExecuteTask, valid_s: float | None = None) -> None:
-        """Give a task a new token: it may have waited longer than its first one is valid, or must start by a time."""
+        """Give a task a new token. The first one may have expired in the queue, or a shorter life is wanted."""
         claims = {"sub": str(workload.ti.id), "scope": "workload"}
         limit_s = conf.getfloat("scheduler", "task_queued_timeout")
         workload.token = self.jwt_generator.generate(claims, valid_for=min(valid_s or limit_s, limit_s))

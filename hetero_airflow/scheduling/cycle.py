@@ -39,11 +39,11 @@ class CycleResult:
     preempted: tuple[Lease, ...] = ()
     """Leases whose holders were told to save and end."""
     raced: tuple[str, ...] = ()
-    """Ids of requests whose devices others took in every round; the next cycle decides on them again."""
+    """Ids of requests whose chosen devices went to other schedulers in each round. The next cycle decides on them."""
     is_decided: bool = True
     """False if nothing changed, so that the plan of the cycle before still holds."""
     recorded: int = 0
-    """How many of the pending events the store has recorded; they are the first ones."""
+    """How many of the pending events the store has recorded, counted from the first one."""
 
     @property
     def waiting(self) -> tuple[Wait, ...]:
@@ -57,11 +57,11 @@ class CycleResult:
 
 
 class CycleInterrupted(Exception):
-    """A cycle failed. What was committed before is also dispatched."""
+    """A cycle failed. Placements that were committed before are dispatched."""
 
     def __init__(self, cause: Exception, recorded: int) -> None:
         self.cause = cause
-        """What failed: `StoreUnavailable` for an outage of the database."""
+        """The error of the step: `StoreUnavailable` for an outage of the database."""
         self.recorded = recorded
         """As in `CycleResult`."""
         super().__init__(str(cause))
@@ -69,7 +69,7 @@ class CycleInterrupted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What one round decides on."""
+    """The input of one decision."""
 
     snapshot: Snapshot
     owned_ids: frozenset[str]
@@ -78,7 +78,7 @@ class _View:
     """How many placements the engine could start at once; None for any number."""
 
     def is_equivalent(self, earlier: _View) -> bool:
-        """Whether a policy decides the same on both; for this it does not matter that leases were renewed."""
+        """Whether a policy decides the same on both. Renewed leases make no difference."""
         return (
             self.owned_ids == earlier.owned_ids
             and self.slots == earlier.slots
@@ -90,8 +90,8 @@ class _View:
 def deferred_garbage_collection() -> Iterator[None]:
     """Python's cyclic garbage collector runs after the block, not within it.
 
-    A cycle makes a decision for each request, and all of them live until the next cycle. A collection in between
-    looks at all objects of the process, frees nothing, and delays the start of what was placed.
+    A cycle makes a decision for each request, and all decisions live until the next cycle. A collection within a cycle
+    visits all objects of the process, frees nothing, and delays the start of placed tasks.
     Measured with 1,000 workers and 10,000 waiting requests (200,000 objects): 100 to 200 ms every fifth cycle.
     """
     was_enabled = gc.isenabled()
@@ -134,28 +134,29 @@ class Cycle:
         self._unresponsive = UnresponsiveSchedulers()
         self._last: tuple[_View, Plan] | None = None
         self._reachable: tuple[tuple[Worker, ...], tuple[Worker, ...]] = ((), ())
-        """All workers of the last snapshot, and those of them that the engine reaches."""
+        """The workers of the last snapshot, and those among them that the engine reaches."""
 
     @deferred_garbage_collection()
     def run(self, now: datetime, pending_events: Sequence[RequestEvent] = ()) -> CycleResult:
         """One cycle, in six steps.
 
-        :param pending_events: requests that come and go, which the store records together with the plan. The caller
-            removes the recorded ones. It may append others while the cycle runs: the next round sees them
-        :raises CycleInterrupted: a step failed, which `cause` tells; `recorded` counts the events that the store has
+        :param pending_events: new and withdrawn requests, which the store records together with the plan. The caller
+            removes the recorded ones. It may append others while the cycle runs: the next round reads them
+        :raises CycleInterrupted: a step failed. It has the cause, and the number of recorded events
         """
-        done = CycleResult()
+        done = CycleResult()  # what the cycle has done so far
         try:
             done = self._reap(now)  # 1
-            for number in range(MAX_ROUNDS):
+            for round_number in range(MAX_ROUNDS):
                 events = tuple(pending_events[done.recorded :])
                 view = self._take_snapshot(events)  # 2
-                if number == 0 and not events and (last_plan := self._plan_that_still_holds(view, now)) is not None:
+                last_plan = self._plan_that_still_holds(view, now) if round_number == 0 and not events else None
+                if last_plan is not None:
                     return replace(done, plan=last_plan, is_decided=False)
                 plan = self._decide(view, now)  # 3
                 commit, done = self._commit(plan, events, now, done)  # 4
                 done = self._carry_out(plan, commit, view, now, done)  # 5
-                if not commit.raced:
+                if not commit.raced:  # no other scheduler took a chosen device
                     break
             return self._keep_rest_pending(plan, view, now, done)  # 6
         except Exception as error:
@@ -163,11 +164,11 @@ class Cycle:
 
     def _reap(self, now: datetime) -> CycleResult:
         """Step 1: expire leases. The caller of the cycle records lost workers, see `reaper.lost_workers`."""
-        self._dispatch.requeue_undispatched(now)  # where the store was down in the cycle before
+        self._dispatch.requeue_undispatched(now)  # those of the last cycle, if the store was down
         return CycleResult(reap(self._store, self._engine, self._store.snapshot().leases, now))
 
     def _take_snapshot(self, events: Sequence[RequestEvent]) -> _View:
-        """Step 2: the store's snapshot, with what the store does not know, or not yet."""
+        """Step 2: the store's snapshot, with the pending events and with the policy context."""
         snapshot = self._add_policy_context(with_pending_events(self._store.snapshot(), events))
         if self._can_preempt:
             snapshot = replace(snapshot, can_preempt=True)
@@ -175,7 +176,7 @@ class Cycle:
         return _View(snapshot, owned_ids, self._engine.open_slots() if owned_ids else None)
 
     def _plan_that_still_holds(self, view: _View, now: datetime) -> Plan | None:
-        """The last plan, if a decision now would be the same."""
+        """The last plan, if a new decision would be the same; else None."""
         if self._last is None:
             return None
         last_view, plan = self._last
@@ -213,7 +214,7 @@ class Cycle:
         )
 
     def _keep_rest_pending(self, plan: Plan, view: _View, now: datetime, done: CycleResult) -> CycleResult:
-        """Step 6: the rest waits, with the reasons that the store has. Remember the plan for the next cycle."""
+        """Step 6: the other requests wait; the store has their reasons. Remember the plan for the next cycle."""
         if self._period_s is not None:
             next_at = now + timedelta(seconds=self._period_s)
             plan = replace(plan, until=next_at if plan.until is None else min(plan.until, next_at))
@@ -247,5 +248,5 @@ def _is_unchanged(before: Snapshot, after: Snapshot) -> bool:
 
 
 def _protected_leases(snapshot: Snapshot) -> int:
-    """How many leases are protected until the first checkpoint of their task: after it, one may be preempted."""
+    """How many leases are protected. A task is protected until its first checkpoint; then it may be preempted."""
     return sum(map(snapshot.is_protected, snapshot.leases)) if snapshot.protects_unsaved else 0
