@@ -16,7 +16,7 @@ from hetero_airflow.errors import StoreError
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances, TaskProcess
 from hetero_airflow.executor.leases.kept_tasks import EndingTask, RunningTask, final_move
 from hetero_airflow.executor.leases.lease_events import EndUnreported, LeaseEvent, LeaseFreed, RunLost, StartFailed
-from hetero_airflow.executor.leases.lease_use import LeaseUse, lease_use, process_of_lease
+from hetero_airflow.executor.leases.lease_use import LeaseUse, has_begun, lease_use, process_of_lease
 from hetero_airflow.executor.pending_task import PendingTask
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.worker import WorkerState
@@ -154,7 +154,7 @@ class LeaseKeeper:
                 freed.append(LeaseFreed(task.key, task.lease, move.end))
         return freed
 
-    def renew(self, now: datetime) -> list[RunLost]:
+    def renew(self, now: datetime) -> list[LeaseEvent]:
         """Renew all leases, if it is time. The runs that go on although their leases were ended are lost."""
         self._now = now
         if not self._periods.is_due("renew", now) or not (leases := self._leases()):
@@ -162,22 +162,28 @@ class LeaseKeeper:
         ended = self._store.renew([(lease.id, lease.token) for lease in leases], now + self._lease_timeout)
         return self._drop_ended([task for task in self.running.values() if task.lease.id in ended])
 
-    def _drop_ended(self, tasks: Sequence[RunningTask]) -> list[RunLost]:
-        """Forget tasks whose leases another scheduler ended: its decision is final, and a newer run is not ours.
+    def _drop_ended(self, tasks: Sequence[RunningTask]) -> list[LeaseEvent]:
+        """Forget tasks whose leases were ended: that is final, and a newer run is not ours.
 
-        A task that still runs under its ended lease is stopped and lost.
+        A task that still runs under its ended lease is stopped and lost. One that has not begun waits again.
         """
-        lost = []
-        for key, lease in [(task.key, task.lease) for task in tasks]:
-            process = self.process(lease)
-            if process.state == TaskInstanceState.RUNNING and self._is_newest(key, lease):
+        events: list[LeaseEvent] = []
+        for task in tasks:
+            key, lease, process = task.key, task.lease, self.process(task.lease)
+            is_newest = self._is_newest(key, lease)
+            if process.state == TaskInstanceState.RUNNING and is_newest:
                 log.error("Lease %s of %s was taken back while its task ran. The task is stopped.", lease.id, key)
                 self._engine.signal(self._leased_process(lease, process), signal.SIGKILL)
-                lost.append(RunLost(key, lease, "its device lease was taken back"))
+                events.append(RunLost(key, lease, "its device lease was taken back"))
+                continue
+            self._forget(key)
+            is_unbegun = process.state == TaskInstanceState.QUEUED and not has_begun(lease, process)
+            if is_unbegun and is_newest and task.start is not None:
+                log.warning("Lease %s of %s was ended before its task began. The task waits again.", lease.id, key)
+                events.append(StartFailed(*task.start))
             else:
-                log.warning("Another scheduler ended lease %s of %s. Nothing is stopped here.", lease.id, key)
-                self._forget(key)
-        return lost
+                log.warning("Lease %s of %s was ended elsewhere. Nothing is stopped here.", lease.id, key)
+        return events
 
     def _is_newest(self, key: Any, lease: Lease) -> bool:
         """Whether the task has had no lease since; else the process in Airflow's row belongs to a newer run."""

@@ -38,7 +38,7 @@ def lease_use(lease: Lease, process: TaskProcess, liveness: Liveness) -> LeaseUs
     """
     if process.state != TaskInstanceState.QUEUED:
         return LeaseUse.IN_USE
-    if _has_begun(lease, process):
+    if has_begun(lease, process):
         return LeaseUse.LEFT_OVER
     if liveness is not Liveness.ALIVE:
         return LeaseUse.UNUSED
@@ -47,7 +47,7 @@ def lease_use(lease: Lease, process: TaskProcess, liveness: Liveness) -> LeaseUs
 
 def process_of_lease(lease: Lease, process: TaskProcess) -> TaskProcess:
     """What Airflow's row says about the run of this lease: a queued task's row still names the process before it."""
-    if process.state != TaskInstanceState.QUEUED or _has_begun(lease, process):
+    if process.state != TaskInstanceState.QUEUED or has_begun(lease, process):
         return process
     return TaskProcess(process.state)
 
@@ -58,10 +58,10 @@ def is_run_over(lease: Lease, process: TaskProcess) -> bool:
     A task that waits to be queued, or is queued, has had its run under the lease or is still to have it.
     """
     if process.state in (TaskInstanceState.SCHEDULED, TaskInstanceState.QUEUED):
-        return _has_begun(lease, process)
+        return has_begun(lease, process)
     return process.state != TaskInstanceState.RUNNING
 
 
-def _has_begun(lease: Lease, process: TaskProcess) -> bool:
+def has_begun(lease: Lease, process: TaskProcess) -> bool:
     """Whether Airflow has heard of a process since the lease was granted. It writes the time when a run begins."""
     return process.seen_at is not None and process.seen_at >= lease.granted_at

@@ -284,3 +284,15 @@ def test_a_lost_task_is_a_lost_run(bench):
     for _ in range(5):
         bench.beat(5)
     assert [run.end for run in bench.store.runs()] == [RunEnd.LOST]
+
+
+def test_a_task_whose_lease_was_ended_before_it_began_waits_again(bench):
+    """The scheduler was stopped for longer than a lease lives, and the engine lost the task meanwhile."""
+    id_ = bench.hold("a")
+    bench.beat()
+    lease = bench.lease(id_)
+    bench.beat(100)
+    assert [known.token for known in bench.store.snapshot().leases] in ([], [lease.token + 1])
+    bench.beat(1)
+    assert (bench.started, bench.lease(id_).token) == (["a", "a"], lease.token + 1)
+    assert bench.reports == []
