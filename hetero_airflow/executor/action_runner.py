@@ -27,6 +27,7 @@ from hetero_airflow.model.hold import with_holds
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.store.store import History
 
 
 @dataclass
@@ -37,6 +38,7 @@ class ActionRunner:
     starter: TaskStarter
     recovery: TaskRecovery
     resolver: RequestResolver
+    history: History
 
     def execute(self, actions: Iterable[Action], snapshot: Snapshot, now: datetime) -> None:
         """Carry out the actions, in order.
@@ -106,9 +108,21 @@ class ActionRunner:
         )
         for key, request in requests.items():
             task = tasks[key]
+            if task.request_id in previous_runs:
+                self._keep_place(task)
             previous = previous_runs.get(task.request_id, PreviousRuns(0, ()))
             is_new = not previous.failures and not task.not_started
             task.request = request if is_new else self._adjusted(request, task, previous, snapshot, now)
+
+    def _keep_place(self, task: PendingTask) -> None:
+        """Let a task that comes back keep its place in the queue, whichever scheduler had it before."""
+        if self.queue.attained_service.knows(task.request_id):
+            return
+        ti = task.workload.ti
+        map_index = -1 if ti.map_index is None else ti.map_index
+        history = self.history.request_history(ti.dag_id, ti.run_id, ti.task_id, map_index)
+        if history is not None and history.pending.id == task.request_id:
+            self.queue.attained_service.take_over(history.pending)
 
     def _adjusted(
         self, request: DeviceRequest, task: PendingTask, previous: PreviousRuns, snapshot: Snapshot, now: datetime

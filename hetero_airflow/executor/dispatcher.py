@@ -101,7 +101,7 @@ class Dispatcher:
             signer=signer,
         )
         self._resolver = RequestResolver(tasks)
-        self._runner = ActionRunner(self.queue, self.starter, self._recovery, self._resolver)
+        self._runner = ActionRunner(self.queue, self.starter, self._recovery, self._resolver, store)
         self.checks = PlacementChecks(
             policy, engine, tasks, self.starter.reaches, self._context, self._resolver, callbacks
         )

@@ -1,6 +1,7 @@
 """The attained service of requests that lost their devices, for the queue when they come back.
 
-It is kept in memory: after a restart of the scheduler, a request that comes back counts as new.
+It is kept in memory. Of a request that another scheduler placed, or this one before it restarted, only what the store
+had when it was submitted counts: its first submission, and its service before that.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from datetime import datetime
 from hetero_airflow.model.device import device_class
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.run import RunEnd
+from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.model.worker import Worker
 
 
@@ -34,6 +36,14 @@ class AttainedService:
     def begin(self, request_id: str, submitted_at: datetime) -> None:
         """Note that a request got devices."""
         self._records.setdefault(request_id, ServiceRecord(submitted_at))
+
+    def knows(self, request_id: str) -> bool:
+        """Whether a request got devices here before."""
+        return request_id in self._records
+
+    def take_over(self, pending: PendingRequest) -> None:
+        """Take over a request that another scheduler placed, as the store has it."""
+        self._records[pending.id] = ServiceRecord(pending.submitted_at, dict(pending.attained_service_s))
 
     def end(self, lease: Lease, worker: Worker | None, end: RunEnd | None, now: datetime) -> None:
         """Note that a lease has ended. Its service is kept only if the request goes on later."""

@@ -168,3 +168,20 @@ def test_the_process_of_another_run_is_never_taken_for_that_of_a_lease(scheduler
     first.engine.liveness_of = lambda processes: seen.extend(processes) or liveness_of(processes)
     first.beat(5)
     assert seen == [LeasedProcess(lease.model_copy(update={"state": LeaseState.GRANTED}), "queued", is_ours=True)]
+
+
+def test_a_task_that_is_sent_back_keeps_its_place_in_the_queue_with_another_scheduler(schedulers):
+    first, second = schedulers
+    id_, _ = run(first, "gpu:2")
+    submitted_at = first.store.request_history("dag", "run", "a").pending.submitted_at
+    first.hold("b", "gpu:2")
+    first.beat(10)
+    first.keeper.mark_heartbeat_lost("a")
+    first.beat(10)
+    second.tasks.sent_back = first.tasks.sent_back
+    queue_again(second, id_)
+    second.beat(10)
+    first.engine.alive.clear()
+    first.beat(10)
+    second.beat(10)
+    assert first.store.request_history("dag", "run", "a").pending.submitted_at == submitted_at
