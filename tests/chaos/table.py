@@ -51,6 +51,8 @@ class SequenceRow:
     """Tries beyond the first and those that were asked for by a clear."""
     not_ended: int
     leases_left: int
+    done_again: int
+    """Work that was done completely and then once more, since its end could not be reported."""
     longest_wait_s: float
     """The longest time in which no task began or ended."""
     took_s: float

@@ -9,7 +9,7 @@ import pytest
 
 from tests.chaos.sequence import FAULTS, POSTGRES_ONLY, WEIGHTS, WINDOW_S, random_sequence, read_sequence
 from tests.chaos.table import SequenceRow, Table, done_sequences
-from tests.chaos.verdict import longest_wait_s, lost, retries_spent, unended
+from tests.chaos.verdict import done_again, longest_wait_s, lost, retries_spent, unended
 
 TASKS = {"whole": 3, "half": 2}
 
@@ -78,6 +78,11 @@ def test_tries_that_a_clear_asked_for_are_no_retries():
     assert retries_spent(tasks, Counter({("whole", 1): 1, ("whole", 2): 1})) == {("whole", 2): 1}
 
 
+def test_work_that_was_done_once_more_is_counted_unless_a_clear_asked_for_it():
+    journal = [an_end(0), an_end(0), an_end(0), an_end(1), an_end(1), an_end(2)]
+    assert done_again(journal, Counter({("whole", 1): 1})) == 2
+
+
 def test_the_longest_wait_is_between_two_signs_of_work():
     assert longest_wait_s([an_end(at=1), an_end(at=9), an_end(at=3)]) == 6
     assert longest_wait_s([]) == 0
@@ -88,6 +93,6 @@ def test_a_session_that_was_cut_off_goes_on_with_the_other_seeds(tmp_path):
     assert done_sequences(path) == done_sequences(None) == set()
     Table(path).add(
         SequenceRow("postgres-3-7", 7, 3, 20, lost=0, doubles=0, shared_tokens=0, retries=0, not_ended=0, leases_left=0,
-                    longest_wait_s=1.0, took_s=9.0)
+                    done_again=0, longest_wait_s=1.0, took_s=9.0)
     )  # fmt: skip
     assert done_sequences(path) == {"postgres-3-7"}

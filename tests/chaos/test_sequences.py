@@ -19,7 +19,7 @@ from tests.chaos.dag_modules import DAGS, dag_module
 from tests.chaos.disturber import DAG_ID, Disturber
 from tests.chaos.sequence import Sequence, random_sequence, read_sequence
 from tests.chaos.table import SequenceRow, Table, done_sequences
-from tests.chaos.verdict import doubles, longest_wait_s, lost, retries_spent, shared_tokens, unended
+from tests.chaos.verdict import done_again, doubles, longest_wait_s, lost, retries_spent, shared_tokens, unended
 from tests.postgres_server import running_postgres
 
 SCHEDULERS = int(os.environ.get("CHAOS_SCHEDULERS") or 1)
@@ -129,6 +129,7 @@ def run(sequence: Sequence, home: Path) -> tuple[SequenceRow, list[str]]:
         retries=sum(spent.values()),
         not_ended=len(left),
         leases_left=len(leases),
+        done_again=done_again(journal, disturber.cleared),
         longest_wait_s=longest_wait_s(journal),
         took_s=time.monotonic() - began,
     )

@@ -49,6 +49,12 @@ def longest_wait_s(journal: Sequence[Line]) -> float:
     return max((after - before for before, after in pairwise(times)), default=0.0)
 
 
+def done_again(journal: Iterable[Line], cleared: Counter[TaskId]) -> int:
+    """How often a task did its whole work once more, without a clear: its end was not reported in time."""
+    ends = Counter(tuple(line["task"][:2]) for line in journal if line["event"] == "end")
+    return sum(max(0, count - 1 - cleared[(id_[0], id_[1])]) for id_, count in ends.items())
+
+
 def lost(tasks: Iterable[Line], journal: Iterable[Line], by_hand: Iterable[TaskId]) -> list[str]:
     """The tasks that ended, but not as they should: nobody marked them, and they failed or did not do their work."""
     worked = {tuple(line["task"][:2]) for line in journal if line["event"] == "end"}
