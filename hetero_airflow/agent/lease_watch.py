@@ -31,11 +31,13 @@ ABANDONED_AFTER_S = 3600.0
 class LeaseWatch:
     """Watches the leases of one worker; another Airflow on the host has workers with other names.
 
+    :param user: number of the user that runs the worker's tasks; None: the user of this process. If it is another one,
+        this process needs CAP_DAC_OVERRIDE, CAP_KILL and CAP_SYS_PTRACE
     :param clock: seconds that only grow
     """
 
-    def __init__(self, worker_id: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._worker_id, self._clock = worker_id, clock
+    def __init__(self, worker_id: str, *, user: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._worker_id, self._user, self._clock = worker_id, user, clock
         self._place = current_process_namespace()
         self._ended: set[str] = set()
         """Leases that are over by the server, while they have processes here."""
@@ -54,13 +56,14 @@ class LeaseWatch:
         """
         files = self._read()
         self._pids = pids = worker_processes(self._worker_id, {file.lease: file.root for file in files.values()})
-        self._groups = {file.lease: file.group for file in files.values() if file.group is not None}
+        if self._user is None:  # another user's files may name any control group
+            self._groups = {file.lease: file.group for file in files.values() if file.group is not None}
         orphans = {file.lease for file in files.values() if not file.supervisor.is_running}
         starting = {file.lease for file in files.values() if file.task is None and file.lease not in orphans}
         for path, file in files.items():
             if file.lease in orphans and file.lease not in pids:
                 log.info("Lease %s is over: its task and its supervisor no longer run.", file.lease)
-                _remove(path, file)
+                self._remove(path, file)
         self._signals = {lease_id: sent for lease_id, sent in self._signals.items() if lease_id in pids}
         self._ended &= pids.keys() | starting
         for lease_id in sorted((orphans | self._ended) & pids.keys()):
@@ -74,12 +77,12 @@ class LeaseWatch:
             self._stop(lease_id, "Airflow has taken it back")
 
     def _read(self) -> Mapping[Path, LeaseFile]:
-        files = read_lease_files()
+        files = read_lease_files(self._user)
         for path, file in list(files.items()):
             if file.place != self._place:
                 if self._is_abandoned(path, file):
                     log.warning("The lease file %s is of an earlier start of the host or of a gone container.", path)
-                    _remove(path, file)
+                    self._remove(path, file)
                 del files[path]
             elif file.worker != self._worker_id:
                 del files[path]
@@ -87,6 +90,10 @@ class LeaseWatch:
                 with suppress(OSError):
                     os.utime(path)  # else a cleaner of temporary files deletes the file of a task that runs for days
         return files
+
+    def _may_signal(self, pid: int) -> bool:
+        """Whether a process belongs to the tasks' user. That user writes the lease files, and may name any process."""
+        return self._user in (None, _user_of(pid))
 
     def _is_abandoned(self, path: Path, file: LeaseFile) -> bool:
         """Whether no process of a file from elsewhere can live. Supervisors and agents touch the files of live ones."""
@@ -105,11 +112,19 @@ class LeaseWatch:
             log.warning("Lease %s: %s. Its processes %s get %s.", lease_id, cause, sorted(pids), number.name)
         self._signals[lease_id] = (at, number)
         if number is not before or number is signal.SIGKILL:
-            signal_pids(pids, number, self._groups.get(lease_id))
+            signal_pids([pid for pid in pids if self._may_signal(pid)], number, self._groups.get(lease_id))
+
+    def _remove(self, path: Path, file: LeaseFile) -> None:
+        try:
+            remove_lease_file(path, file if self._user is None else file.model_copy(update={"group": None}))
+        except OSError as error:
+            log.warning("The lease file %s can't be removed: %s", path, error)
 
 
-def _remove(path: Path, file: LeaseFile) -> None:
+def _user_of(pid: int) -> int | None:
+    """The real user of a process; None if it is gone. The folder in ``/proc`` may belong to root."""
     try:
-        remove_lease_file(path, file)
-    except OSError as error:
-        log.warning("The lease file %s can't be removed: %s", path, error)
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("Uid:")), None)

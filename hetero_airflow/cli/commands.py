@@ -24,6 +24,7 @@ _AGENT = (
     Arg(("--name",), metavar="WORKER", help="The worker's name; default: the host's name"),
     Arg(("--engine",), default="celery", help="The engine that runs the tasks on this host"),
     Arg(("--labels",), metavar="JSON", help="The worker's labels; default: [hetero] labels"),
+    Arg(("--user",), metavar="NAME", help="The user that runs the worker's tasks; default: the agent's own"),
 )
 _MAP_INDEX = Arg(("--map-index",), type=int, default=-1, help="The instance of a mapped task, from 0")
 _DRAIN = (

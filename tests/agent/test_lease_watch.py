@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -214,3 +217,84 @@ def test_what_tidies_up_temporary_files_does_not_find_an_old_one(supervise):
     os.utime(path, (0, 0))
     Watch().live_leases()
     assert time.time() - path.stat().st_mtime < 60
+
+
+TASKS_USER, AGENTS_USER = 54_321, 54_322
+NEEDED = (1, 5, 19)
+"""CAP_DAC_OVERRIDE, CAP_KILL and CAP_SYS_PTRACE of <linux/capability.h>."""
+
+
+def become(user: int, capabilities: tuple[int, ...] = ()) -> None:
+    """Go on as another user, with these capabilities of root."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(8, 1)  # PR_SET_KEEPCAPS
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    bits = sum(1 << number for number in capabilities)
+    header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(bits, bits, 0, 0, 0, 0)
+    assert libc.capset(header, sets) == 0
+
+
+@contextmanager
+def in_a_process(work: Callable[[Callable[[object], None]], None]) -> Iterator[Callable[[], object]]:
+    """Does the work in a fork; the value waits for what it says next."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work(lambda value: os.write(writer, json.dumps(value).encode() + b"\n"))
+        except BaseException:  # noqa: BLE001  the test sees that nothing was said
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(writer)
+    try:
+        with os.fdopen(reader) as lines:
+            yield lambda: json.loads(lines.readline())
+    finally:
+        kill(pid)
+        os.waitpid(pid, 0)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes other users")
+def test_an_agent_of_another_user_ends_the_processes_of_the_tasks_user_and_no_others(monkeypatch):
+    folder = tempfile.mkdtemp(dir="/tmp")
+    os.chmod(folder, 0o1777)
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+
+    def supervise(say):
+        become(TASKS_USER)
+        task = os.fork()
+        if task == 0:
+            os.setpgid(0, 0)
+            time.sleep(60)
+        with suppress(PermissionError):
+            os.setpgid(task, task)
+        with recorded_lease("own", "worker-a") as own, recorded_lease("forged", "worker-a") as forged:
+            own.begin(task)
+            forged.begin(victim.pid)
+            say(task)
+            os.waitpid(task, 0)
+            time.sleep(60)
+
+    def watch(say):
+        become(AGENTS_USER, NEEDED)
+        agent = LeaseWatch("worker-a", user=TASKS_USER)
+        say(sorted(agent.live_leases()))
+        agent.end(["own", "forged"])
+        say("signals sent")
+        time.sleep(60)
+
+    victim = subprocess.Popen(["/bin/sleep", "60"], process_group=0)
+    try:
+        with in_a_process(supervise) as recorded:
+            task = recorded()
+            with in_a_process(watch) as seen:
+                assert (seen(), seen()) == (["forged", "own"], "signals sent")
+                until(lambda: process_identity(task) is None)
+        assert victim.poll() is None
+    finally:
+        victim.kill()
+        victim.wait()
+        shutil.rmtree(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pwd
 import random
 from argparse import Namespace
 from pathlib import Path
@@ -19,7 +20,7 @@ from hetero_airflow.cli.action import action
 from hetero_airflow.cli.workers.enroll import check_name
 from hetero_airflow.discovery.inventory_watch import InventoryWatch
 from hetero_airflow.engines.remote import worker_queue
-from hetero_airflow.errors import HeteroError
+from hetero_airflow.errors import HeteroError, shorten
 from hetero_airflow.executor.configuration import Configuration, parse_labels, read_configuration
 
 log = logging.getLogger(__name__)
@@ -29,17 +30,26 @@ log = logging.getLogger(__name__)
 def worker(args: Namespace) -> None:
     """Run the agent of this host."""
     home = Path(AIRFLOW_HOME)
-    run_agent(read_configuration(), home, url=args.url, name=args.name, engine=args.engine, labels=args.labels)
+    names = {"name": args.name, "engine": args.engine, "labels": args.labels, "user": args.user}
+    run_agent(read_configuration(), home, url=args.url, **names)
 
 
 def run_agent(
-    configuration: Configuration, home: Path, *, url: str, name: str | None, engine: str, labels: str | None
+    configuration: Configuration,
+    home: Path,
+    *,
+    url: str,
+    name: str | None,
+    engine: str,
+    labels: str | None,
+    user: str | None = None,
 ) -> None:
     """Run the agent of this host until a signal asks it to stop.
 
     The first signal lets the tasks of this host finish. A second one ends the agent at once, and the tasks are lost.
 
-    :raises HeteroError: the agent has no key, the server refuses it for good, or the labels can't be read
+    :raises HeteroError: the agent has no key, the server refuses it for good, the labels can't be read, or there
+        is no such user
     """
     worker_id = check_name(name or configuration.worker_id)
     if engine == SCHEDULER_ENGINE:
@@ -49,7 +59,7 @@ def run_agent(
     worker_labels = configuration.labels if labels is None else parse_labels(labels, "--labels")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs a line for each heartbeat
     log.info("Queue %s belongs to this worker alone.", worker_queue(worker_id))
-    leases = LeaseWatch(worker_id)
+    leases = LeaseWatch(worker_id, user=None if user is None else _number_of_user(user))
     signals, rng = StopSignals(), random.Random()  # noqa: S311  spreads retries, nothing secret
     signals.listen()
     secret = os.environ.pop(ENROLMENT_VARIABLE, "")  # the processes that discovery starts must not see it
@@ -65,3 +75,12 @@ def run_agent(
         watch.close()
         errors.close()
         connection.close()
+
+
+def _number_of_user(name: str) -> int:
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        raise HeteroError(
+            f"--user {shorten(name)}", found="no such user on this host", remedy="Name the user that runs the tasks"
+        ) from None

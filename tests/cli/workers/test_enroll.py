@@ -121,6 +121,7 @@ def test_wrong_arguments_of_the_agent_are_errors(airflow):
         ((), "no key in"),
         (("--labels", "[]"), "no JSON object of texts"),
         (("--engine", "local"), "the scheduler's own"),
+        (("--user", "no-such-user"), "no such user on this host"),
     ):
         agent = start_agent(airflow, "node-8", "", *more)
         output, _ = agent.communicate(timeout=60)
