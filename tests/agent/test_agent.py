@@ -149,7 +149,7 @@ def test_a_thousand_agents_do_not_come_back_at_the_same_moment():
 
 
 @pytest.mark.parametrize("code", [RefusalCode.UNKNOWN_KEY, RefusalCode.SUPERSEDED])
-def test_an_agent_that_nobody_will_ever_hear_again_ends_with_the_reason(code):
+def test_an_agent_with_an_unknown_or_superseded_key_ends_with_the_reason(code):
     world = World([inventory()])
 
     def answer(report):
@@ -203,7 +203,7 @@ def test_leaving_waits_for_the_tasks_that_are_left():
     assert world.run()[-3:] == [(6, "leaving"), (11, "leaving"), (16, "leaving")]
 
 
-def test_told_to_stop_again_it_does_not_wait():
+def test_a_second_stop_signal_ends_the_wait_for_tasks():
     world = World([inventory()])
     world.stops = [6, 12]
     world.answer = lambda report: ServerReply(leases=2) if getattr(report, "is_leaving", False) else None
@@ -224,13 +224,13 @@ def test_a_server_that_does_not_answer_does_not_keep_a_leaving_agent(caplog):
     assert "leaves without telling it" in caplog.text
 
 
-def test_each_heartbeat_reports_the_leases_whose_processes_are_here():
+def test_each_heartbeat_reports_the_leases_of_running_processes():
     world = World([inventory()], stop_at_s=11)
     world.here = frozenset({"l1", "l2"})
     assert world.run()[1:] == [(5, "beat l1 l2"), (10, "beat l1 l2"), (11, "leaving l1 l2")]
 
 
-def test_what_is_over_is_ended_whatever_was_reported():
+def test_processes_of_ended_leases_are_ended_whatever_was_reported():
     world = World([inventory()], stop_at_s=6)
     world.answer = lambda report: ServerReply(inventory="1", leases=0, end=(f"l{len(world.sent)}",))
     world.run()

@@ -63,7 +63,7 @@ def test_xids_and_new_ecc_errors_are_reported_until_they_are_known():
     assert host.reported_errors() == []
 
 
-def test_what_comes_while_the_server_is_reported_is_reported_next():
+def test_an_error_during_a_report_is_in_the_next_report():
     host = Host()
     host.hear(63)
     errors = host.watch.unconfirmed()
@@ -79,7 +79,7 @@ def test_a_storm_of_one_pushes_no_other_out():
     assert host.reported_errors() == [("GPU-0", 79), *[("GPU-0", 45)] * MAX_KEPT]
 
 
-def test_what_is_too_much_for_one_heartbeat_comes_with_the_next():
+def test_errors_beyond_the_limit_of_a_heartbeat_are_in_the_next_one():
     host = Host()
     host.hear(*range(1, MAX_ERRORS + 10))
     assert [len(host.reported_errors()) for _ in range(3)] == [MAX_ERRORS, 9, 0]

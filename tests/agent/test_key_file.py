@@ -48,7 +48,7 @@ def test_a_folder_that_can_not_be_written_is_reported(tmp_path):
         make_key(tmp_path / "file" / "key.pem")
 
 
-def test_what_is_no_ed25519_key_is_reported_and_not_shown(tmp_path):
+def test_a_key_that_is_not_ed25519_is_reported_and_not_shown(tmp_path):
     other_key = generate_private_key(SECP256R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     for text, problem in ((b"rubbish", "no private key"), (other_key, "a key of another kind")):
         path = tmp_path / "key.pem"

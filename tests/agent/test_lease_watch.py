@@ -211,7 +211,7 @@ def test_the_file_of_another_container_is_left_alone_while_somebody_touches_it(s
     assert path.exists() is (age_s == 0)
 
 
-def test_what_tidies_up_temporary_files_does_not_find_an_old_one(supervise):
+def test_a_cleanup_of_temporary_files_finds_no_old_lease_file(supervise):
     supervise()
     (path,) = read_lease_files()
     os.utime(path, (0, 0))

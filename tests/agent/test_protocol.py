@@ -75,7 +75,7 @@ def test_an_inventory_that_can_not_be_is_refused_and_says_why(body, says):
 @pytest.mark.parametrize(
     "text", ["", "{", "[" * 100_000, '"', "null", "[]", "\ud800", '{"worker": "\\ud800"}', "1e999999"]
 )
-def test_what_is_no_json_object_is_refused_in_one_line(text):
+def test_a_text_that_is_no_json_object_is_refused_in_one_line(text):
     for model in (InventoryReport, Heartbeat):
         with pytest.raises(ValueError, match=r"^[^\n]{1,600}$"):
             read_body(model, text.encode(errors="surrogatepass"))

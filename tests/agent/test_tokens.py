@@ -131,7 +131,7 @@ def parts(header: dict, claims: dict, signature: bytes = b"") -> str:
         "[" * 5000,
     ],
 )
-def test_what_is_no_token_of_an_agent_names_no_worker(text):
+def test_a_text_that_is_no_agents_token_names_no_worker(text):
     with pytest.raises(TokenRefused) as caught:
         claimed_worker(text)
     assert caught.value.code == "unauthenticated"

@@ -52,7 +52,7 @@ def test_a_dag_file_is_rehearsed_on_the_live_workers(installation, dag_file):
     assert (done.returncode, document["misses"]) == (0, [])
 
 
-def test_what_would_go_wrong_makes_the_exit_code_1(installation, dag_file):
+def test_a_finding_makes_the_exit_code_1(installation, dag_file):
     options = ("--conf", '{"size": 9}', "--assume", "40m", "--deadline", "30m")
     done = installation.run("hetero", "plan", str(dag_file), *options)
     assert done.returncode == 1, done.stderr

@@ -68,7 +68,7 @@ def test_a_connection_becomes_what_boto3_reads(connection):
     }
 
 
-def test_what_the_connection_does_not_say_is_left_to_boto3(connection):
+def test_options_that_the_connection_lacks_are_left_to_boto3(connection):
     connection()
     assert store_credentials("models") == {}
     assert store_credentials("") == {}

@@ -63,7 +63,7 @@ JSON_VALUES = st.recursive(
 
 
 @given(packed=JSON_VALUES, map_index=st.integers(-1, 5))
-def test_what_no_operator_of_ours_wrote_is_a_request_error(packed, map_index):
+def test_an_envelope_that_no_operator_wrote_is_a_request_error(packed, map_index):
     with pytest.raises(RequestError, match="Leave that key to the device operators"):
         unpack_request({ENVELOPE_KEY: packed}, map_index)
 
@@ -77,7 +77,7 @@ def test_a_lease_travels_beside_the_trace():
 
 
 @pytest.mark.parametrize("gang", ["many", 0, -1, True, 2.5, [4], 10**9])
-def test_a_gang_that_nobody_packed_is_refused_before_anything_is_held(gang):
+def test_a_gang_without_an_envelope_is_refused_before_a_lease(gang):
     packed = {**pack_request([{"device": "gpu"}]), "gang": gang}
     with pytest.raises(RequestError, match="gang"):
         unpack_request({ENVELOPE_KEY: packed}, 0)

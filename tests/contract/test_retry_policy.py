@@ -32,7 +32,7 @@ def evaluated(error, context=None, rules=DEFAULTS):
 
 
 @pytest.mark.parametrize("error", [KeyError("label"), ModuleNotFoundError("no torch"), FileNotFoundError("a.csv")])
-def test_what_a_retry_can_not_cure_fails_at_once(error):
+def test_an_error_that_a_retry_can_not_cure_fails_at_once(error):
     decision = evaluated(error)
     assert decision.action is RetryAction.FAIL
     assert f"{type(error).__name__} ended the task" in decision.reason
@@ -59,7 +59,7 @@ def test_the_budget_of_the_state_store_counts():
     assert evaluated(RuntimeError("NCCL timeout"), context_with(first, second), rules).action is RetryAction.FAIL
 
 
-def test_what_was_recorded_of_this_run_is_believed_more_than_the_exception(monkeypatch):
+def test_a_recorded_cause_of_this_run_counts_more_than_the_exception(monkeypatch):
     lease = a_task_lease(token=9)
     monkeypatch.setenv(LEASE_VARIABLE, lease.model_dump_json())
     recorded = a_failure("hardware", 9, evidence="XID 79 on GPU-1")

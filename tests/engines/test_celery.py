@@ -157,7 +157,7 @@ def test_as_many_are_sent_at_once_as_parallelism_leaves(engine, broker):
     assert len(queued(broker, "hetero.w1")) == 8
 
 
-def test_what_was_not_yet_sent_can_be_withdrawn(engine, broker):
+def test_a_task_that_is_not_sent_yet_can_be_withdrawn(engine, broker):
     task, lease = place(engine)
     assert engine.withdraw(task.key)
     assert liveness(engine, lease, None) is Liveness.GONE
@@ -239,7 +239,7 @@ def test_a_broker_that_is_away_fails_no_task_and_stops_nothing(engine, server):
     assert {state for state, _ in engine.collect().values()} == {TaskInstanceState.QUEUED}
 
 
-def test_what_was_sent_can_be_withdrawn_though_the_broker_is_away(engine, server):
+def test_a_sent_task_can_be_withdrawn_while_the_broker_is_away(engine, server):
     task, lease = place(engine)
     engine.heartbeat()
     server.kill()

@@ -62,7 +62,7 @@ def test_only_this_user_reads_them():
         assert [stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()] == [0o600]
 
 
-def test_what_is_no_lease_file_is_passed_over(caplog):
+def test_a_file_that_is_no_lease_file_is_skipped(caplog):
     with recorded_lease("l1", "worker-a"):
         (folder,) = lease_folders()
         (folder / "a.json").write_text("{}")
@@ -71,7 +71,7 @@ def test_what_is_no_lease_file_is_passed_over(caplog):
     assert caplog.text.count("can't be read") == 1
 
 
-def test_a_process_is_told_from_a_later_one_of_its_pid():
+def test_a_process_differs_from_a_later_one_with_its_pid():
     identity = process_identity(os.getpid())
     assert (identity.is_running, identity.is_reused) == (True, False)
     later = identity.model_copy(update={"ticks": identity.ticks + 1})

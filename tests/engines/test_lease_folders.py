@@ -86,7 +86,7 @@ def test_a_file_that_went_with_the_users_last_login_is_written_again(host):
 
 
 @pytest.mark.parametrize("kind", ["open to others", "a link", "a file", "another's"])
-def test_whoever_takes_the_name_first_stops_nobody(host, kind, tmp_path, caplog):
+def test_a_taken_folder_name_stops_no_task(host, kind, tmp_path, caplog):
     path = host.temporary / NAME
     if kind == "a link":
         target = tmp_path / "elsewhere"

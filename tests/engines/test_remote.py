@@ -44,7 +44,7 @@ def test_a_lease_is_judged_by_the_agent_then_by_its_worker_then_by_time(what, wo
     assert remote_liveness(what, worker, heartbeat, EPOCH, at(100)) is expected
 
 
-def test_what_an_agent_saw_counts_for_there_however_long_it_is_silent():
+def test_the_agents_last_report_counts_however_old_it_is():
     """An API server that is away silences agents and tasks alike, and takes no worker with it."""
     heartbeat = WorkerHeartbeat(at(100), HERE)
     for silent_s in (13, 20, 600):

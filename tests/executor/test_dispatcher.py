@@ -78,7 +78,7 @@ def test_a_held_task_that_airflow_does_not_want_any_more_leaves_the_queue(bench)
     assert (list(bench.dispatcher.queue.tasks), bench.store.snapshot().pending, bench.reports) == ([], (), [])
 
 
-def test_what_nothing_can_run_is_refused_at_once_with_the_nearest(bench):
+def test_a_request_that_nothing_can_run_is_refused_with_the_nearest_worker(bench):
     bench.hold("a", "h100:8")
     bench.beat()
     key, state, reason = bench.reports[0]
@@ -228,7 +228,7 @@ def test_a_commit_whose_answer_was_lost_is_taken_up(make_bench):
     assert len(bench.store.snapshot().leases) == 1
 
 
-def test_a_commit_that_was_not_taken_is_made_with_the_same_news_in_the_next_cycle(make_bench):
+def test_a_failed_commit_is_repeated_with_the_same_events_in_the_next_cycle(make_bench):
     class DeafStore(MemoryStore):
         is_deaf = False
         heard = 0
@@ -254,7 +254,7 @@ def test_a_commit_that_was_not_taken_is_made_with_the_same_news_in_the_next_cycl
     assert [lease.request_id for lease in bench.store.snapshot().leases] == ids[1:]
 
 
-def test_what_the_store_was_told_is_not_told_again_though_the_rest_of_the_cycle_failed(make_bench):
+def test_events_that_the_store_recorded_are_not_sent_again_after_a_failed_cycle(make_bench):
     """Or a task that has ended since would wait again."""
 
     class AwayAfterTheRace(MemoryStore):
@@ -408,7 +408,7 @@ def test_a_full_disk_costs_one_warning_and_not_the_loop(bench, caplog):
     ]
 
 
-def test_the_policy_is_told_within_a_minute_what_ended_runs_took(bench):
+def test_the_policy_learns_from_ended_runs_within_a_minute(bench):
     estimates = []
     decide = bench.policy.decide
     bench.policy.decide = lambda snapshot, now: estimates.append(snapshot.estimates) or decide(snapshot, now)

@@ -100,7 +100,7 @@ def test_ends_of_device_tasks_and_of_plain_ones_reach_the_scheduler(bench, execu
     assert executor.get_event_buffer() == {"a": (SUCCESS, None), "plain": (FAILED, "why")}
 
 
-def test_what_was_queued_does_not_wait_for_the_answer_about_what_runs(bench, executor):
+def test_a_queued_task_does_not_wait_for_the_report_on_running_ones(bench, executor):
     bench.hold("a", "gpu")
     seen = []
     bench.engine.collect = lambda: seen.append(bench.started) or {}
@@ -108,7 +108,7 @@ def test_what_was_queued_does_not_wait_for_the_answer_about_what_runs(bench, exe
     assert seen == [["a"]]
 
 
-def test_what_ended_frees_its_devices_for_who_waits_in_the_same_heartbeat(bench, executor):
+def test_an_ended_task_frees_its_devices_in_the_same_heartbeat(bench, executor):
     start(bench)
     bench.hold("b", "gpu:2")
     bench.beat()
@@ -155,7 +155,7 @@ def test_a_revoked_task_leaves_without_an_event(bench, executor):
     assert (list(bench.dispatcher.queue.tasks), bench.store.snapshot().pending) == ([], ())
 
 
-def test_what_asks_for_no_device_goes_straight_to_the_engine(bench, executor):
+def test_a_task_without_a_device_goes_straight_to_the_engine(bench, executor):
     callback = object()
     executor.queue_workload(callback, session=None)
     assert bench.engine.accepted == [callback]
@@ -190,7 +190,7 @@ def test_adoption_takes_what_can_be_seen_and_returns_the_rest(bench, executor, m
     assert heir.keeper.running["a"] is begun, "asked to adopt its own, it does not begin anew"
 
 
-def test_the_end_of_a_run_is_not_told_of_a_task_that_is_about_to_be_queued_anew(bench, executor):
+def test_the_end_of_a_task_that_will_be_queued_again_is_not_reported(bench, executor):
     """Its supervisor sent it back, and a pool or a limit keeps it from the queue."""
     id_ = start(bench)
     bench.engine.events = {"a": (SUCCESS, None)}
@@ -200,7 +200,7 @@ def test_the_end_of_a_run_is_not_told_of_a_task_that_is_about_to_be_queued_anew(
     assert "a" not in bench.keeper.running
 
 
-def test_a_cluster_is_told_under_which_lease_a_task_runs_that_is_adopted(bench, executor, make_bench):
+def test_a_cluster_learns_the_lease_of_an_adopted_task(bench, executor, make_bench):
     id_ = start(bench)
     heir = make_bench(bench.store)
     executor._use(heir.store, heir.dispatcher)

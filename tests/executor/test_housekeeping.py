@@ -27,7 +27,7 @@ def recorder():
     stats.initialize(factory=NoStatsLogger, export_legacy_names=True)
 
 
-def test_every_known_type_is_told_each_time(recorder):
+def test_every_known_type_is_reported_each_time(recorder):
     hosts = (a_worker("a"), a_worker("b", labels={"hetero/type": "p4d.24xlarge"}))
     pending = tuple(a_pending(f"r{n}", "gpu:2") for n in range(4))
     emit_demand(Snapshot(0, workers=hosts, pending=(*pending, a_pending("odd", "h100"))))

@@ -52,7 +52,7 @@ def test_the_answer_is_what_the_policy_would_do_now(snapshot, device, outcome):
     assert decided(snapshot, a_pending("check", device)) == {"check": outcome}
 
 
-def test_who_came_first_comes_first():
+def test_the_first_request_is_served_first():
     waiting = replace(HALF, pending=(a_pending("first", "gpu:2"),))
     assert decided(waiting, a_pending("check", "gpu", at_s=1), policy=Fifo()) == {"check": Wait}
     assert decided(waiting, a_pending("check", "gpu", at_s=-1), policy=Fifo()) == {"check": Place}

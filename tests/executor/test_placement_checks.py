@@ -54,7 +54,7 @@ def test_a_task_that_needs_the_device_comes_before_the_question(bench, ask):
     assert list(bench.dispatcher.checks.tasks) == ["room"]
 
 
-def test_a_probe_that_has_waited_too_long_is_told_so(bench, ask, busy):
+def test_a_check_that_has_waited_too_long_is_answered(bench, ask, busy):
     ask("room", "gpu", wait_timeout="1m")
     bench.beat()
     bench.beat(61)
@@ -62,7 +62,7 @@ def test_a_probe_that_has_waited_too_long_is_told_so(bench, ask, busy):
     assert bench.reports == []
 
 
-def test_a_probe_for_what_nobody_has_is_told_so_at_once(bench, ask):
+def test_a_check_for_devices_that_do_not_exist_is_refused_at_once(bench, ask):
     ask("room", "h100:8")
     bench.beat()
     answer = answers(bench)["room"]

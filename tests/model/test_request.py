@@ -54,7 +54,7 @@ def parse(device: object = "gpu", **fields: Any) -> DeviceRequest:
         (Alternative(kind="gpu", count=3), (Alternative(kind="gpu", count=3),)),
     ],
 )  # fmt: skip
-def test_what_a_user_writes_is_read(device: object, alternatives: tuple[Alternative, ...]) -> None:
+def test_the_texts_of_a_user_are_read(device: object, alternatives: tuple[Alternative, ...]) -> None:
     assert parse(device) == DeviceRequest(alternatives=alternatives)
 
 

@@ -47,7 +47,7 @@ def test_the_others_reach_the_port_that_the_leader_has_opened():
         socket.create_connection((follower.rendezvous.address, follower.rendezvous.port), 5).close()
 
 
-def test_where_the_gang_met_the_last_time_nobody_goes(quick):
+def test_no_rank_uses_the_address_of_the_last_rendezvous(quick):
     xcoms = XComs({RENDEZVOUS_KEY: {"lease": "lease-of-before", "address": "127.0.0.1", "port": 1}})
     with (
         pytest.raises(LeaderTimeout, match="found nothing from far-away"),
@@ -62,7 +62,7 @@ def test_a_word_that_can_not_be_read_is_none(quick, value):
         pass
 
 
-def test_who_is_told_to_stop_waits_no_longer(tmp_path, monkeypatch):
+def test_a_rank_that_gets_a_notice_stops_waiting(tmp_path, monkeypatch):
     monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path))
     (tmp_path / "notice").touch()
     with (
@@ -72,7 +72,7 @@ def test_who_is_told_to_stop_waits_no_longer(tmp_path, monkeypatch):
         pass
 
 
-def test_gloo_is_told_the_interface_where_the_workers_are_on_several_hosts():
+def test_gloo_gets_the_interface_if_the_workers_are_on_several_hosts():
     with joined_rendezvous({"ti": XComs()}, a_gang(), "lease-0") as alone:
         assert alone.variables == {}
     with joined_rendezvous({"ti": XComs()}, a_gang(hosts=("here", "there")), "lease-0") as far:
@@ -82,7 +82,7 @@ def test_gloo_is_told_the_interface_where_the_workers_are_on_several_hosts():
         assert (labelled.variables, labelled.address) == (network, "127.0.0.1")
 
 
-def test_what_the_environment_says_goes_before_a_label():
+def test_the_environment_counts_more_than_a_label():
     gang = a_gang(network={"GLOO_SOCKET_IFNAME": "lo", "NCCL_IB_HCA": "mlx5"})
     with (
         joined_rendezvous({"ti": XComs()}, gang, "lease-0") as rendezvous,

@@ -179,7 +179,7 @@ def test_four_ranks_on_two_workers_are_one_training_and_keep_their_places(worker
     print("placed to first collective, s:", workers.met())
 
 
-def test_where_a_rank_dies_all_start_again_from_the_last_checkpoint_and_nobody_is_stopped(workers):
+def test_all_ranks_restart_from_the_last_checkpoint_after_one_dies(workers):
     workers.start(3, "rank")
     assert workers.answers() == {0: 4, 1: None}
     steps = workers.steps()

@@ -51,7 +51,7 @@ class TestPod:
         assert {"team": "a", "kueue.x-k8s.io/queue-name": "q"}.items() <= pod["metadata"]["labels"].items()
         assert base(pod)["env"] == [{"name": "A", "value": "1"}]
 
-    def test_what_the_author_says_in_any_way_stays(self):
+    def test_settings_of_the_author_stay(self):
         full_spec = client.V1Pod(
             metadata=client.V1ObjectMeta(annotations={"a": "b"}),
             spec=client.V1PodSpec(
@@ -190,7 +190,7 @@ class TestRun:
         assert claim["resourceClaimTemplateName"] == template["metadata"]["name"]
 
     @pytest.mark.parametrize(("code", "message"), [(403, "service account"), (404, "Kubernetes 1.34")])
-    def test_a_cluster_without_claims_is_told_what_it_lacks(self, cluster, code, message):
+    def test_a_cluster_without_claims_is_an_error_that_says_what_it_lacks(self, cluster, code, message):
         cluster.template_answer = code
         with pytest.raises(AirflowFailException, match=message):
             on(cluster, dra=True).execute(a_context())
@@ -200,7 +200,7 @@ class TestRun:
         ("given", "seconds"),
         [({}, 366 * 86400), ({"wait_timeout": "2h"}, 7200), ({"schedule_timeout_seconds": 30}, 30)],
     )
-    def test_it_waits_for_devices_as_long_as_it_was_told_to(self, cluster, given, seconds):
+    def test_it_waits_for_devices_for_the_given_time(self, cluster, given, seconds):
         operator = on(cluster, **given)
         operator.execute(a_context())
         assert operator.schedule_timeout_seconds == seconds
@@ -240,12 +240,12 @@ class TestCheckpoint:
         variables = {variable["name"]: variable.get("value") for variable in base(cluster.created[0])["env"]}
         return CheckpointPlace.model_validate(json.loads(variables[CHECKPOINT_VARIABLE])), variables
 
-    def test_the_pod_is_told_the_place(self, cluster):
+    def test_the_pod_gets_the_place(self, cluster):
         on(cluster, checkpoint={"url": "s3://models/a", "keep_last": 5}).execute(a_context())
         place, _ = self.place(cluster)
         assert (place.url, place.path, place.keep_last) == ("s3://models/a", "d/t/r/-1", 5)
 
-    def test_without_the_argument_it_is_told_nothing(self, cluster):
+    def test_without_the_argument_the_pod_gets_no_place(self, cluster):
         on(cluster).execute(a_context())
         assert CHECKPOINT_VARIABLE not in json.dumps(cluster.created)
 
@@ -282,7 +282,7 @@ def test_each_cause_has_a_class_of_failure(cause):
     assert decision.failure_class is expected.get(cause, FailureClass.UNKNOWN)
 
 
-def test_what_the_container_said_last_is_evidence():
+def test_the_last_lines_of_the_container_are_evidence():
     state = PodState(PodCause.FAILED, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", 1)
     assert classify(pod_evidence(state)).failure_class is FailureClass.DEVICE_MEMORY
     assert classify(pod_evidence(PodState(PodCause.FAILED, "", 137))).failure_class is FailureClass.LOST_WORKER

@@ -127,7 +127,7 @@ def test_a_killed_rank_starts_again_from_the_last_checkpoint_and_the_task_goes_o
     assert "[rank 1] hello from 1 of 2" in capsys.readouterr().out
 
 
-def test_told_to_stop_the_ranks_save_and_go_on_later_in_other_numbers(train, tmp_path):
+def test_ranks_save_at_a_notice_and_resume_with_another_number_of_ranks(train, tmp_path):
     for processes, at_step in ((2, 5), (4, 8)):
         with pytest.raises(AirflowRescheduleException):
             train(processes, at_step, "notice")

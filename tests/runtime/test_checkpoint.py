@@ -122,7 +122,7 @@ def test_a_run_interrupted_at_any_step_has_the_losses_of_one_that_was_not(
     assert resumed == {step: loss for step, loss in expected.items() if step >= first}
 
 
-def test_what_was_saved_is_the_latest(task, tmp_path: Path) -> None:
+def test_the_last_save_is_the_latest_checkpoint(task, tmp_path: Path) -> None:
     assert checkpoint.latest() is None
     report = tmp_path / "report.txt"
     report.write_text("good")

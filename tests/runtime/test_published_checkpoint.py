@@ -18,7 +18,7 @@ def saved(begin, *steps):
         session.save(step, {"weights": step}, metrics={"accuracy": 0.5}, files=None, wait=True, final=False)
 
 
-def test_the_found_checkpoint_is_opened_even_if_there_are_newer_ones(begin, place, tmp_path):
+def test_the_given_checkpoint_is_opened_even_if_there_are_newer_ones(begin, place, tmp_path):
     saved(begin, 3, 5)
     own_place = place.model_copy(update={"path": "other/task/run/-1"})
     opened = read_published(own_place, published_entry(place, tmp_path / "store", 3))

@@ -63,7 +63,7 @@ def states(store) -> dict[str, LeaseState]:
     return {lease.request_id: lease.state for lease in store.snapshot().leases}
 
 
-def test_a_preempted_lease_is_marked_and_its_holder_told_once(store):
+def test_a_preempted_lease_is_marked_and_its_holder_notified_once(store):
     policy, preemptor = PlannedPolicy(), FakePreemptor()
     policy.preempts = {"r1": "r3"}
     cycle = Cycle(store, policy, FakeEngine(), 60, preemptor=preemptor)
@@ -94,7 +94,7 @@ def test_a_lease_of_another_scheduler_is_not_preempted(store):
     assert preemptor.preempted == [("r2", "for the test")]
 
 
-def test_a_holder_that_cannot_be_told_stops_no_other_decision(store, caplog):
+def test_a_holder_that_cannot_be_notified_stops_no_other_decision(store, caplog):
     policy, preemptor = PlannedPolicy(), FakePreemptor()
     policy.preempts, preemptor.is_broken = {"r1": "r3"}, True
     with caplog.at_level(logging.WARNING):

@@ -117,7 +117,7 @@ def test_the_last_worker_of_a_type_and_its_labels_is_kept_for_longer() -> None:
     assert forgettable_workers(Snapshot(1, workers), seen, LATE, LATE) == ("a", "b", "c", "d", "e")
 
 
-def test_of_the_nodes_of_a_cluster_only_the_site_counts() -> None:
+def test_only_the_site_of_a_clusters_nodes_counts() -> None:
     nodes = tuple(
         a_lost(f"node-{number}", engine="kubernetes", labels={"kubernetes.io/hostname": f"node-{number}"} | site)
         for number, site in enumerate(({}, {}, {"hetero/site": "oslo"}))

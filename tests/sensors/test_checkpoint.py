@@ -44,7 +44,7 @@ def sensor(**arguments):
         ("step=1, url=7", ["url=7", "found int", "Give a text"]),
     ],
 )
-def test_what_can_never_come_is_an_import_error(import_errors, given, phrases):
+def test_a_condition_that_can_never_be_met_is_an_import_error(import_errors, given, phrases):
     (error,) = import_errors(f'CheckpointSensor(task_id="t", of_task="fit", {given})')
     assert [word for word in phrases if word not in error] == []
 
@@ -88,7 +88,7 @@ def test_poking_finds_what_the_trigger_finds(publish):
     assert (result["step"], result["key"], result["metrics"]) == (2, entry.key, {"loss": 0.5})
 
 
-def test_it_looks_where_it_is_told_to(publish, tmp_path):
+def test_it_looks_at_the_given_place(publish, tmp_path):
     url = (tmp_path / "other").as_uri()
     publish(1)
     poking = sensor(step=1, deferrable=False, poke_interval=0, timeout=0, url=url + "/")

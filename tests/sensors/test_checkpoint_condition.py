@@ -86,7 +86,7 @@ def test_checkpoints_of_before_the_clear_do_not_count():
         ({"complete": "yes"}, "complete", "neither True nor False"),
     ],
 )
-def test_what_can_never_come_is_refused(given, field, phrase):
+def test_a_condition_that_can_never_be_met_is_refused(given, field, phrase):
     with pytest.raises(RequestError) as caught:
         CheckpointCondition.parse(**given)
     assert caught.value.field == field

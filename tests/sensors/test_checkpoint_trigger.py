@@ -98,7 +98,7 @@ def test_a_checkpoint_at_another_url_counts_there_and_nowhere_else(run, publish,
     assert (checkpoint["step"], checkpoint["url"]) == (3, url)
 
 
-def test_who_names_the_configured_place_shares_the_looks_at_it(run, publish, tmp_path, monkeypatch):
+def test_sensors_that_name_the_configured_place_share_its_readings(run, publish, tmp_path, monkeypatch):
     looks = []
     fingerprint = CheckpointSource.fingerprint
     monkeypatch.setattr(
@@ -119,7 +119,7 @@ def test_who_names_the_configured_place_shares_the_looks_at_it(run, publish, tmp
     assert [watch.url for watch in looks] == [None, urls[-1]]
 
 
-def test_a_cleared_task_begins_anew(run, publish):
+def test_a_cleared_task_starts_again(run, publish):
     async def scene():
         publish(10)
         publish(1, epoch=1)
@@ -331,7 +331,7 @@ def test_a_watcher_of_a_url_that_cant_be_read_is_refused_when_the_file_is_parsed
     assert "hunter" not in str(caught.value)
 
 
-def test_what_was_announced_is_not_announced_again_after_a_restart(run, publish):
+def test_an_announced_checkpoint_is_not_announced_again_after_a_restart(run, publish):
     memory = Memory()
     assert run(watched(watcher(memory), [lambda: publish(1)])) == [("r1", 1)]
     assert run(watched(watcher(memory), [])) == []

@@ -135,7 +135,7 @@ def test_a_change_is_seen_within_a_second_after_another(run):
     assert all(at - 2 * number <= MIN_DELAY_S * (1 + JITTER) for number, (_, at) in enumerate(readings))
 
 
-def test_what_shows_no_change_outside_costs_no_request(run):
+def test_an_unchanged_local_fingerprint_costs_no_request(run):
     async def scene():
         store, poller = polling(a=1)
         store.is_local = True
@@ -149,7 +149,7 @@ def test_what_shows_no_change_outside_costs_no_request(run):
     assert run(scene()) == (["a"], [1, 2], [None, 1], 3)
 
 
-def test_who_comes_later_is_told_at_once_and_looks_begin_anew(run):
+def test_a_later_waiter_gets_the_last_reading_at_once_and_polling_restarts(run):
     async def scene():
         store, poller = polling(a=1)
         Waiter(poller)
@@ -166,7 +166,7 @@ def test_who_comes_later_is_told_at_once_and_looks_begin_anew(run):
     assert wait_s == pytest.approx(MIN_DELAY_S)
 
 
-def test_nobody_waits_nobody_looks(run):
+def test_without_waiters_nothing_is_polled(run):
     async def scene():
         store, poller = polling(a=1)
         ended, cancelled = Waiter(poller, ends_after=1), Waiter(poller)
@@ -187,7 +187,7 @@ def test_nobody_waits_nobody_looks(run):
     assert before >= 1
 
 
-def test_a_store_that_is_gone_for_long_ends_nobody_and_is_told_once(run, caplog):
+def test_a_long_outage_of_a_store_ends_no_waiter_and_is_logged_once(run, caplog):
     async def scene():
         store, poller = polling(a=1, b=1)
         waiters = [Waiter(poller, target) for target in ("a", "b")]
@@ -222,7 +222,7 @@ def test_a_store_that_fails_now_and_then_does_not_flood_the_log(run, caplog):
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_what_cant_be_trusted_is_waited_out_and_told_once(run, caplog):
+def test_an_unreadable_object_is_logged_once_and_read_again(run, caplog):
     async def scene():
         store, poller = polling(a=1)
         waiter = Waiter(poller)
@@ -240,7 +240,7 @@ def test_what_cant_be_trusted_is_waited_out_and_told_once(run, caplog):
 @pytest.mark.parametrize(
     "error", [SettingsError("a", found="nothing", remedy="Correct it"), ZeroDivisionError("a fault of ours")]
 )
-def test_what_will_never_be_read_ends_the_waiters(run, error):
+def test_an_object_that_can_never_be_read_ends_the_waiters(run, error):
     async def scene():
         store, poller = polling(a=1)
         store.error = error

@@ -86,7 +86,7 @@ def test_it_asks_for_one_object_with_the_connections_key_and_lists_nothing(run, 
 
 
 @pytest.mark.parametrize("status", [500, 503, 403])
-def test_a_store_that_answers_with_errors_ends_nobody_and_gets_no_request_more(run, s3, publish_s3, status, caplog):
+def test_errors_of_a_store_end_no_waiter_and_cause_no_more_requests(run, s3, publish_s3, status, caplog):
     async def scene():
         s3.clock = asyncio.get_running_loop().time
         waiting = asyncio.create_task(first_event(trigger()))
@@ -136,7 +136,7 @@ def test_a_server_that_is_gone_is_waited_for(run, s3, publish_s3, monkeypatch):
     assert run(scene())
 
 
-def test_an_endpoint_that_nobody_allowed_ends_it_with_the_error(run, s3, monkeypatch):
+def test_an_endpoint_that_is_not_allowed_ends_it_with_the_error(run, s3, monkeypatch):
     elsewhere = {"conn_type": "aws", "login": "testing", "password": "hunter2"}
     monkeypatch.setenv("AIRFLOW_CONN_MODELS", json.dumps(elsewhere))
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
@@ -185,7 +185,7 @@ def test_a_thousand_triggers_ask_at_most_ten_times_a_second(run, s3):
     )
 
 
-def test_a_store_is_opened_once_for_all_and_anew_after_it_failed_for_a_while(s3, publish_s3):
+def test_a_store_is_opened_once_for_all_and_again_after_a_long_failure(s3, publish_s3):
     publish_s3(1)
     source = CheckpointSource()
     watch = WatchedCheckpoint("train", "fit", "r1")
@@ -204,7 +204,7 @@ def test_a_store_is_opened_once_for_all_and_anew_after_it_failed_for_a_while(s3,
     assert source._buckets[None] is not opened
 
 
-def test_it_asks_where_it_is_told_to_with_the_connections_key(run, s3, publish_s3):
+def test_it_requests_the_given_place_with_the_connections_key(run, s3, publish_s3):
     bucket = f"models-{next(BUCKETS)}"
     s3.client().create_bucket(Bucket=bucket)
     url = f"s3://{bucket}/team-b"
@@ -228,7 +228,7 @@ def test_it_asks_where_it_is_told_to_with_the_connections_key(run, s3, publish_s
     )
 
 
-def test_a_url_opens_no_endpoint_that_nobody_allowed(run, s3, monkeypatch):
+def test_a_url_opens_no_endpoint_that_is_not_allowed(run, s3, monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_MODELS", json.dumps({"conn_type": "aws", "login": "testing", "password": "x"}))
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
     waiting = CheckpointTrigger("train", "fit", "r1", condition={"step": 1}, url="s3://elsewhere/team-b")

@@ -121,7 +121,7 @@ def test_placed_and_withdrawn_requests_have_no_forecast(store):
         )
 
 
-def test_what_starts_now_needs_no_change(store):
+def test_a_request_that_starts_now_needs_no_change(store):
     store.record([RequestSubmitted(a_pending("small", "cpu:2"))], NOW)
     forecast = forecast_of(store, task_id="small")
     assert (forecast.starts_now, forecast.change) == (True, None)

@@ -24,7 +24,7 @@ def test_an_empty_installation_gets_all_that_is_recommended():
     assert wanted() == {option: (value, False) for (_, option), value in RECOMMENDED.items()}
 
 
-def test_what_is_recommended_is_ok():
+def test_recommended_settings_are_ok():
     assert wanted(**{option: value for (_, option), value in RECOMMENDED.items()}) == {
         option: (value, True) for (_, option), value in RECOMMENDED.items()
     }

@@ -80,14 +80,14 @@ def test_a_pod_that_is_there_lives_and_one_that_has_ended_is_gone(bench):
     assert (bench.adapter.handed_over, bench.executor.running) == ({}, set())
 
 
-def test_a_pod_that_is_told_to_end_lives_until_it_has(bench):
+def test_a_deleted_pod_counts_as_running_until_it_has_ended(bench):
     bench.put(PodCause.DELETED, is_ending=True)
     assert bench.look() is Liveness.ALIVE
     bench.drop()
     assert bench.look() is Liveness.GONE
 
 
-def test_of_a_cluster_that_does_not_answer_nothing_is_known(bench):
+def test_the_liveness_in_a_cluster_that_does_not_answer_is_unknown(bench):
     bench.hand_over()
     bench.cluster.is_synced = False
     assert bench.look() is Liveness.UNKNOWN
@@ -104,12 +104,12 @@ def test_a_pod_that_is_still_to_be_made_may_start(bench):
     assert not bench.executor.is_current(LEASE.id), "what is gone must not be made any more"
 
 
-def test_a_pod_that_nobody_saw_and_whose_task_is_over_is_gone(bench):
+def test_a_pod_that_was_never_seen_is_gone_when_its_task_is_over(bench):
     bench.hand_over()
     assert bench.look("success") is Liveness.GONE
 
 
-def test_what_a_scheduler_that_died_may_have_begun_is_not_known(bench):
+def test_the_liveness_of_a_dead_schedulers_queued_task_is_unknown(bench):
     assert bench.look("queued", is_ours=False) is Liveness.UNKNOWN
     assert bench.look("running", is_ours=False) is Liveness.GONE
 
@@ -141,7 +141,7 @@ def test_a_pod_is_made_once(bench):
     assert bench.executor.is_current(LEASE.id), "handed over anew, as after an adoption"
 
 
-def test_what_waits_can_be_withdrawn_and_what_runs_can_not(bench):
+def test_a_waiting_pod_can_be_withdrawn_and_a_running_one_can_not(bench):
     bench.hand_over()
     bench.put(PodCause.RUNNING)
     assert not bench.adapter.withdraw("k", LEASE.id)
@@ -154,7 +154,7 @@ def test_what_waits_can_be_withdrawn_and_what_runs_can_not(bench):
     assert bench.look("scheduled") is Liveness.GONE
 
 
-def test_what_was_not_made_yet_is_withdrawn_at_once(bench):
+def test_a_pod_that_is_not_created_yet_is_withdrawn_at_once(bench):
     bench.hand_over()
     assert bench.adapter.withdraw("k", LEASE.id)
     assert not bench.executor.is_current(LEASE.id)
@@ -178,7 +178,7 @@ def test_a_pod_that_finds_no_room_is_taken_back_after_a_while(bench, caplog):
     assert "has been unschedulable" in caplog.text
 
 
-def test_a_pod_that_comes_too_late_for_its_token_is_made_anew(bench, caplog):
+def test_a_pod_that_is_too_late_for_its_token_is_created_again(bench, caplog):
     bench.hand_over()
     bench.put(PodCause.IMAGE)
     bench.now = 419
@@ -207,7 +207,7 @@ def test_a_deletion_spares_what_has_ended_and_stops_what_is_to_be_made(bench):
 
 
 @pytest.mark.parametrize("cause", PodCause)
-def test_what_was_done_to_a_pod_is_not_its_fault(bench, cause):
+def test_the_deletion_of_a_pod_is_no_failure_of_its_task(bench, cause):
     bench.put(cause, is_over=True)
     lost = {PodCause.EVICTED, PodCause.PREEMPTED, PodCause.NODE_LOST, PodCause.REFUSED, PodCause.DELETED}
     assert bench.termination_cause() == (TerminationCause() if cause in lost else None)

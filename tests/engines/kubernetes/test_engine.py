@@ -180,7 +180,7 @@ def test_a_placed_task_becomes_a_pod_on_its_node_and_ends(cluster):
     assert not cluster.engine.has_task(SimpleNamespace(id=None, key=key))
 
 
-def test_a_workload_that_is_placed_anew_is_bound_to_its_new_node_alone(cluster):
+def test_a_workload_that_is_placed_again_is_bound_to_its_new_node_only(cluster):
     """The dispatcher keeps the workload, and hands over the same again."""
     workload, lease = cluster.placed()
     written = workload.ti.executor_config
@@ -244,7 +244,7 @@ def test_an_earlier_pod_that_is_gone_is_not_taken_for_one_that_is_still_to_be_ma
     assert cluster.ends(key) == (TaskInstanceState.SUCCESS, None)
 
 
-def test_what_a_scheduler_that_died_had_handed_over_ends_as_what_we_have(cluster):
+def test_tasks_of_a_dead_scheduler_end_like_our_own(cluster):
     key, lease, name = cluster.started()
     site = cluster.engine.cluster.adapters[0]
     site.handed_over.clear()  # as in a scheduler that has just begun
@@ -256,7 +256,7 @@ def test_what_a_scheduler_that_died_had_handed_over_ends_as_what_we_have(cluster
     assert key not in site.executor.running
 
 
-def test_the_end_of_a_task_that_is_queued_anew_is_its_end(cluster):
+def test_the_end_of_a_task_that_is_queued_again_is_reported(cluster):
     key, _, name = cluster.started()
     cluster.states[key] = TaskInstanceState.QUEUED
     cluster.api.set_status(name, DONE)
@@ -402,7 +402,7 @@ def test_the_authors_override_is_in_the_pod(cluster):
     assert pod["metadata"]["labels"]["team"] == "a"
 
 
-def test_what_waits_in_the_cluster_can_be_taken_back(cluster):
+def test_a_pod_that_waits_in_the_cluster_can_be_withdrawn(cluster):
     key, lease = cluster.hand_over()
     cluster.engine.heartbeat()
     name = cluster.pod(lease)["metadata"]["name"]
@@ -454,7 +454,7 @@ def test_a_pod_that_waits_says_why(cluster):
     eventually(lambda: cluster.status(lease).message == expected)
 
 
-def test_what_asks_for_no_device_goes_to_kubernetes_executor_as_it_is(cluster):
+def test_a_task_without_a_device_goes_unchanged_to_kubernetes_executor(cluster):
     cluster.api.put("pods", a_pod("foreign", "gpu-1"))
     assert cluster.engine.open_slots() == 32
     assert cluster.engine.reaches(cluster.workers["gpu-1"])

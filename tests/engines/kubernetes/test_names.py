@@ -23,14 +23,14 @@ def test_a_quantity_of_bytes_is_exact(size):
 
 
 @pytest.mark.parametrize("text", ["a\n", "\nа", "ä", " a", "a b", "a/b", "a" * 64, "-", ".", "_a", "a_", "{}", "a\x00"])
-def test_what_is_no_label_value_is_not_taken_for_one(text):
+def test_a_text_that_is_no_label_value_is_refused(text):
     assert not is_label_value(text)
     with pytest.raises(RequestError):
         check_label("zone", text)
 
 
 @pytest.mark.parametrize("text", ["", "/", "a/", "/a", "a//b", "A.b/c", "a" * 64, "a." * 127 + "/b", "a/b\n", "a_b/c"])
-def test_what_is_no_name_is_not_taken_for_one(text):
+def test_a_text_that_is_no_name_is_refused(text):
     assert not is_qualified_name(text)
     assert not is_extended_resource(text)
     with pytest.raises(RequestError, match="no valid name of a label"):

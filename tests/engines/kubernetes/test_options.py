@@ -31,6 +31,6 @@ def test_names_are_read():
         ("kubernetes_priority_classes", '{"asap": "gpu"}', "the priority 'asap'"),
     ],
 )
-def test_what_can_not_be_read_is_told(option, text, problem):
+def test_an_unreadable_option_is_an_error(option, text, problem):
     with pytest.raises(SettingsError, match=problem):
         options(**{option: text})

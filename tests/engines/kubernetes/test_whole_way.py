@@ -190,7 +190,7 @@ def test_a_pod_that_is_killed_for_memory_comes_again_with_twice_as_much_and_the_
     assert limits == ["4Gi", "8Gi"]
 
 
-def test_of_a_task_whose_supervisor_lived_and_told_of_its_end_nothing_is_told_again(bench, failures):
+def test_an_end_that_the_supervisor_reported_is_not_reported_again(bench, failures):
     key, request_id = bench.hold("a", "gpu", quota={"host_memory": "4GiB"})
     name = bench.started(request_id)["metadata"]["name"]
     bench.tasks.rows[request_id] = TaskProcess("up_for_reschedule", 7, name, datetime.now(UTC))
@@ -199,7 +199,7 @@ def test_of_a_task_whose_supervisor_lived_and_told_of_its_end_nothing_is_told_ag
     assert (failures, bench.tasks.sent_back, bench.reports) == ({}, [], [(key, "success", None)])
 
 
-def test_of_one_that_airflow_has_queued_anew_by_then_neither(bench, failures):
+def test_the_end_of_a_task_that_airflow_has_queued_again_is_not_reported(bench, failures):
     key, request_id = bench.hold("a", "gpu", quota={"host_memory": "4GiB"})
     name = bench.started(request_id)["metadata"]["name"]
     bench.until(lambda: not bench.dispatcher.queue.tasks)

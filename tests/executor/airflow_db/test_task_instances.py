@@ -51,7 +51,7 @@ def add(monkeypatch):
     return add
 
 
-def test_the_members_of_gangs_are_told_by_rank_and_not_mixed_up(add, monkeypatch):
+def test_the_members_of_gangs_are_listed_by_rank_and_not_mixed_up(add, monkeypatch):
     monkeypatch.setattr(task_instances, "_MAX_GANGS", 2)
     for index, state in enumerate(["running", None, "failed", "queued", "success"]):
         add(index, state)

@@ -66,7 +66,7 @@ def test_the_newest_version_counts_and_is_read_once(database: Database, monkeypa
     assert edges.refresh({"dag"}) == {("dag", "a"): (("dag", "b"),)}
 
 
-def test_what_was_asked_for_before_is_still_known(database: Database) -> None:
+def test_edges_of_dags_that_were_read_before_are_still_known(database: Database) -> None:
     database.write(a_dag(("a", "b"), dag_id="one"), 1)
     database.write(a_dag(("a", "b"), dag_id="two"), 1)
     edges = DagEdges(database.session)

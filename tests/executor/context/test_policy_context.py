@@ -31,7 +31,7 @@ def test_shares_are_known_before_anything_is_read():
     assert PolicyContext(SimpleNamespace(), SHARES, Dags(), SiteLinks({})).estimates.shares == SHARES
 
 
-def test_edges_runs_and_shares_are_told_together_and_only_news_makes_a_new_object():
+def test_edges_runs_and_shares_are_one_object_until_something_changes():
     store, dags = MemoryStore(), Dags()
     context = PolicyContext(store, SHARES, dags, SiteLinks({}))
     running, waiting = a_pending("r1", dag_id="b"), a_pending("r2", dag_id="a")

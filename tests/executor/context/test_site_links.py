@@ -17,7 +17,7 @@ def a_host(name: str, site: str, **labels: str):
 
 
 @pytest.mark.parametrize("text", ["[]", "fast", '{"a": "10"}', '{"a": 0}', '{"a": true}', '{"a": 1e6}', '{"a": NaN}'])
-def test_what_is_no_speed_is_told(text):
+def test_a_text_that_is_no_speed_is_an_error(text):
     with pytest.raises(SettingsError, match=r"\[hetero\] site_links = .*found no JSON object of Gbit/s"):
         parse_site_links(text, "[hetero] site_links")
 
@@ -30,7 +30,7 @@ def test_a_site_without_a_label_of_its_own_gets_what_is_configured():
     assert SiteLinks({}).labelled(workers) is workers
 
 
-def test_what_did_not_change_is_the_same_object():
+def test_an_unchanged_part_is_the_same_object():
     links, workers = SiteLinks({"berlin": 10}), (a_host("a", "berlin"), a_host("b", "berlin"))
     before = links.labelled(workers)
     assert links.labelled(workers) is before

@@ -200,7 +200,7 @@ def test_a_failed_task_with_a_fatal_xid_takes_out_the_device_that_had_it(host):
         ('"NVRM: Xid (PCI:0000:3b:00): 79," in the log', []),
     ],
 )
-def test_of_several_devices_those_are_out_that_the_evidence_names(host, evidence, held_devices):
+def test_the_devices_that_the_evidence_names_are_taken_out(host, evidence, held_devices):
     host.watch.report(a_failure(evidence, ("GPU-0", "GPU-1")), "dag.train")
     host.step()
     assert host.held_devices == held_devices
@@ -291,7 +291,7 @@ def test_a_device_of_another_schedulers_host_waits_for_that_one(host, burn_in):
     other_host.watch.close()
 
 
-def test_what_two_schedulers_hear_counts_together_and_what_both_hear_counts_once(host):
+def test_errors_of_two_schedulers_are_added_and_common_ones_count_once(host):
     host.store.record([WorkerSeen(a_worker("worker-b", engine="celery"))], EPOCH)
     other_host = Host(store=host.store)
     for each in (host, other_host):
@@ -425,7 +425,7 @@ def test_one_device_is_tried_at_a_time(host, burn_in):
     assert host.held_devices == []
 
 
-def test_of_a_gpu_in_mig_mode_each_instance_is_tried(burn_in, tmp_path):
+def test_each_instance_of_a_gpu_in_mig_mode_is_tested(burn_in, tmp_path):
     parent = a_device("GPU-0", leasable=False, problem="In MIG mode")
     instances = [a_device(f"MIG-{number}", partition="1g.10gb", parent="GPU-0") for number in range(2)]
     host = Host(devices=(parent, *instances))
@@ -455,7 +455,7 @@ def test_a_new_scheduler_goes_on_where_the_last_one_stood(host, burn_in):
     assert host.store.health()[KEY].strikes == 1
 
 
-def test_what_a_person_undrains_is_trusted_at_once(host):
+def test_a_device_that_a_person_undrains_is_used_at_once(host):
     host.hear(79)
     undrain = [HoldLifted(*KEY, HoldKind.QUARANTINED), HealthNoted(*KEY, NO_ERRORS)]
     host.store.record(undrain, host.clock.now())

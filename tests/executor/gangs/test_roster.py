@@ -72,7 +72,7 @@ def reason(bench, id_):
     return request_history.decisions[0]["reason"]
 
 
-def test_nobody_starts_before_all_ranks_are_queued_and_explain_says_how_many_are(bench, gang):
+def test_no_rank_starts_before_all_are_queued_and_explain_counts_them(bench, gang):
     gang.queue(0)
     bench.beat(2)
     bench.beat(2)
@@ -83,7 +83,7 @@ def test_nobody_starts_before_all_ranks_are_queued_and_explain_says_how_many_are
     assert bench.started == ["rank-0", "rank-1"]
 
 
-def test_each_rank_is_told_its_place_the_hosts_of_all_and_the_leaders_lease(bench, gang):
+def test_each_rank_gets_its_place_all_hosts_and_the_leaders_lease(bench, gang):
     bench.store.record([WorkerSeen(a_worker(labels={"hetero/ifname": "ib0", "nccl/ib_hca": "mlx5"}))], EPOCH)
     gang.run()
     first, second = gang.leases()
@@ -95,7 +95,7 @@ def test_each_rank_is_told_its_place_the_hosts_of_all_and_the_leaders_lease(benc
     assert (first.gang, second.gang) == (expected, expected.model_copy(update={"rank": 1}))
 
 
-def test_a_task_of_its_own_is_told_of_no_gang(bench):
+def test_a_task_without_a_gang_gets_no_gang(bench):
     bench.hold("alone")
     bench.beat()
     assert read_lease(bench.engine.started[0].ti.context_carrier).gang is None
@@ -147,7 +147,7 @@ def test_where_one_rank_has_to_give_its_devices_back_the_other_has_the_time_to_s
 
 
 @pytest.mark.parametrize("state", ["failed", "success", "skipped", "removed"])
-def test_who_waits_for_a_rank_that_does_not_come_fails_and_says_what_to_do(bench, gang, state):
+def test_members_that_wait_for_a_failed_rank_fail_with_a_remedy(bench, gang, state):
     gang.queue(0)
     gang.ids[1] = "00000000-0000-0000-0000-000000000001"
     gang.set(1, state)
@@ -160,9 +160,7 @@ def test_who_waits_for_a_rank_that_does_not_come_fails_and_says_what_to_do(bench
 
 
 @pytest.mark.parametrize("state", ["up_for_retry", "scheduled", None])
-def test_who_waits_for_a_rank_that_is_to_come_goes_on_waiting_and_its_log_names_it_once(
-    bench, gang, state, monkeypatch
-):
+def test_members_wait_for_a_rank_that_will_come_and_their_logs_name_it_once(bench, gang, state, monkeypatch):
     logged = []
     monkeypatch.setattr(roster, "write_task_log", lambda path, text, now: logged.append(text))
     gang.queue(0)
@@ -308,7 +306,7 @@ def test_fewer_ranks_go_on_where_all_of_them_have_waited_long_enough(make_bench,
     assert (logged, waits(bench)) == (["Its gang runs with 2 of 3 ranks, without this one"], {})
 
 
-def test_nobody_goes_on_without_a_rank_that_is_not_queued_yet(make_bench):
+def test_no_gang_starts_without_a_rank_that_is_not_queued_yet(make_bench):
     bench = make_bench()
     gang = ElasticGang(bench, 3)
     list(gang.queue(0, 1))
@@ -330,7 +328,7 @@ def test_a_rank_that_was_left_out_is_done_when_the_others_have_ended_well(make_b
     assert (bench.tasks.finished, bench.dispatcher.queue.tasks, waits(bench), bench.reports) == ([ids[2]], {}, {}, [])
 
 
-def test_a_rank_that_was_left_out_is_in_again_when_the_gang_is_placed_anew(make_bench):
+def test_a_rank_that_was_left_out_is_included_when_the_gang_is_placed_again(make_bench):
     bench = make_bench()
     gang = ElasticGang(bench, 3)
     ids = gang.start_two()

@@ -102,7 +102,7 @@ def test_a_state_store_that_is_out_of_order_stops_nobody_but_the_task_in_the_end
     assert bench.tasks.sent_back == [low]
 
 
-def test_what_was_saved_is_known_to_the_store_once(bench, written):
+def test_a_checkpoint_is_reported_to_the_store_once(bench, written):
     low = bench.hold("low", "gpu:2", priority="low")
     bench.beat()
     bench.run(low)
@@ -135,7 +135,7 @@ def test_progress_of_an_earlier_lease_and_nonsense_are_passed_over(bench, writte
     assert bench.lease(low).saved_at is None
 
 
-def test_a_notice_of_a_scheduler_that_died_is_told_again(bench, written):
+def test_a_notice_of_a_dead_scheduler_is_sent_again(bench, written):
     low = preempted(bench, written)
     lease = bench.lease(low)
     written.clear()

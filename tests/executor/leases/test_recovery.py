@@ -331,7 +331,7 @@ def test_a_task_that_has_waited_for_too_long_tries_its_next_alternative_first(be
     assert (lease.count, lease.alternative) == (1, 1)  # counted as the user wrote it
 
 
-def test_who_takes_over_goes_on_with_the_order_that_the_store_has(bench, states):
+def test_a_new_scheduler_keeps_the_order_of_the_alternatives(bench, states):
     blocker = bench.hold("blocker", "gpu:2")
     bench.beat()
     bench.run(blocker)
@@ -372,7 +372,7 @@ def test_a_probe_is_let_go_when_its_request_could_be_placed_and_takes_nothing(be
     assert bench.dispatcher.checks.tasks == {}
 
 
-def test_a_probe_for_what_nobody_has_is_told_so_at_once(bench, states):
+def test_a_check_for_devices_that_do_not_exist_is_refused_at_once(bench, states):
     check_placement(bench, "asks", "nvidia/b200:8")
     bench.beat(1)
     answer = read_answer(bench.engine.started[0].ti.context_carrier)
@@ -391,7 +391,7 @@ def test_a_probe_that_airflow_does_not_want_any_more_is_forgotten(bench, states)
     assert bench.dispatcher.checks.tasks == {}
 
 
-def test_what_only_another_host_could_give_is_not_asked_for(bench, states):
+def test_no_task_asks_for_memory_that_only_another_host_has(bench, states):
     """Nothing is placed there: to ask for it would be to wait for ever."""
     bench.store.record([WorkerSeen(a_worker("worker-z", (a_device("GPU-9", memory="192GiB"),)))], bench.clock.now())
     states["a"] = [failure(failure_class="device_memory", memory_bytes=40 * 2**30, token=1)]

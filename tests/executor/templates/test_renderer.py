@@ -136,7 +136,7 @@ def test_a_large_conf_and_values_that_are_no_json_are_refused():
         pack_context({"params": {"function": lambda: None}})
 
 
-def test_results_that_nobody_takes_are_forgotten(templates, monkeypatch):
+def test_results_that_are_never_read_are_dropped(templates, monkeypatch):
     submit(templates, "a", device="gpu:{{ params.n }}")
     until = time.monotonic() + 30
     while not templates.has_news and time.monotonic() < until:

@@ -16,7 +16,7 @@ def test_rows_have_a_least_and_a_most() -> None:
     assert (solution.value, solution.columns.tolist()) == (11.0, [2.0, 3.0])
 
 
-def test_what_cannot_be_is_none() -> None:
+def test_an_infeasible_program_has_no_solution() -> None:
     entries = np.array([0]), np.array([0]), np.array([1.0])
 
     assert minimise(np.array([1.0]), entries, np.array([1.0]), np.array([2.0])) is None

@@ -80,7 +80,7 @@ def test_batches_that_were_done_are_not_loaded_again() -> None:
     assert loader.dataset.loaded == 3
 
 
-def test_epochs_differ_and_a_rank_shuffles_each_anew() -> None:
+def test_epochs_differ_and_a_rank_shuffles_each_of_them() -> None:
     position = LoaderPosition(of_a_rank())
     epochs = [[next(position)[0].tolist() for _ in range(3)] for _ in range(2)]
     assert position.epoch == 1

@@ -105,7 +105,7 @@ def run_ranks(tmp_path: Path):
     return run
 
 
-def test_what_two_ranks_saved_four_and_one_load(run_ranks, tmp_path: Path) -> None:
+def test_a_checkpoint_of_two_ranks_is_loaded_by_four_and_by_one(run_ranks, tmp_path: Path) -> None:
     assert run_ranks(2, SAVE) == ([], [0, 0])
     (folder,) = (tmp_path / "store" / "a/b/c/0").glob("000000000003-*")
     shards = sorted(path.name for path in (folder / "sharded").iterdir())

@@ -35,7 +35,7 @@ def saved_and_read(state, folder: Path):
 
 @settings(deadline=None)
 @given(state=TREES)
-def test_what_is_saved_comes_back_with_its_types(state, tmp_path_factory) -> None:
+def test_values_come_back_with_their_types(state, tmp_path_factory) -> None:
     back = saved_and_read(state, tmp_path_factory.mktemp("state"))
     assert back == state
     assert repr(back) == repr(state)

@@ -162,7 +162,7 @@ def test_members_of_a_gang_are_changed_together():
     assert all(len(set(requests)) == 1 for requests in seen)
 
 
-def test_of_many_changes_the_cheapest_are_tried(monkeypatch):
+def test_only_the_cheapest_of_many_changes_are_tried(monkeypatch):
     workers = [a_worker(f"w{n}", gpus(8, f"x{n}")) for n in range(20)]
     busy = [(f"w{n}", device.id) for n, worker in enumerate(workers) for device in worker.devices]
     tried = []

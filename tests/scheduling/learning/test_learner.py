@@ -78,7 +78,7 @@ def test_a_task_on_a_new_class_follows_the_data_sheets():
     assert estimates.default_speeds == {T4: pytest.approx(data_sheet_speed(T4)), V100: 1.0}
 
 
-def test_what_tasks_showed_on_several_classes_corrects_the_sheets_for_others():
+def test_speeds_on_several_classes_correct_the_data_sheets_of_others():
     """In this test, a T4 is half as fast as its data sheet says."""
     shown = [
         run

@@ -88,7 +88,7 @@ H100_CAPACITY = {"memory": 85520809984}
         ("nvidia", {"runtime": {"cuda": ">=12.5"}}, False),
     ],
 )
-def test_a_device_as_the_driver_describes_it_is_told_from_others(device, arguments, is_met):
+def test_only_a_device_that_meets_the_conditions_is_selected(device, arguments, is_met):
     assert meets(an_alternative(device, **arguments), H100, H100_CAPACITY) == is_met
 
 

@@ -84,6 +84,6 @@ def test_equal_requests_share_a_name_and_others_do_not():
         ([f"nvidia:{count}" for count in range(1, 10)], {}, "limit of 8"),
     ],
 )
-def test_what_a_claim_can_not_say_is_refused(device, arguments, text):
+def test_a_condition_that_a_claim_can_not_express_is_refused(device, arguments, text):
     with pytest.raises(RequestError, match=text):
         template(device, **arguments)

@@ -18,7 +18,7 @@ def made(api, name="p"):
     return read_pod(api.put("pods", a_pod(name, "gpu-1", labels={LEASE_LABEL: "l"})), None)
 
 
-def test_a_pod_is_told_once_with_each_grace_time(api, deleter):
+def test_a_pod_gets_one_delete_for_each_grace_time(api, deleter):
     pod = made(api)
     for grace_s in (None, None, 1, 1):
         deleter.delete(pod, grace_s)
@@ -36,7 +36,7 @@ def test_another_pod_of_the_name_is_spared(api, deleter):
     assert len(api.pods()) == 2
 
 
-def test_a_pod_that_could_not_be_told_is_told_when_it_is_asked_again(api, deleter, caplog):
+def test_a_failed_delete_of_a_pod_is_repeated_with_the_next_call(api, deleter, caplog):
     pod = made(api)
     api.status = 500
     deleter.delete(pod)

@@ -115,7 +115,7 @@ def test_the_security_context_is_completed_and_not_replaced(check_pod):
 
 
 @pytest.mark.parametrize("security_context", [{"privileged": True}, {"capabilities": {"add": ["SYS_ADMIN"]}}])
-def test_what_the_author_made_privileged_is_no_contradiction_then(security_context, check_pod):
+def test_a_privileged_container_of_the_author_is_no_contradiction(security_context, check_pod):
     made = complete_pod(a_pod({"securityContext": security_context}), PARTS)
     check_pod(made)
     assert "allowPrivilegeEscalation" not in base(made)["securityContext"]

@@ -89,7 +89,7 @@ def test_a_lease_becomes_a_pod_on_its_node():
     assert (base["image"], base["args"], len(pod["spec"]["volumes"])) == ("image", ["run"], 1)
 
 
-def test_what_the_lease_does_not_say_is_the_templates():
+def test_fields_that_the_lease_does_not_set_come_from_the_template():
     base = launched(lease_parts(a_lease_of(*gpus(0)), NODE))["spec"]["containers"][0]
     assert base["resources"]["requests"] == {"cpu": "1", "memory": "2Gi", "nvidia.com/gpu": "1"}
 

@@ -87,7 +87,7 @@ def _holds(expression, labels):
         ("gpu:0.5", {}, False),
     ],
 )
-def test_a_node_of_a_gpu_operator_is_told_from_others(device, arguments, is_met):
+def test_only_a_node_that_meets_the_conditions_is_selected(device, arguments, is_met):
     assert fits(A100, device, **arguments) == is_met
 
 
@@ -171,7 +171,7 @@ def test_ascend_and_tpu_nodes_are_known_by_their_chip():
         ("amd", {"quota": {"memory": "..1GiB"}}, "no AMD GPU of that size"),
     ],
 )
-def test_what_no_label_tells_is_refused_with_a_remedy(device, arguments, text):
+def test_a_condition_without_a_label_is_refused_with_a_remedy(device, arguments, text):
     with pytest.raises(RequestError, match=text):
         fits({}, device, **arguments)
 

@@ -61,7 +61,7 @@ def test_ranges_hold_the_versions_of_the_specifier(specifiers, numbers):
 
 
 @pytest.mark.parametrize("specifier", [">=1.0rc1", "==1.0.post2", "==1.0+cu12", ">=1!2.0", "===1.0", "<2.0.dev1"])
-def test_what_labels_do_not_say_is_refused(specifier):
+def test_a_condition_that_labels_can_not_express_is_refused(specifier):
     with pytest.raises(RequestError, match="plain numbers"):
         version_terms("driver", specifier, KEYS)
 

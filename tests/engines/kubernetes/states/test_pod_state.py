@@ -134,7 +134,7 @@ def test_every_cause_has_a_meaning_and_every_row_a_cause():
     assert all(meaning.end is None or meaning.wait_code is None for meaning in MEANINGS.values())
 
 
-def test_why_a_pod_waits_is_told_in_the_schedulers_words():
+def test_the_reason_of_a_waiting_pod_is_the_schedulers_message():
     full = pod_state(a_pod(conditions=unscheduled("Unschedulable", FULL))).reason("2 × nvidia/a100")
     assert (full.code, full.asked, full.found, full.is_transient) == (ReasonCode.BUSY, "2 × nvidia/a100", FULL, True)
     wrong = pod_state(a_pod(conditions=unscheduled("Unschedulable", WRONG))).reason("x")
@@ -158,7 +158,7 @@ def test_the_end_of_a_run_is_ours():
     assert ends == [RunEnd.FINISHED, RunEnd.FAILED, RunEnd.PAUSED, RunEnd.LOST, None]
 
 
-def test_a_word_that_is_not_known_is_told_once_and_is_unknown(caplog):
+def test_an_unknown_state_is_logged_once_and_is_unknown(caplog):
     caplog.set_level(logging.WARNING)
     for _ in range(3):
         assert pod_state(a_pod("Failed", reason="SlippedOnABanana")).cause is PodCause.UNKNOWN

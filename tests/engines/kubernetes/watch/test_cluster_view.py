@@ -54,7 +54,7 @@ def ours(name, lease, slots, node="gpu-1", **arguments):
     )  # fmt: skip
 
 
-def test_nodes_are_workers_each_told_once_and_then_alive(api, watched):
+def test_nodes_are_workers_reported_once_and_then_as_alive(api, watched):
     api.put("nodes", a_node("gpu-1"))
     cluster = watched()
     changes = cluster.poll()
@@ -63,7 +63,7 @@ def test_nodes_are_workers_each_told_once_and_then_alive(api, watched):
     assert cluster.poll(HEARTBEAT_INTERVAL_S) == type(changes)(alive=("gpu-1",))
 
 
-def test_a_node_that_comes_goes_or_is_not_ready_is_told(api, watched):
+def test_a_node_that_comes_goes_or_is_not_ready_is_reported(api, watched):
     api.put("nodes", a_node("gpu-1"))
     cluster = watched()
     cluster.poll()
@@ -80,7 +80,7 @@ def test_a_node_that_comes_goes_or_is_not_ready_is_told(api, watched):
     assert (cluster.view.is_lost("gpu-1"), cluster.view.is_lost("gpu-2")) == (False, True)
 
 
-def test_a_store_that_took_a_node_for_lost_is_told_anew(api, watched):
+def test_a_node_that_the_store_lists_as_lost_is_reported_again(api, watched):
     api.put("nodes", a_node("gpu-1"))
     cluster = watched()
     cluster.poll()
@@ -88,7 +88,7 @@ def test_a_store_that_took_a_node_for_lost_is_told_anew(api, watched):
     assert [worker.id for worker in cluster.poll(HEARTBEAT_INTERVAL_S).seen] == ["gpu-1"]
 
 
-def test_a_heartbeat_of_a_node_is_no_news(api, watched):
+def test_a_heartbeat_of_a_node_is_no_change(api, watched):
     api.put("nodes", a_node("gpu-1"))
     cluster = watched()
     cluster.poll()
@@ -119,7 +119,7 @@ def test_each_cluster_is_a_site(api, watched):
     assert (worker.id, worker.host, worker.labels["hetero/site"]) == ("eu/gpu-1", "gpu-1", "eu")
 
 
-def test_what_other_pods_have_is_not_offered(api, watched):
+def test_devices_of_other_pods_are_not_offered(api, watched):
     api.put("nodes", a_node("gpu-1", gpus=4))
     api.put("pods", ours("o", "l1", [3]))
     cluster = watched()
@@ -132,7 +132,7 @@ def test_what_other_pods_have_is_not_offered(api, watched):
     cluster.until(lambda: cluster.leasable() == list("0123"))
 
 
-def test_a_lease_of_another_installation_is_anothers(api, watched):
+def test_a_pod_of_another_installation_is_a_foreign_pod(api, watched):
     api.put("nodes", a_node("gpu-1", gpus=2))
     api.put("pods", ours("theirs", "l9", [0], namespace="other-airflow"))
     cluster = watched()
@@ -141,7 +141,7 @@ def test_a_lease_of_another_installation_is_anothers(api, watched):
     assert cluster.view.pods() == {}
 
 
-def test_the_slot_of_a_pod_that_is_ending_is_offered_to_no_one(api, watched):
+def test_the_slot_of_an_ending_pod_is_not_offered(api, watched):
     api.put("nodes", a_node("gpu-1", gpus=2))
     api.put("pods", ours("o", "l1", [0]))
     cluster = watched()
@@ -223,7 +223,7 @@ def test_a_pod_that_its_kubelet_ended_for_its_deletion_was_deleted(api, watched)
     assert pod.state.cause == "deleted"
 
 
-def test_of_two_pods_of_a_lease_the_one_that_runs_counts(api, watched):
+def test_the_running_one_of_two_pods_of_a_lease_counts(api, watched):
     cluster = watched()
     api.put("pods", ours("a", "l1", [0]), {"phase": "Failed"})
     api.put("pods", ours("b", "l1", [0]))

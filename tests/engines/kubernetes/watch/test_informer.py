@@ -39,7 +39,7 @@ def lists(api):
     return [query for method, _, query in api.requests if "watch" not in query]
 
 
-def test_what_is_there_and_what_comes_and_goes_is_known(api, watch):
+def test_objects_that_exist_come_and_go_are_known(api, watch):
     api.put("nodes", a_node("a"))
     mirror = watch()
     assert mirror.wait(5)
@@ -108,7 +108,7 @@ def test_bookmarks_spare_the_listing_after_a_compaction(api, watch):
 @pytest.mark.parametrize(
     ("status", "phrase"), [(401, "credentials are refused"), (403, "ClusterRole"), (500, "it is 500")]
 )
-def test_an_answer_that_refuses_is_told_once_and_what_was_known_is_kept(api, watch, caplog, status, phrase):
+def test_a_refusal_is_logged_once_and_known_objects_are_kept(api, watch, caplog, status, phrase):
     caplog.set_level(logging.INFO)
     api.put("nodes", a_node("a"))
     mirror = watch()
@@ -142,7 +142,7 @@ def test_a_slow_server_is_waited_for(api, watch):
     names(mirror, "a")
 
 
-def test_a_watch_that_is_silent_for_too_long_is_begun_anew(api, watch, monkeypatch, caplog):
+def test_a_watch_without_events_for_too_long_is_started_again(api, watch, monkeypatch, caplog):
     monkeypatch.setattr(mirror_module, "READ_S", 1)
     api.mark_every_s = 10
     api.put("nodes", a_node("a"))
@@ -165,7 +165,7 @@ def test_one_odd_object_hides_no_other(api, watch, caplog):
     assert "odd" in caplog.text
 
 
-def test_what_is_the_same_is_no_change(api, watch):
+def test_an_equal_object_is_no_change(api, watch):
     api.put("nodes", a_node("a"))
     mirror = watch()
     names(mirror, "a")

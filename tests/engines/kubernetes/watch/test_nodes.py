@@ -217,7 +217,7 @@ def test_a_pod_takes_what_the_scheduler_counts():
     assert pod_amounts(pod) == {"cpu": Decimal("4.6"), "nvidia.com/gpu": 2}
 
 
-def test_what_a_request_asks_for_is_what_its_pod_takes():
+def test_a_pod_takes_what_its_request_asks_for():
     parts = pod_parts(DeviceRequest.parse("nvidia:2", quota={"cpus": 4, "host_memory": "64GiB"}), ClusterOptions())
     resources = {"limits": dict(parts.amounts), "requests": dict(parts.amounts)}
     made = a_pod(containers=[{"name": "base", "resources": resources}])
