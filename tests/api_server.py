@@ -93,7 +93,7 @@ class Speaker:
         return self.http.request(method, path, content=body, headers={"Authorization": f"Bearer {token}"})
 
     def worker(self, **fields: Any) -> Worker:
-        """What it has: a CPU and two A100, unless told otherwise."""
+        """The worker of the agent: by default a CPU and two A100."""
         return a_worker(self.worker_id, **{"engine": "celery"} | fields)
 
     def report(self, worker: Worker | None = None, **fields: Any) -> httpx.Response:

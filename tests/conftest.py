@@ -17,7 +17,7 @@ import pytest
 # whoever runs the tests is not for them.
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="hetero-airflow-home-"))
-# Lease files go below TMPDIR, which tests set, and not into the runtime directory of whoever runs the tests.
+# Lease files go below TMPDIR, which tests set, and not into the user's runtime directory.
 os.environ["XDG_RUNTIME_DIR"] = os.path.join(os.environ["AIRFLOW_HOME"], "no-runtime-directory")
 
 from hypothesis import settings

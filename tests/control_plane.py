@@ -40,7 +40,7 @@ CONTROLLERS = (
 )  # fmt: skip
 
 SILENT_S = 8
-"""A node that is not heard of for so long is no longer ready; 40 by default."""
+"""A node without reports for this many seconds is not ready; 40 by default."""
 
 AUDIT = """\
 apiVersion: audit.k8s.io/v1

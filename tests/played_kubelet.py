@@ -28,7 +28,7 @@ EVERY_S = 0.3
 
 @contextlib.contextmanager
 def played_kubelet(nodes: PlayedNodes, image: Mapping[str, str], folder: Path) -> Iterator[None]:
-    """Runs the pods of all nodes that are heard of, and ends those processes at the end.
+    """Runs the pods of all nodes that send reports, and ends the processes at the end.
 
     :param image: environment variables that each image sets
     :param folder: for what the pods write, one file each
@@ -54,7 +54,7 @@ class Run:
 
 
 class PlayedKubelet:
-    """For all nodes at once; nothing happens to the pods of a node that is not heard of."""
+    """One step for all nodes. Pods of a node without reports do not change."""
 
     def __init__(self, nodes: PlayedNodes, image: Mapping[str, str], folder: Path) -> None:
         self.stopped = threading.Event()
@@ -68,7 +68,7 @@ class PlayedKubelet:
             with contextlib.suppress(client.ApiException, HTTPError):  # the API server is away: later
                 pods = self._nodes.api.list_pod_for_all_namespaces(field_selector="spec.nodeName!=").items
                 for pod in pods:
-                    if self._nodes.is_heard(pod.spec.node_name):
+                    if self._nodes.sends_reports(pod.spec.node_name):
                         self._serve(pod)
                 self._forget({pod.metadata.uid for pod in pods})
 
@@ -107,7 +107,7 @@ class PlayedKubelet:
     def _forget(self, there: set[str]) -> None:
         """End what runs for pods that are no longer there, as a node does that was away meanwhile."""
         for uid, run in list(self._runs.items()):
-            if uid not in there and self._nodes.is_heard(run.node):
+            if uid not in there and self._nodes.sends_reports(run.node):
                 _signal(run.process, signal.SIGKILL)
                 run.process.wait()
                 del self._runs[uid]

@@ -1,4 +1,4 @@
-"""Nodes of a real control plane whose kubelets are played: they are heard of, and pods stand there as a test says."""
+"""Nodes of a real control plane with simulated kubelets: they send reports, and set pod states as a test says."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class PlayedNodes:
     def __init__(self, api_client: client.ApiClient) -> None:
         self.api = client.CoreV1Api(api_client)
         self._leases = client.CoordinationV1Api(api_client)
-        self._heard: set[str] = set()
+        self._reporting: set[str] = set()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
     def start(self) -> None:
-        """Begin to be heard of."""
+        """Register the node and start its reports."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -72,24 +72,24 @@ class PlayedNodes:
         lease = {"metadata": {"name": name}, "spec": {"holderIdentity": name, "renewTime": _now()}}
         with contextlib.suppress(client.ApiException):  # it is there: a node had this name before
             self._leases.create_namespaced_lease(LEASES, lease)
-        self._heard.add(name)
+        self._reporting.add(name)
         eventually(lambda: not self._is_new(name))
 
     def patch_status(self, name: str, **status: Any) -> None:
         """What a kubelet says of its node from now on: ``allocatable``, ``capacity``, ``conditions``."""
         self.api.patch_node_status(name, {"status": status})
 
-    def hear(self, name: str) -> None:
-        """From now on the node is heard of again."""
-        self._heard.add(name)
+    def resume_reports(self, name: str) -> None:
+        """Let the node send reports again."""
+        self._reporting.add(name)
 
     def stop_reports(self, name: str) -> None:
-        """From now on nothing is heard of the node."""
-        self._heard.discard(name)
+        """Stop the reports of the node."""
+        self._reporting.discard(name)
 
-    def is_heard(self, name: str) -> bool:
-        """Whether the node is heard of."""
-        return name in self._heard
+    def sends_reports(self, name: str) -> bool:
+        """Whether the node sends reports."""
+        return name in self._reporting
 
     def put(self, name: str, namespace: str, phase: str, state: Mapping[str, Any] | None = None, **more: Any) -> None:
         """A pod as its kubelet sees it; ``state`` is that of its container ``base``."""
@@ -100,7 +100,7 @@ class PlayedNodes:
         self.api.patch_namespaced_pod_status(name, namespace, {"status": status})
 
     def kill(self, name: str, namespace: str) -> None:
-        """The end of a pod that was told to end: its container is killed once its time is over, and it is forgotten."""
+        """End a deleted pod: kill its container when its time is over, and remove the pod."""
         at = self.api.read_namespaced_pod(name, namespace).metadata.deletion_timestamp.strftime("%Y-%m-%dT%H:%M:%SZ")
         self.put(name, namespace, "Failed", {"terminated": {"exitCode": 137, "reason": "Error", "finishedAt": at}})
         self.drop(name, namespace)
@@ -117,7 +117,7 @@ class PlayedNodes:
 
     def _beat(self) -> None:
         while not self._stopped.wait(BEAT_S):
-            for name in list(self._heard):
+            for name in list(self._reporting):
                 with contextlib.suppress(client.ApiException, HTTPError):  # its API server is away
                     self._leases.patch_namespaced_lease(name, LEASES, {"spec": {"renewTime": _now()}})
                     self.patch_status(name, conditions=[{"type": "Ready", "status": "True", "reason": "KubeletReady"}])

@@ -99,7 +99,7 @@ class Fleet(ABC):
         return at
 
     def freeze_worker(self, name: str) -> list[psutil.Process]:
-        """SIGSTOP to all that runs on a worker: it says nothing, hears nothing, and may come back."""
+        """SIGSTOP to all processes of a worker. They may go on later."""
         there = self.processes(name)
         for process in there:
             process.suspend()

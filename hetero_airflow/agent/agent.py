@@ -50,7 +50,7 @@ def retry_wait_s(failures: int, rng: random.Random) -> float:
 
 
 class Agent:
-    """Speaks for one worker until it is told to stop.
+    """Sends the reports of one worker until it is told to stop.
 
     :param pause: waits up to this many seconds; returns whether the agent was told to stop
     :param clock: seconds that only grow

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 from hetero_airflow.errors import IdentityError
 
 _MODE = stat.S_IRUSR
-"""Nobody changes a key; earlier versions made it writable by its owner too."""
+"""A key never changes. Earlier versions made the file writable by its owner too."""
 
 _OTHERS_MODE = stat.S_IRWXG | stat.S_IRWXO
 

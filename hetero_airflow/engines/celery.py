@@ -143,7 +143,7 @@ class RoutingCeleryExecutor(CeleryExecutor):
         self._limit_connecting()
 
     def _limit_connecting(self) -> None:
-        """Connect to a result backend in a database only to read results, and give up where nobody answers."""
+        """Connect to a result backend in a database only to read results, and give up if it does not answer."""
         settings = self.celery_app.conf
         settings.database_create_tables_at_setup = False  # else a message would wait for it; reading creates them
         if str(settings.result_backend).startswith(("db+postgresql", "db+mysql")):
@@ -212,7 +212,7 @@ class RoutingCeleryExecutor(CeleryExecutor):
             self.broker.note_failure(error)
 
     def try_adopt_task_instances(self, tis: Sequence[Any]) -> Sequence[Any]:
-        """Follow the tasks of another scheduler. The next `sync` asks how they are; nobody is asked here."""
+        """Follow the tasks of another scheduler. The next `sync` reads their states; this call reads none."""
         known = [ti for ti in tis if ti.external_executor_id is not None]
         for ti in known:
             self.workloads[ti.key] = AsyncResult(ti.external_executor_id, app=self.celery_app)

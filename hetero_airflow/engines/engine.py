@@ -121,7 +121,7 @@ class LeaseStatus:
     wait_reason: Reason | None = None
     """Why the work does not run yet; None once it runs."""
     termination_cause: TerminationCause | None = None
-    """What ended the work, if nobody else will report it; None for any other end, and before the end."""
+    """The cause of the end, if no other process reports it; None for any other end, and before the end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 A process may see another environment than the agent, and a runtime directory comes and goes with the user's logins. So
 readers look into all places, and a writer takes a folder that exists before it makes one. Two of the places are open to
-all users of the host. Whoever takes a name there first can't stop the agent: the folder then gets another name.
+all users of the host. Another user who takes the name first can't stop the agent: the folder then gets another name.
 """
 
 from __future__ import annotations

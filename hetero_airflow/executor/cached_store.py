@@ -60,7 +60,7 @@ class CachedSnapshotStore(SqlStore):
 
 
 class KnownWorkers:
-    """The workers of a store by id. The index is made anew only when the workers change."""
+    """The workers of a store by id. A new index is made only when the workers change."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -223,7 +223,7 @@ class Dispatcher:
             return
         snapshot = with_pending_events(self._store.snapshot(), self.queue.events)
         for task in self._gangs.enroll(self.queue.tasks.values(), snapshot):
-            self.queue.withdraw(task, "its gang is tried anew")
+            self.queue.withdraw(task, "its gang is tried again")
             if not task.is_excluded:
                 self.queue.submit(task)
         settled = [task.request_id for task in self.queue.tasks.values() if is_settled(task, now)]

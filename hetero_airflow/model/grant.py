@@ -2,7 +2,7 @@
 
 A grant says that a lease with this fencing token belongs to this task, and until when its run must begin. It is signed
 with Ed25519 (RFC 8032). The private key is in Airflow's database, which tasks can't read. The public key and the
-signature go with the lease. Rejected: a message authentication code, since whoever verifies it could sign too.
+signature go with the lease. Rejected: a message authentication code, since a process that verifies it could sign too.
 """
 
 from __future__ import annotations

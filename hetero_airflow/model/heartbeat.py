@@ -26,7 +26,7 @@ class ServerHeartbeat:
     """The last heartbeat of any API server."""
 
     since: datetime
-    """No API server started or was away since then. Before, agents may have sent heartbeats that nobody received."""
+    """No API server started or was away since then. Before, heartbeats of agents may have been lost."""
     at: datetime
 
 

@@ -16,8 +16,8 @@ _OTHER_LEADER = Reason(
 def owned_decisions(plan: Plan, owned_ids: Set[str], slots: int | None, gangs: Mapping[str, str]) -> Plan:
     """The decisions on the requests of this scheduler; placements for which its engine has no slot wait instead.
 
-    A gang gets slots for all its members here, or for none. Then later requests may use the slots, since nobody knows
-    whether there are ever enough for the gang. If several schedulers have members of a gang, the one that has the
+    A gang gets slots for all its members here, or for none. Then later requests may use the slots, since there may
+    never be enough for the gang. If several schedulers have members of a gang, the one that has the
     first placed member places all of them, and each scheduler dispatches its own. A position in the queue counts the
     waiting requests of all schedulers.
 

@@ -1,6 +1,6 @@
 """Physical devices that several workers report: two containers that see one GPU, or one that restarts under a new name.
 
-One rule for all workers, whoever reports them: a physical device has one holder. While a worker has leased a part of
+One rule for the workers of all engines: a physical device has one holder. While a worker has leased a part of
 it, no other worker can lease it; the stores refuse that, and snapshots show it as not leasable there. When it is free,
 each scheduler's own host may take it next. Of the workers with one of the other engines only the one that reported it
 first offers it: a policy that counted it for each of them would plan gangs that can never be placed, and an agent that

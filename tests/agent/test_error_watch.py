@@ -42,11 +42,11 @@ class Host:
         telemetry = tuple(Telemetry(device_id=name.replace("_", "-"), ecc_errors=n) for name, n in readings.items())
         self.watch.take_inventory(Inventory(worker=self.worker, telemetry=telemetry))
 
-    def hear(self, *xids, uuid="GPU-0"):
+    def add_xids(self, *xids, uuid="GPU-0"):
         self.xids.new_events += [XidEvent(uuid=uuid, xid=xid, at=self.clock.advance(1)) for xid in xids]
 
     def reported_errors(self):
-        """(device, XID or number of ECC errors) of what is told, which the server takes."""
+        """(device, XID or number of ECC errors) of the errors to report. The server takes them."""
         errors = self.watch.unconfirmed()
         self.watch.confirm(errors)
         return [(error.device_id, error.xid or f"{error.ecc_errors} ECC") for error in errors]
@@ -56,7 +56,7 @@ def test_xids_and_new_ecc_errors_are_reported_until_they_are_known():
     host = Host()
     host.see(GPU_0=3)
     host.see(GPU_0=5)
-    host.hear(79)
+    host.add_xids(79)
     assert host.watch.unconfirmed() == host.watch.unconfirmed()
     assert host.reported_errors() == [("GPU-0", "2 ECC"), ("GPU-0", 79)]
     host.see(GPU_0=5)
@@ -65,9 +65,9 @@ def test_xids_and_new_ecc_errors_are_reported_until_they_are_known():
 
 def test_an_error_during_a_report_is_in_the_next_report():
     host = Host()
-    host.hear(63)
+    host.add_xids(63)
     errors = host.watch.unconfirmed()
-    host.hear(63, 48)
+    host.add_xids(63, 48)
     host.watch.unconfirmed()
     host.watch.confirm(errors)
     assert host.reported_errors() == [("GPU-0", 63), ("GPU-0", 48)]
@@ -75,20 +75,20 @@ def test_an_error_during_a_report_is_in_the_next_report():
 
 def test_a_storm_of_one_pushes_no_other_out():
     host = Host()
-    host.hear(79, *[45] * 10_000)
+    host.add_xids(79, *[45] * 10_000)
     assert host.reported_errors() == [("GPU-0", 79), *[("GPU-0", 45)] * MAX_KEPT]
 
 
 def test_errors_beyond_the_limit_of_a_heartbeat_are_in_the_next_one():
     host = Host()
-    host.hear(*range(1, MAX_ERRORS + 10))
+    host.add_xids(*range(1, MAX_ERRORS + 10))
     assert [len(host.reported_errors()) for _ in range(3)] == [MAX_ERRORS, 9, 0]
 
 
 @pytest.mark.parametrize("xid", [-1, 10_001, 2**63])
 def test_a_number_that_is_no_xid_is_passed_over(xid):
     host = Host()
-    host.hear(xid, 79)
+    host.add_xids(xid, 79)
     assert host.reported_errors() == [("GPU-0", 79)]
 
 

@@ -130,7 +130,7 @@ def test_a_program_in_a_session_of_its_own_counts_without_any_file(supervise):
         until(lambda: watch.live_leases() == {"l7"})
         watch.now += 100
         assert watch.live_leases() == {"l7"}
-        assert own_session.poll() is None, "nobody said that it is over"
+        assert own_session.poll() is None, "no server has reported the end of its lease"
         watch.end(["l7"])
         assert own_session.wait(10) == -15
         assert foreign.poll() is None

@@ -97,7 +97,7 @@ def networks() -> Iterator[tuple[str, str]]:
     with ExitStack() as stack:
         for name in names:
             if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode != 0:
-                pytest.skip("this host lets nobody make network namespaces")
+                pytest.skip("this host does not allow network namespaces")
             stack.callback(ip, "netns", "del", name)
         ip("link", "add", "hetero0", "netns", names[0], "type", "veth", "peer", "name", "hetero0", "netns", names[1])
         for name, address in zip(names, (AGENT, SERVER), strict=True):

@@ -120,10 +120,13 @@ def test_a_heartbeat_that_can_not_be_is_refused(body):
         read_body(Heartbeat, json.dumps(body).encode())
 
 
-def test_an_agent_that_knows_fewer_readings_is_heard():
-    heard = read_body(Heartbeat, json.dumps(reading(power_w=70.5)).encode())
-    assert heard == Heartbeat(worker="worker-a", telemetry=(Telemetry(device_id="GPU-0", power_w=70.5),))
-    assert (heard.telemetry[0].pcie_sent_bytes_per_s, heard.telemetry[0].pcie_received_bytes_per_s) == (None, None)
+def test_an_agent_that_knows_fewer_readings_is_heartbeat():
+    heartbeat = read_body(Heartbeat, json.dumps(reading(power_w=70.5)).encode())
+    assert heartbeat == Heartbeat(worker="worker-a", telemetry=(Telemetry(device_id="GPU-0", power_w=70.5),))
+    assert (heartbeat.telemetry[0].pcie_sent_bytes_per_s, heartbeat.telemetry[0].pcie_received_bytes_per_s) == (
+        None,
+        None,
+    )
 
 
 def test_an_agent_leaves_out_readings_that_would_be_refused():

@@ -115,7 +115,7 @@ def wait_until(condition):
 
 @contextlib.contextmanager
 def celery_worker(engine):
-    """A real one that hears what all workers are told; gives a function by which it begins to listen to a queue."""
+    """A real worker that receives the broadcasts to all workers. Returns a function that lets it consume a queue."""
     app = engine.executor.celery_app
     with start_worker(app, hostname="w1@host", queues=["elsewhere"], perform_ping_check=False, loglevel="warning"):
         wait_until(lambda: app.control.ping(destination=["w1@host"], timeout=1))
@@ -258,7 +258,7 @@ def test_a_task_of_a_dead_scheduler_is_followed(engine):
 
 
 BOUND_S = 8.0
-"""A heartbeat takes no longer, whoever is silent: about half of the lease time."""
+"""The longest heartbeat with a silent broker or backend: about half of the lease time."""
 
 
 def heartbeat_s(engine):
@@ -282,7 +282,7 @@ def test_a_broker_that_never_answers_delays_one_heartbeat_and_not_the_next(make_
         assert engine.open_slots() == 0, "nothing more is placed"
         assert heartbeat_s(engine) < BOUND_S
         engine.withdraw(placed[0][0].key)
-        assert len(silent.connections) == tries, "nobody asked it again"
+        assert len(silent.connections) == tries, "the engine did not call it again"
 
 
 def test_what_waited_for_a_silent_broker_is_sent_when_it_answers(make_engine, server, broker, monkeypatch):
@@ -318,7 +318,7 @@ def test_a_result_backend_that_never_answers_keeps_no_task_from_its_worker(make_
         place(engine, "b", "w2")
         assert heartbeat_s(engine) < BOUND_S
         assert len(queued(broker, "hetero.w2")) == 1
-        assert len(silent.connections) == tries, "nobody asked it again"
+        assert len(silent.connections) == tries, "the engine did not call it again"
 
 
 @pytest.mark.filterwarnings("ignore:.*setex.*:DeprecationWarning")

@@ -52,7 +52,7 @@ def test_the_agents_last_report_counts_however_old_it_is():
 
 
 def test_a_task_that_was_taken_out_of_the_queue_of_its_worker_is_gone_once_it_can_not_begin():
-    """Airflow never heard of a process of it: there is no moment to compare with what the agent saw."""
+    """Airflow has no start time of the task, so the agent's report can't be compared with it."""
     never = use("failed")
     assert remote_liveness(never, WORKER, WorkerHeartbeat(at(19), ELSEWHERE), EPOCH, at(20)) is Liveness.UNKNOWN
     assert remote_liveness(never, WORKER, WorkerHeartbeat(at(70), ELSEWHERE), EPOCH, at(90)) is Liveness.UNKNOWN

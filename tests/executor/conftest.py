@@ -22,7 +22,7 @@ from hetero_airflow.testing import EPOCH, FakeClock, a_signer, a_worker
 
 
 class StandInEngine:
-    """What LocalEngine is to the dispatcher; processes are told, not started."""
+    """Stands for LocalEngine: it records workloads, and starts no processes."""
 
     def __init__(self):
         self.started, self.alive, self.signals = [], {}, []

@@ -231,10 +231,10 @@ def test_a_commit_whose_answer_was_lost_is_taken_up(make_bench):
 def test_a_failed_commit_is_repeated_with_the_same_events_in_the_next_cycle(make_bench):
     class DeafStore(MemoryStore):
         is_deaf = False
-        heard = 0
+        recorded = 0
 
         def commit(self, plan, now, expires_at, pending_events=()):
-            self.heard = len(pending_events)
+            self.recorded = len(pending_events)
             if self.is_deaf:
                 raise StoreUnavailable("a commit", found="no answer", remedy="Wait")
             return super().commit(plan, now, expires_at, pending_events)
@@ -245,7 +245,7 @@ def test_a_failed_commit_is_repeated_with_the_same_events_in_the_next_cycle(make
     bench.store.is_deaf = True
     for _ in range(3):
         bench.beat()
-    assert (bench.started, bench.store.snapshot().pending, bench.store.heard) == ([], (), 2)
+    assert (bench.started, bench.store.snapshot().pending, bench.store.recorded) == ([], (), 2)
     bench.dispatcher.drop("a", "Airflow revoked it")
     bench.store.is_deaf = False
     bench.beat(1)

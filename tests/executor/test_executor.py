@@ -128,7 +128,7 @@ def test_a_failure_that_is_none_is_not_passed_on(bench, executor):
 def test_the_failure_of_an_adopted_task_that_its_cluster_lost_is_not_passed_on_but_concluded_once(
     bench, executor, make_bench
 ):
-    """Its scheduler died, and the watch of the next one's engine tells it of the pod's end anew."""
+    """The scheduler died. The watch of the next scheduler's engine reports the end of the pod again."""
     id_ = start(bench)
     lease = bench.lease(id_)
     heir = make_bench(bench.store)
@@ -187,7 +187,7 @@ def test_adoption_takes_what_can_be_seen_and_returns_the_rest(bench, executor, m
     assert (list(heir.keeper.running), taken) == (["a"], ["c"])
     begun = heir.keeper.running["a"]
     assert executor.try_adopt_task_instances([running]) == []
-    assert heir.keeper.running["a"] is begun, "asked to adopt its own, it does not begin anew"
+    assert heir.keeper.running["a"] is begun, "asked to adopt its own task, it does not begin the lease again"
 
 
 def test_the_end_of_a_task_that_will_be_queued_again_is_not_reported(bench, executor):

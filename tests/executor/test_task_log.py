@@ -10,7 +10,7 @@ UNKNOWN = "03c3fa1b-42d5-78df-9288-5b4d2de1f4f3"
 
 
 def test_a_log_names_tasks_of_its_own_dag_and_hides_those_of_other_teams():
-    """Who reads a log can read its DAG; ``/queue`` shows the other request to whoever may read its DAG too."""
+    """A user who reads a log may read its DAG. ``/queue`` shows the other request to users who may read its DAG."""
     requests = (
         a_pending(READABLE, dag_id="etl", task_id="fit", map_index=3),
         a_pending(HIDDEN, dag_id="merger-with-acme", task_id="secret"),

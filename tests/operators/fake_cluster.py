@@ -1,4 +1,4 @@
-"""An API server of one namespace, over real HTTP: it keeps what it is sent, and pods end as they are told to."""
+"""An API server of one namespace, over real HTTP. It keeps the objects that it gets, and pods end as a test says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the tasks of a gang find each other, and what they do where nobody comes."""
+"""How the tasks of a gang find each other, and what they do if the others do not come."""
 
 import socket
 

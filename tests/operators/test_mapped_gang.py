@@ -1,4 +1,4 @@
-"""What a DAG file may ask of gangs, and what it is told if it may not."""
+"""Which gangs a DAG file may request, and the errors for others."""
 
 import pytest
 from airflow.sdk import DAG, task

@@ -1,4 +1,4 @@
-"""A task that was told to stop goes back to be scheduled, however it ends."""
+"""A task that got a notice is scheduled again, however it ends."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Real ranks, on Gloo: they die, are told to stop, and fail by their own fault."""
+"""Real ranks with Gloo. They die, get notices, and fail through errors of their own."""
 
 import json
 import os
@@ -190,7 +190,7 @@ time.sleep(600)
 
 
 class Silent:
-    """A log that nobody reads."""
+    """A log without a reader."""
 
     def info(self, *_):
         pass

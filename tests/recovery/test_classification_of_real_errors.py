@@ -78,5 +78,5 @@ def test_real_failures_of_torch_have_their_class():
     torch = pytest.importorskip("torch")
     assert what_it_is(lambda: torch.empty(2**50)).failure_class is FailureClass.HOST_MEMORY
     store = torch.distributed.TCPStore
-    nobody = what_it_is(lambda: store("127.0.0.1", 1, is_master=False, timeout=timedelta(milliseconds=1)))
-    assert nobody.failure_class is FailureClass.NETWORK
+    no_server = what_it_is(lambda: store("127.0.0.1", 1, is_master=False, timeout=timedelta(milliseconds=1)))
+    assert no_server.failure_class is FailureClass.NETWORK

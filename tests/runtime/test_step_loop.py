@@ -107,7 +107,7 @@ def test_a_notice_in_an_evaluation_between_steps_is_heeded_after_it(begin: Begin
 
 
 class SlowStore(FilesystemStore):
-    """Waits before it publishes, until it is told to go on."""
+    """Waits before it publishes until the test lets it go on."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -311,7 +311,7 @@ def test_steps_report_their_progress(begin: Begin, control: Path, caplog) -> Non
 
 
 class FollowersAgreement(RankCollectives):
-    """That of a rank which is told by rank 0 to go on after another step than it has seen."""
+    """The collectives of a rank that gets another step from rank 0 than its own."""
 
     def broadcast(self, value: int) -> int:
         return 4

@@ -145,17 +145,17 @@ def some_work(name: str, rng: random.Random, number: int) -> list[dict[str, Any]
 
 def listen() -> queue.Queue[str]:
     """Reads commands from stdin."""
-    heard: queue.Queue[str] = queue.Queue()
-    threading.Thread(target=lambda: [heard.put(line.strip()) for line in sys.stdin], daemon=True).start()
-    return heard
+    commands: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=lambda: [commands.put(line.strip()) for line in sys.stdin], daemon=True).start()
+    return commands
 
 
 def main(url: str, name: str, seed: int, number: int) -> None:
     rng = random.Random(f"{name} {seed}")
-    scheduler, heard = Scheduler(create_engine(url), name, rng), listen()
+    scheduler, commands = Scheduler(create_engine(url), name, rng), listen()
     work = some_work(name, rng, number)
     print("ready", flush=True)
-    assert heard.get() == "go"
+    assert commands.get() == "go"
     backlog, coming = _next(work, number // 2)
     scheduler.want(backlog)
     is_last = False
@@ -164,8 +164,8 @@ def main(url: str, name: str, seed: int, number: int) -> None:
         if batch:
             scheduler.want(batch)
         has_more = scheduler.step()
-        while not heard.empty():
-            word, *names = heard.get().split()
+        while not commands.empty():
+            word, *names = commands.get().split()
             is_last = word == "end"
             for other_name in names:
                 scheduler.adopt(other_name)

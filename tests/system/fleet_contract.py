@@ -18,7 +18,7 @@ WORKERS = {"w1": "nvidia/h100-80gb:2,ascend/910b:2", "w2": "nvidia/h100-80gb:2"}
 
 
 def cut_off_and_wake_up(fleet, name):
-    """Agent and tasks of a worker freeze, so that nobody hears of them; they wake up when the task runs elsewhere."""
+    """A worker's agent and tasks freeze and send nothing. They wake up when the task runs elsewhere."""
     run_id = start_training(fleet, name, 50)
     first = notes(fleet, name)[-1]
     frozen = fleet.freeze_worker(first["worker"])

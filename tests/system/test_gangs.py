@@ -56,7 +56,7 @@ def test_where_one_dies_both_go_on_together_from_the_last_checkpoint(airflow, di
 
 
 def test_a_rank_that_is_cleared_takes_the_others_with_it(airflow):
-    run_id = airflow.trigger("gang", {"steps": 40})  # long enough to be told to stop before it is over
+    run_id = airflow.trigger("gang", {"steps": 40})  # long enough to get a notice before it is over
 
     def have_begun():
         """Airflow treats the clear of a task that has just started as a failure, and waits for the retry."""

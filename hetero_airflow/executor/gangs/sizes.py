@@ -2,7 +2,7 @@
 
 At first, all members are tried. When all are queued and have waited for as long as the DAG file says, the size shrinks
 by one every few seconds, down to the minimum. The members with the highest ranks are excluded: they hold nothing, and
-are not submitted. They stay excluded while the others run, and take part again when the gang is placed anew.
+are not submitted. They stay excluded while the others run, and take part again when the gang is placed again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class GangSizes:
         placed: Mapping[str, GangAttempt],
         now: datetime,
     ) -> None:
-        """Shrink the gangs that have waited long enough; try gangs that are to be placed anew with all members."""
+        """Shrink the gangs that have waited long enough; try gangs that need a new placement with all members."""
         gangs: defaultdict[str, list[PendingTask]] = defaultdict(list)
         for task in waiting:
             if task.member is not None and task.min_gang_size < task.member.size:

@@ -20,7 +20,7 @@ class LeaseFreed(NamedTuple):
 
 
 class RunLost(NamedTuple):
-    """The process of a running task is lost. Whoever handles this calls `LeaseKeeper.end`."""
+    """The process of a running task is lost. The handler of this event calls `LeaseKeeper.end`."""
 
     key: Any
     lease: Lease

@@ -63,5 +63,5 @@ def is_run_over(lease: Lease, process: TaskProcess) -> bool:
 
 
 def has_begun(lease: Lease, process: TaskProcess) -> bool:
-    """Whether Airflow has heard of a process since the lease was granted. It writes the time when a run begins."""
+    """Whether Airflow has a report of a process since the lease was granted. Airflow stores the start time of a run."""
     return process.seen_at is not None and process.seen_at >= lease.granted_at

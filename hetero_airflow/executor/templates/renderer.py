@@ -37,7 +37,7 @@ _STALL_S = 3.0 * render_process.TIME_S
 """The render process is replaced if it has jobs and gives no answer for so long."""
 _MAX_DELAY_S = 60.0
 _KEEP_S = 600.0
-"""Results that nobody takes are forgotten after this: Airflow did not want the task any more."""
+"""A result that is not read is dropped after this: Airflow did not want the task any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class TemplateRenderer:
         self._sent = 0
         """Jobs that the process has, or that are in `_output`."""
         self.has_news = False
-        """A result has arrived; whoever takes the results sets it back."""
+        """A result has arrived. The reader of the results clears it."""
         self._results: dict[str, tuple[float, DeviceRequest | RequestError]] = {}
         """Id → when it arrived, and what it is; in the order of arrival."""
         self._output = bytearray()

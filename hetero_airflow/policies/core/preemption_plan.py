@@ -62,7 +62,7 @@ class LeastLossPreemption:
         self._ending: dict[int, list[str]] = {}
         """Worker → the requests whose leases there are taken back, now or before."""
         self._beneficiaries: dict[VictimUnit, PendingRequest] = {}
-        """Victim → for whom it is taken back."""
+        """Victim → the request for which it is taken back."""
         self._hopeless: set[str] = set()
         """Fingerprints of requests for which no lease can be taken back."""
         # ranks other than classes differ between equal requests, so these may not take back the same

@@ -15,7 +15,7 @@ from tests.kubernetes_bodies import check_pod
 
 
 class FakeApi:
-    """Nodes and pods, each change a new resourceVersion that watches are told."""
+    """Nodes and pods. Each change has a new resourceVersion, and watches get it."""
 
     def __init__(self):
         self.objects = {"nodes": {}, "pods": {}}
@@ -38,7 +38,7 @@ class FakeApi:
         self.mark_every_s = 0.2
         """How often a watch without news gets a bookmark."""
         self.marked = 0
-        """The newest version that a bookmark told."""
+        """The version of the newest bookmark."""
         self.generation = 0
         """Watches of an older one are cut."""
 

@@ -138,7 +138,7 @@ def test_a_pod_is_made_once(bench):
     bench.adapter.end_lease(LEASE.id)
     assert not bench.executor.is_current(LEASE.id)
     bench.hand_over()
-    assert bench.executor.is_current(LEASE.id), "handed over anew, as after an adoption"
+    assert bench.executor.is_current(LEASE.id), "handed over again, as after an adoption"
 
 
 def test_a_waiting_pod_can_be_withdrawn_and_a_running_one_can_not(bench):

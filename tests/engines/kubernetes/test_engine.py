@@ -51,7 +51,7 @@ DONE = {"phase": "Succeeded", "containerStatuses": []}
 
 
 class Cluster:
-    """An engine that runs, the API server that it talks to, and a store that is told what it says."""
+    """A running engine, its API server, and a store that records what the engine reports."""
 
     def __init__(self, api, engine):
         self.api, self.engine, self.workers, self.states, self.reported = api, engine, {}, {}, {}
@@ -533,7 +533,7 @@ def test_a_cluster_that_never_answers_delays_one_heartbeat_and_costs_no_task(clu
         foreign_task = SimpleNamespace(queued_by_job_id=7, key="of another scheduler")
         assert cluster.engine.try_adopt([foreign_task]) == [], "it is not started again beside its pod"
         assert cluster.engine.open_slots() == 0, "nothing more is placed there"
-        assert len(silent.connections) == tries, "nobody asked it again"
+        assert len(silent.connections) == tries, "the engine did not call it again"
     executor.use_client(client)
     assert cluster.ends(ended) == (TaskInstanceState.SUCCESS, None)
     assert cluster.look(ended_lease) is Liveness.GONE

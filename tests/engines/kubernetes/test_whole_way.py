@@ -167,7 +167,7 @@ def failures(monkeypatch):
 def test_a_pod_that_is_killed_for_memory_comes_again_with_twice_as_much_and_the_same_try(
     bench, failures, tmp_path, quota_in, state
 ):
-    """Whether Airflow had heard of its beginning or not: the memory may not even suffice for that."""
+    """With and without a report of the start: the memory may not suffice even for that."""
     request_fields = {"quota": {"host_memory": "4GiB"}} if quota_in == "the request" else {}
     if quota_in == "the template":
         template = tmp_path / "template.yaml"

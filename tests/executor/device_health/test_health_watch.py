@@ -78,7 +78,7 @@ class Host:
         self.store.record([WorkerSeen(inventory.worker, telemetry)], self.clock.now())
         self.here.take_inventory(inventory, self.clock.now())
 
-    def hear(self, *xids, uuid="GPU-0"):
+    def add_xids(self, *xids, uuid="GPU-0"):
         self.xids.new_events += [XidEvent(uuid=uuid, xid=xid, at=self.clock.now()) for xid in xids]
         self.step()
 
@@ -134,7 +134,7 @@ def a_failure(evidence="Xid 79 on GPU-0", devices=("GPU-0",), at=EPOCH, **fields
 
 
 def test_one_xid_79_takes_the_device_out_and_nothing_else(host):
-    host.hear(79)
+    host.add_xids(79)
     (hold,) = host.store.snapshot().holds
     assert (hold.device_id, hold.kind, hold.cause) == (
         "GPU-0",
@@ -147,7 +147,7 @@ def test_one_xid_79_takes_the_device_out_and_nothing_else(host):
 
 def test_a_storm_of_xid_45_leaves_no_trace(host):
     before = host.store.snapshot()
-    host.hear(*[45] * 1000)
+    host.add_xids(*[45] * 1000)
     assert host.store.snapshot() is before
     assert host.states == {}
 
@@ -325,7 +325,7 @@ def test_while_a_device_of_another_host_is_out_the_store_is_asked_when_something
 
 def test_after_its_time_a_burn_in_brings_it_back(host, burn_in):
     burn_in(PASSED)
-    host.hear(79)
+    host.add_xids(79)
     host.step(59)
     assert host.here._runs is None
     host.step(1)
@@ -337,7 +337,7 @@ def test_after_its_time_a_burn_in_brings_it_back(host, burn_in):
 
 def test_a_burn_in_that_fails_keeps_it_out_for_longer(host, burn_in):
     burn_in(FAILED)
-    host.hear(79)
+    host.add_xids(79)
     host.step(60)
     host.start_burn_in()
     health = host.store.health()[KEY]
@@ -355,7 +355,7 @@ def test_a_burn_in_that_fails_keeps_it_out_for_longer(host, burn_in):
 def test_a_burn_in_that_dies_or_hangs_has_failed(host, burn_in, monkeypatch, code, cause):
     burn_in("", code)
     monkeypatch.setattr(burn_in_runs, "LIMIT_S", 0.2 if "sleep" in code else 20.0)
-    host.hear(79)
+    host.add_xids(79)
     host.step(60)
     host.start_burn_in()
     assert cause in host.store.health()[KEY].cause
@@ -363,7 +363,7 @@ def test_a_burn_in_that_dies_or_hangs_has_failed(host, burn_in, monkeypatch, cod
 
 def test_a_device_that_nothing_can_compute_on_is_trusted_untested_and_the_log_says_so(host, burn_in, caplog):
     burn_in(BurnInResult(outcome=BurnInOutcome.UNTESTED, device="cuda:0", found="no torch"))
-    host.hear(79)
+    host.add_xids(79)
     host.step(60)
     host.start_burn_in()
     assert host.held_devices == []
@@ -388,7 +388,7 @@ def test_the_process_sees_the_device_alone(host, burn_in):
         'print(\'{{"outcome": "failed", "device": "", "found": "\' + found + \'"}}\')'
     )
     burn_in("", code)
-    host.hear(79, uuid="GPU-1")
+    host.add_xids(79, uuid="GPU-1")
     host.step(60)
     host.start_burn_in()
     assert host.store.health()["worker-a", "GPU-1"].cause == "burn-in: GPU-1 cuda:0"
@@ -400,7 +400,7 @@ def test_a_burn_in_waits_for_leases_to_end_and_for_people(host, burn_in):
     (lease,) = host.store.commit(Plan((a_place("r1", **{"GPU-0": 500}),)), EPOCH, EPOCH).leases
     drained = Hold("worker-a", "", HoldKind.DRAINED, "new fan", EPOCH, "undrained")
     host.store.record([HoldPlaced(drained)], EPOCH)
-    host.hear(79)
+    host.add_xids(79)
     host.step(60)
     move_lease(host.store, lease.id, lease.token, LeaseState.RELEASED, host.clock.now())
     host.step(60)
@@ -413,8 +413,8 @@ def test_a_burn_in_waits_for_leases_to_end_and_for_people(host, burn_in):
 
 def test_one_device_is_tried_at_a_time(host, burn_in):
     burn_in(PASSED)
-    host.hear(79)
-    host.hear(79, uuid="GPU-1")
+    host.add_xids(79)
+    host.add_xids(79, uuid="GPU-1")
     host.step(60)
     assert host.here._runs.device_id == "GPU-0"
     host.step(0)
@@ -435,7 +435,7 @@ def test_each_instance_of_a_gpu_in_mig_mode_is_tested(burn_in, tmp_path):
         'print(\'{{"outcome": "passed", "device": "cuda:0"}}\')'
     )
     burn_in("", code)
-    host.hear(79)
+    host.add_xids(79)
     host.step(60)
     host.start_burn_in()
     assert (log.read_text(), host.held_devices) == ("MIG-0 MIG-1 ", [])
@@ -446,7 +446,7 @@ def test_each_instance_of_a_gpu_in_mig_mode_is_tested(burn_in, tmp_path):
 
 def test_a_new_scheduler_goes_on_where_the_last_one_stood(host, burn_in):
     burn_in(PASSED)
-    host.hear(79)
+    host.add_xids(79)
     again = Host(store=host.store)
     again.clock.advance(60)
     again.step()
@@ -456,12 +456,12 @@ def test_a_new_scheduler_goes_on_where_the_last_one_stood(host, burn_in):
 
 
 def test_a_device_that_a_person_undrains_is_used_at_once(host):
-    host.hear(79)
+    host.add_xids(79)
     undrain = [HoldLifted(*KEY, HoldKind.QUARANTINED), HealthNoted(*KEY, NO_ERRORS)]
     host.store.record(undrain, host.clock.now())
     host.step(60)
     assert (host.held_devices, host.states, host.here._runs) == ([], {}, None)
-    host.hear(79)
+    host.add_xids(79)
     assert host.store.health()[KEY].strikes == 1
 
 
@@ -471,7 +471,7 @@ def test_while_nothing_happens_the_store_is_not_asked():
     CountingStore.calls = 0
     for _ in range(100):
         host.step(5)
-    host.hear(45, 31, 13)
+    host.add_xids(45, 31, 13)
     assert CountingStore.calls == 0
 
 
@@ -480,7 +480,7 @@ def test_nothing_is_forgotten_while_the_store_is_down(monkeypatch):
     host.step()
     monkeypatch.setattr(CountingStore, "is_down", True)
     with pytest.raises(StoreUnavailable):
-        host.hear(79)
+        host.add_xids(79)
     monkeypatch.setattr(CountingStore, "is_down", False)
     host.step(5)
     assert host.held_devices == ["GPU-0"]
@@ -489,7 +489,7 @@ def test_nothing_is_forgotten_while_the_store_is_down(monkeypatch):
 
 def test_closing_ends_what_runs(host, burn_in):
     burn_in("", "import time; time.sleep(60)")
-    host.hear(79)
+    host.add_xids(79)
     host.step(60)
     host.step()
     process = host.here._runs._process

@@ -56,7 +56,7 @@ def run_again(bench, id_):
 
 
 def ends(executor):
-    """What Airflow's scheduler hears."""
+    """The states that Airflow's scheduler gets."""
     return {key: state for key, (state, _) in executor.get_event_buffer().items()}
 
 

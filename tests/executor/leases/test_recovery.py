@@ -147,7 +147,7 @@ def test_what_the_rules_do_not_send_back_fails_and_is_told_why(bench, states, ea
 def test_a_loss_that_was_on_record_when_its_scheduler_died_counts_once(bench, states):
     id_, lease = kill(bench)
     record = list(states["a"])
-    bench.keeper.begin(Key("a"), lease)  # as the next scheduler adopts it, before which nobody had sent it back
+    bench.keeper.begin(Key("a"), lease)  # the next scheduler adopts it before it was sent back
     for _ in range(2):
         bench.beat(5)
     assert (states["a"], bench.tasks.sent_back) == (record, [id_, id_])

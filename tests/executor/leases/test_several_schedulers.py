@@ -85,7 +85,7 @@ def test_a_lease_that_never_began_is_handed_over_once_nothing_of_it_runs(schedul
     first.beat()
     lease = first.lease(id_)
     second.hold("a")
-    second.engine.alive[lease.id] = [100]  # its supervisor has started, and Airflow has not heard of it yet
+    second.engine.alive[lease.id] = [100]  # its supervisor has started, and has not reported to Airflow yet
     second.beat(1)
     assert (second.started, second.engine.signals) == ([], [])
     second.engine.alive.clear()

@@ -1,4 +1,4 @@
-"""What a worker will still sell, against direct computations; and that kept scores are those worked out anew."""
+"""The expected fill of workers, compared with direct computation. Updated scores equal new ones."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_a_request_that_ends_before_the_heads_start_may_use_its_reserved_devices
     workers = (worker("a", 2),)
     assert started(policy, workers, pending, holder, later=60.0, **times) == ["later"]
     assert started(policy, workers, pending, holder, later=61.0, **times) == []
-    assert started(policy, workers, pending, holder, **times) == [], "nobody knows how long it takes"
+    assert started(policy, workers, pending, holder, **times) == [], "its duration is unknown"
 
 
 @both

@@ -111,7 +111,7 @@ def test_a_node_that_falls_silent_loses_its_task_to_another(gpus):
     gpus.nodes.stop_reports(first)
     gpus.airflow.wait_until(lambda: len(restarts(gpus, "moved")) > 1, "it to run elsewhere", 90)
     assert restarts(gpus, "moved")[1] != first
-    gpus.nodes.hear(first)
+    gpus.nodes.resume_reports(first)
     finish(gpus, "moved", run_id, 60)
 
 

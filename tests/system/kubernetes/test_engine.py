@@ -165,7 +165,7 @@ def test_a_node_that_falls_silent_is_lost_and_its_pod_told_to_end(cluster, nodes
     eventually(is_gone(cluster, lease))
     assert cluster.status(lease).message.startswith(f"node gpu-1 was lost, and with it pod airflow/{name}")
     eventually(lambda: _made(cluster) and _has_ending_pod(cluster.pod(lease)))
-    nodes.hear("gpu-1")
+    nodes.resume_reports("gpu-1")
     worker = eventually(lambda: _as_online(cluster, "gpu-1"), timeout_s=40)
     assert [device.leasable for device in worker.devices if device.kind == "gpu"] == [False, True]
     nodes.drop(name, "airflow")

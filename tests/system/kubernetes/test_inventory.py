@@ -129,7 +129,7 @@ def test_a_node_that_registers_offers_nothing_until_the_controllers_let_pods_the
     nodes.stop_reports("gpu-1")
     worker = watched.until(lambda worker: worker.state is WorkerState.LOST, timeout_s=40)
     assert worker.problems[0].startswith("the node is not ready: ")
-    nodes.hear("gpu-1")
+    nodes.resume_reports("gpu-1")
     watched.until(leasable, timeout_s=40)
 
 

@@ -9,7 +9,7 @@ GONE = {"phase": "Succeeded"}
 
 
 class WatchedCluster:
-    """A cluster and a store that is told what it says."""
+    """A view of a cluster, and a store that records what the view reports."""
 
     def __init__(self, api, site=None, namespace="default", timeout_s=5):
         self.view = ClusterView(site, lambda: connect(api), namespace, {})

@@ -118,7 +118,7 @@ def test_a_refusal_is_logged_once_and_known_objects_are_kept(api, watch, caplog,
     eventually(lambda: mirror.status == status)
     clients = len(mirror.clients)
     assert phrase in mirror.problem
-    eventually(lambda: len(mirror.clients) >= clients + 2)  # credentials are read anew each time
+    eventually(lambda: len(mirror.clients) >= clients + 2)  # credentials are read again each time
     assert mirror.values() == ["a"]
     assert len([record for record in caplog.records if phrase in record.getMessage()]) == 1
     api.status = None
