@@ -61,6 +61,9 @@ lint: $(VENV)/.installed  ## ruff, mypy, and the layers of the house (import-lin
 bench-overhead: $(VENV)/.installed  ## measure what a device task costs more than a plain one
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools $(RUN) tests/benchmarks/bench_overhead.py
 
+bench-turns: $(VENV)/.installed  ## measure how long a device is idle between two short tasks while others wait
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_turns.py
+
 bench-celery: $(VENV)/.installed  ## measure the same over Celery, Redis and PostgreSQL
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_celery.py
 

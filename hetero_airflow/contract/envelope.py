@@ -9,7 +9,7 @@ workload's ``context_carrier``, a field that every engine passes on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic import ValidationError
 
@@ -45,12 +45,17 @@ def pack_request(instances: Iterable[Mapping[str, Any]], stride: int = 1, gang: 
     return packed | ({"gang": gang.text} if gang.max_members > 1 else {})
 
 
+def is_device_task(executor_config: object) -> TypeGuard[Mapping[str, Any]]:
+    """Whether a task requests a device."""
+    return isinstance(executor_config, Mapping) and ENVELOPE_KEY in executor_config
+
+
 def unpack_request(executor_config: object, map_index: int) -> RequestOrTemplate | None:
     """The request of a task instance; None if it requests no device.
 
     :raises RequestError: the value under the key is not from `pack_request`
     """
-    if not isinstance(executor_config, Mapping) or ENVELOPE_KEY not in executor_config:
+    if not is_device_task(executor_config):
         return None
     packed = executor_config[ENVELOPE_KEY]
     try:

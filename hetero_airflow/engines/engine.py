@@ -1,7 +1,7 @@
 """The ports of an engine: what the cycle asks of the executor, and what the executor asks of an Airflow executor.
 
-An engine class implements `EngineLifecycle`, `PlainWorkloads`, `DeviceTasks` and `LeaseProcesses`, and has a `Cluster`
-if its workers have no agents. Code takes the port that it uses; only `HeteroExecutor` needs all of them.
+An engine class implements `EngineLifecycle`, `PlainWorkloads`, `DeviceTasks` and `LeaseProcesses`. It may have
+`PromptEnds`, and it has a `Cluster` if its workers have no agents. Code takes the port that it uses.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from hetero_airflow.model.plan import Reason
 from hetero_airflow.model.worker import Worker
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from airflow.executors.workloads import ExecuteTask
     from sqlalchemy.orm import Session
 
@@ -240,6 +242,20 @@ class LeaseProcesses(Protocol):
         ...
 
 
+class PromptEnds(Protocol):
+    """Tells at once that a task has ended, and starts the next one between two heartbeats.
+
+    A thread beside the scheduler's loop calls it, never at the same time as the other ports but `PlainWorkloads`.
+    """
+
+    @property
+    def readable(self) -> Connection:
+        """Readable while `EngineLifecycle.collect` has an end to return, from `start` to `end`."""
+
+    def start_handed_over(self) -> None:
+        """Start the device tasks that were handed over. Plain workloads wait for the next heartbeat."""
+
+
 class Cluster(Protocol):
     """A cluster with a scheduler and a control plane of its own, whose workers have no agents."""
 
@@ -267,6 +283,11 @@ class AirflowEngine(EngineLifecycle, PlainWorkloads, DeviceTasks, LeaseProcesses
     """
 
     traits: EngineTraits
+
+    @property
+    def prompt_ends(self) -> PromptEnds | None:
+        """How the engine tells at once that a task has ended; None if it must be asked."""
+        ...
 
     @property
     def cluster(self) -> Cluster | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from airflow.configuration import conf
@@ -24,7 +24,33 @@ from hetero_airflow.engines.wrapped_executor import WrappedExecutor
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker, WorkerState
 
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
 NAME = "local"
+
+
+class ReportPipe:
+    """The pipe through which LocalExecutor's worker processes report that a task has ended."""
+
+    def __init__(self, executor: LocalExecutor) -> None:
+        self.handed_over: list[Any] = []
+        """Keys of device tasks that no worker process has yet; some may have been withdrawn."""
+        self._executor = executor
+
+    @property
+    def readable(self) -> Connection:
+        """Readable while a report waits."""
+        return self._executor.result_queue._reader  # type: ignore[attr-defined,no-any-return]
+
+    def start_handed_over(self) -> None:
+        """Give the device tasks that were handed over to the worker processes.
+
+        The scheduler may add plain workloads meanwhile, so nothing here goes through all that are queued.
+        """
+        queued = (self._executor.queued_tasks.get(key) for key in self.handed_over)
+        self._executor._process_workloads([workload for workload in queued if workload is not None])
+        self.handed_over.clear()
 
 
 class LocalEngine(WrappedExecutor):
@@ -34,6 +60,7 @@ class LocalEngine(WrappedExecutor):
 
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
         super().__init__(LocalExecutor(parallelism, team_name))
+        self.prompt_ends = self._reports = ReportPipe(self.executor)
         self._host = get_hostname()
         self._task_timeout = timedelta(seconds=conf.getfloat("scheduler", "task_instance_heartbeat_timeout"))
         self._workers: Callable[[], Mapping[str, Worker]] = dict
@@ -48,6 +75,7 @@ class LocalEngine(WrappedExecutor):
     def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
         """Take a device task that was placed here; it starts at the next `heartbeat`."""
         self.hand_over_unplaced(workload)
+        self._reports.handed_over.append(workload.key)
 
     def hand_over_unplaced(self, workload: ExecuteTask) -> None:
         """Take a task that waited; it starts at the next `heartbeat`."""
@@ -64,6 +92,7 @@ class LocalEngine(WrappedExecutor):
 
     def heartbeat(self) -> None:
         """Give the tasks that were handed over to the worker processes."""
+        self._reports.handed_over.clear()
         self.executor.heartbeat()
 
     def open_slots(self) -> int:

@@ -7,13 +7,14 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from hetero_airflow.engines.engine import Cluster, EngineContext
+from hetero_airflow.engines.engine import Cluster, EngineContext, PromptEnds
 
 
 class WrappedExecutor:
     """One of Airflow's executors. Engines add where device tasks run and what is known about their processes."""
 
     cluster: Cluster | None = None
+    prompt_ends: PromptEnds | None = None
 
     def __init__(self, executor: Any) -> None:
         self.executor = executor

@@ -144,10 +144,13 @@ class Dispatcher:
             self._resolver.begin_round()
             self._take_inventory(now)
             self._cluster.record_workers(now)
-            self.lease_events.handle(self.keeper.free_ended(now), now)
-            self._reconcile(now)
-            self._run_cycle(now)
+            self._place(now)
             self.checks.answer(self._store.snapshot, now)
+
+    def hand_on_devices(self, now: datetime) -> None:
+        """What `place_tasks` does for device tasks, with the workers as they are known."""
+        with self._tolerate_outages("deciding"):
+            self._place(now)
 
     def maintain(self, now: datetime) -> None:
         """What can wait until the engine has started what was placed: renewals, losses, records, housekeeping."""
@@ -201,6 +204,11 @@ class Dispatcher:
         """The store's snapshot with what the store does not know."""
         snapshot = self._context.add_to(snapshot, self._min_run_s)
         return replace(snapshot, workers=self._recovery.marked(snapshot))
+
+    def _place(self, now: datetime) -> None:
+        self.lease_events.handle(self.keeper.free_ended(now), now)
+        self._reconcile(now)
+        self._run_cycle(now)
 
     def _take_inventory(self, now: datetime) -> None:
         inventory = self._inventory.poll() if self._engine.traits.is_local else None

@@ -6,36 +6,41 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from threading import Lock
 from typing import Any
 
 from airflow.configuration import conf
 from airflow.executors.base_executor import BaseExecutor
 from airflow.executors.workloads import ExecuteTask
+from airflow.models.log import Log
 from airflow.models.pool import Pool
 from airflow.utils.session import create_session
 from airflow.utils.state import TaskInstanceState
 from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
 from hetero_airflow.clock import Clock, SystemClock
-from hetero_airflow.contract.envelope import ENVELOPE_KEY, unpack_request
+from hetero_airflow.contract.envelope import is_device_task, unpack_request
 from hetero_airflow.contract.placement_check import is_placement_check
 from hetero_airflow.contract.selection import COORDINATOR_MODULE
-from hetero_airflow.engines.engine import AirflowEngine, EngineContext
-from hetero_airflow.errors import RequestError, StoreUnavailable
+from hetero_airflow.engines.end_watch import EndWatch
+from hetero_airflow.engines.engine import AirflowEngine, EngineContext, PromptEnds
+from hetero_airflow.errors import RequestError
 from hetero_airflow.executor.airflow_db.forked_connections import close_in_children
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.cached_store import CachedSnapshotStore
 from hetero_airflow.executor.configuration import EngineTrait, configured_engine, read_configuration
 from hetero_airflow.executor.context.dag_edges import DagEdges
 from hetero_airflow.executor.dispatcher import Dispatcher
+from hetero_airflow.executor.leases.adoption import Adoption
 from hetero_airflow.executor.task_log import SchedulerCallbacks
-from hetero_airflow.model.lease import Lease
 from hetero_airflow.policies import load_policy
 from hetero_airflow.store.sql.grant_key import grant_signer
 
 _MAX_NOTES = 1000
+_MAX_ROUND_S = 5.0
+"""So long a call in the middle of the scheduler's transaction waits for `EndWatch`'s thread."""
 
 
 class HeteroExecutor(BaseExecutor):
@@ -54,6 +59,14 @@ class HeteroExecutor(BaseExecutor):
         super().__init__(*args, **kwargs)
         self._clock: Clock = SystemClock()
         self._notes: deque[Any] = deque(maxlen=_MAX_NOTES)
+        self._arrived: dict[Any, ExecuteTask] = {}
+        self._revoked: list[Any] = []
+        """What the scheduler said since the last heartbeat, in the middle of a transaction: it must not wait then."""
+        self._ends: deque[tuple[Any, Any, Any]] = deque()
+        """The events that the scheduler has not fetched yet: key, state, information."""
+        self._round = Lock()
+        """Held while tasks are placed, started or ended: the scheduler's loop and `EndWatch` take turns."""
+        self._end_watch: EndWatch | None = None
         self._engine: AirflowEngine = configured_engine()(self.parallelism, self.team_name)
 
     def start(self) -> None:
@@ -85,16 +98,21 @@ class HeteroExecutor(BaseExecutor):
         )
         workers = self._dispatcher.workers.current
         self._engine.start(EngineContext(self.job_id, self.callback_sink, self.name, store.heartbeats, workers))
+        if self._engine.prompt_ends is not None:
+            self._end_watch = EndWatch(self._engine.prompt_ends, self._react_to_ends)
 
     def _use(self, store: CachedSnapshotStore, dispatcher: Dispatcher) -> None:
         self._store = store
         self._dispatcher = dispatcher
         self._queue, self._checks, self._keeper = dispatcher.queue, dispatcher.checks, dispatcher.keeper
         self._reports = dispatcher.reports
+        self._adoption = Adoption(store, dispatcher, self._engine, self._has, self._queue_again)
 
     def queue_workload(self, workload: Any, session: Session) -> None:
         """Keep a device task; pass everything else to the engine. Runs inside the scheduler's transaction."""
-        if not (isinstance(workload, ExecuteTask) and self._add_to_queue(workload)):
+        if isinstance(workload, ExecuteTask) and is_device_task(workload.ti.executor_config):
+            self._arrived[workload.key] = workload
+        else:
             self._engine.accept(workload, session)
 
     def heartbeat(self) -> None:
@@ -102,26 +120,53 @@ class HeteroExecutor(BaseExecutor):
 
         New tasks are placed before the engine reports ended ones, so that they do not wait for the report.
         """
-        self._emit_metrics(self.slots_available, len(self._keeper.running), len(self._queue.tasks))  # type: ignore[no-untyped-call]
-        self._store.invalidate()  # read the tables once in this heartbeat
-        now = self._clock.now()
-        self._dispatcher.place_tasks(now)  # run a cycle: it gives free devices to tasks, and the tasks to the engine
-        self._engine.heartbeat()  # the engine starts them
-        is_any_over = self._process_ends(self._engine.collect())
-        if is_any_over or self._dispatcher.has_new_requests():  # free devices go to the next task at once
-            self._dispatcher.place_tasks(now)
-            self._engine.heartbeat()
-        self._dispatcher.maintain(now)  # renew leases, find lost tasks, keep records
+        with self._round:
+            self._emit_metrics(self.slots_available, len(self._keeper.running), len(self._queue.tasks))  # type: ignore[no-untyped-call]
+            self._store.invalidate()  # read the tables once in this heartbeat
+            now = self._clock.now()
+            self._take_messages()
+            self._dispatcher.place_tasks(
+                now
+            )  # run a cycle: it gives free devices to tasks, and the tasks to the engine
+            self._engine.heartbeat()  # the engine starts them
+            is_any_over = self._process_ends(self._engine.collect())
+            if is_any_over or self._dispatcher.has_new_requests():  # free devices go to the next task at once
+                self._dispatcher.place_tasks(now)
+                self._engine.heartbeat()
+            self._dispatcher.maintain(now)  # renew leases, find lost tasks, keep records
+
+    def _react_to_ends(self, ends: PromptEnds) -> None:
+        """Between two heartbeats: give the devices of tasks that just ended to the next ones. `EndWatch` calls it."""
+        with self._round:
+            if self._process_ends(self._engine.collect()):
+                self._store.invalidate()
+                self._dispatcher.hand_on_devices(self._clock.now())
+                ends.start_handed_over()
+
+    def _take_messages(self) -> None:
+        """Act on what the scheduler said since the last heartbeat."""
+        for key in self._revoked:
+            self._dispatcher.drop(key, "Airflow revoked it")
+            if self._engine.withdraw(key):
+                self._keeper.end(key, "Airflow revoked it")
+        self._revoked.clear()
+        for workload in self._arrived.values():
+            self._add_to_queue(workload)
+        self._arrived.clear()
 
     def change_state(self, key: Any, state: Any, info: Any = None, remove_running: bool = True) -> None:
         """Take over a task's state. The scheduler calls this for a running task whose heartbeats stopped.
 
         Such a task counts as lost: the recovery rules decide whether it runs again with the same try.
         """
-        if state == TaskInstanceState.FAILED and key in self._keeper.running:
-            self._keeper.mark_heartbeat_lost(key)
-        else:
+        if state != TaskInstanceState.FAILED or not self._keeper.mark_heartbeat_lost(key):
             super().change_state(key, state, info, remove_running)
+
+    def get_event_buffer(self, dag_ids: Any = None) -> dict[Any, tuple[Any, Any]]:
+        """The ends of tasks since the last call."""
+        while self._ends:
+            super().change_state(*self._ends.popleft())
+        return super().get_event_buffer(dag_ids)
 
     def get_task_log(self, ti: Any, try_number: int) -> tuple[list[str], list[str]]:
         """The log of a running task, if only its cluster has it."""
@@ -135,49 +180,17 @@ class HeteroExecutor(BaseExecutor):
 
     def revoke_task(self, *, ti: Any) -> None:
         """Forget a task that Airflow found stuck in the queue."""
-        self._dispatcher.drop(ti.key, "Airflow revoked it")
-        if self._engine.withdraw(ti.key):
-            self._keeper.end(ti.key, "Airflow revoked it")
+        self._arrived.pop(ti.key, None)
+        self._revoked.append(ti.key)
 
     def try_adopt_task_instances(self, tis: Sequence[Any]) -> Sequence[Any]:
         """Take over device tasks of a scheduler that died. Returns those that can't be taken over."""
-        self._store.invalidate()
+        if not self._round.acquire(timeout=_MAX_ROUND_S):  # it may wait for rows that the scheduler has locked
+            raise OperationalError("adoption of tasks", None, TimeoutError("a round takes too long"))
         try:
-            leases = {lease.request_id: lease for lease in self._store.snapshot().leases}
-        except StoreUnavailable as error:
-            # Airflow tries again after the driver's errors, not after ours
-            raise error.__cause__ or error from None
-        running, to_engine = [], []
-        # without our own tasks: Airflow offers them to us after a late heartbeat
-        for ti in (ti for ti in tis if not self._has(ti.key)):
-            lease = leases.get(str(ti.id))
-            if not self._adopt(ti, lease):
-                to_engine.append(ti)
-            elif lease is not None and ti.key in self._keeper.running:
-                running.append(ti)
-        self._engine.try_adopt(running)  # if the engine can't follow them, the keeper finds out when they end
-        return list(self._engine.try_adopt(to_engine))
-
-    def _adopt(self, ti: Any, lease: Lease | None) -> bool:
-        """Take over one device task. Returns whether that was possible.
-
-        :param lease: its live lease
-        """
-        if lease is not None and not self._dispatcher.starter.reaches(lease.worker_id):
-            return False  # this scheduler can't see the host on which the task runs or starts
-        is_device_task = ENVELOPE_KEY in (ti.executor_config or {})
-        if ti.state == TaskInstanceState.QUEUED and is_device_task:
-            self._add_to_queue(ExecuteTask.make(ti, generator=self.jwt_generator))
-            return True
-        if lease is not None:
-            self._keeper.begin(ti.key, lease)
-            if self._engine.cluster is not None:
-                self._engine.cluster.follow(ti.key, lease)
-            return True
-        last = self._dispatcher.lease_events.last_lease(ti.key, str(ti.id)) if is_device_task else None
-        if last is not None:  # a cycle took back the lease of the dead scheduler's task: the task is lost
-            self._keeper.begin(ti.key, last)
-        return last is not None
+            return self._adoption.adopt(tis)
+        finally:
+            self._round.release()
 
     def fail_connection_test(self, key: Any) -> None:
         """Forget a connection test that Airflow gave up."""
@@ -200,6 +213,7 @@ class HeteroExecutor(BaseExecutor):
 
     def end(self) -> None:
         """Wait for the running tasks, then free their devices."""
+        self._stop_end_watch()
         self._process_ends(self._engine.end())
         self._dispatcher.close()
         now = self._clock.now()
@@ -207,24 +221,33 @@ class HeteroExecutor(BaseExecutor):
 
     def terminate(self) -> None:
         """Stop without waiting."""
+        self._stop_end_watch()
         self._dispatcher.close()
         self._engine.terminate()
 
-    def _has(self, key: Any) -> bool:
-        return key in self._queue.tasks or key in self._checks.tasks or key in self._keeper.running
+    def _stop_end_watch(self) -> None:
+        if self._end_watch is not None:
+            self._end_watch.stop()
 
-    def _add_to_queue(self, workload: ExecuteTask) -> bool:
-        """Keep a workload that requests a device. Returns whether it requests one."""
+    def _has(self, key: Any) -> bool:
+        return (
+            key in self._arrived or key in self._queue.tasks or key in self._checks.tasks or key in self._keeper.running
+        )
+
+    def _queue_again(self, ti: Any) -> None:
+        self._add_to_queue(ExecuteTask.make(ti, generator=self.jwt_generator))
+
+    def _add_to_queue(self, workload: ExecuteTask) -> None:
+        """Keep a device task. One whose request can't be read fails."""
         config = workload.ti.executor_config
         try:
             requested = unpack_request(config, workload.ti.map_index)
         except RequestError as error:
             self._report(workload.key, "failed", str(error))
-            return True
-        if requested is not None:
-            queue = self._checks if is_placement_check(config) else self._queue
-            queue.add(workload, requested, self._clock.now())
-        return requested is not None
+            return
+        assert requested is not None, "only device tasks are queued here"
+        queue = self._checks if is_placement_check(config) else self._queue
+        queue.add(workload, requested, self._clock.now())
 
     def _process_ends(self, events: Mapping[Any, tuple[Any, Any]]) -> bool:
         """Pass on the states that the engine reports. Returns whether a lease is over.
@@ -237,24 +260,25 @@ class HeteroExecutor(BaseExecutor):
             is_end = state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED)
             if key not in self._keeper.running:
                 if not (is_end and self._reports.is_late(key)):
-                    super().change_state(key, state, info)
+                    self._ends.append((key, state, info))
             elif is_end and self._reports.is_over(key, (state, info)):
                 runs_again = key in self._queue.tasks or self._reports.is_scheduled_again(key)
                 self._reports.end(key)
                 is_any_over = True
                 if not runs_again:
-                    super().change_state(key, state, info)
+                    self._ends.append((key, state, info))
         return is_any_over
 
     def _report(self, key: Any, state: str, reason: str | None) -> None:
         if reason:
             self._note(key, reason)
-        super().change_state(key, TaskInstanceState(state), reason)
+        self._ends.append((key, TaskInstanceState(state), reason))
 
     def _note(self, key: Any, text: str) -> None:
-        self.log_task_event(event="hetero_airflow", extra=text, ti_key=key)
-        # SQLAlchemy holds the events weakly until Airflow stores them: without this reference they would be empty
-        self._notes.extend(self._task_event_logs)
+        record = Log(event="hetero_airflow", extra=text, task_instance=key)
+        self._task_event_logs.append(record)
+        # Airflow hands them to SQLAlchemy one by one, which holds them weakly: without this they would be empty
+        self._notes.append(record)
 
     def _renew_token(self, workload: ExecuteTask, valid_s: float | None = None) -> None:
         """Give a task a new token. The first one may have expired in the queue, or a shorter life is wanted."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import functools
 import os
+import selectors
 import signal
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -129,7 +130,11 @@ class DeviceSupervisor(ActivitySubprocess):
         super().send_msg(msg, *args, **kwargs)
 
     def _monitor_subprocess(self) -> None:
-        """Wait until the task has ended. SIGTERM, as from a drained node, is a notice if the task saves checkpoints."""
+        """Wait until the task has ended. SIGTERM, as from a drained node, is a notice if the task saves checkpoints.
+
+        Airflow's loop waits for the task's sockets. A process that closes them and exits a moment later is not seen to
+        have ended before the next heartbeat is due. So the loop waits for the process, too.
+        """
         forward = signal.getsignal(signal.SIGTERM)
 
         def save_first(number: int, frame: FrameType | None) -> None:
@@ -138,6 +143,9 @@ class DeviceSupervisor(ActivitySubprocess):
                 forward(number, frame)
 
         signal.signal(signal.SIGTERM, save_first)
+        with suppress(OSError):  # a kernel before 5.3 can't tell
+            exited = open(os.pidfd_open(self.pid), "rb", buffering=0)  # noqa: SIM115  the loop closes it
+            self.selector.register(exited, selectors.EVENT_READ, (lambda _: False, self.selector.unregister))
         super()._monitor_subprocess()  # type: ignore[no-untyped-call]
 
     def _send_heartbeat_if_needed(self) -> None:

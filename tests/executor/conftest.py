@@ -28,7 +28,7 @@ class StandInEngine:
         self.started, self.alive, self.signals = [], {}, []
         self.slots, self.in_hand = None, set()
 
-    traits, cluster = LocalEngine.traits, None
+    traits, cluster, prompt_ends = LocalEngine.traits, None, None
 
     def hand_over(self, workload, lease, worker):
         self.started.append(workload)

@@ -3,6 +3,7 @@ from types import SimpleNamespace
 import pytest
 from airflow.executors.workloads import ExecuteTask
 from airflow.utils.state import TaskInstanceState
+from sqlalchemy.exc import OperationalError
 
 from hetero_airflow.engines.engine import TerminationCause
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
@@ -150,7 +151,7 @@ def test_a_revoked_task_leaves_without_an_event(bench, executor):
     bench.hold("b", "gpu:2")
     bench.beat()
     executor.revoke_task(ti=SimpleNamespace(key="b"))
-    bench.beat(1)
+    executor.heartbeat()
     assert executor.get_event_buffer() == {}
     assert (list(bench.dispatcher.queue.tasks), bench.store.snapshot().pending) == ([], ())
 
@@ -234,3 +235,35 @@ def test_the_end_frees_what_ended(bench, executor):
     executor.end()
     (lease,) = bench.store.request_history("dag", "run", "a").leases
     assert lease.state is LeaseState.RELEASED
+
+
+def test_between_two_heartbeats_the_device_of_an_ended_task_goes_to_the_next(bench, executor):
+    start(bench)
+    bench.hold("b", "gpu:2")
+    executor.heartbeat()
+    bench.clock.advance(1)
+    bench.engine.alive.clear()
+    bench.engine.events, started = {"a": (SUCCESS, None)}, []
+    executor._react_to_ends(SimpleNamespace(start_handed_over=lambda: started.append(list(bench.engine.started))))
+    assert [workload.key for workload in started[-1]] == ["a", "b"]
+    assert executor.get_event_buffer() == {"a": (SUCCESS, None)}
+
+
+def test_what_the_scheduler_says_in_a_transaction_waits_for_no_round(bench, executor):
+    """The other thread may be in a round, and wait for rows that the transaction has locked."""
+    start(bench)
+    workload = ExecuteTask.model_construct(ti=SimpleNamespace(executor_config={"hetero": {"device": "gpu"}}, key="b"))
+    with executor._round:
+        executor.queue_workload(workload, None)
+        assert executor.has_task(SimpleNamespace(key="b"))
+        executor.change_state("a", FAILED)
+        executor.revoke_task(ti=SimpleNamespace(key="b"))
+        assert not executor.has_task(SimpleNamespace(key="b"))
+        executor.get_event_buffer()
+
+
+def test_an_adoption_that_waits_too_long_for_a_round_is_tried_again_by_airflow(bench, executor, monkeypatch):
+    monkeypatch.setattr("hetero_airflow.executor.executor._MAX_ROUND_S", 0.01)
+    with executor._round, pytest.raises(OperationalError, match="adoption"):
+        executor.try_adopt_task_instances([])
+    assert executor.try_adopt_task_instances([]) == []

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from uuid import uuid4
 
+import airflow.sdk.execution_time.supervisor
 import httpx
 import pytest
 from airflow.executors.workloads.base import BundleInfo
@@ -99,6 +100,19 @@ def start(api, tmp_path, monkeypatch):
 
 def dies():
     os._exit(1)
+
+
+def closes_its_sockets_and_exits_later():
+    os.closerange(0, 256)
+    time.sleep(0.5)
+    os._exit(1)
+
+
+def test_the_end_of_a_process_is_seen_at_once_and_not_at_the_next_heartbeat(start, monkeypatch):
+    monkeypatch.setattr(airflow.sdk.execution_time.supervisor, "MIN_HEARTBEAT_INTERVAL", 120)
+    begun = time.monotonic()
+    assert start(closes_its_sockets_and_exits_later).wait() == 1
+    assert time.monotonic() - begun < 60
 
 
 def test_the_task_whose_process_dies_is_said_to_have_failed(start, api):

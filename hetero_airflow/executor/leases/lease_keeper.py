@@ -94,12 +94,16 @@ class LeaseKeeper:
         liveness = self.liveness_of(known)
         return {lease.id: lease_use(lease, process, liveness[lease.id]) for lease, process in known}
 
-    def mark_heartbeat_lost(self, key: Any) -> None:
+    def mark_heartbeat_lost(self, key: Any) -> bool:
         """Airflow has had no heartbeat of the task for too long: it is lost, whatever the engine still has of it.
 
-        The next `find_lost` acts on it, since the scheduler calls this in the middle of a transaction.
+        The next `find_lost` acts on it, since the scheduler calls this in the middle of a transaction. Returns whether
+        the task runs here.
         """
-        self.running[key].is_heartbeat_lost = True
+        task = self.running.get(key)
+        if task is not None:
+            task.is_heartbeat_lost = True
+        return task is not None
 
     def find(self, lease_id: str) -> RunningTask | None:
         """The task that runs under a lease."""

@@ -1,0 +1,72 @@
+"""Takes over the tasks of a scheduler that died."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from airflow.utils.state import TaskInstanceState
+
+from hetero_airflow.contract.envelope import is_device_task
+from hetero_airflow.engines.engine import AirflowEngine
+from hetero_airflow.errors import StoreUnavailable
+from hetero_airflow.executor.cached_store import CachedSnapshotStore
+from hetero_airflow.executor.dispatcher import Dispatcher
+from hetero_airflow.model.lease import Lease
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """Decides for each task whether it is queued again, followed, or left to the engine.
+
+    :param has_task: whether a task with that key waits or runs here
+    :param queue: lets a task instance wait here
+    """
+
+    store: CachedSnapshotStore
+    dispatcher: Dispatcher
+    engine: AirflowEngine
+    has_task: Callable[[Any], bool]
+    queue: Callable[[Any], None]
+
+    def adopt(self, tis: Sequence[Any]) -> list[Any]:
+        """Take over task instances. Returns those that can't be taken over."""
+        self.store.invalidate()
+        try:
+            leases = {lease.request_id: lease for lease in self.store.snapshot().leases}
+        except StoreUnavailable as error:
+            # Airflow tries again after the driver's errors, not after ours
+            raise error.__cause__ or error from None
+        running, to_engine = [], []
+        # without our own tasks: Airflow offers them to us after a late heartbeat
+        for ti in (ti for ti in tis if not self.has_task(ti.key)):
+            lease = leases.get(str(ti.id))
+            if not self._adopt_one(ti, lease):
+                to_engine.append(ti)
+            elif lease is not None and ti.key in self.dispatcher.keeper.running:
+                running.append(ti)
+        self.engine.try_adopt(running)  # if the engine can't follow them, the keeper finds out when they end
+        return list(self.engine.try_adopt(to_engine))
+
+    def _adopt_one(self, ti: Any, lease: Lease | None) -> bool:
+        """Take over one device task. Returns whether that was possible.
+
+        :param lease: its live lease
+        """
+        dispatcher = self.dispatcher
+        if lease is not None and not dispatcher.starter.reaches(lease.worker_id):
+            return False  # this scheduler can't see the host on which the task runs or starts
+        requests_device = is_device_task(ti.executor_config)
+        if ti.state == TaskInstanceState.QUEUED and requests_device:
+            self.queue(ti)
+            return True
+        if lease is not None:
+            dispatcher.keeper.begin(ti.key, lease)
+            if self.engine.cluster is not None:
+                self.engine.cluster.follow(ti.key, lease)
+            return True
+        last = dispatcher.lease_events.last_lease(ti.key, str(ti.id)) if requests_device else None
+        if last is not None:  # a cycle took the lease back: the task is lost, before Airflow missed its scheduler
+            dispatcher.keeper.begin(ti.key, last)
+        return last is not None
