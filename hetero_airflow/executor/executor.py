@@ -125,9 +125,7 @@ class HeteroExecutor(BaseExecutor):
             self._store.invalidate()  # read the tables once in this heartbeat
             now = self._clock.now()
             self._take_messages()
-            self._dispatcher.place_tasks(
-                now
-            )  # run a cycle: it gives free devices to tasks, and the tasks to the engine
+            self._dispatcher.place_tasks(now)  # run a cycle: it gives devices to tasks, and the tasks to the engine
             self._engine.heartbeat()  # the engine starts them
             is_any_over = self._process_ends(self._engine.collect())
             if is_any_over or self._dispatcher.has_new_requests():  # free devices go to the next task at once
@@ -136,7 +134,7 @@ class HeteroExecutor(BaseExecutor):
             self._dispatcher.maintain(now)  # renew leases, find lost tasks, keep records
 
     def _react_to_ends(self, ends: PromptEnds) -> None:
-        """Between two heartbeats: give the devices of tasks that just ended to the next ones. `EndWatch` calls it."""
+        """Between two heartbeats: give the devices of ended tasks to the next ones. `EndWatch` calls it."""
         with self._round:
             if self._process_ends(self._engine.collect()):
                 self._store.invalidate()
