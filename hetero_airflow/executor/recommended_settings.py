@@ -80,13 +80,25 @@ def _for_all(queue: str) -> tuple[Recommendation, ...]:
             "workers",
             "execution_api_retries",
             "20",
-            "a task that ends while the API server restarts fails, though its work is done: Airflow retries for 15 s",
+            "a task that starts while the API server restarts gives up after 15 s, and is placed again later",
         ),
         Recommendation(
             "workers",
             "execution_api_retry_wait_max",
             "5",
             "a task notices up to 90 s late that the API server is back, and Airflow takes it for dead meanwhile",
+        ),
+        Recommendation(
+            "workers",
+            "max_failed_heartbeats",
+            "60",
+            "a running task is stopped once the API server has been away for 2 to 3 min",
+        ),
+        Recommendation(
+            "execution_api",
+            "jwt_expiration_time",
+            "3600",
+            "a running task loses its token, and is stopped, if the API server is away for 2 min or longer",
         ),
         Recommendation(
             "scheduler",

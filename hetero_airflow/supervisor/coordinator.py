@@ -12,6 +12,7 @@ import functools
 import os
 import selectors
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
@@ -20,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from airflow.sdk.api.client import ServerResponseError
-from airflow.sdk.api.datamodels._generated import TaskInstanceState, TaskStateStoreResponse
+from airflow.sdk.api.datamodels._generated import TaskInstanceState
 from airflow.sdk.configuration import conf
 from airflow.sdk.execution_time.comms import RescheduleTask, RetryTask, StartupDetails
 from airflow.sdk.execution_time.coordinator import BaseCoordinator
@@ -32,12 +33,14 @@ from airflow.sdk.execution_time.supervisor import (
 )
 
 from hetero_airflow.contract.envelope import read_lease
+from hetero_airflow.contract.execution_api import is_outage
 from hetero_airflow.contract.failures import oom_kills
 from hetero_airflow.recovery.decisions import Fail, Requeue
 from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.runtime.notice import DUMP_SIGNAL
 from hetero_airflow.runtime.task_lease import TaskLease
 from hetero_airflow.settings import SECTION, default
+from hetero_airflow.supervisor.execution_api_calls import ExecutionApiStates, repeat_after_outages
 from hetero_airflow.supervisor.hang_watch import HangWatch
 from hetero_airflow.supervisor.monitor import TaskMonitor
 from hetero_airflow.supervisor.run_end import judge_end
@@ -112,7 +115,7 @@ class DeviceSupervisor(ActivitySubprocess):
         self._monitor = TaskMonitor(
             lease.id,
             folder,
-            _ExecutionApiStates(self.client, self.id),
+            ExecutionApiStates(self.client, self.id),
             HangWatch(
                 conf.getfloat(SECTION, "hang_timeout_s", fallback=float(default("hang_timeout_s"))),
                 functools.partial(cpu_s, self.pid),
@@ -172,7 +175,22 @@ class DeviceSupervisor(ActivitySubprocess):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
+    def _handle_request(self, msg: Any, log: Any, req_id: int) -> None:
+        """As in Airflow; if no API server answers, the task waits for its answer until one does."""
+        handle = super()._handle_request
+        self._repeat_after_outages(lambda: handle(msg, log, req_id))
+
+    def _repeat_after_outages(self, call: Callable[[], None]) -> None:
+        if self._lease is None:
+            call()
+        else:
+            repeat_after_outages(call, self.client, self.process_log)
+
     def _send_terminal_state_msg(self, msg: Any) -> None:
+        """As in Airflow, unless another process runs the task now. An end is reported after an outage too."""
+        self._repeat_after_outages(lambda: self._send_end(msg))
+
+    def _send_end(self, msg: Any) -> None:
         has_hung = self._lease is not None and self._monitor.hung_s is not None
         if has_hung and not self._is_judged and isinstance(msg, RescheduleTask):
             self._hung_end = msg
@@ -193,7 +211,9 @@ class DeviceSupervisor(ActivitySubprocess):
             self.process_log.warning("Another process runs the task for Airflow; the end of this one is not reported")
             self._terminal_state = SERVER_TERMINATED
             return False
-        except Exception as error:  # noqa: BLE001  any failure on the way to the API
+        except Exception as error:  # any other failure on the way to the API
+            if is_outage(error):
+                raise
             self.process_log.warning("Airflow can't tell whether this process still runs the task", error=str(error))
         return True
 
@@ -202,6 +222,9 @@ class DeviceSupervisor(ActivitySubprocess):
 
         A task that was killed or crashed through no fault of its own is rescheduled with the same try.
         """
+        self._repeat_after_outages(self._judge_end)
+
+    def _judge_end(self) -> None:
         is_unreported = self._pending_terminal_state_msg is None and self._terminal_state not in STATES_SENT_DIRECTLY
         if self._lease is not None and is_unreported and not self._runs_the_task():
             return
@@ -212,9 +235,11 @@ class DeviceSupervisor(ActivitySubprocess):
         now, self._is_judged = datetime.now(UTC), True
         try:
             decision = judge_end(
-                self._evidence(), self._lease, self._epoch, _ExecutionApiStates(self.client, self.id), now
+                self._evidence(), self._lease, self._epoch, ExecutionApiStates(self.client, self.id), now
             )
-        except Exception as error:  # noqa: BLE001  whatever the API answers, the end must be reported
+        except Exception as error:  # whatever the API answers, the end must be reported
+            if is_outage(error):
+                raise
             self.process_log.warning("The task's end can't be recorded; it is left to its retries", error=str(error))
             self._leave_to_retries(now)
             return
@@ -250,23 +275,6 @@ class DeviceSupervisor(ActivitySubprocess):
             notice=self._monitor.notice,
             hung_s=self._monitor.hung_s,
         )
-
-
-class _ExecutionApiStates:
-    """The task state store through the Execution API."""
-
-    def __init__(self, client: Any, task_instance_id: Any) -> None:
-        self._client = client
-        self._id = task_instance_id
-
-    def get(self, key: str) -> Any:
-        """The JSON value of a key; None without one."""
-        answer = self._client.task_state_store.get(self._id, key)
-        return answer.value if isinstance(answer, TaskStateStoreResponse) else None
-
-    def set(self, key: str, value: Any) -> None:
-        """Write the JSON value of a key."""
-        self._client.task_state_store.set(self._id, key, value, None)
 
 
 def _run_until_parent_dies(parent: int, group: Path | None) -> None:

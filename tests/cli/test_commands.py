@@ -259,7 +259,7 @@ def test_what_config_prints_satisfies_its_check(installation):
     assert json.loads(variables["AIRFLOW__SDK__QUEUE_TO_COORDINATOR"]) == {"gpus": "hetero"}
     done = installation.run("hetero", "config", "--check", **queue, **variables)
     assert done.returncode == 0, done.stdout
-    assert [line[:7] for line in done.stdout.splitlines()] == ["ok     "] * 13 + ["All is "]
+    assert [line[:7] for line in done.stdout.splitlines()] == ["ok     "] * 15 + ["All is "]
     assert "ok     [core] parallelism: 32, for 2 accelerators" in done.stdout
 
 
@@ -282,6 +282,8 @@ def test_check_of_an_installation_that_lacks_everything(unmigrated):
         "to do  [workers] min_heartbeat_interval: 5",
         "to do  [workers] execution_api_retries: 5",
         "to do  [workers] execution_api_retry_wait_max: 90.0",
+        "to do  [workers] max_failed_heartbeats: 3",
+        "to do  [execution_api] jwt_expiration_time: 600",
         "to do  [scheduler] orphaned_tasks_check_interval: 300.0",
         "to do  [scheduler] task_instance_heartbeat_timeout: 300",
         "to do  section [hetero]: [hetero] labels = 'nonsense', no JSON object of texts",
@@ -289,7 +291,7 @@ def test_check_of_an_installation_that_lacks_everything(unmigrated):
         "to do  tables hetero_*: no such table: hetero_state",
         "to do  pool [red]: no answer: OperationalError",
         "to do  [core] parallelism: 0",
-        "To do: 12 of 13.",
+        "To do: 14 of 15.",
     ]
 
 

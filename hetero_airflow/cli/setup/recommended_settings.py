@@ -16,7 +16,15 @@ ReadOption = Callable[[str, str], str | None]
 _REPLACEABLE = frozenset({"", "LocalExecutor"})
 """Executors that HeteroExecutor replaces. Any other stays first in the list, as the default."""
 
-_AT_LEAST = frozenset({"execution_api_retries", "worker_pods_creation_batch_size", "task_queued_timeout"})
+_AT_LEAST = frozenset(
+    {
+        "execution_api_retries",
+        "jwt_expiration_time",
+        "max_failed_heartbeats",
+        "task_queued_timeout",
+        "worker_pods_creation_batch_size",
+    }
+)
 """Options for which a larger value is as good. For all other numbers a smaller one is."""
 
 
