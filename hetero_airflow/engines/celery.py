@@ -63,8 +63,7 @@ class CeleryEngine(RemoteEngine):
 
     def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
         """Take a device task that was placed on a worker; it is sent at the next `heartbeat`."""
-        if workload.key in self.leases:  # an earlier message of it has expired: Celery's result for that id is not ours
-            workload.ti.external_executor_id = str(uuid4())
+        workload.ti.external_executor_id = str(uuid4())  # Celery has a result for each id: that of an earlier message
         self.leases.hand_over(workload.key, lease)
         self.executor.queues[workload.key] = worker_queue(worker.id)
         self.hand_over_unplaced(workload)

@@ -67,7 +67,9 @@ class ActionRunner:
                 self._hand_over(task, lease, snapshot)
 
     def _hand_over(self, task: PendingTask, lease: Lease, snapshot: Snapshot) -> None:
-        """Start a task under the lease that the store has for it."""
+        """Start a task under the lease that the store has for it, once it can start."""
+        if self.starter.api.outage is not None:
+            return
         holder = snapshot.holders.get(task.request_id)
         task.request = holder.request if holder else task.request
         if task.request is None:  # its templates are not rendered yet

@@ -20,6 +20,7 @@ from hetero_airflow.discovery.inventory_watch import InventoryWatch, with_missin
 from hetero_airflow.engines.engine import AirflowEngine
 from hetero_airflow.errors import StoreError
 from hetero_airflow.executor.action_runner import ActionRunner
+from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.cached_store import KnownWorkers
 from hetero_airflow.executor.configuration import Configuration
@@ -71,6 +72,7 @@ class Dispatcher:
         *,
         tasks: TaskInstances,
         edges: DagEdges,
+        api: ExecutionApiWatch,
         callbacks: SchedulerCallbacks,
         clock: Clock,
         queued_timeout_s: float,
@@ -80,6 +82,7 @@ class Dispatcher:
         self._engine = engine
         self._tasks = tasks
         self._min_run_s = configuration.min_run_s
+        self.api = api
         self.workers = KnownWorkers(store)
         self.queue = TaskQueue(callbacks)
         self.keeper = LeaseKeeper(store, engine, tasks, configuration.lease_timeout_s)
@@ -94,6 +97,7 @@ class Dispatcher:
             self.queue,
             self.workers,
             self._gangs,
+            api=api,
             callbacks=callbacks,
             clock=clock,
             airflow_queue=configuration.queue,
@@ -107,7 +111,13 @@ class Dispatcher:
         )
         lease_timeout_s, add_context = configuration.lease_timeout_s, self._add_policy_context
         self._cycle = Cycle(
-            store, policy, self.starter, lease_timeout_s, preemptor=self._preemptions, policy_context=add_context
+            store,
+            policy,
+            self.starter,
+            lease_timeout_s,
+            preemptor=self._preemptions,
+            policy_context=add_context,
+            obstacle=api.placement_obstacle,
         )
         self._cluster = ClusterEvents(store, engine.cluster, callbacks.note)
         self._inventory = InventoryWatch(
@@ -119,7 +129,7 @@ class Dispatcher:
         self._contested_log = ContestedDeviceLog(configuration.worker_id)
         self._health = HealthWatch(store, HostHealth(configuration.worker_id))
         self.lease_events = LeaseEventHandler(
-            store, engine, self.keeper, self.queue, self.workers, self._recovery, self._health, callbacks
+            store, engine, self.keeper, self.queue, self.workers, self._recovery, self._health, api, callbacks
         )
         self._housekeeping = Housekeeping(
             store,
@@ -127,6 +137,7 @@ class Dispatcher:
             self._context,
             self._preemptions,
             configuration,
+            api,
             local_worker_id=configuration.worker_id if engine.traits.is_local else None,
             queued_timeout_s=queued_timeout_s,
         )
@@ -145,7 +156,8 @@ class Dispatcher:
             self._take_inventory(now)
             self._cluster.record_workers(now)
             self._place(now)
-            self.checks.answer(self._store.snapshot, now)
+            if self.api.outage is None:
+                self.checks.answer(self._store.snapshot, now)
 
     def hand_on_devices(self, now: datetime) -> None:
         """What `place_tasks` does for device tasks, with the workers as they are known."""
@@ -156,7 +168,7 @@ class Dispatcher:
         """What can wait until the engine has started what was placed: renewals, losses, records, housekeeping."""
         with self._tolerate_outages("housekeeping"):
             self.lease_events.handle(self.keeper.renew(now), now)
-            self.lease_events.handle(self.keeper.find_lost(now), now)
+            self.lease_events.handle(self.keeper.find_lost(now, can_report=self.api.outage is None), now)
             self._cluster.record_wait_reasons(((task.key, task.lease) for task in self.keeper.running.values()), now)
             self._preemptions.force_overdue(now)
             for key, text, is_done in self._gangs.watch(self.queue.tasks, now):
@@ -168,9 +180,9 @@ class Dispatcher:
             self._migrate_tasks(now)
             if self._periods.is_due("alternatives", now):
                 self._runner.rotate_alternatives(now)
-            waiting = (*self.queue.tasks.values(), *self.checks.tasks.values())
-            running = (task.lease.request_id for task in self.keeper.running.values())
-            self._housekeeping.run((*(task.request_id for task in waiting), *running), now)
+            waiting = [task.request_id for task in (*self.queue.tasks.values(), *self.checks.tasks.values())]
+            running = [task.lease.request_id for task in self.keeper.running.values()]
+            self._housekeeping.run(waiting, running, now)
             self.starter.record_placed(self._tasks, now)
 
     def has_new_requests(self) -> bool:
@@ -178,7 +190,8 @@ class Dispatcher:
         return self._resolver.has_news()
 
     def close(self) -> None:
-        """Stop the processes beside the scheduler, and write the records that are left."""
+        """Stop what runs beside the scheduler, and write the records that are left."""
+        self.api.close()
         self._inventory.close()
         self._health.close()
         self._resolver.close()

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from importlib import import_module
 from threading import Lock
 from typing import Any
 
 from airflow.configuration import conf
-from airflow.executors.base_executor import BaseExecutor
+from airflow.executors.base_executor import BaseExecutor, get_execution_api_server_url
 from airflow.executors.workloads import ExecuteTask
 from airflow.models.log import Log
-from airflow.models.pool import Pool
-from airflow.utils.session import create_session
 from airflow.utils.state import TaskInstanceState
-from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from hetero_airflow.clock import Clock, SystemClock
@@ -27,6 +23,8 @@ from hetero_airflow.contract.selection import COORDINATOR_MODULE
 from hetero_airflow.engines.end_watch import EndWatch
 from hetero_airflow.engines.engine import AirflowEngine, EngineContext, PromptEnds
 from hetero_airflow.errors import RequestError
+from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
+from hetero_airflow.executor.airflow_db.device_pool import ensure_pool
 from hetero_airflow.executor.airflow_db.forked_connections import close_in_children
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.cached_store import CachedSnapshotStore
@@ -77,7 +75,7 @@ class HeteroExecutor(BaseExecutor):
         """
         import_module(COORDINATOR_MODULE)  # the engine's worker processes inherit it by fork
         configuration = read_configuration()
-        _ensure_pool(configuration.pool)
+        ensure_pool(configuration.pool)
         close_in_children(_airflow_database())
         store = CachedSnapshotStore(_airflow_database())
         store.snapshot()  # fails early, with a clear error
@@ -90,6 +88,7 @@ class HeteroExecutor(BaseExecutor):
                 self._engine,
                 tasks=TaskInstances(),
                 edges=DagEdges(),
+                api=ExecutionApiWatch.of_server(get_execution_api_server_url(self.conf), self._clock),
                 callbacks=SchedulerCallbacks(self._report, self._note, self._renew_token),
                 clock=self._clock,
                 queued_timeout_s=conf.getfloat("scheduler", "task_queued_timeout"),
@@ -100,6 +99,7 @@ class HeteroExecutor(BaseExecutor):
         self._engine.start(EngineContext(self.job_id, self.callback_sink, self.name, store.heartbeats, workers))
         if self._engine.prompt_ends is not None:
             self._end_watch = EndWatch(self._engine.prompt_ends, self._react_to_ends)
+        self._dispatcher.api.start()  # after the engine has forked its processes
 
     def _use(self, store: CachedSnapshotStore, dispatcher: Dispatcher) -> None:
         self._store = store
@@ -259,12 +259,16 @@ class HeteroExecutor(BaseExecutor):
             if key not in self._keeper.running:
                 if not (is_end and self._reports.is_late(key)):
                     self._ends.append((key, state, info))
+            elif self._dispatcher.lease_events.keep_again(self._reports.failed_start(key, state), self._clock.now()):
+                is_any_over = True
             elif is_end and self._reports.is_over(key, (state, info)):
                 runs_again = key in self._queue.tasks or self._reports.is_scheduled_again(key)
                 self._reports.end(key)
                 is_any_over = True
                 if not runs_again:
                     self._ends.append((key, state, info))
+            elif state == TaskInstanceState.QUEUED:  # with its id in the engine, by which another scheduler adopts it
+                self._ends.append((key, state, info))
         return is_any_over
 
     def _report(self, key: Any, state: str, reason: str | None) -> None:
@@ -289,11 +293,3 @@ def _airflow_database() -> Any:
     from airflow import settings
 
     return settings.engine
-
-
-def _ensure_pool(name: str) -> None:
-    """Create the pool of device tasks. They need their own: a waiting device task is QUEUED and takes a slot."""
-    pool = Pool(pool=name, slots=-1, description="Tasks that wait for or use devices", include_deferred=False)
-    with suppress(IntegrityError), create_session(scoped=False) as session:  # another scheduler may be faster
-        if session.scalar(select(Pool).where(Pool.pool == name)) is None:
-            session.add(pool)

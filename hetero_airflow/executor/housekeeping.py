@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from airflow.observability import stats
 
 from hetero_airflow.clock import Periods
+from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.context.policy_context import PolicyContext
@@ -19,6 +20,10 @@ from hetero_airflow.model.worker import Worker
 from hetero_airflow.scheduling.advice.wanted_workers import wanted_workers
 from hetero_airflow.store.sql.store import SqlStore
 from hetero_airflow.store.store import WorkerSeen
+
+_RUNNING_EVERY_S = 5.0
+"""Airflow's own limit for heartbeats is 60 s or more, and a supervisor sends the next one some seconds after the end of
+an outage."""
 
 
 class Housekeeping:
@@ -34,6 +39,7 @@ class Housekeeping:
         context: PolicyContext,
         preemptions: PreemptionNotices,
         configuration: Configuration,
+        api: ExecutionApiWatch,
         *,
         local_worker_id: str | None,
         queued_timeout_s: float,
@@ -44,11 +50,13 @@ class Housekeeping:
         self._tasks = tasks
         self._context = context
         self._preemptions = preemptions
+        self._api = api
         self._history = timedelta(days=configuration.history_days)
         self._liveness = LostWorkerWatch(store, configuration.worker_timeout_s, local_worker_id)
         self._retention = WorkerRetention(store, configuration.forget_workers_after_s, self._history.total_seconds())
         self._periods = Periods(
             queued=queued_timeout_s / 4,
+            running=_RUNNING_EVERY_S,
             heartbeat=configuration.worker_timeout_s / 3,
             saved=5,
             learn=60,
@@ -57,13 +65,13 @@ class Housekeeping:
             forget=min(configuration.forget_workers_after_s / 4, 3600),
         )
 
-    def run(self, request_ids: Iterable[str], now: datetime) -> None:
+    def run(self, waiting_ids: Sequence[str], running_ids: Sequence[str], now: datetime) -> None:
         """Do what is due.
 
-        :param request_ids: the requests whose tasks wait or run here
+        :param waiting_ids: the requests whose tasks wait here
+        :param running_ids: the requests whose tasks run, or were handed over
         """
-        if self._periods.is_due("queued", now):
-            self._tasks.refresh_queued(list(request_ids), now)
+        self._refresh_tasks(waiting_ids, running_ids, now)
         if self._periods.is_due("heartbeat", now):
             self._store.record([WorkerSeen(self.local_worker)] if self.local_worker else [], now)
         self._store.record(self._liveness.find_lost(now), now)
@@ -77,6 +85,13 @@ class Housekeeping:
             self._store.prune(now - self._history)
         if self._periods.is_due("forget", now):
             self._store.record(self._retention.find_forgettable(now), now)
+
+    def _refresh_tasks(self, waiting_ids: Sequence[str], running_ids: Sequence[str], now: datetime) -> None:
+        """Keep Airflow from giving up tasks that have to wait, or whose heartbeats can't arrive."""
+        if self._periods.is_due("queued", now):
+            self._tasks.refresh_queued([*waiting_ids, *running_ids], now)
+        if self._api.outage is not None and self._periods.is_due("running", now):
+            self._tasks.refresh_running(running_ids, now)
 
 
 def emit_demand(snapshot: Snapshot) -> None:

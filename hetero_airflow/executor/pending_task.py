@@ -42,6 +42,10 @@ class PendingTask:
     """`request` before its alternatives were reordered; None if they were not."""
     not_started: tuple[TaskLease, ...] = ()
     """The leases under which it was handed over and did not start."""
+    failed_starts: int = 0
+    """How many of its starts failed one after the other while the API server answered."""
+    not_before: datetime | None = None
+    """When it may be placed again; None for at once."""
     logged_reason: str = ""
     """The last reason for waiting in its log."""
     gang: str = ""
@@ -119,12 +123,20 @@ class TaskQueue:
         """Keep a task until it has its devices. Uses no database: the scheduler is inside a transaction."""
         self.tasks[workload.key] = PendingTask(workload, requested, since)
 
-    def return_task(self, task: PendingTask, lease: TaskLease) -> None:
-        """Keep a task again that did not start where it was placed. If Airflow has queued it again, it had started."""
+    def return_task(self, task: PendingTask, lease: TaskLease, *, not_before: datetime | None = None) -> None:
+        """Keep a task again that did not start where it was placed. If Airflow has queued it again, it had started.
+
+        :param not_before: its start failed, and is tried again then; None if it was no fault of what starts it
+        """
         if task.workload.key not in self.tasks:
-            not_started = (*task.not_started, lease)
-            again = PendingTask(task.workload, task.requested, task.since, not_started=not_started)
-            self.tasks[task.workload.key] = again
+            self.tasks[task.workload.key] = PendingTask(
+                task.workload,
+                task.requested,
+                task.since,
+                not_started=(*task.not_started, lease),
+                failed_starts=0 if not_before is None else task.failed_starts + 1,
+                not_before=not_before,
+            )
 
     def submit(self, task: PendingTask) -> None:
         """Put the request of a task into the store's queue."""

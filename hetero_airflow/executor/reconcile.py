@@ -80,7 +80,7 @@ def reconcile(
             actions.append(DropTask(key))
         elif (text := _timeout_text(task, now)) is not None:
             actions.append(FailTask(key, text))
-        elif id_ in leased or task.is_excluded or (task.request is not None and id_ in pending):
+        elif id_ in leased or is_delayed(task, now) or (task.request is not None and id_ in pending):
             continue
         elif id_ in leases:
             actions += _lease_actions(key, leases[id_], uses.get(leases[id_].id), snapshot)
@@ -103,6 +103,11 @@ def _lease_actions(key: Any, lease: Lease, use: LeaseUse | None, snapshot: Snaps
 def is_settled(task: PendingTask, now: datetime) -> bool:
     """Whether the task has waited so long that Airflow is asked whether it is still QUEUED."""
     return now - task.since >= SETTLING_TIME
+
+
+def is_delayed(task: PendingTask, now: datetime) -> bool:
+    """Whether the task is not to be placed now: its gang runs without it, or its last start has just failed."""
+    return task.is_excluded or (task.not_before is not None and now < task.not_before)
 
 
 def _timeout_text(task: PendingTask, now: datetime) -> str | None:

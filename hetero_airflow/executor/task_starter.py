@@ -13,6 +13,7 @@ from hetero_airflow.clock import Clock
 from hetero_airflow.contract.envelope import add_lease
 from hetero_airflow.engines.engine import AirflowEngine, Liveness
 from hetero_airflow.errors import EngineError
+from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.cached_store import KnownWorkers
 from hetero_airflow.executor.gangs.roster import GangRoster
@@ -39,6 +40,7 @@ class TaskStarter:
     queue: TaskQueue
     workers: KnownWorkers
     gangs: GangRoster
+    api: ExecutionApiWatch
     callbacks: SchedulerCallbacks
     clock: Clock
     airflow_queue: str

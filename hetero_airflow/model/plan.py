@@ -52,6 +52,8 @@ class ReasonCode(StrEnum):
     """It fits and is free, but the task would probably end sooner on other devices that are not free yet."""
     SLOTS = "slots"
     """It fits and is free, but the engine has no free process for the task."""
+    API_SERVER = "api_server"
+    """It fits and is free, but no API server of Airflow answers, so no task can start."""
     GANG = "gang"
     """Some members of its gang are missing, or not all can be placed at the same time."""
     UNPROBED = "unprobed"
@@ -70,6 +72,7 @@ TRANSIENT = frozenset(
         ReasonCode.PREEMPTING,
         ReasonCode.SOONER,
         ReasonCode.SLOTS,
+        ReasonCode.API_SERVER,
         ReasonCode.GANG,
         ReasonCode.UNPROBED,
         ReasonCode.NO_WORKER,

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from hetero_airflow.engines.engine import Engine, Preemptor
 from hetero_airflow.model.lease import Lease
-from hetero_airflow.model.plan import Plan, Refuse, Wait
+from hetero_airflow.model.plan import Plan, Reason, Refuse, Wait
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.policies.policy import Policy, period_of
@@ -76,12 +76,15 @@ class _View:
     """Pending requests of this scheduler."""
     slots: int | None
     """How many placements the engine could start at once; None for any number."""
+    obstacle: Reason | None
+    """Why nothing can start now."""
 
     def is_equivalent(self, earlier: _View) -> bool:
         """Whether a policy decides the same on both. Renewed leases make no difference."""
         return (
             self.owned_ids == earlier.owned_ids
             and self.slots == earlier.slots
+            and self.obstacle == earlier.obstacle
             and _is_unchanged(earlier.snapshot, self.snapshot)
         )
 
@@ -111,6 +114,7 @@ class Cycle:
     :param preemptor: tells tasks to end; None: the policy learns that nothing can be preempted
     :param policy_context: adds to a snapshot what the store does not know: estimates, rules of preemption, marks of
         workers; a part that did not change is the same object again
+    :param obstacle: why nothing can start now, whatever is free; None if tasks can start
     """
 
     def __init__(
@@ -122,6 +126,7 @@ class Cycle:
         *,
         preemptor: Preemptor | None = None,
         policy_context: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
+        obstacle: Callable[[], Reason | None] = lambda: None,
     ) -> None:
         self._store = store
         self._engine = engine
@@ -129,6 +134,7 @@ class Cycle:
         self._period_s = period_of(policy)
         self._can_preempt = preemptor is not None
         self._add_policy_context = policy_context
+        self._obstacle = obstacle
         self._lease_timeout = timedelta(seconds=lease_timeout_s)
         self._dispatch = LeaseDispatch(store, engine, preemptor)
         self._unresponsive = UnresponsiveSchedulers()
@@ -173,7 +179,7 @@ class Cycle:
         if self._can_preempt:
             snapshot = replace(snapshot, can_preempt=True)
         owned_ids = frozenset(pending.id for pending in snapshot.pending if self._engine.is_ours(pending.id))
-        return _View(snapshot, owned_ids, self._engine.open_slots() if owned_ids else None)
+        return _View(snapshot, owned_ids, self._engine.open_slots() if owned_ids else None, self._obstacle())
 
     def _plan_that_still_holds(self, view: _View, now: datetime) -> Plan | None:
         """The last plan, if a new decision would be the same; else None."""
@@ -188,7 +194,8 @@ class Cycle:
         snapshot = self._with_reachable_workers(view.snapshot)
         plan = self._policy.decide(self._unresponsive.without_suspended(snapshot, view.owned_ids, now), now)
         gangs = {pending.id: pending.gang for pending in view.snapshot.pending if pending.gang}
-        return owned_decisions(self._unresponsive.observe(plan, view.owned_ids, now), view.owned_ids, view.slots, gangs)
+        observed = self._unresponsive.observe(plan, view.owned_ids, now)
+        return owned_decisions(observed, view.owned_ids, view.slots, gangs, view.obstacle)
 
     def _commit(
         self, plan: Plan, events: Sequence[RequestEvent], now: datetime, done: CycleResult

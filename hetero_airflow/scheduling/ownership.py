@@ -13,7 +13,9 @@ _OTHER_LEADER = Reason(
 )
 
 
-def owned_decisions(plan: Plan, owned_ids: Set[str], slots: int | None, gangs: Mapping[str, str]) -> Plan:
+def owned_decisions(
+    plan: Plan, owned_ids: Set[str], slots: int | None, gangs: Mapping[str, str], obstacle: Reason | None = None
+) -> Plan:
     """The decisions on the requests of this scheduler; placements for which its engine has no slot wait instead.
 
     A gang gets slots for all its members here, or for none. Then later requests may use the slots, since there may
@@ -24,10 +26,11 @@ def owned_decisions(plan: Plan, owned_ids: Set[str], slots: int | None, gangs: M
     :param owned_ids: ids of this scheduler's requests
     :param slots: how many placements the engine can start; None for any number
     :param gangs: request id → its gang, for the requests that have one
+    :param obstacle: why nothing can start now: all placements wait for this reason, and nothing is preempted for them
     """
     placed = [place.request_id for place in plan.places]
     has_slots_for_all = slots is None or len(placed) <= slots
-    if has_slots_for_all and all(decision.request_id in owned_ids for decision in plan.decisions):
+    if obstacle is None and has_slots_for_all and all(decision.request_id in owned_ids for decision in plan.decisions):
         return plan
     leaders = {gangs[request_id]: request_id for request_id in reversed(placed) if request_id in gangs}
     led_gangs = {gang for gang, request_id in leaders.items() if request_id in owned_ids}
@@ -39,13 +42,16 @@ def owned_decisions(plan: Plan, owned_ids: Set[str], slots: int | None, gangs: M
         gang = gangs.get(decision.request_id, "")
         is_owned = decision.request_id in owned_ids
         if isinstance(decision, Place) and (is_owned or gang in led_gangs):
-            decision = allocation.place_or_wait(decision, gang, has_leader=gang in led_gangs)
+            if obstacle is not None:
+                decision = _wait_instead(decision, obstacle, "fits, but could not start")
+            else:
+                decision = allocation.place_or_wait(decision, gang, has_leader=gang in led_gangs)
         if isinstance(decision, Wait):
             waiting += 1
             decision = decision._replace(position=waiting) if decision.position != waiting else decision
         if is_owned or (gang in led_gangs and isinstance(decision, Place)):
             decisions.append(decision)
-    return replace(plan, decisions=tuple(decisions))
+    return replace(plan, decisions=tuple(decisions), preemptions=() if obstacle else plan.preemptions)
 
 
 class _Slots:

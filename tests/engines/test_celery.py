@@ -139,6 +139,19 @@ def test_each_placed_task_goes_to_the_queue_of_its_worker_and_is_void_later(engi
     assert engine.occupied_slots == 0
 
 
+def test_a_task_that_is_handed_over_again_after_a_failure_gets_no_result_of_the_first_time(engine, broker):
+    task, lease = place(engine)
+    engine.heartbeat()
+    first = task.ti.external_executor_id
+    answer(engine, task, "FAILURE")
+    assert engine.collect()[task.key][0] == "failed"
+    engine.hand_over(task, lease, WORKERS["w1"])
+    engine.heartbeat()
+    assert task.ti.external_executor_id != first
+    assert engine.collect().get(task.key, ("queued", None))[0] == "queued"
+    assert task.key in engine.leases
+
+
 def test_plain_tasks_go_to_their_own_queue_and_are_never_void(engine, broker):
     engine.hand_over_unplaced(a_task("plain", "cpu"))
     engine.heartbeat()

@@ -9,6 +9,7 @@ import pytest
 
 from hetero_airflow.engines.engine import EngineTraits, LeaseStatus, Liveness, WorkerChanges
 from hetero_airflow.engines.local import LocalEngine
+from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.dispatcher import Dispatcher
@@ -60,7 +61,7 @@ class StandInTasks:
 
     def __init__(self):
         self.rows, self.records, self.refreshed, self.sent_back = {}, [], [], []
-        self.gangs, self.finished = {}, []
+        self.gangs, self.finished, self.refreshed_running = {}, [], []
 
     def processes(self, ids):
         return {id_: self.rows[id_] for id_ in ids if id_ in self.rows}
@@ -76,6 +77,9 @@ class StandInTasks:
 
     def refresh_queued(self, ids, now):
         self.refreshed.append((sorted(ids), now))
+
+    def refresh_running(self, ids, now):
+        self.refreshed_running.append((sorted(ids), now))
 
     def reschedule(self, id, now, at, even_queued=False):
         is_there = self.rows[id].state in ("running", *(["queued"] if even_queued else []))
@@ -115,6 +119,8 @@ class Bench:
         self.reports, self.tokens, self.policy = [], [], PriorityPolicy()
         configuration = Configuration("priority", "p", "hetero", 60, 1e6, 10, 180, 604800, 30, 60, 300, {}, "worker-a")
         self.notes = []
+        self.api_problem = None
+        self.api = ExecutionApiWatch(lambda: self.api_problem, self.clock)
         callbacks = SchedulerCallbacks(
             report=self.report,
             note=lambda key, text: self.notes.append((key, text)),
@@ -124,6 +130,7 @@ class Bench:
             configuration, self.store, self.policy, self.engine, tasks=self.tasks, callbacks=callbacks,
             edges=SimpleNamespace(refresh=lambda dag_ids: self.edges), clock=self.clock, queued_timeout_s=600,
             signer=a_signer(),
+            api=self.api,
         )  # fmt: skip
         self.queue, self.checks, self.keeper = self.dispatcher.queue, self.dispatcher.checks, self.dispatcher.keeper
         self.dispatcher._inventory = SimpleNamespace(poll=lambda: None, close=lambda: None)
@@ -160,6 +167,18 @@ class Bench:
         now = self.clock.advance(seconds)
         self.dispatcher.place_tasks(now)
         self.dispatcher.maintain(now)
+
+    def lose_api_server(self, problem="ConnectError: Connection refused"):
+        """The API server has answered, and does not answer any more."""
+        self.api_problem = None
+        self.api.ask()
+        self.api_problem = problem
+        for _ in range(2):
+            self.api.ask()
+
+    def bring_back_api_server(self):
+        self.api_problem = None
+        self.api.ask()
 
     def run(self, request_id, pid=100):
         """The task's process has begun."""

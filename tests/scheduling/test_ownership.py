@@ -36,6 +36,17 @@ def test_placements_beyond_the_slots_wait_in_their_order() -> None:
     ]
 
 
+def test_while_nothing_can_start_all_placements_wait_for_that_reason_and_nothing_is_preempted() -> None:
+    obstacle = Reason(ReasonCode.API_SERVER, "an answer of Airflow's API server", "no answer since 12:00")
+    places = [a_place(name, **{"GPU-0": 100}) for name in "abc"]
+    plan = Plan((places[0], a_wait("x", 1), *places[1:]), preemptions=(Preempt("lease", 1, "y", "x", "a test"),))
+    waiting = owned_decisions(plan, {*"abx"}, None, {}, obstacle)
+    assert [(d.request_id, d.position, d.reason) for d in waiting.decisions if isinstance(d, Wait)] == [
+        ("a", 1, obstacle), ("x", 2, BUSY), ("b", 3, obstacle),
+    ]  # fmt: skip
+    assert (waiting.places, waiting.preemptions) == ((), ())
+
+
 def test_placements_of_other_schedulers_take_no_slot() -> None:
     plan = Plan(tuple(a_place(name, **{"GPU-0": 100}) for name in "ab"))
     assert owned_decisions(plan, {"b"}, 1, {}).decisions == plan.decisions[1:]

@@ -1,5 +1,6 @@
 """A real Airflow for the tests of this folder."""
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +23,8 @@ QUICK = {
     "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "2",
 }
 
+OUTAGE_S = float(os.environ.get("OUTAGE_S", "25"))
+"""How long the API server is away in a test; more by hand, for the figures."""
 
 _RUNNING = []
 """The shared Airflows that run. An idle one still takes a tenth of a core from the tests that follow."""

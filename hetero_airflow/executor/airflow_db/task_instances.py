@@ -76,7 +76,9 @@ class TaskInstances:
 
     def queued(self, ids: Collection[str]) -> set[str]:
         """The ids of these tasks that are still QUEUED."""
-        return {str(id_) for (id_,) in _read(select(TaskInstance.id).where(_are_queued(ids)))} if ids else set()
+        if not ids:
+            return set()
+        return {str(id_) for (id_,) in _read(select(TaskInstance.id).where(_are(ids, TaskInstanceState.QUEUED)))}
 
     def members(self, members: Collection[GangMember]) -> dict[str, dict[int, str | None]]:
         """Gang → rank → state of the existing task instances of the gangs; None: not scheduled yet."""
@@ -103,7 +105,12 @@ class TaskInstances:
     def refresh_queued(self, ids: Collection[str], now: datetime) -> None:
         """Show Airflow that tasks which are still QUEUED are not stuck: else it revokes them after its time limit."""
         if ids:
-            _update_queued(ids, queued_dttm=now)
+            _update(ids, TaskInstanceState.QUEUED, queued_dttm=now)
+
+    def refresh_running(self, ids: Collection[str], now: datetime) -> None:
+        """Show Airflow that tasks which are RUNNING are not lost, while no heartbeat of theirs can arrive."""
+        if ids:
+            _update(ids, TaskInstanceState.RUNNING, last_heartbeat_at=now)
 
     def record_leases(self, leases: Iterable[tuple[ExecuteTask, TaskLease]]) -> None:
         """Record the lease of each task in its state store, for retries and for Airflow's UI.
@@ -151,7 +158,8 @@ class TaskInstances:
 
     def finish(self, ids: Collection[str], now: datetime) -> None:
         """Mark the tasks that are still QUEUED as successful: they are not needed any more."""
-        _update_queued(ids, state=TaskInstanceState.SUCCESS, start_date=now, end_date=now, duration=0.0)
+        state = TaskInstanceState.SUCCESS
+        _update(ids, TaskInstanceState.QUEUED, state=state, start_date=now, end_date=now, duration=0.0)
 
     def template_context(
         self, dag_id: str, run_id: str, defaults: MutableMapping[str, Mapping[str, Any]]
@@ -165,8 +173,8 @@ def _uuids(ids: Collection[str]) -> list[UUID]:
     return [UUID(id_) for id_ in ids]
 
 
-def _are_queued(ids: Collection[str]) -> ColumnElement[bool]:
-    return and_(TaskInstance.id.in_(_uuids(ids)), TaskInstance.state == TaskInstanceState.QUEUED)
+def _are(ids: Collection[str], state: TaskInstanceState) -> ColumnElement[bool]:
+    return and_(TaskInstance.id.in_(_uuids(ids)), TaskInstance.state == state)
 
 
 def _read(query: Any) -> Sequence[Any]:
@@ -174,7 +182,8 @@ def _read(query: Any) -> Sequence[Any]:
         return session.execute(query).all()
 
 
-def _update_queued(ids: Collection[str], **values: object) -> None:
-    statement = update(TaskInstance).where(_are_queued(ids)).values(values)
+def _update(ids: Collection[str], where: TaskInstanceState, **values: object) -> None:
+    """Change those of the tasks that are in a state."""
+    statement = update(TaskInstance).where(_are(ids, where)).values(values)
     with create_session(scoped=False) as session:
         session.execute(statement.execution_options(synchronize_session=False))

@@ -8,9 +8,9 @@ from airflow.utils.state import TaskInstanceState
 from sqlalchemy.exc import SQLAlchemyError
 
 from hetero_airflow.engines.engine import AirflowEngine, Liveness, termination_cause_of
-from hetero_airflow.executor.leases.kept_tasks import EngineEvent
+from hetero_airflow.executor.leases.kept_tasks import EngineEvent, RunningTask
 from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
-from hetero_airflow.executor.leases.lease_use import is_run_over
+from hetero_airflow.executor.leases.lease_use import has_begun, is_run_over
 
 
 class EndReports:
@@ -48,6 +48,21 @@ class EndReports:
         except SQLAlchemyError:
             return False
 
+    def failed_start(self, key: Any, state: Any) -> RunningTask | None:
+        """A task that failed before it began, for Airflow still has it QUEUED: its supervisor could not start it.
+
+        None for any other report. If it may be an earlier run's, the keeper finds out that the task did not start.
+        """
+        if state != TaskInstanceState.FAILED or not self._engine.traits.names_runs or self._is_lost(key):
+            return None
+        task = self._keeper.running[key]
+        try:
+            process = self._keeper.process(task.lease)
+        except SQLAlchemyError:
+            return None
+        is_queued = process.state == TaskInstanceState.QUEUED and not has_begun(task.lease, process)
+        return task if is_queued and task.start is not None else None
+
     def end(self, key: Any) -> None:
         """End a running task whose report is believed."""
         self._keeper.end(key, "the task ended")
@@ -65,13 +80,18 @@ class EndReports:
         return termination_cause_of(self._engine.cluster, self._keeper.running[key].lease) is not None
 
     def _is_still_running(self, key: Any, *, failed: bool) -> bool:
-        """Whether the task runs although the engine reported an end: that of a slower or of an earlier process."""
+        """Whether the task runs although the engine reported an end.
+
+        A success may be that of an earlier process. A failure is that of a slower process, or of a supervisor that
+        could not report how its task ended. The keeper finds out whether a process is left.
+        """
         if not failed and key not in self._keeper.unreported:
             return False
         lease = self._keeper.running[key].lease
         try:
             process = self._keeper.process(lease)
         except SQLAlchemyError:
-            return False
-        is_alive = self._keeper.liveness_of([(lease, process)])[lease.id] is Liveness.ALIVE
-        return is_alive and process.state == TaskInstanceState.RUNNING
+            return failed
+        if process.state != TaskInstanceState.RUNNING or (failed and self._engine.cluster is None):
+            return process.state == TaskInstanceState.RUNNING
+        return self._keeper.liveness_of([(lease, process)])[lease.id] is Liveness.ALIVE

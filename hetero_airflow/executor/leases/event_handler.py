@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from hetero_airflow.contract.failures import evidence_of_loss
 from hetero_airflow.engines.engine import AirflowEngine, termination_cause_of
+from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.cached_store import KnownWorkers
 from hetero_airflow.executor.device_health.health_watch import HealthWatch
+from hetero_airflow.executor.leases.kept_tasks import RunningTask
 from hetero_airflow.executor.leases.lease_events import EndUnreported, LeaseEvent, LeaseFreed, RunLost, StartFailed
 from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
 from hetero_airflow.executor.leases.recovery import TaskRecovery
 from hetero_airflow.executor.pending_task import TaskQueue
-from hetero_airflow.executor.task_log import SchedulerCallbacks
+from hetero_airflow.executor.task_log import SchedulerCallbacks, write_task_log
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.run import RunEnd
 from hetero_airflow.model.snapshot import PendingRequest
@@ -35,6 +37,7 @@ class LeaseEventHandler:
     workers: KnownWorkers
     recovery: TaskRecovery
     health: HealthWatch
+    api: ExecutionApiWatch
     callbacks: SchedulerCallbacks
     _events: deque[LeaseEvent] = field(default_factory=deque)
 
@@ -62,6 +65,32 @@ class LeaseEventHandler:
             failure = self.recovery.failure_of_lease(key, lease.token, self.health.host.fatal_xids(lease))
             if failure is not None:
                 self.health.report(failure, f"{key.dag_id}.{key.task_id}")
+
+    def keep_again(self, failed: RunningTask | None, now: datetime) -> bool:
+        """Keep a task again that its supervisor could not start. Returns whether that was done.
+
+        After an outage of the API server this costs nothing. A start that fails for another cause, such as a full disk
+        of its worker, is tried again as often as the rule for network failures says. A cluster's pods fail to start
+        for causes that the user has to remove, such as a wrong image.
+
+        :param failed: see `EndReports.failed_start`
+        """
+        if failed is None or failed.start is None:
+            return False
+        task, lease = failed.start
+        not_before = None
+        text = f"It could not start on {lease.worker}, since Airflow's API server did not answer. It waits again."
+        if not self.api.has_failed_since(failed.lease.granted_at):
+            delay_s = self.recovery.delay_after_failed_starts(task.failed_starts)
+            if delay_s is None or self.engine.cluster is not None:
+                return False
+            not_before = now + timedelta(seconds=delay_s)
+            text = f"Its supervisor on {lease.worker} failed before it started. It is tried again in {delay_s:g} s."
+        write_task_log(task.workload.log_path, f"{text} This uses no retry.", now, "warning")
+        self.keeper.end(failed.key, "its supervisor could not start it", LeaseState.EVICTED, has_started=False)
+        del self.keeper.unreported[failed.key]
+        self.queue.return_task(task, lease, not_before=not_before)
+        return True
 
     def send_back(self, lost: RunLost, now: datetime) -> bool:
         """Requeue a task whose process is lost. Returns whether that was done, now or before."""

@@ -196,9 +196,16 @@ class LeaseKeeper:
             return False
         return all(known.token <= lease.token for known in history.leases)
 
-    def find_lost(self, now: datetime) -> list[LeaseEvent]:
-        """The running tasks whose processes are gone, if it is time to look."""
-        if not self.running or not self._periods.is_due("watch", now):
+    def find_lost(self, now: datetime, *, can_report: bool) -> list[LeaseEvent]:
+        """The running tasks whose processes are gone, if it is time to look.
+
+        :param can_report: whether heartbeats and ends reach Airflow. If not, their absence says nothing, and they get
+            their time again afterwards
+        """
+        if not can_report:
+            for task in self.running.values():
+                task.over_since, task.is_heartbeat_lost = None, False
+        if not can_report or not self.running or not self._periods.is_due("watch", now):
             return []
         known = self._tasks.processes([task.lease.request_id for task in self.running.values()])
         processes = {key: known.get(task.lease.request_id, TaskProcess()) for key, task in self.running.items()}

@@ -23,7 +23,7 @@ from hetero_airflow.recovery.avoidance import AVOIDED_LABEL, with_avoided_labels
 from hetero_airflow.recovery.decisions import Requeue, decide
 from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.recovery.failure import Failure, FailureClass, keep_failure, load_failures, replace_failure
-from hetero_airflow.recovery.rules import Rules
+from hetero_airflow.recovery.rules import Action, Rules
 from hetero_airflow.runtime.task_lease import TaskLease
 
 log = logging.getLogger(__name__)
@@ -119,6 +119,17 @@ class TaskRecovery:
         failures = (*previous.failures, *(_start_failure(lease, previous.epoch, now) for lease in not_started))
         workers = tuple(workers)
         return adjusted_request(request, failures, self._rules, workers, epoch=previous.epoch, shapes=self._shapes)
+
+    def delay_after_failed_starts(self, earlier: int) -> float | None:
+        """Seconds until a task whose start failed is tried again; None if it is left to Airflow's retries.
+
+        The rule is that for network failures: no code of the task has run, and its supervisor reached its worker.
+
+        :param earlier: how many starts had failed before
+        """
+        rule = self._rules[FailureClass.NETWORK]
+        is_over = rule.action is not Action.REQUEUE or (rule.times is not None and earlier >= rule.times)
+        return None if is_over else rule.delay_after_s(earlier) or 0.0
 
     def rotated(self, request: DeviceRequest, waited_s: float) -> tuple[DeviceRequest, list[str]]:
         """The request with its next alternative first, if it has waited too long, and the reasons."""

@@ -16,6 +16,7 @@ from hetero_airflow.contract.envelope import pack_request, read_lease
 from hetero_airflow.engines.engine import EngineContext
 from hetero_airflow.engines.kubernetes.engine import KubernetesEngine
 from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
+from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.dispatcher import Dispatcher
@@ -47,6 +48,7 @@ class Bench:
             configuration, self.store, PriorityPolicy(), self.engine, tasks=self.tasks, callbacks=callbacks,
             edges=SimpleNamespace(refresh=lambda dag_ids: {}), clock=SystemClock(), queued_timeout_s=600,
             signer=a_signer(),
+            api=ExecutionApiWatch(lambda: None, SystemClock()),
         )  # fmt: skip
         self.keeper = self.dispatcher.keeper
         self.engine.start(EngineContext("way", None, None, dict, self.dispatcher.workers.current))

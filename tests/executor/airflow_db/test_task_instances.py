@@ -7,6 +7,7 @@ import pytest
 from airflow.models import import_all_models
 from airflow.models.dagrun import DagRun
 from airflow.models.taskinstance import TaskInstance
+from airflow.models.taskinstancehistory import TaskInstanceHistory
 from airflow.models.taskreschedule import TaskReschedule
 from sqlalchemy import create_engine, insert
 from sqlalchemy.orm import Session
@@ -22,7 +23,7 @@ def add(monkeypatch):
     """Adds a task instance in a state."""
     import_all_models()  # its foreign keys name the tables of others
     engine = create_engine("sqlite://")
-    for model in (DagRun, TaskInstance, TaskReschedule):
+    for model in (DagRun, TaskInstance, TaskInstanceHistory, TaskReschedule):
         model.__table__.create(engine)
     run = {
         "dag_id": "dag", "run_id": "run", "run_type": "manual", "state": "running", "run_after": EPOCH,
@@ -77,6 +78,16 @@ def test_what_is_not_needed_any_more_is_done_if_it_still_waits(add):
     TaskInstances().finish(ids, EPOCH)
     (states,) = TaskInstances().members([gang_member("dag", "run", "train", 0, 4)]).values()
     assert states == {0: "success", 1: "running", 2: "failed", 3: "queued"}
+
+
+def test_a_task_that_runs_is_shown_to_be_alive_and_no_other(add):
+    ids = [add(0, "running"), add(1, "queued"), add(2, "success")]
+    add(3, "running")
+    tasks = TaskInstances()
+    tasks.refresh_running(ids, EPOCH)
+    tasks.refresh_running([], EPOCH)
+    seen = {id_: process.seen_at for id_, process in tasks.processes(ids).items()}
+    assert seen == {ids[0]: EPOCH, ids[1]: None, ids[2]: None}
 
 
 @pytest.mark.parametrize(("even_queued", "queued"), [(False, "queued"), (True, "up_for_reschedule")])

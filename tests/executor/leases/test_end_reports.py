@@ -67,7 +67,9 @@ def test_a_failure_report_of_a_task_that_runs_all_the_same_is_not_believed(bench
     reports = EndReports(bench.keeper, bench.engine)
     assert not reports.is_over("a", (FAILED, None))
     bench.engine.alive.clear()
-    assert reports.is_over("a", (FAILED, None))
+    assert not reports.is_over("a", (FAILED, None)), "its supervisor failed; the keeper finds out what is left"
+    bench.on_a_cluster({})
+    assert reports.is_over("a", (FAILED, None)), "a pod that failed runs no more"
     bench.engine.alive = {lease.id: [100]}
     bench.tasks.rows[id_] = TaskProcess("failed", 100, "here", bench.clock.now())
     assert reports.is_over("a", (FAILED, None))

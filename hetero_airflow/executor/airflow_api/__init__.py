@@ -1,0 +1,1 @@
+"""What Airflow's scheduler asks of Airflow's API server. It never waits for an answer."""

@@ -1,0 +1,221 @@
+"""An outage of Airflow's API server: nothing is placed, nothing that runs is given up, and no retry is used."""
+
+from dataclasses import replace
+
+import pytest
+from airflow.utils.state import TaskInstanceState
+
+from hetero_airflow.engines.engine import Liveness
+from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
+from hetero_airflow.executor.executor import HeteroExecutor
+from hetero_airflow.model.lease import LeaseState
+from hetero_airflow.store.store import WorkerSeen
+from hetero_airflow.testing import EPOCH, a_device, a_worker
+
+SUCCESS, FAILED = TaskInstanceState.SUCCESS, TaskInstanceState.FAILED
+
+
+@pytest.fixture
+def executor(bench, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "s" * 64)
+    executor = HeteroExecutor(parallelism=4)
+    executor._engine = bench.engine
+    executor._clock = bench.clock
+    executor._use(bench.store, bench.dispatcher)
+    return executor
+
+
+def fail_start(bench, executor, key="a"):
+    """The engine reports that the task's supervisor failed; the states that Airflow hears."""
+    executor._process_ends({key: (FAILED, None)})
+    return {key: state for key, (state, _) in executor.get_event_buffer().items()}
+
+
+class TestPlacing:
+    def test_nothing_is_placed_until_the_server_answers_and_the_reason_is_kept(self, bench):
+        bench.lose_api_server()
+        bench.hold("a")
+        bench.beat()
+        bench.beat(60)
+        assert (bench.started, bench.store.snapshot().leases) == ([], ())
+        newest, *_ = bench.store.request_history("dag", "run", "a").decisions
+        assert newest["reason"]["code"] == "api_server"
+        assert "Connection refused" in bench.queue.tasks["a"].logged_reason
+        bench.bring_back_api_server()
+        bench.beat(1)
+        assert bench.started == ["a"]
+
+    def test_a_server_that_never_answered_stops_nothing(self, bench):
+        bench.api_problem = "ConnectError: Connection refused"
+        for _ in range(5):
+            bench.api.ask()
+        bench.hold("a")
+        bench.beat()
+        assert bench.started == ["a"]
+
+    def test_a_lease_of_a_dead_scheduler_is_used_only_when_the_task_can_start(self, make_bench):
+        first = make_bench()
+        first.store.record([WorkerSeen(a_worker())], EPOCH)
+        first.hold("a")
+        first.beat()
+        second = make_bench(first.store)
+        second.lose_api_server()
+        second.hold("a")
+        second.beat(1)
+        assert second.started == []
+        second.bring_back_api_server()
+        second.beat(1)
+        assert second.started == ["a"]
+
+    def test_a_placement_check_waits_too(self, bench):
+        bench.hold("room")
+        task = bench.queue.tasks.pop("room")
+        bench.checks.add(task.workload, task.requested, task.since)
+        bench.lose_api_server()
+        bench.beat(1)
+        assert bench.started == []
+        bench.bring_back_api_server()
+        bench.beat(1)
+        assert bench.started == ["room"]
+
+
+class TestRunning:
+    def test_what_runs_is_shown_to_be_alive_to_airflow_while_no_heartbeat_can_arrive(self, bench):
+        id_ = bench.hold("a")
+        bench.beat()
+        bench.run(id_)
+        bench.beat(5)
+        assert bench.tasks.refreshed_running == []
+        bench.lose_api_server()
+        bench.beat(1)
+        bench.beat(5)
+        assert [ids for ids, _ in bench.tasks.refreshed_running] == [[id_], [id_]]
+
+    def test_a_process_that_is_gone_is_lost_only_if_its_end_could_be_reported(self, bench):
+        id_ = bench.hold("a")
+        bench.beat()
+        bench.run(id_)
+        bench.engine.alive.clear()
+        bench.beat(5)
+        bench.lose_api_server()
+        for _ in range(6):
+            bench.beat(5)
+        assert "a" in bench.keeper.running
+        bench.bring_back_api_server()
+        bench.beat(5)
+        bench.beat(5)
+        assert "a" in bench.keeper.running, "its supervisor has some seconds to report the end"
+        bench.beat(5)
+        assert bench.keeper.running == {}
+
+    def test_a_heartbeat_that_airflow_missed_in_an_outage_does_not_count_after_it(self, bench, executor):
+        id_ = bench.hold("a")
+        bench.beat()
+        bench.run(id_)
+        bench.lose_api_server()
+        executor.change_state("a", FAILED)
+        bench.beat(5)
+        bench.bring_back_api_server()
+        bench.beat(5)
+        assert "a" in bench.keeper.running
+        assert bench.reports == []
+
+    def test_a_supervisor_that_failed_while_its_task_ran_costs_no_retry(self, bench, executor):
+        id_ = bench.hold("a")
+        bench.beat()
+        bench.run(id_)
+        bench.engine.alive.clear()
+        sent_back = []
+        bench.dispatcher.lease_events.send_back = lambda run, now: not sent_back.append(run.cause)
+        assert fail_start(bench, executor) == {}
+        for _ in range(4):
+            bench.beat(5)
+        assert (sent_back, bench.reports) == (["its process 100 on here is gone"], [])
+
+
+class TestStarting:
+    def test_a_start_that_fails_in_an_outage_waits_again_with_the_same_try(self, bench, executor):
+        bench.hold("a")
+        bench.beat()
+        bench.lose_api_server()
+        assert fail_start(bench, executor) == {}
+        bench.beat(1)
+        assert (bench.started, list(bench.queue.tasks), bench.store.snapshot().leases) == (["a"], ["a"], ())
+        assert bench.store.request_history("dag", "run", "a").leases[0].state is LeaseState.EVICTED
+        bench.bring_back_api_server()
+        bench.beat(1)
+        assert bench.started == ["a", "a"]
+
+    def test_starts_that_fail_in_outages_are_not_counted(self, bench, executor):
+        bench.hold("a")
+        for number in range(20):
+            bench.beat(1)
+            assert len(bench.started) == number + 1
+            bench.lose_api_server()
+            assert fail_start(bench, executor) == {}
+            bench.bring_back_api_server()
+
+    def test_a_start_that_fails_for_another_cause_is_tried_again_later_and_not_for_ever(self, bench, executor):
+        bench.api.ask()
+        bench.hold("a")
+        bench.beat()
+        for number, delay_s in enumerate((10, 20, 40, 80, 160), start=1):
+            assert fail_start(bench, executor) == {}
+            bench.beat(1)
+            bench.beat(delay_s - 2)
+            assert len(bench.started) == number
+            bench.beat(2)
+            bench.beat()
+            assert len(bench.started) == number + 1
+        assert fail_start(bench, executor) == {"a": FAILED}
+        assert (bench.keeper.running, bench.queue.tasks) == ({}, {})
+
+    def test_the_devices_go_to_others_while_a_start_is_delayed(self, bench, executor):
+        bench.hold("a", "gpu:2")
+        bench.beat()
+        bench.hold("b", "gpu:2")
+        assert fail_start(bench, executor) == {}
+        bench.beat(1)
+        assert bench.started == ["a", "b"]
+
+    def test_the_failure_of_a_run_that_began_is_passed_on(self, bench, executor):
+        id_ = bench.hold("a")
+        bench.beat()
+        bench.run(id_)
+        bench.tasks.rows[id_] = TaskProcess("failed", 100, "here", bench.clock.now())
+        bench.engine.alive.clear()
+        assert fail_start(bench, executor) == {"a": FAILED}
+
+    def test_a_task_that_another_scheduler_has_queued_again_is_left_to_it(self, bench, executor):
+        """Its row shows that the run of this lease had begun."""
+        id_ = bench.hold("a")
+        bench.beat()
+        bench.run(id_)
+        bench.lose_api_server()
+        bench.tasks.rows[id_] = replace(bench.tasks.rows[id_], state="queued")
+        bench.engine.alive.clear()
+        assert fail_start(bench, executor) == {"a": FAILED}
+        assert bench.queue.tasks == {}
+
+    def test_a_pod_that_can_not_be_made_fails_its_task_unless_the_server_was_away(self, bench, executor):
+        bench.api.ask()
+        bench.hold("a")
+        bench.hold("b")
+        bench.beat()
+        bench.on_a_cluster({})
+        assert fail_start(bench, executor, "a") == {"a": FAILED}
+        bench.lose_api_server()
+        assert fail_start(bench, executor, "b") == {}
+
+    def test_the_next_start_is_on_another_worker_if_there_is_one(self, bench, executor):
+        bench.engine.reaches = lambda worker: True
+        bench.store.record([WorkerSeen(a_worker("worker-b", devices=(a_device("GPU-9"),)))], EPOCH)
+        bench.hold("a")
+        bench.beat()
+        first = bench.store.snapshot().leases[0].worker_id
+        bench.engine.liveness = lambda use: Liveness.GONE
+        assert fail_start(bench, executor) == {}
+        bench.beat(10)
+        bench.beat(1)
+        (lease,) = bench.store.snapshot().leases
+        assert {first, lease.worker_id} == {"worker-a", "worker-b"}

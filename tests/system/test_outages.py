@@ -1,0 +1,63 @@
+"""The API server is away: tasks that wait are held, those that run go on, and what ends is reported afterwards."""
+
+import os
+import signal
+import time
+
+import pytest
+from local_airflow import LocalAirflow
+
+from tests.system.conftest import HERE, OUTAGE_S, QUICK, SIMULATED
+
+IMPATIENT = {
+    # an outage of seconds is to these what one of minutes is to the recommended settings
+    "AIRFLOW__WORKERS__EXECUTION_API_RETRIES": "3",
+    "AIRFLOW__WORKERS__EXECUTION_API_RETRY_WAIT_MAX": "2",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "10",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
+}
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory):
+    home = tmp_path_factory.mktemp("outages")
+    settings = QUICK | (IMPATIENT if OUTAGE_S < 60 else {})
+    with LocalAirflow(home, HERE / "outage_dags", simulated=SIMULATED, settings=settings) as airflow:
+        yield airflow
+
+
+def starts(airflow, name):
+    """The process ids with which a task started, oldest first."""
+    path = airflow.home / f"{name}.starts"
+    return [int(pid) for pid in path.read_text().split()] if path.exists() else []
+
+
+def ends(airflow, dag_id, run_id):
+    return {(ti["state"], ti["try_number"]) for ti in airflow.tasks(dag_id, run_id)}
+
+
+@pytest.mark.timeout(OUTAGE_S + 300)
+def test_an_outage_of_the_api_server_fails_no_task_and_uses_no_retry(airflow):
+    first = airflow.trigger("during")
+    assert airflow.wait_for_run("during", first, 60) == "success"
+    for number in range(4):
+        (airflow.home / f"during-{number}.starts").unlink()
+    before = airflow.trigger("before", {"through_s": OUTAGE_S + 20, "ends_s": 12})
+    airflow.wait_until(lambda: all(starts(airflow, name) for name in ("through", "ends", "killed")), "all to run", 60)
+    airflow.kill("api-server")
+    began = time.monotonic()
+    airflow.run("dags", "trigger", "during", "--run-id", "during-outage")
+    os.kill(starts(airflow, "killed")[0], signal.SIGKILL)
+    time.sleep(max(0.0, began + OUTAGE_S - time.monotonic()))
+    airflow.launch("api-server")
+    airflow.wait_until(airflow.is_healthy, "the API server to answer", 90)
+    back = time.monotonic()
+    for dag_id, run_id in (("before", before), ("during", "during-outage")):
+        assert airflow.wait_for_run(dag_id, run_id, 120) == "success"
+        assert ends(airflow, dag_id, run_id) == {("success", 1)}
+    counts = {name: len(starts(airflow, name)) for name in ("through", "ends", "killed")}
+    assert counts == {"through": 1, "ends": 1, "killed": 2}
+    print(f"API server away for {back - began:.0f} s: all were over {time.monotonic() - back:.1f} s after it")
+    assert airflow.xcom("before", before, "ends") == "ends"
+    history = airflow.store().request_history("during", "during-outage", "use", 0)
+    assert any("API server" in str(decision["reason"]) for decision in history.decisions), history.decisions
