@@ -6,6 +6,7 @@ its process may be frozen, and another scheduler may be waiting for its end.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from enum import StrEnum
 
 from airflow.utils.state import TaskInstanceState
@@ -13,6 +14,9 @@ from airflow.utils.state import TaskInstanceState
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.model.lease import Lease, LeaseState
+
+CLOCK_DIFFERENCE = timedelta(seconds=10)
+"""By how much the clocks of hosts may differ: as much as Airflow's API server allows, [api_auth] jwt_leeway."""
 
 
 class LeaseUse(StrEnum):
@@ -31,7 +35,8 @@ def lease_use(lease: Lease, process: TaskProcess, liveness: Liveness) -> LeaseUs
     """The use of a lease whose task waits here.
 
     Where Airflow does not know of a run yet, a process may be about to begin. It is left alone as long as a scheduler
-    renews the lease. Airflow lets only one process begin a queued task.
+    renews the lease. So is a lease under which a run may have begun, if the clocks of the scheduler and the API server
+    differ. Airflow lets only one process begin a queued task.
 
     :param process: Airflow's row of the task
     :param liveness: whether a process of the lease runs
@@ -40,7 +45,7 @@ def lease_use(lease: Lease, process: TaskProcess, liveness: Liveness) -> LeaseUs
         return LeaseUse.IN_USE
     if has_begun(lease, process):
         return LeaseUse.LEFT_OVER
-    if liveness is not Liveness.ALIVE:
+    if liveness is not Liveness.ALIVE and not has_begun(lease, process, CLOCK_DIFFERENCE):
         return LeaseUse.UNUSED
     return LeaseUse.LEFT_OVER if lease.state is LeaseState.EXPIRED else LeaseUse.IN_USE
 
@@ -62,6 +67,9 @@ def is_run_over(lease: Lease, process: TaskProcess) -> bool:
     return process.state != TaskInstanceState.RUNNING
 
 
-def has_begun(lease: Lease, process: TaskProcess) -> bool:
-    """Whether Airflow has a report of a process since the lease was granted. Airflow stores the start time of a run."""
-    return process.seen_at is not None and process.seen_at >= lease.granted_at
+def has_begun(lease: Lease, process: TaskProcess, difference: timedelta = timedelta(0)) -> bool:
+    """Whether Airflow has a report of a process since the lease was granted. Airflow stores the start time of a run.
+
+    :param difference: by how much the clock of the lease's scheduler may be ahead
+    """
+    return process.seen_at is not None and process.seen_at >= lease.granted_at - difference

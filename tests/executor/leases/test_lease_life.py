@@ -1,0 +1,94 @@
+"""The short form of the model test of a lease's life, with the same sequences each time.
+
+The long one in `tests/chaos` belongs to `make chaos`. Where the model found a hole, its sequence is a test below.
+"""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.executor.leases.lease_life import LeaseLife, put_state
+
+
+def test_whatever_happens_each_run_has_its_own_lease_and_no_other_run_is_stopped():
+    limits = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
+    run_state_machine_as_test(LeaseLife, settings=limits)
+
+
+@pytest.fixture
+def life() -> Iterator[LeaseLife]:
+    model = LeaseLife()
+    model.begin_with(schedulers=2)
+    yield model
+    model.teardown()
+
+
+def play(life: LeaseLife, *steps: Callable[[], None]) -> None:
+    for step in steps:
+        step()
+        life.promises_hold()
+
+
+def test_a_queued_task_gets_no_live_lease_of_its_last_run(life):
+    play(
+        life,
+        lambda: life.beat_and_start(which=0),
+        lambda: life.kill_scheduler(which=0),
+        lambda: life.end_run(state="success", which=0),
+        lambda: life.queue_task(which=0),
+        lambda: life.beat_and_start(which=0),
+        life.nothing_goes_wrong_any_more,
+    )
+
+
+def test_a_stale_keeper_stops_no_newer_run(life):
+    play(
+        life,
+        lambda: life.beat_and_start(which=0),
+        lambda: life.kill_run(which=0),
+        lambda: life.adopt_task_of_a_late_scheduler(name="a", which=1),
+        lambda: life.beat(seconds=25, which=0),
+        lambda: life.queue_task(which=0),
+        lambda: life.beat_and_start(which=0),
+        lambda: life.beat(seconds=1, which=1),
+        life.nothing_goes_wrong_any_more,
+    )
+
+
+def test_a_stale_keeper_spends_no_try(life):
+    play(
+        life,
+        lambda: life.beat_and_start(which=0),
+        lambda: life.kill_run(which=0),
+        lambda: life.adopt_task_of_a_late_scheduler(name="a", which=1),
+        lambda: life.beat(seconds=25, which=0),
+        lambda: life.beat(seconds=1, which=0),
+        lambda: life.beat_and_start(which=1),
+        life.nothing_goes_wrong_any_more,
+    )
+
+
+def test_a_task_that_never_began_waits_again_after_its_schedulers_clock_was_wrong(life):
+    play(
+        life,
+        lambda: life.set_clock(seconds=-3600, which=0),
+        lambda: life.beat(seconds=1, which=0),
+        lambda: life.deliver(is_lost=True, which=0),
+        life.nothing_goes_wrong_any_more,
+    )
+
+
+def test_a_run_that_ends_at_once_has_used_its_lease_though_the_schedulers_clock_is_ahead(life):
+    life.schedulers[0].clock.ahead = timedelta(seconds=5)
+    play(
+        life,
+        lambda: life.beat_and_start(which=0),
+        lambda: life.kill_run(which=0),
+        lambda: put_state(life.rows, life.ids["a"], "up_for_reschedule"),
+        lambda: life.queue_task(which=3),
+        lambda: life.beat_and_start(which=1),
+        life.nothing_goes_wrong_any_more,
+    )
