@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up test test-busy fleets chaos lint bench-overhead bench-celery bench-agents bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-decide bench-schedule install lock clean moved
+.PHONY: help demo up test test-busy fleets chaos lint bench-overhead bench-celery bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-decide bench-schedule install lock clean moved
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -69,6 +69,9 @@ bench-celery: $(VENV)/.installed  ## measure the same over Celery, Redis and Pos
 
 bench-agents: $(VENV)/.installed  ## measure what a thousand agents cost an API server; AGENTS=1000 SECONDS=60
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_agents.py $(AGENTS) $(SECONDS)
+
+bench-queue: $(VENV)/.installed  ## measure a scheduler while 2,000 device tasks wait; DATABASE=sqlite WAITING=2000
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools:. $(RUN) tests/benchmarks/bench_queue.py $(DATABASE) $(WAITING)
 
 bench-memory: $(VENV)/.installed  ## measure what HeteroExecutor adds to the scheduler's memory
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools $(RUN) tests/benchmarks/bench_memory.py
