@@ -170,6 +170,14 @@ OPTIONS: tuple[Option, ...] = (
         'JSON object such as {"eu": "kubernetes_eu", "us": "kubernetes_us"}. Tasks without a device run in the first. '
         "Empty: the one cluster of [kubernetes_executor].",
     ),
+    Option(
+        "allowed_device_processes",
+        "nvidia-persiste,nv-hostengine,dcgm-exporter,nvidia-smi,nvtop,amd-smi,rocm-smi,npu-smi,Xorg,Xwayland,gnome-shell",
+        "string",
+        "Processes that may use devices beside the tasks, such as display servers and monitoring: names as in "
+        "/proc/PID/comm, at most 15 characters, separated by commas. A device that any other process uses outside of "
+        "all leases gets no task. * allows all.",
+    ),
     Option("labels", "{}", "string", "Labels of this host's worker, as a JSON object of texts."),
 )
 """Every option of the section, as provider info and `airflow hetero config` show it."""

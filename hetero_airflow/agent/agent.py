@@ -19,6 +19,8 @@ from hetero_airflow.agent.protocol import (
     valid_readings,
 )
 from hetero_airflow.discovery.inventory_watch import InventoryWatch, with_missing_devices
+from hetero_airflow.discovery.used_devices import ANY_PROCESS, UsedDevices
+from hetero_airflow.engines.cgroups import covered
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.worker import Worker
 
@@ -32,6 +34,9 @@ MAX_RETRY_WAIT_S = HEARTBEAT_S
 
 LEAVE_TIMEOUT_S = 20.0
 """How long a leaving agent tries to reach a server that does not answer."""
+
+CHECK_S = 0.5
+"""Interval between two heartbeats while the end of a lease waits for a look at its devices."""
 
 REPORT_AGAIN_S = 60.0
 """When to send an inventory again that the server did not accept in full."""
@@ -65,12 +70,14 @@ class Agent:
         errors: ErrorWatch,
         server: ServerConnection,
         *,
+        used: UsedDevices | None = None,
         pause: Callable[[float], bool],
         rng: random.Random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._worker_id, self._engine = worker_id, engine
         self._watch, self._leases, self._errors, self._server = watch, leases, errors, server
+        self._used = used or UsedDevices(ANY_PROCESS)
         self._pause, self._rng, self._clock = pause, rng, clock
         self._worker: Worker | None = None
         self._telemetry: tuple[Telemetry, ...] = ()
@@ -106,15 +113,21 @@ class Agent:
             reply = self._try(self._send_heartbeat)
             if reply is not None and not self._server_inventory and not self._is_refused:
                 return 0.0
-        return retry_wait_s(self._failures, self._rng) if reply is None else HEARTBEAT_S
+        if reply is None:
+            return retry_wait_s(self._failures, self._rng)
+        return CHECK_S if self._leases.unchecked.is_look_due else HEARTBEAT_S
 
     def _read_inventory(self) -> None:
+        if self._leases.unchecked.is_look_due or self._used.has_changed:
+            self._watch.refresh()
         inventory = self._watch.poll()
         if inventory is None:
             return
-        worker = inventory.worker.model_copy(update={"engine": self._engine})
+        worker = covered(inventory.worker.model_copy(update={"engine": self._engine}))
         if self._worker is not None:
             worker = with_missing_devices(worker, self._worker)
+        self._used.take(inventory.users, *(self._leases.current() if inventory.users else ((), ())))
+        worker = self._used.without_used(worker)
         self._telemetry = valid_readings(inventory.telemetry)
         self._errors.take_inventory(inventory)
         if worker != self._worker:
@@ -129,6 +142,7 @@ class Agent:
         self._telemetry = ()
         if reply.inventory and reply.inventory == inventory:
             self._errors.confirm(errors)
+            self._leases.unchecked.note_checked(self._watch.looked_at)
         else:
             self._server_inventory = ""
         return reply
@@ -147,6 +161,8 @@ class Agent:
         self._server_inventory, self._telemetry = reply.inventory, ()
         self._is_refused, self._send_again_at = False, None
         self._leases.end(reply.end)
+        if reply.inventory:
+            self._leases.unchecked.note_checked(self._watch.looked_at)
         if leases and not reply.inventory and not self._is_kept_out:
             log.warning(
                 "The worker gets no task yet, since processes of these leases still run here: %s.",

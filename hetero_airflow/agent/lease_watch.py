@@ -13,11 +13,13 @@ from pathlib import Path
 from hetero_airflow.agent.protocol import MAX_LEASES
 from hetero_airflow.engines.lease_files import (
     LeaseFile,
+    current_leases,
     current_process_namespace,
     read_lease_files,
     remove_lease_file,
 )
 from hetero_airflow.engines.processes import signal_pids, worker_processes
+from hetero_airflow.engines.unchecked_leases import UncheckedLeases
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class LeaseWatch:
 
     def __init__(self, worker_id: str, *, user: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._worker_id, self._user, self._clock = worker_id, user, clock
+        self.unchecked = UncheckedLeases(clock)
         self._place = current_process_namespace()
         self._ended: set[str] = set()
         """Leases that are over by the server, while they have processes here."""
@@ -52,7 +55,8 @@ class LeaseWatch:
         """Ids of the leases with processes here. Ends the processes of leases that are over or have no supervisor.
 
         A lease counts if its supervisor has not started its process yet. It does not count if its supervisor only has
-        to report the end. Never blocks: a process that gets SIGTERM now gets SIGKILL in a later call.
+        to report the end. A lease whose devices must be looked at counts until then. Never blocks: a process that gets
+        SIGTERM now gets SIGKILL in a later call.
         """
         files = self._read()
         self._pids = pids = worker_processes(self._worker_id, {file.lease: file.root for file in files.values()})
@@ -61,14 +65,19 @@ class LeaseWatch:
         orphans = {file.lease for file in files.values() if not file.supervisor.is_running}
         starting = {file.lease for file in files.values() if file.task is None and file.lease not in orphans}
         for path, file in files.items():
-            if file.lease in orphans and file.lease not in pids:
+            if file.lease in orphans and file.lease not in pids and not file.needs_check:
                 log.info("Lease %s is over: its task and its supervisor no longer run.", file.lease)
                 self._remove(path, file)
+        self.unchecked.update({path: self._trusted(file) for path, file in files.items()}, pids)
         self._signals = {lease_id: sent for lease_id, sent in self._signals.items() if lease_id in pids}
         self._ended &= pids.keys() | starting
         for lease_id in sorted((orphans | self._ended) & pids.keys()):
             self._stop(lease_id, "Airflow has taken it back" if lease_id in self._ended else "its supervisor is gone")
-        return frozenset(sorted(pids.keys() | starting)[:MAX_LEASES])
+        return frozenset(sorted(pids.keys() | starting | self.unchecked.ids)[:MAX_LEASES])
+
+    def current(self) -> tuple[set[int], set[str]]:
+        """The processes of all runs on this host, with their supervisors, and the devices of these runs."""
+        return current_leases(self._user)
 
     def end(self, leases: Iterable[str]) -> None:
         """End the processes of leases that are over: SIGTERM now, SIGKILL in a later call of `live_leases`."""
@@ -95,6 +104,10 @@ class LeaseWatch:
         """Whether a process belongs to the tasks' user. That user writes the lease files, and may name any process."""
         return self._user in (None, _user_of(pid))
 
+    def _trusted(self, file: LeaseFile) -> LeaseFile:
+        """A file without the control group if another user wrote it, who may name any."""
+        return file if self._user is None else file.model_copy(update={"group": None})
+
     def _is_abandoned(self, path: Path, file: LeaseFile) -> bool:
         """Whether no process of a file from elsewhere can live. Supervisors and agents touch the files of live ones."""
         if file.place.partition("/")[0] != self._place.partition("/")[0]:
@@ -116,7 +129,7 @@ class LeaseWatch:
 
     def _remove(self, path: Path, file: LeaseFile) -> None:
         try:
-            remove_lease_file(path, file if self._user is None else file.model_copy(update={"group": None}))
+            remove_lease_file(path, self._trusted(file))
         except OSError as error:
             log.warning("The lease file %s can't be removed: %s", path, error)
 

@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, cast
 
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.discovery.sources.tools_and_files import find_tool, missing_tool_problem, read_numa_node, run_tool
@@ -39,11 +40,16 @@ from hetero_airflow.discovery.sources.values import (
     to_word,
 )
 from hetero_airflow.errors import ProbeError, shorten
-from hetero_airflow.model.device import SICK_KEY, Device, Telemetry
+from hetero_airflow.model.device import NODE_KEY, SICK_KEY, Device, Telemetry
 
 MAX_CHIPS = 1024
 NODES = "/dev/davinci[0-9]*"
 _MIB = 1 << 20
+_PROCESS = re.compile(
+    r"^\|\s*([0-9]{1,6})\s+([0-9]{1,6})\s*\|\s*([0-9]{1,9})\s*\|[^|]*\|[^|]*\|\s*$", re.MULTILINE | re.ASCII
+)
+"""A row of the table of processes: NPU, chip and pid."""
+
 _USAGE = re.compile(r"([0-9]{1,9})\s*/\s*([0-9]{1,9})", re.ASCII)
 _VERSION = re.compile(r"Version:\s*(\S{1,40})")
 _HEALTHY = frozenset({"OK", "Warning"})
@@ -82,7 +88,7 @@ def probe() -> ProbeResult:
     result = parse(info, mapping)
     return ProbeResult(
         tuple(d.model_copy(update={"numa_node": read_numa_node(d.pci)}) for d in result.devices),
-        result.telemetry, result.runtime, result.problems,
+        result.telemetry, result.runtime, result.problems, result.users,
     )  # fmt: skip
 
 
@@ -124,6 +130,7 @@ def parse(info: str, mapping: str = "") -> ProbeResult:
                 details={
                     "npu": to_count(chip.npu),
                     "chip": to_count(chip.chip),
+                    NODE_KEY: f"/dev/davinci{position if logic_id is None else logic_id}",
                     **({} if chip.health in _HEALTHY else {SICK_KEY: True}),
                 },
             )
@@ -137,7 +144,20 @@ def parse(info: str, mapping: str = "") -> ProbeResult:
                 power_w=to_number(chip.power),
             )
         )
-    return ProbeResult(tuple(devices), tuple(telemetry))
+    return ProbeResult(tuple(devices), tuple(telemetry), users=_users(info, devices))
+
+
+def _users(info: str, devices: Iterable[Device]) -> dict[str, tuple[int, ...]]:
+    """Device id → pids in the table of processes; empty if npu-smi prints no such table."""
+    if "Process id" not in info:
+        return {}
+    pids: dict[tuple[int, int], list[int]] = {}
+    for npu, chip, pid in _PROCESS.findall(info):
+        pids.setdefault((int(npu), int(chip)), []).append(int(pid))
+    return {
+        device.id: tuple(pids.get((cast(int, device.details["npu"]), cast(int, device.details["chip"])), ()))
+        for device in devices
+    }
 
 
 def _chips(info: str) -> list[_Chip]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hetero_airflow.discovery import GROUP, PROBES, VENDOR_SIGNS
+from hetero_airflow.discovery.device_users import with_users
 from hetero_airflow.discovery.isolation import probe_line, problem_lines, run_probes
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.discovery.sources.software_versions import runtime_versions
@@ -37,7 +38,10 @@ def discover(worker_id: str, *, labels: Mapping[str, str] = {}, probe_timeout_s:
     :raises pydantic.ValidationError: an empty or too long worker id, or labels that are not texts
     """
     wanted = [name for name in dict.fromkeys(names(GROUP, PROBES)) if has_trace(name, os.environ)]
-    return build_inventory(worker_id, run_probes(wanted, probe_timeout_s), runtime_versions(), labels)
+    results = run_probes(wanted, probe_timeout_s)
+    inventory = build_inventory(worker_id, results, runtime_versions(), labels)
+    found = [result.users for result in results.values() if not isinstance(result, str)]
+    return with_users(inventory, {device_id: pids for users in found for device_id, pids in users.items()})
 
 
 def has_trace(name: str, environment: Mapping[str, str]) -> bool:

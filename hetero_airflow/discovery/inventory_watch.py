@@ -47,11 +47,15 @@ class InventoryWatch:
         self._output: IO[bytes] | None = None
         self._next_at = 0.0
         self._problems: tuple[str, ...] = ()
+        self._is_wanted = False
+        self._started_at = 0.0
+        self.looked_at = 0.0
+        """When the discovery started that gave the last inventory, on the clock `time.monotonic`."""
 
     def poll(self) -> Inventory | None:
         """A new inventory if there is one; starts a discovery when one is due. Never blocks."""
         if self._process is None:
-            if time.monotonic() >= self._next_at:
+            if self._is_wanted or time.monotonic() >= self._next_at:
                 self._start()
             return None
         if self._process.poll() is None:
@@ -59,6 +63,15 @@ class InventoryWatch:
                 self._process.kill()
             return None
         return self._finish()
+
+    def refresh(self) -> None:
+        """Start a discovery at the next `poll` after the running one, if there is one."""
+        self._is_wanted = True
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a discovery runs, or starts at the next `poll`."""
+        return self._process is not None or self._is_wanted
 
     def close(self) -> None:
         """Stop a running discovery."""
@@ -70,7 +83,8 @@ class InventoryWatch:
             self._output.close()
 
     def _start(self) -> None:
-        self._next_at = time.monotonic() + self._interval_s
+        self._started_at, self._is_wanted = time.monotonic(), False
+        self._next_at = self._started_at + self._interval_s
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed when the process has ended
         self._process = subprocess.Popen([*COMMAND, *self._arguments], stdin=subprocess.DEVNULL, stdout=self._output)
 
@@ -93,4 +107,5 @@ class InventoryWatch:
             self._problems = inventory.problems
             for problem in inventory.problems:
                 log.warning("Discovery: %s", problem)
+        self.looked_at = self._started_at
         return inventory

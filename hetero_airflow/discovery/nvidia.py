@@ -10,6 +10,8 @@
     nvmlDeviceGetMemoryInfo(handle)         total 85899345920, free 85443870720
     nvmlDeviceGetPciInfo(handle).busId      '00000000:07:00.0'
     nvmlDeviceGetMigMode(handle)            [0, 0]
+    nvmlDeviceGetMinorNumber(handle)        0        (its node is /dev/nvidia0)
+    nvmlDeviceGetComputeRunningProcesses(handle)     [pid 3478, usedGpuMemory 61224255488]
     nvmlDeviceGetPcieThroughput(handle, 0)  26700    (0: sent, 1: received; KB/s, measured for 20 ms while it blocks)
 
 NVML has no call for the last XID: it reports an XID only to a process that waits in an event set at that moment (see
@@ -25,6 +27,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+from hetero_airflow.discovery.nvidia_users import asker, device_pids
 from hetero_airflow.discovery.probe import ProbeResult
 from hetero_airflow.discovery.sources.tools_and_files import read_numa_node
 from hetero_airflow.discovery.sources.values import (
@@ -38,7 +41,7 @@ from hetero_airflow.discovery.sources.values import (
     to_word,
 )
 from hetero_airflow.errors import ProbeError
-from hetero_airflow.model.device import SICK_KEY, Device, Telemetry
+from hetero_airflow.model.device import NODE_KEY, SICK_KEY, Device, Telemetry
 
 MAX_GPUS = 256
 
@@ -81,12 +84,7 @@ def probe() -> ProbeResult:
 def read(pynvml: Any) -> dict[str, Any]:
     """NVML's raw answers as plain data; `pynvml` is the module, after nvmlInit()."""
 
-    def ask(call: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return call(*arguments)
-        except pynvml.NVMLError:
-            return None
-
+    ask = asker(pynvml)
     handles: dict[int, Any] = {}
     gpus: list[dict[str, Any]] = []
     for index in range(min(ask(pynvml.nvmlDeviceGetCount) or 0, MAX_GPUS)):
@@ -129,6 +127,7 @@ def _read_gpu(pynvml: Any, ask: Callable[..., Any], handle: Any) -> dict[str, An
                     "name": ask(pynvml.nvmlDeviceGetName, instance),
                     "uuid": ask(pynvml.nvmlDeviceGetUUID, instance),
                     "memory": _memory(ask(pynvml.nvmlDeviceGetMemoryInfo, instance)),
+                    "pids": device_pids(pynvml, ask, instance),
                 })  # fmt: skip
     return {
         "name": ask(pynvml.nvmlDeviceGetName, handle),
@@ -153,6 +152,8 @@ def _read_gpu(pynvml: Any, ask: Callable[..., Any], handle: Any) -> dict[str, An
         "compute_mode": ask(pynvml.nvmlDeviceGetComputeMode, handle),
         "mig_mode": mig_mode,
         "mig": instances,
+        "minor": ask(pynvml.nvmlDeviceGetMinorNumber, handle),
+        "pids": device_pids(pynvml, ask, handle),
     }  # fmt: skip
 
 
@@ -173,6 +174,7 @@ def parse(raw: Mapping[str, Any]) -> ProbeResult:
     devices: list[Device] = []
     telemetry: list[Telemetry] = []
     problems: list[str] = []
+    users: dict[str, tuple[int, ...]] = {}
     driver = to_version(raw.get("driver")) or to_text(raw.get("driver"))
     for gpu in raw.get("gpus") or ():
         if gpu.get("error"):
@@ -186,9 +188,11 @@ def parse(raw: Mapping[str, Any]) -> ProbeResult:
             Telemetry(device_id=device.id, memory_free_bytes=to_bytes((mig.get("memory") or {}).get("free")))
             for mig, device in zip(gpu.get("mig") or (), instances, strict=True)
         ]
+        parts = [(gpu, parent), *zip(gpu.get("mig") or (), instances, strict=True)]
+        users |= {device.id: tuple(part["pids"]) for part, device in parts if part.get("pids") is not None}
     cuda = to_count(raw.get("cuda"), limit=10**6)
     runtime = {"cuda": f"{cuda // 1000}.{cuda % 1000 // 10}"} if cuda else {}
-    return ProbeResult(tuple(devices), tuple(telemetry), runtime, tuple(problems))
+    return ProbeResult(tuple(devices), tuple(telemetry), runtime, tuple(problems), users)
 
 
 def to_model(name: object) -> str:
@@ -204,7 +208,8 @@ def _device(gpu: Mapping[str, Any], driver: str | None) -> Device:
     index = to_count(gpu.get("index"), limit=MAX_GPUS) or 0
     pci = to_pci(gpu.get("pci"))
     problem = _fault(gpu) or _mig(gpu)
-    major, minor = (gpu.get("capability") or (None, None))[:2]
+    minor = to_count(gpu.get("minor"), limit=MAX_GPUS)
+    major, minor_capability = (gpu.get("capability") or (None, None))[:2]
     return Device(
         id=to_text(gpu.get("uuid"), limit=128) or pci or f"nvidia-{index}",
         vendor="nvidia",
@@ -215,13 +220,14 @@ def _device(gpu: Mapping[str, Any], driver: str | None) -> Device:
         leasable=problem is None,
         problem=problem,
         driver=driver,
-        capability=None if major is None else f"{major}.{minor}",
+        capability=None if major is None else f"{major}.{minor_capability}",
         numa_node=gpu.get("numa_node"),
         pci=pci,
         peers=tuple(uuid for uuid in map(to_text, gpu.get("nvlink") or ()) if uuid),
         details={
             "pcie_generation": to_count(gpu.get("pcie_generation")),
             "pcie_width": to_count(gpu.get("pcie_width")),
+            **({NODE_KEY: f"/dev/nvidia{minor}"} if minor is not None else {}),
             **({SICK_KEY: True} if _sickness(gpu) else {}),
         },
     )

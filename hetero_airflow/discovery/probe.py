@@ -19,6 +19,8 @@ class ProbeResult:
     """Software versions from the driver: ``{"cuda": "12.4"}``."""
     problems: tuple[str, ...] = ()
     """One line for each thing that could not be read."""
+    users: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Device id → the processes that use it; without devices of which the vendor's software can't tell."""
 
 
 class Probe(Protocol):

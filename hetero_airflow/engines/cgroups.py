@@ -11,6 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
+from hetero_airflow.model.device import UNCOVERED_KEY
+from hetero_airflow.model.worker import Worker
+
 _PREFIX = "hetero-lease-"
 _MAX_NAME = 200
 
@@ -53,6 +56,19 @@ def can_create_groups() -> bool:
     if group is not None:
         remove_group(group)
     return group is not None
+
+
+def covered(worker: Worker) -> Worker:
+    """The worker; if tasks get control groups here, no device has processes that nobody sees."""
+    if not any(device.details.get(UNCOVERED_KEY) for device in worker.devices) or not can_create_groups():
+        return worker
+    devices = tuple(
+        device.model_copy(
+            update={"details": {key: device.details[key] for key in device.details if key != UNCOVERED_KEY}}
+        )
+        for device in worker.devices
+    )
+    return worker.model_copy(update={"devices": devices})
 
 
 def join_group(group: Path) -> None:

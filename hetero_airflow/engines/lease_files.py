@@ -18,7 +18,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hetero_airflow.engines.cgroups import remove_group
 from hetero_airflow.engines.lease_folders import lease_folders, write_in_folder
-from hetero_airflow.engines.processes import LeaseRoot, ProcessIdentity, lease_processes, process_identity
+from hetero_airflow.engines.processes import (
+    LeaseRoot,
+    ProcessIdentity,
+    all_lease_processes,
+    lease_processes,
+    process_identity,
+)
 from hetero_airflow.errors import HeteroError
 
 log = logging.getLogger(__name__)
@@ -42,6 +48,11 @@ class LeaseFile(BaseModel):
     """Processes that the supervisor saw below the task, outside of its group."""
     group: Path | None = None
     """Folder of the control group of the lease, if it has one."""
+    devices: tuple[str, ...] = ()
+    """Ids of its devices that a process outside of the lease can use unseen: accelerators that are not simulated."""
+    is_unchecked: bool = False
+    """The run is over, and a process that is not of the task may use its devices. The agent, or the scheduler on its
+    own host, looks at them and then removes the file. The lease counts until then."""
     is_over: bool = False
     """The supervisor has ended all processes of the task that it could end, and may have the end to report."""
 
@@ -59,6 +70,12 @@ class LeaseFile(BaseModel):
     def is_active(self) -> bool:
         """Whether the task runs or is about to, under its supervisor. No search for its processes is necessary."""
         return self.supervisor.is_running and not self.is_over and (self.task is None or self.task.is_running)
+
+    @property
+    def needs_check(self) -> bool:
+        """Whether the devices must be looked at before others get them, once no process of the lease is left."""
+        has_ended = self.task is not None and not self.task.is_running and not self.is_over
+        return self.is_unchecked or (bool(self.devices) and has_ended)
 
     @property
     def root(self) -> LeaseRoot:
@@ -120,9 +137,14 @@ class LeaseFileWriter:
             log.warning("The file of lease %s does not name its processes; it is tried again: %s", self._lease, error)
 
     def end(self) -> None:
-        """Remove the file, unless a process of the lease is still there that could not be ended."""
-        if not lease_processes({self._lease: self._content.root}):
+        """Remove the file, unless a process is left that could not be ended, or the devices are unchecked."""
+        if not self._content.is_unchecked and not lease_processes({self._lease: self._content.root}):
             remove_lease_file(self._path, self._content)
+
+    @property
+    def is_unchecked(self) -> bool:
+        """Whether the devices must still be looked at: nobody who did so has removed the file."""
+        return self._content.is_unchecked and self._path.exists()
 
     @property
     def _lease(self) -> str:
@@ -191,6 +213,20 @@ def read_lease_files(user: int | None = None) -> dict[Path, LeaseFile]:
         except (OSError, ValidationError) as error:
             log.warning("The lease file %s can't be read: %s", path, type(error).__name__)
     return files
+
+
+def current_leases(user: int | None = None, *, without: str = "") -> tuple[set[int], set[str]]:
+    """The processes of all runs of a user on this host, with their supervisors, and the devices of these runs.
+
+    :param user: as in `read_lease_files`
+    :param without: id of a lease that is left out
+    """
+    files = [file for file in read_lease_files(user).values() if file.place == current_process_namespace()]
+    files = [file for file in files if not file.is_over and file.lease != without]
+    pids_of = all_lease_processes({file.lease: file.root for file in files})
+    running = [file for file in files if file.lease in pids_of or file.is_active]
+    pids = {pid for pids in pids_of.values() for pid in pids} | {file.supervisor.pid for file in running}
+    return pids, {device for file in running for device in file.devices}
 
 
 def remove_lease_file(path: Path, content: LeaseFile) -> None:

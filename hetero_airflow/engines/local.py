@@ -195,4 +195,4 @@ class LocalEngine(WrappedExecutor):
 
 def _is_active(lease_id: str) -> bool:
     run = recorded_run(lease_id)
-    return run is not None and run.is_active
+    return run is not None and (run.is_active or run.needs_check)

@@ -101,6 +101,11 @@ def lease_processes(leases: Mapping[str, LeaseRoot]) -> dict[str, list[int]]:
     return _processes(leases, leases)
 
 
+def all_lease_processes(leases: Mapping[str, LeaseRoot]) -> dict[str, list[int]]:
+    """Lease id → pids of its live processes, for these and all other leases on this host. Reads ``/proc`` once."""
+    return _processes(leases, None)
+
+
 def worker_processes(worker_id: str, leases: Mapping[str, LeaseRoot]) -> dict[str, list[int]]:
     """Lease id → pids of its live processes, for these and all other leases on that worker. Reads ``/proc`` once."""
     return _processes(leases, None, worker_id)
@@ -225,6 +230,11 @@ def start_ticks(pid: int) -> int | None:
     """Start time of a process in clock ticks; None if it is gone or a zombie."""
     status = _stat(pid)
     return None if status is None or status.is_over else status.ticks
+
+
+def current_ticks() -> int:
+    """The start time that a process gets which starts now."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
 def is_zombie(pid: int) -> bool:

@@ -11,6 +11,7 @@ from airflow.utils.net import get_hostname
 from pydantic import StrictStr, TypeAdapter, ValidationError
 
 from hetero_airflow import engines, policies
+from hetero_airflow.discovery.used_devices import parse_processes
 from hetero_airflow.errors import RequestError, SettingsError, shorten
 from hetero_airflow.executor.context.site_links import parse_site_links
 from hetero_airflow.model.team_shares import NO_TEAM_SHARES, TeamShares
@@ -42,6 +43,7 @@ class Configuration:
     shares: TeamShares = NO_TEAM_SHARES
     rules: Rules = DEFAULTS
     site_links: Mapping[str, float] = field(default_factory=dict)
+    allowed_processes: frozenset[str] = frozenset()
 
 
 def read_configuration() -> Configuration:
@@ -65,6 +67,7 @@ def read_configuration() -> Configuration:
         worker_id=get_hostname(),
         rules=parse_rules(_text("recovery_rules")),
         shares=TeamShares.parse(_text("shares"), f"[{SECTION}] shares"),
+        allowed_processes=parse_processes(_text("allowed_device_processes")),
         site_links=parse_site_links(_text("site_links"), f"[{SECTION}] site_links"),
     )
 

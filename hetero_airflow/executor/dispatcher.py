@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 from hetero_airflow.clock import Clock, Periods
-from hetero_airflow.discovery.inventory_watch import InventoryWatch, with_missing_devices
+from hetero_airflow.discovery.inventory_watch import with_missing_devices
 from hetero_airflow.engines.engine import AirflowEngine
 from hetero_airflow.errors import StoreError
 from hetero_airflow.executor.action_runner import ActionRunner
@@ -30,6 +30,7 @@ from hetero_airflow.executor.context.site_links import SiteLinks
 from hetero_airflow.executor.device_health.contested_log import ContestedDeviceLog
 from hetero_airflow.executor.device_health.health_watch import HealthWatch
 from hetero_airflow.executor.device_health.host_health import HostHealth
+from hetero_airflow.executor.device_health.host_inventory import HostInventory
 from hetero_airflow.executor.gangs.roster import GangRoster
 from hetero_airflow.executor.housekeeping import Housekeeping
 from hetero_airflow.executor.leases.cluster_events import ClusterEvents
@@ -120,12 +121,7 @@ class Dispatcher:
             obstacle=api.placement_obstacle,
         )
         self._cluster = ClusterEvents(store, engine.cluster, callbacks.note)
-        self._inventory = InventoryWatch(
-            configuration.worker_id,
-            configuration.labels,
-            interval_s=configuration.discovery_interval_s,
-            probe_timeout_s=configuration.probe_timeout_s,
-        )
+        self._inventory = HostInventory(configuration)
         self._contested_log = ContestedDeviceLog(configuration.worker_id)
         self._health = HealthWatch(store, HostHealth(configuration.worker_id))
         self.lease_events = LeaseEventHandler(
@@ -229,6 +225,7 @@ class Dispatcher:
             known = self.workers.current().get(inventory.worker.id)
             worker = with_missing_devices(inventory.worker, known) if known else inventory.worker
             self._store.record([WorkerSeen(worker, inventory.telemetry)], now)
+            self._inventory.note_recorded()
             self._housekeeping.local_worker = worker
             self._health.host.take_inventory(inventory, now)
             self._contested_log.write(self._store.snapshot())

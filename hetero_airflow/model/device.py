@@ -16,6 +16,12 @@ DeviceWord = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._+-]*$"
 SICK_KEY = "is_sick"
 """Key in a device's `details`: true if its `problem` is in the hardware. Such a device is tested before it is used."""
 
+NODE_KEY = "node"
+"""Key in a device's `details`: the device node that every process opens which uses the device."""
+
+UNCOVERED_KEY = "is_uncovered"
+"""Key in a device's `details`: true if the host can't see which processes use it, so an escaped one stays unseen."""
+
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 

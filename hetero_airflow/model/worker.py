@@ -72,6 +72,22 @@ class Worker(BaseModel):
         return next((device for device in self.devices if device.kind == "cpu"), None)
 
 
+class DeviceUser(BaseModel):
+    """A process that uses a device."""
+
+    model_config = ConfigDict(frozen=True)
+
+    device_id: str
+    pid: int
+    name: str = ""
+    """Empty for a process that this container does not see."""
+    owner: str = ""
+    """The user who runs it."""
+
+    def __str__(self) -> str:
+        return f"process {self.pid} ({self.name} of {self.owner})" if self.name else f"process {self.pid}"
+
+
 class Inventory(BaseModel):
     """The result of one discovery: a worker, its readings, and a line for each probe that failed."""
 
@@ -80,6 +96,8 @@ class Inventory(BaseModel):
     worker: Worker
     telemetry: tuple[Telemetry, ...] = ()
     problems: tuple[str, ...] = ()
+    users: tuple[DeviceUser, ...] = ()
+    """The processes that use accelerators, without those of discovery itself."""
 
 
 TYPE_LABEL = "hetero/type"

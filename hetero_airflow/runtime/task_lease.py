@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hetero_airflow.errors import NoLeaseError, shorten
+from hetero_airflow.model.device import NODE_KEY
 from hetero_airflow.model.grant import Grant
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.request import Alternative
@@ -72,6 +73,8 @@ class TaskLease(BaseModel):
     """The device numbers that the vendor's tools show on the host."""
     memory_bytes: int
     """The memory of each device, or of the share. For a CPU, the requested host memory, 0 if none."""
+    nodes: tuple[str, ...] = ()
+    """The device nodes of the devices that have one; see `NODE_KEY`."""
     share: float | None
     """None for whole devices. A share is cooperative: frameworks are configured to keep to it, but no hardware limit
     stops a task that uses more."""
@@ -137,6 +140,7 @@ def task_lease(lease: Lease, worker: Worker, alternative: Alternative) -> TaskLe
         ids=tuple(claim.device_id for claim in claims),
         indexes=tuple(devices[claim.device_id].index for claim in claims),
         memory_bytes=claims[0].memory_bytes,
+        nodes=tuple(str(node) for claim in claims if (node := devices[claim.device_id].details.get(NODE_KEY))),
         share=alternative.share,
         cores=cpu_cores,
         alternative=lease.alternative,

@@ -17,18 +17,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from airflow.sdk.configuration import conf
+
+from hetero_airflow.discovery.device_users import lease_users
+from hetero_airflow.discovery.used_devices import foreign_users, parse_processes
 from hetero_airflow.engines.cgroups import create_group, join_group
-from hetero_airflow.engines.lease_files import LeaseFileWriter, recorded_lease
+from hetero_airflow.engines.lease_files import LeaseFileWriter, current_leases, recorded_lease
 from hetero_airflow.engines.processes import (
     LeaseRoot,
+    current_ticks,
     descendants,
     end_processes,
     is_zombie,
     process_group,
     process_identity,
-    start_ticks,
 )
 from hetero_airflow.runtime.task_lease import TaskLease
+from hetero_airflow.settings import SECTION, default
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37  # <linux/prctl.h>
 
@@ -36,6 +41,15 @@ _GRACE_S = 5.0
 """The time between SIGTERM and SIGKILL for processes that outlive their task."""
 
 _LOOK_AGAIN_S = 1.0
+
+_LINGER_S = 1.0
+"""How long the driver may list a process that has ended."""
+
+_CHECK_S = 20.0
+"""How long the run waits until its agent, or the scheduler on its own host, has looked at the devices. It waits so that
+no engine reports the end before. An agent that needs longer counts as lost."""
+
+_POLL_S = 0.1
 
 
 class RunProcesses:
@@ -46,10 +60,10 @@ class RunProcesses:
     :param logger: the log of the task; None if it has none
     """
 
-    def __init__(self, lease_id: str, note: LeaseFileWriter, group: Path | None, logger: Any) -> None:
+    def __init__(self, lease: TaskLease, note: LeaseFileWriter, group: Path | None, logger: Any) -> None:
         self.group = group
-        self._lease_id, self._note, self._logger = lease_id, note, logger
-        self._root = LeaseRoot(group=group)
+        self._lease, self._note, self._logger = lease, note, logger
+        self._root, self._since_ticks = LeaseRoot(group=group), current_ticks()
         self._zombies: frozenset[int] = frozenset()
         self._has_ended = False
         self._unended: list[int] = []
@@ -57,7 +71,7 @@ class RunProcesses:
 
     def begin(self, pid: int) -> None:
         """Note that the task's process has started."""
-        self._root = LeaseRoot(pid, None, (), os.getpid(), start_ticks(pid) or 0, self.group)
+        self._root = LeaseRoot(pid, None, (), os.getpid(), self._since_ticks, self.group)
         self._note.begin(pid)
 
     def check(self) -> None:
@@ -77,7 +91,7 @@ class RunProcesses:
         """End what is left of the run after its task. Blocks for the grace time at most; a second call does nothing."""
         if self._has_ended or self._root.leader is None:
             return
-        found, left = end_processes(self._lease_id, self._root, _GRACE_S)
+        found, left = end_processes(self._lease.id, self._root, _GRACE_S)
         if found and not self._unended:
             self._warn("Processes outlived the task and were stopped, to free its devices", found)
         if left and left != self._unended:
@@ -85,7 +99,8 @@ class RunProcesses:
         self._has_ended, self._unended = not left, left
         self._reap(has_ended=True)
         members = tuple(process for pid in left if (process := process_identity(pid)) is not None)
-        self._note.update(is_over=not left, members=members)
+        is_checked = bool(left) or self._is_unused()
+        self._note.update(is_over=not left and is_checked, is_unchecked=not is_checked, members=members)
 
     def close(self) -> None:
         """End the run. Blocks while processes of it are left that can't be ended."""
@@ -93,6 +108,27 @@ class RunProcesses:
         while self._root.leader is not None and not self._has_ended:
             time.sleep(_LOOK_AGAIN_S)
             self.end()
+        until = time.monotonic() + _CHECK_S
+        while self._note.is_unchecked and time.monotonic() < until:
+            time.sleep(_POLL_S)
+
+    def _is_unused(self) -> bool:
+        """Whether no process uses the devices any more. One that just ended may be listed for a moment."""
+        lease, until = self._lease, time.monotonic() + _LINGER_S
+        while devices := checked_devices(lease):
+            users = lease_users(lease.vendor, devices, lease.nodes)
+            if users is None:
+                return False
+            leased_pids, leased_devices = current_leases(without=lease.id)
+            foreign = foreign_users(users, leased_pids, leased_devices, _allowed_processes())
+            if not foreign:
+                return True
+            if time.monotonic() >= until:
+                pids = sorted({user.pid for users in foreign.values() for user in users})
+                self._warn("Other processes use the devices of the task. This host decides about them", pids)
+                return False
+            time.sleep(_POLL_S)
+        return True
 
     def _warn(self, text: str, pids: list[int]) -> None:
         if self._logger:
@@ -111,6 +147,16 @@ class RunProcesses:
         self._zombies = zombies
 
 
+def _allowed_processes() -> frozenset[str]:
+    text = conf.get(SECTION, "allowed_device_processes", fallback=default("allowed_device_processes"))
+    return parse_processes(text)
+
+
+def checked_devices(lease: TaskLease) -> tuple[str, ...]:
+    """The devices of a lease that other processes can use: not CPUs, simulated devices, and those of a pod."""
+    return () if lease.kind == "cpu" or lease.simulated or lease.is_slot else lease.ids
+
+
 @contextmanager
 def contained_run(lease: TaskLease, logger: Any) -> Iterator[RunProcesses]:
     """Within the context, no process of the lease's run can get away; when it ends, none is left.
@@ -122,8 +168,8 @@ def contained_run(lease: TaskLease, logger: Any) -> Iterator[RunProcesses]:
     prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(was_adopter))
     with recorded_lease(lease.id, lease.worker) as note:
         group = create_group(lease.id)
-        note.update(group=group)
-        run = RunProcesses(lease.id, note, group, logger)
+        note.update(group=group, devices=checked_devices(lease))
+        run = RunProcesses(lease, note, group, logger)
         prctl(_PR_SET_CHILD_SUBREAPER, 1)
         try:
             yield run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -14,8 +15,12 @@ from hetero_airflow.agent.connection import RefusedByServer, ServerUnreachable
 from hetero_airflow.agent.error_watch import ErrorWatch
 from hetero_airflow.agent.protocol import HEARTBEAT_S, Heartbeat, InventoryReport, RefusalCode, ServerReply
 from hetero_airflow.discovery.health.xid_watch import XidEvent
+from hetero_airflow.discovery.used_devices import UsedDevices
+from hetero_airflow.engines.lease_files import LeaseFile
+from hetero_airflow.engines.processes import ProcessIdentity
+from hetero_airflow.engines.unchecked_leases import UncheckedLeases
 from hetero_airflow.model.device import Telemetry
-from hetero_airflow.model.worker import Inventory
+from hetero_airflow.model.worker import DeviceUser, Inventory
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_worker
 
 READING = Telemetry(device_id="GPU-0", power_w=70)
@@ -39,6 +44,9 @@ class World:
         self.sent: list[tuple[float, str]] = []
         self.known = ""
         self.here: frozenset[str] = frozenset()
+        self.unchecked = UncheckedLeases(lambda: self.now)
+        self.looked_at = 0.0
+        self.refreshed: list[Inventory] = []
         self.ended: list[tuple[float, str]] = []
         self.xids: list[XidEvent] = []
         listening = SimpleNamespace(poll=lambda: [self.xids.pop(0) for _ in list(self.xids)])
@@ -48,6 +56,14 @@ class World:
 
     def poll(self) -> Inventory | None:
         return self.inventories.pop(0) if self.inventories else None
+
+    def refresh(self) -> None:
+        """Discovery gives the inventory that the test has for this."""
+        self.looked_at = self.now
+        self.inventories += self.refreshed
+
+    def current(self) -> tuple[set[int], set[str]]:
+        return set(), set()
 
     def live_leases(self) -> frozenset[str]:
         return self.here
@@ -75,10 +91,10 @@ class World:
         self.now += seconds
         return False
 
-    def run(self) -> list[tuple[float, str]]:
+    def run(self, used: UsedDevices | None = None) -> list[tuple[float, str]]:
         rng = random.Random(1)
         ports = (self, self, self.errors, self)
-        Agent("worker-a", "celery", *ports, pause=self.pause, rng=rng, clock=lambda: self.now).run()
+        Agent("worker-a", "celery", *ports, used=used, pause=self.pause, rng=rng, clock=lambda: self.now).run()
         return self.sent
 
 
@@ -288,3 +304,25 @@ def test_errors_are_kept_as_long_as_the_server_has_another_inventory():
         "beat GPU-0:79",
         "beat",
     ]
+
+
+def test_an_ended_lease_counts_until_the_server_knows_that_another_process_uses_its_device(tmp_path):
+    world, path = World([inventory()], stop_at_s=12), tmp_path / "l1.json"
+    gone = ProcessIdentity(pid=2**22 + 1, ticks=1)
+    file = LeaseFile(lease="l1", worker="worker-a", place="", supervisor=gone, task=gone, is_unchecked=True)
+    path.touch()
+    user = DeviceUser(device_id="GPU-0", pid=os.getpid(), name="python", owner="root")
+    world.refreshed = [inventory().model_copy(update={"users": (user,)})]
+    known = []
+
+    def answer(message):
+        if world.now >= 5 and not known:
+            world.unchecked.update({path: file}, ())
+        if isinstance(message, InventoryReport) and world.now >= 5:
+            assert path.exists(), "the lease counts until the server has the inventory"
+            known.append([device.id for device in message.worker.devices if not device.leasable])
+
+    world.answer = answer
+    world.run(UsedDevices(()))
+    assert known == [["GPU-0"]]
+    assert not path.exists()

@@ -20,6 +20,7 @@ from hetero_airflow.agent.protocol import Heartbeat, InventoryReport, RefusalCod
 from hetero_airflow.agent.startup import StopSignals, key_path, open_connection
 from hetero_airflow.agent.tokens import hash_secret
 from hetero_airflow.discovery.health.xid_watch import XidEvent
+from hetero_airflow.engines.unchecked_leases import UncheckedLeases
 from hetero_airflow.errors import IdentityError
 from hetero_airflow.executor.device_health.health_watch import HealthWatch
 from hetero_airflow.executor.device_health.host_health import HostHealth
@@ -63,6 +64,8 @@ def until(condition: Callable[[], object], seconds: float = 20) -> None:
 class NoLeases:
     """Stands in for a host without tasks."""
 
+    unchecked = UncheckedLeases()
+
     def live_leases(self) -> frozenset[str]:
         return frozenset()
 
@@ -76,6 +79,8 @@ class DiscoveryQueue:
     def __init__(self) -> None:
         self.next: list[Inventory] = [Inventory(worker=WORKER)]
         self.xids: list[XidEvent] = []
+
+    looked_at = 0.0
 
     def poll(self) -> Inventory | None:
         return self.next.pop() if self.next else None

@@ -24,13 +24,14 @@ def test_two_910b4(fixture_text):
     first, second = "0000:0e:00.0", "0000:0f:00.0"
     assert result == ProbeResult(
         devices=(
-            npu(id=first, index=0, pci=first, details={"npu": 0, "chip": 0}, **common),
-            npu(id=second, index=1, pci=second, details={"npu": 1, "chip": 0}, **common),
+            npu(id=first, index=0, pci=first, details={"npu": 0, "chip": 0, "node": "/dev/davinci0"}, **common),
+            npu(id=second, index=1, pci=second, details={"npu": 1, "chip": 0, "node": "/dev/davinci1"}, **common),
         ),
         telemetry=(
             Telemetry(device_id=first, memory_free_bytes=3711 * MIB, utilization=0, temperature_c=40, power_w=78.2),
             Telemetry(device_id=second, memory_free_bytes=3711 * MIB, utilization=0, temperature_c=41, power_w=77.9),
         ),
+        users={first: (19334,), second: (19341,)},
     )
     assert matches_model("910b", model_tokens(result.devices[0].model))
 
@@ -39,8 +40,20 @@ def test_two_chips_on_a_card_are_two_devices_and_a_cut_table_loses_only_its_end(
     result = ascend.parse(fixture_text("ascend/npu-smi-info-910c.txt"))
     common = {"model": "910c", "memory_bytes": 65536 * MIB, "driver": "24.1.rc3"}
     assert result.devices == (
-        npu(id="0000:9d:00.0", index=0, pci="0000:9d:00.0", details={"npu": 0, "chip": 0}, **common),
-        npu(id="0000:9f:00.0", index=1, pci="0000:9f:00.0", details={"npu": 0, "chip": 1}, **common),
+        npu(
+            id="0000:9d:00.0",
+            index=0,
+            pci="0000:9d:00.0",
+            details={"npu": 0, "chip": 0, "node": "/dev/davinci0"},
+            **common,
+        ),
+        npu(
+            id="0000:9f:00.0",
+            index=1,
+            pci="0000:9f:00.0",
+            details={"npu": 0, "chip": 1, "node": "/dev/davinci1"},
+            **common,
+        ),
     )
     assert [reading.power_w for reading in result.telemetry] == [178.8, None]
 
@@ -49,8 +62,20 @@ def test_chips_of_a_310p_share_an_address_and_have_no_hbm(fixture_text):
     result = ascend.parse(fixture_text("ascend/npu-smi-info-310p3.txt"))
     common = {"model": "310p3", "pci": "0000:01:00.0", "driver": "25.2.0"}
     assert result.devices == (
-        npu(id="npu-2-0", index=0, memory_bytes=44280 * MIB, details={"npu": 2, "chip": 0}, **common),
-        npu(id="npu-2-1", index=1, memory_bytes=43693 * MIB, details={"npu": 2, "chip": 1}, **common),
+        npu(
+            id="npu-2-0",
+            index=0,
+            memory_bytes=44280 * MIB,
+            details={"npu": 2, "chip": 0, "node": "/dev/davinci0"},
+            **common,
+        ),
+        npu(
+            id="npu-2-1",
+            index=1,
+            memory_bytes=43693 * MIB,
+            details={"npu": 2, "chip": 1, "node": "/dev/davinci1"},
+            **common,
+        ),
     )
     assert [reading.memory_free_bytes for reading in result.telemetry] == [42751 * MIB, 42281 * MIB]
 

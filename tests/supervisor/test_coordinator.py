@@ -29,7 +29,7 @@ from hetero_airflow.supervisor import coordinator
 from hetero_airflow.supervisor.run_start import control_folder
 from hetero_airflow.testing import a_signer, a_task_lease
 
-LEASE = a_task_lease(id="r1.7", worker="worker-a")
+LEASE = a_task_lease(id="r1.7", worker="worker-a", simulated=True)
 TASK = {"dag_id": "dag", "task_id": "task", "run_id": "run", "map_index": None}
 
 

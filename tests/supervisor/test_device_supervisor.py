@@ -53,7 +53,7 @@ def test_the_end_of_a_task_is_reported_at_once_although_a_daemon_of_it_keeps_its
             time.sleep(600)
         os._exit(1)
 
-    with contained_run(a_task_lease(), None):
+    with contained_run(a_task_lease(simulated=True), None):
         started_at = time.monotonic()
         assert start(leaves_a_daemon).wait() == 1
         assert time.monotonic() - started_at < 30

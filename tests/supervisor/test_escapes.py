@@ -45,7 +45,8 @@ coordinator.DeviceSupervisor.start = start
 if sys.argv[3] == "without a control group":
     run_processes.create_group = lambda lease_id: None
 names = dict(dag_id="dag", run_id="run", task_id="task", map_index=None)
-what = SimpleNamespace(**names, context_carrier=add_lease({}, a_task_lease(id=sys.argv[4], worker="worker-a")))
+lease = a_task_lease(id=sys.argv[4], worker="worker-a", simulated=True)
+what = SimpleNamespace(**names, context_carrier=add_lease({}, lease))
 rest = {"dag_rel_path": None, "bundle_info": None, "client": None, "subprocess_logs_to_stdout": False}
 coordinator.DeviceCoordinator().execute_task(what=what, **rest)
 print("over", flush=True)

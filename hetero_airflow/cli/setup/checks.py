@@ -13,6 +13,7 @@ from hetero_airflow.cli.device_text import count
 from hetero_airflow.cli.output import cell
 from hetero_airflow.cli.setup.recommended_settings import ReadOption, Setting
 from hetero_airflow.errors import SettingsError
+from hetero_airflow.model.device import UNCOVERED_KEY
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.settings import SECTION, default
@@ -134,6 +135,25 @@ def check_parallelism(value: str | None, snapshot: Snapshot | None) -> Finding:
         cost = f"only {count(parallelism, 'task')} can run at a time, and other devices stay idle"
         return Finding(subject, found, f"Set it to {accelerators} or more", cost)
     return Finding(subject, found)
+
+
+def check_device_users(snapshot: Snapshot) -> Iterator[Finding]:
+    """A finding if there are accelerators: whether their hosts can see which processes use them."""
+    devices = [
+        (worker, device)
+        for worker in snapshot.workers
+        for device in worker.devices
+        if worker.state is WorkerState.ONLINE and device.kind != "cpu" and not device.simulated
+    ]
+    uncovered = [f"{worker.id}/{device.id}" for worker, device in devices if device.details.get(UNCOVERED_KEY)]
+    subject = "users of devices"
+    if uncovered:
+        more = f" and {len(uncovered) - 3} more" if uncovered[3:] else ""
+        remedy = "Let the worker's service create control groups (Delegate=yes), or run it where it sees all processes"
+        cost = "a process that another service started for a task can use the device beside the next task"
+        yield Finding(subject, f"not covered: {', '.join(uncovered[:3])}{more}", remedy, cost)
+    elif devices:
+        yield Finding(subject, f"seen on {count(len(devices), 'accelerator')}")
 
 
 def check_report(findings: Sequence[Finding]) -> Iterator[RenderableType]:

@@ -18,6 +18,7 @@ from hetero_airflow.cli.output import clean, console, show
 from hetero_airflow.cli.setup.checks import (
     Finding,
     check_checkpoints,
+    check_device_users,
     check_driver,
     check_heartbeats,
     check_parallelism,
@@ -113,6 +114,7 @@ def _findings(engine: Engine) -> Iterator[Finding]:
         yield Finding("tables hetero_*", error.found, error.remedy, "the scheduler cannot place tasks")
     yield _check_pool(engine, configured("pool"))
     yield check_parallelism(read_option("core", "parallelism"), snapshot)
+    yield from check_device_users(snapshot) if snapshot else ()
 
 
 def _check_pool(engine: Engine, name: str) -> Finding:

@@ -19,6 +19,7 @@ from hetero_airflow.agent.startup import StopSignals, key_path, open_connection
 from hetero_airflow.cli.action import action
 from hetero_airflow.cli.workers.enroll import check_name
 from hetero_airflow.discovery.inventory_watch import InventoryWatch
+from hetero_airflow.discovery.used_devices import UsedDevices
 from hetero_airflow.engines.remote import worker_queue
 from hetero_airflow.errors import HeteroError, shorten
 from hetero_airflow.executor.configuration import Configuration, parse_labels, read_configuration
@@ -68,9 +69,9 @@ def run_agent(
         return
     interval_s, timeout_s = configuration.discovery_interval_s, configuration.probe_timeout_s
     watch = InventoryWatch(worker_id, worker_labels, interval_s=interval_s, probe_timeout_s=timeout_s)
-    errors = ErrorWatch()
+    errors, used = ErrorWatch(), UsedDevices(configuration.allowed_processes)
     try:
-        Agent(worker_id, engine, watch, leases, errors, connection, pause=signals.pause, rng=rng).run()
+        Agent(worker_id, engine, watch, leases, errors, connection, used=used, pause=signals.pause, rng=rng).run()
     finally:
         watch.close()
         errors.close()

@@ -1,0 +1,64 @@
+"""The devices of this host, as the scheduler reports them: what discovery finds, without those that others use."""
+
+from __future__ import annotations
+
+import time
+
+from hetero_airflow.discovery.inventory_watch import InventoryWatch
+from hetero_airflow.discovery.used_devices import UsedDevices
+from hetero_airflow.engines.cgroups import covered
+from hetero_airflow.engines.lease_files import current_leases, current_process_namespace, read_lease_files
+from hetero_airflow.engines.processes import lease_processes
+from hetero_airflow.engines.unchecked_leases import UncheckedLeases
+from hetero_airflow.executor.configuration import Configuration
+from hetero_airflow.model.worker import Inventory
+
+_LOOK_EVERY_S = 2.0
+"""Interval between two looks at the lease files. It reads no processes unless a run has left its devices unchecked."""
+
+
+class HostInventory:
+    """Runs discovery on a scheduler's host. Nothing here blocks."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._worker_id = configuration.worker_id
+        self._watch = InventoryWatch(
+            configuration.worker_id,
+            configuration.labels,
+            interval_s=configuration.discovery_interval_s,
+            probe_timeout_s=configuration.probe_timeout_s,
+        )
+        self._used = UsedDevices(configuration.allowed_processes)
+        self._unchecked = UncheckedLeases()
+        self._look_at = 0.0
+
+    def poll(self) -> Inventory | None:
+        """A new inventory if there is one. Call `note_recorded` when the store has it."""
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _LOOK_EVERY_S
+            self._look_at_leases()
+        inventory = self._watch.poll()
+        if inventory is None:
+            return None
+        self._used.take(inventory.users, *(current_leases() if inventory.users else ((), ())))
+        return inventory.model_copy(update={"worker": self._used.without_used(covered(inventory.worker))})
+
+    def note_recorded(self) -> None:
+        """The store has the last inventory: the leases that ended before it was made have nothing left."""
+        self._unchecked.note_checked(self._watch.looked_at)
+
+    def close(self) -> None:
+        """Stop a running discovery."""
+        self._watch.close()
+
+    def _look_at_leases(self) -> None:
+        place = current_process_namespace()
+        files = {
+            path: file
+            for path, file in read_lease_files().items()
+            if file.place == place and file.worker == self._worker_id and file.needs_check
+        }
+        used = lease_processes({file.lease: file.root for file in files.values()}) if files else {}
+        self._unchecked.update(files, used)
+        if self._unchecked.is_look_due or self._used.has_changed:
+            self._watch.refresh()

@@ -1,0 +1,95 @@
+"""The end of a run whose device another process uses: a real process, and a real file as the device node."""
+
+import subprocess
+import tempfile
+import threading
+import time
+
+import pytest
+
+from hetero_airflow.discovery import device_users
+from hetero_airflow.discovery.device_users import with_users
+from hetero_airflow.discovery.inventory_watch import InventoryWatch
+from hetero_airflow.engines.engine import LeasedProcess, Liveness
+from hetero_airflow.engines.lease_files import read_lease_files
+from hetero_airflow.engines.local import LocalEngine
+from hetero_airflow.executor.configuration import read_configuration
+from hetero_airflow.executor.device_health.host_inventory import HostInventory
+from hetero_airflow.model.device import NODE_KEY
+from hetero_airflow.model.worker import Inventory
+from hetero_airflow.supervisor.run_processes import contained_run
+from hetero_airflow.testing import a_device, a_lease, a_task_lease, a_worker
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = tmp_path / "fpga0"
+    path.touch()
+    return path
+
+
+@pytest.fixture
+def user(node):
+    """A process that no lease knows: another service started it for the task, such as a container engine."""
+    with node.open() as file:
+        process = subprocess.Popen(["sleep", "600"], stdin=file)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def run_a_task(node, worker="worker-a"):
+    lease = a_task_lease(
+        id="l1", worker=worker, vendor="xilinx", kind="fpga", ids=("0000:65:00.1",), nodes=(str(node),)
+    )
+    with contained_run(lease, None) as run, subprocess.Popen(["true"], process_group=0) as task:
+        run.begin(task.pid)
+        task.wait()
+        run.end()
+
+
+def test_a_device_that_nobody_uses_is_free_at_once(node, monkeypatch):
+    monkeypatch.setattr(device_users, "_has_command", lambda process: False)  # all processes count as readable
+    run_a_task(node)
+    assert read_lease_files() == {}
+
+
+def test_a_lease_counts_until_somebody_has_looked_at_a_device_that_another_process_uses(node, user, monkeypatch):
+    host = read_configuration().worker_id
+    device = a_device(id="0000:65:00.1", vendor="xilinx", kind="fpga", details={NODE_KEY: str(node)})
+    found = Inventory(worker=a_worker(id=host, devices=(device,)))
+    results = []
+
+    def poll(watch):
+        if not watch._is_wanted:
+            return None
+        watch._is_wanted, watch.looked_at = False, time.monotonic()
+        return with_users(found, {})
+
+    monkeypatch.setattr(InventoryWatch, "poll", poll)
+    inventory, engine = HostInventory(read_configuration()), LocalEngine(1)
+    lease = LeasedProcess(a_lease().model_copy(update={"id": "l1"}), is_ours=True)
+    run = threading.Thread(target=run_a_task, args=(node, host))
+    run.start()
+    while not read_lease_files():
+        time.sleep(0.01)
+    end = time.monotonic() + 30
+    while not results and time.monotonic() < end:
+        assert engine.liveness_of([lease]) == {"l1": Liveness.ALIVE}
+        results += [result for result in [inventory.poll()] if result is not None]
+        time.sleep(0.05)
+    (held,) = results[0].worker.devices
+    assert not held.leasable
+    assert f"process {user.pid} (sleep" in held.problem
+    assert run.is_alive(), "the engine hears nothing of the end before the device is out of scheduling"
+    assert engine.liveness_of([lease]) == {"l1": Liveness.ALIVE}
+    inventory.note_recorded()
+    run.join(10)
+    assert not run.is_alive()
+    assert engine.liveness_of([lease]) == {"l1": Liveness.GONE}
+    user.kill()
+    user.wait()
+    inventory._look_at = 0.0
+    (free,) = inventory.poll().worker.devices
+    assert free.leasable
