@@ -188,20 +188,20 @@ def end_processes(lease_id: str, root: LeaseRoot, grace_s: float) -> tuple[list[
 
     Returns the pids that it found, and those of them that it could not end.
     """
-    found: dict[ProcessIdentity, int] = {}
+    last_signals: dict[ProcessIdentity, int] = {}
     """Process → the last signal that it got."""
     kill_at = time.monotonic() + grace_s
     while pids := lease_processes({lease_id: root}).get(lease_id, []):
         now = time.monotonic()
         number = signal.SIGTERM if now < kill_at else signal.SIGKILL
         processes = {process for pid in pids if (process := process_identity(pid)) is not None}
-        unsignalled = {process for process in processes if found.get(process) != number}
+        unsignalled = {process for process in processes if last_signals.get(process) != number}
         if now >= kill_at + _KILL_S:
-            return sorted({process.pid for process in found}), sorted(process.pid for process in processes)
+            return sorted({process.pid for process in last_signals}), sorted(process.pid for process in processes)
         signal_pids([process.pid for process in unsignalled], number, root.group)
-        found |= dict.fromkeys(unsignalled, number)
+        last_signals |= dict.fromkeys(unsignalled, number)
         _wait_for_end(processes, kill_at if number == signal.SIGTERM else kill_at + _KILL_S)
-    return sorted({process.pid for process in found}), []
+    return sorted({process.pid for process in last_signals}), []
 
 
 def _wait_for_end(processes: Collection[ProcessIdentity], until: float) -> None:

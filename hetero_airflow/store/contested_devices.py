@@ -100,8 +100,8 @@ class ContestedDevices:
         problems: defaultdict[str, dict[str, str]] = defaultdict(dict)
         for physical_id in self._contested:
             holders = self._holders(physical_id, usage)
-            found = self._held(physical_id, holders) if holders else self._offered_twice(physical_id, workers)
-            for worker_id, text in found:
+            worker_problems = self._held(physical_id, holders) if holders else self._offered_twice(physical_id, workers)
+            for worker_id, text in worker_problems:
                 problems[worker_id][self._reports[physical_id][worker_id]] = text
         before, self._problems = self._problems, dict(problems)
         return self._problems != before

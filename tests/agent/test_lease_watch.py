@@ -271,8 +271,8 @@ def test_an_agent_of_another_user_ends_the_processes_of_the_tasks_user_and_no_ot
             time.sleep(60)
         with suppress(PermissionError):
             os.setpgid(task, task)
-        with recorded_lease("own", "worker-a") as own, recorded_lease("forged", "worker-a") as forged:
-            own.begin(task)
+        with recorded_lease("own", "worker-a") as lease_file, recorded_lease("forged", "worker-a") as forged:
+            lease_file.begin(task)
             forged.begin(victim.pid)
             say(task)
             os.waitpid(task, 0)

@@ -164,8 +164,10 @@ class Disturber:
         return {"task": id_}
 
     def _pick_task(self, step: Step, is_possible: Callable[[Any], bool]) -> TaskId:
-        found = self._call("GET", f"/dags/{DAG_ID}/dagRuns/{self._run_id}/taskInstances?limit=1000")["task_instances"]
-        ids = sorted((task["task_id"], task["map_index"]) for task in found if is_possible(task))
+        instances = self._call("GET", f"/dags/{DAG_ID}/dagRuns/{self._run_id}/taskInstances?limit=1000")[
+            "task_instances"
+        ]
+        ids = sorted((task["task_id"], task["map_index"]) for task in instances if is_possible(task))
         return _pick([id_ for id_ in ids if id_[1] >= 0], step.pick, "no such task is left")
 
     def _call(self, method: str, path: str, **arguments: Any) -> Any:

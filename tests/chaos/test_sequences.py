@@ -38,10 +38,10 @@ def sequences() -> list[Any]:
     seeds = SEEDS if "sequence" in NAMES else []
     if REPLAY and REPLAY.isdigit():
         seeds = [int(REPLAY)]
-    found = [random_sequence(seed, BACKEND, SCHEDULERS, TASKS, KINDS) for seed in seeds]
+    chosen = [random_sequence(seed, BACKEND, SCHEDULERS, TASKS, KINDS) for seed in seeds]
     if REPLAY and not REPLAY.isdigit():
-        found = [read_sequence(Path(REPLAY).read_text())]
-    return [pytest.param(sequence, id=sequence.name) for sequence in found]
+        chosen = [read_sequence(Path(REPLAY).read_text())]
+    return [pytest.param(sequence, id=sequence.name) for sequence in chosen]
 
 
 @contextlib.contextmanager
@@ -115,30 +115,30 @@ def run(sequence: Sequence, home: Path) -> tuple[SequenceRow, list[str]]:
     journal = witness.lines()
     double, tokens = doubles(journal), shared_tokens(journal)
     spent = retries_spent(tasks, disturber.cleared)
-    gone, left = lost(tasks, journal, disturber.marked), unended(tasks)
+    lost_tasks, not_ended = lost(tasks, journal, disturber.marked), unended(tasks)
     if len(tasks) != sum(map(len, sequence.plan.values())):
-        gone.append(f"Airflow has {len(tasks)} tasks")
+        lost_tasks.append(f"Airflow has {len(tasks)} tasks")
     row = SequenceRow(
         sequence=sequence.name,
         seed=sequence.seed,
         schedulers=sequence.schedulers,
         faults=sum("struck" in entry for entry in disturber.record),
-        lost=len(gone),
+        lost=len(lost_tasks),
         doubles=len(double),
         shared_tokens=len(tokens),
         retries=sum(spent.values()),
-        not_ended=len(left),
+        not_ended=len(not_ended),
         leases_left=len(leases),
         done_again=done_again(journal, disturber.cleared),
         longest_wait_s=longest_wait_s(journal),
         took_s=time.monotonic() - began,
     )
     problems = [
-        *(f"lost: {text}" for text in gone),
-        *(f"double: {one}" for one in double),
+        *(f"lost: {text}" for text in lost_tasks),
+        *(f"double: {double_use}" for double_use in double),
         *(f"two runs used token {token}" for token in tokens),
         *(f"retries spent: {id_} has {count} tries too many" for id_, count in spent.items()),
-        *(f"not ended: {text}" for text in left),
+        *(f"not ended: {text}" for text in not_ended),
         *(f"still leased: {lease}" for lease in leases),
     ]
     return row, problems

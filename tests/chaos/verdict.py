@@ -28,7 +28,7 @@ class Double:
 def doubles(journal: Iterable[Line]) -> list[Double]:
     """All uses of a device that had another user."""
     return [
-        Double(line["task"], line["device"], tuple((one.get("task"), one["state"]) for one in line["holders"]))
+        Double(line["task"], line["device"], tuple((holder.get("task"), holder["state"]) for holder in line["holders"]))
         for line in journal
         if line["event"] == "double"
     ]

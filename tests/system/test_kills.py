@@ -62,9 +62,9 @@ def test_the_scheduler_dies_and_then_its_running_task_too(airflow):
     assert tries(airflow, run_id) == [1]
 
 
-@pytest.mark.parametrize("way", ["fork and setsid", "an empty environment"])
-def test_a_process_that_escapes_from_its_task_is_gone_before_the_next_task_gets_the_device(airflow, way):
-    run_id = airflow.trigger("escaping", {"way": way})
+@pytest.mark.parametrize("way_out", ["fork and setsid", "an empty environment"])
+def test_a_process_that_escapes_from_its_task_is_gone_before_the_next_task_gets_the_device(airflow, way_out):
+    run_id = airflow.trigger("escaping", {"way": way_out})
     marker = airflow.home / f"{run_id.replace(':', '')}.escaped"
     airflow.wait_until(lambda: marker.exists() and marker.read_text(), "the process to escape", 60)
     pid = int(marker.read_text())

@@ -181,8 +181,8 @@ class LeaseKeeper:
                 events.append(RunLost(key, lease, "its device lease was taken back"))
                 continue
             self._forget(key)
-            is_unbegun = process.state == TaskInstanceState.QUEUED and not has_begun(lease, process)
-            if is_unbegun and is_newest and task.start is not None:
+            has_not_begun = process.state == TaskInstanceState.QUEUED and not has_begun(lease, process)
+            if has_not_begun and is_newest and task.start is not None:
                 log.warning("Lease %s of %s was ended before its task began. The task waits again.", lease.id, key)
                 events.append(StartFailed(*task.start))
             else:

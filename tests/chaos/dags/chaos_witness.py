@@ -103,12 +103,12 @@ def state_of(process):
     return fields[0] if int(fields[19]) == process["ticks"] else "gone"
 
 
-def leave_daemon(seconds, keep):
+def leave_daemon(seconds, descriptors):
     """Leave a child in a session of its own, which keeps these files open for so long."""
     if os.fork() == 0:
         os.setsid()
         first = 0
-        for file in sorted(keep):
+        for file in sorted(descriptors):
             os.closerange(first, file)
             first = file + 1
         os.closerange(first, 65536)
@@ -129,8 +129,8 @@ def _with_state(text):
 
 if __name__ == "__main__":
     # started by hand: use the device, say so, and stay until the input ends
-    with Witness(sys.argv[1]).use(sys.argv[2], json.loads(sys.argv[3])) as kept:
+    with Witness(sys.argv[1]).use(sys.argv[2], json.loads(sys.argv[3])) as descriptors_of_locks:
         if sys.argv[4:]:
-            leave_daemon(float(sys.argv[4]), kept)
+            leave_daemon(float(sys.argv[4]), descriptors_of_locks)
         print("ready", flush=True)
         sys.stdin.read()

@@ -149,11 +149,11 @@ def test_no_physical_device_is_leased_twice_even_without_the_writers_lock(postgr
     made = []
     with sql_transaction.write_transaction(postgres_engine, 10) as transaction:
         granted = PlanCommit(transaction, EPOCH, LATER, {}).commit(Plan((places["r1"],)))
-        other = threading.Thread(target=lambda: made.append(second.commit(Plan((places["r2"],)), EPOCH, LATER)))
-        other.start()
+        rival_thread = threading.Thread(target=lambda: made.append(second.commit(Plan((places["r2"],)), EPOCH, LATER)))
+        rival_thread.start()
         wait_until_blocked(postgres_engine)
-        assert other.is_alive(), "it waits for the entry in the unique index"
-    other.join()
+        assert rival_thread.is_alive(), "it waits for the entry in the unique index"
+    rival_thread.join()
     assert len(granted.leases) == 1
     assert (made[0].leases, made[0].raced) == ((), ("r2",))
     used = {key: usage.share_milli for key, usage in first.snapshot().usage.items()}
@@ -169,16 +169,16 @@ def test_of_grants_of_one_physical_device_at_the_same_moment_one_succeeds(engine
     barrier, commits = threading.Barrier(len(names)), {name: [] for name in names}
 
     def schedule(name):
-        own = SqlStore(engine)
+        own_store = SqlStore(engine)
         for number in range(rounds):
-            own.snapshot()
+            own_store.snapshot()
             barrier.wait(60)
             place = a_place(f"{name}-{number}", name, **{GPU.id: 1000})
-            commit = own.commit(Plan((place,)), EPOCH, LATER)
+            commit = own_store.commit(Plan((place,)), EPOCH, LATER)
             commits[name].append(commit)
             barrier.wait(60)
             for lease in commit.leases:
-                move_lease(own, lease.id, lease.token, LeaseState.RELEASED, EPOCH)
+                move_lease(own_store, lease.id, lease.token, LeaseState.RELEASED, EPOCH)
             barrier.wait(60)
 
     threads = [threading.Thread(target=schedule, args=(name,)) for name in names]
