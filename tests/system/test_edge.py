@@ -14,7 +14,11 @@ pytestmark = pytest.mark.fleet
 def fleet(tmp_path_factory, make_postgres_database):
     home = tmp_path_factory.mktemp("edge")
     dags = with_example(home / "dags", "retrain_digits.py")
-    settings = {**QUICK, "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "60"}
+    settings = {
+        **QUICK,
+        "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "60",
+        "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",
+    }
     with running_edge_fleet(home, dags, make_postgres_database(), WORKERS, settings) as fleet:
         fleet.launch_worker("w0", "default")
         yield fleet
