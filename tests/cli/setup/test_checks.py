@@ -6,6 +6,7 @@ from sqlalchemy import make_url
 from hetero_airflow.cli.setup.checks import (
     Finding,
     check_checkpoints,
+    check_device_users,
     check_driver,
     check_heartbeats,
     check_parallelism,
@@ -15,6 +16,7 @@ from hetero_airflow.cli.setup.checks import (
 )
 from hetero_airflow.cli.setup.recommended_settings import Setting
 from hetero_airflow.executor.recommended_settings import Recommendation
+from hetero_airflow.model.device import UNCOVERED_KEY
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.testing import a_cpu, a_device, a_worker
@@ -144,6 +146,16 @@ def test_parallelism_must_let_every_accelerator_work():
 def test_parallelism_must_be_a_number(value):
     expected = Finding("[core] parallelism", str(value), "Set it to a number above 0", "no executor starts")
     assert check_parallelism(value, None) == expected
+
+
+def test_a_device_whose_users_nobody_can_see_is_named():
+    gpu, fpga = a_device("GPU-0"), a_device("fpga0", details={UNCOVERED_KEY: True})
+    only_cpu = Snapshot(1, workers=(a_worker(devices=(a_cpu(), a_device(simulated=True))),))
+    assert list(check_device_users(only_cpu)) == []
+    seen = Snapshot(1, workers=(a_worker(devices=(a_cpu(), gpu)),))
+    assert list(check_device_users(seen)) == [Finding("users of devices", "seen on 1 accelerator")]
+    (finding,) = check_device_users(Snapshot(1, workers=(a_worker("node-7", devices=(gpu, fpga)),)))
+    assert (finding.found, finding.is_ok) == ("not covered: node-7/fpga0", False)
 
 
 def test_the_report_says_what_to_do_below_what_was_found(render):
