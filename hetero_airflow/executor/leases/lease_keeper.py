@@ -235,6 +235,9 @@ class LeaseKeeper:
             return [] if process.state == TaskInstanceState.SCHEDULED else [EndUnreported(key)]
         cause = termination_cause_of(self._engine.cluster, task.lease)
         has_run = cause is not None and cause.is_out_of_memory  # even if Airflow has no report of it
+        if process.state == "queued" and task.start is None and not has_run:
+            self.end(key, "its task was queued again")  # it was adopted while it ran
+            return []
         if process.state == "queued" and task.start is not None and not has_run:
             log.warning("The engine lost %s before it started. The task waits again.", key)
             self.end(key, "the engine lost the task before it began", LeaseState.EVICTED, has_started=False)

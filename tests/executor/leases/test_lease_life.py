@@ -71,6 +71,18 @@ def test_a_stale_keeper_spends_no_try(life):
     )
 
 
+def test_a_keeper_that_adopted_a_run_reports_no_end_of_it_when_the_task_is_queued_again(life):
+    play(
+        life,
+        lambda: life.beat_and_start(which=0),
+        lambda: life.kill_scheduler(which=0),
+        lambda: life.adopt_task_of_a_late_scheduler(name="a", which=0),
+        lambda: life.end_run(state="success", which=0),
+        lambda: life.queue_task(which=0),
+        life.nothing_goes_wrong_any_more,
+    )
+
+
 def test_a_task_that_never_began_waits_again_after_its_schedulers_clock_was_wrong(life):
     play(
         life,
