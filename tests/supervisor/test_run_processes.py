@@ -10,9 +10,11 @@ import pytest
 from hetero_airflow.discovery import device_users
 from hetero_airflow.discovery.device_users import with_users
 from hetero_airflow.discovery.inventory_watch import InventoryWatch
+from hetero_airflow.engines.cgroups import create_group
 from hetero_airflow.engines.engine import LeasedProcess, Liveness
-from hetero_airflow.engines.lease_files import read_lease_files
+from hetero_airflow.engines.lease_files import read_lease_files, recorded_lease
 from hetero_airflow.engines.local import LocalEngine
+from hetero_airflow.engines.processes import process_identity
 from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.executor.device_health.host_inventory import HostInventory
 from hetero_airflow.model.device import NODE_KEY
@@ -93,3 +95,17 @@ def test_a_lease_counts_until_somebody_has_looked_at_a_device_that_another_proce
     inventory._look_at = 0.0
     (free,) = inventory.poll().worker.devices
     assert free.leasable
+
+
+def test_nothing_stays_of_a_run_whose_supervisor_was_killed(node, user, tmp_path):
+    group = create_group("killed")
+    with recorded_lease("killed", read_configuration().worker_id) as record:
+        inventory = HostInventory(read_configuration())
+        record.update(supervisor=process_identity(user.pid), task=process_identity(user.pid), group=group)
+        inventory._look_at_leases()
+        assert [file.lease for file in read_lease_files().values()] == ["killed"]
+        user.kill()
+        user.wait()
+        inventory._look_at_leases()
+        assert read_lease_files() == {}
+        assert group is None or not group.exists()

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 from hetero_airflow.discovery.inventory_watch import InventoryWatch
 from hetero_airflow.discovery.used_devices import UsedDevices
 from hetero_airflow.engines.cgroups import covered
-from hetero_airflow.engines.lease_files import current_leases, current_process_namespace, read_lease_files
+from hetero_airflow.engines.lease_files import (
+    current_leases,
+    current_process_namespace,
+    read_lease_files,
+    remove_lease_file,
+)
 from hetero_airflow.engines.processes import lease_processes
 from hetero_airflow.engines.unchecked_leases import UncheckedLeases
 from hetero_airflow.executor.configuration import Configuration
@@ -52,13 +58,20 @@ class HostInventory:
         self._watch.close()
 
     def _look_at_leases(self) -> None:
+        """Find the runs whose devices nobody has looked at, and remove what killed supervisors left of others."""
         place = current_process_namespace()
         files = {
             path: file
             for path, file in read_lease_files().items()
-            if file.place == place and file.worker == self._worker_id and file.needs_check
+            if file.place == place
+            and file.worker == self._worker_id
+            and (file.needs_check or not file.supervisor.is_running)
         }
         used = lease_processes({file.lease: file.root for file in files.values()}) if files else {}
         self._unchecked.update(files, used)
+        for path, file in files.items():
+            if not file.needs_check and file.lease not in used:
+                with suppress(OSError):
+                    remove_lease_file(path, file)
         if self._unchecked.is_look_due or self._used.has_changed:
             self._watch.refresh()
