@@ -40,8 +40,8 @@ def discover(worker_id: str, *, labels: Mapping[str, str] = {}, probe_timeout_s:
     wanted = [name for name in dict.fromkeys(names(GROUP, PROBES)) if has_trace(name, os.environ)]
     results = run_probes(wanted, probe_timeout_s)
     inventory = build_inventory(worker_id, results, runtime_versions(), labels)
-    found = [result.users for result in results.values() if not isinstance(result, str)]
-    return with_users(inventory, {device_id: pids for users in found for device_id, pids in users.items()})
+    users_of_probes = [result.users for result in results.values() if not isinstance(result, str)]
+    return with_users(inventory, {device_id: pids for users in users_of_probes for device_id, pids in users.items()})
 
 
 def has_trace(name: str, environment: Mapping[str, str]) -> bool:

@@ -164,8 +164,11 @@ class KubernetesEngine:
 
     def open_slots(self) -> int:
         """How many more pods KubernetesExecutor would make at once; 0 if no cluster answers."""
-        adapters = self.cluster.adapters
-        reachable = [one for one in adapters if one.view.problem is None and not one.executor.silence.is_on]
+        reachable = [
+            adapter
+            for adapter in self.cluster.adapters
+            if adapter.view.problem is None and not adapter.executor.silence.is_on
+        ]
         return max(0, sum(int(adapter.executor.slots_available) for adapter in reachable))
 
     def liveness_of(self, processes: Sequence[LeasedProcess]) -> dict[str, Liveness]:
