@@ -262,7 +262,8 @@ class HeteroExecutor(BaseExecutor):
             elif self._dispatcher.lease_events.keep_again(self._reports.failed_start(key, state), self._clock.now()):
                 is_any_over = True
             elif is_end and self._reports.is_over(key, (state, info)):
-                runs_again = key in self._queue.tasks or self._reports.is_scheduled_again(key)
+                is_queued = key in self._arrived or key in self._queue.tasks
+                runs_again = is_queued or self._reports.is_scheduled_again(key)
                 self._reports.end(key)
                 is_any_over = True
                 if not runs_again:

@@ -267,3 +267,12 @@ def test_an_adoption_that_waits_too_long_for_a_round_is_tried_again_by_airflow(b
     with executor._round, pytest.raises(OperationalError, match="adoption"):
         executor.try_adopt_task_instances([])
     assert executor.try_adopt_task_instances([]) == []
+
+
+def test_the_end_of_a_run_whose_task_was_just_queued_again_is_not_passed_on(bench, executor):
+    start(bench)
+    config = {"hetero": {"device": "gpu"}}
+    executor.queue_workload(ExecuteTask.model_construct(ti=SimpleNamespace(executor_config=config, key="a")), None)
+    bench.engine.events = {"a": (SUCCESS, None)}
+    executor._react_to_ends(SimpleNamespace(start_handed_over=list))
+    assert executor.get_event_buffer() == {}
