@@ -259,7 +259,7 @@ def test_what_config_prints_satisfies_its_check(installation):
     assert json.loads(variables["AIRFLOW__SDK__QUEUE_TO_COORDINATOR"]) == {"gpus": "hetero"}
     done = installation.run("hetero", "config", "--check", **queue, **variables)
     assert done.returncode == 0, done.stdout
-    assert [line[:7] for line in done.stdout.splitlines()] == ["ok     "] * 15 + ["All is "]
+    assert [line[:7] for line in done.stdout.splitlines()] == ["ok     "] * 16 + ["All is "]
     assert "ok     [core] parallelism: 32, for 2 accelerators" in done.stdout
 
 

@@ -135,10 +135,15 @@ def full_disk(path: Path) -> Iterator[Path]:
 
 def test_the_record_is_in_memory_while_the_disk_is_full(host):
     host.memory.mkdir()
-    with full_disk(host.temporary), recorded_lease("l1", "worker-a") as record:
-        record.begin(os.getpid())
+    with (
+        full_disk(host.temporary),
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as task,
+        recorded_lease("l1", "worker-a") as record,
+    ):
+        record.begin(task.pid)
         ((path, file),) = read_lease_files().items()
-        assert (path.parent, file.lease, file.task.pid) == (host.memory / NAME, "l1", os.getpid())
+        assert (path.parent, file.lease, file.task.pid) == (host.memory / NAME, "l1", task.pid)
+        task.communicate(b"\n")
     assert list((host.memory / NAME).iterdir()) == []
 
 
