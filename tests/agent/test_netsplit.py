@@ -60,6 +60,7 @@ agent.HEARTBEAT_S, agent.MAX_RETRY_WAIT_S, connection.TIMEOUT_S = 0.1, 0.5, 0.5
 
 class OneInventory:
     inventories = [Inventory(worker=a_worker(engine="celery"))]
+    looked_at = 0.0
     def poll(self):
         return self.inventories.pop() if self.inventories else None
 
