@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up test test-busy fleets chaos lint bench-overhead bench-celery bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-decide bench-schedule install lock clean moved
+.PHONY: help demo up test test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-decide bench-schedule install lock clean moved
 
 VENV := .venv
 RUN := $(VENV)/bin/python
