@@ -205,9 +205,10 @@ class HeteroExecutor(BaseExecutor):
         return int(self.parallelism) - self.slots_occupied
 
     def debug_dump(self) -> None:
-        """Log which tasks wait and which run."""
-        self.log.info("Waiting: %s", [str(key) for key in self._queue.tasks])
-        self.log.info("Running: %s", {str(key): task.lease.id for key, task in self._keeper.running.items()})
+        """Log which tasks wait and which run. A signal handler calls it: it waits for no round."""
+        waiting, running = list(self._queue.tasks), list(self._keeper.running.items())
+        self.log.info("Waiting: %s", [str(key) for key in waiting])
+        self.log.info("Running: %s", {str(key): task.lease.id for key, task in running})
 
     def end(self) -> None:
         """Wait for the running tasks, then free their devices."""
