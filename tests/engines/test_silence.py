@@ -15,4 +15,4 @@ def test_a_failure_is_followed_by_a_pause_and_an_answer_ends_it(caplog):
     silence.note_answer()
     assert not silence.is_on
     silence.note_failure(TimeoutError("3 s"))
-    assert caplog.text.count("TimeoutError") == 2, "it is news again"
+    assert caplog.text.count("TimeoutError") == 2, "an error after an answer is logged again"

@@ -69,19 +69,19 @@ class FleetContract:
     @pytest.mark.fleet
     @pytest.mark.timeout(OUTAGE_S + 300)
     def test_an_api_server_that_is_away_loses_no_task_and_no_worker(self, fleet):
-        run_id = start_training(fleet, "unheard", 80)
+        run_id = start_training(fleet, "in_outage", 80)
         fleet.airflow.kill("api-server")
         at = time.monotonic()
         fleet.airflow.run("dags", "unpause", "spread")
-        fleet.airflow.run("dags", "trigger", "spread", "--run-id", "unheard")
+        fleet.airflow.run("dags", "trigger", "spread", "--run-id", "in_outage")
         time.sleep(max(0.0, at + OUTAGE_S - time.monotonic()))
         fleet.airflow.launch("api-server")
         fleet.airflow.wait_until(fleet.airflow.is_healthy, "the API server to answer", 90)
         back = time.monotonic()
-        finish(fleet, "unheard", run_id, 80)
-        assert len(notes(fleet, "unheard", "start")) == 1, "it was started again"
-        assert fleet.airflow.wait_for_run("spread", "unheard", 180) == "success"
-        assert tries(fleet, "spread", "unheard") == [1] * 8
+        finish(fleet, "in_outage", run_id, 80)
+        assert len(notes(fleet, "in_outage", "start")) == 1, "it was started again"
+        assert fleet.airflow.wait_for_run("spread", "in_outage", 180) == "success"
+        assert tries(fleet, "spread", "in_outage") == [1] * 8
         print(f"API server away for {back - at:.0f} s: all were over {time.monotonic() - back:.1f} s after it")
 
     @pytest.mark.fleet

@@ -116,11 +116,11 @@ def test_a_node_that_falls_silent_loses_its_task_to_another(gpus):
 
 
 def test_an_api_server_of_the_cluster_that_is_away_costs_nothing(gpus):
-    run_id = start_training(gpus, "unheard", 40)
+    run_id = start_training(gpus, "in_outage", 40)
     gpus.plane.kill_api_server()
     gpus.plane.start_api_server()
-    finish(gpus, "unheard", run_id, 40)
-    assert len(restarts(gpus, "unheard")) == 1, "it was started again"
+    finish(gpus, "in_outage", run_id, 40)
+    assert len(restarts(gpus, "in_outage")) == 1, "it was started again"
 
 
 def test_kill_9_of_the_scheduler_leaves_running_tasks_alone(gpus):
