@@ -1,7 +1,6 @@
 """Real processes keep a file open that stands in for a device node; NVML is played by the tests' replay."""
 
 import os
-import subprocess
 
 import pynvml
 import pytest
@@ -13,6 +12,7 @@ from hetero_airflow.model.device import NODE_KEY, UNCOVERED_KEY
 from hetero_airflow.model.worker import DeviceUser, Inventory
 from hetero_airflow.testing import a_cpu, a_device, a_worker
 from tests.discovery.test_nvidia import FakeNvml
+from tests.open_node import process_that_opens
 
 
 @pytest.fixture
@@ -24,12 +24,8 @@ def node(tmp_path):
 
 @pytest.fixture
 def user(node):
-    """A process outside of every lease that keeps the node open."""
-    with node.open() as file:
-        process = subprocess.Popen(["sleep", "600"], stdin=file)
-    yield process
-    process.kill()
-    process.wait()
+    with process_that_opens(node) as process:
+        yield process
 
 
 def an_inventory(node, **details) -> Inventory:
@@ -40,7 +36,9 @@ def an_inventory(node, **details) -> Inventory:
 def test_a_process_that_keeps_a_device_node_open_is_found_and_named(node, user):
     assert node_users({"a": str(node), "b": "/dev/nowhere"}).pids == {"a": {user.pid}, "b": set()}
     users = with_users(an_inventory(node), {}).users
-    assert [(one.device_id, one.pid, one.name) for one in users] == [("0000:65:00.1", user.pid, "sleep")]
+    assert [(found_user.device_id, found_user.pid, found_user.name) for found_user in users] == [
+        ("0000:65:00.1", user.pid, "sleep")
+    ]
     user.kill()
     user.wait()
     assert with_users(an_inventory(node), {}).users == ()

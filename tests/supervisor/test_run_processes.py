@@ -21,6 +21,7 @@ from hetero_airflow.model.device import NODE_KEY
 from hetero_airflow.model.worker import Inventory
 from hetero_airflow.supervisor.run_processes import contained_run
 from hetero_airflow.testing import a_device, a_lease, a_task_lease, a_worker
+from tests.open_node import process_that_opens
 
 
 @pytest.fixture
@@ -33,12 +34,8 @@ def node(tmp_path, monkeypatch):
 
 @pytest.fixture
 def user(node):
-    """A process that no lease knows: another service started it for the task, such as a container engine."""
-    with node.open() as file:
-        process = subprocess.Popen(["sleep", "600"], stdin=file)
-    yield process
-    process.kill()
-    process.wait()
+    with process_that_opens(node) as process:
+        yield process
 
 
 def run_a_task(node, worker="worker-a"):
