@@ -1,0 +1,113 @@
+"""Pods of earlier leases, and pods that another scheduler takes over."""
+
+from datetime import datetime
+
+import pytest
+from airflow.utils.state import TaskInstanceState
+
+from hetero_airflow.engines.engine import Liveness
+from hetero_airflow.engines.kubernetes.engine import KubernetesEngine
+from tests.engines.kubernetes.engine.running_engine import DONE, Cluster
+from tests.engines.kubernetes.fake_api import OOM_KILLED, eventually
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+
+
+def test_the_end_of_an_earlier_pod_is_not_that_of_the_task(cluster):
+    """It went on for a while on a node that had fallen silent."""
+    key, earlier, first = cluster.started()
+    cluster.engine.cluster.adapters[0].end_lease(earlier.id)
+    second = earlier.model_copy(update={"id": f"{earlier.request_id}.later", "token": earlier.token + 1})
+    assert cluster.hand_over(lease=second, name=key.task_id)[0] == key
+    cluster.engine.heartbeat()
+    name = cluster.pod(second)["metadata"]["name"]
+    cluster.api.bind(name, "gpu-1")
+    cluster.api.set_status(name, {"phase": "Running"})
+    eventually(lambda: cluster.status(second).message == f"pod default/{name} (running)")
+    cluster.states[key] = TaskInstanceState.RUNNING
+    cluster.api.set_status(first, DONE)
+    cluster.until(lambda: cluster.pod(earlier) is None)
+    assert key not in cluster.reported
+    assert cluster.look(second) is Liveness.ALIVE
+    cluster.api.set_status(name, DONE)
+    cluster.states[key] = TaskInstanceState.SUCCESS
+    assert cluster.ends(key) == (TaskInstanceState.SUCCESS, None)
+
+
+def test_an_earlier_pod_that_is_gone_is_not_taken_for_one_that_is_still_to_be_made(cluster, monkeypatch):
+    """Pods are made one by one, or later where the cluster has too much to do."""
+    key, earlier, first = cluster.started()
+    site, answers = cluster.engine.cluster.adapters[0], []
+    is_of_earlier_lease = site.executor.is_of_earlier_lease
+    monkeypatch.setattr(
+        site.executor,
+        "is_of_earlier_lease",
+        lambda *arguments: answers.append(is_of_earlier_lease(*arguments)) or answers[-1],
+    )
+    monkeypatch.setattr(site.executor, "create_pods_after", datetime.fromisoformat("2100-01-01"))
+    site.end_lease(earlier.id)
+    second = earlier.model_copy(update={"id": f"{earlier.request_id}.later", "token": earlier.token + 1})
+    cluster.hand_over(lease=second, name=key.task_id)
+    cluster.engine.heartbeat()
+    cluster.states[key] = TaskInstanceState.QUEUED
+    cluster.api.set_status(first, {"phase": "Running"}, deletionTimestamp="2026-01-01T00:00:00Z")
+    cluster.api.drop("pods", first, "default")
+    eventually(lambda: site.view.deleted.get(earlier.id))
+    eventually(lambda: cluster.engine.heartbeat() or answers)
+    assert set(answers) == {True}
+    assert {state for state, _ in cluster.engine.collect().values()} <= {TaskInstanceState.QUEUED}
+    site.executor.create_pods_after = None
+    name = eventually(lambda: cluster.engine.heartbeat() or cluster.pod(second))["metadata"]["name"]
+    cluster.api.bind(name, "gpu-1")
+    cluster.api.set_status(name, DONE)
+    cluster.states[key] = TaskInstanceState.SUCCESS
+    assert cluster.ends(key) == (TaskInstanceState.SUCCESS, None)
+
+
+def test_tasks_of_a_dead_scheduler_end_like_our_own(cluster):
+    key, lease, name = cluster.started()
+    site = cluster.engine.cluster.adapters[0]
+    site.handed_over.clear()  # as in a scheduler that has just begun
+    cluster.engine.cluster.follow(key, lease)
+    cluster.api.bind(name, "gpu-1")
+    cluster.api.set_status(name, DONE)
+    cluster.states[key] = TaskInstanceState.QUEUED
+    assert cluster.ends(key) == (TaskInstanceState.SUCCESS, None), "in the words for device tasks"
+    assert key not in site.executor.running
+
+
+def test_a_pod_of_an_earlier_lease_that_is_killed_for_its_memory_says_nothing_of_the_present_one(cluster, monkeypatch):
+    key, earlier, first = cluster.started()
+    site = cluster.engine.cluster.adapters[0]
+    monkeypatch.setattr(site.executor.kube_config, "delete_worker_pods_on_failure", True)
+    site.end_lease(earlier.id)
+    second = earlier.model_copy(update={"id": f"{earlier.request_id}.later", "token": earlier.token + 1})
+    cluster.hand_over(lease=second, name=key.task_id)
+    cluster.engine.heartbeat()
+    name = cluster.pod(second)["metadata"]["name"]
+    cluster.api.bind(name, "gpu-1")
+    cluster.api.set_status(name, {"phase": "Running"})
+    cluster.api.set_status(first, OOM_KILLED)
+    eventually(lambda: cluster.status(earlier).termination_cause is not None)
+    cluster.until(lambda: cluster.pod(earlier) is None)
+    assert key not in cluster.reported
+    assert (cluster.status(second).termination_cause, cluster.look(second)) == (None, Liveness.ALIVE)
+    cluster.states[key] = TaskInstanceState.SUCCESS
+    cluster.api.set_status(name, DONE)
+    assert cluster.ends(key) == (TaskInstanceState.SUCCESS, None)
+
+
+def test_another_scheduler_takes_over_the_pod_and_makes_no_second_one(cluster):
+    key, lease, name = cluster.started()
+    heir = KubernetesEngine(32)
+    cluster.begin(heir, "heir")
+    try:
+        cluster.hand_over(engine=heir, lease=lease, name=key.task_id)
+        heir.heartbeat()
+        assert len(cluster.api.pods()) == 1
+        assert cluster.api.pods()[0]["metadata"]["labels"]["airflow-worker"] == "heir"
+        cluster.api.set_status(name, DONE)
+        beside = Cluster(cluster.api, heir)
+        assert beside.ends(key)[0] == TaskInstanceState.SUCCESS
+    finally:
+        heir.end()
