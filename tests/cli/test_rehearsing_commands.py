@@ -75,10 +75,14 @@ def test_a_saved_snapshot_replaces_the_live_one(installation, unmigrated, dag_fi
 
 
 def test_bad_input_is_an_error_that_says_so(unmigrated, tmp_path):
-    (tmp_path / "dag.py").write_text("syntax error")
-    done = unmigrated.run("hetero", "plan", str(tmp_path / "dag.py"))
+    path = tmp_path / "dag.py"
+    path.write_text("import a_module_that_is_not_there\n")
+    done = unmigrated.run("hetero", "plan", str(path))
     assert (done.returncode, done.stdout) == (1, "")
-    assert "found an import error: 'SyntaxError: invalid syntax'. Fix the file." in done.stderr
+    assert " ".join(done.stderr.split()) == (
+        f"plan '{path}'; found an import error in dag.py, line 1: ModuleNotFoundError: No module named "
+        "'a_module_that_is_not_there'. Install what it imports, or fix it there."
+    )
 
 
 @pytest.fixture

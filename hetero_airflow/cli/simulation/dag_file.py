@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from datetime import datetime
 from pathlib import Path
+from traceback import walk_tb
 from types import SimpleNamespace
 from typing import Any
 
+import structlog
 from airflow.dag_processing.dagbag import DagBag
+from airflow.dag_processing.importers import python_importer
 from airflow.sdk import DAG
 from airflow.serialization.definitions.dag import SerializedDAG
 from airflow.serialization.serialized_objects import DagSerialization
@@ -26,6 +30,9 @@ from hetero_airflow.simulator.planned_tasks import PlannedTask
 _RUN = "planned"
 """Id of the rehearsed run."""
 
+_MAX_ERROR = 300
+"""Characters of an import error."""
+
 
 def read_dag(path: Path, dag_id: str | None) -> DAG:
     """The DAG of a file; parsing runs the file, as Airflow does.
@@ -35,11 +42,10 @@ def read_dag(path: Path, dag_id: str | None) -> DAG:
     asked = f"plan {shorten(str(path))}"
     if not path.is_file():
         raise SettingsError(asked, found="no such file", remedy="Give the path of a DAG file")
-    with redirect_stdout(sys.stderr):  # the output is only the plan, not what the DAG file prints or Airflow logs
-        bag = DagBag(path, safe_mode=False)
+    with redirect_stdout(sys.stderr), _caught_errors() as errors:  # the output is only the plan
+        bag = _QuietDagBag(path, safe_mode=False)
     if bag.import_errors:
-        error = next(iter(bag.import_errors.values())).strip().splitlines()[-1]
-        raise SettingsError(asked, found=f"an import error: {shorten(error, 300)}", remedy="Fix the file")
+        raise _import_error(asked, path, next(iter(bag.import_errors.values())), errors)
     dags = bag.dags
     if dag_id is None and len(dags) == 1:
         return next(iter(dags.values()))
@@ -47,6 +53,57 @@ def read_dag(path: Path, dag_id: str | None) -> DAG:
         return dags[dag_id]
     remedy = "Name one of them: --dag-id NAME" if dags else "Define one in it"
     raise SettingsError(asked, found=", ".join(sorted(dags)) or "no DAG", remedy=remedy)
+
+
+class _QuietDagBag(DagBag):
+    """A bag that logs nothing: it has its errors as values too."""
+
+    _log = structlog.wrap_logger(structlog.ReturnLogger(), processors=[])
+
+
+@contextmanager
+def _caught_errors() -> Iterator[list[BaseException]]:
+    """The errors that Airflow catches while it imports a DAG file; it only logs them, with their tracebacks."""
+    errors: list[BaseException] = []
+
+    def catch(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1]:
+            errors.append(record.exc_info[1])
+        return False
+
+    python_importer.log.addFilter(catch)
+    try:
+        yield errors
+    finally:
+        python_importer.log.removeFilter(catch)
+
+
+def _import_error(asked: str, path: Path, text: str, errors: list[BaseException]) -> SettingsError:
+    """The error in one line, with its place.
+
+    :param text: what Airflow says of it, such as a traceback
+    """
+    place, remedy = path.name, "Fix it there"
+    if errors:
+        error = errors[0]
+        place, text = _place(error, path), f"{type(error).__name__}: {error}"
+        if isinstance(error, ImportError):
+            remedy = "Install what it imports, or fix it there"
+    line = " ".join(text.split())
+    found = f"an import error in {place}: {line if len(line) <= _MAX_ERROR else line[:_MAX_ERROR] + '…'}"
+    return SettingsError(asked, found=found.rstrip(".:"), remedy=remedy)
+
+
+def _place(error: BaseException, path: Path) -> str:
+    """File and line: the last one in the folder of the DAG file, where its author can change it."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return f"{Path(error.filename).name}, line {error.lineno}"
+    folder = path.resolve().parent
+    for frame, number in reversed(list(walk_tb(error.__traceback__))):
+        file = Path(frame.f_code.co_filename).resolve()
+        if file.is_relative_to(folder) and "site-packages" not in file.parts:
+            return f"{file.relative_to(folder)}, line {number}"
+    return path.name
 
 
 def planned_tasks(

@@ -130,6 +130,38 @@ def test_bad_input_is_an_error_that_says_so(tmp_path, text, options, error):
     assert error in str(caught.value)
 
 
+HELPER = """
+def size():
+    return 1 / 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("\nx = = 3", "dag.py, line 2: SyntaxError: invalid syntax (dag.py, line 2). Fix it there."),
+        (
+            DAG.replace("a100:{{ params.size }}", "gpu:2:3"),
+            "dag.py, line 19: RequestError: device='gpu:2:3'; found no device text. "
+            'Write it as "gpu:2" or "nvidia/a100:1". Fix it there.',
+        ),
+        ("import helper_of_a_plan as h\nh.size()", "helper_of_a_plan.py, line 3: ZeroDivisionError: division by zero."),
+        ("raise ValueError", "dag.py, line 1: ValueError. Fix it there."),
+        ("raise ValueError('a\\nb' + 400 * 'c')", f"dag.py, line 1: ValueError: a b{285 * 'c'}…. Fix it there."),
+        (DAG + "    trained >> fetch.override(task_id='f')() >> trained", "dag.py: "),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_one_line_with_the_place(tmp_path, monkeypatch, capfd, text, error):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "helper_of_a_plan.py").write_text(HELPER)
+    with pytest.raises(HeteroError) as caught:
+        read(tmp_path, text)
+    assert f"dag.py'; found an import error in {error}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    output = capfd.readouterr()
+    assert output.out + output.err == ""
+
+
 def test_an_unknown_policy_is_an_error(tmp_path):
     with pytest.raises(HeteroError, match="best"):
         read(tmp_path, policy="best").rehearse()
