@@ -23,6 +23,17 @@ QUICK = {
     "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "2",
 }
 
+BOARD = """
+import os
+from hetero_airflow.discovery.probe import ProbeResult
+from hetero_airflow.model.device import NODE_KEY, Device
+
+def probe():
+    facts = {"vendor": "acme", "kind": "board", "model": "board", "index": 0, "memory_bytes": 2**30}
+    return ProbeResult((Device(id="board-0", **facts, details={NODE_KEY: os.environ["BOARD"]}),))
+"""
+"""The probe of a device whose node is a file. No simulated device has a node."""
+
 OUTAGE_S = float(os.environ.get("OUTAGE_S", "25"))
 """How long the API server is away in a test; more by hand, for the figures."""
 
@@ -45,10 +56,29 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def airflow(tmp_path_factory):
-    """Airflow on SQLite with HeteroExecutor alone, two simulated GPUs and two simulated NPUs."""
+def board(tmp_path_factory):
+    """The node of a device that a probe of another package finds; the package lies beside it."""
+    folder = tmp_path_factory.mktemp("board")
+    (folder / "board.py").write_text(BOARD)
+    info = folder / "board-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: board\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[hetero_airflow.probes]\nboard = board:probe\n")
+    (folder / "node").touch()
+    return folder / "node"
+
+
+@pytest.fixture(scope="session")
+def airflow(tmp_path_factory, board):
+    """Airflow on SQLite with HeteroExecutor alone, two simulated GPUs, two simulated NPUs, and a board with a node."""
     home = tmp_path_factory.mktemp("airflow")
-    settings = {**QUICK, "AIRFLOW__HETERO__HANG_TIMEOUT_S": "10", "AIRFLOW__HETERO__GRACE_S": "10"}
+    settings = {
+        **QUICK,
+        "AIRFLOW__HETERO__HANG_TIMEOUT_S": "10",
+        "AIRFLOW__HETERO__GRACE_S": "10",
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(board.parent), os.environ.get("PYTHONPATH")))),
+        "BOARD": str(board),
+    }
     with LocalAirflow(home, HERE / "dags", simulated=SIMULATED, settings=settings) as airflow:
         _RUNNING.append(airflow)
         yield airflow

@@ -60,15 +60,3 @@ def test_the_scheduler_dies_and_then_its_running_task_too(airflow):
     airflow.launch("scheduler")
     assert airflow.wait_for_run("long", run_id, 120) == "success"
     assert tries(airflow, run_id) == [1]
-
-
-@pytest.mark.parametrize("way_out", ["fork and setsid", "an empty environment"])
-def test_a_process_that_escapes_from_its_task_is_gone_before_the_next_task_gets_the_device(airflow, way_out):
-    run_id = airflow.trigger("escaping", {"way": way_out})
-    marker = airflow.home / f"{run_id.replace(':', '')}.escaped"
-    airflow.wait_until(lambda: marker.exists() and marker.read_text(), "the process to escape", 60)
-    pid = int(marker.read_text())
-    next_id = airflow.trigger("escaping", {"look_for": pid})
-    assert [airflow.wait_for_run("escaping", id_, 60) for id_ in (run_id, next_id)] == ["success", "success"]
-    assert airflow.xcom("escaping", next_id, "escaping")["is_alive"] is False
-    assert not psutil.pid_exists(pid)

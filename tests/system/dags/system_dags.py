@@ -1,7 +1,6 @@
 """DAGs of the system tests. Each task returns when and on which devices it ran."""
 
 import os
-import subprocess
 import threading
 import time
 from datetime import timedelta
@@ -101,26 +100,6 @@ with DAG("long", schedule=None, params={"seconds": 20, "device": "gpu:2"}):
         return tell(started_at)
 
     long()
-
-with DAG("escaping", schedule=None, params={"way": "", "look_for": 0}):
-
-    @task.device(device="gpu:2", retries=0)
-    def escaping(params=None, dag_run=None):
-        is_alive = os.path.exists(f"/proc/{params['look_for']}")
-        marker = f"{os.environ['AIRFLOW_HOME']}/{dag_run.run_id.replace(':', '')}.escaped"
-        if params["way"] == "fork and setsid" and os.fork() == 0:
-            os.setsid()
-            with open(marker, "w") as file:
-                file.write(str(os.getpid()))
-            time.sleep(600)
-        if params["way"] == "an empty environment":
-            command = 'echo $$ > "$0"; exec sleep 600'
-            subprocess.Popen(["setsid", "env", "-i", "/bin/sh", "-c", command, marker])
-        while params["way"] and not (os.path.exists(marker) and os.path.getsize(marker)):
-            time.sleep(0.01)
-        return {"is_alive": is_alive, **tell(time.time())}
-
-    escaping()
 
 
 class Count:
