@@ -208,9 +208,12 @@ class Agent:
         heartbeat = Heartbeat(worker=self._worker_id, is_leaving=True)
         answered_at, leases_left = self._clock(), -1
         while self._clock() - answered_at < LEAVE_TIMEOUT_S:
+            self._read_inventory()
             reply = self._try(lambda: self._exchange(heartbeat))
             if reply is not None:
                 answered_at = self._clock()
+                # the server needs no inventory of a worker that takes no task
+                self._leases.unchecked.note_checked(self._watch.looked_at)
                 if not reply.leases:
                     log.info("Worker %s has left.", self._worker_id)
                     return

@@ -326,3 +326,16 @@ def test_an_ended_lease_counts_until_the_server_knows_that_another_process_uses_
     world.run(UsedDevices(()))
     assert known == [["GPU-0"]]
     assert not path.exists()
+
+
+def test_a_leaving_worker_still_looks_at_the_devices_of_runs_that_end(tmp_path):
+    world, path = World([], stop_at_s=0), tmp_path / "l1.json"
+    world.stops.append(30)
+    gone = ProcessIdentity(pid=2**22 + 1, ticks=1)
+    file = LeaseFile(lease="l1", worker="worker-a", place="", supervisor=gone, task=gone, is_unchecked=True)
+    path.touch()
+    world.unchecked.update({path: file}, ())
+    world.refreshed = [inventory()]
+    world.answer = lambda message: ServerReply(leases=len(world.unchecked.ids))
+    assert world.run()[-1] == (5, "leaving")
+    assert not path.exists()
