@@ -44,6 +44,8 @@ class Configuration:
     rules: Rules = DEFAULTS
     site_links: Mapping[str, float] = field(default_factory=dict)
     allowed_processes: frozenset[str] = frozenset()
+    hang_timeout_s: float = 900.0
+    """Only the supervisors of tasks use it; the scheduler refuses a wrong value before they meet it."""
 
 
 def read_configuration() -> Configuration:
@@ -69,6 +71,7 @@ def read_configuration() -> Configuration:
         shares=TeamShares.parse(_text("shares"), f"[{SECTION}] shares"),
         allowed_processes=parse_processes(_text("allowed_device_processes")),
         site_links=parse_site_links(_text("site_links"), f"[{SECTION}] site_links"),
+        hang_timeout_s=_positive("hang_timeout_s"),
     )
 
 
