@@ -18,6 +18,7 @@ from hetero_airflow.executor.configuration import read_configuration
 from hetero_airflow.model.device import Device, Telemetry
 from hetero_airflow.model.devices.identity import contested_devices, contested_text
 from hetero_airflow.model.heartbeat import WorkerHeartbeat
+from hetero_airflow.model.hold import Hold, holds_on
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.topology import RACK_LABEL, SITE_LABEL
 from hetero_airflow.model.worker import Worker, WorkerState
@@ -111,6 +112,19 @@ def _problem_lines(snapshot: Snapshot) -> Iterator[str]:
     for worker in snapshot.workers:
         for problem in worker.problems:
             yield f"Worker {worker.id} may have more devices: {problem}"
+        if worker.state is WorkerState.ONLINE:
+            yield from _unleasable_lines(worker, snapshot.holds_of(worker.id))
+
+
+def _unleasable_lines(worker: Worker, holds: tuple[Hold, ...]) -> Iterator[str]:
+    """Why devices get no task: one line for each cause. Without held devices, and GPUs whose instances are leased."""
+    parents = {device.parent for device in worker.devices}
+    ids: dict[str, list[str]] = {}
+    for device in worker.devices:
+        if not device.leasable and device.problem and device.id not in parents and not holds_on(device, holds):
+            ids.setdefault(device.problem, []).append(device.id)
+    for problem, device_ids in ids.items():
+        yield f"{worker.id}: no task gets {', '.join(device_ids)}: {problem}"
 
 
 def workers_json(

@@ -71,8 +71,26 @@ engine local                           0B / 64GiB of host memory
 worker-d        online  never          0 / 8 cpu cores
 engine local                           0B / 64GiB of host memory
 Worker worker-c sends no heartbeat, and no scheduler has marked it lost: does a scheduler run?
+worker-a: no task gets GPU-2: hot
+worker-a: no task gets GPU-3: gone
 Worker worker-c may have more devices: nvidia: no answer within 10 s."""
     )
+
+
+def test_devices_that_get_no_task_are_named_by_cause_unless_a_hold_or_an_instance_says_it():
+    used = "Used outside of all leases by process 7 (sleep of root)."
+    devices = (
+        a_device("GPU-0", leasable=False, problem=used),
+        a_device("GPU-1", leasable=False, problem=used),
+        a_device("GPU-2", leasable=False, problem="in MIG mode"),
+        a_device("MIG-2", parent="GPU-2"),
+        a_device("GPU-3", leasable=False, problem="drained"),
+    )
+    holds = (Hold("worker-a", "GPU-3", HoldKind.DRAINED, "new fan", EPOCH, "a person undrains it"),)
+    lines = list(_problem_lines(Snapshot(1, (a_worker("worker-a", devices),), holds=holds)))
+    assert lines[1:] == [f"worker-a: no task gets GPU-0, GPU-1: {used}"]
+    lost = a_worker("worker-a", devices, state=WorkerState.LOST)
+    assert list(_problem_lines(Snapshot(1, (lost,)))) == []
 
 
 def test_without_workers_the_text_says_how_they_are_reported(render):
