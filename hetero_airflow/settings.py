@@ -60,7 +60,13 @@ OPTIONS: tuple[Option, ...] = (
         "A lease expires if its executor has not renewed it for this long. Its devices stay held until the process is "
         "known to be gone.",
     ),
-    Option("discovery_interval_s", "60", "float", "How often the executor looks at the hardware of its host again."),
+    Option(
+        "discovery_interval_s",
+        "60",
+        "float",
+        "How often the schedulers and the agents look at the hardware of their hosts again; at least twice "
+        "probe_timeout_s.",
+    ),
     Option("probe_timeout_s", "10", "float", "Time limit of one vendor's probe."),
     Option(
         "worker_timeout_s",
@@ -138,7 +144,7 @@ OPTIONS: tuple[Option, ...] = (
         "min_run_s",
         "300",
         "float",
-        "A task keeps its devices for at least this long before they are taken back for a higher class.",
+        "A task keeps its devices for at least this long before a policy takes them back.",
     ),
     Option(
         "recovery_rules",

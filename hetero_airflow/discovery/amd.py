@@ -22,6 +22,10 @@ and the second::
 Neither reads the traffic of the PCIe link: the library says Mb/s where the kernel says GB/s for the same number, and
 that number is the sum of both directions. The counter for each direction, on old chips, takes a second to read.
 
+Neither tells who uses a GPU. Until July 2026, the list of processes (``amdsmi_get_gpu_process_list``) was empty for a
+user who can't read the processes of others, and had each process under every GPU (ROCm/rocm-systems, pull request
+8396). An empty list looked the same on a free GPU. The open device nodes tell it (`device_users`).
+
 ROCm 7 puts both lists into ``{"gpu_data": [...]}``. "MB" are mebibytes: 65520 on an MI210 of 64 GiB.
 """
 

@@ -22,7 +22,8 @@ _OURS = b"hetero_airflow.discovery"
 
 
 _LIBRARIES = {"nvidia": "hetero_airflow.discovery.nvidia_users:lease_users"}
-"""Vendor → function that asks its library which processes use some devices: ids → {id: pids}, or None."""
+"""Vendor → function that asks its library which processes use some devices: ids → {id: pids}, or None. `amd` says why
+AMD's has no row."""
 
 
 class NodeUsers(NamedTuple):

@@ -74,7 +74,7 @@ def _for_all(queue: str) -> tuple[Recommendation, ...]:
             "workers",
             "min_heartbeat_interval",
             "1",
-            "a device is idle for up to 5 s after each task, and a marked or cleared task runs on for up to 5 s",
+            "a marked, cleared or preempted task hears of it up to 5 s late",
         ),
         Recommendation(
             "workers",
@@ -107,6 +107,9 @@ def _for_all(queue: str) -> tuple[Recommendation, ...]:
             "after a crash of the scheduler, waiting tasks wait up to 300 s more",
         ),
         Recommendation(
-            "scheduler", "task_instance_heartbeat_timeout", "60", "a task on a lost worker holds its devices for 300 s"
+            "scheduler",
+            "task_instance_heartbeat_timeout",
+            "60",
+            "a task that is frozen, or whose scheduler's host is gone, holds its devices for 300 s",
         ),
     )
