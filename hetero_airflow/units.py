@@ -142,6 +142,32 @@ class ByteRange:
         return f"{low}..{high}"
 
 
+_NOMINAL_TOLERANCE = 0.05
+
+
+def nominal_range(gigabytes: int) -> ByteRange:
+    """The memory of devices that are sold with that size. Makers count in 2^30 or in 10^9 bytes, and some memory is
+    reserved, so it is 5 % less than the smaller one to 5 % more than the larger one.
+
+    A T4 is sold with 16 GB and reports 15 GiB; an H200 is sold with 141 GB and reports 140.4 GiB:
+
+    >>> nominal_range(16).holds(15 * 2**30), nominal_range(141).holds(int(140.4 * 2**30))
+    (True, True)
+    """
+    low, high = 1 - _NOMINAL_TOLERANCE, 1 + _NOMINAL_TOLERANCE
+    return ByteRange(math.ceil(gigabytes * 10**9 * low), math.floor(gigabytes * 2**30 * high))
+
+
+def nominal_sizes(size: int) -> range:
+    """The sizes in GB whose `nominal_range` holds the size in bytes.
+
+    >>> nominal_sizes(80 * 2**30)
+    range(77, 91)
+    """
+    low, high = 1 - _NOMINAL_TOLERANCE, 1 + _NOMINAL_TOLERANCE
+    return range(math.ceil(size / (2**30 * high)), math.floor(size / (10**9 * low)) + 1)
+
+
 def format_bytes_exact(size: int) -> str:
     """A size in the largest unit that is exact, so that parsing it gives the same size.
 

@@ -8,7 +8,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from hetero_airflow.units import MAX_BYTES, MILLI_PER_DEVICE
+from hetero_airflow.model.devices.names import FORM_FACTORS
+from hetero_airflow.units import MAX_BYTES, MILLI_PER_DEVICE, nominal_sizes
 
 DeviceWord = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._+-]*$", max_length=128)]
 """A vendor, kind or model: lower case, parts joined by dashes (``a100-sxm4-80gb``)."""
@@ -107,24 +108,25 @@ class Telemetry(BaseModel):
 
 
 def model_tokens(model: str) -> frozenset[str]:
-    """The words of a model name that a request may use; also pairs of neighbouring words, joined.
+    """The words of a model name that a request may use: also pairs of neighbouring words, joined, and the form factor.
 
-    >>> sorted(model_tokens("rtx-4090"))
-    ['4090', 'rtx', 'rtx4090']
+    >>> sorted(model_tokens("rtx-4090")), sorted(model_tokens("h200"))
+    (['4090', 'rtx', 'rtx4090'], ['h200', 'sxm5'])
     """
-    return frozenset(_tokens(model))
+    form_factor = FORM_FACTORS.get(model.removeprefix("nvidia-"))
+    return frozenset(_tokens(model)) | ({form_factor} if form_factor else frozenset())
 
 
 def device_tokens(device: Device) -> frozenset[str]:
-    """The words by which a request may name a device: those of its model, and its memory size.
+    """The words by which a request may name a device: those of its model, and the sizes near that of its memory.
 
-    Model names from vendors often lack the size.
+    Model names from vendors often lack the size, and `hetero_airflow.units.nominal_range` says which sizes are near.
 
     >>> h100 = Device(id="GPU-1", vendor="nvidia", kind="gpu", model="h100-pcie", index=0, memory_bytes=85520809984)
     >>> matches_model("h100-80gb", device_tokens(h100))
     True
     """
-    return model_tokens(device.model) | {f"{round(device.memory_bytes / 2**30)}gb"}
+    return model_tokens(device.model) | {f"{size}gb" for size in nominal_sizes(device.memory_bytes)}
 
 
 def best_matching_model(models: Iterable[str], model: str) -> str | None:

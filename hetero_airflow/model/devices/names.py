@@ -53,6 +53,10 @@ MODELS: dict[str, tuple[str, str, int]] = {
 }
 """Model → (vendor, kind, memory of one device in bytes)."""
 
+FORM_FACTORS: dict[str, str] = {"h100-80gb-hbm3": "sxm5", "h200": "sxm5", "h20": "sxm5", "b200": "sxm6"}
+"""Whole model name, as NVIDIA's driver reports it → the form factor that the name leaves out. Names of cards with
+another form factor have it: ``h100-pcie``, ``h200-nvl``."""
+
 _DEVICE_TEXT = re.compile(
     r"(?:(?P<vendor>[a-z0-9][a-z0-9_-]*)/)?(?P<word>[a-z0-9][a-z0-9._+-]*)(?::(?P<quantity>[^:]*))?"
 )

@@ -11,11 +11,11 @@ import re
 from itertools import pairwise
 
 from hetero_airflow.engines.kubernetes.selectors.versions import VersionRange, version_ranges
-from hetero_airflow.units import ByteRange
+from hetero_airflow.model.devices.names import FORM_FACTORS
+from hetero_airflow.units import ByteRange, nominal_range
 
 _WORD_PART = re.compile(r"[0-9]+|[a-z]+|[^0-9a-z]+")
 _SIZE = re.compile(r"(\d{1,4})gb")
-_GIB = 2**30
 
 
 def quote(text: str) -> str:
@@ -66,7 +66,8 @@ def version_is(domain: str, name: str, field: str, specifier: str) -> str:
 def model_is(domain: str, name: str, model: str) -> str:
     """The attribute names the model, compared word by word like `hetero_airflow.model.device.matches_model`.
 
-    A memory size among the words may also match the device's memory, because product names often leave it out.
+    A memory size among the words may also match the device's memory, because product names often leave it out. For the
+    same reason a form factor may match a whole name.
     """
     read = attribute(domain, name)
     model_words = [word for word in model.split("-") if word]
@@ -75,13 +76,17 @@ def model_is(domain: str, name: str, model: str) -> str:
 
 
 def _word(domain: str, read: str, word: str) -> str:
-    named = f"{read}.lowerAscii().matches({quote(_pattern(word))})"
+    named = f"{read}.lowerAscii().matches({quote('|'.join([_pattern(word), *_names_with(word)]))})"
     size = _SIZE.fullmatch(word)
     if size is None:
         return named
-    # a device named n GiB has a little less or more
-    about = ByteRange(int((int(size[1]) - 0.5) * _GIB), int((int(size[1]) + 0.5) * _GIB))
-    return f"({named} || ({memory_is(domain, about)}))"
+    return f"({named} || ({memory_is(domain, nominal_range(int(size[1])))}))"
+
+
+def _names_with(form_factor: str) -> list[str]:
+    """RE2 patterns of the whole names of models that leave out this form factor."""
+    models = [model for model, left_out in FORM_FACTORS.items() if left_out == form_factor]
+    return [f"^(nvidia[ _-])?{model.replace('-', '[ _-]')}$" for model in models]
 
 
 def _pattern(word: str) -> str:

@@ -12,13 +12,15 @@ from typing import Any
 
 from hetero_airflow.engines.kubernetes.claims import cel
 from hetero_airflow.engines.kubernetes.resources import CPU, DRA_DRIVERS, MIG_CLASS, DraDriver, vendor_of
-from hetero_airflow.engines.kubernetes.selectors.products import GOOGLE, unknown_model
+from hetero_airflow.engines.kubernetes.selectors import node_conditions, products
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.devices.names import VENDORS
 from hetero_airflow.model.request import Alternative
 
 CLAIM_NAME = "devices"
 """The claim's name in the pod, and the request's name in the claim."""
+
+_PRODUCT_LABELS = {"nvidia": node_conditions.PRODUCT, "amd": node_conditions.AMD_PRODUCT}
 
 MAX_ALTERNATIVES = 8
 MAX_DEVICES = 32
@@ -119,10 +121,12 @@ def _software_expressions(alternative: Alternative, driver: DraDriver, vendor: s
 
 def _model(model: str, driver: DraDriver, vendor: str) -> str:
     if vendor != "google":
+        if products.is_unknown_variant(model, vendor):
+            raise products.unknown_model(vendor, model, _PRODUCT_LABELS[vendor])
         return cel.model_is(driver.domain, driver.model, model)
-    if model not in GOOGLE:
-        raise unknown_model(vendor, model, "cloud.google.com/gke-tpu-accelerator")
-    return cel.equals(driver.domain, driver.model, GOOGLE[model])
+    if model not in products.GOOGLE:
+        raise products.unknown_model(vendor, model, node_conditions.ACCELERATOR)
+    return cel.equals(driver.domain, driver.model, products.GOOGLE[model])
 
 
 def _unsupported(field: str, value: object, found: str, remedy: str) -> RequestError:

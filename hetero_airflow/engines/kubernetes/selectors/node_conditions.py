@@ -27,7 +27,7 @@ from hetero_airflow.engines.kubernetes.selectors.affinity import (
 from hetero_airflow.engines.kubernetes.selectors.versions import version_terms
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request import Alternative
-from hetero_airflow.units import ByteRange
+from hetero_airflow.units import ByteRange, nominal_range
 
 _MIB, _GIB = 2**20, 2**30
 
@@ -139,7 +139,7 @@ def _nvidia_model(alternative: Alternative) -> Terms:
     rest, size = products.split_size(model)
     if size is not None:
         sizeless = [name for name in products.products_of(rest, products.NVIDIA) if name not in exact]
-        about = in_range(MEMORY, math.ceil((size - 0.5) * 1024), math.floor((size + 0.5) * 1024))
+        (about,) = _memory(nominal_range(size), MEMORY, 1)
         terms += term_of(is_in(PRODUCT, [name + suffix for name in sizeless]), *about) if sizeless else ()
     if not terms:
         raise products.unknown_model("nvidia", model, PRODUCT)

@@ -87,6 +87,22 @@ def split_size(model: str) -> tuple[str, int | None]:
     return (rest, sizes[0]) if len(sizes) == 1 and rest else (model, None)
 
 
+def is_unknown_variant(model: str, vendor: str) -> bool:
+    """Whether products of the model's first word are known, but none with its other words.
+
+    Devices of the model exist nowhere, so a claim for them would wait for ever. A claim may ask for a model whose first
+    word is unknown: the driver may name a new one.
+
+    >>> is_unknown_variant("h100-sxm9", "nvidia"), is_unknown_variant("h100-80gb", "nvidia")
+    (True, False)
+    >>> is_unknown_variant("x1000", "nvidia")
+    False
+    """
+    known = {"nvidia": NVIDIA, "amd": AMD}.get(vendor, ())
+    rest, _ = split_size(model)
+    return bool(products_of(model.split("-")[0], known)) and not products_of(rest, known)
+
+
 def unknown_model(vendor: str, model: str, label: str) -> RequestError:
     """The error for a model without known product names."""
     return RequestError(
