@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -12,16 +12,18 @@ from airflow.sdk import Context, RetryPolicy
 from airflow.sdk.configuration import conf
 from airflow.sdk.definitions.xcom_arg import XComArg
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
-from kubernetes.client import ApiException, ResourceV1Api  # type: ignore[import-untyped]
+from kubernetes.client import ApiException  # type: ignore[import-untyped]
 
 from hetero_airflow.checkpoints.opening import split_url
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.contract.checkpoint_place import ENDPOINT_VARIABLE
 from hetero_airflow.contract.envelope import is_template
 from hetero_airflow.contract.retry_policy import DeviceRetryPolicy
+from hetero_airflow.engines.kubernetes.claims.claim_client import ClaimClient
+from hetero_airflow.engines.kubernetes.claims.claim_template import template_for
 from hetero_airflow.engines.kubernetes.options import cluster_options
 from hetero_airflow.engines.kubernetes.pods.pod_merge import complete_pod
-from hetero_airflow.engines.kubernetes.pods.pod_parts import PodParts, claim_parts, pod_parts
+from hetero_airflow.engines.kubernetes.pods.pod_parts import LEFT_OUT_ANNOTATION, PodParts, claim_parts, pod_parts
 from hetero_airflow.engines.kubernetes.states.causes import PodCause
 from hetero_airflow.engines.kubernetes.states.pod_state import PodState, pod_state
 from hetero_airflow.errors import RequestError
@@ -99,6 +101,7 @@ class DevicePodOperator(KubernetesPodOperator):
         self.checkpoint = None if checkpoint is None else CheckpointArguments.parse(checkpoint)
         self.dra = dra
         self.kueue_queue = kueue_queue
+        self._device_classes: Collection[str] | None = None
         self._waits_by_itself = schedule_timeout_seconds is None
         given = [getattr(self, name) for name in _REQUEST_FIELDS]
         if not is_template(given) and not any(isinstance(value, XComArg) for value in given):
@@ -116,29 +119,30 @@ class DevicePodOperator(KubernetesPodOperator):
         with requeued_by_rules(context, self.log):
             return super().resume_execution(next_method, next_kwargs, context)
 
-    def pod_parts(self, dra: bool = False, namespace: str | None = None) -> PodParts:
+    def pod_parts(self, dra: bool = False, device_classes: Collection[str] | None = None) -> PodParts:
         """What the request adds to the pod.
 
         :param dra: use a claim, even if the operator does not
+        :param device_classes: the classes that the cluster has; None if that is unknown
         :raises RequestError: a pod can't ask for it
         """
         options = cluster_options(lambda section, name, default: conf.get(section, name, fallback=default))
         request = self._request()
         if dra or self.dra:
-            return claim_parts(request, options, self.kueue_queue, namespace)
+            return claim_parts(request, options, self.kueue_queue, device_classes)
         return pod_parts(request, options, self.kueue_queue)
 
     def manifests(self, dra: bool = False) -> list[dict[str, Any]]:
         """The objects that the operator would create: the template of the claim, if any, then the pod."""
         pod = super().build_pod_request_obj(None, dry_run=True)
-        parts = self.pod_parts(dra, pod.metadata.namespace)
+        parts = self.pod_parts(dra)
         completed = complete_pod(PodGenerator.serialize_pod(pod), parts, self.base_container_name)
-        return [*([parts.claim] if parts.claim is not None else []), completed]
+        return [*([template_for(parts.claim, completed)] if parts.claim is not None else []), completed]
 
     def build_pod_request_obj(self, context: Context | None = None, *, dry_run: bool = False) -> Any:
         """The pod with the parts for its devices."""
         pod = PodGenerator.serialize_pod(super().build_pod_request_obj(context, dry_run=dry_run))
-        parts = self._parsed(self.pod_parts)
+        parts = self._parsed(lambda: self._parts_in_cluster(context))
         if context is not None and self.checkpoint is not None:
             variables = checkpoint_variables(context, self.checkpoint, lease=None)
             parts = replace(parts, environment={**parts.environment, **self._public_variables(variables, pod)})
@@ -146,11 +150,20 @@ class DevicePodOperator(KubernetesPodOperator):
 
     def get_or_create_pod(self, pod_request_obj: Any, context: Context) -> Any:
         """The pod of this task. Creates it if it is missing, after the template of its claim."""
-        namespace = pod_request_obj.metadata.namespace
-        claim = self._parsed(lambda: self.pod_parts(namespace=namespace)).claim
-        if claim is not None:
-            self._create_template(claim, namespace)
-        return super().get_or_create_pod(pod_request_obj, context)
+        claim = self._parsed(lambda: self._parts_in_cluster(context)).claim
+        if claim is None:
+            return super().get_or_create_pod(pod_request_obj, context)
+        template = template_for(claim, PodGenerator.serialize_pod(pod_request_obj))
+        claims = ClaimClient(self.client.api_client)
+        self._parsed(lambda: claims.create(template))
+        try:
+            pod = super().get_or_create_pod(pod_request_obj, context)
+        except BaseException:
+            claims.delete(template)
+            raise
+        is_known = pod.metadata.uid is not None
+        claims.set_owner(template, pod if is_known else self.hook.get_pod(pod.metadata.name, pod.metadata.namespace))
+        return pod
 
     def cleanup(
         self, pod: Any, remote_pod: Any, xcom_result: dict[Any, Any] | None = None, context: Context | None = None
@@ -178,23 +191,17 @@ class DevicePodOperator(KubernetesPodOperator):
         except RequestError as error:
             raise AirflowFailException(str(error)) from error
 
-    def _create_template(self, claim: Mapping[str, Any], namespace: str) -> None:
-        """Create the template unless it exists. Its name is a digest of its content, so an existing one is equal."""
-        try:
-            ResourceV1Api(self.client.api_client).create_namespaced_resource_claim_template(namespace, claim)
-        except ApiException as error:
-            if error.status == 409:
-                return
-            remedies = {
-                403: f"Let Airflow's service account create resourceclaimtemplates in {namespace}",
-                404: "Leave out dra, or use Kubernetes 1.34 or later with a DRA driver",
-            }
-            if error.status not in remedies:
-                raise
-            found = f"the answer {error.status} ({error.reason})"
-            raise AirflowFailException(
-                str(RequestError("dra", True, found=found, remedy=remedies[error.status]))
-            ) from error
+    def _parts_in_cluster(self, context: Context | None) -> PodParts:
+        """The parts for the pod in the cluster that runs it; without a context, for any cluster."""
+        if not self.dra or context is None:
+            return self.pod_parts()
+        if self._device_classes is None:
+            self._device_classes = ClaimClient(self.client.api_client).device_classes()
+        parts = self.pod_parts(device_classes=self._device_classes)
+        left_out = parts.annotations.get(LEFT_OUT_ANNOTATION)
+        if left_out:
+            self.log.info("The claim does not ask for %s.", left_out)
+        return parts
 
     def _last_state(self, remote_pod: Any) -> PodState:
         """The pod's state now. KubernetesPodOperator may have read it only at the start."""

@@ -33,6 +33,11 @@ class FakeCluster:
     status: dict[str, Any] = field(default_factory=lambda: ended(0, "Completed"))
     """Of every pod."""
     template_answer: int = 201
+    knows_sharing: bool = True
+    """Whether selectors may ask if a device can be shared, as in Kubernetes 1.36."""
+    device_classes: list[str] = field(default_factory=lambda: ["gpu.nvidia.com", "mig.nvidia.com", "gpu.amd.com"])
+    pod_refusal: dict[str, Any] | None = None
+    """The answer to a new pod, if it is refused."""
     is_forgetful: bool = False
     """Whether pods are gone once they have been listed."""
     templates: list[dict[str, Any]] = field(default_factory=list)
@@ -43,12 +48,14 @@ class FakeCluster:
     def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
         """Code and body of an answer."""
         parts = path.strip("/").split("/")
-        if parts[-1] == "resourceclaimtemplates" and method == "POST":
-            self.templates.append(body)
-            return self.template_answer, body
+        if "resource.k8s.io" in parts:
+            return self.answer_about_claims(method, parts, body)
         if parts[-1] == "pods" and method == "POST":
+            if self.pod_refusal is not None:
+                return self.pod_refusal["code"], self.pod_refusal
             self.created.append(body)
-            self.pods[body["metadata"]["name"]] = {**body, "status": self.status}
+            metadata = {**body["metadata"], "uid": f"uid-{len(self.created)}"}
+            self.pods[body["metadata"]["name"]] = {**body, "metadata": metadata, "status": self.status}
             return 201, self.pods[body["metadata"]["name"]]
         if parts[-1] == "pods":
             pods = list(self.pods.values())
@@ -67,6 +74,27 @@ class FakeCluster:
                 self.deleted.append(name)
             return 200, self.pods[name] if method != "DELETE" else self.pods.pop(name)
         return 404, {"kind": "Status", "code": 404}
+
+    def answer_about_claims(self, method: str, parts: list[str], body: Any) -> tuple[int, Any]:
+        """Answers for device classes and templates of claims."""
+        if parts[-1] == "deviceclasses":
+            items = [{"metadata": {"name": name}, "spec": {}} for name in self.device_classes]
+            kind = {"kind": "DeviceClassList", "apiVersion": "resource.k8s.io/v1", "metadata": {}}
+            return (200, {**kind, "items": items}) if self.device_classes else (403, {"kind": "Status", "code": 403})
+        if method == "POST":
+            if not self.knows_sharing and "allowMultipleAllocations" in json.dumps(body):
+                message = "ERROR: <input>:1:8: undefined field 'allowMultipleAllocations'"
+                return 422, {"kind": "Status", "code": 422, "reason": "Invalid", "message": message}
+            self.templates.append(body)
+            return self.template_answer, body
+        changed = next((t for t in self.templates if t["metadata"]["name"] == parts[-1]), None)
+        if changed is None:
+            return 404, {"kind": "Status", "code": 404}
+        if method == "PATCH":
+            changed["metadata"] |= body["metadata"]
+        if method == "DELETE":
+            self.templates.remove(changed)
+        return 200, changed
 
 
 @contextmanager

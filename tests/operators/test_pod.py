@@ -196,6 +196,63 @@ class TestRun:
             on(cluster, dra=True).execute(a_context())
         assert cluster.created == []
 
+    def test_alternatives_whose_class_the_cluster_lacks_are_left_out(self, cluster):
+        """One alternative with a missing class would keep the cluster from allocating any."""
+        cluster.device_classes = ["gpu.nvidia.com"]
+        on(cluster, ["mi300x:2", "a100:2", "h100"], dra=True).execute(a_context())
+        (template,), (pod,) = cluster.templates, cluster.created
+        (request,) = template["spec"]["spec"]["devices"]["requests"]
+        assert [choice["deviceClassName"] for choice in request["firstAvailable"]] == ["gpu.nvidia.com"] * 2
+        left_out = pod["metadata"]["annotations"]["hetero-airflow/left-out"]
+        assert left_out == "2 × amd/mi300x (the cluster has no DeviceClass gpu.amd.com)"
+
+    def test_a_request_without_any_class_of_the_cluster_is_refused(self, cluster):
+        cluster.device_classes = ["gpu.intel.com"]
+        with pytest.raises(AirflowFailException, match=r"no DeviceClass gpu\.amd\.com.*gpu\.intel\.com"):
+            on(cluster, ["mi300x", "a100"], dra=True).execute(a_context())
+        assert (cluster.created, cluster.templates) == ([], [])
+
+    def test_without_the_right_to_read_classes_all_alternatives_are_asked_for(self, cluster, caplog):
+        cluster.device_classes = []
+        on(cluster, ["mi300x", "a100"], dra=True).execute(a_context())
+        assert "deviceclasses" in caplog.text
+        assert len(cluster.templates[0]["spec"]["spec"]["devices"]["requests"][0]["firstAvailable"]) == 2
+
+    @pytest.mark.parametrize("knows_sharing", [True, False])
+    def test_a_whole_device_is_none_that_others_may_share(self, cluster, knows_sharing):
+        cluster.knows_sharing = knows_sharing
+        on(cluster, "a100", dra=True).execute(a_context())
+        (template,), (pod,) = cluster.templates, cluster.created
+        assert ("!device.allowMultipleAllocations" in json.dumps(template)) == knows_sharing
+        assert pod["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] == template["metadata"]["name"]
+
+    def test_a_share_is_refused_by_a_cluster_that_shares_no_devices(self, cluster):
+        cluster.knows_sharing = False
+        with pytest.raises(AirflowFailException, match="share"):
+            on(cluster, "nvidia:0.5", dra=True).execute(a_context())
+        assert cluster.created == []
+
+    def test_the_template_has_our_labels_and_its_pod_owns_it(self, cluster):
+        on(cluster, "a100", dra=True).execute(a_context())
+        (template,), (pod,) = cluster.templates, cluster.created
+        check_body(template, "V1ResourceClaimTemplate")
+        labels = template["metadata"]["labels"]
+        assert (labels["app.kubernetes.io/managed-by"], labels["task_id"]) == ("hetero-airflow", "t")
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": pod["metadata"]["name"], "uid": "uid-1"}
+        assert template["metadata"]["ownerReferences"] == [owner]
+
+    def test_each_task_has_a_template_of_its_own(self, cluster):
+        for _ in range(2):
+            on(cluster, "a100", dra=True).execute(a_context())
+        names = [template["metadata"]["name"] for template in cluster.templates]
+        assert len(set(names)) == 2
+
+    def test_a_refused_pod_leaves_no_template(self, cluster):
+        cluster.pod_refusal = {"kind": "Status", "code": 422, "reason": "Invalid", "message": "no"}
+        with pytest.raises(client.ApiException):
+            on(cluster, "a100", dra=True).execute(a_context())
+        assert cluster.templates == []
+
     @pytest.mark.parametrize(
         ("given", "seconds"),
         [({}, 366 * 86400), ({"wait_timeout": "2h"}, 7200), ({"schedule_timeout_seconds": 30}, 30)],

@@ -21,6 +21,7 @@ from airflow.utils.cli import get_bagged_dag
 from hetero_airflow.cli.action import action
 from hetero_airflow.cli.output import console
 from hetero_airflow.contract.envelope import unpack_request
+from hetero_airflow.engines.kubernetes.claims.claim_template import template_for
 from hetero_airflow.engines.kubernetes.options import cluster_options
 from hetero_airflow.engines.kubernetes.pods.pod_merge import complete_pod
 from hetero_airflow.engines.kubernetes.pods.pod_parts import claim_parts, pod_parts
@@ -134,7 +135,6 @@ def _executor_pod(task: Any, dag_id: str, map_index: int, request: DeviceRequest
         map_index=map_index,
         with_mutation_hook=True,
     )
-    namespace = pod.metadata.namespace
-    parts = claim_parts(request, options, namespace=namespace) if dra else pod_parts(request, options)
+    parts = claim_parts(request, options) if dra else pod_parts(request, options)
     complete = complete_pod(PodGenerator.serialize_pod(pod), parts)
-    return [complete] if parts.claim is None else [parts.claim, complete]
+    return [complete] if parts.claim is None else [template_for(parts.claim, complete), complete]

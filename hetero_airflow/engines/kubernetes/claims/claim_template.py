@@ -5,12 +5,12 @@ The limits are those of Kubernetes' validation (pkg/apis/resource/types.go): 8 a
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hetero_airflow.engines.kubernetes.claims import cel
+from hetero_airflow.engines.kubernetes.names import byte_quantity
 from hetero_airflow.engines.kubernetes.resources import CPU, DRA_DRIVERS, MIG_CLASS, DraDriver, vendor_of
 from hetero_airflow.engines.kubernetes.selectors import node_conditions, products
 from hetero_airflow.errors import RequestError
@@ -24,16 +24,23 @@ _PRODUCT_LABELS = {"nvidia": node_conditions.PRODUCT, "amd": node_conditions.AMD
 
 MAX_ALTERNATIVES = 8
 MAX_DEVICES = 32
+_MAX_EXPRESSION = 10 * 1024
+
+MANAGED_BY = {"app.kubernetes.io/managed-by": "hetero-airflow"}
+"""The label of all templates that this package makes."""
+
+_SHARED = {"cel": {"expression": "device.allowMultipleAllocations"}}
+_NOT_SHARED = {"cel": {"expression": "!device.allowMultipleAllocations"}}
+"""Without this condition, a claim for a whole device may get one that other claims share (KEP-5075)."""
 
 
-def claim_template(alternatives: Sequence[Alternative], namespace: str | None = None) -> dict[str, Any]:
-    """The template for alternatives of accelerators, in order of preference.
-
-    Its name is a digest of its content, so equal requests share one template, and a template never changes.
+def claim_template(alternatives: Sequence[Alternative]) -> dict[str, Any]:
+    """The template for alternatives of accelerators, in order of preference. `template_for` gives it to a pod.
 
     >>> template = claim_template([Alternative(vendor="nvidia", kind="gpu", count=2)])
-    >>> template["spec"]["spec"]["devices"]["requests"][0]["exactly"]
-    {'deviceClassName': 'gpu.nvidia.com', 'allocationMode': 'ExactCount', 'count': 2}
+    >>> request = template["spec"]["spec"]["devices"]["requests"][0]["exactly"]
+    >>> request["deviceClassName"], request["count"]
+    ('gpu.nvidia.com', 2)
 
     :raises RequestError: the vendor's DRA driver does not show a condition, or too many alternatives or devices
     """
@@ -49,10 +56,59 @@ def claim_template(alternatives: Sequence[Alternative], namespace: str | None = 
         choice: dict[str, Any] = {"exactly": requests[0]}
     else:
         choice = {"firstAvailable": [{"name": f"choice-{number}", **r} for number, r in enumerate(requests)]}
-    spec = {"spec": {"devices": {"requests": [{"name": CLAIM_NAME, **choice}]}}}
-    digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
-    metadata = {"name": f"hetero-{digest}", **({"namespace": namespace} if namespace else {})}
-    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": metadata, "spec": spec}
+    return template_of([{"name": CLAIM_NAME, **choice}])
+
+
+def template_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The template for device requests of ``resource.k8s.io/v1``."""
+    spec = {"spec": {"devices": {"requests": list(requests)}}}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {}, "spec": spec}
+
+
+def template_for(template: Mapping[str, Any], pod: Mapping[str, Any]) -> dict[str, Any]:
+    """The template with the name, the namespace and the labels for one pod. The claim has the labels, too.
+
+    >>> made = template_for(template_of([]), {"metadata": {"name": "train-x1", "namespace": "ml"}})
+    >>> made["metadata"]["name"], made["metadata"]["namespace"]
+    ('train-x1-devices', 'ml')
+    """
+    metadata = pod["metadata"]
+    labels = {**(metadata.get("labels") or {}), **MANAGED_BY}
+    own = {"name": f"{metadata['name']}-{CLAIM_NAME}", "namespace": metadata.get("namespace") or "default"}
+    return {
+        **template,
+        "metadata": {**own, "labels": labels},
+        "spec": {**template["spec"], "metadata": {"labels": labels}},
+    }
+
+
+def asks_for_share(template: Mapping[str, Any]) -> bool:
+    """Whether it asks for a device that other claims may share."""
+    return any(_SHARED in request.get("selectors", ()) for request in _exact_requests(template))
+
+
+def without_sharing(template: Mapping[str, Any]) -> dict[str, Any]:
+    """The template without the condition that a device is not shared, for clusters that know no shared devices."""
+    plain = copy.deepcopy(dict(template))
+    for request in _exact_requests(plain):
+        request["selectors"] = [selector for selector in request.get("selectors", ()) if selector != _NOT_SHARED]
+        if not request["selectors"]:
+            del request["selectors"]
+    return plain
+
+
+def _exact_requests(template: Mapping[str, Any]) -> list[dict[str, Any]]:
+    requests = template["spec"]["spec"]["devices"]["requests"]
+    return [exact for request in requests for exact in request.get("firstAvailable") or [request["exactly"]]]
+
+
+def device_class_of(alternative: Alternative) -> str:
+    """The DeviceClass that a claim for a claimable alternative names.
+
+    >>> device_class_of(Alternative(vendor="nvidia", kind="gpu", partition="1g.10gb"))
+    'mig.nvidia.com'
+    """
+    return MIG_CLASS if alternative.partition else DRA_DRIVERS[vendor_of(alternative)].device_class
 
 
 def is_claimable(alternative: Alternative) -> bool:
@@ -77,8 +133,6 @@ def device_request(alternative: Alternative) -> dict[str, Any]:
         raise _unsupported("device", alternative.device_text, "no known DRA driver", "Leave out DRA")
     if alternative.count > MAX_DEVICES:
         raise _unsupported("count", alternative.count, f"{MAX_DEVICES} devices at most in a claim", "Ask for fewer")
-    if alternative.share is not None:
-        raise _unsupported("share", alternative.share, "whole devices and MIG instances only", "Ask for one of these")
     if alternative.topology is not None and alternative.topology.level.is_within_worker:
         raise _unsupported("topology", alternative.topology, "no attribute that all devices have", "Leave it out")
     vendor = vendor_of(alternative)
@@ -87,9 +141,23 @@ def device_request(alternative: Alternative) -> dict[str, Any]:
         *_device_expressions(alternative, driver, vendor),
         *_software_expressions(alternative, driver, vendor),
     ]
-    selectors = {"selectors": [{"cel": {"expression": text}} for text in expressions]} if expressions else {}
-    device_class = MIG_CLASS if alternative.partition else driver.device_class
-    return {"deviceClassName": device_class, **selectors, "allocationMode": "ExactCount", "count": alternative.count}
+    if any(len(text) > _MAX_EXPRESSION for text in expressions):
+        raise _unsupported("device", alternative.device_text, "expressions of 10 KiB at most", "Shorten the request")
+    selectors = [{"cel": {"expression": text}} for text in expressions]
+    return {
+        "deviceClassName": device_class_of(alternative),
+        "selectors": [*selectors, _NOT_SHARED if alternative.share is None else _SHARED],
+        "allocationMode": "ExactCount",
+        "count": alternative.count,
+        **_capacity_of_share(alternative),
+    }
+
+
+def _capacity_of_share(alternative: Alternative) -> dict[str, Any]:
+    """The part of a shared device's memory that a share takes. Without one, the driver's default amount counts."""
+    if alternative.share is None or alternative.memory is None or alternative.memory.minimum is None:
+        return {}
+    return {"capacity": {"requests": {"memory": byte_quantity(alternative.memory.minimum)}}}
 
 
 def _device_expressions(alternative: Alternative, driver: DraDriver, vendor: str) -> list[str]:
@@ -100,7 +168,7 @@ def _device_expressions(alternative: Alternative, driver: DraDriver, vendor: str
         expressions.append(cel.equals(driver.domain, "profile", alternative.partition))
     if alternative.model:
         expressions.append(_model(alternative.model, driver, vendor))
-    if alternative.memory:
+    if alternative.memory and alternative.share is None:
         if vendor == "google":
             raise _unsupported("memory", alternative.memory, "no memory of TPUs", "Name a model")
         expressions.append(cel.memory_is(driver.domain, alternative.memory))

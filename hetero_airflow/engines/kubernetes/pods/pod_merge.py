@@ -10,7 +10,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from hetero_airflow.engines.kubernetes.claims.claim_template import CLAIM_NAME
+from hetero_airflow.engines.kubernetes.claims.claim_template import CLAIM_NAME, template_for
 from hetero_airflow.engines.kubernetes.pods.pod_parts import PodParts
 from hetero_airflow.engines.kubernetes.selectors.affinity import to_json
 
@@ -24,7 +24,7 @@ def complete_pod(pod: Mapping[str, Any], parts: PodParts, container: str = "base
     domain, such as ``nvidia.com``, or for cores or memory, that amount stays. Node conditions of the pod and of the
     request both apply.
 
-    :param pod: a pod as the API takes it, with at least one container
+    :param pod: a pod as the API takes it, with at least one container; a name, if the parts have a claim
     """
     completed = copy.deepcopy(dict(pod))
     spec = completed.setdefault("spec", {})
@@ -35,7 +35,7 @@ def complete_pod(pod: Mapping[str, Any], parts: PodParts, container: str = "base
     _add_affinity(spec, to_json(parts.terms))
     _add_tolerations(spec, parts)
     if parts.claim is not None:
-        _add_claim(spec, leased, parts.claim["metadata"]["name"])
+        _add_claim(spec, leased, template_for(parts.claim, completed)["metadata"]["name"])
     if parts.priority_class and not spec.get("priorityClassName") and spec.get("priority") is None:
         spec["priorityClassName"] = parts.priority_class
     metadata = completed.setdefault("metadata", {})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from types import MappingProxyType
 from typing import Any
 
-from hetero_airflow.engines.kubernetes.claims.claim_template import claim_template, is_claimable
+from hetero_airflow.engines.kubernetes.claims.claim_template import claim_template, device_class_of, is_claimable
 from hetero_airflow.engines.kubernetes.names import byte_quantity, is_label_value
 from hetero_airflow.engines.kubernetes.options import ClusterOptions
 from hetero_airflow.engines.kubernetes.resources import CPU, TAINTS, resource_of, vendor_of
@@ -22,7 +22,9 @@ REQUEST_ANNOTATION = "hetero-airflow/request"
 UNCHECKED_ANNOTATION = "hetero-airflow/unchecked"
 """Conditions of the request that don't concern nodes, such as the software of the image."""
 LEFT_OUT_ANNOTATION = "hetero-airflow/left-out"
-"""Later alternatives of the request, which the pod does not ask for."""
+"""Alternatives of the request which the pod does not ask for."""
+SHARING_ANNOTATION = "hetero-airflow/sharing"
+"""That the pod shares its device, and how."""
 
 NO_DEVICES = MappingProxyType({"NVIDIA_VISIBLE_DEVICES": "void"})
 """If NVIDIA's runtime is a node's default, an image that sets ``all`` would see every GPU of the node
@@ -43,7 +45,7 @@ class PodParts:
     annotations: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     claim: dict[str, Any] | None = None
-    """The ResourceClaimTemplate for the devices; it must exist before the pod."""
+    """The ResourceClaimTemplate for the devices, without a name; `template_for` gives it to the pod, which needs it."""
 
 
 def pod_parts(request: DeviceRequest, options: ClusterOptions, queue: str | None = None) -> PodParts:
@@ -76,25 +78,31 @@ def pod_parts(request: DeviceRequest, options: ClusterOptions, queue: str | None
         tolerated=tolerated,
         priority_class=options.priority_classes.get(request.priority),
         labels=_queue_label(queue),
-        annotations=_annotations(request, [alternative]),
+        annotations=_annotations(request, [alternative], map(str, request.alternatives[1:])),
         environment=environment,
     )
 
 
 def claim_parts(
-    request: DeviceRequest, options: ClusterOptions, queue: str | None = None, namespace: str | None = None
+    request: DeviceRequest,
+    options: ClusterOptions,
+    queue: str | None = None,
+    device_classes: Collection[str] | None = None,
 ) -> PodParts:
     """The parts for a cluster with dynamic resource allocation, where a claim may name alternatives.
 
     The claim ends before the first alternative that can't be claimed, such as a CPU. A request that begins with a CPU
     needs no claim.
 
-    :raises RequestError: a claim can't ask for it
+    :param device_classes: the classes that the cluster has; None if that is unknown. An alternative of another class is
+        left out, because it would keep the cluster from allocating any of them.
+    :raises RequestError: a claim can't ask for it, or the cluster has no class for it
     """
     first = request.alternatives[0]
     if first.kind == CPU:
         return pod_parts(request, options, queue)
-    claimed = [first, *takewhile(is_claimable, request.alternatives[1:])]
+    claimable = [first, *takewhile(is_claimable, request.alternatives[1:])]
+    claimed = claimable if device_classes is None else _with_class(claimable, device_classes)
     if any(alternative.labels != claimed[0].labels for alternative in claimed):
         raise RequestError(
             "labels",
@@ -109,9 +117,31 @@ def claim_parts(
         tolerated=keys,
         priority_class=options.priority_classes.get(request.priority),
         labels=_queue_label(queue),
-        annotations=_annotations(request, claimed),
-        claim=claim_template(claimed, namespace),
+        annotations=_annotations(request, claimed, _left_out(request, claimable, claimed)),
+        claim=claim_template(claimed),
     )
+
+
+def _with_class(claimable: Sequence[Alternative], device_classes: Collection[str]) -> list[Alternative]:
+    claimed = [a for a in claimable if not is_claimable(a) or device_class_of(a) in device_classes]
+    if not claimed:
+        missing = " or ".join(dict.fromkeys(map(device_class_of, claimable)))
+        raise RequestError(
+            "device",
+            " or ".join(map(str, claimable)),
+            found=f"no DeviceClass {missing} in the cluster, which has {', '.join(sorted(device_classes)) or 'none'}",
+            remedy="Install the DRA driver of the device, or leave out dra",
+        )
+    return claimed
+
+
+def _left_out(
+    request: DeviceRequest, claimable: Sequence[Alternative], claimed: Sequence[Alternative]
+) -> Iterator[str]:
+    for alternative in claimable:
+        if alternative not in claimed:
+            yield f"{alternative} (the cluster has no DeviceClass {device_class_of(alternative)})"
+    yield from map(str, request.alternatives[len(claimable) :])
 
 
 def _host_amounts(alternatives: Sequence[Alternative]) -> dict[str, str]:
@@ -131,13 +161,18 @@ def _queue_label(queue: str | None) -> dict[str, str]:
     return {QUEUE_LABEL: queue}
 
 
-def _annotations(request: DeviceRequest, alternatives: Sequence[Alternative]) -> dict[str, str]:
+def _annotations(
+    request: DeviceRequest, alternatives: Sequence[Alternative], left_out: Iterable[str]
+) -> dict[str, str]:
     annotations = {REQUEST_ANNOTATION: str(request)}
     texts = dict.fromkeys(
         text
         for a in alternatives
         for text in node_conditions.unchecked_conditions(a, CPU if a.kind == CPU else a.vendor or "nvidia")
     )
-    left_out = " or ".join(map(str, request.alternatives[len(alternatives) :]))
-    optional = {UNCHECKED_ANNOTATION: ", ".join(texts), LEFT_OUT_ANNOTATION: left_out}
+    optional = {
+        UNCHECKED_ANNOTATION: ", ".join(texts),
+        LEFT_OUT_ANNOTATION: " or ".join(left_out),
+        SHARING_ANNOTATION: "cooperative" if any(a.share is not None for a in alternatives) else "",
+    }
     return annotations | {name: text for name, text in optional.items() if text}

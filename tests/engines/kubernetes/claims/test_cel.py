@@ -39,7 +39,7 @@ FUNCTIONS = {
 }
 
 
-def evaluate(expression, attributes=None, capacity=None, domain=DOMAIN):
+def evaluate(expression, attributes=None, capacity=None, domain=DOMAIN, *, is_shared=False):
     environment = celpy.Environment()
     program = environment.program(environment.compile(expression), functions=FUNCTIONS)
     device = celtypes.MapType()
@@ -49,6 +49,7 @@ def evaluate(expression, attributes=None, capacity=None, domain=DOMAIN):
             read = value if isinstance(value, Version) else celpy.json_to_cel(value)
             inner[celtypes.StringType(key)] = read
         device[celtypes.StringType(name)] = celtypes.MapType({celtypes.StringType(domain): inner})
+    device[celtypes.StringType("allowMultipleAllocations")] = celtypes.BoolType(is_shared)
     return bool(program.evaluate({"device": device}))
 
 
@@ -95,7 +96,8 @@ def test_only_a_device_that_meets_the_conditions_is_selected(device, arguments, 
 def test_a_device_without_an_attribute_is_passed_over_and_ends_no_allocation():
     """A selector that fails, ends the allocation for all nodes."""
     demands = an_alternative("h100-80gb", driver=">=1", runtime={"cuda": ">=1"}, quota={"memory": "1GiB.."})
-    for selector in device_request(demands)["selectors"]:
+    *conditions, _ = device_request(demands)["selectors"]
+    for selector in conditions:
         assert evaluate(selector["cel"]["expression"]) is False
 
 
@@ -119,7 +121,7 @@ def test_a_memory_that_the_driver_could_not_read_suits_no_range():
 def test_a_mig_instance_is_asked_for_by_its_profile():
     made = device_request(an_alternative("mig-1g.10gb+me"))
     assert made["deviceClassName"] == "mig.nvidia.com"
-    (selector,) = made["selectors"]
+    selector, _ = made["selectors"]
     assert evaluate(selector["cel"]["expression"], {"profile": "1g.10gb+me"})
     assert not evaluate(selector["cel"]["expression"], {"profile": "1g.10gb"})
 

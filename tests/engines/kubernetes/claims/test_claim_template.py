@@ -1,8 +1,11 @@
-import re
-
 import pytest
 
-from hetero_airflow.engines.kubernetes.claims.claim_template import claim_template
+from hetero_airflow.engines.kubernetes.claims.claim_template import (
+    asks_for_share,
+    claim_template,
+    template_for,
+    without_sharing,
+)
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request import DeviceRequest
 
@@ -38,6 +41,7 @@ def test_one_alternative_is_asked_for_exactly(check_body):
                             'device.attributes["gpu.nvidia.com"].driverVersion.compareTo(semver("550.0.0")) >= 0'
                         }
                     },
+                    {"cel": {"expression": "!device.allowMultipleAllocations"}},
                 ],
                 "allocationMode": "ExactCount",
                 "count": 2,
@@ -62,10 +66,29 @@ def test_alternatives_keep_their_order(check_body):
     assert "exactly" not in request
 
 
-def test_equal_requests_share_a_name_and_others_do_not():
-    names = [template(device)["metadata"]["name"] for device in ("h100:2", "h100:2", "h100:3")]
-    assert names[0] == names[1] != names[2]
-    assert all(re.fullmatch(r"hetero-[0-9a-f]{16}", name) for name in names)
+def test_a_pod_gives_its_template_a_name_and_labels(check_body):
+    pod = {"metadata": {"name": "train-x1", "namespace": "ml", "labels": {"dag_id": "d"}}}
+    made = template_for(template("h100:2"), pod)
+    check_body(made, "V1ResourceClaimTemplate")
+    labels = {"dag_id": "d", "app.kubernetes.io/managed-by": "hetero-airflow"}
+    assert made["metadata"] == {"name": "train-x1-devices", "namespace": "ml", "labels": labels}
+    assert made["spec"]["metadata"]["labels"] == labels
+
+
+def test_a_share_is_of_a_device_that_several_claims_may_have():
+    request = template("nvidia:0.5", quota={"memory": "20GiB"})["spec"]["spec"]["devices"]["requests"][0]["exactly"]
+    assert request["selectors"] == [{"cel": {"expression": "device.allowMultipleAllocations"}}]
+    assert request["capacity"] == {"requests": {"memory": "20Gi"}}
+    assert asks_for_share(template(["a100", "nvidia:0.5"]))
+    assert not asks_for_share(template(["a100", "nvidia:2"]))
+
+
+def test_without_shared_devices_a_whole_one_needs_no_condition():
+    plain = without_sharing(template(["nvidia:2", "mi300x"]))
+    assert "allowMultipleAllocations" not in str(plain)
+    (first, second) = plain["spec"]["spec"]["devices"]["requests"][0]["firstAvailable"]
+    assert "selectors" not in first
+    assert len(second["selectors"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -73,7 +96,6 @@ def test_equal_requests_share_a_name_and_others_do_not():
     [
         ("910b", {}, "no known DRA driver"),
         ({"vendor": "intel", "kind": "fpga"}, {}, "no known DRA driver"),
-        ("gpu:0.5", {}, "whole devices"),
         ("gpu:33", {}, "32 devices"),
         ("gpu:2", {"topology": "numa"}, "no attribute that all devices have"),
         ("v5e", {"quota": {"memory": "1GiB"}}, "no memory of TPUs"),

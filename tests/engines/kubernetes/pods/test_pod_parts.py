@@ -55,8 +55,8 @@ def test_a_request_becomes_a_pod(check_pod):
     exact["values"] = ["NVIDIA-A100-PCIE-40GB", "NVIDIA-A100-SXM4-40GB"]
     sized = [
         {**exact, "values": ["NVIDIA-A100-80GB-PCIe", "NVIDIA-A100-SXM4-80GB"]},
-        {"key": "nvidia.com/gpu.memory", "operator": "Gt", "values": ["40447"]},
-        {"key": "nvidia.com/gpu.memory", "operator": "Lt", "values": ["41473"]},
+        {"key": "nvidia.com/gpu.memory", "operator": "Gt", "values": ["36239"]},
+        {"key": "nvidia.com/gpu.memory", "operator": "Lt", "values": ["43009"]},
     ]
     major = "nvidia.com/cuda.driver-version.major"
     same_major = [
@@ -179,16 +179,14 @@ def test_a_queue_that_can_not_be_is_refused(queue):
 
 class TestClaims:
     def parts(self, device, **arguments):
-        return claim_parts(DeviceRequest.parse(device, **arguments), NOTHING, "team-a", "training")
+        return claim_parts(DeviceRequest.parse(device, **arguments), NOTHING, "team-a")
 
     def test_a_claim_takes_the_place_of_resources_and_device_labels(self, check_pod, check_body):
         parts = self.parts(["h100:2", "mi300x"], driver=">=6", labels={"zone": "a"}, quota={"cpus": 4})
         check_body(parts.claim, "V1ResourceClaimTemplate")
         pod = complete_pod(BARE, parts)
         check_pod(pod)
-        name = parts.claim["metadata"]["name"]
-        assert parts.claim["metadata"]["namespace"] == "training"
-        assert pod["spec"]["resourceClaims"] == [{"name": "devices", "resourceClaimTemplateName": name}]
+        assert pod["spec"]["resourceClaims"] == [{"name": "devices", "resourceClaimTemplateName": "train-devices"}]
         assert pod["spec"]["containers"][0]["resources"] == {
             "limits": {"cpu": "4"},
             "requests": {"cpu": "4"},

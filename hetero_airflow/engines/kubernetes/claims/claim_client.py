@@ -1,0 +1,104 @@
+"""Templates of claims in a cluster: made before a pod, owned by it, and removed with it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from kubernetes.client import ApiClient, ApiException, ResourceV1Api  # type: ignore[import-untyped]
+
+from hetero_airflow.engines.kubernetes.claims.claim_template import asks_for_share, without_sharing
+from hetero_airflow.errors import RequestError
+
+log = logging.getLogger(__name__)
+
+_REMEDIES = {
+    403: "Let Airflow's service account create, patch and delete resourceclaimtemplates in {}",
+    404: "Leave out dra, or use Kubernetes 1.34 or later with a DRA driver",
+}
+
+
+class ClaimClient:
+    """Calls a cluster for claims. Each method blocks until the cluster answers."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._api = ResourceV1Api(client)
+
+    def device_classes(self) -> frozenset[str] | None:
+        """The names of the cluster's device classes; None if they can't be read."""
+        try:
+            return frozenset(item.metadata.name for item in self._api.list_device_class().items)
+        except ApiException as error:
+            if error.status == 404:
+                return None  # a cluster without claims, which `create` reports
+            log.warning(
+                "The cluster's device classes can't be read (%s %s): if one of the request is missing, the pod waits "
+                "for ever. Let Airflow's service account list deviceclasses of resource.k8s.io.",
+                error.status,
+                error.reason,
+            )
+            return None
+
+    def create(self, template: Mapping[str, Any]) -> None:
+        """Create the template of a pod's claim, unless it exists.
+
+        A cluster that knows no shared devices refuses the condition on them. Then it has none, and the condition is
+        left out.
+
+        :raises RequestError: the cluster has no claims, or the account may not make them
+        :raises ApiException: any other refusal
+        """
+        try:
+            self._create(template)
+        except ApiException as error:
+            if error.status != 422 or "allowMultipleAllocations" not in str(error.body):
+                raise
+            if asks_for_share(template):
+                raise RequestError(
+                    "share",
+                    "a share of a device by a claim",
+                    found="a cluster without shared devices",
+                    remedy="Ask for a whole device, or use Kubernetes 1.36 (1.34 with DRAConsumableCapacity)",
+                ) from error
+            self._create(without_sharing(template))
+
+    def _create(self, template: Mapping[str, Any]) -> None:
+        namespace = template["metadata"]["namespace"]
+        try:
+            self._api.create_namespaced_resource_claim_template(namespace, template)
+        except ApiException as error:
+            if error.status == 409:
+                return
+            if error.status not in _REMEDIES:
+                raise
+            found = f"the answer {error.status} ({error.reason})"
+            raise RequestError("dra", True, found=found, remedy=_REMEDIES[error.status].format(namespace)) from error
+
+    def set_owner(self, template: Mapping[str, Any], pod: Any) -> None:
+        """Let the cluster remove a template together with a pod.
+
+        :param pod: a ``V1Pod`` that the cluster made
+        """
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.metadata.name, "uid": pod.metadata.uid}
+        self._try(
+            self._api.patch_namespaced_resource_claim_template, template, {"metadata": {"ownerReferences": [owner]}}
+        )
+
+    def delete(self, template: Mapping[str, Any]) -> None:
+        """Delete a template; a missing one is no error."""
+        self._try(self._api.delete_namespaced_resource_claim_template, template)
+
+    def _try(self, call: Any, template: Mapping[str, Any], *body: Any) -> None:
+        metadata = template["metadata"]
+        try:
+            call(metadata["name"], metadata["namespace"], *body)
+        except ApiException as error:
+            if error.status != 404:
+                log.warning(
+                    "The claim template %s/%s stays (%s %s). Delete it when its pod has ended.",
+                    metadata["namespace"],
+                    metadata["name"],
+                    error.status,
+                    error.reason,
+                )
