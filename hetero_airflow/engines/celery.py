@@ -22,8 +22,9 @@ from celery.result import AsyncResult, denied_join_result
 from kombu.exceptions import OperationalError
 
 from hetero_airflow.engines.engine import EngineTraits
-from hetero_airflow.engines.remote import START_TIMEOUT_S, RemoteEngine, worker_queue
+from hetero_airflow.engines.remote import RemoteEngine, worker_queue
 from hetero_airflow.engines.silence import Silence
+from hetero_airflow.model.grant import START_TIMEOUT_S
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker
 

@@ -16,8 +16,9 @@ from sqlalchemy import ColumnElement, delete, update
 from sqlalchemy.orm import Session
 
 from hetero_airflow.engines.engine import EngineTraits
-from hetero_airflow.engines.remote import START_TIMEOUT_S, RemoteEngine, worker_queue
+from hetero_airflow.engines.remote import RemoteEngine, worker_queue
 from hetero_airflow.errors import EngineError
+from hetero_airflow.model.grant import START_TIMEOUT_S
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker
 

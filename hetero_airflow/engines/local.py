@@ -21,6 +21,7 @@ from hetero_airflow.engines.engine import EngineContext, EngineTraits, LeasedPro
 from hetero_airflow.engines.lease_files import recorded_run
 from hetero_airflow.engines.processes import LeaseRoot, lease_processes, signal_processes
 from hetero_airflow.engines.wrapped_executor import WrappedExecutor
+from hetero_airflow.model.grant import START_TIMEOUT_S
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker, WorkerState
 
@@ -56,7 +57,13 @@ class ReportPipe:
 class LocalEngine(WrappedExecutor):
     """Runs tasks on this host."""
 
-    traits = EngineTraits(is_local=True, serve_logs=True, supports_callbacks=True, supports_connection_test=True)
+    traits = EngineTraits(
+        is_local=True,
+        serve_logs=True,
+        supports_callbacks=True,
+        supports_connection_test=True,
+        start_timeout_s=START_TIMEOUT_S,
+    )
 
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
         super().__init__(LocalExecutor(parallelism, team_name))

@@ -10,6 +10,7 @@ from airflow.utils.state import TaskInstanceState
 
 from hetero_airflow.engines.engine import EngineContext, LeasedProcess, Liveness
 from hetero_airflow.engines.wrapped_executor import WrappedExecutor
+from hetero_airflow.model.grant import START_TIMEOUT_S
 from hetero_airflow.model.heartbeat import WorkerHeartbeat
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker, WorkerState
@@ -19,9 +20,6 @@ HEARTBEAT_MAX_AGE = timedelta(seconds=12)
 
 HEARTBEAT_MARGIN = timedelta(seconds=3)
 """An agent's heartbeat shows that a process is gone only if it is this much later than Airflow's last one from it."""
-
-START_TIMEOUT_S = 60.0
-"""A task must start this long after it was sent, or it never starts: its token is valid for no longer."""
 
 _START_WINDOW = timedelta(seconds=START_TIMEOUT_S + 15)
 """The start timeout, with slack for clocks that differ: Airflow's API server allows 10 s, [api_auth] jwt_leeway."""

@@ -16,6 +16,7 @@ from hetero_airflow.executor.reconcile import (
     DropTask,
     EndLease,
     FailTask,
+    FollowRun,
     HandOverTask,
     SubmitTask,
     TakeOverRequest,
@@ -63,6 +64,9 @@ class ActionRunner:
                 self.queue.submit(task)
             case EndLease(key, lease):
                 self.starter.keeper.end_left_over(key, lease)
+            case FollowRun(key, lease):
+                self.queue.take(key)
+                self.starter.follow(key, lease)
             case HandOverTask(_, lease):
                 self._hand_over(task, lease, snapshot)
 

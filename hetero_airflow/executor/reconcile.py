@@ -39,6 +39,13 @@ class EndLease(NamedTuple):
     lease: Lease
 
 
+class FollowRun(NamedTuple):
+    """The task has begun under a lease of a scheduler that may be dead. It is kept here as a running one."""
+
+    key: Any
+    lease: Lease
+
+
 class TakeOverRequest(NamedTuple):
     """The store has the request of the task: a scheduler that died submitted it, or the answer to a commit was lost."""
 
@@ -52,7 +59,7 @@ class SubmitTask(NamedTuple):
     key: Any
 
 
-Action = DropTask | FailTask | HandOverTask | EndLease | TakeOverRequest | SubmitTask
+Action = DropTask | FailTask | HandOverTask | EndLease | FollowRun | TakeOverRequest | SubmitTask
 
 
 def reconcile(
@@ -76,7 +83,9 @@ def reconcile(
     actions: list[Action] = []
     for key, task in tasks.items():
         id_ = task.request_id
-        if id_ not in queued and is_settled(task, now):
+        if id_ in leases and uses.get(leases[id_].id) is LeaseUse.BEGUN:
+            actions.append(FollowRun(key, leases[id_]))
+        elif id_ not in queued and is_settled(task, now):
             actions.append(DropTask(key))
         elif (text := _timeout_text(task, now)) is not None:
             actions.append(FailTask(key, text))

@@ -93,6 +93,12 @@ class TaskStarter:
         self.keeper.begin(workload.key, lease, (task, carried_lease))
         self._placed.append((task, carried_lease, now))
 
+    def follow(self, key: Any, lease: Lease) -> None:
+        """Keep the lease of a task that another scheduler started, and that has begun."""
+        self.keeper.begin(key, lease)
+        if self.engine.cluster is not None:
+            self.engine.cluster.follow(key, lease)
+
     def _task_lease(self, task: PendingTask, lease: Lease, worker: Worker) -> TaskLease:
         """The lease as the task gets it."""
         assert task.request is not None

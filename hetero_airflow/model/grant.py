@@ -21,6 +21,10 @@ from hetero_airflow.errors import GrantRefused, shorten
 _PURPOSE = "hetero-airflow/lease/1"
 """Signed with the rest, so that no signature for another purpose is a grant."""
 
+START_TIMEOUT_S = 60.0
+"""A device task starts within this time after it was handed over, or never: its token is valid for no longer. If its
+scheduler dies at once, its lease lasts about as long. Pods may take longer to start, and their cluster shows them."""
+
 SKEW_S = 30
 """How much the clocks of a scheduler and of a worker may differ."""
 

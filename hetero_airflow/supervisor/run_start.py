@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import TaskAlreadyRunningError
 from hetero_airflow.checkpoints.place import checkpoint_path
 from hetero_airflow.engines.lease_files import LeaseInUse
 from hetero_airflow.errors import HeteroError
+from hetero_airflow.model.grant import Grant
 from hetero_airflow.runtime.scratch_folder import ScratchFolder
 from hetero_airflow.runtime.task_lease import TaskLease, lease_grant
 from hetero_airflow.runtime.visible_devices import bound_to_lease
@@ -36,9 +37,10 @@ def prepared_run(what: Any, lease: TaskLease | None, logger: Any) -> Iterator[tu
     """
     with ExitStack() as stack:
         try:
-            if lease:
-                _check_grant(what, lease)
+            grant = _checked_grant(what, lease) if lease else None
             run = stack.enter_context(contained_run(lease, logger)) if lease else None
+            if grant:  # from here on, the lease counts as long as this process
+                grant.check_start(datetime.now(UTC))
             stack.enter_context(bound_to_lease(lease) if lease else nullcontext())
             folder = stack.enter_context(control_folder())
         except LeaseInUse as error:
@@ -51,8 +53,8 @@ def prepared_run(what: Any, lease: TaskLease | None, logger: Any) -> Iterator[tu
         yield run, folder
 
 
-def _check_grant(what: Any, lease: TaskLease) -> None:
-    """See that a scheduler has granted the lease to this task, and that it is not too late to begin.
+def _checked_grant(what: Any, lease: TaskLease) -> Grant | None:
+    """The grant with which a scheduler gave the lease to this task; None if it signs nothing.
 
     :raises GrantRefused: otherwise
     """
@@ -60,7 +62,7 @@ def _check_grant(what: Any, lease: TaskLease) -> None:
     grant = lease_grant(lease, task)
     if grant is not None:
         grant.check(token=lease.token, task=task)
-        grant.check_start(datetime.now(UTC))
+    return grant
 
 
 @contextmanager

@@ -3,7 +3,8 @@ from datetime import timedelta
 import pytest
 
 from hetero_airflow.engines.engine import LeasedProcess, Liveness
-from hetero_airflow.engines.remote import START_TIMEOUT_S, remote_liveness
+from hetero_airflow.engines.remote import remote_liveness
+from hetero_airflow.model.grant import START_TIMEOUT_S
 from hetero_airflow.model.heartbeat import WorkerHeartbeat
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.worker import WorkerState

@@ -62,9 +62,7 @@ class Adoption:
             self.queue(ti)
             return True
         if lease is not None:
-            dispatcher.keeper.begin(ti.key, lease)
-            if self.engine.cluster is not None:
-                self.engine.cluster.follow(ti.key, lease)
+            dispatcher.starter.follow(ti.key, lease)
             return True
         last = dispatcher.lease_events.last_lease(ti.key, str(ti.id)) if requests_device else None
         if last is not None:  # a cycle took the lease back: the task is lost, before Airflow missed its scheduler

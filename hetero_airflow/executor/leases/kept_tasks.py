@@ -58,6 +58,11 @@ class EndingTask:
     is_end_known: bool = True
     """Airflow's row still shows how its run ended. If False, the task was queued again since."""
 
+    @property
+    def may_begin(self) -> bool:
+        """Whether it was QUEUED when this was decided, so that its supervisor may have begun the run since."""
+        return not (self.has_started and self.is_end_known)
+
 
 def final_move(task: EndingTask, process: TaskProcess) -> LeaseMove:
     """The end of a lease whose processes are gone.

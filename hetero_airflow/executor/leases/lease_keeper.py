@@ -16,7 +16,7 @@ from hetero_airflow.errors import StoreError
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances, TaskProcess
 from hetero_airflow.executor.leases.kept_tasks import EndingTask, RunningTask, final_move
 from hetero_airflow.executor.leases.lease_events import EndUnreported, LeaseEvent, LeaseFreed, RunLost, StartFailed
-from hetero_airflow.executor.leases.lease_use import LeaseUse, has_begun, lease_use, process_of_lease
+from hetero_airflow.executor.leases.lease_use import LeaseUse, has_begun, is_running, lease_use, process_of_lease
 from hetero_airflow.executor.pending_task import PendingTask
 from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.worker import WorkerState
@@ -137,12 +137,9 @@ class LeaseKeeper:
     def free_ended(self, now: datetime) -> list[LeaseFreed]:
         """Free the leases of ended tasks whose processes are gone; stop the processes that are left."""
         self._now = now
-        live = self._live_ids() if self._ending else set()
-        self._ending = {id_: task for id_, task in self._ending.items() if id_ in live}  # else another ended it
-        if not self._ending:
+        known = self._known_ending()
+        if not known:
             return []
-        processes = self._tasks.processes([task.lease.request_id for task in self._ending.values()])
-        known = {id_: processes.get(task.lease.request_id, TaskProcess()) for id_, task in self._ending.items()}
         liveness = self.liveness_of([(task.lease, known[id_]) for id_, task in self._ending.items()])
         for id_, task in self._ending.items():
             if liveness[id_] is Liveness.ALIVE:
@@ -157,6 +154,19 @@ class LeaseKeeper:
             else:
                 freed.append(LeaseFreed(task.key, task.lease, move.end))
         return freed
+
+    def _known_ending(self) -> dict[str, TaskProcess]:
+        """Lease id → Airflow's row of its task, for the leases that are to end. Others are forgotten here.
+
+        They were ended elsewhere, or their runs have begun after all: `reconcile` lets the waiting tasks follow them.
+        """
+        live = self._live_ids() if self._ending else set()
+        ending = {id_: task for id_, task in self._ending.items() if id_ in live}
+        processes = self._tasks.processes([task.lease.request_id for task in ending.values()])
+        known = {id_: processes.get(task.lease.request_id, TaskProcess()) for id_, task in ending.items()}
+        begun = {id_ for id_, task in ending.items() if task.may_begin and is_running(task.lease, known[id_])}
+        self._ending = {id_: task for id_, task in ending.items() if id_ not in begun}
+        return {id_: known[id_] for id_ in self._ending}
 
     def renew(self, now: datetime) -> list[LeaseEvent]:
         """Renew all leases, if it is time. The runs that go on although their leases were ended are lost."""

@@ -25,7 +25,9 @@ class LeaseUse(StrEnum):
     UNUSED = "unused"
     """No run has begun under it, and no process of it is known: the task may start under it."""
     IN_USE = "in use"
-    """A run has begun under it, or is about to: nothing else may start."""
+    """A run is about to begin under it, or is over: nothing else may start."""
+    BEGUN = "begun"
+    """Airflow has a run under it that goes on. The scheduler that started it may be dead: the run is followed."""
     LEFT_OVER = "left over"
     """Its run is over for Airflow, since the task is queued again. The next run waits for its processes to be gone, and
     gets a new lease."""
@@ -41,6 +43,8 @@ def lease_use(lease: Lease, process: TaskProcess, liveness: Liveness) -> LeaseUs
     :param process: Airflow's row of the task
     :param liveness: whether a process of the lease runs
     """
+    if is_running(lease, process):
+        return LeaseUse.BEGUN
     if process.state != TaskInstanceState.QUEUED:
         return LeaseUse.IN_USE
     if has_begun(lease, process):
@@ -65,6 +69,11 @@ def is_run_over(lease: Lease, process: TaskProcess) -> bool:
     if process.state in (TaskInstanceState.SCHEDULED, TaskInstanceState.QUEUED):
         return has_begun(lease, process)
     return process.state != TaskInstanceState.RUNNING
+
+
+def is_running(lease: Lease, process: TaskProcess) -> bool:
+    """Whether the run of a lease goes on for Airflow."""
+    return process.state == TaskInstanceState.RUNNING and has_begun(lease, process, CLOCK_DIFFERENCE)
 
 
 def has_begun(lease: Lease, process: TaskProcess, difference: timedelta = timedelta(0)) -> bool:

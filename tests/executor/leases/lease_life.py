@@ -8,15 +8,19 @@ lost; processes freeze or are killed; schedulers die, and act on what they read 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 from unittest import mock
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from hetero_airflow.contract.envelope import read_lease
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.leases import preemption, recovery
+from hetero_airflow.executor.leases.lease_use import CLOCK_DIFFERENCE
+from hetero_airflow.model.grant import SKEW_S
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.store.memory import MemoryStore
 from hetero_airflow.store.store import WorkerSeen
@@ -34,6 +38,15 @@ WHICH = st.integers(0, 99)
 """Chooses a scheduler, a process or a message: the number modulo how many there are."""
 
 
+class Message(NamedTuple):
+    """A task on its way to a supervisor."""
+
+    name: str
+    lease: Lease
+    start_by: datetime
+    """Until when its token lets the task begin."""
+
+
 @dataclass(eq=False)
 class Run:
     """A supervisor with its task's process."""
@@ -41,6 +54,7 @@ class Run:
     pid: int
     name: str
     lease: Lease
+    start_by: datetime
     has_begun: bool = False
     is_frozen: bool = False
 
@@ -50,7 +64,7 @@ class Host:
 
     def __init__(self):
         self.runs: list[Run] = []
-        self.messages: list[tuple[str, Lease]] = []
+        self.messages: list[Message] = []
         self.foreign_signals: list[str] = []
 
 
@@ -62,7 +76,8 @@ class ModelEngine(StandInEngine):
         self.host = host
 
     def hand_over(self, workload, lease, worker):
-        self.host.messages.append((str(workload.key), lease))
+        start_by, *_ = read_lease(workload.ti.context_carrier).grant.split(".")
+        self.host.messages.append(Message(str(workload.key), lease, datetime.fromtimestamp(int(start_by), UTC)))
 
     def _runs_of(self, process):
         return [run for run in self.host.runs if run.lease.id == process.lease.id or run.pid == process.pid]
@@ -70,7 +85,7 @@ class ModelEngine(StandInEngine):
     def liveness(self, process):
         if self._runs_of(process):
             return Liveness.ALIVE
-        is_on_the_way = any(lease.id == process.lease.id for _, lease in self.host.messages)
+        is_on_the_way = any(message.lease.id == process.lease.id for message in self.host.messages)
         may_start = process.state == "queued" and (is_on_the_way or not process.is_ours)
         return Liveness.UNKNOWN if may_start else Liveness.GONE
 
@@ -291,14 +306,15 @@ class LeaseLife(RuleBasedStateMachine):
     @precondition(lambda self: self.host.messages)
     @rule(which=WHICH, is_lost=st.booleans())
     def deliver(self, which, is_lost):
-        name, lease = self.host.messages.pop(which % len(self.host.messages))
-        if not is_lost and self.may_start(lease):
+        message = self.host.messages.pop(which % len(self.host.messages))
+        if not is_lost and self.may_start(message):
             self.last_pid += 1
-            self.host.runs.append(Run(self.last_pid, name, lease))
+            self.host.runs.append(Run(self.last_pid, *message))
 
-    def may_start(self, lease):
-        """Not modelled: a supervisor that starts after its lease has ended."""
-        return lease.id in self.live_leases()
+    def may_start(self, message):
+        """Its grant is valid. Not modelled: a supervisor that starts within this time and after its lease has ended."""
+        is_late = self.clock.now() - message.start_by > timedelta(seconds=SKEW_S)
+        return not is_late and message.lease.id in self.live_leases()
 
     def pick(self, which, *, has_begun, is_frozen=False):
         runs = [run for run in self.host.runs if run.has_begun == has_begun and run.is_frozen == is_frozen]
@@ -307,9 +323,9 @@ class LeaseLife(RuleBasedStateMachine):
     @precondition(lambda self: self.pick(0, has_begun=False))
     @rule(which=WHICH)
     def begin(self, which):
-        """Airflow lets only one process begin a queued task."""
+        """Airflow lets only one process begin a queued task, and only while the process's token is valid."""
         run = self.pick(which, has_begun=False)
-        if self.state(run.name) != "queued":
+        if self.state(run.name) != "queued" or self.clock.now() - run.start_by > CLOCK_DIFFERENCE:
             self.host.runs.remove(run)
             return
         run.has_begun = True

@@ -104,3 +104,30 @@ def test_a_run_that_ends_at_once_has_used_its_lease_though_the_schedulers_clock_
         lambda: life.beat_and_start(which=1),
         life.nothing_goes_wrong_any_more,
     )
+
+
+def test_a_run_that_begins_late_is_followed_by_the_scheduler_that_waited_to_start_it(life):
+    """Its own scheduler is dead, and the heir has just decided to end what nobody renewed."""
+    play(
+        life,
+        lambda: life.beat(seconds=1, which=0),
+        lambda: life.kill_scheduler(which=0),
+        lambda: life.beat(seconds=70, which=0),
+        lambda: life.deliver(is_lost=False, which=0),
+        lambda: life.beat(seconds=1, which=1),
+        lambda: life.begin(which=0),
+        life.nothing_goes_wrong_any_more,
+    )
+
+
+def test_a_run_that_begins_under_a_dead_scheduler_and_is_killed_runs_again(life):
+    play(
+        life,
+        lambda: life.beat(seconds=1, which=0),
+        lambda: life.kill_scheduler(which=0),
+        lambda: life.deliver(is_lost=False, which=0),
+        lambda: life.begin(which=0),
+        lambda: life.beat(seconds=6, which=1),
+        lambda: life.kill_run(which=0),
+        life.nothing_goes_wrong_any_more,
+    )
