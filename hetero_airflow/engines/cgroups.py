@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,16 +22,26 @@ _MAX_NAME = 200
 def current_group(root: Path = Path("/")) -> Path | None:
     """The folder of this process's group of version 2; None if no such hierarchy is mounted here."""
     try:
-        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
+        mount = _mount_of_groups(root)
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return None
     path = next((line[3:] for line in groups if line.startswith("0::/")), None)
-    for fields, _, rest in (line.partition(" - ") for line in mounts):
-        if path is not None and rest.startswith("cgroup2 "):
+    if path is None or mount is None:
+        return None
+    top, mount_point = mount
+    inside = os.path.relpath(path, top)
+    return None if inside.startswith("..") else root / mount_point[1:] / inside
+
+
+@cache
+def _mount_of_groups(root: Path) -> tuple[str, str] | None:
+    """The group at the top of the mounted hierarchy, and the mount point. A host has many mounts, so read them once."""
+    for line in (root / "proc/self/mountinfo").read_text().splitlines():
+        fields, _, rest = line.partition(" - ")
+        if rest.startswith("cgroup2 "):
             top, mount_point = fields.split()[3:5]
-            inside = os.path.relpath(path, top)
-            return None if inside.startswith("..") else root / mount_point[1:] / inside
+            return top, mount_point
     return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -17,7 +17,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hetero_airflow.engines.cgroups import remove_group
-from hetero_airflow.engines.lease_folders import lease_folders, write_in_folder
+from hetero_airflow.engines.lease_folders import lease_folders, usual_folders, write_in_folder
 from hetero_airflow.engines.processes import (
     LeaseRoot,
     ProcessIdentity,
@@ -103,21 +103,33 @@ def current_process_namespace() -> str:
 class LeaseFileWriter:
     """Keeps the file of a lease whose task this process supervises.
 
+    :param make_group: as in `recorded_lease`
     :raises LeaseInUse: a run under the lease goes on
     :raises HeteroError: no folder takes the file; the text names each one and its problem
     """
 
-    def __init__(self, content: LeaseFile) -> None:
-        run = recorded_run(content.lease)
+    def __init__(self, content: LeaseFile, make_group: Callable[[str], Path | None]) -> None:
+        run = recorded_runs([content.lease], list(usual_folders()) or None).get(content.lease)
         if run is not None and run.is_running:
             raise LeaseInUse(
                 f"to begin a run under lease {content.lease}",
                 found=f"a run under it that process {run.supervisor.pid} supervises",
                 remedy="Nothing: the engine has delivered the task twice, and the first run goes on",
             )
-        self._content, self._path = content, Path()
+        self._content = content.model_copy(update={"group": make_group(content.lease)})
+        self._path = Path()
         self._written: LeaseFile | None = None
-        self._write()
+        try:
+            self._write()
+        except HeteroError:
+            if self.group is not None:
+                remove_group(self.group)
+            raise
+
+    @property
+    def group(self) -> Path | None:
+        """The control group of the run."""
+        return self._content.group
 
     def begin(self, pid: int) -> None:
         """Note that the task's process has started. Until that is written, the lease counts as long as this process."""
@@ -182,16 +194,29 @@ def _write_file(path: Path, content: LeaseFile) -> Path:
 
 
 @contextmanager
-def recorded_lease(lease_id: str, worker_id: str) -> Iterator[LeaseFileWriter]:
+def recorded_lease(
+    lease_id: str,
+    worker_id: str,
+    devices: tuple[str, ...] = (),
+    make_group: Callable[[str], Path | None] = lambda lease_id: None,
+) -> Iterator[LeaseFileWriter]:
     """Within the context the lease has a file. Without one its task must not start: it would count as lost.
 
+    :param devices: see `LeaseFile`
+    :param make_group: makes the control group of the run, or returns None
     :raises LeaseInUse: another run under the lease goes on here
     :raises HeteroError: the file can't be written
     """
     supervisor = process_identity(os.getpid())
     assert supervisor is not None, "this process runs"
-    place = current_process_namespace()
-    writer = LeaseFileWriter(LeaseFile(lease=lease_id, worker=worker_id, place=place, supervisor=supervisor))
+    content = LeaseFile(
+        lease=lease_id,
+        worker=worker_id,
+        place=current_process_namespace(),
+        supervisor=supervisor,
+        devices=devices,
+    )
+    writer = LeaseFileWriter(content, make_group)
     try:
         yield writer
     finally:
@@ -239,16 +264,28 @@ def remove_lease_file(path: Path, content: LeaseFile) -> None:
         remove_group(content.group)
 
 
+def recorded_runs(lease_ids: Collection[str], folders: Iterable[Path] | None = None) -> dict[str, LeaseFile]:
+    """Lease id → the run that began under it on this host. Left out: no file, or its pids are not valid here.
+
+    :param folders: where to look; None for all folders
+    """
+    runs: dict[str, LeaseFile] = {}
+    missing = set(lease_ids)
+    for folder in (folders or lease_folders()) if missing else ():
+        for id_ in missing:
+            with suppress(OSError, ValidationError):
+                content = LeaseFile.model_validate_json((folder / _file_name(id_)).read_bytes())
+                if content.place == current_process_namespace():
+                    runs[id_] = content
+        missing -= runs.keys()
+        if not missing:
+            break
+    return runs
+
+
 def recorded_run(lease_id: str) -> LeaseFile | None:
-    """The run that began under a lease on this host; None if its file is missing or its pids are not valid here."""
-    for folder in lease_folders():
-        try:
-            content = LeaseFile.model_validate_json((folder / _file_name(lease_id)).read_bytes())
-        except (OSError, ValidationError):
-            continue
-        if content.place == current_process_namespace():
-            return content
-    return None
+    """The run that began under a lease on this host, as in `recorded_runs`."""
+    return recorded_runs([lease_id]).get(lease_id)
 
 
 def _file_name(lease_id: str) -> str:

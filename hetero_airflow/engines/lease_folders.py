@@ -12,7 +12,7 @@ import logging
 import os
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -30,19 +30,37 @@ _MEMORY = Path("/dev/shm")  # noqa: S108  checked like the others
 """A place that is there when the disk is full."""
 
 
-def lease_folders(user: int | None = None) -> list[Path]:
+def lease_folders(user: int | None = None) -> Iterator[Path]:
     """The folders of lease files that exist and belong to one user alone, the one for new files first.
+
+    Those with the usual name come first. To find the others, all names in three places are read, and a folder for
+    temporary files may have thousands: stop as soon as you have what you need.
 
     :param user: the user's number; None for the user of this process
     """
-    number = os.getuid() if user is None else user
-    folders = []
-    for place in (_temporary_folder(), _runtime_folder(number), _MEMORY):  # earlier versions knew only the first one
+    yield from usual_folders(user)
+    number = _number(user)
+    for place in _places(number):
         with suppress(OSError):
-            name = f"{_NAME}-{number}"
-            paths = [place / name, *sorted(place.glob(f"{name}-*"))]
-            folders += [path for path in paths if not _refusal_of(path, number)]
-    return folders
+            names = sorted(name for name in os.listdir(place) if name.startswith(f"{_NAME}-{number}-"))
+            yield from [place / name for name in names if not _refusal_of(place / name, number)]
+
+
+def usual_folders(user: int | None = None) -> Iterator[Path]:
+    """Those of `lease_folders` that have the usual name. If there are any, no writer makes one with another name."""
+    number = _number(user)
+    for place in _places(number):
+        with suppress(OSError):
+            if not _refusal_of(folder := place / f"{_NAME}-{number}", number):
+                yield folder
+
+
+def _number(user: int | None) -> int:
+    return os.getuid() if user is None else user
+
+
+def _places(user: int) -> tuple[Path, ...]:
+    return _temporary_folder(), _runtime_folder(user), _MEMORY  # earlier versions knew only the first one
 
 
 def write_in_folder(write: Callable[[Path], T]) -> T:
@@ -51,10 +69,8 @@ def write_in_folder(write: Callable[[Path], T]) -> T:
     :param write: gets the folder, writes into it, and raises `OSError` if it can't, as on a full disk
     :raises HeteroError: there is no folder into which it could write; the text names each place and its problem
     """
-    known, number, problems = lease_folders(), os.getuid(), []
-    others = [_runtime_folder(number), _temporary_folder(), _MEMORY]
-    new = [place for place in others if all(folder.parent != place for folder in known)]
-    for path, make in [*((folder, Path) for folder in known), *((place, _make_folder) for place in new)]:
+    problems = []
+    for path, make in _folders_to_write():
         try:
             return write(make(path))
         except OSError as error:
@@ -64,6 +80,17 @@ def write_in_folder(write: Callable[[Path], T]) -> T:
         found="; ".join(problems),
         remedy=f"Free disk space in {_temporary_folder()}, or let this user write there",
     )
+
+
+def _folders_to_write() -> Iterator[tuple[Path, Callable[[Path], Path]]]:
+    """The folders that exist, then the places where none exists; with the function that makes the folder."""
+    known = set()
+    for folder in lease_folders():
+        known.add(folder.parent)
+        yield folder, Path
+    for place in (_runtime_folder(os.getuid()), _temporary_folder(), _MEMORY):
+        if place not in known:
+            yield place, _make_folder
 
 
 def _make_folder(place: Path) -> Path:

@@ -18,7 +18,7 @@ from airflow.executors.workloads import ExecuteTask
 from airflow.utils.net import get_hostname
 
 from hetero_airflow.engines.engine import EngineContext, EngineTraits, LeasedProcess, Liveness
-from hetero_airflow.engines.lease_files import recorded_run
+from hetero_airflow.engines.lease_files import LeaseFile, recorded_run, recorded_runs
 from hetero_airflow.engines.processes import LeaseRoot, lease_processes, signal_processes
 from hetero_airflow.engines.wrapped_executor import WrappedExecutor
 from hetero_airflow.model.grant import START_TIMEOUT_S
@@ -115,23 +115,22 @@ class LocalEngine(WrappedExecutor):
 
     def liveness_of(self, processes: Sequence[LeasedProcess]) -> dict[str, Liveness]:
         """Lease id → whether a process of it runs. Scans this host's processes only if a recorded one has ended."""
-        active = {process.lease.id for process in processes if _is_active(process.lease.id)}
-        others = [process for process in processes if process.lease.id not in active]
-        alive = active | self.processes({other.lease.id: (other.pid, other.seen_at) for other in others}).keys()
+        leases = {process.lease.id: process for process in processes}
+        alive = {id_ for id_, run in recorded_runs(leases).items() if run.is_active or run.needs_check}
+        others = [process for id_, process in leases.items() if id_ not in alive]
+        alive |= self.processes({other.lease.id: (other.pid, other.seen_at) for other in others}).keys()
+        alive |= {id_ for id_, run in recorded_runs(leases.keys() - alive).items() if run.is_starting}
         return {
-            process.lease.id: Liveness.ALIVE if process.lease.id in alive else self._liveness_without_process(process)
-            for process in processes
+            id_: Liveness.ALIVE if id_ in alive else self._liveness_without_process(process)
+            for id_, process in leases.items()
         }
 
     def _liveness_without_process(self, process: LeasedProcess) -> Liveness:
-        """The liveness of a lease that has no process here.
+        """The liveness of a lease that has no process here, and none that is about to start.
 
         Our LocalExecutor reports on its own tasks. The worker processes of a scheduler that died may live on and start
         the tasks that they had.
         """
-        run = recorded_run(process.lease.id)
-        if run is not None and run.is_starting:
-            return Liveness.ALIVE
         is_far = bool(process.hostname) and process.hostname != self._host
         may_start = process.state == "queued" and (not process.is_ours or self.has_in_hand(process.lease.request_id))
         is_unknown = (is_far or may_start) and not self._is_abandoned(process)
@@ -172,7 +171,8 @@ class LocalEngine(WrappedExecutor):
         """
         if not leases:
             return {}
-        roots = {id_: self._root(id_, *leader) for id_, leader in leases.items()}
+        runs = recorded_runs(leases)
+        roots = {id_: self._root(id_, runs.get(id_), *leader) for id_, leader in leases.items()}
         pids_of = lease_processes(roots)
         self._leaders = {id_: process for id_, process in self._leaders.items() if process.is_running()}
         for id_, pids in pids_of.items():
@@ -184,10 +184,10 @@ class LocalEngine(WrappedExecutor):
 
     def signal(self, process: LeasedProcess, number: int) -> None:
         """Send a signal to the processes of a lease on this host."""
-        signal_processes(process.lease.id, self._root(process.lease.id, process.pid, process.seen_at), number)
+        id_ = process.lease.id
+        signal_processes(id_, self._root(id_, recorded_run(id_), process.pid, process.seen_at), number)
 
-    def _root(self, lease_id: str, pid: int | None, seen_at: datetime | None) -> LeaseRoot:
-        run = recorded_run(lease_id)
+    def _root(self, lease_id: str, run: LeaseFile | None, pid: int | None, seen_at: datetime | None) -> LeaseRoot:
         if run is not None and run.task is not None:
             return run.root
         known = self._leaders.get(lease_id)
@@ -198,8 +198,3 @@ class LocalEngine(WrappedExecutor):
         """Wait for the running tasks, then stop the worker processes. Returns the tasks that ended meanwhile."""
         self.executor.end()
         return dict(self.executor.get_event_buffer())
-
-
-def _is_active(lease_id: str) -> bool:
-    run = recorded_run(lease_id)
-    return run is not None and (run.is_active or run.needs_check)

@@ -27,13 +27,14 @@ FRESH_S = 60.0
 class ScratchFolder:
     """A folder of this process, which is removed when the process ends.
 
-    :param prefix: start of its name. Folders of killed processes with the same prefix are removed
+    :param prefix: start of its name
+    :param removes_abandoned: remove the folders of killed processes with the same prefix first
     """
 
-    def __init__(self, prefix: str = PREFIX) -> None:
-        parent = Path(tempfile.gettempdir())
-        _remove_abandoned(parent, prefix)
-        self.root = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    def __init__(self, prefix: str = PREFIX, *, removes_abandoned: bool = True) -> None:
+        if removes_abandoned:
+            remove_abandoned(prefix)
+        self.root = Path(tempfile.mkdtemp(prefix=prefix))
         lock = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.remove = weakref.finalize(self, _remove, self.root, lock, os.getpid())
@@ -50,8 +51,9 @@ def _remove(root: Path, lock: int, owner: int) -> None:
         os.close(lock)
 
 
-def _remove_abandoned(parent: Path, prefix: str) -> None:
-    for root in parent.glob(f"{prefix}*"):
+def remove_abandoned(prefix: str) -> None:
+    """Remove the folders of killed processes. It lists the folder for temporary files, which may have many entries."""
+    for root in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):  # locked, owned by another user, or removed meanwhile
             if time.time() - root.stat(follow_symlinks=False).st_mtime > FRESH_S and not root.is_symlink():
                 _remove_unlocked(root)

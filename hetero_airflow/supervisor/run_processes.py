@@ -35,6 +35,8 @@ from hetero_airflow.engines.processes import (
 from hetero_airflow.runtime.task_lease import TaskLease
 from hetero_airflow.settings import SECTION, default
 
+_LIBC = ctypes.CDLL(None)
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37  # <linux/prctl.h>
 
 _GRACE_S = 5.0
@@ -55,15 +57,14 @@ _POLL_S = 0.1
 class RunProcesses:
     """The processes of the run of one lease.
 
-    :param note: the lease file
-    :param group: the control group that the task's process has to join; None if there is none
+    :param note: the lease file, with the control group that the task's process has to join
     :param logger: the log of the task; None if it has none
     """
 
-    def __init__(self, lease: TaskLease, note: LeaseFileWriter, group: Path | None, logger: Any) -> None:
-        self.group = group
+    def __init__(self, lease: TaskLease, note: LeaseFileWriter, logger: Any) -> None:
+        self.group = note.group
         self._lease, self._note, self._logger = lease, note, logger
-        self._root, self._since_ticks = LeaseRoot(group=group), current_ticks()
+        self._root, self._since_ticks = LeaseRoot(group=self.group), current_ticks()
         self._zombies: frozenset[int] = frozenset()
         self._has_ended = False
         self._unended: list[int] = []
@@ -163,24 +164,21 @@ def contained_run(lease: TaskLease, logger: Any) -> Iterator[RunProcesses]:
 
     :raises HeteroError: the lease can't be recorded
     """
-    prctl = ctypes.CDLL(None).prctl
     was_adopter = ctypes.c_int(0)
-    prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(was_adopter))
-    with recorded_lease(lease.id, lease.worker) as note:
-        group = create_group(lease.id)
-        note.update(group=group, devices=checked_devices(lease))
-        run = RunProcesses(lease, note, group, logger)
-        prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _LIBC.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(was_adopter))
+    with recorded_lease(lease.id, lease.worker, checked_devices(lease), create_group) as note:
+        run = RunProcesses(lease, note, logger)
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         try:
             yield run
         finally:
             run.close()
-            prctl(_PR_SET_CHILD_SUBREAPER, was_adopter.value)
+            _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, was_adopter.value)
 
 
 def enter_run(supervisor: int, group: Path | None) -> None:
     """Called by the task's process before anything else: it dies with its supervisor, and joins the control group."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:
         os.kill(os.getpid(), signal.SIGKILL)
     if group is not None:

@@ -15,7 +15,7 @@ from hetero_airflow.checkpoints.place import checkpoint_path
 from hetero_airflow.engines.lease_files import LeaseInUse
 from hetero_airflow.errors import HeteroError
 from hetero_airflow.model.grant import Grant
-from hetero_airflow.runtime.scratch_folder import ScratchFolder
+from hetero_airflow.runtime.scratch_folder import ScratchFolder, remove_abandoned
 from hetero_airflow.runtime.task_lease import TaskLease, lease_grant
 from hetero_airflow.runtime.visible_devices import bound_to_lease
 from hetero_airflow.settings import CONTROL_VARIABLE
@@ -72,7 +72,7 @@ def control_folder() -> Iterator[Path]:
     :raises HeteroError: it can't be made
     """
     try:
-        folder = ScratchFolder(_CONTROL_PREFIX)
+        folder = ScratchFolder(_CONTROL_PREFIX, removes_abandoned=False)
     except OSError as error:
         raise HeteroError(
             "a folder for the task and its supervisor",
@@ -85,3 +85,4 @@ def control_folder() -> Iterator[Path]:
     finally:
         del os.environ[CONTROL_VARIABLE]
         folder.remove()
+        remove_abandoned(_CONTROL_PREFIX)  # at the end of a run, so that no start waits for it

@@ -44,7 +44,7 @@ def leases() -> list[str]:
 def test_a_new_folder_is_in_the_users_runtime_directory(host):
     host.runtime.mkdir(mode=0o700)
     with recorded_lease("l1", "worker-a"):
-        assert lease_folders() == [host.runtime / NAME]
+        assert list(lease_folders()) == [host.runtime / NAME]
         assert stat.S_IMODE((host.runtime / NAME).stat().st_mode) == 0o700
         assert leases() == ["l1"]
 
@@ -54,7 +54,7 @@ def test_a_runtime_directory_that_others_see_is_not_used(host, mode):
     host.runtime.mkdir()
     host.runtime.chmod(mode)
     with recorded_lease("l1", "worker-a"):
-        assert lease_folders() == [host.temporary / NAME]
+        assert list(lease_folders()) == [host.temporary / NAME]
 
 
 def test_the_folder_of_an_earlier_version_stays_in_use(host):

@@ -119,3 +119,17 @@ def test_a_lease_of_a_host_whose_scheduler_is_lost_is_over_once_airflow_takes_th
     seen_at = None if seen_s is None else datetime.now(UTC) - timedelta(seconds=seen_s)
     hostname = "" if seen_s is None else "worker-a"
     assert engine.liveness_of([LeasedProcess(LEASE, state, None, hostname, seen_at)]) == {"lease": liveness}
+
+
+def test_the_names_of_all_temporary_files_are_not_read_once_for_each_lease(monkeypatch, tmp_path):
+    """The scheduler's loop asks, and there may be thousands of names."""
+    read: list[str] = []
+
+    def recording(function):
+        return lambda path=".": read.append(str(path)) or function(path)
+
+    leases = [LEASE.model_copy(update={"id": f"lease-{number}"}) for number in range(20)]
+    monkeypatch.setattr(os, "listdir", recording(os.listdir))
+    monkeypatch.setattr(os, "scandir", recording(os.scandir))
+    LocalEngine(1).liveness_of([LeasedProcess(lease, "running", is_ours=True) for lease in leases])
+    assert read.count(str(tmp_path)) <= 3

@@ -80,7 +80,7 @@ def start(api, tmp_path, monkeypatch):
         )
         started.append(process)
         record = records.enter_context(recorded_lease(str(ti.id), "worker-a"))
-        run = RunProcesses(a_task_lease(simulated=True), record, None, None)
+        run = RunProcesses(a_task_lease(simulated=True), record, None)
         run.begin(process.pid)
         process.attach_lease(a_task_lease(), tmp_path, run)
         return process

@@ -170,7 +170,8 @@ def test_the_folder_of_a_killed_supervisor_is_removed_by_the_next_one(tmp_path, 
         for folder in (abandoned, used):
             os.utime(folder, (0, 0))
         with control_folder():
-            assert (abandoned.exists(), used.exists()) == (False, True)
+            pass
+        assert (abandoned.exists(), used.exists()) == (False, True)
         living.communicate("\n")
     assert list(tmp_path.iterdir()) == []
 
