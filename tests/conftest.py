@@ -19,6 +19,8 @@ os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ.setdefault("AIRFLOW_HOME", tempfile.mkdtemp(prefix="hetero-airflow-home-"))
 # Lease files go below TMPDIR, which tests set, and not into the user's runtime directory.
 os.environ["XDG_RUNTIME_DIR"] = os.path.join(os.environ["AIRFLOW_HOME"], "no-runtime-directory")
+# Before anything imports torch: the threads of one computation compute while they wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hypothesis import settings
 from sqlalchemy import NullPool, create_engine, text

@@ -25,8 +25,7 @@ CONFS = {
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory):
     home = tmp_path_factory.mktemp("airflow")
-    # A simulated GPU comes without cores, so that torch would take all: on a busy host its threads wait for each other.
-    settings = {"OMP_NUM_THREADS": "1", "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False"}
+    settings = {"AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False"}
     with LocalAirflow(home, DAGS, simulated="nvidia/h100-80gb:2,ascend/910b:2", settings=settings) as airflow:
         yield airflow
 

@@ -100,7 +100,6 @@ def work(folder, rank, number, arguments, answer):
     control = folder / f"control-{rank}"
     control.mkdir(exist_ok=True)
     os.environ[CONTROL_VARIABLE] = str(control)
-    os.environ["OMP_NUM_THREADS"] = "1"
     operator = TorchrunOperator(
         task_id="train",
         script=str(folder / "train.py"),

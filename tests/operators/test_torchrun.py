@@ -77,7 +77,6 @@ def train(tmp_path, monkeypatch):
     """Runs a script in ranks, with checkpoints and a control folder; what the task returned."""
     (tmp_path / "control").mkdir()
     monkeypatch.setenv(CONTROL_VARIABLE, str(tmp_path / "control"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
     def run(processes, *args, script=TRAIN, **arguments):
         path = tmp_path / "script.py"
@@ -196,8 +195,7 @@ class Silent:
         pass
 
 
-def test_a_mistake_that_is_seen_when_all_have_started_again_still_counts(tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_a_mistake_that_is_seen_when_all_have_started_again_still_counts(tmp_path):
     (tmp_path / "script.py").write_text(WRONG_ONCE)
 
     def is_hopeless(end):

@@ -128,6 +128,7 @@ def test_a_share_is_called_cooperative_and_a_simulated_device_simulated():
 
 def test_a_pod_needs_no_binding_since_it_sees_only_its_devices(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-given")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = os.sched_getaffinity(0)
     lease = a_task_lease(ids=("nvidia.com/gpu/1",), indexes=(1,), cores=(0,), is_slot=True)
     with bound_to_lease(lease):

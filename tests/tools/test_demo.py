@@ -51,7 +51,7 @@ def test_a_folder_takes_one_airflow_only(tmp_path):
 
 @pytest.mark.system
 def test_a_run_shows_where_each_task_ran_and_why_and_where_the_model_is():
-    demo = start_demo(OMP_NUM_THREADS="1")
+    demo = start_demo()
     output, _ = demo.communicate(timeout=280)
     assert demo.returncode == 0, output
     assert re.search(r"train .* 1 × (cpu|gpu): the only worker that fits", output.replace("\n", " "))
