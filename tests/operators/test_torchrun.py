@@ -39,20 +39,24 @@ rank, folder = dist.get_rank(), pathlib.Path(sys.argv[1])
 at_step, what = int(sys.argv[2]), sys.argv[3]
 torch.manual_seed(7)
 model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+momentum = torch.nn.Linear(4, 1)  # by hand: the first step of torch's optimizers imports its compiler for two seconds
+for velocity in momentum.parameters():
+    torch.nn.init.zeros_(velocity)
 data = torch.arange(96, dtype=torch.float32).reshape(24, 4).sin()
-state = {"model": model, "optimizer": optimizer}
+state = {"model": model, "momentum": momentum}
 done = folder / "done"  # seen by all ranks at a step, or by none
 print("hello from", rank, "of", dist.get_world_size())
 for step in checkpoint.steps(12, every=2, state=state):
     mine = data[rank :: dist.get_world_size()]
     loss = (model(mine) - 1).square().sum() / len(data)
-    optimizer.zero_grad()
+    model.zero_grad()
     loss.backward()
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
+    with torch.no_grad():
+        for parameter, velocity in zip(model.parameters(), momentum.parameters(), strict=True):
+            dist.all_reduce(parameter.grad)
+            velocity.mul_(0.9).add_(parameter.grad)
+            parameter.sub_(velocity, alpha=0.1)
     dist.all_reduce(loss)
-    optimizer.step()
     if rank == 0:
         with open(folder / "losses", "a") as file:
             print(json.dumps([step, loss.item(), dist.get_world_size()]), file=file)
@@ -127,15 +131,15 @@ def test_a_killed_rank_starts_again_from_the_last_checkpoint_and_the_task_goes_o
 
 
 def test_ranks_save_at_a_notice_and_resume_with_another_number_of_ranks(train, tmp_path):
-    for processes, at_step in ((2, 5), (4, 8)):
+    for processes, at_step in ((1, 5), (2, 8)):
         with pytest.raises(AirflowRescheduleException):
             train(processes, at_step, "notice")
         (tmp_path / "done").unlink()
         (tmp_path / "control" / "notice").unlink()
     train(1, -1, "")
     assert [(step, size) for step, _, size in losses(tmp_path)] == [
-        *((step, 2) for step in range(6)),
-        *((step, 4) for step in range(6, 9)),
+        *((step, 1) for step in range(6)),
+        *((step, 2) for step in range(6, 9)),
         *((step, 1) for step in range(9, STEPS)),
     ]
 
