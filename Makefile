@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up test test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-decide bench-schedule install lock clean moved
+.PHONY: help demo up test pytest test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-decide bench-schedule install lock clean moved
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -30,7 +30,11 @@ demo: $(VENV)/.installed  ## boot Airflow, retrain a model on the best device he
 up: $(VENV)/.installed  ## leave an Airflow with the example DAGs running until Ctrl-C
 	@$(RUN) tools/up.py
 
-test: lint  ## lint, then all tests: unit, system (a real Airflow), PostgreSQL
+# Lint is one process that computes. It runs beside the tests, which wait now and then.
+test: $(VENV)/.installed  ## lint and all tests at once: unit, system (a real Airflow), PostgreSQL
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going lint pytest
+
+pytest: $(VENV)/.installed
 	@echo '== pytest'
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' HETERO_AIRFLOW_SIMULATED_DEVICES= $(RUN) -m pytest -n auto -m '$(TESTS)'
 
