@@ -56,7 +56,8 @@ class Installation:
 
         Airflow reads some variables when it is loaded. A command with others runs in a process that has loaded it.
         """
-        if any(name.startswith(("AIRFLOW", "PYTHON")) for name in variables):
+        late = [name for name in variables if not name.startswith("AIRFLOW__HETERO__")]
+        if any(name.startswith(("AIRFLOW", "PYTHON")) for name in late):
             return subprocess.run(
                 [sys.executable, "-m", "airflow", *arguments],
                 env=self._environment() | variables,
@@ -84,7 +85,8 @@ class Installation:
     def close(self) -> None:
         """End the process that has loaded Airflow."""
         if self._warm is not None:
-            self._warm.communicate()
+            with self._warm:
+                self._warm.kill()  # it has nothing to finish, and would take a second for that
 
     def _environment(self) -> dict[str, str]:
         prefixes = ("AIRFLOW", "HETERO", "COLUMNS", "FORCE_COLOR", "PYTHONDONTWRITEBYTECODE")

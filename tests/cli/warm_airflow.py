@@ -1,4 +1,4 @@
-"""Runs ``airflow`` commands. It has loaded Airflow once, and forks a process for each command.
+"""Runs ``airflow`` commands. It has loaded Airflow and its commands once, and forks a process for each command.
 
 Each line of its standard input is a JSON list: the arguments, more environment variables, and the files for the
 command's output and errors. It answers each with a line that has the exit code.
@@ -6,13 +6,17 @@ command's output and errors. It answers each with a line that has the exit code.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import pkgutil
 import sys
 import traceback
 
 from airflow.__main__ import main
 from airflow.cli.cli_parser import get_parser
+
+from hetero_airflow import cli
 
 STANDARD_STREAMS = (0, 1, 2)
 
@@ -35,8 +39,15 @@ def run(arguments: list[str], variables: dict[str, str], *outputs: str) -> int:
     return 0
 
 
+def load_commands() -> None:
+    """Import what the commands of ``airflow hetero`` import."""
+    for module in pkgutil.walk_packages(cli.__path__, f"{cli.__name__}."):
+        importlib.import_module(module.name)
+
+
 if __name__ == "__main__":
     get_parser()
+    load_commands()
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
