@@ -99,8 +99,8 @@ def _entry(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def add_lease(context_carrier: Mapping[str, Any] | None, lease: TaskLease) -> dict[str, Any]:
-    """The context carrier with the lease in it."""
-    return {**(context_carrier or {}), ENVELOPE_KEY: lease.model_dump_json()}
+    """The context carrier with the lease in it, as short as possible: EdgeExecutor's table limits its length."""
+    return {**(context_carrier or {}), ENVELOPE_KEY: lease.model_dump_json(exclude_defaults=True)}
 
 
 def read_lease(context_carrier: Mapping[str, Any] | None) -> TaskLease | None:

@@ -12,15 +12,18 @@ from airflow.executors.workloads.task import TaskInstanceDTO
 from airflow.models.taskinstance import TaskInstance
 from airflow.providers.edge3.models.edge_job import EdgeJobModel
 from airflow.utils.state import TaskInstanceState
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import create_engine, select, update
 from sqlalchemy.orm import sessionmaker
 
+from hetero_airflow.contract.envelope import add_lease
 from hetero_airflow.engines.edge import EdgeEngine
 from hetero_airflow.engines.engine import EngineContext, LeasedProcess, Liveness
 from hetero_airflow.errors import EngineError
+from hetero_airflow.model.grant import GrantSigner
 from hetero_airflow.model.heartbeat import WorkerHeartbeat
 from hetero_airflow.model.lease import Claim, Lease, LeaseState
-from hetero_airflow.testing import EPOCH, a_worker
+from hetero_airflow.testing import EPOCH, a_task_lease, a_worker
 
 WORKER = a_worker("w1").model_copy(update={"engine": "edge"})
 
@@ -166,3 +169,23 @@ def test_a_job_that_the_table_can_not_hold_is_refused_with_its_length(engine, se
     with pytest.raises(EngineError, match=r"edge worker w1 with 1 devices; found \d+ characters; .* takes 2048"):
         engine.hand_over(task, a_lease(task), WORKER)
     assert jobs(session) == {}
+
+
+def test_a_job_for_a_host_with_eight_gpus_fits_into_the_table(engine, session):
+    """All of the sizes are those of a real one: the token, the signed grant, the ids and the nodes of the devices."""
+    names = {"dag_id": "nightly_training_of_recommendations", "task_id": "train_on_all_devices_of_a_host"}
+    run_id, ti_id = "scheduled__2026-11-22T00:00:00+00:00", uuid4()
+    task = "/".join((*names.values(), run_id, "-1"))
+    signer = GrantSigner(Ed25519PrivateKey.generate())
+    grant = signer.sign(lease=f"{ti_id}-1234", token=1234, task=task, start_by=1_790_000_000)
+    lease = a_task_lease(
+        id=f"{ti_id}-1234", token=1234, model="a100-sxm4-80gb", ids=tuple(f"GPU-{uuid4()}" for _ in range(8)),
+        indexes=tuple(range(8)), nodes=tuple(f"/dev/nvidia{n}" for n in range(8)), is_remote=True, grant=grant.pack(),
+    )  # fmt: skip
+    ti = a_task("a").ti.model_copy(
+        update={**names, "id": ti_id, "run_id": run_id, "map_index": -1, "context_carrier": add_lease({}, lease)}
+    )
+    log_path = f"dag_id={ti.dag_id}/run_id={ti.run_id}/task_id={ti.task_id}/attempt=1.log"
+    workload = a_task("a").model_copy(update={"ti": ti, "token": "x" * 405, "log_path": log_path})
+    engine.hand_over(workload, a_lease(workload), WORKER)
+    assert list(jobs(session)) == [ti.task_id]
