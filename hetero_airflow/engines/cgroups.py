@@ -1,4 +1,4 @@
-"""A control group (cgroup v2) for the processes of a lease: no process can leave it, whatever it does.
+"""A control group (cgroup v2) for the processes of a lease: none leaves it by a fork, a new session or another parent.
 
 It is created below the group of this process, if that is writable: a service of systemd with ``Delegate=yes``, or root
 outside a container. The kernel ends all its processes at once through ``cgroup.kill`` (Linux 5.14).
