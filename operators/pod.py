@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -24,7 +26,7 @@ from hetero_airflow.engines.kubernetes.claims.claim_template import template_for
 from hetero_airflow.engines.kubernetes.options import cluster_options
 from hetero_airflow.engines.kubernetes.pods.pod_merge import complete_pod
 from hetero_airflow.engines.kubernetes.pods.pod_parts import LEFT_OUT_ANNOTATION, PodParts, claim_parts, pod_parts
-from hetero_airflow.engines.kubernetes.states.causes import PodCause
+from hetero_airflow.engines.kubernetes.states.causes import MEANINGS, PodCause
 from hetero_airflow.engines.kubernetes.states.pod_state import PodState, pod_state
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request import DeviceRequest
@@ -152,18 +154,28 @@ class DevicePodOperator(KubernetesPodOperator):
         """The pod of this task. Creates it if it is missing, after the template of its claim."""
         claim = self._parsed(lambda: self._parts_in_cluster(context)).claim
         if claim is None:
-            return super().get_or_create_pod(pod_request_obj, context)
+            with _named_quota():
+                return super().get_or_create_pod(pod_request_obj, context)
         template = template_for(claim, PodGenerator.serialize_pod(pod_request_obj))
         claims = ClaimClient(self.client.api_client)
         self._parsed(lambda: claims.create(template))
         try:
-            pod = super().get_or_create_pod(pod_request_obj, context)
+            with _named_quota():
+                pod = super().get_or_create_pod(pod_request_obj, context)
         except BaseException:
             claims.delete(template)
             raise
         is_known = pod.metadata.uid is not None
         claims.set_owner(template, pod if is_known else self.hook.get_pod(pod.metadata.name, pod.metadata.namespace))
         return pod
+
+    def await_pod_start(self, pod: Any) -> None:
+        """Wait until the pod runs. The exception for one that does not carries the cluster's message."""
+        try:
+            super().await_pod_start(pod)
+        except AirflowException as error:
+            error.evidence = pod_evidence(self._last_state(pod))  # type: ignore[attr-defined]
+            raise
 
     def cleanup(
         self, pod: Any, remote_pod: Any, xcom_result: dict[Any, Any] | None = None, context: Context | None = None
@@ -203,6 +215,14 @@ class DevicePodOperator(KubernetesPodOperator):
             self.log.info("The claim does not ask for %s.", left_out)
         return parts
 
+    def _last_warning(self, pod: Any) -> str:
+        """The last warning about a pod. Only there the cluster tells that it can't make the pod's claim."""
+        try:
+            events = self.pod_manager.read_pod_events(pod).items
+        except (ApiException, AirflowException):
+            return ""
+        return next((event.message or "" for event in reversed(events) if event.type == "Warning"), "")
+
     def _last_state(self, remote_pod: Any) -> PodState:
         """The pod's state now. KubernetesPodOperator may have read it only at the start."""
         known = pod_state(remote_pod, self.base_container_name)
@@ -212,7 +232,9 @@ class DevicePodOperator(KubernetesPodOperator):
             read = self.hook.get_pod(remote_pod.metadata.name, remote_pod.metadata.namespace)
         except ApiException as error:
             return PodState(PodCause.DELETED) if error.status == 404 else known
-        return pod_state(read, self.base_container_name)
+        state = pod_state(read, self.base_container_name)
+        is_waiting = MEANINGS[state.cause].wait_code is not None
+        return replace(state, message=self._last_warning(read)) if is_waiting and not state.message else state
 
     def _public_variables(self, variables: Mapping[str, str], pod: Mapping[str, Any]) -> dict[str, str]:
         """The checkpoints' variables that are no secret, for the pod."""
@@ -232,6 +254,20 @@ class DevicePodOperator(KubernetesPodOperator):
         return public
 
 
+@contextmanager
+def _named_quota() -> Iterator[None]:
+    """Within the context, a pod that a quota refuses fails with that cause."""
+    try:
+        yield
+    except ApiException as error:
+        if error.status != 403 or "exceeded quota" not in str(error.body):
+            raise
+        message = str(json.loads(error.body)["message"])
+        failure = AirflowException(f"The cluster's quota refuses the pod: {message}")
+        failure.evidence = Evidence(start_problem=message)  # type: ignore[attr-defined]
+        raise failure from error
+
+
 def _is_mounted(folder: str, pod: Mapping[str, Any]) -> bool:
     mounts = [mount for container in pod["spec"]["containers"] for mount in container.get("volumeMounts") or []]
     paths = [str(mount.get("mountPath", "")).rstrip("/") for mount in mounts]
@@ -245,6 +281,8 @@ def pod_evidence(state: PodState) -> Evidence:
     >>> classify(pod_evidence(PodState(PodCause.NODE_LOST))).failure_class.value
     'lost_worker'
     """
+    if MEANINGS[state.cause].wait_code is not None:
+        return Evidence(start_problem=state.message or state.cause.value)
     if state.cause is PodCause.PREEMPTED:
         return Evidence(notice=f"Kubernetes ended its pod for another one: {state.message or 'of higher priority'}")
     if state.cause is PodCause.OOM_KILLED:

@@ -95,6 +95,10 @@ def _killed(evidence: Evidence) -> str | None:
     return f"ended by {signal.Signals(number).name}" if number in _FROM_OUTSIDE else None
 
 
+def _not_started(evidence: Evidence) -> str | None:
+    return evidence.start_problem
+
+
 def _gone(evidence: Evidence) -> str | None:
     return "its worker or process disappeared" if evidence.is_gone else None
 
@@ -104,6 +108,7 @@ _F = FailureClass
 FAILURE_SIGNS: tuple[FailureSign, ...] = (
     _fact(_F.PREEMPTED, "the notice of hetero_airflow itself", _asked_to_stop),
     _last(_F.PREEMPTED, "hetero_airflow.runtime.notice", "hetero_airflow.runtime.notice.Stopped"),
+    _fact(_F.NO_START, "Kubernetes' message about a pod that waits, or about a quota", _not_started),
     _fact(_F.HUNG, "the hang watch of hetero_airflow itself", _hung),
     _last(_F.LOST_WORKER, "hetero_airflow.errors: another run has the task's lease",
           "hetero_airflow.errors.FencedOut", "hetero_airflow.errors.LeaseLost"),

@@ -62,6 +62,8 @@ class Evidence:
     """Its worker or its process disappeared without a message."""
     notice: str | None = None
     """Why the task was asked to stop, if it was."""
+    start_problem: str | None = None
+    """Why the task never ran, in the words of its cluster."""
     hung_s: float | None = None
     """Seconds without progress, if the task was stopped for that."""
 

@@ -32,6 +32,8 @@ class FailureClass(StrEnum):
     """The task was asked to stop, for another task or to migrate."""
     HUNG = "hung"
     """The task made no progress for too long."""
+    NO_START = "no_start"
+    """The cluster did not start the task in time, or refused it."""
     USER_ERROR = "user_error"
     """The task's own code has an error that a new run can't fix."""
     UNKNOWN = "unknown"
@@ -55,6 +57,7 @@ _DESCRIPTIONS = {
     FailureClass.LOST_WORKER: "lost its worker or was killed",
     FailureClass.PREEMPTED: "was preempted",
     FailureClass.HUNG: "hung",
+    FailureClass.NO_START: "was not started by its cluster",
     FailureClass.USER_ERROR: "had an error in its own code that a new run can't fix",
     FailureClass.UNKNOWN: "failed for an unknown reason",
 }

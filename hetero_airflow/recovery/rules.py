@@ -115,6 +115,7 @@ DEFAULTS = Rules(
             FailureClass.LOST_WORKER: Rule(Action.REQUEUE, times=5),
             FailureClass.PREEMPTED: Rule(Action.REQUEUE, times=None),
             FailureClass.HUNG: Rule(Action.REQUEUE, times=2),
+            FailureClass.NO_START: Rule(Action.RETRY),
             FailureClass.USER_ERROR: Rule(Action.FAIL),
             FailureClass.UNKNOWN: Rule(Action.RETRY),
         }

@@ -42,6 +42,7 @@ class FakeCluster:
     """Whether pods are gone once they have been listed."""
     templates: list[dict[str, Any]] = field(default_factory=list)
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
     created: list[dict[str, Any]] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
 
@@ -63,7 +64,7 @@ class FakeCluster:
                 self.pods.clear()
             return 200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods}
         if parts[-1] == "events":
-            return 200, {"kind": "EventList", "apiVersion": "v1", "metadata": {}, "items": []}
+            return 200, {"kind": "EventList", "apiVersion": "v1", "metadata": {}, "items": self.events}
         if "pods" in parts:
             name = parts[parts.index("pods") + 1]
             if name not in self.pods:

@@ -14,7 +14,7 @@ from kubernetes import client
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.contract.envelope import ENVELOPE_KEY
 from hetero_airflow.contract.retry_policy import DeviceRetryPolicy
-from hetero_airflow.engines.kubernetes.states.causes import PodCause
+from hetero_airflow.engines.kubernetes.states.causes import MEANINGS, PodCause
 from hetero_airflow.engines.kubernetes.states.pod_state import PodState
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request import DeviceRequest
@@ -247,6 +247,31 @@ class TestRun:
         names = [template["metadata"]["name"] for template in cluster.templates]
         assert len(set(names)) == 2
 
+    @pytest.mark.parametrize(
+        ("message", "events", "found"),
+        [
+            ("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", [], "2 Insufficient nvidia.com/gpu"),
+            ("", ["resourceclaims is forbidden: exceeded quota: gpus, used: 4, limited: 4"], "exceeded quota: gpus"),
+        ],
+    )
+    def test_a_wait_that_ends_says_what_it_waited_for(self, cluster, message, events, found):
+        unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        cluster.status = {"phase": "Pending", "conditions": [unscheduled]}
+        about = {"involvedObject": {}, "metadata": {"name": "e"}, "reason": "FailedResourceClaimCreation"}
+        cluster.events = [{**about, "type": "Warning", "message": text} for text in events]
+        with pytest.raises(AirflowException) as caught:
+            on(cluster, schedule_timeout_seconds=1).execute(a_context())
+        failure = classify(caught.value.evidence)
+        assert failure.failure_class is FailureClass.NO_START
+        assert found in failure.evidence
+
+    def test_an_exceeded_quota_is_named(self, cluster):
+        message = 'pods "t" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=2, limited: 4'
+        cluster.pod_refusal = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": message}
+        with pytest.raises(AirflowException, match="exceeded quota: gpus") as caught:
+            on(cluster).execute(a_context())
+        assert classify(caught.value.evidence).failure_class is FailureClass.NO_START
+
     def test_a_refused_pod_leaves_no_template(self, cluster):
         cluster.pod_refusal = {"kind": "Status", "code": 422, "reason": "Invalid", "message": "no"}
         with pytest.raises(client.ApiException):
@@ -334,6 +359,7 @@ def test_each_cause_has_a_class_of_failure(cause):
         **dict.fromkeys(
             (PodCause.EVICTED, PodCause.NODE_LOST, PodCause.REFUSED, PodCause.DELETED), FailureClass.LOST_WORKER
         ),
+        **{cause: FailureClass.NO_START for cause in PodCause if MEANINGS[cause].wait_code is not None},
     }
     decision = classify(pod_evidence(PodState(cause, "m", 1)))
     assert decision.failure_class is expected.get(cause, FailureClass.UNKNOWN)

@@ -24,6 +24,7 @@ MESSAGES: list[tuple[str, FailureClass, Evidence]] = [
     ("saved and ended", F.PREEMPTED, Evidence(exit_code=85)),
     ("Stopped", F.PREEMPTED, raised("saved at step 70", "hetero_airflow.runtime.notice.Stopped")),
     ("hung", F.HUNG, Evidence(hung_s=900, exit_code=-9)),
+    ("unscheduled pod", F.NO_START, Evidence(start_problem="0/2 nodes are available: 2 Insufficient nvidia.com/gpu.")),
     ("fenced out", F.LOST_WORKER, raised("token 3", "hetero_airflow.errors.FencedOut")),
     ("user gives up", F.USER_ERROR, raised("no such account", "airflow.sdk.exceptions.AirflowFailException")),
     ("Xid event", F.HARDWARE, Evidence(raised=raised("NCCL timeout").raised, xids=(("GPU-1", 79),))),

@@ -1,8 +1,8 @@
 """Why a pod is in its state: tables from the reasons of Kubernetes' scheduler and kubelet to ours.
 
 Sources: k8s.io/api/core/v1/types.go (PodReason*, conditions), pkg/kubelet/images/types.go, pkg/kubelet/container/
-sync_result.go, pkg/kubelet/eviction, pkg/kubelet/lifecycle/predicate.go, "Pod Lifecycle" and "Pod disruption
-conditions" in Kubernetes' documentation.
+sync_result.go, pkg/kubelet/eviction, pkg/kubelet/lifecycle, pkg/kubelet/cm, "Pod Lifecycle" and "Pod disruption
+conditions" in Kubernetes' documentation. The tests list the reasons of version 1.36 by source.
 """
 
 from __future__ import annotations
@@ -100,14 +100,15 @@ WAITING: Mapping[str, PodCause] = MappingProxyType(
         **dict.fromkeys(
             (
                 "ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
-                "RegistryUnavailable", "SignatureValidationFailed", "ImageVolumeMountFailed",
+                "RegistryUnavailable", "SignatureValidationFailed", "RROUnsupported", "ImageVolumeMountFailed",
             ),
             PodCause.IMAGE,
         ),
         **dict.fromkeys(
             (
                 "CreateContainerConfigError", "CreateContainerError", "PreCreateHookError", "PreStartHookError",
-                "PostStartHookError", "RunContainerError", "CreatePodSandboxError", "ConfigPodSandboxError",
+                "PostStartHookError", "RunContainerError", "KillContainerError", "RemoveContainerError",
+                "CreatePodSandboxError", "ConfigPodSandboxError", "KillPodSandboxError", "ResizePodInPlaceError",
             ),
             PodCause.SETTINGS,
         ),
@@ -141,7 +142,9 @@ ENDED: Mapping[str, PodCause] = MappingProxyType(
                 "NodeUnschedulable", "TaintToleration", "TopologyAffinityError", "ResourceAllocationError", "AppArmor",
                 "SysctlForbidden", "PodOSSelectorNodeLabelDoesNotMatch", "PodOSNotSupported", "InvalidNodeInfo",
                 "InitContainerRestartPolicyForbidden", "PodFeatureUnsupported", "SupplementalGroupsPolicyNotSupported",
-                "PodLevelResourcesNotAdmittedReason", "ContainerRestartRulesForbidden",
+                "PodLevelResourcesNotSupported", "ContainerRestartRulesForbidden", "EmptyPodSharedPoolError",
+                "SMTAlignmentError", "DeviceNotReady", "VolumeAttachmentLimitExceeded", "UnknownReason",
+                "UnexpectedPredicateFailureType", "node(s) had taints that the pod didn't tolerate",
             ),
             PodCause.REFUSED,
         ),

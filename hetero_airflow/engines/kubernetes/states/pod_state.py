@@ -28,6 +28,9 @@ MAX_MESSAGE = 1000
 _SIGNALLED = (137, 143)
 """Exit codes of SIGKILL and SIGTERM, with which a kubelet ends a container."""
 
+_BUSY = ("Insufficient", "cannot allocate all claims", "resourceclaim in use", "to create the resourceclaim")
+"""Words of Kubernetes' scheduler for resources and claimed devices that others have, and for claims to come."""
+
 log = logging.getLogger(__name__)
 
 
@@ -52,7 +55,7 @@ class PodState:
         code = MEANINGS[self.cause].wait_code
         if code is None:
             return None
-        if self.cause is PodCause.UNSCHEDULABLE and self.message and "Insufficient" not in self.message:
+        if self.cause is PodCause.UNSCHEDULABLE and self.message and not any(map(self.message.__contains__, _BUSY)):
             code = ReasonCode.LABELS  # no node is just full: they are of another kind, tainted or cordoned
         return Reason(code, asked, self.message or self.cause.value)
 
