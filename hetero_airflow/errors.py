@@ -11,18 +11,30 @@ _Error = TypeVar("_Error", bound="HeteroError")
 class HeteroError(Exception):
     """Root of all errors of this package; the three parts of its text are fields too.
 
+    `asked` is a thing that can't be used, or an action that begins with "to".
+
     >>> print(HeteroError("4 GPUs", found="2 on the largest worker", remedy="Ask for 2"))
-    4 GPUs; found 2 on the largest worker. Ask for 2.
+    4 GPUs can't be used; found 2 on the largest worker. Ask for 2.
+    >>> print(HeteroError("to forget worker a", found="that it is online", remedy="Stop it first"))
+    hetero_airflow can't forget worker a; found that it is online. Stop it first.
     """
 
     def __init__(self, asked: str, *, found: str, remedy: str) -> None:
         self.asked = asked
         self.found = found
         self.remedy = remedy
-        super().__init__(f"{asked}; found {found}. {remedy.rstrip('.')}.")
+        super().__init__(f"{_statement(asked)}; found {found}. {remedy.rstrip('.')}.")
 
     def __reduce__(self) -> tuple[object, ...]:
         return (rebuild_error, (type(self), self.__dict__, str(self)))
+
+
+def _statement(asked: str) -> str:
+    """A sentence with a subject and a verb. It begins with a capital letter, unless it begins with a name or code."""
+    if asked.startswith("to "):
+        return f"hetero_airflow can't {asked.removeprefix('to ')}"
+    word, space, rest = asked.partition(" ")
+    return f"{word[:1].upper() + word[1:] if word.isalpha() and rest else word}{space}{rest} can't be used"
 
 
 def rebuild_error(cls: type[_Error], fields: Mapping[str, object], text: str) -> _Error:

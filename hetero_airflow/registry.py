@@ -41,5 +41,5 @@ def load(group: str, table: Mapping[str, str], name: str, substitutes: Mapping[s
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise RegistryError(
-            f"{group} {name!r}", found=f"{target} can't be imported: {error}", remedy="Install what it needs"
+            f"{group} {name!r}", found=f"that {target} can't be imported: {error}", remedy="Install what it needs"
         ) from error

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from datetime import timedelta
 
-from hetero_airflow.errors import RequestError, shorten
+from hetero_airflow.errors import RequestError
 
 MILLI_PER_DEVICE = 1000
 """A device is leased in thousandths: a share of 0.5 is 500, a whole device or a CPU core is 1000."""
@@ -18,20 +18,34 @@ MAX_BYTES = 1 << 50
 MAX_DURATION_S = 366 * 86400.0
 
 _BYTE_UNITS = {
-    "": 1, "B": 1,
+    "B": 1,
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
     "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40,
 }  # fmt: skip
+_UNIT_NAMES = {
+    "K": "KB", "M": "MB", "G": "GB", "T": "TB",
+    "GIG": "GB", "GIGS": "GB", "GIGABYTE": "GB", "GIGABYTES": "GB", "MEG": "MB", "MEGS": "MB", "MEGABYTES": "MB",
+    "TERABYTE": "TB", "TERABYTES": "TB", "GIBIBYTES": "GiB",
+}  # fmt: skip
+"""What people write → the unit that they mean."""
+
+_SMALLEST_NUMBER = 2**20
+"""A smaller plain number of bytes is taken for a size whose unit is missing: 80 for "80GiB"."""
+
 _DURATION_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION_NAMES = {
+    "sec": "s", "secs": "s", "second": "s", "seconds": "s", "min": "m", "mins": "m", "minute": "m", "minutes": "m",
+    "hr": "h", "hrs": "h", "hour": "h", "hours": "h", "day": "d", "days": "d",
+}  # fmt: skip
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 
 
 def parse_bytes(value: object, field: str = "memory") -> int:
-    """Bytes from an int or a text such as ``40GiB`` (binary) or ``80GB`` (decimal).
+    """Bytes from an int or a text such as ``40GiB`` (binary) or ``80GB`` (decimal). A text needs a unit.
 
-    >>> parse_bytes("40GiB"), parse_bytes("80GB"), parse_bytes(1024)
-    (42949672960, 80000000000, 1024)
+    >>> parse_bytes("40GiB"), parse_bytes("80GB"), parse_bytes(40 * 2**30)
+    (42949672960, 80000000000, 42949672960)
 
     :raises RequestError: not a size, zero, negative, or above one pebibyte
     """
@@ -40,13 +54,30 @@ def parse_bytes(value: object, field: str = "memory") -> int:
     else:
         number, unit = _quantity(value)
         if unit.upper() not in _BYTE_UNITS:
-            raise RequestError(field, value, found="no size", remedy='Write a size such as "40GiB" or "80GB"')
+            raise _no_size(field, value, unit)
         size = number * _BYTE_UNITS[unit.upper()]
-    if not 0 < size <= MAX_BYTES:
-        raise RequestError(
-            field, value, found=f"{shorten(math.ceil(size))} bytes", remedy="Ask for more than 0 and at most 1024TiB"
-        )
+    if size <= 0:
+        raise RequestError(field, value, found="a size that is not above 0", remedy='Write a size such as "40GiB"')
+    if size > MAX_BYTES:
+        raise RequestError(field, value, found="a size above the limit of 1024TiB", remedy="Check the unit")
     return math.ceil(size)
+
+
+def check_plain_bytes(value: object, field: str) -> None:
+    """Refuse a plain number that a person meant to have a unit.
+
+    :raises RequestError: a number from 1 to one mebibyte
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _SMALLEST_NUMBER:
+        raise _no_size(field, value, "")
+
+
+def _no_size(field: str, value: object, unit: str) -> RequestError:
+    meant = _UNIT_NAMES.get(unit.upper(), "" if unit else "GiB")
+    number = str(value).removesuffix(unit).strip()
+    hint = f'Did you mean "{number}{meant}"? ' if meant else ""
+    found = "a number without a unit" if not unit else f"the unknown unit {unit!r}" if unit != "?" else "no size"
+    return RequestError(field, value, found=found, remedy=f'{hint}Write a size such as "40GiB" or "80GB"')
 
 
 def format_bytes(size: int) -> str:
@@ -76,11 +107,20 @@ def parse_duration_s(value: object, field: str = "wait_timeout") -> float:
     else:
         number, unit = _quantity(value)
         if unit not in _DURATION_UNITS:
-            raise RequestError(field, value, found="no duration", remedy='Write a duration such as "30m" or "2h"')
+            raise _no_duration(field, value, unit)
         seconds = number * _DURATION_UNITS[unit]
-    if not 0 < seconds <= MAX_DURATION_S:
-        raise RequestError(field, value, found=f"{seconds:g} s", remedy="Ask for more than 0 s and at most 366d")
+    if not seconds > 0:
+        raise RequestError(field, value, found="a time that is not above 0 s", remedy='Write a duration such as "30m"')
+    if seconds > MAX_DURATION_S:
+        raise RequestError(field, value, found="a time above the limit of 366 days", remedy="Check the unit")
     return seconds
+
+
+def _no_duration(field: str, value: object, unit: str) -> RequestError:
+    meant = _DURATION_NAMES.get(unit.lower(), unit.lower() if unit.lower() in _DURATION_UNITS else "")
+    hint = f'Did you mean "{str(value).strip().removesuffix(unit).strip()}{meant}"? ' if meant else ""
+    found = "no duration" if unit == "?" else f"the unknown unit {unit!r}"
+    return RequestError(field, value, found=found, remedy=f'{hint}Write a duration such as "30m" or "2h"')
 
 
 def _quantity(value: object) -> tuple[float, str]:
@@ -129,7 +169,8 @@ class ByteRange:
         minimum = parse_bytes(low, field) if low.strip() else None
         maximum = parse_bytes(high, field) if high.strip() else None
         if minimum is not None and maximum is not None and minimum > maximum:
-            raise RequestError(field, value, found="a range that ends before it begins", remedy="Swap the two sizes")
+            remedy = f'Swap the two sizes: "{high.strip()}..{low.strip()}"'
+            raise RequestError(field, value, found="a range that ends before it begins", remedy=remedy)
         return cls(minimum, maximum)
 
     def holds(self, size: int) -> bool:

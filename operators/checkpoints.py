@@ -20,8 +20,10 @@ from hetero_airflow.contract.checkpoint_place import (
 )
 from hetero_airflow.contract.state_keys import CHECKPOINT
 from hetero_airflow.errors import RequestError
+from hetero_airflow.model.request_fields import unknown_field
 from hetero_airflow.runtime.task_lease import TaskLease
 from hetero_airflow.settings import CHECKPOINT_VARIABLE
+from hetero_airflow.validation import first_problem
 
 
 class CheckpointArguments(BaseModel):
@@ -50,21 +52,30 @@ class CheckpointArguments(BaseModel):
         :raises RequestError: the argument is invalid
         """
         if not isinstance(value, Mapping | None):
-            raise RequestError("checkpoint", value, found=type(value).__name__, remedy=_REMEDY)
+            found = f"a value of the type {type(value).__name__}"
+            raise RequestError("checkpoint", value, found=found, remedy=_REMEDY)
+        for field, setting in (value or {}).items():
+            if field not in cls.model_fields:
+                raise unknown_field("checkpoint", field, setting, cls.model_fields)
         try:
             arguments = cls(**(value or {}))
-        except (ValidationError, TypeError) as error:
-            if isinstance(error, TypeError):
-                raise RequestError("checkpoint", value, found=str(error), remedy=_REMEDY) from None
-            first = error.errors()[0]
-            field = ".".join(["checkpoint", *map(str, first["loc"])])
-            raise RequestError(field, first["input"], found=first["msg"], remedy=_REMEDY) from None
+        except ValidationError as error:
+            path, found = first_problem(error)
+            remedy = _VALID.get(path, _REMEDY)
+            raise RequestError(f"checkpoint.{path}", error.errors()[0]["input"], found=found, remedy=remedy) from None
         if arguments.url is not None:
             check_url(arguments.url, "checkpoint.url")
         return arguments
 
 
 _REMEDY = f"Give a mapping with any of {', '.join(CheckpointArguments.model_fields)}"
+_VALID = {
+    "url": 'Write a URL such as "s3://bucket/prefix" or "file:///shared/folder"',
+    "keep_last": "Give a whole number from 1",
+    "keep_best": 'Write it as "min:loss" or "max:accuracy"',
+    "keep_every": "Give a whole number of steps from 1",
+    "on_clear": 'Write "fresh" or "resume"',
+}
 
 HOST_BOUND = "is_host_bound"
 """The field of `CheckpointPlace` that goes with its URL."""

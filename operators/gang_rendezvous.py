@@ -100,7 +100,7 @@ def _wait_for_leader(ti: Any, gang: TaskGang) -> Rendezvous:
             pass
         if time.monotonic() > end:
             raise LeaderTimeout(
-                f"the address of rank 0 of gang {gang.name} within {WAIT_S:g} s",
+                f"to learn the address of rank 0 of gang {gang.name} within {WAIT_S:g} s",
                 found=f"nothing from {gang.hosts[0]}",
                 remedy="See the log of rank 0 for why it did not start",
             )

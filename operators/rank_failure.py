@@ -45,7 +45,7 @@ def failure_of_ranks(
 
     :param oom_kills: see `Evidence.oom_kills`
     """
-    asked = f"{count} processes of {' '.join(target[:2]) if target[0] == '-m' else target[0]}"
+    asked = f"to run {count} processes of {' '.join(target[:2]) if target[0] == '-m' else target[0]}"
     failed = _failed_ranks(group)
     if not failed:
         tail = group.tail(None)

@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from hetero_airflow.contract.failures import oom_kills
 from hetero_airflow.contract.retry_policy import configured_rules
-from hetero_airflow.errors import RequestError
+from hetero_airflow.errors import HeteroError, RequestError
 from hetero_airflow.operators.device import DeviceOperator
 from hetero_airflow.operators.gang_rendezvous import RendezvousMember, joined_rendezvous
 from hetero_airflow.operators.rank_failure import (
@@ -205,7 +205,12 @@ class TorchrunOperator(DeviceOperator):
     def _target(self) -> list[str]:
         if isinstance(self.args, str | bytes) or not isinstance(self.args, Sequence):
             raise AirflowFailException(
-                RequestError("args", self.args, found=type(self.args).__name__, remedy="Give a list of texts")
+                RequestError(
+                    "args",
+                    self.args,
+                    found=f"a {type(self.args).__name__}",
+                    remedy="Give a list of texts",
+                )
             )
         arguments = [str(argument) for argument in self.args]
         if self.script is None:
@@ -229,7 +234,7 @@ class TorchrunOperator(DeviceOperator):
                     "processes",
                     self.processes,
                     found=f"{devices} leased devices",
-                    remedy="Ask for one for each process",
+                    remedy="Ask for one device for each process",
                 )
             )
         return least, most if devices is None else min(most, devices)
@@ -291,9 +296,8 @@ def _result(path: Path) -> Any:
     try:
         content = path.read_bytes()[: MAX_RESULT_BYTES + 1]
         if len(content) > MAX_RESULT_BYTES:
-            raise RequestError(
-                "the result of rank 0", f"over {MAX_RESULT_BYTES} bytes", found="a limit", remedy="Save it to a file"
-            )
+            found = f"more than the limit of {MAX_RESULT_BYTES} bytes"
+            raise HeteroError("the result of rank 0", found=found, remedy="Save it to a file")
         return json.loads(content)
     except FileNotFoundError:
         return None

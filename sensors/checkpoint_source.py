@@ -38,7 +38,12 @@ def parse_watched_url(url: object) -> str | None:
     if url is None:
         return None
     if not isinstance(url, str):
-        raise RequestError("url", url, found=type(url).__name__, remedy='Give a text, as in url="s3://bucket/prefix"')
+        raise RequestError(
+            "url",
+            url,
+            found=f"a value of the type {type(url).__name__}",
+            remedy='Give a text, as in url="s3://bucket/prefix"',
+        )
     check_url(url, "url")
     return url.rstrip("/")
 

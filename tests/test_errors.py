@@ -45,4 +45,4 @@ def test_an_error_survives_pickling_with_its_fields(error: HeteroError) -> None:
 def test_a_request_error_is_a_value_error_with_three_parts() -> None:
     error = RequestError("device", "gpuu", found="an unknown word", remedy="Use gpu.")
     assert isinstance(error, ValueError)
-    assert str(error) == "device='gpuu'; found an unknown word. Use gpu."
+    assert str(error) == "device='gpuu' can't be used; found an unknown word. Use gpu."

@@ -22,6 +22,7 @@ from pydantic_core import from_json
 from hetero_airflow.model.device import Telemetry
 from hetero_airflow.model.worker import MAX_DEVICES, Worker
 from hetero_airflow.units import MAX_BYTES
+from hetero_airflow.validation import first_problem
 
 PREFIX = "/hetero"
 """Prefix of this project's routes in Airflow's API server."""
@@ -92,9 +93,9 @@ class RefusalCode(StrEnum):
 def _check_printable(name: str) -> str:
     """Refuse names that a terminal, a log or a page could read as markup or control characters."""
     if not name.isprintable():
-        raise ValueError("has characters that can't be printed")
+        raise ValueError("a name with characters that can't be printed")
     if not _MARKUP.isdisjoint(name):
-        raise ValueError("has one of the characters < and >, which pages read as markup")
+        raise ValueError("a name with one of the characters < and >, which pages read as markup")
     return name
 
 
@@ -261,9 +262,8 @@ def read_body(model: type[M], body: bytes) -> M:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = ".".join(map(str, first["loc"]))[:200]
-        raise ValueError(f"{where or 'the body'}: {first['msg'][:300]}") from error
+        where, found = first_problem(error)
+        raise ValueError(f"{where or 'the body'}: {found}") from error
 
 
 def _check_lengths(value: Any) -> None:

@@ -68,7 +68,7 @@ def check_size(key: str, size_bytes: int, at_most: int) -> None:
     """
     if size_bytes > at_most:
         raise InvalidCheckpoint(
-            f"at most {at_most} bytes under {shorten(key)}",
+            f"to read at most {at_most} bytes of {shorten(key)}",
             found="more" if size_bytes == at_most + 1 else f"{size_bytes} bytes",
             remedy="Another program wrote there, or the manifest is wrong: remove the object",
         )

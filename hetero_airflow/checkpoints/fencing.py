@@ -55,7 +55,7 @@ def admit_run(store: CheckpointStore, place: CheckpointPlace, grant: Grant | Non
         if store.replace(_grant_key(place), grant.model_dump_json().encode(), version) is not None:
             return
     raise CheckpointStoreUnavailable(
-        f"write of the grant of {place.path}",
+        f"to write the grant of {place.path}",
         found=f"another writer first, {ATTEMPTS} times",
         remedy="Check how many processes begin there; one task instance has one writer",
     )
@@ -123,7 +123,7 @@ def _grant_key(place: CheckpointPlace) -> str:
 def _fenced_out(place: CheckpointPlace, token: int, epoch: int | None, newest: str) -> FencedOut:
     own = f"token {token}" + ("" if epoch is None else f" in epoch {epoch}")
     return FencedOut(
-        f"checkpoint of {place.path} with {own}",
+        f"to publish a checkpoint of {place.path} with {own}",
         found=f"a newer run, with {newest}",
         remedy="End this process: it lost its lease or its task was cleared, and the newer run continues",
     )

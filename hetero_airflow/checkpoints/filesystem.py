@@ -208,7 +208,7 @@ def _locked(folder: int, key: str) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise CheckpointStoreUnavailable(
-                        f"write of {shorten(key)}",
+                        f"to write {shorten(key)}",
                         found=f"another process that holds its lock for {LOCK_TIMEOUT_S:.0f} s",
                         remedy="Look for a stopped or hanging process: lsof shows which one has lock~ open",
                     ) from None
@@ -228,9 +228,9 @@ def _last_written(folder: int, name: str) -> float:
 
 
 @contextlib.contextmanager
-def _translated_errors(what: str, key: str) -> Iterator[None]:
+def _translated_errors(action: str, key: str) -> Iterator[None]:
     """Turns the system's errors into ours."""
-    asked = f"{what} of {shorten(key)}"
+    asked = f"to {action} {shorten(key)}"
     try:
         yield
     except FileNotFoundError as error:

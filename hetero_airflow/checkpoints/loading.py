@@ -15,6 +15,7 @@ from hetero_airflow.checkpoints.keys import MANIFEST
 from hetero_airflow.checkpoints.manifest import MAX_MANIFEST_BYTES, Manifest, decode_manifest, measure_file
 from hetero_airflow.checkpoints.place import CheckpointPlace, newest_key
 from hetero_airflow.errors import InvalidCheckpoint, shorten
+from hetero_airflow.validation import first_problem
 
 log = logging.getLogger(__name__)
 
@@ -131,9 +132,9 @@ def parse_object(model: type[Model], key: str, content: bytes) -> Model:
     try:
         return model.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        path, found = first_problem(error)
         raise InvalidCheckpoint(
             f"{model.__name__.lower()} in {shorten(key, limit=200)}",
-            found=shorten(first["msg"], limit=200),
+            found=f"{found} at {path}" if path else found,
             remedy="Move it away if another program wrote it; nothing was overwritten",
         ) from error

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 from hetero_airflow.checkpoints.index import CheckpointEntry
 from hetero_airflow.checkpoints.keys import check_file
 from hetero_airflow.errors import InvalidCheckpoint, shorten
+from hetero_airflow.validation import first_problem
 
 MAX_FILES = 10_000
 MAX_MANIFEST_BYTES = 8 << 20
@@ -62,7 +63,9 @@ def describe_files(folder: Path) -> dict[str, ManifestFile]:
         files[name] = measure_file(path)
     if not 0 < len(files) <= MAX_FILES:
         raise InvalidCheckpoint(
-            "a checkpoint", found=f"{len(files)} files", remedy=f"Keep 1 to {MAX_FILES}; an archive counts as one"
+            "to save a checkpoint",
+            found=f"{len(files)} files",
+            remedy=f"Keep 1 to {MAX_FILES}; an archive counts as one",
         )
     return files
 
@@ -88,7 +91,11 @@ the training diverged; nothing was saved.
     :raises InvalidCheckpoint: a value that is no finite number, a name that can't be printed, or too many
     """
     if len(metrics) > MAX_METRICS:
-        raise InvalidCheckpoint("metrics", found=f"{len(metrics)} of them", remedy=f"Give at most {MAX_METRICS}")
+        raise InvalidCheckpoint(
+            "metrics",
+            found=f"{len(metrics)} metrics, above the limit of {MAX_METRICS}",
+            remedy="Save the most important ones",
+        )
     return {_checked_name(name): _finite(name, value) for name, value in metrics.items()}
 
 
@@ -140,9 +147,11 @@ def decode_manifest(content: bytes, entry: CheckpointEntry) -> Manifest:
     try:
         manifest = Manifest.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        path, found = first_problem(error)
         raise InvalidCheckpoint(
-            asked, found=shorten(first["msg"], limit=200), remedy="Use an earlier checkpoint, or a later version"
+            asked,
+            found=f"{found} at {path}" if path else found,
+            remedy="Use an earlier checkpoint, or a later version of hetero-airflow",
         ) from error
     if (manifest.step, manifest.size_bytes) != (entry.step, entry.size_bytes):
         raise InvalidCheckpoint(

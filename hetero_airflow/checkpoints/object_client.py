@@ -71,7 +71,7 @@ def make_client(
         # A bucket in the host name needs DNS entries that most self-hosted stores don't have.
         s3={"addressing_style": "auto" if endpoint is None else "path"},
     )
-    with translated_errors(f"client for {endpoint or 'S3'}"):
+    with translated_errors(f"to make a client for {endpoint or 'S3'}"):
         names = CREDENTIALS.items()
         session = boto3.session.Session(**{name: (credentials or {}).get(variable) for name, variable in names})
         client = session.client("s3", endpoint_url=endpoint, config=config)

@@ -93,7 +93,7 @@ class ObjectStore:
         at = self._at(key)
         with self._lock:
             cached = self._cache.get(at["Key"])
-        with translated_errors(f"read of {shorten(key)}"):
+        with translated_errors(f"to read {shorten(key)}"):
             stored = self._get(key, at, cached, at_most)
         self._put_in_cache(at["Key"], stored)
         if stored is not None:
@@ -103,14 +103,14 @@ class ObjectStore:
     def replace(self, key: str, content: bytes, version: str | None) -> str | None:
         """See `CheckpointStore.replace`."""
         at = self._at(key)
-        with translated_errors(f"write of {shorten(key)}"):
+        with translated_errors(f"to write {shorten(key)}"):
             self._check_conditions(f"{at['Key'].rpartition('/')[0]}/probe{OWN_SUFFIX}".lstrip("/"))
             return self._put_if(at, content, version)
 
     def put(self, key: str, source: Path) -> None:
         """See `CheckpointStore.put`; in parts of 8 MiB, each with its checksum."""
         at = self._at(key)
-        with source.open("rb") as file, translated_errors(f"write of {shorten(key)}"):
+        with source.open("rb") as file, translated_errors(f"to write {shorten(key)}"):
             for attempt in range(1, ATTEMPTS + 1):
                 file.seek(0)
                 try:
@@ -131,15 +131,15 @@ class ObjectStore:
     def fetch(self, key: str, target: Path, *, at_most: int) -> None:
         """See `CheckpointStore.fetch`."""
         at = self._at(key)
-        with translated_errors(f"fetch of {shorten(key)}"):
+        with translated_errors(f"to fetch {shorten(key)}"):
             size_bytes = self._size(at)
             if size_bytes is None:
-                raise missing_object(f"fetch of {shorten(key)}")
+                raise missing_object(f"to fetch {shorten(key)}")
             check_size(key, size_bytes, at_most)
             try:
                 file = target.open("xb")
             except FileExistsError as error:
-                raise existing_file(f"fetch of {shorten(key)}") from error
+                raise existing_file(f"to fetch {shorten(key)}") from error
             try:
                 with file:
                     self._client.download_fileobj(at["Bucket"], at["Key"], file, Config=TRANSFER)
@@ -150,7 +150,7 @@ class ObjectStore:
     def sweep(self, prefix: str, is_garbage: Callable[[str, float], bool]) -> Iterator[str]:
         """See `CheckpointStore.sweep`. Also ends unfinished uploads in garbage: they cost as much as objects."""
         below = f"{self._at(prefix)['Key']}/"
-        with translated_errors(f"sweep of {shorten(prefix)}"):
+        with translated_errors(f"to sweep {shorten(prefix)}"):
             objects: dict[str, list[str]] = defaultdict(list)
             uploads: dict[str, list[dict[str, str]]] = defaultdict(list)
             written: dict[str, datetime] = defaultdict(lambda: datetime.min.replace(tzinfo=UTC))
@@ -253,7 +253,7 @@ class ObjectStore:
             answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": batch, "Quiet": True})
             for error in answer.get("Errors", ()):
                 raise CheckpointStoreUnavailable(
-                    f"sweep of {shorten(prefix)}",
+                    f"to sweep {shorten(prefix)}",
                     found=f"{error.get('Code')} for {shorten(error.get('Key'))}",
                     remedy="Allow s3:DeleteObject there",
                 )

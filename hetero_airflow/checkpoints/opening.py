@@ -9,6 +9,7 @@ from hetero_airflow.checkpoints.checkpoint_store import CheckpointStore
 from hetero_airflow.checkpoints.place import CheckpointPlace
 from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.registry import load, names
+from hetero_airflow.validation import did_you_mean
 
 NAME = "checkpoint_url"
 REMEDY = f"Set {NAME} to file:///shared/folder or s3://bucket/prefix"
@@ -33,9 +34,9 @@ def check_url(url: str, name: str = NAME) -> SplitResult:
     known = names(GROUP, CHECKPOINT_STORES)
     if parts.scheme not in known:
         raise SettingsError(
-            f"{name} with the scheme {shorten(parts.scheme)}",
-            found=f"stores for {', '.join(known)}",
-            remedy=REMEDY.replace(NAME, name),
+            f"{name}={shorten(url)}",
+            found=f"no store for the scheme {shorten(parts.scheme)}",
+            remedy=did_you_mean(parts.scheme, known) + REMEDY.replace(NAME, name),
         )
     return parts
 

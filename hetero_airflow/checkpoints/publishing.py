@@ -163,7 +163,7 @@ def _swap_index(store: CheckpointStore, place: CheckpointPlace, change: Callable
         if store.replace(f"{place.path}/{INDEX}", content, version) is not None:
             return changed
     raise CheckpointStoreUnavailable(
-        f"write of the index of {place.path}",
+        f"to write the index of {place.path}",
         found=f"another writer first, {ATTEMPTS} times",
         remedy="Check how many processes save there; one task instance has one writer",
     )

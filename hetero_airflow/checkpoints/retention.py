@@ -48,7 +48,7 @@ def parse_keep_best(text: str) -> tuple[int, str]:
     sign = {"min": -1, "max": 1}.get(mode)
     if sign is None or not metric:
         raise SettingsError(
-            f"keep_best={shorten(text)}", found="neither min: nor max:", remedy="Write min:loss or max:accuracy"
+            f"keep_best={shorten(text)}", found='neither "min:" nor "max:"', remedy="Write min:loss or max:accuracy"
         )
     return sign, metric
 

@@ -47,7 +47,7 @@ class EdgeEngine(RemoteEngine):
         length = len(workload.model_dump_json())
         if length > _MAX_COMMAND_LENGTH:
             raise EngineError(
-                f"a job for edge worker {worker.id} with {len(lease.claims)} devices",
+                f"to send edge worker {worker.id} a job with {len(lease.claims)} devices",
                 found=f"{length} characters; EdgeExecutor's table takes {_MAX_COMMAND_LENGTH}",
                 remedy="Ask for fewer devices in one task, or use the engine celery",
             )

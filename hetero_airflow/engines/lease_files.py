@@ -114,7 +114,7 @@ class LeaseFileWriter:
             raise LeaseInUse(
                 f"to begin a run under lease {content.lease}",
                 found=f"a run under it that process {run.supervisor.pid} supervises",
-                remedy="Nothing: the engine has delivered the task twice, and the first run goes on",
+                remedy="Do nothing: the engine has delivered the task twice, and the first run goes on",
             )
         self._content = content.model_copy(update={"group": make_group(content.lease)})
         self._path = Path()

@@ -19,6 +19,7 @@ from hetero_airflow.recovery.rules import DEFAULTS, Rules, parse_rules
 from hetero_airflow.registry import load, names
 from hetero_airflow.settings import SECTION, default
 from hetero_airflow.units import parse_duration_s
+from hetero_airflow.validation import did_you_mean
 
 _LABELS = TypeAdapter(dict[str, StrictStr])
 
@@ -86,7 +87,7 @@ def _policy() -> str:
         raise SettingsError(
             f"[{SECTION}] policy = {name}",
             found="no such policy",
-            remedy=f"Use {policies.SUBSTITUTES.get(name) or ', '.join(known)}",
+            remedy=f"{did_you_mean(policies.SUBSTITUTES.get(name, name), known)}Use one of {', '.join(known)}",
         )
     return name
 
@@ -142,7 +143,8 @@ def configured_engine() -> Any:
     """
     name = _text("engine")
     if name not in (known := names(engines.GROUP, engines.ENGINES)):
-        raise SettingsError(f"[{SECTION}] engine = {name}", found="no such engine", remedy=f"Use {', '.join(known)}")
+        remedy = f"{did_you_mean(name, known)}Use one of {', '.join(known)}"
+        raise SettingsError(f"[{SECTION}] engine = {name}", found="no such engine", remedy=remedy)
     return load(engines.GROUP, engines.ENGINES, name)
 
 

@@ -123,8 +123,10 @@ def parse_gang(value: object) -> GangSize:
     if match is None:
         raise RequestError("gang", value, found="no number of tasks", remedy=_REMEDY)
     minimum, maximum = int(match[1]), int(match[2] or match[1])
-    is_wait_useless = bool(wait) and minimum == maximum
-    if is_wait_useless or not 1 <= minimum <= maximum <= MAX_MEMBERS:
-        problem = "a wait, but no smaller size" if is_wait_useless else f"no range within 1 to {MAX_MEMBERS}"
-        raise RequestError("gang", value, found=problem, remedy=_REMEDY)
+    if maximum > MAX_MEMBERS:
+        raise RequestError("gang", value, found=f"a size above the limit of {MAX_MEMBERS}", remedy=_REMEDY)
+    if not 1 <= minimum <= maximum:
+        raise RequestError("gang", value, found="no range of sizes from 1 up", remedy=_REMEDY)
+    if wait and minimum == maximum:
+        raise RequestError("gang", value, found="a wait, but no smaller size", remedy=_REMEDY)
     return GangSize(maximum, minimum, parse_duration_s(wait, "gang") if wait else DEFAULT_FULL_SIZE_WAIT_S)

@@ -71,7 +71,7 @@ class Grant(BaseModel):
             raise GrantRefused(
                 f"to begin a run of {self.task} under lease {self.lease}",
                 found=f"a grant that ended {late_s:.0f} s ago",
-                remedy="Nothing: the scheduler places the task again. If this repeats, set the hosts' clocks (NTP)",
+                remedy="Do nothing: the scheduler places the task again. If this repeats, set the hosts' clocks (NTP)",
             )
 
     def pack(self) -> str:

@@ -59,8 +59,8 @@ def check_transition(lease_id: str, current: LeaseState, to: LeaseState) -> None
     if (current, to) not in TRANSITIONS:
         allowed = sorted(b for a, b in TRANSITIONS if a == current)
         raise InvalidTransition(
-            f"lease {lease_id} to become {to}",
-            found=f"it is {current}",
+            f"to change lease {lease_id} to {to}",
+            found=f"that it is {current}",
             remedy=f"From there it may become {', '.join(allowed)}" if allowed else "It has ended; ask for a new one",
         )
 

@@ -28,11 +28,14 @@ from hetero_airflow.model.request_fields import (
     RuntimeField,
     SpecifierField,
     TopologyField,
+    check_sizes,
     merge_fields,
     read_quota,
+    unknown_field,
     validated,
 )
 from hetero_airflow.units import MILLI_PER_DEVICE, format_bytes_exact, parse_duration_s, share_to_milli
+from hetero_airflow.validation import did_you_mean
 
 MAX_ALTERNATIVES = 16
 
@@ -89,9 +92,8 @@ class Alternative(BaseModel):
         if self.kind == "cpu":
             self._check_cpu()
         if self.share is not None and self.count != 1:
-            raise RequestError(
-                "share", self.share, found=f"count={self.count}", remedy="A share is of one device: leave the count out"
-            )
+            remedy = "Leave the count out: a share is a part of one device"
+            raise RequestError("share", self.share, found=f"count={self.count} beside it", remedy=remedy)
         return self
 
     def _check_cpu(self) -> None:
@@ -199,27 +201,25 @@ class DeviceRequest(BaseModel):
         """
         conditions = {"runtime": runtime, "driver": driver, "labels": labels, "topology": topology}
         fields = {**conditions, **read_quota(quota)}
+        check_sizes(fields)
         shared = {field: value for field, value in fields.items() if value is not None}
         rest = {"priority": priority, "wait_timeout": wait_timeout}
         if isinstance(device, DeviceRequest):
-            extra = sorted([*shared, *(name for name, value in rest.items() if value is not None)])
-            if extra:
-                raise RequestError(
-                    extra[0],
-                    "given",
-                    found="a DeviceRequest as device",
-                    remedy="Put it into the DeviceRequest itself",
-                )
+            extra = shared | {name: value for name, value in rest.items() if value is not None}
+            for name, value in sorted(extra.items()):
+                remedy = f"Put {name} into the DeviceRequest itself"
+                raise RequestError(name, value, found="a DeviceRequest as device", remedy=remedy)
             return device
         is_ordered = not isinstance(device, (set, frozenset))
         if isinstance(device, (list, tuple)):
             options: list[object] = list(device)
         else:
             options = sorted(device, key=str) if isinstance(device, (set, frozenset)) else [device]
-        number = len(options)
-        if not 0 < number <= MAX_ALTERNATIVES:
-            remedy = f"Give 1 to {MAX_ALTERNATIVES}"
-            raise RequestError("device", f"{number} alternatives", found=f"{number}", remedy=remedy)
+        if not options:
+            raise RequestError("device", device, found="no alternative", remedy='Name one, such as "gpu:2"')
+        if len(options) > MAX_ALTERNATIVES:
+            found = f"{len(options)} alternatives, above the limit of {MAX_ALTERNATIVES}"
+            raise RequestError("device", device, found=found, remedy="Name fewer, the best first")
         return validated(
             cls,
             {
@@ -252,11 +252,13 @@ def _read_priority(priority: object) -> Priority:
         return Priority.MEDIUM
     if isinstance(priority, str) and priority in tuple(Priority):
         return Priority(priority)
-    raise RequestError("priority", priority, found="an unknown class", remedy=f"Use {', '.join(Priority)}")
+    remedy = f"{did_you_mean(priority, Priority) if isinstance(priority, str) else ''}Use {', '.join(Priority)}"
+    raise RequestError("priority", priority, found="an unknown class", remedy=remedy)
 
 
 def _parse_alternative(option: object, shared: Mapping[str, object]) -> Alternative:
     fields = _read_alternative(option)
+    check_sizes(fields)
     if not fields.keys() & {"vendor", "kind", "model", "partition"}:
         raise RequestError("device", option, found="no device", remedy='Name one, as in {"device": "gpu", "count": 2}')
     missing = {field: value for field, value in shared.items() if field not in fields or field in _EXCLUSIVE}
@@ -273,13 +275,13 @@ def _read_alternative(option: object) -> dict[str, object]:
     if isinstance(option, Alternative):
         return option.model_dump(exclude_defaults=True)
     if not isinstance(option, Mapping):
+        found = f"a value of the type {type(option).__name__}"
         remedy = 'Give a text such as "gpu:2", a list, a set or a mapping'
-        raise RequestError("device", option, found=type(option).__name__, remedy=remedy)
+        raise RequestError("device", option, found=found, remedy=remedy)
     fields = {str(field): value for field, value in option.items() if value is not None}
     if "device" in fields:
         fields = merge_fields(parse_device(fields.pop("device")), fields)
-    for field in fields:
+    for field, value in fields.items():
         if field not in Alternative.model_fields:
-            known = ", ".join(["device", *Alternative.model_fields])
-            raise RequestError("device", field, found="an unknown field", remedy=f"Use {known}")
+            raise unknown_field("device", field, value, ["device", *Alternative.model_fields])
     return fields

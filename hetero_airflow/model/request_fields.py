@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import Annotated, Any, TypeVar
 
@@ -12,10 +12,15 @@ from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer, Validat
 
 from hetero_airflow.errors import RequestError, shorten
 from hetero_airflow.model.topology import Topology
-from hetero_airflow.units import ByteRange, parse_bytes
+from hetero_airflow.units import ByteRange, check_plain_bytes, parse_bytes
+from hetero_airflow.validation import did_you_mean, first_problem
 
 MAX_REQUIREMENTS = 32
 MAX_COUNT = 4096
+MAX_NAME = 128
+MAX_TEXT = 256
+
+_EXAMPLES = {"runtime": '{"cuda": ">=12.4"}', "labels": '{"zone": "a"}'}
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -26,23 +31,38 @@ def _optional(read: Callable[[Any], object]) -> Callable[[object], object]:
 
 def _specifier(text: object, field: str) -> str:
     try:
-        if not isinstance(text, str) or len(text) > 256:
+        if not isinstance(text, str) or len(text) > MAX_TEXT:
             raise InvalidSpecifier
         return str(SpecifierSet(text))
     except InvalidSpecifier as error:
-        raise RequestError(
-            field, text, found="no version specifier", remedy='Write one as pip does, such as ">=12.4,!=12.6.*"'
-        ) from error
+        remedy = f'{_nearest_specifier(text)}Write one as pip does, such as ">=12.4,!=12.6.*"'
+        raise RequestError(field, text, found="no version specifier", remedy=remedy) from error
+
+
+def _nearest_specifier(text: object) -> str:
+    """The question for what a person can have meant by a bare version, or by an operator of another language."""
+    is_readable = isinstance(text, str | int | float) and len(shorten(text)) < 32
+    match = re.fullmatch(r"\s*(=|=>|=<|\^|~|v)?\s*([0-9]+(?:\.[0-9]+)*)\s*\+?\s*", str(text)) if is_readable else None
+    if match is None:
+        return ""
+    operator = {"=<": "<=", "=": "=="}.get(match[1] or "", ">=")
+    return f'Did you mean "{operator}{match[2]}"? '
 
 
 def _read_mapping(field: str, value: object) -> Mapping[object, object]:
-    if not isinstance(value, Mapping) or len(value) > MAX_REQUIREMENTS:
-        raise RequestError(
-            field, value, found=type(value).__name__, remedy=f"Give a mapping of at most {MAX_REQUIREMENTS} names"
-        )
+    if not isinstance(value, Mapping):
+        found = f"a value of the type {type(value).__name__}"
+        raise RequestError(field, value, found=found, remedy=f"Write a mapping, as in {_EXAMPLES[field]}")
+    if len(value) > MAX_REQUIREMENTS:
+        found = f"{len(value)} names, above the limit of {MAX_REQUIREMENTS}"
+        raise RequestError(field, value, found=found, remedy="Name only what the task needs")
     for key in value:
-        if not isinstance(key, str) or not 0 < len(key) <= 128:
-            raise RequestError(field, key, found="a bad name", remedy="Use names of 1 to 128 characters")
+        if not isinstance(key, str):
+            found = f"a name of the type {type(key).__name__}"
+            raise RequestError(field, key, found=found, remedy="Use texts as names")
+        if not 0 < len(key) <= MAX_NAME:
+            found = f"a name of {len(key)} characters"
+            raise RequestError(field, key, found=found, remedy=f"Use names of 1 to {MAX_NAME} characters")
     return value
 
 
@@ -59,8 +79,12 @@ def _read_runtime(value: object) -> object:
 def _read_labels(value: object) -> object:
     labels = _read_mapping("labels", {} if value is None else value)
     for key, text in labels.items():
-        if not isinstance(text, str) or len(text) > 256:
-            raise RequestError(f"labels[{key!r}]", text, found=type(text).__name__, remedy="Give a short text")
+        if not isinstance(text, str):
+            found, remedy = f"a value of the type {type(text).__name__}", f'Write it as a text: "{shorten(text, 40)}"'
+            raise RequestError(f"labels[{key!r}]", text, found=found, remedy=remedy)
+        if len(text) > MAX_TEXT:
+            found = f"{len(text)} characters, above the limit of {MAX_TEXT}"
+            raise RequestError(f"labels[{key!r}]", text, found=found, remedy="Use a shorter text")
         if text.startswith("!") and not all(excluded.strip() for excluded in text[1:].split(",")):
             raise RequestError(
                 f"labels[{key!r}]", text, found="a ! before nothing", remedy='Write "!7" for not 7, "!7,8" for neither'
@@ -103,12 +127,42 @@ def read_quota(quota: object) -> dict[str, object]:
     if quota is None:
         return {}
     if not isinstance(quota, Mapping):
-        remedy = f"Give a mapping of {', '.join(_QUOTA_FIELDS)}"
-        raise RequestError("quota", quota, found=type(quota).__name__, remedy=remedy)
-    for field in quota:
+        found = f"a value of the type {type(quota).__name__}"
+        remedy = f'Write a mapping with any of {", ".join(_QUOTA_FIELDS)}, as in {{"cpus": 8}}'
+        raise RequestError("quota", quota, found=found, remedy=remedy)
+    for field, value in quota.items():
         if field not in _QUOTA_FIELDS:
-            raise RequestError("quota", field, found="an unknown field", remedy=f"Use {', '.join(_QUOTA_FIELDS)}")
+            raise unknown_field("quota", field, value, _QUOTA_FIELDS)
     return dict(quota)
+
+
+def unknown_field(argument: str, field: object, value: object, known: Iterable[str]) -> RequestError:
+    """The error for a field that an argument does not have, with the nearest one."""
+    name = field if isinstance(field, str) else ""
+    remedy = f"{_FIELD_HINTS.get(name) or did_you_mean(name, known)}Use {', '.join(known)}"
+    return RequestError(f"{argument}[{shorten(field, 40)}]", value, found="an unknown field", remedy=remedy)
+
+
+_FIELD_HINTS = {
+    word: f'Did you mean "{field}"? '
+    for field, words in {
+        "host_memory": ("ram", "mem_host", "system_memory"),
+        "memory": ("mem", "vram", "gpu_memory", "device_memory"),
+        "cpus": ("cpu", "cores", "num_cpus", "vcpus"),
+        "count": ("gpus", "gpu", "num_gpus", "number", "quantity", "n", "devices"),
+        "share": ("fraction", "part"),
+    }.items()
+    for word in words
+}
+
+
+def check_sizes(fields: Mapping[str, object]) -> None:
+    """Refuse a size that a person wrote as a plain number and meant to have a unit.
+
+    :raises RequestError: such a size
+    """
+    for field in ("memory", "host_memory"):
+        check_plain_bytes(fields.get(field), field)
 
 
 def merge_fields(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, object]:
@@ -126,7 +180,7 @@ def merge_fields(first: Mapping[str, object], second: Mapping[str, object]) -> d
 def validated(model: type[ModelT], fields: Mapping[str, Any]) -> ModelT:
     """The model with these fields.
 
-    :raises RequestError: a field is not valid; pydantic's error, with the valid values
+    :raises RequestError: a field is not valid
     """
     try:
         return model(**fields)
@@ -135,18 +189,17 @@ def validated(model: type[ModelT], fields: Mapping[str, Any]) -> ModelT:
         cause = first.get("ctx", {}).get("error")
         if isinstance(cause, RequestError):
             raise cause from None
-        field = ".".join(str(part) for part in first["loc"]) or model.__name__
-        value = first["input"]
-        if isinstance(value, float) and not math.isfinite(value):
-            value = repr(value)
-        remedy = _VALID.get(str(first["loc"][0]), "See `airflow hetero schema` for the valid forms")
-        raise RequestError(field, value, found=first["msg"], remedy=remedy) from None
+        path, found = first_problem(error)
+        remedy = _VALID.get(str(first["loc"][0]) if first["loc"] else "", "`airflow hetero schema` has the valid forms")
+        raise RequestError(path or model.__name__, first["input"], found=found, remedy=remedy) from None
 
 
 _VALID = {
     "count": f"Give a whole number from 1 to {MAX_COUNT}",
     "cpus": f"Give a whole number of cores from 1 to {MAX_COUNT}",
-    "share": "Give a number above 0 and below 1, such as 0.5; whole devices are asked for by count",
+    "share": "Give a number above 0 and below 1, such as 0.5; for whole devices give count",
     "vendor": 'Use lower-case words such as "nvidia"',
+    "kind": 'Use lower-case words such as "gpu"',
     "model": 'Use lower-case words joined by dashes, such as "a100-80gb"',
+    "partition": 'Use the name of a MIG profile, such as "1g.10gb"',
 }

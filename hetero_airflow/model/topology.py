@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from hetero_airflow.errors import RequestError
 from hetero_airflow.units import parse_duration_s
+from hetero_airflow.validation import did_you_mean
 
 
 class Level(StrEnum):
@@ -81,11 +82,15 @@ class Topology:
         if isinstance(value, Topology):
             return value
         if not isinstance(value, str) or len(value) > 64:
-            raise RequestError("topology", value, found=type(value).__name__, remedy=_EXAMPLE)
+            found = (
+                "more than 64 characters" if isinstance(value, str) else f"a value of the type {type(value).__name__}"
+            )
+            raise RequestError("topology", value, found=found, remedy=_EXAMPLE)
         word, at, budget = value.strip().partition("@")
         word = word.strip().lower()
         if word not in _LEVELS:
-            raise RequestError("topology", value, found="no level of a cluster", remedy=_EXAMPLE)
+            remedy = f"{did_you_mean(word, _LEVELS)}{_EXAMPLE}"
+            raise RequestError("topology", value, found="no level of a cluster", remedy=remedy)
         return cls(Level(word), parse_duration_s(budget, "topology") if at else None)
 
     def __str__(self) -> str:

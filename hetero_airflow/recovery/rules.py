@@ -222,14 +222,18 @@ def _read_rows(text: str, where: str) -> dict[str, object]:
         found = str(error) if isinstance(error, _JsonRefused) else "no JSON"
         raise SettingsError(f"{where} = {shorten(text)}", found=found, remedy=_OBJECT) from None
     if not isinstance(rows, dict):
-        raise SettingsError(f"{where} = {shorten(text)}", found=type(rows).__name__, remedy=_OBJECT)
+        raise SettingsError(
+            f"{where} = {shorten(text)}", found=f"a value of the type {type(rows).__name__}", remedy=_OBJECT
+        )
     return rows
 
 
 def _read_row(name: str, row: object, fields: Mapping[str, _Field], where: str) -> dict[str, Any]:
     """Attribute → value, of one row."""
     if not isinstance(row, dict):
-        raise SettingsError(f"{where}: {name} = {shorten(row)}", found=type(row).__name__, remedy=_OBJECT)
+        raise SettingsError(
+            f"{where}: {name} = {shorten(row)}", found=f"a value of the type {type(row).__name__}", remedy=_OBJECT
+        )
     values: dict[str, Any] = {}
     for key, value in row.items():
         asked = f"{where}: {name}.{shorten(key)[1:-1]} = {shorten(value)}"

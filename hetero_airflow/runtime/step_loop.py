@@ -52,7 +52,7 @@ class SaveInterval:
             raise RequestError(
                 "every",
                 value,
-                found=f"a {type(value).__name__}",
+                found=f"a value of the type {type(value).__name__}",
                 remedy='Write a duration such as "5m", or a whole number of steps',
             )
         return cls(None, parse_duration_s(value, "every"))
@@ -93,7 +93,7 @@ class StepLoop:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         if isinstance(total, bool) or not isinstance(total, int) or not 0 <= total <= MAX_STEPS:
-            raise RequestError("total", total, found="not a number of steps", remedy="Use a whole number from 0")
+            raise RequestError("total", total, found="no number of steps", remedy="Use a whole number from 0")
         self._session = session
         self._total = total
         self._every = SaveInterval.parse(every)
@@ -153,7 +153,7 @@ class StepLoop:
         first = session.collectives.broadcast(own_first)
         if not session.collectives.all(self._state is None or own_first == first):
             raise InvalidCheckpoint(
-                f"that all ranks continue after step {first - 1}",
+                f"to let all ranks continue after step {first - 1}",
                 found="ranks that do not see that checkpoint",
                 remedy="Set [hetero] checkpoint_url to a place that all workers of the gang reach",
             )

@@ -156,7 +156,7 @@ class Simulation:
             for lease in commit.leases:
                 self._start(lease)
             if commit.raced:
-                asked, found = f"job {run.job.id} to go on on {place.worker_id}", "its devices missing or held twice"
+                asked, found = f"to continue job {run.job.id} on {place.worker_id}", "its devices missing or held twice"
                 raise ClusterError(asked, found=found, remedy="Take a new snapshot")
 
     def _arrive(self, run: JobRun) -> None:
@@ -269,7 +269,7 @@ class Simulation:
         for refused in result.refused:
             job = self._by_request[refused.request_id].job
             raise ClusterError(
-                f"job {job.id} asks for {job.request}",
+                f"to run job {job.id} on {job.request}",
                 found=f"{refused.reason}; {refused.nearest}",
                 remedy="Add such a device to the cluster, or leave the job out of the workload",
             )

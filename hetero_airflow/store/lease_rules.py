@@ -100,7 +100,7 @@ def check_move(move: LeaseMove, lease: Lease | None) -> Lease | StoreError:
     if lease.token != move.token:
         return LeaseLost(
             f"lease {move.lease_id} with token {move.token}",
-            found=f"its token is {lease.token}",
+            found=f"that its token is {lease.token}",
             remedy="Stop the work that holds the old token; the task with the new token continues",
         )
     try:

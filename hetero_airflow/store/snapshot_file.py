@@ -17,6 +17,7 @@ from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.snapshot import DeviceUsage, PendingRequest, Snapshot
 from hetero_airflow.model.team_shares import NO_TEAM_SHARES, TeamShares
 from hetero_airflow.model.worker import Worker
+from hetero_airflow.validation import first_problem
 
 T = TypeVar("T", PendingRequest, Lease)
 
@@ -36,20 +37,20 @@ class SavedSnapshot(NamedTuple):
 def _check_times(value: T) -> T:
     times = (getattr(value, name, None) for name in ("submitted_at", "granted_at", "expires_at"))
     if any(time is not None and time.tzinfo is None for time in times):
-        raise ValueError(f"a time of {shorten(value.id)} has no zone")
+        raise ValueError(f"a time of {shorten(value.id)} without a zone")
     return value
 
 
 def _check_work(work: Interval) -> Interval:
     if not 0 < work.low <= work.middle <= work.high < math.inf:
-        raise ValueError(f"{tuple(work)} are not three finite numbers above 0 in order")
+        raise ValueError(f"{tuple(work)}, not three finite numbers above 0 in order")
     return work
 
 
 def _check_ids(values: Iterable[_HasId]) -> None:
     twice = next((key for key, times in Counter(value.id for value in values).items() if times > 1), None)
     if twice is not None:
-        raise ValueError(f"{shorten(twice)} occurs twice")
+        raise ValueError(f"{shorten(twice)} twice")
 
 
 class _UsageRow(BaseModel):
@@ -144,9 +145,10 @@ def read_snapshot(text: str) -> SavedSnapshot:
     try:
         file = _SnapshotFile.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        value = f", not {shorten(first['input'])}" if isinstance(first["input"], int | float) else ""
-        found = f"at {'.'.join(map(str, first['loc'])) or 'the top'}: {shorten(first['msg'], 200)}{value}"
+        given = error.errors(include_url=False)[0]["input"]
+        path, problem = first_problem(error)
+        value = f", {shorten(given)}" if isinstance(given, int | float) else ""
+        found = f"{problem}{value} at {path or 'the top'}"
         remedy = "Save one: airflow hetero snapshot > snapshot.json"
         raise SettingsError("a saved snapshot", found=found, remedy=remedy) from error
     names = {(row.dag_id, row.task_id): row for row in file.tasks}

@@ -177,8 +177,8 @@ def require_access_to_jobs(request: Request, user: GetUserDep) -> None:
         requires_access_view(AccessView.JOBS)(request, user)
     except LookupError as error:
         detail = (
-            f"Permission to see Airflow's jobs; found a role that the auth manager does not know: {error}. "
-            "Give this user one of its roles."
+            "hetero_airflow can't check the permission to see Airflow's jobs; found a role that the auth manager does "
+            f"not know: {error}. Give this user one of its roles."
         )
         raise HTTPException(HTTPStatus.FORBIDDEN, detail) from error
 

@@ -85,5 +85,5 @@ def test_a_metric_without_a_short_printable_name_is_refused(name: object) -> Non
 
 
 def test_too_many_metrics_are_refused() -> None:
-    with pytest.raises(InvalidCheckpoint, match="found 65 of them"):
+    with pytest.raises(InvalidCheckpoint, match="found 65 metrics, above the limit of 64"):
         check_metrics({str(number): 1.0 for number in range(65)})

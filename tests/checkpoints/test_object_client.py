@@ -58,7 +58,7 @@ def test_boto3_can_not_be_configured_to_go_elsewhere(
 ) -> None:
     assert make_client(None, []).meta.endpoint_url.endswith(".amazonaws.com")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://evil.example")
-    with pytest.raises(SettingsError, match=r"endpoint https://evil\.example"):
+    with pytest.raises(SettingsError, match=r"Endpoint https://evil\.example"):
         make_client(None, [])
     assert make_client(None, ["https://evil.example"]).meta.endpoint_url == "https://evil.example"
 

@@ -14,7 +14,7 @@ from hetero_airflow.errors import SettingsError
     [
         ("", "no scheme"),
         ("/shared/folder", "no scheme"),
-        ("ftp://host/folder", "stores for file, s3"),
+        ("ftp://host/folder", "no store for the scheme 'ftp'"),
         ("s3://[bucket", "no URL"),
         ("s3://bucket/a?versionId=1", "a query or a fragment"),
         ("s3://bucket/a#b", "a query or a fragment"),

@@ -81,7 +81,7 @@ def test_the_newest_always_stays_and_no_later_rule_needs_a_deleted_entry(saves, 
 
 @pytest.mark.parametrize("text", ["loss", "min:", "least:loss", ":loss", ""])
 def test_a_rule_for_the_best_that_can_not_be_read_is_refused(text: str) -> None:
-    with pytest.raises(SettingsError, match="neither min: nor max:"):
+    with pytest.raises(SettingsError, match='neither "min:" nor "max:"'):
         parse_keep_best(text)
 
 

@@ -185,21 +185,23 @@ def test_explain_as_json(installation, store):
     [
         (
             ["[red]\x1b[31m", "run", "x"],
-            "the device request of [red]\\x1b[31m.x in run run; found no run of a DAG [red]\\x1b[31m. "
+            "The device request of [red]\\x1b[31m.x in run run can't be used; found no run of a DAG [red]\\x1b[31m. "
             "`airflow dags list` shows the DAGs.\n",
         ),
         (
             ["dag", "run", "x"],
-            "the device request of dag.x in run run; found no such task in the run. Its tasks are placed, plain.\n",
+            "The device request of dag.x in run run can't be used; found no such task in the run. "
+            "Its tasks are placed, plain.\n",
         ),
         (
             ["dag", "run", "plain"],
-            "the device request of dag.plain in run run; found no request; the task instance is success. "
+            "The device request of dag.plain in run run can't be used; found no request; the task instance is success. "
             "It requests no device, it does not run with HeteroExecutor, or its history was pruned.\n",
         ),
         (
             ["dag", "rum", "plain", "--map-index", "7"],
-            "the device request of dag.plain[7] in run rum; found no such run. Its newest runs are run.\n",
+            "The device request of dag.plain[7] in run rum can't be used; found no such run. "
+            "Its newest runs are run.\n",
         ),
     ],
 )
@@ -236,7 +238,7 @@ def test_a_database_that_is_not_migrated(unmigrated, command, table):
     done = unmigrated.run("hetero", *command)
     assert_fails(done, "Run `airflow db migrate`.")
     assert done.stderr == (
-        f"the tables hetero_* in sqlite {unmigrated.home}/airflow.db; found no such table: {table}. "
+        f"The tables hetero_* in sqlite {unmigrated.home}/airflow.db can't be used; found no such table: {table}. "
         "Run `airflow db migrate`.\n"
     )
 
@@ -302,7 +304,7 @@ def test_schema(unmigrated):
 
 def test_an_option_that_can_t_be_read(unmigrated):
     done = unmigrated.run("hetero", "devices", AIRFLOW__HETERO__LABELS="[red]\x1b[31m")
-    assert_fails(done, "[hetero] labels = '[red]\\x1b[31m'; found no JSON object of texts. Write it as ")
+    assert_fails(done, "[hetero] labels = '[red]\\x1b[31m' can't be used; found no JSON object of texts. Write it as ")
 
 
 def test_a_policy_that_raises_is_named_and_replaced_as_in_the_scheduler(installation, tmp_path: Path):

@@ -70,7 +70,9 @@ def test_bad_text_for_simulated_devices_is_one_line_and_the_cpu_is_still_found(m
     inventory = discover("w", probe_timeout_s=60)
     assert [device.kind for device in inventory.worker.devices] == ["cpu"]
     (problem,) = inventory.problems
-    assert problem.startswith(f"simulated: {SIMULATED_DEVICES_VARIABLE}='h100,,cpu:x'; found the quantity 'x'")
+    assert problem.startswith(
+        f"simulated: {SIMULATED_DEVICES_VARIABLE}='h100,,cpu:x' can't be used; found the quantity 'x'"
+    )
 
 
 def test_discovery_leaves_airflow_and_torch_unimported():

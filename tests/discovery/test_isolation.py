@@ -101,15 +101,18 @@ def test_each_failure_is_one_line_and_leaves_the_other_results():
     results = run_probes(names, timeout_s=60)
     assert list(results) == names
     assert results.pop("fine") == FINE
-    assert results.pop("raises_a_probe_error") == "raises_a_probe_error: acme-smi; found nonsense. Update it."
+    assert (
+        results.pop("raises_a_probe_error")
+        == "raises_a_probe_error: acme-smi can't be used; found nonsense. Update it."
+    )
     expected = {
         "crashes": "crashes: its process was ended by SIGSEGV. Run",
         "garbage": "garbage: its process answered 9 bytes that are no result, ending in '{]rubbish'. Run",
         "exits": "exits: its process ended with code 3 and no answer, its last output 'license expired'. Run",
         "raises": "raises: raised RuntimeError: two lines xxx",
         "wrong_type": "wrong_type: returned a dict, not a ProbeResult",
-        "missing": "missing: hetero_airflow.probes 'missing'; found odd_probes:missing can't be imported: ",
-        "no_such": "no_such: hetero_airflow.probes 'no_such'; found no such name. Use",
+        "missing": "missing: hetero_airflow.probes 'missing' can't be used; found that odd_probes:missing can't be",
+        "no_such": "no_such: hetero_airflow.probes 'no_such' can't be used; found no such name. Use",
     }
     for name, beginning in expected.items():
         assert str(results[name]).startswith(beginning)

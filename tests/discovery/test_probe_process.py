@@ -22,7 +22,7 @@ def test_a_probe_can_be_run_by_hand(monkeypatch):
 def test_an_unreadable_setting_is_the_answers_error(monkeypatch):
     monkeypatch.setenv("HETERO_AIRFLOW_SIMULATED_DEVICES", "gpu:2")
     assert run_probe("simulated").error == (
-        "HETERO_AIRFLOW_SIMULATED_DEVICES='gpu:2'; found no model of an accelerator in 'gpu:2'. "
+        "HETERO_AIRFLOW_SIMULATED_DEVICES='gpu:2' can't be used; found no model of an accelerator in 'gpu:2'. "
         'Write it as "nvidia/h100-80gb:4,ascend/910b:2".'
     )
 

@@ -107,13 +107,15 @@ def test_a_taken_folder_name_stops_no_task(host, kind, tmp_path, caplog):
         assert leases() == ["l1", "l2"]
         assert recorded_run("l1") is not None
     (warning,) = [record.getMessage() for record in caplog.records]
-    assert f"The folder {path} for this user's lease files; found" in warning
+    assert f"The folder {path} for this user's lease files can't be used; found" in warning
     assert f"{folder} is used instead. Remove the first one." in warning
 
 
 def test_without_any_place_the_task_does_not_start(host):
     host.temporary.rmdir()
-    places_and_remedy = r"the folder of this user's leases; found .*run: nothing; .*tmp: .*; .*shm: .* Free disk space"
+    places_and_remedy = (
+        r"the folder of this user's leases can't be used; found .*run: nothing; .*tmp: .*; .*shm: .* Free disk space"
+    )
     with pytest.raises(HeteroError, match=places_and_remedy):
         recorded_lease("l1", "worker-a").__enter__()
 

@@ -55,7 +55,10 @@ def test_the_local_engine_is_the_default():
 
 def test_an_unknown_engine_is_refused(monkeypatch):
     monkeypatch.setenv("AIRFLOW__HETERO__ENGINE", "sellery")
-    with pytest.raises(SettingsError, match=r"engine = sellery; found no such engine\. Use local"):
+    with pytest.raises(
+        SettingsError,
+        match=r"found no such engine\. Did you mean .celery.\? Use one of local",
+    ):
         configured_engine()
 
 

@@ -16,7 +16,7 @@ def test_only_transitions_of_the_table_are_allowed(current: LeaseState, to: Leas
     if (current, to) in TRANSITIONS:
         check_transition("l1", current, to)
     else:
-        with pytest.raises(InvalidTransition, match=f"lease l1 to become {to}; found it is {current}"):
+        with pytest.raises(InvalidTransition, match=f"change lease l1 to {to}; found that it is {current}"):
             check_transition("l1", current, to)
 
 

@@ -31,7 +31,7 @@ def import_errors(tmp_path):
         ("'gpuu'", "", ["device='gpuu'", 'Did you mean "gpu"?']),
         ("'cpu:8'", "quota={'memory': '4GiB'}", ["memory='4GiB..'", "Use host_memory"]),
         ("'gpu:0'", "", ["device='gpu:0'", "the quantity '0'", '"gpu:2"']),
-        ("'gpu'", "quota={'share': float('nan')}", ["share='nan'", "above 0 and below 1"]),
+        ("'gpu'", "quota={'share': float('nan')}", ["share=nan", "above 0 and below 1"]),
         ("'gpu'", "runtime={'cuda': 'new'}", ["runtime['cuda']='new'", '">=12.4,!=12.6.*"']),
         ("'gpu'", "priority='asap'", ["priority='asap'", "urgent, high, medium, low"]),
         ("'x' * 100_000", "", ["100000 characters", '"gpu:2"']),

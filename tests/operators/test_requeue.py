@@ -128,7 +128,7 @@ def test_only_the_default_place_of_a_task_that_may_go_on_elsewhere_is_bound_to_i
     ("argument", "field"),
     [
         ("s3://x", "checkpoint"),
-        ({"keep": 3}, "checkpoint.keep"),
+        ({"keep": 3}, "checkpoint['keep']"),
         ({"keep_last": 0}, "checkpoint.keep_last"),
         ({"keep_best": "loss"}, "checkpoint.keep_best"),
         ({"on_clear": "maybe"}, "checkpoint.on_clear"),
@@ -141,7 +141,9 @@ def test_a_bad_argument_is_refused_when_the_file_is_parsed(argument, field):
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize(("url", "found"), [("ftp://models", "stores for file, s3"), ("/srv/models", "no scheme")])
+@pytest.mark.parametrize(
+    ("url", "found"), [("ftp://models", "no store for the scheme 'ftp'"), ("/srv/models", "no scheme")]
+)
 def test_a_url_that_no_store_opens_is_refused_when_the_file_is_parsed(url, found):
     with pytest.raises(SettingsError) as caught:
         DevicePythonOperator(task_id="t", python_callable=print, device="gpu", checkpoint={"url": url})

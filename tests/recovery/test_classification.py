@@ -107,7 +107,7 @@ MESSAGES: list[tuple[str, FailureClass, Evidence]] = [
         "timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, NumelIn=466119168, NumelOut=466119168, Timeout(ms)=600000) "
         "ran for 600060 milliseconds before timing out.", -6)),
     ("S3 is overloaded", F.NETWORK, raised(
-        "read of 'fit/train/manual__2026-11-20/-1/index.json'; found SlowDown (HTTP 503). Try again later.",
+        "hetero_airflow can't read 'fit/train/run/-1/index.json'; found SlowDown (HTTP 503). Try again later.",
         "hetero_airflow.errors.CheckpointStoreUnavailable")),
     ("words of ours and of others", F.NETWORK, raised("NCCL timeout")),
     ("nccl#2076", F.NETWORK, raised(

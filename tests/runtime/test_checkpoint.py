@@ -182,7 +182,7 @@ def test_a_run_publishes_with_the_token_that_its_scheduler_has_signed_and_no_oth
         forged = a_task_lease(id="l.7", token=lease, grant=grant.pack())
         monkeypatch.setenv(LEASE_VARIABLE, forged.model_dump_json())
         task(token=asked)
-        with pytest.raises(GrantRefused, match=r"token 1000000 for .*; found .* grant"):
+        with pytest.raises(GrantRefused, match=r"token 1000000 for .* can't be used; found .* grant"):
             checkpoint.latest()
     monkeypatch.delenv(LEASE_VARIABLE)
     task(token=10**6)

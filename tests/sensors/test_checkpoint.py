@@ -37,11 +37,11 @@ def sensor(**arguments):
         ("", ["nothing to wait for", "step=0 means any checkpoint"]),
         ("metric='loss', below=float('nan')", ["below=nan", "no finite number"]),
         ("metric='loss', above=2, below=1", ["above=2", "below=1", "smaller above"]),
-        ("step=1, younger_than='0s'", ["younger_than='0s'", "more than 0 s"]),
-        ("step=1, url='ftp://models'", ["url with the scheme 'ftp'", "stores for file, s3", "Set url to file:///"]),
+        ("step=1, younger_than='0s'", ["younger_than='0s'", "not above 0 s"]),
+        ("step=1, url='ftp://models'", ["url='ftp://models'", "no store for the scheme 'ftp'", "Set url to file:///"]),
         ("step=1, url='/srv/models'", ["url='/srv/models'", "no scheme", "Set url to file:///"]),
         ("step=1, url='s3://key:hunter@models'", ["url", "a user or password in it", "Airflow connection"]),
-        ("step=1, url=7", ["url=7", "found int", "Give a text"]),
+        ("step=1, url=7", ["url=7", "found a value of the type int", "Give a text"]),
     ],
 )
 def test_a_condition_that_can_never_be_met_is_an_import_error(import_errors, given, phrases):

@@ -191,7 +191,7 @@ def test_the_simulation_ends_when_the_measured_jobs_have_ended():
 def test_a_job_that_no_worker_could_run_is_an_error_that_says_so():
     with pytest.raises(ClusterError) as caught:
         simulate(Job("a", 0.0, DeviceRequest.parse("h100:3"), 1.0), cluster="h100=2")
-    assert caught.value.asked == "job a asks for 3 × nvidia/h100"
+    assert caught.value.asked == "to run job a on 3 × nvidia/h100"
     assert "count: asked 3 × nvidia/h100, found 2" in caught.value.found
 
 

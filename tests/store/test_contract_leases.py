@@ -106,7 +106,7 @@ def test_a_lease_changes_as_the_table_of_transitions_says(store, was, to):
         assert store.request_history("dag", "run", "r1").leases[0].state == to
     else:
         before = store.snapshot()
-        with pytest.raises(InvalidTransition, match=f"lease r1.1 to become {to}; found it is {was}"):
+        with pytest.raises(InvalidTransition, match=f"change lease r1.1 to {to}; found that it is {was}"):
             move_lease(store, lease.id, lease.token, to, LATER)
         assert store.snapshot() is before
 
@@ -141,8 +141,8 @@ def test_moving_an_unknown_lease_or_with_another_token_raises_and_changes_nothin
     prepare(store, "r1")
     (lease,) = grant(store, a_place("r1", **{"GPU-0": 1000}))
     before = store.snapshot()
-    with pytest.raises(LeaseNotFound, match="lease nothing; found no such lease"):
+    with pytest.raises(LeaseNotFound, match="Lease nothing can't be used; found no such lease"):
         move_lease(store, "nothing", 1, LeaseState.RELEASED, LATER)
-    with pytest.raises(LeaseLost, match=r"lease r1\.1 with token 2; found its token is 1"):
+    with pytest.raises(LeaseLost, match=r"Lease r1\.1 with token 2 can't be used; found that its token is 1"):
         move_lease(store, lease.id, 2, LeaseState.RELEASED, LATER)
     assert store.snapshot() is before

@@ -240,5 +240,5 @@ def test_everything_about_a_worker_is_forgotten_by_name(engine):
     assert store.forget("worker-a", later)
     assert not store.forget("enrolled", later)
     assert (store.snapshot().workers, rows(engine)) == ((), {})
-    with pytest.raises(StoreError, match="to forget worker 'worker-a'; found no such worker"):
+    with pytest.raises(StoreError, match="can't forget worker 'worker-a'; found no such worker"):
         store.forget("worker-a", later)

@@ -60,7 +60,7 @@ def manifests(dag: DAG, task_id: str, map_index: int, *, dra: bool, now: datetim
         task: Any = dag.get_task(task_id)
     except TaskNotFound as error:
         known = ", ".join(sorted(dag.task_ids)[:10])
-        raise SettingsError(asked, found=f"the tasks {known}", remedy="Name one of them") from error
+        raise SettingsError(asked, found="no such task", remedy=f"Name one of {known}") from error
     if task.is_mapped and map_index < 0:
         raise SettingsError(asked, found="a mapped task", remedy="Name an instance: --map-index 0")
     context = run_context(dag.dag_id, "rendered", now, now, dag.params.dump(), {})
@@ -115,7 +115,7 @@ def _executor_pod(task: Any, dag_id: str, map_index: int, request: DeviceRequest
         from kubernetes.client import V1Container, V1Pod, V1PodSpec  # type: ignore[import-untyped]
     except ImportError as error:
         remedy = 'Install "hetero-airflow[kubernetes]"'
-        raise SettingsError("a pod of KubernetesExecutor", found=str(error), remedy=remedy) from error
+        raise SettingsError("to render a pod of KubernetesExecutor", found=str(error), remedy=remedy) from error
     options = cluster_options(lambda section, name, default: conf.get(section, name, fallback=default))
     config: Any = KubeConfig()
     template = Path(config.pod_template_file) if config.pod_template_file else None

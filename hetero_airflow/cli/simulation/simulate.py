@@ -86,7 +86,7 @@ def read_experiment(
     workload = trace or history(_days(args.history), classes)
     if not workers:
         raise SettingsError(
-            f"simulate {shorten(workload.name)}",
+            f"to simulate {shorten(workload.name)}",
             found="no cluster: neither the workload nor this installation has workers",
             remedy="Name one: --cluster v100=12,p100=3x4",
         )
@@ -134,7 +134,7 @@ def _jobs(text: str | None, total: int) -> tuple[int, int]:
     if match is None or not int(match[1]) <= int(match[2]) < total:
         raise SettingsError(
             f"--jobs {shorten(text)}",
-            found=f"not a range within the {total} jobs",
+            found=f"no range within the {total} jobs",
             remedy=f"Write the first and the last job, such as 0..{total - 1}",
         )
     return int(match[1]), int(match[2]) + 1

@@ -18,6 +18,7 @@ from hetero_airflow.cli.action import action, database
 from hetero_airflow.cli.output import age, cell, show
 from hetero_airflow.errors import HeteroError, shorten
 from hetero_airflow.store.sql.worker_keys import WorkerKeys
+from hetero_airflow.validation import first_problem
 
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 
@@ -50,7 +51,7 @@ def check_name(name: str) -> str:
     try:
         valid = _NAME.validate_python(name)
     except ValidationError as error:
-        found = f"a name that {error.errors()[0]['msg'].removeprefix('Value error, ')}"
+        found = first_problem(error)[1]
         raise HeteroError(f"worker {shorten(name)}", found=found, remedy="Use another name") from error
     if "," in valid:
         found = "a name with a comma, which separates the names of queues"

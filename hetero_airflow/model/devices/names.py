@@ -17,10 +17,11 @@ for a typo.
 
 from __future__ import annotations
 
-import difflib
+import json
 import re
 
-from hetero_airflow.errors import RequestError
+from hetero_airflow.errors import RequestError, shorten
+from hetero_airflow.validation import did_you_mean
 
 KINDS = ("cpu", "gpu", "npu", "tpu", "fpga")
 """Kinds that need no vendor. A probe may add other kinds; a request names them as ``vendor/kind``."""
@@ -57,12 +58,23 @@ FORM_FACTORS: dict[str, str] = {"h100-80gb-hbm3": "sxm5", "h200": "sxm5", "h20":
 """Whole model name, as NVIDIA's driver reports it → the form factor that the name leaves out. Names of cards with
 another form factor have it: ``h100-pcie``, ``h200-nvl``."""
 
+_SYNONYMS = {
+    "cuda": "nvidia", "rocm": "amd", "hip": "amd", "radeon": "amd", "instinct": "amd", "cann": "ascend",
+    "huawei": "ascend", "geforce": "nvidia", "tesla": "nvidia", "core": "cpu", "cores": "cpu", "accelerator": "gpu",
+    "graphics": "gpu", "mig": "mig-1g.10gb",
+}  # fmt: skip
+"""Words that people write → a device text of this grammar that they can mean."""
+
 _DEVICE_TEXT = re.compile(
     r"(?:(?P<vendor>[a-z0-9][a-z0-9_-]*)/)?(?P<word>[a-z0-9][a-z0-9._+-]*)(?::(?P<quantity>[^:]*))?"
 )
 _COUNT = re.compile(r"[0-9]{1,9}")
 _SHARE = re.compile(r"0?\.[0-9]{1,9}")
+_SEVERAL = re.compile(r"\s*(?:[,;|&+]|\bor\b|\band\b)\s*")
+_COUNT_FIRST = re.compile(r"(?P<count>[0-9]{1,4})\s*[x×*:]?\s*(?P<device>[a-z].*)")
+_COUNT_LAST = re.compile(r"(?P<device>[a-z][a-z0-9/._-]*?)\s*(?:[x×*=@(\[]|\s)\s*(?P<count>[0-9]{1,4})\s*[)\]]?")
 MAX_TEXT = 256
+DEVICE_REMEDY = 'Write it as "gpu:2" or "nvidia/a100:1"'
 
 
 def parse_device(text: object) -> dict[str, object]:
@@ -76,14 +88,27 @@ def parse_device(text: object) -> dict[str, object]:
     :raises RequestError: not in the grammar, or a word that is neither a kind, a vendor nor a model
     """
     if not isinstance(text, str):
-        raise RequestError("device", text, found=type(text).__name__, remedy='Give a text such as "gpu:2"')
+        raise RequestError("device", text, found=f"a value of the type {type(text).__name__}", remedy=DEVICE_REMEDY)
     if len(text) > MAX_TEXT:
-        remedy = f'Give at most {MAX_TEXT}, such as "gpu:2"'
-        raise RequestError("device", text, found=f"{len(text)} characters", remedy=remedy)
+        found = f"{len(text)} characters, above the limit of {MAX_TEXT}"
+        raise RequestError("device", text, found=found, remedy=DEVICE_REMEDY)
     match = _DEVICE_TEXT.fullmatch(text.strip().lower())
-    if match is None:
-        raise RequestError("device", text, found="no device text", remedy='Write it as "gpu:2" or "nvidia/a100:1"')
-    return _read_word(text, match["vendor"], match["word"]) | _read_quantity(text, match["quantity"])
+    if match is None or match["word"].isdigit():
+        raise _no_device(text)
+    return _read_word(text, match["vendor"], match["word"]) | _read_quantity(text, match["word"], match["quantity"])
+
+
+def _no_device(text: str) -> RequestError:
+    """The error for a text outside of the grammar, with what its writer can have meant."""
+    words = text.strip().lower()
+    parts = [part for part in _SEVERAL.split(words) if part]
+    if len(parts) > 1 and all(_DEVICE_TEXT.fullmatch(part) for part in parts):
+        remedy = f"Write a list, in order of preference: {json.dumps(parts)}"
+        return RequestError("device", text, found="several devices in one text", remedy=remedy)
+    meant = _COUNT_FIRST.fullmatch(words) or _COUNT_LAST.fullmatch(words)
+    guess = f"{meant['device']}:{meant['count']}" if meant else "-".join(words.split())
+    hint = f'Did you mean "{guess}"? ' if guess != words and _DEVICE_TEXT.fullmatch(guess) else ""
+    return RequestError("device", text, found="no device text", remedy=f"{hint}{DEVICE_REMEDY}")
 
 
 def _read_word(text: str, vendor: str | None, word: str) -> dict[str, object]:
@@ -95,6 +120,7 @@ def _read_word(text: str, vendor: str | None, word: str) -> dict[str, object]:
     if word in KINDS:
         return {"kind": word} if vendor is None else {"vendor": vendor, "kind": word}
     if vendor is not None:
+        _check_vendor(text, vendor, word)
         kind = MODELS[word][1] if word in MODELS else VENDORS.get(vendor)
         fields: dict[str, object] = {"vendor": vendor}
         return fields | ({"kind": kind} if kind else {}) | {"model": word}
@@ -102,20 +128,43 @@ def _read_word(text: str, vendor: str | None, word: str) -> dict[str, object]:
         return {"vendor": word, "kind": VENDORS[word]}
     if word in MODELS:
         return {"vendor": MODELS[word][0], "kind": MODELS[word][1], "model": word}
-    if any(character.isdigit() for character in word) and not word.isdigit():
-        return {"model": word}
-    near = difflib.get_close_matches(word, [*KINDS, *VENDORS, *MODELS], n=1, cutoff=0.5)
-    hint = f'Did you mean "{near[0]}"? ' if near else ""
+    if any(character.isdigit() for character in word):
+        return {"model": _model(text, word)}
+    hint = f'Did you mean "{_SYNONYMS[word]}"? ' if word in _SYNONYMS else ""
+    hint = hint or did_you_mean(word, [*KINDS, *VENDORS, *MODELS], cutoff=0.5)
     remedy = f"{hint}Use a kind ({', '.join(KINDS)}), a model (a100), or name a new one as vendor/model"
-    raise RequestError("device", text, found="an unknown device word", remedy=remedy)
+    raise RequestError("device", text, found=f"the unknown device {shorten(word, 40)}", remedy=remedy)
 
 
-def _read_quantity(text: str, quantity: str | None) -> dict[str, object]:
+def _model(text: str, word: str) -> str:
+    """The word as a new model, unless it is a known one with a count before it, such as 2xa100."""
+    meant = _COUNT_FIRST.fullmatch(word)
+    if meant and meant["device"] in (*KINDS, *VENDORS, *MODELS):
+        raise _no_device(text)
+    return word
+
+
+def _check_vendor(text: str, vendor: str, model: str) -> None:
+    """Refuse a known model of another vendor, and a vendor whose name is nearly a known one.
+
+    A new vendor with such a name is still possible as a mapping: ``{"vendor": "amdx", "model": "x1"}``.
+    """
+    maker = MODELS[model][0] if model in MODELS else vendor
+    if vendor in VENDORS and maker != vendor:
+        found, remedy = f"a model of {maker}", f'Did you mean "{maker}/{model}"?'
+        raise RequestError("device", text, found=found, remedy=remedy)
+    hint = "" if vendor in VENDORS else did_you_mean(vendor, VENDORS, cutoff=0.8)
+    if hint:
+        remedy = hint.strip().replace('"?', f'/{model}"?')
+        raise RequestError("device", text, found=f"the unknown vendor {shorten(vendor, 40)}", remedy=remedy)
+
+
+def _read_quantity(text: str, word: str, quantity: str | None) -> dict[str, object]:
     if quantity is None:
         return {}
     if _COUNT.fullmatch(quantity) and int(quantity) > 0:
         return {"count": int(quantity)}
     if _SHARE.fullmatch(quantity) and float(quantity) > 0:
         return {"share": float(quantity)}
-    remedy = 'Give a whole number of devices ("gpu:2") or a share of one below 1 ("gpu:0.5")'
+    remedy = f'Give a whole number of devices ("{word}:2") or a share of one below 1 ("gpu:0.5")'
     raise RequestError("device", text, found=f"the quantity {quantity[:40]!r}", remedy=remedy)

@@ -27,6 +27,7 @@ from hetero_airflow.store.sql.holds import read_holds
 from hetero_airflow.store.sql.json_rows import json_table, key_rows, read_by_rows
 from hetero_airflow.store.sql.transaction import read_chunks
 from hetero_airflow.store.store import MAX_RUNS, RequestHistory
+from hetero_airflow.validation import first_problem
 
 _log = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ def log_unreadable(what: str, key: str, error: ValidationError) -> None:
         "Run one version of hetero-airflow everywhere, and end or report the %s again.",
         what,
         shorten(key),
-        shorten(error.errors(include_url=False)[0]["msg"]),
+        " at ".join(reversed([part for part in first_problem(error) if part])),
         what,
     )
 

@@ -29,6 +29,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from hetero_airflow.errors import StoreError, StoreUnavailable
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.json_rows import ROWS, insert_rows, read_by_rows, rows_json
+from hetero_airflow.validation import first_problem
 
 T = TypeVar("T")
 
@@ -163,7 +164,7 @@ def _translated(engine: Engine) -> Iterator[None]:
     except ValidationError as error:
         raise StoreError(
             "a row of the store as JSON",
-            found=f"{error.error_count()} errors in a {error.title}, first: {error.errors()[0]['msg']}",
+            found=" at ".join(reversed([part for part in first_problem(error) if part])),
             remedy="Another version of hetero-airflow or a person wrote it: run one version, and `airflow db migrate`",
         ) from error
 

@@ -116,12 +116,12 @@ def test_the_ranks_of_gangs_are_planned_as_such_and_one_gang_where_their_number_
     [
         ("", {}, "found no DAG. Define one in it."),
         (DAG, {"dag_id": "other"}, "found nightly. Name one of them: --dag-id"),
-        (DAG, {"at": "noon"}, "--at 'noon'; found a text that is not a time."),
-        (DAG, {"conf": "[1]"}, "--conf '[1]'; found a text that is not a JSON object."),
+        (DAG, {"at": "noon"}, "--at 'noon' can't be used; found a text that is not a time."),
+        (DAG, {"conf": "[1]"}, "--conf '[1]' can't be used; found a text that is not a JSON object."),
         (DAG, {"conf": '{"size": "many"}'}, "found the quantity 'many'"),
         (DAG, {"snapshot": "/nowhere/at/all.json"}, "found FileNotFoundError."),
-        (DAG, {"assume": "soon"}, "--assume='soon'; found no duration."),
-        (DAG, {"deadline": "-1h"}, "--deadline='-1h'; found no duration."),
+        (DAG, {"assume": "soon"}, "--assume='soon' can't be used; found no duration."),
+        (DAG, {"deadline": "-1h"}, "--deadline='-1h' can't be used; found no duration."),
     ],
 )
 def test_bad_input_is_an_error_that_says_so(tmp_path, text, options, error):

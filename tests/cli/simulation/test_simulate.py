@@ -66,19 +66,22 @@ def test_the_usual_restart_costs_more_for_more_devices():
     ("options", "error"),
     [
         ({}, "simulate 'history'; found no cluster"),
-        ({"history": float("nan")}, "--history nan; found a number out of range"),
-        ({"history": 1e300}, "--history 1e+300; found a number out of range"),
-        ({"history": -1.0}, "--history -1; found a number out of range"),
-        ({"cluster": "v100"}, "cluster 'v100'; found 'v100'. Write it as"),
+        ({"history": float("nan")}, "--history nan can't be used; found a number out of range"),
+        ({"history": 1e300}, "--history 1e+300 can't be used; found a number out of range"),
+        ({"history": -1.0}, "--history -1 can't be used; found a number out of range"),
+        ({"cluster": "v100"}, "Cluster 'v100' can't be used; found 'v100'. Write it as"),
         (
             {"cluster": "v100=1", "jobs": "5..99"},
-            "--jobs '5..99'; found not a range within the 10 jobs. Write the first",
+            "--jobs '5..99' can't be used; found no range within the 10 jobs. Write the first",
         ),
-        ({"cluster": "v100=1", "jobs": "5..4"}, "--jobs '5..4'; found not a range"),
-        ({"cluster": "v100=1", "restart_cost": "-1"}, "--restart-cost=-1.0; found -1 s"),
+        ({"cluster": "v100=1", "jobs": "5..4"}, "--jobs '5..4' can't be used; found no range"),
+        (
+            {"cluster": "v100=1", "restart_cost": "-1"},
+            "--restart-cost=-1.0 can't be used; found a time that is not above 0 s",
+        ),
         ({"cluster": "v100=1", "restart_cost": "nan"}, "--restart-cost=nan"),
-        ({"cluster": "v100=1", "until": "soon"}, "--until='soon'; found no duration"),
-        ({"trace": "nonsense"}, "the trace 'nonsense'; found no name of a trace"),
+        ({"cluster": "v100=1", "until": "soon"}, "--until='soon' can't be used; found no duration"),
+        ({"trace": "nonsense"}, "The trace 'nonsense' can't be used; found no name of a trace"),
     ],
 )
 def test_bad_options_are_errors_that_say_so(options, error):

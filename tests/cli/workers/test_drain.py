@@ -70,12 +70,15 @@ def test_ids_may_hold_slashes(text, target):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("worker-c", "worker 'worker-c'; found no such worker. Use worker-b or worker-a."),
+        ("worker-c", "Worker 'worker-c' can't be used; found no such worker. Use worker-b or worker-a."),
         ("worker-x/GPU-0", "found no such worker. Use worker-"),
-        ("", "worker ''; found no such worker. `airflow hetero workers` lists them."),
-        ("worker-a/GPU-2", "device 'GPU-2' of worker worker-a; found no such device. Use GPU-1 or GPU-0."),
-        ("worker-a/", "device '' of worker worker-a; found no such device."),
-        ("worker-a/\x1b[31m", r"device '\x1b[31m' of worker worker-a"),
+        ("", "Worker '' can't be used; found no such worker. `airflow hetero workers` lists them."),
+        (
+            "worker-a/GPU-2",
+            "Device 'GPU-2' of worker worker-a can't be used; found no such device. Use GPU-1 or GPU-0.",
+        ),
+        ("worker-a/", "Device '' of worker worker-a can't be used; found no such device."),
+        ("worker-a/\x1b[31m", r"Device '\x1b[31m' of worker worker-a"),
     ],
 )
 def test_a_name_that_is_not_known_is_refused_with_the_nearest(store, text, message):

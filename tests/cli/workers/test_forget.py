@@ -49,6 +49,6 @@ def test_an_online_worker_is_not_forgotten(store):
     with pytest.raises(StoreError) as caught:
         list(forget_worker(store, "worker-a", LATER))
     assert str(caught.value) == (
-        "to forget worker 'worker-a'; found that it is online. "
+        "hetero_airflow can't forget worker 'worker-a'; found that it is online. "
         "Stop its agent, or the scheduler on it, and wait until the worker is lost."
     )

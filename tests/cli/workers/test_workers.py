@@ -163,7 +163,9 @@ def test_the_workers_of_one_site_can_be_shown():
         [worker.id for worker in snapshot_at_site.workers],
         [hold.worker_id for hold in snapshot_at_site.holds],
     ) == (["a"], ["a"])
-    with pytest.raises(SettingsError, match=r"--site 'paris'; found workers of 'berlin', 'oslo'\. The label"):
+    with pytest.raises(
+        SettingsError, match=r"--site 'paris' can't be used; found workers of 'berlin', 'oslo'\. The label"
+    ):
         workers_at_site(snapshot, "paris")
     with pytest.raises(SettingsError, match="found workers of no site"):
         workers_at_site(replace(snapshot, workers=snapshot.workers[2:]), "berlin")

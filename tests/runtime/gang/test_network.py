@@ -31,7 +31,7 @@ def test_the_address_is_one_of_this_host():
 
 
 def test_an_interface_that_this_host_does_not_have_is_named():
-    with pytest.raises(SettingsError, match=r"hetero/ifname=nope0 of this worker; found only .*lo"):
+    with pytest.raises(SettingsError, match=r"hetero/ifname=nope0 of this worker can't be used; found only .*lo"):
         host_address("nope0")
 
 

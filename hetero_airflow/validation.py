@@ -1,0 +1,73 @@
+"""Words for invalid input: the nearest valid name, and pydantic's errors in this package's words."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+_PROBLEMS = {
+    "bool_parsing": "no truth value",
+    "bool_type": "no truth value",
+    "decimal_parsing": "no number",
+    "dict_type": "no mapping",
+    "extra_forbidden": "an unknown field",
+    "finite_number": "no finite number",
+    "float_parsing": "no number",
+    "float_type": "no number",
+    "greater_than": "a number that is not above {gt}",
+    "greater_than_equal": "a number below {ge}",
+    "int_from_float": "no whole number",
+    "int_parsing": "no whole number",
+    "int_parsing_size": "a number that is too large",
+    "int_type": "no whole number",
+    "json_invalid": "no JSON ({error})",
+    "json_type": "no JSON text",
+    "less_than": "a number that is not below {lt}",
+    "less_than_equal": "a number above {le}",
+    "list_type": "no list",
+    "literal_error": "another value than {expected}",
+    "enum": "another value than {expected}",
+    "missing": "no value",
+    "model_type": "no mapping",
+    "string_pattern_mismatch": "a text of another form",
+    "string_too_long": "a text of more than {max_length} characters",
+    "string_too_short": "a text of less than {min_length} characters",
+    "string_type": "no text",
+    "timezone_aware": "a time without a zone",
+    "too_long": "more than {max_length} items",
+    "too_short": "fewer than {min_length} items",
+    "tuple_type": "no list",
+    "value_error": "{error}",
+}
+"""Pydantic's type of an error → what was found. Pydantic's own texts are for programmers: they name its types."""
+
+
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The question for the nearest known name, with a space after it; empty if no name is near.
+
+    >>> did_you_mean("hihg", ["urgent", "high"])
+    'Did you mean "high"? '
+    """
+    near = difflib.get_close_matches(word[:64].lower(), [*known], n=1, cutoff=cutoff)
+    return f'Did you mean "{near[0]}"? ' if near else ""
+
+
+def first_problem(error: ValidationError) -> tuple[str, str]:
+    """The path of the first invalid field, and what was found there.
+
+    >>> from pydantic import BaseModel
+    >>> class Box(BaseModel):
+    ...     size: int
+    >>> try:
+    ...     Box(size="big")
+    ... except ValidationError as error:
+    ...     first_problem(error)
+    ('size', 'no whole number')
+    """
+    first = error.errors(include_url=False, include_input=False)[0]
+    path = ".".join(str(part) for part in first["loc"])[:200]
+    context: Mapping[str, Any] = first.get("ctx", {})
+    return path, _PROBLEMS.get(first["type"], "a value that does not fit").format_map(context)[:300]
