@@ -204,14 +204,8 @@ class TorchrunOperator(DeviceOperator):
 
     def _target(self) -> list[str]:
         if isinstance(self.args, str | bytes) or not isinstance(self.args, Sequence):
-            raise AirflowFailException(
-                RequestError(
-                    "args",
-                    self.args,
-                    found=f"a {type(self.args).__name__}",
-                    remedy="Give a list of texts",
-                )
-            )
+            found = f"a value of the type {type(self.args).__name__}"
+            raise AirflowFailException(RequestError("args", self.args, found=found, remedy="Give a list of texts"))
         arguments = [str(argument) for argument in self.args]
         if self.script is None:
             return ["-m", str(self.module), *arguments]

@@ -132,7 +132,7 @@ def test_only_the_default_place_of_a_task_that_may_go_on_elsewhere_is_bound_to_i
         ({"keep_last": 0}, "checkpoint.keep_last"),
         ({"keep_best": "loss"}, "checkpoint.keep_best"),
         ({"on_clear": "maybe"}, "checkpoint.on_clear"),
-        ({1: 2}, "checkpoint"),
+        ({1: 2}, "checkpoint[1]"),
     ],
 )
 def test_a_bad_argument_is_refused_when_the_file_is_parsed(argument, field):
