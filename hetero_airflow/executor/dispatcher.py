@@ -119,6 +119,7 @@ class Dispatcher:
             preemptor=self._preemptions,
             policy_context=add_context,
             obstacle=api.placement_obstacle,
+            ended_since=tasks.ended_since,
         )
         self._cluster = ClusterEvents(store, engine.cluster, callbacks.note)
         self._inventory = HostInventory(configuration)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from hetero_airflow.engines.engine import Engine, Preemptor
-from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.lease import Lease, LeaseState
 from hetero_airflow.model.plan import Plan, Reason, Refuse, Wait
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import Worker
@@ -21,6 +21,10 @@ from hetero_airflow.scheduling.reaper import reap
 from hetero_airflow.scheduling.unresponsive_schedulers import UnresponsiveSchedulers
 from hetero_airflow.scheduling.validation import ValidatedPolicy
 from hetero_airflow.store.store import CommitResult, Store
+
+_ENDING = timedelta(seconds=30)
+"""For so long the lease of an ended task counts as about to be free. Its processes are gone within some seconds; after
+that time something keeps them, and the task's devices are not counted on any more."""
 
 MAX_ROUNDS = 3
 """A cycle decides once, and again while other schedulers take the devices that it chose."""
@@ -115,6 +119,8 @@ class Cycle:
     :param policy_context: adds to a snapshot what the store does not know: estimates, rules of preemption, marks of
         workers; a part that did not change is the same object again
     :param obstacle: why nothing can start now, whatever is free; None if tasks can start
+    :param ended_since: (request ids, time) → those of them whose tasks have ended since then. Their leases last until
+        their processes are gone, and nothing is preempted for what they give back
     """
 
     def __init__(
@@ -127,6 +133,7 @@ class Cycle:
         preemptor: Preemptor | None = None,
         policy_context: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
         obstacle: Callable[[], Reason | None] = lambda: None,
+        ended_since: Callable[[Collection[str], datetime], Collection[str]] = lambda request_ids, since: (),
     ) -> None:
         self._store = store
         self._engine = engine
@@ -135,6 +142,7 @@ class Cycle:
         self._can_preempt = preemptor is not None
         self._add_policy_context = policy_context
         self._obstacle = obstacle
+        self._ended_since = ended_since
         self._lease_timeout = timedelta(seconds=lease_timeout_s)
         self._dispatch = LeaseDispatch(store, engine, preemptor)
         self._unresponsive = UnresponsiveSchedulers()
@@ -192,10 +200,30 @@ class Cycle:
     def _decide(self, view: _View, now: datetime) -> Plan:
         """Step 3: the policy's plan over all requests, without the decisions that other schedulers carry out."""
         snapshot = self._with_reachable_workers(view.snapshot)
-        plan = self._policy.decide(self._unresponsive.without_suspended(snapshot, view.owned_ids, now), now)
+        snapshot = self._unresponsive.without_suspended(snapshot, view.owned_ids, now)
+        plan = self._policy.decide(snapshot, now)
+        if plan.preemptions:
+            plan = self._decide_with_ending_leases(plan, snapshot, now)
         gangs = {pending.id: pending.gang for pending in view.snapshot.pending if pending.gang}
         observed = self._unresponsive.observe(plan, view.owned_ids, now)
         return owned_decisions(observed, view.owned_ids, view.slots, gangs, view.obstacle)
+
+    def _decide_with_ending_leases(self, plan: Plan, snapshot: Snapshot, now: datetime) -> Plan:
+        """The plan, or another one if tasks have just ended whose leases last a moment longer.
+
+        The policy sees these leases as taken back already, so a request waits for them where it fits there.
+        """
+        ended = self._ended_since({lease.request_id for lease in snapshot.leases}, now - _ENDING)
+        if not ended:
+            return plan
+        leases = tuple(
+            lease.model_copy(update={"state": LeaseState.PREEMPTED}) if lease.request_id in ended else lease
+            for lease in snapshot.leases
+        )
+        holders = {id_: holder for id_, holder in snapshot.holders.items() if id_ not in ended}  # they need no others
+        plan = self._policy.decide(replace(snapshot, leases=leases, holders=holders), now)
+        again_at = now + _ENDING
+        return replace(plan, until=again_at if plan.until is None else min(plan.until, again_at))
 
     def _commit(
         self, plan: Plan, events: Sequence[RequestEvent], now: datetime, done: CycleResult

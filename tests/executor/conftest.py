@@ -69,6 +69,11 @@ class StandInTasks:
     def queued(self, ids):
         return {id_ for id_ in ids if id_ in self.rows and self.rows[id_].state == "queued"}
 
+    def ended_since(self, ids, since):
+        rows = {id_: self.rows[id_] for id_ in ids if id_ in self.rows}
+        over = {id_: row for id_, row in rows.items() if row.state not in ("queued", "running")}
+        return {id_ for id_, row in over.items() if row.seen_at and row.seen_at >= since}
+
     def members(self, gang_members):
         return {member.gang: self.gangs.get(member.gang, {}) for member in gang_members}
 
@@ -112,11 +117,11 @@ class Key(str):
 class Bench:
     """Everything between Airflow and the store, and handles on both ends."""
 
-    def __init__(self, store=None, *, clock=None, engine=None, tasks=None):
+    def __init__(self, store=None, *, clock=None, engine=None, tasks=None, policy=None):
         self.clock, self.engine, self.tasks = clock or FakeClock(), engine or StandInEngine(), tasks or StandInTasks()
         self.store = store or MemoryStore()
         self.edges = {}
-        self.reports, self.tokens, self.policy = [], [], PriorityPolicy()
+        self.reports, self.tokens, self.policy = [], [], policy or PriorityPolicy()
         configuration = Configuration("priority", "p", "hetero", 60, 1e6, 10, 180, 604800, 30, 60, 300, {}, "worker-a")
         self.notes = []
         self.api_problem = None

@@ -74,6 +74,19 @@ class TaskInstances:
                 processes[str(id_)] = TaskProcess(state, pid, hostname or "", seen_at)
         return processes
 
+    def ended_since(self, ids: Collection[str], since: datetime) -> set[str]:
+        """The ids of these tasks whose tries have ended since then. Their processes may still be there."""
+        if not ids:
+            return set()
+        running = (TaskInstanceState.QUEUED, TaskInstanceState.RUNNING)
+        present = select(TaskInstance.id).where(
+            TaskInstance.id.in_(_uuids(ids)), TaskInstance.state.not_in(running), TaskInstance.end_date >= since
+        )
+        past = select(TaskInstanceHistory.task_instance_id).where(
+            TaskInstanceHistory.task_instance_id.in_(_uuids(ids)), TaskInstanceHistory.end_date >= since
+        )
+        return {str(id_) for query in (present, past) for (id_,) in _read(query)}
+
     def queued(self, ids: Collection[str]) -> set[str]:
         """The ids of these tasks that are still QUEUED."""
         if not ids:

@@ -160,14 +160,18 @@ class _ProblemBuilder:
         return list(Counter(name for name, held in devices if name is not None and not held.share_milli).items())
 
     def _running_candidates(self, problem: AssignmentProblem) -> Iterable[Candidate]:
-        """The running requests that can be moved; their devices are added to the capacities."""
+        """The running requests that can be moved; their devices, and those of ended tasks, add to the capacities."""
         for lease in self._snapshot.leases:
             holder, number = self._snapshot.holders.get(lease.request_id), self._numbers.get(lease.worker_id)
-            if holder is None or number is None or not self._is_movable(lease, holder):
+            name = None if number is None else self._leased_class(lease, number)
+            if name is None or number is None:
                 continue
-            name = self._leased_class(lease, number)
-            candidate = self._candidate(holder, lease, name) if name is not None else None
-            if candidate is None or name is None:
+            if holder is None and lease.state is LeaseState.PREEMPTED:
+                devices = self._accelerators(lease, number)
+                problem.ending[name][number] += devices
+                problem.capacities[name] += devices
+            candidate = self._candidate(holder, lease, name) if holder and self._is_movable(lease, holder) else None
+            if candidate is None:
                 continue
             if lease.state is LeaseState.PREEMPTED:
                 problem.ending[name][number] += candidate.count
@@ -181,6 +185,10 @@ class _ProblemBuilder:
         if lease.state in (LeaseState.PREEMPTED, LeaseState.EXPIRED):
             return lease.state is LeaseState.PREEMPTED
         return not self._snapshot.is_protected(lease) or self._highest < holder.request.priority.rank
+
+    def _accelerators(self, lease: Lease, number: int) -> int:
+        entry = self._index.entries[number]
+        return sum(entry.shape.devices[entry.position[claim.device_id]].kind != "cpu" for claim in lease.claims)
 
     def _leased_class(self, lease: Lease, number: int) -> str | None:
         """The class of a lease on whole devices of one class; None for other leases and on a lost worker."""

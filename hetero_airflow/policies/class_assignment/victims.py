@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heappush
 
 from hetero_airflow.matching.worker_index import WorkerIndex
 from hetero_airflow.model.plan import Preempt
+from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.policies.class_assignment.candidates import AssignmentProblem, Candidate
 
 ClassByRequest = Mapping[str, str | None]
@@ -129,16 +130,26 @@ class _FreeDevices:
 
 def _preemptions(leaving: list[Candidate], arriving: list[Candidate], classes: ClassByRequest) -> Iterable[Preempt]:
     """Each leaving request, with the first arriving request that still lacks devices of its class."""
-    lacking: defaultdict[str | None, list[str]] = defaultdict(list)
+    lacking: defaultdict[str | None, list[Candidate]] = defaultdict(list)
     for candidate in arriving:
-        lacking[classes[candidate.pending.id]] += [candidate.pending.id] * candidate.count
+        lacking[classes[candidate.pending.id]] += [candidate] * candidate.count
     for candidate in leaving:
         if candidate.lease is None:
             continue
         queue = lacking[candidate.current]
-        beneficiary = queue[0] if queue and queue[0] != candidate.pending.id else None
+        beneficiary = queue[0].pending if queue and queue[0] is not candidate else None
         del queue[: candidate.count]
         to = classes[candidate.pending.id]
-        goes = f"to move to {to}" if to not in (None, candidate.current) else "to wait or to go elsewhere"
-        cause = goes if beneficiary is None else f"{goes}: {beneficiary} gains more from {candidate.current}"
-        yield Preempt(candidate.lease.id, candidate.lease.token, candidate.pending.id, beneficiary, cause)
+        cause = f"to move to {to}" if to not in (None, candidate.current) else "to wait or to go elsewhere"
+        if beneficiary is not None:
+            cause = f"{cause}: {beneficiary.id} {_advantage(beneficiary, candidate)}"
+        beneficiary_id = None if beneficiary is None else beneficiary.id
+        yield Preempt(candidate.lease.id, candidate.lease.token, candidate.pending.id, beneficiary_id, cause)
+
+
+def _advantage(beneficiary: PendingRequest, candidate: Candidate) -> str:
+    """Why the beneficiary gets the devices of the candidate."""
+    priority, victims = beneficiary.request.priority, candidate.pending.request.priority
+    if priority.rank < victims.rank:
+        return f"has the priority {priority}, this task has {victims}"
+    return f"gains more from {candidate.current}"

@@ -1,7 +1,8 @@
 """What is asked of Airflow's own table, on a real SQLite."""
 
 from contextlib import contextmanager
-from uuid import uuid4
+from datetime import timedelta
+from uuid import UUID, uuid4
 
 import pytest
 from airflow.models import import_all_models
@@ -9,7 +10,7 @@ from airflow.models.dagrun import DagRun
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.taskinstancehistory import TaskInstanceHistory
 from airflow.models.taskreschedule import TaskReschedule
-from sqlalchemy import create_engine, insert
+from sqlalchemy import create_engine, insert, update
 from sqlalchemy.orm import Session
 
 from hetero_airflow.executor.airflow_db import task_instances
@@ -101,3 +102,13 @@ def test_what_runs_is_sent_back_to_be_scheduled_and_what_is_queued_only_if_it_is
     assert states == {0: "up_for_reschedule", 1: queued, 2: "failed", 3: "up_for_reschedule"}
     assert done == [True, even_queued, False, False]
     assert tasks.rescheduled(ids) == ids[: 1 + even_queued]
+
+
+def test_a_try_that_has_just_ended_is_told_from_those_that_run_or_ended_long_ago(add):
+    ids = [add(index, state) for index, state in enumerate(["success", "failed", "running", "queued", "success"])]
+    ended = [EPOCH, EPOCH, EPOCH, EPOCH, EPOCH - timedelta(hours=1)]
+    with task_instances.create_session(scoped=False) as session:
+        for id_, end_date in zip(ids, ended, strict=True):
+            session.execute(update(TaskInstance).where(TaskInstance.id == UUID(id_)).values(end_date=end_date))
+    assert TaskInstances().ended_since(ids, EPOCH - timedelta(seconds=30)) == set(ids[:2])
+    assert TaskInstances().ended_since([], EPOCH) == set()

@@ -1,0 +1,137 @@
+"""Chains of tasks on few devices: the next task waits for the devices of the one before it, not for other work.
+
+A process outlives its task by some hundred milliseconds: Airflow has queued the next task of the chain by then.
+"""
+
+import random
+from datetime import timedelta
+
+import pytest
+
+from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
+from hetero_airflow.executor.leases import preemption
+from hetero_airflow.model.lease import LeaseState
+from hetero_airflow.policies import load_policy
+from hetero_airflow.store.store import WorkerSeen
+from hetero_airflow.testing import EPOCH, a_device, a_worker
+
+
+@pytest.fixture(autouse=True)
+def _without_state_store(monkeypatch):
+    monkeypatch.setattr(preemption, "write_state", lambda key, name, text: None)
+    monkeypatch.setattr(preemption, "read_states", lambda keys, name: {})
+
+
+@pytest.fixture(params=["assignment", "priority"])
+def three_devices(request, make_bench):
+    benches = []
+
+    def _three_devices():
+        bench = make_bench(policy=load_policy(request.param))
+        devices = tuple(a_device(f"GPU-{number}") for number in range(3))
+        bench.store.record([WorkerSeen(a_worker(devices=devices))], EPOCH - timedelta(seconds=1))
+        benches.append(bench)
+        return bench
+
+    yield _three_devices
+    for bench in benches:
+        bench.dispatcher._resolver.close()
+
+
+def begin(bench, name, device, priority):
+    request_id = bench.hold(name, device, priority=priority)
+    bench.beat()
+    bench.run(request_id)
+    return request_id
+
+
+def preempted(bench):
+    return [lease.request_id for lease in bench.store.snapshot().leases if lease.state is LeaseState.PREEMPTED]
+
+
+def end(bench, request_id, name):
+    """Airflow knows that the task has ended. Its process is still there."""
+    bench.tasks.rows[request_id] = TaskProcess("success", 100, "here", bench.clock.now())
+
+
+def leave(bench, request_id, name):
+    """The process is gone, and the engine reports the end."""
+    bench.engine.alive.pop(bench.lease(request_id).id)
+    bench.keeper.end(name, "the task ended")
+
+
+def test_the_next_task_of_a_chain_waits_for_the_devices_of_the_one_before(three_devices):
+    bench = three_devices()
+    train = begin(bench, "train", "gpu:2", "high")
+    low = begin(bench, "low", "gpu", "low")
+    bench.beat(400)
+    end(bench, train, "train")
+    evaluate = bench.hold("evaluate", "gpu", priority="high")
+    bench.beat(0.1)
+    assert preempted(bench) == []
+    leave(bench, train, "train")
+    bench.beat(0.1)
+    assert bench.lease(evaluate).state is LeaseState.GRANTED
+    assert bench.lease(low).state is LeaseState.ACTIVE
+
+
+def test_a_process_that_stays_does_not_hold_up_the_next_task_for_long(three_devices):
+    bench = three_devices()
+    train = begin(bench, "train", "gpu:2", "high")
+    low = begin(bench, "low", "gpu", "low")
+    bench.beat(400)
+    end(bench, train, "train")
+    bench.hold("evaluate", "gpu", priority="high")
+    bench.beat(0.1)
+    bench.tasks.rows[train] = TaskProcess("success", 100, "here", bench.clock.now() - timedelta(seconds=31))
+    bench.beat(31)
+    assert preempted(bench) == [low]
+
+
+def test_a_task_that_needs_more_than_what_ends_preempts(three_devices):
+    bench = three_devices()
+    train = begin(bench, "train", "gpu:2", "high")
+    low = begin(bench, "low", "gpu", "low")
+    bench.beat(400)
+    end(bench, train, "train")
+    bench.hold("evaluate", "gpu:3", priority="high")
+    leave(bench, train, "train")
+    bench.beat(0.1)
+    assert preempted(bench) == [low]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_chain_preempts_for_what_its_last_task_gives_back(three_devices, seed):
+    rng = random.Random(seed)
+    bench = three_devices()
+    first_size = rng.choice([1, 2])
+    running = begin(bench, "task-0", f"gpu:{first_size}", "high")
+    for number in range(3 - first_size):
+        begin(bench, f"low-{number}", "gpu", "low")
+    name, size = "task-0", first_size
+    for step in (1, 2):
+        bench.beat(rng.uniform(301, 900))
+        end(bench, running, name)
+        next_name, size = f"task-{step}", rng.randint(1, size)
+        following = bench.hold(next_name, f"gpu:{size}", priority="high")
+        for _ in range(rng.randint(1, 5)):
+            bench.beat(rng.uniform(0.05, 0.4))
+        assert preempted(bench) == []
+        leave(bench, running, name)
+        bench.beat(rng.uniform(0.05, 0.4))
+        bench.run(following)
+        running, name = following, next_name
+    assert preempted(bench) == []
+
+
+def test_the_notice_names_the_priority_where_it_is_the_reason(make_bench):
+    bench = make_bench(policy=load_policy("assignment"))
+    bench.store.record([WorkerSeen(a_worker(devices=(a_device("GPU-0"),)))], EPOCH - timedelta(seconds=1))
+    low = begin(bench, "low", "gpu", "low")
+    bench.beat(400)
+    bench.hold("urgent", "gpu", priority="urgent")
+    bench.beat(0.1)
+    assert preempted(bench) == [low]
+    ((_, text),) = bench.notes
+    assert "dag.urgent (run) has the priority urgent, this task has low" in text
+    bench.dispatcher._resolver.close()
