@@ -37,7 +37,7 @@ _PROBLEMS = {
     "model_type": "no mapping",
     "string_pattern_mismatch": "a text of another form",
     "string_too_long": "a text of more than {max_length} characters",
-    "string_too_short": "a text of less than {min_length} characters",
+    "string_too_short": "a text with fewer characters than {min_length}",
     "string_type": "no text",
     "timezone_aware": "a time without a zone",
     "too_long": "more than {max_length} items",

@@ -82,7 +82,7 @@ def copy_files(files: Mapping[str, str | os.PathLike[str]], folder: Path) -> Non
         if not source.is_file():
             raise InvalidCheckpoint(
                 f"to save the file {shorten(str(source), 200)}",
-                found="a folder" if source.is_dir() else "not a plain file",
+                found="a folder" if source.is_dir() else "no plain file",
                 remedy="Name each plain file; an archive is one file",
             )
         try:

@@ -68,7 +68,7 @@ def test_an_empty_text_is_an_empty_result(monkeypatch):
         ("xyz9:1", "no vendor in 'xyz9:1'"),
         ("mig--x", "no name of a model in 'mig--x'"),
         ("nvidia/h100:", "the quantity '' in 'nvidia/h100:'"),
-        ("hundred", "an unknown device word in 'hundred'"),
+        ("hundred", "an unknown device in 'hundred'"),
         ("nvidia/h100:1024,a100:1", "1025 devices or more"),
         ("a" * 9000, "9000 characters"),
     ],

@@ -166,7 +166,7 @@ def test_no_worker_gets_an_old_job_of_a_task_that_waits_again(engine, session, m
 
 def test_a_job_that_the_table_can_not_hold_is_refused_with_its_length(engine, session):
     task = a_task("long", {"hetero": "x" * 3000})
-    with pytest.raises(EngineError, match=r"edge worker w1 with 1 devices; found \d+ characters; .* takes 2048"):
+    with pytest.raises(EngineError, match=r"edge worker w1 a job with 1 devices; found \d+ characters; .* takes 2048"):
         engine.hand_over(task, a_lease(task), WORKER)
     assert jobs(session) == {}
 

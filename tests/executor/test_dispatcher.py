@@ -430,7 +430,7 @@ def test_the_policy_learns_from_ended_runs_within_a_minute(bench):
 
 def test_a_task_that_its_engine_can_never_take_fails_with_its_words_and_holds_nothing(bench):
     def refuse(workload, lease, worker):
-        raise EngineError("a job with 40 devices", found="3000 characters", remedy="Ask for fewer")
+        raise EngineError("to send a job with 40 devices", found="3000 characters", remedy="Ask for fewer")
 
     bench.engine.hand_over = refuse
     bench.hold("a")
@@ -438,6 +438,6 @@ def test_a_task_that_its_engine_can_never_take_fails_with_its_words_and_holds_no
         bench.beat(1)
     ((key, state, reason),) = bench.reports
     assert (key, state) == ("a", "failed")
-    assert "a job with 40 devices; found 3000 characters. Ask for fewer." in reason
+    assert "hetero_airflow can't send a job with 40 devices; found 3000 characters. Ask for fewer." in reason
     snapshot = bench.store.snapshot()
     assert (bench.dispatcher.queue.tasks, bench.keeper.running, snapshot.pending, snapshot.leases) == ({}, {}, (), ())

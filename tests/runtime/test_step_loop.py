@@ -278,7 +278,7 @@ def test_a_state_that_could_not_be_restored_is_refused_by_its_place(begin: Begin
 def test_a_state_under_another_name_is_refused(begin: Begin) -> None:
     for _ in StepLoop(begin(), 2, 1, state={"model": Counting()}):
         pass
-    with pytest.raises(InvalidCheckpoint, match=r"state\['net'\] can't be used; found a checkpoint with only 'model'"):
+    with pytest.raises(InvalidCheckpoint, match=r"can't restore state\['net'\]; found a checkpoint with only 'model'"):
         list(StepLoop(begin(), 2, 1, state={"net": Counting()}))
 
 

@@ -108,7 +108,7 @@ def test_a_task_with_a_grant_begins(run):
         (granted(-3600), r"can't begin a run of dag/task/run/-1 under lease r1.7; found a grant that ended \d+ s ago"),
         (
             granted(token=10**6),
-            "token 1000000 for dag/task/run/-1 can't be used; found a grant whose signature does not fit",
+            "Token 1000000 for dag/task/run/-1 can't be used; found a grant whose signature does not fit",
         ),
         (granted(id="r1.8"), "a grant whose signature does not fit"),
         (granted(grant="rubbish"), "found no grant: 'rubbish'"),
@@ -127,7 +127,7 @@ def test_a_message_that_comes_twice_begins_nothing_and_the_first_run_stays_recor
         (before,) = read_lease_files().values()
         assert before.supervisor.pid == first.pid
         with pytest.raises(
-            TaskAlreadyRunningError, match=f"r1.7 can't be used; found a run under it that process {first.pid} superv"
+            TaskAlreadyRunningError, match=f"r1.7; found a run under it that process {first.pid} superv"
         ):
             run(granted())
         assert list(read_lease_files().values()) == [before]

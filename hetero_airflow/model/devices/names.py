@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import re
 
-from hetero_airflow.errors import RequestError, shorten
+from hetero_airflow.errors import RequestError
 from hetero_airflow.validation import did_you_mean
 
 KINDS = ("cpu", "gpu", "npu", "tpu", "fpga")
@@ -133,7 +133,7 @@ def _read_word(text: str, vendor: str | None, word: str) -> dict[str, object]:
     hint = f'Did you mean "{_SYNONYMS[word]}"? ' if word in _SYNONYMS else ""
     hint = hint or did_you_mean(word, [*KINDS, *VENDORS, *MODELS], cutoff=0.5)
     remedy = f"{hint}Use a kind ({', '.join(KINDS)}), a model (a100), or name a new one as vendor/model"
-    raise RequestError("device", text, found=f"the unknown device {shorten(word, 40)}", remedy=remedy)
+    raise RequestError("device", text, found="an unknown device", remedy=remedy)
 
 
 def _model(text: str, word: str) -> str:
@@ -156,7 +156,7 @@ def _check_vendor(text: str, vendor: str, model: str) -> None:
     hint = "" if vendor in VENDORS else did_you_mean(vendor, VENDORS, cutoff=0.8)
     if hint:
         remedy = hint.strip().replace('"?', f'/{model}"?')
-        raise RequestError("device", text, found=f"the unknown vendor {shorten(vendor, 40)}", remedy=remedy)
+        raise RequestError("device", text, found="an unknown vendor", remedy=remedy)
 
 
 def _read_quantity(text: str, word: str, quantity: str | None) -> dict[str, object]:
