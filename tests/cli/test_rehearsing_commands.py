@@ -80,8 +80,8 @@ def test_bad_input_is_an_error_that_says_so(unmigrated, tmp_path):
     done = unmigrated.run("hetero", "plan", str(path))
     assert (done.returncode, done.stdout) == (1, "")
     assert " ".join(done.stderr.split()) == (
-        f"plan '{path}'; found an import error in dag.py, line 1: ModuleNotFoundError: No module named "
-        "'a_module_that_is_not_there'. Install what it imports, or fix it there."
+        f"hetero_airflow can't plan '{path}'; found an import error in dag.py, line 1: "
+        "ModuleNotFoundError: No module named 'a_module_that_is_not_there'. Install what it imports, or fix it there."
     )
 
 
