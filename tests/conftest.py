@@ -1,6 +1,6 @@
 """What all tests share: a PostgreSQL server that the tests start, and how pytest-xdist spreads the tests.
 
-The tests that boot an Airflow mostly wait. They run in a process of their own, one after the other, beside the tests
+The tests that boot an Airflow mostly wait. They run in processes of their own, one after the other, beside the tests
 that compute. Each group below shares one process, so that its tests share their Airflow.
 """
 
@@ -30,10 +30,10 @@ from tests.postgres_server import running_postgres
 
 GROUPS = {
     "airflow on SQLite": ("tests/system/",),
+    "airflow on PostgreSQL": ("tests/system/test_beside_other_executors.py", "tests/dags/test_example_dags.py"),
     "airflow in other configurations": (
         "tests/system/test_celery.py",
-        "tests/system/test_beside_other_executors.py",
-        "tests/dags/test_example_dags.py",
+        "tests/system/test_outages.py",
         "tests/tools/test_demo.py",
         "tests/web/test_every_route.py",
     ),
@@ -48,7 +48,7 @@ GROUPS = {
 }
 """Group → the beginnings of its tests' node ids. The longest one counts."""
 ON_POSTGRES = "[airflow_on_postgres"
-"""The parameter that takes a test to the second group."""
+"""The parameter that takes a test to the second group, which has time left for the example DAGs."""
 
 # How long an example takes says how busy the machine is, not whether it is right.
 settings.register_profile("tests", deadline=None)
@@ -78,8 +78,8 @@ def make_postgres_database(postgres_server: str) -> Callable[[], str]:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One process for each core, and two for the tests that wait for an Airflow."""
-    return (os.cpu_count() or 1) + 2
+    """One process for each core, and three for the tests that wait for an Airflow."""
+    return (os.cpu_count() or 1) + 3
 
 
 class AirflowScheduling(LoadScopeScheduling):  # type: ignore[misc]
@@ -87,7 +87,7 @@ class AirflowScheduling(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         if ON_POSTGRES in nodeid:
-            return "airflow in other configurations"
+            return "airflow on PostgreSQL"
         groups = {start: group for group, starts in GROUPS.items() for start in starts if nodeid.startswith(start)}
         return groups[max(groups, key=len)] if groups else nodeid
 
