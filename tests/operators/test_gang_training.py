@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import signal
-import time
 
 import pytest
 from airflow.sdk.exceptions import AirflowRescheduleException
@@ -29,7 +28,6 @@ dist.init_process_group("gloo")
 rank, size, folder = dist.get_rank(), dist.get_world_size(), pathlib.Path(sys.argv[1])
 value = torch.ones(1)
 dist.all_reduce(value)
-(folder / f"met-{rank}-{time.time()}").touch()
 model = torch.nn.Linear(2, 1)
 torch.nn.init.zeros_(model.weight)
 for step in checkpoint.steps(8, every=1, state={"model": model}):
@@ -128,7 +126,6 @@ class Workers:
         self.processes = []
 
     def start(self, *arguments, number=1, order=(0, 1)):
-        self.placed_at = time.time()
         self.processes = []
         for rank in order:
             given = (self.folder, rank, number, arguments, self.answer)
@@ -145,11 +142,6 @@ class Workers:
         """As the coordinator does when the time of a notice is up."""
         (self.folder / f"control-{rank}" / "notice").touch()
         os.kill(self.processes[rank].pid, signal.SIGTERM)
-
-    def met(self):
-        """Rank → how long after the placement it had its first collective."""
-        parts = [path.name.split("-") for path in self.folder.glob("met-*")]
-        return sorted((float(at) - self.placed_at, int(rank)) for _, rank, at in parts)
 
     def published(self):
         """The step of the newest checkpoint."""
@@ -168,23 +160,16 @@ def workers(tmp_path):
         process.kill()
 
 
-def test_four_ranks_on_two_workers_are_one_training_and_keep_their_places(workers, capfd):
-    workers.start(-1, "", order=(1, 0))
-    assert workers.answers() == {0: 4, 1: None}
-    assert [step for step, *_ in workers.steps()] == list(range(STEPS))
-    assert sorted(path.name for path in workers.folder.glob("worker-*")) == [
-        "worker-0-rank-0", "worker-0-rank-1", "worker-1-rank-2", "worker-1-rank-3"
-    ]  # fmt: skip
-    print("placed to first collective, s:", workers.met())
-
-
-def test_all_ranks_restart_from_the_last_checkpoint_after_one_dies(workers):
-    workers.start(3, "rank")
+def test_four_ranks_on_two_workers_restart_from_the_last_checkpoint_after_one_dies_and_keep_their_places(workers):
+    workers.start(3, "rank", order=(1, 0))
     assert workers.answers() == {0: 4, 1: None}
     steps = workers.steps()
     assert [step for step, *_ in steps] == [*range(4), *range(4, STEPS)]
     once = {step: value for step, _, value in steps}
     assert [once[step] for step in range(STEPS)] == sorted(once.values())
+    assert sorted(path.name for path in workers.folder.glob("worker-*")) == [
+        "worker-0-rank-0", "worker-0-rank-1", "worker-1-rank-2", "worker-1-rank-3"
+    ]  # fmt: skip
 
 
 def test_where_one_worker_gives_up_the_other_waits_for_its_notice_and_both_go_on_together(workers):
