@@ -21,7 +21,7 @@ from hetero_airflow.engines.engine import EngineContext, EngineTraits, LeasedPro
 from hetero_airflow.engines.lease_files import LeaseFile, recorded_run, recorded_runs
 from hetero_airflow.engines.processes import LeaseRoot, lease_processes, signal_processes
 from hetero_airflow.engines.wrapped_executor import WrappedExecutor
-from hetero_airflow.model.grant import START_TIMEOUT_S
+from hetero_airflow.model.grant import START_TIMEOUT_S, START_WINDOW
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker, WorkerState
 
@@ -128,13 +128,24 @@ class LocalEngine(WrappedExecutor):
     def _liveness_without_process(self, process: LeasedProcess) -> Liveness:
         """The liveness of a lease that has no process here, and none that is about to start.
 
-        Our LocalExecutor reports on its own tasks. The worker processes of a scheduler that died may live on and start
-        the tasks that they had.
+        Airflow's row of a task that has not begun may name no host.
         """
         is_far = bool(process.hostname) and process.hostname != self._host
-        may_start = process.state == "queued" and (not process.is_ours or self.has_in_hand(process.lease.request_id))
-        is_unknown = (is_far or may_start) and not self._is_abandoned(process)
+        is_unknown = (is_far or self._may_start(process)) and not self._is_abandoned(process)
         return Liveness.UNKNOWN if is_unknown else Liveness.GONE
+
+    def _may_start(self, process: LeasedProcess) -> bool:
+        """Whether the task may be about to start.
+
+        Our LocalExecutor reports on its own tasks. The worker processes of a scheduler that died may live on and start
+        the tasks that they had, but not after the start timeout. A scheduler on another host can't see them.
+        """
+        if process.state != "queued":
+            return False
+        if process.is_ours:
+            return self.has_in_hand(process.lease.request_id)
+        is_on_this_host = process.lease.worker_id == self._host
+        return not is_on_this_host or datetime.now(UTC) < process.lease.expires_at + START_WINDOW
 
     def _is_abandoned(self, process: LeasedProcess) -> bool:
         """Whether the lease was another host's, whose scheduler is lost and whose task Airflow takes for lost too.

@@ -10,7 +10,7 @@ from airflow.utils.state import TaskInstanceState
 
 from hetero_airflow.engines.engine import EngineContext, LeasedProcess, Liveness
 from hetero_airflow.engines.wrapped_executor import WrappedExecutor
-from hetero_airflow.model.grant import START_TIMEOUT_S
+from hetero_airflow.model.grant import START_WINDOW
 from hetero_airflow.model.heartbeat import WorkerHeartbeat
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.worker import Worker, WorkerState
@@ -20,9 +20,6 @@ HEARTBEAT_MAX_AGE = timedelta(seconds=12)
 
 HEARTBEAT_MARGIN = timedelta(seconds=3)
 """An agent's heartbeat shows that a process is gone only if it is this much later than Airflow's last one from it."""
-
-_START_WINDOW = timedelta(seconds=START_TIMEOUT_S + 15)
-"""The start timeout, with slack for clocks that differ: Airflow's API server allows 10 s, [api_auth] jwt_leeway."""
 
 _MAX_FINISHED = 10_000
 """Number of finished leases that are remembered."""
@@ -109,11 +106,11 @@ def remote_liveness(
             return Liveness.ALIVE
         return Liveness.GONE if is_lost else Liveness.UNKNOWN
     may_start = process.state == "queued" or process.seen_at is None  # Airflow knows no process of it
-    if may_start and now - sent_at < _START_WINDOW:
+    if may_start and now - sent_at < START_WINDOW:
         return Liveness.UNKNOWN
     if is_lost or process.state == "queued":
         return Liveness.GONE
-    since = sent_at + _START_WINDOW if process.seen_at is None else process.seen_at
+    since = sent_at + START_WINDOW if process.seen_at is None else process.seen_at
     is_gone = heartbeat is not None and heartbeat.at > since + HEARTBEAT_MARGIN
     return Liveness.GONE if is_gone else Liveness.UNKNOWN
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -24,6 +24,9 @@ _PURPOSE = "hetero-airflow/lease/1"
 START_TIMEOUT_S = 60.0
 """A device task starts within this time after it was handed over, or never: its token is valid for no longer. If its
 scheduler dies at once, its lease lasts about as long. Pods may take longer to start, and their cluster shows them."""
+
+START_WINDOW = timedelta(seconds=START_TIMEOUT_S + 15)
+"""The start timeout, with slack for clocks that differ: Airflow's API server allows 10 s, [api_auth] jwt_leeway."""
 
 SKEW_S = 30
 """How much the clocks of a scheduler and of a worker may differ."""

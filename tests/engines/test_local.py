@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from hetero_airflow.engines import local
 from hetero_airflow.engines.engine import EngineContext, LeasedProcess, Liveness
 from hetero_airflow.engines.lease_files import read_lease_files, recorded_lease
 from hetero_airflow.engines.local import LocalEngine
@@ -94,6 +95,23 @@ def test_a_lease_is_in_use_while_its_supervisor_starts_the_task():
     with recorded_lease("lease", "worker-a"):
         liveness = LocalEngine(1).liveness_of([LeasedProcess(LEASE, "queued", is_ours=True)])
     assert liveness == {"lease": Liveness.ALIVE}
+
+
+@pytest.mark.parametrize(
+    ("worker_id", "expired_s", "liveness"),
+    [
+        ("worker-a", 70, Liveness.UNKNOWN),
+        ("worker-a", 80, Liveness.GONE),
+        ("worker-b", 80, Liveness.UNKNOWN),
+    ],
+)
+def test_a_task_of_a_dead_scheduler_of_this_host_does_not_start_after_the_start_timeout(
+    monkeypatch, worker_id, expired_s, liveness
+):
+    monkeypatch.setattr(local, "get_hostname", lambda: "worker-a")
+    expired_at = datetime.now(UTC) - timedelta(seconds=expired_s)
+    expired = LEASE.model_copy(update={"worker_id": worker_id, "expires_at": expired_at})
+    assert LocalEngine(1).liveness_of([LeasedProcess(expired, "queued")]) == {"lease": liveness}
 
 
 @pytest.mark.parametrize(

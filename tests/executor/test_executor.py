@@ -5,7 +5,7 @@ from airflow.executors.workloads import ExecuteTask
 from airflow.utils.state import TaskInstanceState
 from sqlalchemy.exc import OperationalError
 
-from hetero_airflow.engines.engine import TerminationCause
+from hetero_airflow.engines.engine import Liveness, TerminationCause
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.executor import HeteroExecutor
 from hetero_airflow.model.lease import LeaseState
@@ -183,12 +183,38 @@ def test_adoption_takes_what_can_be_seen_and_returns_the_rest(bench, executor, m
     unknown = a_task_instance(Key("b"), "no-lease", "running")
     queued = a_task_instance("c", "new", "queued")
     plain = a_task_instance("d", "plain", "queued", device=False)
-    far = a_task_instance("e", "far-task", "queued")
+    far = a_task_instance("e", "far-task", "running")
     assert executor.try_adopt_task_instances([running, unknown, queued, plain, far]) == [unknown, plain, far]
     assert (list(heir.keeper.running), taken) == (["a"], ["c"])
     begun = heir.keeper.running["a"]
     assert executor.try_adopt_task_instances([running]) == []
     assert heir.keeper.running["a"] is begun, "asked to adopt its own task, it does not begin the lease again"
+
+
+def test_a_queued_task_of_a_host_out_of_reach_waits_until_its_lease_is_over_and_is_placed_again(
+    bench, executor, make_bench, monkeypatch
+):
+    """Its scheduler died before it started. If nobody took it over, Airflow would use a try."""
+    far = WorkerSeen(a_worker("far", devices=(a_device("GPU-9"),)))
+    dead = make_bench(bench.store, clock=bench.clock, tasks=bench.tasks)
+    dead.engine.reaches = lambda worker: worker.id == "far"
+    bench.store.record([far], EPOCH)
+    id_ = dead.hold("a")
+    dead.beat()
+    first = bench.lease(id_)
+    monkeypatch.setattr(ExecuteTask, "make", lambda ti, generator: ti.key)
+    monkeypatch.setattr(executor, "_add_to_queue", lambda key: bench.hold(str(key)))
+    assert executor.try_adopt_task_instances([a_task_instance("a", id_, "queued")]) == []
+    bench.beat(5)
+    assert (first.worker_id, bench.engine.started, list(bench.queue.tasks)) == ("far", [], ["a"])
+    neighbour = make_bench(bench.store, clock=bench.clock, tasks=bench.tasks)  # another scheduler of that host
+    neighbour.engine.liveness = lambda use: Liveness.GONE
+    neighbour.beat(90)
+    bench.beat(5)
+    bench.beat(5)
+    second = bench.lease(id_)
+    assert (second.worker_id, len(bench.engine.started), bench.reports) == ("worker-a", 1, [])
+    assert second.token > first.token
 
 
 def test_the_end_of_a_task_that_will_be_queued_again_is_not_reported(bench, executor):

@@ -55,12 +55,12 @@ class Adoption:
         :param lease: its live lease
         """
         dispatcher = self.dispatcher
-        if lease is not None and not dispatcher.starter.reaches(lease.worker_id):
-            return False  # this scheduler can't see the host on which the task runs or starts
         requests_device = is_device_task(ti.executor_config)
         if ti.state == TaskInstanceState.QUEUED and requests_device:
-            self.queue(ti)
+            self.queue(ti)  # it waits here until its lease is over, also if that is on a host out of reach
             return True
+        if lease is not None and not dispatcher.starter.reaches(lease.worker_id):
+            return False  # this scheduler can't see the host on which the task runs
         if lease is not None:
             dispatcher.starter.follow(ti.key, lease)
             return True
