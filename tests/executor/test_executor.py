@@ -184,11 +184,35 @@ def test_adoption_takes_what_can_be_seen_and_returns_the_rest(bench, executor, m
     queued = a_task_instance("c", "new", "queued")
     plain = a_task_instance("d", "plain", "queued", device=False)
     far = a_task_instance("e", "far-task", "running")
-    assert executor.try_adopt_task_instances([running, unknown, queued, plain, far]) == [unknown, plain, far]
-    assert (list(heir.keeper.running), taken) == (["a"], ["c"])
+    assert executor.try_adopt_task_instances([running, unknown, queued, plain, far]) == [unknown, plain]
+    assert (list(heir.keeper.running), taken) == (["a", "e"], ["c"])
     begun = heir.keeper.running["a"]
     assert executor.try_adopt_task_instances([running]) == []
     assert heir.keeper.running["a"] is begun, "asked to adopt its own task, it does not begin the lease again"
+
+
+def test_the_lease_of_a_host_out_of_reach_is_renewed_while_its_task_runs_and_left_to_expire_afterwards(
+    bench, executor, make_bench
+):
+    """Its scheduler was restarted under another host name, and Airflow gives the running task to this one."""
+    dead = make_bench(bench.store, clock=bench.clock, tasks=bench.tasks)
+    dead.engine.reaches = lambda worker: worker.id == "far"
+    bench.store.record([WorkerSeen(a_worker("far", devices=(a_device("GPU-9"),)))], EPOCH)
+    id_ = dead.hold("a")
+    dead.beat()
+    bench.tasks.rows[id_] = TaskProcess("running", 100, "far", bench.clock.now())
+    assert executor.try_adopt_task_instances([a_task_instance(Key("a"), id_, "running")]) == []
+    for _ in range(20):
+        bench.beat(10)
+    assert (bench.lease(id_).state, bench.reports) == (LeaseState.ACTIVE, [])
+    bench.tasks.rows[id_] = TaskProcess("success", 100, "far", bench.clock.now())
+    for _ in range(10):
+        bench.beat(10)
+    assert (bench.lease(id_).state, bench.engine.signals) == (LeaseState.EXPIRED, [])
+    neighbour = make_bench(bench.store, clock=bench.clock, tasks=bench.tasks)  # another scheduler of that host
+    neighbour.engine.liveness = lambda use: Liveness.GONE
+    neighbour.beat()
+    assert bench.store.snapshot().leases == ()
 
 
 def test_a_queued_task_of_a_host_out_of_reach_waits_until_its_lease_is_over_and_is_placed_again(
@@ -232,7 +256,7 @@ def test_a_cluster_learns_the_lease_of_an_adopted_task(bench, executor, make_ben
     heir = make_bench(bench.store)
     executor._use(heir.store, heir.dispatcher)
     followed = []
-    executor._engine.cluster = SimpleNamespace(follow=lambda key, lease: followed.append((key, lease.request_id)))
+    heir.engine.cluster = SimpleNamespace(follow=lambda key, lease: followed.append((key, lease.request_id)))
     executor.try_adopt_task_instances([a_task_instance(Key("a"), id_, "running")])
     assert followed == [("a", id_)]
 

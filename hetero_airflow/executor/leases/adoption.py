@@ -59,8 +59,8 @@ class Adoption:
         if ti.state == TaskInstanceState.QUEUED and requests_device:
             self.queue(ti)  # it waits here until its lease is over, also if that is on a host out of reach
             return True
-        if lease is not None and not dispatcher.starter.reaches(lease.worker_id):
-            return False  # this scheduler can't see the host on which the task runs
+        if lease is not None and not self.engine.traits.is_local and not dispatcher.starter.reaches(lease.worker_id):
+            return False  # another executor ran it
         if lease is not None:
             dispatcher.starter.follow(ti.key, lease)
             return True

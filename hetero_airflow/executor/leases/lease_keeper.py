@@ -169,9 +169,17 @@ class LeaseKeeper:
         return {id_: known[id_] for id_ in self._ending}
 
     def renew(self, now: datetime) -> list[LeaseEvent]:
-        """Renew all leases, if it is time. The runs that go on although their leases were ended are lost."""
+        """Renew all leases, if it is time. The runs that go on although their leases were ended are lost.
+
+        The lease of an ended task on a host out of reach is left to expire: a scheduler of that host can tell whether
+        its processes are gone.
+        """
         self._now = now
-        if not self._periods.is_due("renew", now) or not (leases := self._leases()):
+        if not self._periods.is_due("renew", now):
+            return []
+        leases = [task.lease for task in self.running.values()]
+        leases += [task.lease for task in self._ending.values() if self._is_in_reach(task.lease)]
+        if not leases:
             return []
         ended = self._store.renew([(lease.id, lease.token) for lease in leases], now + self._lease_timeout)
         return self._drop_ended([task for task in self.running.values() if task.lease.id in ended])
@@ -260,6 +268,10 @@ class LeaseKeeper:
 
     def _leases(self) -> list[Lease]:
         return [*(task.lease for task in self.running.values()), *(task.lease for task in self._ending.values())]
+
+    def _is_in_reach(self, lease: Lease) -> bool:
+        worker = next((worker for worker in self._store.snapshot().workers if worker.id == lease.worker_id), None)
+        return worker is None or self._engine.reaches(worker)
 
     def _live_ids(self) -> set[str]:
         return {lease.id for lease in self._store.snapshot().leases}
