@@ -87,7 +87,7 @@ def test_a_probe_is_kept_fresh_and_gets_a_new_token(bench, ask, busy):
     bench.engine.alive.clear()
     bench.keeper.end("train", "the task ended")
     bench.beat(1)
-    assert (list(answers(bench)), bench.tokens) == (["room"], ["room"])
+    assert (list(answers(bench)), bench.tokens) == (["room"], ["train", "room"])
 
 
 def test_a_check_with_a_template_is_answered_once_that_is_rendered(bench, ask):
