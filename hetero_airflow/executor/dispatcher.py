@@ -180,6 +180,7 @@ class Dispatcher:
             waiting = [task.request_id for task in (*self.queue.tasks.values(), *self.checks.tasks.values())]
             running = [task.lease.request_id for task in self.keeper.running.values()]
             self._housekeeping.run(waiting, running, now)
+            self.queue.log_waits(self._store.snapshot(), now)
             self.starter.record_placed(self._tasks, now)
 
     def has_new_requests(self) -> bool:
@@ -266,14 +267,14 @@ class Dispatcher:
             raise error.cause from None
         finally:
             del self.queue.events[:recorded]
-        for decision in result.plan.decisions:
+        for decision in result.plan.decisions if result.is_decided else ():
             key = self.starter.requests.get(decision.request_id)
             if key in self.queue.tasks:
                 self._act_on_decision(self.queue.tasks[key], decision, now)
 
     def _act_on_decision(self, task: PendingTask, decision: Decision, now: datetime) -> None:
         if isinstance(decision, Wait):
-            task.log_wait(decision, self._store.snapshot(), now)
+            self.queue.waits[task.workload.key] = decision
         elif isinstance(decision, Refuse) and not self._gangs.shrink(task):
             text = f"No known worker can ever run this: {decision.reason}. {decision.nearest}"
             self.queue.fail(task.workload.key, text, now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -27,6 +28,10 @@ SETTLING_TIME = timedelta(seconds=1)
 """How long after a task was queued Airflow's database is asked whether it is still QUEUED; Airflow checks this itself
 before it starts a task. Also how long after a placement it is written to the task's log: an earlier write would slow
 the start."""
+
+
+_LOG_S = 0.2
+"""The logs of waiting tasks are written for this long in one heartbeat. On a busy disk, one takes milliseconds."""
 
 
 @dataclass(slots=True)
@@ -54,6 +59,8 @@ class PendingTask:
     """The size of that placement."""
     is_excluded: bool = False
     """Its gang runs without it, so it is not submitted."""
+    request_id: str = field(init=False)
+    """The id of the request in the store: the id of the task instance, new for each try."""
     member: GangMember | None = field(init=False)
     """Its place in its gang."""
     min_gang_size: int = field(init=False)
@@ -62,14 +69,10 @@ class PendingTask:
 
     def __post_init__(self) -> None:
         ti = self.workload.ti
+        self.request_id = str(ti.id)  # each round reads it several times
         full_size, self.min_gang_size, self.full_size_wait_s = unpack_gang(ti.executor_config)
         is_member = full_size > 1 and ti.map_index is not None
         self.member = gang_member(ti.dag_id, ti.run_id, ti.task_id, ti.map_index, full_size) if is_member else None
-
-    @property
-    def request_id(self) -> str:
-        """The id of the request in the store: the id of the task instance, new for each try."""
-        return str(self.workload.ti.id)
 
     def waited_s(self, now: datetime) -> float:
         """Seconds since the task was queued."""
@@ -116,6 +119,8 @@ class TaskQueue:
         self.tasks: dict[Any, PendingTask] = {}
         self.events: list[RequestEvent] = []
         """What the store gets with the next plan."""
+        self.waits: dict[Any, Wait] = {}
+        """Key → the last decision on a task whose log may not say yet why it waits."""
         self.attained_service = AttainedService()
         self._report = callbacks.report
 
@@ -137,6 +142,17 @@ class TaskQueue:
                 failed_starts=0 if not_before is None else task.failed_starts + 1,
                 not_before=not_before,
             )
+
+    def log_waits(self, snapshot: Snapshot, now: datetime) -> None:
+        """Let the tasks' logs say why they wait. Thousands may be new at once: the next call goes on with the rest."""
+        until = time.monotonic() + _LOG_S
+        while self.waits:
+            key = next(iter(self.waits))
+            decision = self.waits.pop(key)
+            if key in self.tasks:
+                self.tasks[key].log_wait(decision, snapshot, now)
+            if time.monotonic() >= until:
+                break
 
     def submit(self, task: PendingTask) -> None:
         """Put the request of a task into the store's queue."""

@@ -68,5 +68,5 @@ def test_a_task_that_has_waited_too_long_fails_with_its_limit():
 
 
 def test_a_young_task_is_not_looked_up_in_airflow():
-    task = PendingTask(SimpleNamespace(ti=SimpleNamespace(executor_config={}, map_index=-1)), REQUEST, EPOCH)
+    task = PendingTask(SimpleNamespace(ti=SimpleNamespace(id="id", executor_config={}, map_index=-1)), REQUEST, EPOCH)
     assert [is_settled(task, EPOCH + timedelta(seconds=seconds)) for seconds in (0.9, 1.0)] == [False, True]
