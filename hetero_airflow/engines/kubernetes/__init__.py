@@ -8,8 +8,11 @@ Pure code, on JSON values or on the official client's models:
 
 In the scheduler's process:
 
-- `engine` implements the ports over KubernetesExecutor (`leasing_executor`), with one `adapter` for each of `clusters`;
-- `watch` keeps nodes, the pods of leases and other pods up to date in threads, so the loop never waits for an answer;
+- `engine` implements the ports over KubernetesExecutor (`leasing_executor`, `pod_scheduler`), with one `adapter` for
+  each of `clusters`;
+- `watch` keeps nodes, the pods of leases and other pods up to date in threads, and `calls` makes all calls in another
+  one, so the loop never waits for an answer; `queued_api` is what KubernetesExecutor gets as its client;
+- `unseen_pods` knows the pods that were sent and that no watch has shown; `outage` logs that a cluster is away;
 - `clients` connects to the API.
 
 A request is refused if a condition can't be expressed to the cluster, because the pod would run on the wrong device.

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetero_airflow.engines.engine import LeasedProcess, LeaseStatus, Liveness
+from hetero_airflow.engines.engine import LeasedProcess, LeaseStatus, Liveness, WorkerChanges
 from hetero_airflow.engines.kubernetes.leasing_executor import LeasingKubernetesExecutor
-from hetero_airflow.engines.kubernetes.pods.pod_deleter import PodDeleter
 from hetero_airflow.engines.kubernetes.states.causes import PodCause
+from hetero_airflow.engines.kubernetes.unseen_pods import UnseenPods
 from hetero_airflow.engines.kubernetes.watch.cluster_view import ClusterView
 from hetero_airflow.engines.kubernetes.watch.leased_pods import LeasedPod
+from hetero_airflow.model.worker import Worker
 
 UNSCHEDULABLE_TIMEOUT_S = 60.0
 """A pod that stays unschedulable on its node for this long is deleted, and its task is placed again."""
 
-POD_VISIBLE_TIMEOUT_S = 30.0
-"""A new pod is visible in the watch after this time at most."""
+_LATE_POD_AFTER_S = 10.0
+"""A pod that runs for so long after its lease has ended is deleted. Our watch may see an end later than that."""
 
 _START_FRACTION = 0.7
 """Part of a token's life after which a task can't start. Up to a quarter of it is over at the hand-over."""
@@ -41,31 +42,39 @@ class HandedOverTask:
 class ClusterAdapter:
     """Everything that is known and done about the leases in one cluster. Only the scheduler's loop may use it.
 
+    It concludes that no process of a lease runs only from what the cluster has said: a pod ended or was deleted, its
+    node is lost, or an answer to a question for the lease's pods names none. So an outage ends no lease.
+
     :param token_s: how long after it was queued a task may start
     """
 
     def __init__(
         self,
         view: ClusterView,
-        deleter: PodDeleter,
         executor: LeasingKubernetesExecutor,
         token_s: float = float("inf"),
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.view = view
         self.executor = executor
-        executor.is_current = self._is_current
-        executor.is_of_earlier_lease = self._is_of_earlier_lease
+        executor.pods = self
         self.handed_over: dict[Any, HandedOverTask] = {}
-        self._deleter = deleter
+        self.early_ends: dict[Any, tuple[Any, Any]] = {}
+        """Failures that KubernetesExecutor reported before our own watch has shown them."""
         self._start_timeout_s = _START_FRACTION * token_s
         self._now = now
-        self._finished: dict[str, None] = {}
-        """Leases of which nothing runs, and for which no pod is made."""
+        self._finished: dict[str, float] = {}
+        """Lease → when it ended. Nothing of it runs, and no pod is made for it."""
+        self.unseen = UnseenPods(executor.calls, view.find_pods, now)
         self._marked_for_deletion: dict[str, None] = {}
         """Leases whose pods must end."""
         self._unschedulable_since: dict[str, float] = {}
         """Lease → since when its pod is unschedulable."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can start in the cluster now; None if tasks can start."""
+        return self.view.problem or self.executor.calls.problem
 
     def has_worker(self, worker_id: str) -> bool:
         """Whether a worker is a node of this cluster."""
@@ -74,17 +83,37 @@ class ClusterAdapter:
     def start(self) -> None:
         """Begin to watch. Start KubernetesExecutor first, because its processes are forks of this one."""
         self.view.start()
-        self._deleter.start()
+        self.executor.calls.start()
 
     def stop(self) -> None:
         """Stop watching. Running pods go on."""
         self.view.stop()
-        self._deleter.stop()
+        self.executor.calls.stop()
+
+    def poll(self, known: Mapping[str, Worker], now_s: float) -> WorkerChanges:
+        """The changes to the nodes; see `ClusterView.poll`."""
+        if self.view.problem is not None:  # a pod gets its time to become schedulable from the end of an outage
+            self._unschedulable_since.clear()
+        return self.view.poll(known, now_s, self.executor.calls.problem)
 
     def note_handed_over(self, key: Any, lease_id: str) -> None:
         """Allow a pod for the lease from now on."""
         self._finished.pop(lease_id, None)
+        self.early_ends.pop(key, None)
         self.handed_over[key] = HandedOverTask(lease_id, self._now())
+
+    def follow(self, key: Any, lease_id: str) -> None:
+        """Follow the pod of a lease that another scheduler made."""
+        self.note_handed_over(key, lease_id)
+        pod = self.pod(lease_id)
+        if pod is not None and not pod.is_over:
+            self.executor.adopt(key, pod.namespace, pod.name)
+
+    def take_early_ends(self) -> dict[Any, tuple[Any, Any]]:
+        """Remove and return `early_ends`, without those of tasks that are withdrawn."""
+        ends = {key: end for key, end in self.early_ends.items() if key in self.handed_over}
+        self.early_ends = {}
+        return ends
 
     def pod(self, lease_id: str) -> LeasedPod | None:
         """The pod of a lease as it is, or as it was last."""
@@ -118,20 +147,21 @@ class ClusterAdapter:
                 self._check_start(pod)
                 return Liveness.ALIVE
             self.mark_for_deletion(lease_id)
-        elif pod is None and self.view.deleted.get(lease_id) is None and self._may_still_be_made(process):
+        elif pod is None and self.view.deleted.get(lease_id) is None and self._may_appear(process):
             return Liveness.UNKNOWN
         self.end_lease(lease_id)
         return Liveness.GONE
 
     def end_lease(self, lease_id: str) -> None:
-        """Allow no pod for the lease from now on."""
-        self._finished[lease_id] = None
+        """Allow no pod for the lease from now on. One that was sent and never seen is told to end."""
+        self._finished[lease_id] = self._now()
         if len(self._finished) > _MAX_FINISHED:
             del self._finished[next(iter(self._finished))]
         self._unschedulable_since.pop(lease_id, None)
-        for key in [key for key, task in self.handed_over.items() if task.lease_id == lease_id]:
-            del self.handed_over[key]
-            self.executor.running.discard(key)
+        if self.pod(lease_id) is None:
+            self._delete_unseen(lease_id)
+        self.unseen.forget(lease_id)
+        self._drop_task(lease_id)
 
     def withdraw(self, key: Any, lease_id: str) -> bool:
         """Take back a task that does not run yet, and end its pod if it has one. Returns whether it did not run."""
@@ -141,7 +171,7 @@ class ClusterAdapter:
         self.executor.queued_tasks.pop(key, None)
         self.executor.running.discard(key)
         if pod is None:
-            self.end_lease(lease_id)
+            self._drop_unseen(lease_id)
         else:
             self.mark_for_deletion(lease_id)
         return True
@@ -149,37 +179,49 @@ class ClusterAdapter:
     @property
     def occupied_slots(self) -> int:
         """Slots of the executor that device tasks occupy."""
-        return sum(key in self.executor.running or key in self.executor.queued_tasks for key in self.handed_over)
+        return sum(self.executor.is_publishing(key) for key in self.handed_over)
 
     def mark_for_deletion(self, lease_id: str) -> None:
-        """Delete the pod of a lease at the next `delete_marked_pods` that the cluster answers."""
+        """Delete the pod of a lease at the next `delete_marked_pods`."""
         self._marked_for_deletion[lease_id] = None
 
     def delete(self, lease_id: str, grace_s: int | None) -> None:
         """Delete the pod of a lease now. A pod that does not exist yet is not made."""
         pod = self.view.pods().get(lease_id)
         if pod is not None and not pod.is_over:
-            self._deleter.delete(pod, grace_s)
+            self.executor.kube_client.delete(pod, grace_s)
         elif pod is None and self.view.is_synced:
-            self.end_lease(lease_id)
+            self._drop_unseen(lease_id)
 
     def delete_marked_pods(self) -> None:
-        """Delete the pods that are marked for it."""
-        pods = self.view.pods()
+        """Delete the pods that are marked for it, and those that appeared after their leases had ended."""
+        pods, late = self.view.pods(), self._now() - _LATE_POD_AFTER_S
+        for lease_id in self._finished.keys() & pods.keys():
+            if self._finished[lease_id] <= late and not pods[lease_id].is_over:
+                self.mark_for_deletion(lease_id)
         for lease_id in list(self._marked_for_deletion):
             pod = pods.get(lease_id)
             if pod is not None and not pod.is_over:
-                self._deleter.delete(pod)
+                self.executor.kube_client.delete(pod)
             elif self.view.is_synced:
                 del self._marked_for_deletion[lease_id]
 
-    def _is_current(self, lease_id: str) -> bool:
-        if lease_id in self._finished or self._task_of(lease_id) is None:
-            return False
-        pod = self.view.pods().get(lease_id)
-        return pod is None or pod.is_over
+    def is_current(self, lease_id: str) -> bool:
+        """Whether a lease was handed over and was not withdrawn."""
+        return lease_id not in self._finished and self._task_of(lease_id) is not None
 
-    def _is_of_earlier_lease(self, key: Any, namespace: str, name: str) -> bool:
+    def has_pod(self, lease_id: str) -> bool:
+        """Whether a lease has a pod that has not ended."""
+        pod = self.view.pods().get(lease_id)
+        return pod is not None and not pod.is_over
+
+    def ended_pod_id(self, lease_id: str) -> str:
+        """The id of the last pod of a lease that has ended; empty if there is none."""
+        pod = self.pod(lease_id)
+        return "" if pod is None else pod.uid
+
+    def is_of_earlier_lease(self, key: Any, namespace: str, name: str) -> bool:
+        """Whether a pod, given by task key, namespace and name, belongs to an earlier lease of the task."""
         task = self.handed_over.get(key)
         if task is None:
             return False
@@ -189,14 +231,36 @@ class ClusterAdapter:
             return task.lease_id not in leases
         return self.pod(task.lease_id) is not None  # the current pod has another name
 
-    def _may_still_be_made(self, process: LeasedProcess) -> bool:
-        """Whether a pod that was never seen may still appear."""
-        if process.state != "queued":
-            return False
-        task = self._task_of(process.lease.id)
-        if task is None:
-            return not process.is_ours
-        return self._now() - task.at < POD_VISIBLE_TIMEOUT_S or self.executor.is_publishing()
+    def _drop_unseen(self, lease_id: str) -> None:
+        """Make no pod for a lease. One that was sent may exist: it is deleted, and then the cluster is asked for it."""
+        if self.unseen.sent(lease_id) is None:
+            self.end_lease(lease_id)
+        else:
+            self._delete_unseen(lease_id)
+            self._drop_task(lease_id)
+
+    def _delete_unseen(self, lease_id: str) -> None:
+        sent = self.unseen.sent(lease_id)
+        if sent is not None:
+            namespace, name = sent
+            self.executor.kube_client.delete_namespaced_pod(name, namespace)
+
+    def _drop_task(self, lease_id: str) -> None:
+        for key in [key for key, task in self.handed_over.items() if task.lease_id == lease_id]:
+            del self.handed_over[key]
+            self.executor.running.discard(key)
+
+    def _may_appear(self, process: LeasedProcess) -> bool:
+        """Whether a pod that was never seen may exist, or may still be made."""
+        lease_id = process.lease.id
+        key, task = next(
+            ((key, task) for key, task in self.handed_over.items() if task.lease_id == lease_id), (None, None)
+        )
+        if task is None and process.state == "queued" and not process.is_ours:
+            return True  # its own scheduler may still make it
+        if task is not None and not self.unseen.is_made(lease_id) and self.executor.is_publishing(key):
+            return True
+        return not self.unseen.is_absent(lease_id, float("-inf") if task is None else task.at)
 
     def _check_start(self, pod: LeasedPod) -> None:
         """Take a pod back that stays unschedulable, or that is too late for its token."""

@@ -9,20 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
-from airflow.providers.cncf.kubernetes.kube_client import get_kube_client
-from kubernetes.client import (  # type: ignore[import-untyped]
-    ApiClient,
-    ApiException,
-    Configuration,
-    CoreV1Api,
-)
-from urllib3.exceptions import HTTPError
+from kubernetes.client import ApiClient, Configuration, CoreV1Api, VersionApi  # type: ignore[import-untyped]
 
-from hetero_airflow.engines.silence import Silence
 from hetero_airflow.errors import SettingsError
 
 CALL_LIMIT_S = (2.0, 3.0)
-"""Most time to connect to a cluster, and to wait for each part of its answer, in the scheduler's loop."""
+"""Most time to connect to a cluster, and to wait for each part of its answer: far below the lease time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +23,6 @@ class ClusterAddress:
 
     site: str | None = None
     conn_id: str | None = None
-
-    def connect(self) -> CoreV1Api:
-        """A client with the current credentials."""
-        return get_kube_client() if self.conn_id is None else client_from_connection(self.read())
 
     def read(self) -> Mapping[str, Any]:
         """The fields of the connection.
@@ -68,32 +56,43 @@ def client_from_connection(connection: Mapping[str, Any]) -> CoreV1Api:
     ).core_v1_client
 
 
-class OneTryClient(ApiClient):  # type: ignore[misc]
-    """Calls a cluster once and with a time limit, and not at all just after it did not answer.
+def probe(client: CoreV1Api) -> None:
+    """Ask a cluster for its version: any user may do that.
 
-    KubernetesExecutor's own client has no time limit, and tries ten times more.
+    :raises HTTPError: it does not answer
+    :raises ApiException: it refuses the credentials
+    """
+    VersionApi(client.api_client).get_code(_preload_content=False, _request_timeout=CALL_LIMIT_S)
+
+
+def one_try_client(client: CoreV1Api) -> CoreV1Api:
+    """The client without further tries."""
+    return CoreV1Api(OneTryClient(client.api_client.configuration))
+
+
+def limited_client(client: CoreV1Api) -> CoreV1Api:
+    """The client without further tries, and with a time limit for each call."""
+    return CoreV1Api(OneTryClient(client.api_client.configuration, CALL_LIMIT_S))
+
+
+def close(client: CoreV1Api) -> None:
+    """Close the connections of a client."""
+    client.api_client.rest_client.pool_manager.clear()
+
+
+class OneTryClient(ApiClient):  # type: ignore[misc]
+    """Calls a cluster once. The official client tries three times more, with a warning for each.
+
+    :param limit_s: most time to connect, and to wait for each part of an answer; None for that of each call
     """
 
-    def __init__(self, configuration: Configuration, silence: Silence) -> None:
+    def __init__(self, configuration: Configuration, limit_s: tuple[float, float] | None = None) -> None:
         configuration = copy.copy(configuration)
         configuration.retries = False
         super().__init__(configuration)
-        self._silence = silence
+        self._limit_s = limit_s
 
     def call_api(self, *arguments: Any, **options: Any) -> Any:
-        """Call the cluster.
-
-        :raises HTTPError: it does not answer
-        """
-        if self._silence.is_on:
-            raise HTTPError("The cluster has not answered the last call; it is not called for some seconds")
-        try:
-            answer = super().call_api(*arguments, **(options | {"_request_timeout": CALL_LIMIT_S}))
-        except ApiException:  # an answer, too
-            self._silence.note_answer()
-            raise
-        except (HTTPError, OSError) as error:
-            self._silence.note_failure(error)
-            raise
-        self._silence.note_answer()
-        return answer
+        """Call the cluster."""
+        limit = {} if self._limit_s is None else {"_request_timeout": self._limit_s}
+        return super().call_api(*arguments, **(options | limit))

@@ -38,7 +38,7 @@ class Clusters:
     def poll(self) -> WorkerChanges:
         """The changes to the nodes."""
         known, now = self._workers(), time.monotonic()
-        changes = [adapter.view.poll(known, now) for adapter in self.adapters]
+        changes = [adapter.poll(known, now) for adapter in self.adapters]
         return WorkerChanges(
             tuple(worker for change in changes for worker in change.seen),
             tuple(id_ for change in changes for id_ in change.alive),
@@ -49,7 +49,7 @@ class Clusters:
         """Follow the pod of a lease that another scheduler made, and no earlier or later pod of the same task."""
         adapter = self.adapter_at(lease.worker_id)
         if adapter is not None:
-            adapter.note_handed_over(key, lease.id)
+            adapter.follow(key, lease.id)
 
     def status(self, lease_id: str) -> LeaseStatus:
         """What the cluster of a lease reports about its pod."""

@@ -23,10 +23,8 @@ from hetero_airflow.engines.kubernetes.clients import ClusterAddress
 from hetero_airflow.engines.kubernetes.clusters import Clusters
 from hetero_airflow.engines.kubernetes.leasing_executor import LeasingKubernetesExecutor
 from hetero_airflow.engines.kubernetes.options import cluster_options
-from hetero_airflow.engines.kubernetes.pods.pod_deleter import PodDeleter
 from hetero_airflow.engines.kubernetes.pods.pod_override import lease_override, lease_parts, requested_priority
 from hetero_airflow.engines.kubernetes.watch.cluster_view import ClusterView
-from hetero_airflow.engines.kubernetes.watch.leased_pods import LeasedPod
 from hetero_airflow.engines.kubernetes.watch.nodes import ENGINE
 from hetero_airflow.errors import shorten
 from hetero_airflow.model.lease import Lease
@@ -88,7 +86,7 @@ class KubernetesEngine:
         adapter.note_handed_over(workload.key, lease.id)
         pod = adapter.pod(lease.id)
         if pod is not None and not pod.is_over:
-            _adopt(adapter, workload.key, pod)
+            adapter.executor.adopt(workload.key, pod.namespace, pod.name)
             return
         try:
             config = self._config_with_pod(adapter, workload, lease, worker)
@@ -118,17 +116,15 @@ class KubernetesEngine:
         """
         events: dict[Any, tuple[Any, Any]] = {}
         for adapter in self.cluster.adapters:
-            if adapter.view.is_synced:
-                self._tolerate_outage(adapter, adapter.executor.sync)
+            self._tolerate_outage(adapter, adapter.executor.sync)
             events |= _finished_events(adapter)
         return events
 
     def heartbeat(self) -> None:
-        """Make the pods of the tasks that were handed over. A cluster that does not answer gets and fails none."""
+        """Send the pods of the tasks that were handed over. A cluster that does not answer gets and fails none."""
         for adapter in self.cluster.adapters:
-            if adapter.view.is_synced:
-                self._tolerate_outage(adapter, adapter.executor.heartbeat)
-                adapter.delete_marked_pods()
+            self._tolerate_outage(adapter, adapter.executor.heartbeat)
+            adapter.delete_marked_pods()
 
     def has_task(self, task_instance: Any) -> bool:
         """Whether KubernetesExecutor still has the task."""
@@ -137,10 +133,15 @@ class KubernetesEngine:
     def try_adopt(self, task_instances: Sequence[Any]) -> Sequence[Any]:
         """Watch the pods that another scheduler made. Returns the tasks that have none.
 
-        If a cluster does not answer, no task is returned: Airflow would start it again beside its pod.
+        If a cluster does not answer, no task is returned: Airflow would start it again beside its pod. Only this waits
+        for an answer, since Airflow does.
         """
+        running = {key for adapter in self.cluster.adapters for key in adapter.executor.running}
+        task_instances = [ti for ti in task_instances if ti.key not in running]
         try:
             for adapter in self.cluster.adapters:
+                if task_instances and adapter.problem is not None:
+                    raise ConnectionError(adapter.problem)
                 if task_instances:
                     task_instances = adapter.executor.try_adopt_task_instances(task_instances)
         except (ApiException, HTTPError, OSError) as error:
@@ -164,11 +165,7 @@ class KubernetesEngine:
 
     def open_slots(self) -> int:
         """How many more pods KubernetesExecutor would make at once; 0 if no cluster answers."""
-        reachable = [
-            adapter
-            for adapter in self.cluster.adapters
-            if adapter.view.problem is None and not adapter.executor.silence.is_on
-        ]
+        reachable = [adapter for adapter in self.cluster.adapters if adapter.problem is None]
         return max(0, sum(int(adapter.executor.slots_available) for adapter in reachable))
 
     def liveness_of(self, processes: Sequence[LeasedProcess]) -> dict[str, Liveness]:
@@ -189,9 +186,9 @@ class KubernetesEngine:
         """Leave running pods to the next scheduler, as KubernetesExecutor does. Returns the tasks that had ended."""
         events: dict[Any, tuple[Any, Any]] = {}
         for adapter in self.cluster.adapters:
-            adapter.stop()
             self._tolerate_outage(adapter, adapter.executor.end)
             events |= _finished_events(adapter)
+            adapter.stop()
         return events
 
     def terminate(self) -> None:
@@ -206,9 +203,10 @@ class KubernetesEngine:
         return executor
 
     def _adapter_for(self, executor: LeasingKubernetesExecutor, token_s: float) -> ClusterAdapter:
-        address = executor.address
-        view = ClusterView(address.site, address.connect, executor.pod_namespace, self._options.resources)
-        return ClusterAdapter(view, PodDeleter(address.connect), executor, token_s)
+        view = ClusterView(
+            executor.address.site, executor.connect, executor.pod_namespace, self._options.resources, executor.outage
+        )
+        return ClusterAdapter(view, executor, token_s)
 
     def _config_with_pod(
         self, adapter: ClusterAdapter, workload: ExecuteTask, lease: Lease, worker: Worker
@@ -226,11 +224,11 @@ class KubernetesEngine:
         return config | {"pod_override": PodGenerator.deserialize_model_dict(override)}
 
     def _tolerate_outage(self, adapter: ClusterAdapter, step: Callable[[], object]) -> None:
-        """Run a step. If a cluster or a database does not answer, log one warning and keep the scheduler's loop."""
+        """Run a step. If a database does not answer, log one warning and keep the scheduler's loop."""
         name = adapter.view.site or "the cluster"
         try:
             step()
-        except (ApiException, HTTPError, OSError, SQLAlchemyError) as error:
+        except (OSError, SQLAlchemyError) as error:
             text = f"{type(error).__name__}: {shorten(str(error), 300)}"
             if text != self._outages.get(name):
                 log.warning("KubernetesExecutor of %s: %s. Running tasks go on.", name, text)
@@ -239,21 +237,13 @@ class KubernetesEngine:
             self._outages.pop(name, None)
 
 
-def _adopt(adapter: ClusterAdapter, key: Any, pod: LeasedPod) -> None:
-    try:
-        adapter.executor.adopt(key, pod.namespace, pod.name)
-    except (ApiException, HTTPError) as error:  # its end is seen anyway, only later
-        text = shorten(str(error), 200)
-        log.warning("Pod %s/%s can't be marked as this scheduler's: %s", pod.namespace, pod.name, text)
-
-
 def _finished_events(adapter: ClusterAdapter) -> dict[Any, tuple[Any, Any]]:
     """The executor's events, with SUCCESS or FAILED for each device task.
 
     For a device task KubernetesExecutor reports the state of the task instance in the database, which may be queued
-    again by then.
+    again by then. A failure waits until our own watch shows the pod's end, because only that tells the cause.
     """
-    events = dict(adapter.executor.get_event_buffer())
+    events = adapter.take_early_ends() | dict(adapter.executor.get_event_buffer())
     for key, task in list(adapter.handed_over.items()):
         if key in adapter.executor.queued_tasks or key in adapter.executor.running:
             continue
@@ -264,6 +254,8 @@ def _finished_events(adapter: ClusterAdapter) -> dict[Any, tuple[Any, Any]]:
         if state != TaskInstanceState.FAILED:
             events[key] = (TaskInstanceState.SUCCESS, None)
             adapter.end_lease(task.lease_id)
+        elif not adapter.view.is_synced or (pod is not None and not pod.is_over and not pod.is_waiting):
+            adapter.early_ends[key] = (state, info)
         elif pod is not None and pod.termination_cause is not None:
             log.warning("%s was lost: %s. The recovery rules decide what follows.", key, pod)
         else:

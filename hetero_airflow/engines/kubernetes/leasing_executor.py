@@ -1,62 +1,81 @@
-"""Airflow's KubernetesExecutor, extended for pods of leases: it tolerates a cluster that does not answer for a while.
+"""Airflow's KubernetesExecutor, extended for pods of leases. Its calls to the cluster are made in another thread.
 
-Only this module and `engine` know KubernetesExecutor's internals: its queues, keys and publishing.
+Only this module, `pod_scheduler` and `engine` know KubernetesExecutor's internals: its queues, keys and publishing.
 """
 
 from __future__ import annotations
 
+import base64
+import copy
+import hashlib
 import multiprocessing
-import time
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
-from typing import Any
+from contextlib import suppress
+from functools import partial
+from queue import Empty
+from typing import Any, Protocol
 
 from airflow.providers.cncf.kubernetes.executors.kubernetes_executor import KubernetesExecutor
 from airflow.providers.cncf.kubernetes.executors.kubernetes_executor_types import ADOPTED
-from airflow.providers.cncf.kubernetes.executors.kubernetes_executor_utils import (
-    AirflowKubernetesScheduler,
-    KubernetesJobWatcher,
-    get_base_pod_from_template,
-)
-from airflow.providers.cncf.kubernetes.kubernetes_helper_functions import TRANSIENT_CONNECTION_ERRORS
+from airflow.providers.cncf.kubernetes.executors.kubernetes_executor_utils import get_base_pod_from_template
+from airflow.providers.cncf.kubernetes.kube_client import _get_executor_kube_client
 from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
 from airflow.utils.state import TaskInstanceState
 from kubernetes.client import ApiException, CoreV1Api  # type: ignore[import-untyped]
-from urllib3.exceptions import HTTPError, ReadTimeoutError
 
+from hetero_airflow.engines.kubernetes.calls import ClusterCalls, error_text, is_passing
 from hetero_airflow.engines.kubernetes.clients import (
-    CALL_LIMIT_S,
     ClusterAddress,
-    OneTryClient,
     client_from_connection,
+    limited_client,
+    one_try_client,
 )
+from hetero_airflow.engines.kubernetes.outage import Outage
+from hetero_airflow.engines.kubernetes.pod_scheduler import LeasingPodScheduler
 from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
-from hetero_airflow.engines.silence import Silence
+from hetero_airflow.engines.kubernetes.queued_api import QueuedApi
+from hetero_airflow.engines.kubernetes.unseen_pods import UnseenPods
 
-_RETRY_DELAY = timedelta(seconds=5)
-"""Wait between two attempts to make pods while the cluster does not answer."""
+_SUFFIX_LENGTH = 8
+"""KubernetesExecutor ends the name of a pod with so many random characters."""
 
-_TRANSIENT_STATUSES = frozenset({401, 408, 429, 500, 502, 503, 504})
-"""HTTP statuses that do not concern the pod itself and pass: credentials are renewed, servers come back."""
+
+class LeasePods(Protocol):
+    """What is known about the pods of leases in a cluster."""
+
+    unseen: UnseenPods
+
+    def is_current(self, lease_id: str) -> bool:
+        """Whether a lease was handed over and was not withdrawn."""
+        ...
+
+    def has_pod(self, lease_id: str) -> bool:
+        """Whether a lease has a pod that has not ended."""
+        ...
+
+    def ended_pod_id(self, lease_id: str) -> str:
+        """The id of the last pod of a lease that has ended; empty if there is none."""
+        ...
+
+    def is_of_earlier_lease(self, key: Any, namespace: str, name: str) -> bool:
+        """Whether a pod, given by task key, namespace and name, belongs to an earlier lease of the task."""
+        ...
 
 
 class LeasingKubernetesExecutor(KubernetesExecutor):
     """Makes one pod for each lease, and only while the lease is current."""
 
-    is_current: Callable[[str], bool]
-    """Whether a lease was handed over, was not withdrawn, and has no pod yet."""
-
-    is_of_earlier_lease: Callable[[Any, str, str], bool]
-    """Whether a pod, given by task key, namespace and name, belongs to an earlier lease of the task."""
-
+    pods: LeasePods
+    kube_client: QueuedApi
+    calls: ClusterCalls
+    outage: Outage
     address = ClusterAddress()
     """The address of its cluster."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
-        self.silence = Silence("A cluster", "Tasks wait, and running ones go on.")
         self._unhandled: list[Any] = []
-        """Ends of pods that the cluster did not let us handle."""
+        """Ends of pods that a database did not let us handle."""
 
     @property
     def pod_namespace(self) -> str | None:
@@ -64,29 +83,17 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         return None if self.kube_config.multi_namespace_mode else str(self.kube_config.kube_namespace)
 
     def start(self) -> None:
-        """Start KubernetesExecutor's processes, with its own client or with the connection's."""
-        if self.address.conn_id is None:
-            super().start()
-        else:
-            self._start_with_connection()
-        assert self.kube_client is not None
-        self.use_client(self.kube_client)
-
-    def use_client(self, client: CoreV1Api) -> None:
-        """Call the cluster of this client from now on, each time once and with a time limit."""
-        assert self.kube_scheduler is not None
-        self.kube_client = CoreV1Api(OneTryClient(client.api_client.configuration, self.silence))
-        self.kube_scheduler.kube_client = self.kube_client
-
-    def _start_with_connection(self) -> None:
-        connection = self.address.read()
-        self.kube_config.kube_namespace = connection.get("namespace") or self.kube_config.kube_namespace
+        """Start KubernetesExecutor's processes. They are forks, so the thread of `calls` must start later."""
+        if self.address.conn_id is not None:
+            self.kube_config.kube_namespace = self.address.read().get("namespace") or self.kube_config.kube_namespace
         self._manager = multiprocessing.Manager()
         self.task_queue, self.result_queue = self._manager.JoinableQueue(), self._manager.JoinableQueue()
         self.scheduler_job_id = str(self.job_id)
-        self.kube_client = client_from_connection(connection)
-        self.kube_scheduler = ConnectionPodScheduler(
-            self.address,
+        self.outage = Outage(f"the cluster {self.address.site}" if self.address.site else "the cluster")
+        self.calls = ClusterCalls(self.connect, self.outage)
+        self.kube_client = QueuedApi(self.calls, limited_client(self.connect()))
+        self.kube_scheduler = LeasingPodScheduler(
+            self._connect_of_watch,
             kube_config=self.kube_config,
             result_queue=self.result_queue,
             kube_client=self.kube_client,
@@ -94,6 +101,16 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
             team_name=self.team_name,
             supports_task_instance_uuid=self.supports_task_instance_uuid,
         )
+
+    def connect(self) -> CoreV1Api:
+        """A client with the current credentials, which tries each call once."""
+        return one_try_client(self._connect_of_watch()())
+
+    def _connect_of_watch(self) -> Callable[[], CoreV1Api]:
+        """What makes a client in another process, without reading a connection there."""
+        if self.address.conn_id is None:
+            return partial(_get_executor_kube_client, team_name=self.team_name)
+        return partial(client_from_connection, self.address.read())
 
     def base_pod(self, workload: Any) -> Any:
         """The ``V1Pod`` that a task's pod is made from: the template with the author's override."""
@@ -114,49 +131,100 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         if LEASE_LABEL in _labels((executor_config or {}).get("pod_override")):
             self.pod_launch_attempts.pop(key, None)
 
-    def is_publishing(self) -> bool:
-        """Whether pods still have to be made."""
-        return bool(self.queued_tasks) or (self.task_queue is not None and not self.task_queue.empty())
+    def is_publishing(self, key: Any) -> bool:
+        """Whether the pod of a task still has to be made, or to end."""
+        return key in self.queued_tasks or key in self.running
 
     def adopt(self, key: Any, namespace: str, name: str) -> None:
-        """Watch a pod that a dead scheduler made.
-
-        :raises ApiException: the pod can't be marked as ours
-        """
-        label = self._make_safe_label_value(str(self.job_id))
-        body = {"metadata": {"labels": {"airflow-worker": label}}}
-        assert self.kube_client is not None
-        self.kube_client.patch_namespaced_pod(name, namespace, body=body)
+        """Watch a pod that a dead scheduler made."""
+        self.kube_client.patch_namespaced_pod(name, namespace, body=self._our_label())
         self.running.add(key)
 
     def sync(self) -> None:
-        """Read the ends of pods, and make the pods that wait. What the cluster did not let us handle is tried again."""
+        """Read the ends of pods and the answers of the cluster, and send the pods that wait."""
         assert self.result_queue is not None
+        self.calls.handle_answers()
         for results in self._unhandled:
             self.result_queue.put(results)
         self._unhandled = []
         super().sync()
 
-    def _create_pods_concurrently(self) -> None:
-        """Make a batch of pods through KubernetesExecutor's other client, with our time limit."""
-        arguments = self.kube_config.kube_client_request_args
-        self.kube_config.kube_client_request_args = {**arguments, "_request_timeout": CALL_LIMIT_S}
-        try:
-            super()._create_pods_concurrently()
-        finally:
-            self.kube_config.kube_client_request_args = arguments
+    def _adopt_completed_pods(self, kube_client: Any) -> None:
+        """Let the thread of calls look for ended pods of schedulers that died."""
+        finder = copy.copy(self)
+        finder.completed = {}
+
+        def find(api: CoreV1Api) -> None:
+            finder.kube_client = api
+            KubernetesExecutor._adopt_completed_pods(finder, api)
+
+        def take_over(answer: Any) -> None:
+            if not isinstance(answer, Exception):
+                self.completed |= finder.completed
+
+        self.calls.put("completed pods", find, take_over)
+
+    def _create_pods_sequentially(self) -> None:
+        """Send a batch of pods to the cluster. The answers come with a later `sync`."""
+        assert self.task_queue is not None
+        if self.calls.problem is not None:
+            return
+        with suppress(Empty):
+            for _ in range(self.kube_config.worker_pods_creation_batch_size):
+                task = self.task_queue.get_nowait()
+                self.task_queue.task_done()
+                lease_id = _lease_of(task)
+                if lease_id is not None and self.pods.has_pod(lease_id):
+                    continue  # the cluster had taken an earlier call that got no answer
+                if not self._should_create_pod_for_job(task):
+                    self._discard_stale_pod_creation_task(task)
+                    continue
+                try:
+                    self._send_pod(task, lease_id)
+                except Exception as error:  # noqa: BLE001  a hook for pods may raise anything
+                    self._handle_pod_publish_error(task, error)
+
+    _create_pods_concurrently = _create_pods_sequentially
+
+    def _send_pod(self, task: Any, lease_id: str | None) -> None:
+        assert self.kube_scheduler is not None
+        pod = self.kube_scheduler._build_pod_request(task)
+        if lease_id is not None:
+            pod.metadata.name = _pod_name(pod.metadata.name, lease_id, self.pods.ended_pod_id(lease_id))
+            self.pods.unseen.note_sent(lease_id, pod.metadata.namespace, pod.metadata.name)
+        body = self.kube_client.api_client.sanitize_for_serialization(pod)
+        key = ("create", pod.metadata.namespace, pod.metadata.name)
+        self.calls.put(
+            key,
+            lambda api: _make_pod(api, body, lease_id, self._our_label()),
+            lambda answer: self._note_made(task, answer),
+        )
+
+    def _note_made(self, task: Any, answer: Any) -> None:
+        lease_id = _lease_of(task)
+        if isinstance(answer, Exception):
+            if lease_id is not None and not is_passing(answer):
+                self.pods.unseen.note_refused(lease_id)
+            self._handle_pod_publish_error(task, answer)
+            return
+        self.task_publish_retries.pop(task.key, None)
+        if lease_id is not None:
+            self.pods.unseen.note_made(lease_id)
+
+    def _our_label(self) -> dict[str, Any]:
+        return {"metadata": {"labels": {"airflow-worker": self._make_safe_label_value(str(self.job_id))}}}
 
     def _change_state(self, results: Any, **kwargs: Any) -> None:
         """Handle the end of a pod. KubernetesExecutor would try again in the same `sync` for as long as that fails."""
         try:
             self._handle_end(results, **kwargs)
-        except (ApiException, HTTPError, OSError) as error:
-            self.log.warning("The end of pod %s waits: %s", results.pod_name, _error_text(error))
+        except Exception as error:  # noqa: BLE001  as KubernetesExecutor does
+            self.log.warning("The end of pod %s waits: %s", results.pod_name, error_text(error))
             self._unhandled.append(results)
 
     def _handle_end(self, results: Any, **kwargs: Any) -> None:
         """Handle the end of an earlier pod of a task. KubernetesExecutor would take it for the current one's."""
-        if not self.is_of_earlier_lease(results.key, results.namespace, results.pod_name):
+        if not self.pods.is_of_earlier_lease(results.key, results.namespace, results.pod_name):
             super()._change_state(results, **kwargs)
             return
         if results.state in (ADOPTED, TaskInstanceState.RUNNING):
@@ -170,61 +238,35 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
 
     def _should_create_pod_for_job(self, task: Any) -> bool:
         lease_id = _lease_of(task)
-        return (lease_id is None or self.is_current(lease_id)) and super()._should_create_pod_for_job(task)
+        return (lease_id is None or self.pods.is_current(lease_id)) and super()._should_create_pod_for_job(task)
 
     def _handle_pod_publish_error(self, task: Any, e: Exception) -> bool:
-        is_transient = (
-            e.status in _TRANSIENT_STATUSES
-            if isinstance(e, ApiException)
-            else isinstance(e, TRANSIENT_CONNECTION_ERRORS)
-        )
-        if _lease_of(task) is None or not is_transient:
+        if _lease_of(task) is None or not is_passing(e):
             return super()._handle_pod_publish_error(task, e)
-        self.log.warning("The pod of %s can't be made now; trying again: %s", task.key, _error_text(e))
-        self.create_pods_after = datetime.now() + _RETRY_DELAY  # noqa: DTZ005  Airflow compares it with its naive now
+        self.log.debug("The pod of %s can't be made now; trying again: %s", task.key, error_text(e))
         assert self.task_queue is not None
         self.task_queue.put(task)
         return True
 
 
-class ConnectionPodScheduler(AirflowKubernetesScheduler):
-    """Airflow's pod scheduler, whose watchers use the cluster of a connection."""
-
-    def __init__(self, address: ClusterAddress, **arguments: Any) -> None:
-        self._address = address
-        super().__init__(**arguments)
-
-    def _make_kube_watcher(self, namespace: str) -> KubernetesJobWatcher:
-        watcher = ConnectionPodWatcher(
-            self._address.read(),
-            namespace=namespace,
-            watcher_queue=self.watcher_queue,
-            resource_version="0",
-            scheduler_job_id=self.scheduler_job_id,
-            kube_config=self.kube_config,
-            supports_task_instance_uuid=self.supports_task_instance_uuid,
-        )
-        watcher.start()
-        return watcher
+def _make_pod(api: CoreV1Api, body: Mapping[str, Any], lease_id: str | None, our_label: Mapping[str, Any]) -> Any:
+    """Make a pod. If an earlier call made it, or the scheduler that died, take it over."""
+    name, namespace = body["metadata"]["name"], body["metadata"]["namespace"]
+    try:
+        return api.create_namespaced_pod(namespace, body)
+    except ApiException as error:
+        if error.status != 409 or lease_id is None:
+            raise
+        present = api.list_namespaced_pod(namespace, field_selector=f"metadata.name={name}").items
+        if not present or _labels(present[0]).get(LEASE_LABEL) != lease_id:
+            raise
+        return api.patch_namespaced_pod(name, namespace, body=our_label)
 
 
-class ConnectionPodWatcher(KubernetesJobWatcher):
-    """Airflow's pod watcher, for the cluster of a connection. It ends at an error, and Airflow makes a new one."""
-
-    def __init__(self, connection: Mapping[str, Any], **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self._connection = connection
-
-    def run(self) -> None:
-        """Watch until the process ends."""
-        client = client_from_connection(self._connection)
-        while True:
-            try:
-                self.resource_version = self._run(
-                    client, self.resource_version, self.scheduler_job_id, self.kube_config
-                )
-            except ReadTimeoutError:
-                time.sleep(1)
+def _pod_name(name: str, lease_id: str, ended_pod_id: str) -> str:
+    """The name of the next pod of a lease: the same each time that it is sent, so that the cluster makes one pod."""
+    digest = hashlib.sha256(f"{lease_id} {ended_pod_id}".encode()).digest()
+    return name[:-_SUFFIX_LENGTH] + base64.b32encode(digest).decode().lower()[:_SUFFIX_LENGTH]
 
 
 def _lease_of(task: Any) -> str | None:
@@ -234,7 +276,3 @@ def _lease_of(task: Any) -> str | None:
 
 def _labels(pod: Any) -> Mapping[str, str]:
     return getattr(getattr(pod, "metadata", None), "labels", None) or {}
-
-
-def _error_text(error: Exception) -> str:
-    return f"{error.status} {error.reason}" if isinstance(error, ApiException) else f"{type(error).__name__}: {error}"

@@ -30,6 +30,10 @@ class FakeApi:
         """What every request is answered with, if not with what it asks for."""
         self.post_status = None
         """What every request that makes an object is answered with, if not None."""
+        self.list_status = None
+        """What every list is answered with, if not None."""
+        self.lost_answers = 0
+        """So many objects are made without an answer: the connection is cut."""
         self.forbidden = set()
         """Paths that are answered with 403."""
         self.delay_s = 0.0
@@ -39,8 +43,12 @@ class FakeApi:
         """How often a watch without news gets a bookmark."""
         self.marked = 0
         """The version of the newest bookmark."""
+        self.thawed = threading.Event()
+        self.thawed.set()
         self.generation = 0
         """Watches of an older one are cut."""
+        self.is_expiring = False
+        """Whether watches that are cut are told before that their version is too old."""
 
     def put(self, kind, body, status=None):
         """Make or replace an object."""
@@ -89,6 +97,15 @@ class FakeApi:
             self.generation += 1
             self.changed.notify_all()
 
+    @contextmanager
+    def frozen(self):
+        """Accept connections and answer nothing, as a stopped process does."""
+        self.thawed.clear()
+        try:
+            yield
+        finally:
+            self.thawed.set()
+
     def pods(self):
         """Those that are there."""
         return list(self.objects["pods"].values())
@@ -99,6 +116,7 @@ class FakeApi:
 
 
 DISCOVERY = {
+    "/version/": {"major": "1", "minor": "34", "gitVersion": "v1.34.0"},
     "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0"},
     "/api": {"kind": "APIVersions", "versions": ["v1"]},
     "/apis": {"kind": "APIGroupList", "groups": []},
@@ -128,7 +146,8 @@ def matches(query, item):
         elif term not in labels:
             return False
     fields = {"spec.nodeName": item.get("spec", {}).get("nodeName", ""),
-              "status.phase": item.get("status", {}).get("phase", "")}  # fmt: skip
+              "status.phase": item.get("status", {}).get("phase", ""),
+              "metadata.name": item["metadata"]["name"]}  # fmt: skip
     for term in filter(None, query.get("fieldSelector", "").split(",")):
         name, _, value = term.partition("!=") if "!=" in term else term.partition("=")
         if (fields[name] == value) == ("!=" in term):
@@ -153,12 +172,15 @@ class Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(length)) if length else None
         self.api.requests.append((self.command, url.path, query))
+        self.api.thawed.wait()
         time.sleep(self.api.delay_s)
         parts = url.path.strip("/").split("/")[2:]
         namespace = ""
         if parts[:1] == ["namespaces"]:
             namespace, parts = parts[1], parts[2:]
         refusal = self.api.status or (self.api.post_status if self.command == "POST" else None)
+        if self.command == "GET" and "watch" not in query and url.path not in DISCOVERY:
+            refusal = refusal or self.api.list_status
         if refusal is not None or url.path in self.api.forbidden:
             code = refusal or 403
             self._answer(code, {"kind": "Status", "code": code, "reason": "Odd", "message": f"it is {code}"})
@@ -170,8 +192,15 @@ class Handler(BaseHTTPRequestHandler):
             self._list(parts[0], namespace, query)
         elif parts == ["pods"]:
             check_pod(body)
-            assert (namespace, body["metadata"]["name"]) not in self.api.objects["pods"]
-            self._answer(201, self.api.put("pods", body, {"phase": "Pending"}))
+            if (namespace, body["metadata"]["name"]) in self.api.objects["pods"]:
+                self._answer(409, {"kind": "Status", "code": 409, "reason": "AlreadyExists"})
+                return
+            pod = self.api.put("pods", body, {"phase": "Pending"})
+            if self.api.lost_answers:
+                self.api.lost_answers -= 1
+                self.close_connection = True
+                return
+            self._answer(201, pod)
         else:
             self._one(namespace, parts[1], body)
 
@@ -216,9 +245,7 @@ class Handler(BaseHTTPRequestHandler):
         since = int(query.get("resourceVersion") or 0)
         if since and since < self.api.oldest:
             self._stream()
-            self._chunk({"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired",
-                                                     "message": "too old resource version"}})  # fmt: skip
-            self._chunk(None)
+            self._expire()
             return
         self._stream()
         sent = 0
@@ -227,6 +254,10 @@ class Handler(BaseHTTPRequestHandler):
                 self.api.changed.wait_for(lambda sent=sent: self._has_events(sent, generation), self.api.mark_every_s)
                 events, sent = self.api.log[sent:], len(self.api.log)
                 is_cut = self.api.generation != generation
+            self.api.thawed.wait()
+            if is_cut and self.api.is_expiring:
+                self._expire()
+                return
             if is_cut or self.server.is_over:
                 self.close_connection = True
                 self.wfile.write(b'5\r\n{"typ')  # in the middle of an event
@@ -242,6 +273,11 @@ class Handler(BaseHTTPRequestHandler):
                 self.api.marked = self.api.newest
                 mark = {"kind": "X", "apiVersion": "v1", "metadata": {"resourceVersion": str(self.api.newest)}}
                 self._chunk({"type": "BOOKMARK", "object": mark})
+
+    def _expire(self):
+        message = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+        self._chunk({"type": "ERROR", "object": message})
+        self._chunk(None)
 
     def _has_events(self, sent, generation):
         return len(self.api.log) > sent or self.api.generation != generation or self.server.is_over

@@ -1,9 +1,10 @@
 import pytest
 
 from hetero_airflow.engines.engine import LeasedProcess, Liveness, TerminationCause
-from hetero_airflow.engines.kubernetes.adapter import POD_VISIBLE_TIMEOUT_S, UNSCHEDULABLE_TIMEOUT_S, ClusterAdapter
+from hetero_airflow.engines.kubernetes.adapter import UNSCHEDULABLE_TIMEOUT_S, ClusterAdapter
 from hetero_airflow.engines.kubernetes.states.causes import PodCause
 from hetero_airflow.engines.kubernetes.states.pod_state import PodState
+from hetero_airflow.engines.kubernetes.unseen_pods import ASK_AFTER_S
 from hetero_airflow.engines.kubernetes.watch.leased_pods import DeletedPods, LeasedPod
 from hetero_airflow.testing import a_lease
 
@@ -25,27 +26,46 @@ class StandInCluster:
     def pods(self):
         return self.there
 
+    def find_pods(self, api, lease_id):
+        return []
 
-class StandInExecutor:
+
+class StandInCalls:
+    """Answers at once, if the cluster answers."""
+
     def __init__(self):
-        self.running, self.queued_tasks, self.publishing = set(), {}, False
+        self.keys, self.answers = [], True
 
-    def is_publishing(self):
-        return self.publishing
+    def put(self, key, make, on_answer=None, **options):
+        self.keys.append(key)
+        if self.answers:
+            on_answer(make(None))
 
 
-class StandInDeleter:
+class StandInApi:
     def __init__(self):
-        self.ended_pods = []
+        self.ended_pods, self.deleted_names = [], []
 
     def delete(self, pod, grace_s=None):
         self.ended_pods.append((pod.name, grace_s))
 
+    def delete_namespaced_pod(self, name, namespace):
+        self.deleted_names.append((namespace, name))
+
+
+class StandInExecutor:
+    def __init__(self):
+        self.running, self.queued_tasks, self.calls, self.kube_client = set(), {}, StandInCalls(), StandInApi()
+
+    def is_publishing(self, key):
+        return key in self.running or key in self.queued_tasks
+
 
 class Bench:
     def __init__(self):
-        self.cluster, self.executor, self.deleter, self.now = StandInCluster(), StandInExecutor(), StandInDeleter(), 0.0
-        self.adapter = ClusterAdapter(self.cluster, self.deleter, self.executor, 600, lambda: self.now)
+        self.cluster, self.executor, self.now = StandInCluster(), StandInExecutor(), 0.0
+        self.deleter = self.executor.kube_client
+        self.adapter = ClusterAdapter(self.cluster, self.executor, 600, lambda: self.now)
 
     def hand_over(self, key="k"):
         self.adapter.note_handed_over(key, LEASE.id)
@@ -95,23 +115,69 @@ def test_the_liveness_in_a_cluster_that_does_not_answer_is_unknown(bench):
 
 def test_a_pod_that_is_still_to_be_made_may_start(bench):
     bench.hand_over()
+    bench.now = 1000
     assert bench.look("queued") is Liveness.UNKNOWN
-    bench.now = POD_VISIBLE_TIMEOUT_S + 1
-    bench.executor.publishing = True
+    bench.adapter.unseen.note_sent(LEASE.id, "ns", "p")
+    assert bench.look("queued") is Liveness.UNKNOWN, "the call may be made again"
+    bench.adapter.unseen.note_made(LEASE.id)
+    bench.now += ASK_AFTER_S - 1
     assert bench.look("queued") is Liveness.UNKNOWN
-    bench.executor.publishing = False
-    assert bench.look("queued") is Liveness.GONE
-    assert not bench.executor.is_current(LEASE.id), "what is gone must not be made any more"
+    assert bench.executor.calls.keys == []
 
 
-def test_a_pod_that_was_never_seen_is_gone_when_its_task_is_over(bench):
+def test_a_pod_that_the_watch_does_not_show_is_gone_only_when_the_cluster_says_so(bench):
     bench.hand_over()
+    bench.adapter.unseen.note_sent(LEASE.id, "ns", "p")
+    bench.adapter.unseen.note_made(LEASE.id)
+    bench.executor.calls.answers = False
+    bench.now = 10 * ASK_AFTER_S
+    for state in ("queued", "running", "success"):
+        assert bench.look(state) is Liveness.UNKNOWN
+    assert set(bench.executor.calls.keys) == {("find", LEASE.id)}
+    bench.executor.calls.answers = True
+    bench.look("queued")
+    assert bench.look("queued") is Liveness.GONE
+    assert not bench.adapter.is_current(LEASE.id), "what is gone must not be made any more"
+    assert bench.deleter.deleted_names == [("ns", "p")], "and it is told to end"
+
+
+def test_a_pod_that_was_never_sent_is_gone_when_its_task_is_over(bench):
+    bench.hand_over()
+    bench.executor.running.clear()
+    bench.now = ASK_AFTER_S
+    bench.look("success")
     assert bench.look("success") is Liveness.GONE
+    assert bench.deleter.deleted_names == []
+
+
+def test_a_pod_that_was_sent_is_deleted_when_its_task_is_withdrawn(bench):
+    bench.hand_over()
+    bench.adapter.unseen.note_sent(LEASE.id, "ns", "p")
+    bench.executor.calls.answers = False
+    assert bench.adapter.withdraw("k", LEASE.id)
+    assert bench.deleter.deleted_names == [("ns", "p")]
+    assert not bench.adapter.is_current(LEASE.id)
+    assert bench.look("queued") is Liveness.UNKNOWN, "it may exist"
+    bench.executor.calls.answers = True
+    bench.look("queued")
+    assert bench.look("queued") is Liveness.GONE
+
+
+def test_a_pod_that_appears_after_its_lease_has_ended_is_deleted(bench):
+    bench.hand_over()
+    bench.adapter.end_lease(LEASE.id)
+    bench.put()
+    bench.adapter.delete_marked_pods()
+    assert bench.deleter.ended_pods == [], "our watch may be late"
+    bench.now = 60
+    bench.adapter.delete_marked_pods()
+    assert bench.deleter.ended_pods == [("p", None)]
 
 
 def test_the_liveness_of_a_dead_schedulers_queued_task_is_unknown(bench):
     assert bench.look("queued", is_ours=False) is Liveness.UNKNOWN
-    assert bench.look("running", is_ours=False) is Liveness.GONE
+    bench.look("running", is_ours=False)
+    assert bench.look("running", is_ours=False) is Liveness.GONE, "the cluster was asked"
 
 
 def test_on_a_node_that_is_lost_nothing_is_waited_for_and_its_pod_ends_when_it_comes_back(bench):
@@ -128,17 +194,18 @@ def test_on_a_node_that_is_lost_nothing_is_waited_for_and_its_pod_ends_when_it_c
 
 
 def test_a_pod_is_made_once(bench):
-    assert not bench.executor.is_current(LEASE.id)
+    assert not bench.adapter.is_current(LEASE.id)
     bench.hand_over()
-    assert bench.executor.is_current(LEASE.id)
+    assert (bench.adapter.is_current(LEASE.id), bench.adapter.has_pod(LEASE.id)) == (True, False)
     bench.put(PodCause.UNASSIGNED)
-    assert not bench.executor.is_current(LEASE.id)
+    assert bench.adapter.has_pod(LEASE.id)
     bench.put(PodCause.FAILED, is_over=True)
-    assert bench.executor.is_current(LEASE.id)
+    assert (bench.adapter.is_current(LEASE.id), bench.adapter.has_pod(LEASE.id)) == (True, False)
+    assert bench.adapter.ended_pod_id(LEASE.id) == "u"
     bench.adapter.end_lease(LEASE.id)
-    assert not bench.executor.is_current(LEASE.id)
+    assert not bench.adapter.is_current(LEASE.id)
     bench.hand_over()
-    assert bench.executor.is_current(LEASE.id), "handed over again, as after an adoption"
+    assert bench.adapter.is_current(LEASE.id), "handed over again, as after an adoption"
 
 
 def test_a_waiting_pod_can_be_withdrawn_and_a_running_one_can_not(bench):
@@ -157,7 +224,7 @@ def test_a_waiting_pod_can_be_withdrawn_and_a_running_one_can_not(bench):
 def test_a_pod_that_is_not_created_yet_is_withdrawn_at_once(bench):
     bench.hand_over()
     assert bench.adapter.withdraw("k", LEASE.id)
-    assert not bench.executor.is_current(LEASE.id)
+    assert not bench.adapter.is_current(LEASE.id)
     assert bench.look("queued") is Liveness.GONE
 
 

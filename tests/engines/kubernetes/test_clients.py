@@ -16,7 +16,7 @@ def connection(monkeypatch):
 
 
 def nodes(address):
-    return [node.metadata.name for node in address.connect().list_node().items]
+    return [node.metadata.name for node in client_from_connection(address.read()).list_node().items]
 
 
 def test_a_connection_has_a_kubeconfig_or_its_path(connection, tmp_path):
@@ -40,4 +40,4 @@ def test_each_client_has_a_configuration_of_its_own(connection, tmp_path):
 def test_a_connection_without_a_cluster_is_refused(connection):
     connection("empty")
     with pytest.raises(SettingsError, match="Set kube_config_path"):
-        ClusterAddress("eu", "empty").connect()
+        ClusterAddress("eu", "empty").read()

@@ -10,6 +10,7 @@ from typing import Any
 from kubernetes.client import CoreV1Api  # type: ignore[import-untyped]
 
 from hetero_airflow.engines.engine import WorkerChanges
+from hetero_airflow.engines.kubernetes.outage import Outage
 from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
 from hetero_airflow.engines.kubernetes.watch.informer import Informer, model_of
 from hetero_airflow.engines.kubernetes.watch.leased_pods import DeletedPods, LeasedPod, read_pod
@@ -29,6 +30,17 @@ log = logging.getLogger(__name__)
 HEARTBEAT_INTERVAL_S = 5.0
 """How often an unchanged node is reported as alive."""
 
+NODE_GRACE_S = 50.0
+"""After an outage, nodes that do not seem ready get this time: their reports did not reach the cluster either.
+
+It is Kubernetes' default time without reports (``--node-monitor-grace-period``).
+"""
+
+_AWAY_AFTER_S = 5.0
+"""A cluster that does not answer for this long offers no devices until it is back."""
+
+_AWAY = "its cluster does not answer"
+
 _MIN_READ_INTERVAL_S = 1.0
 """The nodes are read at most this often, however much changes in the cluster."""
 
@@ -43,6 +55,7 @@ class ClusterView:
     :param connect: makes a client
     :param namespace: of the pods that KubernetesExecutor makes; None for any
     :param resources: device part of a request → extended resource, in addition to the built-in rows
+    :param outage: of the cluster
     """
 
     def __init__(
@@ -51,13 +64,16 @@ class ClusterView:
         connect: Callable[[], CoreV1Api],
         namespace: str | None,
         resources: Mapping[str, str],
+        outage: Outage | None = None,
     ) -> None:
         self.site = site
         self.deleted = DeletedPods()
         self._resources = resources
-        where = f"of the cluster {site}" if site else "of the cluster"
+        self._namespace = namespace
+        cluster = f"the cluster {site}" if site else "the cluster"
+        where, outage = f"of {cluster}", outage or Outage(cluster)
         self._nodes: Informer[Mapping[str, Any]] = Informer(
-            f"nodes {where}", connect, lambda api: api.list_node, _read_node
+            f"nodes {where}", connect, lambda api: api.list_node, _read_node, outage=outage
         )
         self._pods = Informer[LeasedPod](
             f"pods of leases {where}",
@@ -66,6 +82,7 @@ class ClusterView:
             read_pod,
             query={"label_selector": LEASE_LABEL} | ({"namespace": namespace} if namespace else {}),
             on_delete=self.deleted.add,
+            outage=outage,
         )
         self._foreign_pods = Informer[ForeignPod](
             f"other pods {where}",
@@ -73,6 +90,7 @@ class ClusterView:
             lambda api: api.list_pod_for_all_namespaces,
             lambda item, before: None if _is_leased(item, namespace) else read_foreign_pod(item, before),
             query={"field_selector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"},
+            outage=outage,
         )
         self._informers = (self._nodes, self._pods, self._foreign_pods)
         self._read: dict[str, _ReadNode] = {}
@@ -80,6 +98,10 @@ class ClusterView:
         """Worker id → worker, as last reported to the store."""
         self._by_lease: tuple[int, dict[str, LeasedPod]] = (-1, {})
         self._seen_changes, self._read_at, self._alive_at = (-1, -1, -1), float("-inf"), float("-inf")
+        self._unready: set[str] = set()
+        """Ids of workers that are not ready and whose grace time after an outage is not over."""
+        self._outages, self._grace_until = 0, float("-inf")
+        self._is_away, self._problem_since = False, float("inf")
 
     def start(self) -> None:
         """Begin to watch; returns at once."""
@@ -127,20 +149,32 @@ class ClusterView:
             self._by_lease = (changes, {pod.lease_id: pod for pod in pods})
         return self._by_lease[1]
 
-    def poll(self, known: Mapping[str, Worker], now_s: float) -> WorkerChanges:
-        """The changes to the nodes. A cluster that does not answer keeps the nodes that it had.
+    def find_pods(self, api: CoreV1Api, lease_id: str) -> list[Any]:
+        """Ask the cluster for the pods of a lease. Sends a request."""
+        query = {"label_selector": f"{LEASE_LABEL}={lease_id}", "limit": 1}
+        if self._namespace is None:
+            return list(api.list_pod_for_all_namespaces(**query).items)
+        return list(api.list_namespaced_pod(self._namespace, **query).items)
+
+    def poll(self, known: Mapping[str, Worker], now_s: float, problem: str | None = None) -> WorkerChanges:
+        """The changes to the nodes. A cluster that does not answer keeps the nodes that it had, and offers none.
 
         :param known: worker id → worker, as the store has them
         :param now_s: time of a clock that never goes back
+        :param problem: why the cluster gives no answers, if `problem` can't know
         """
         if not (self._nodes.is_listed and self._pods.is_listed):
             return WorkerChanges()
         changed: list[Worker] = []
         deleted: list[str] = []
+        was_away, grace_is_over = self._is_away, bool(self._unready) and now_s >= self._grace_until
+        is_in_outage = self.problem is not None  # before the outages are read: it ends after they are counted
+        self._note_outages(problem or self.problem, now_s)
         changes = (self._nodes.changes, self._pods.changes, self._foreign_pods.changes)
-        if changes != self._seen_changes and now_s - self._read_at >= _MIN_READ_INTERVAL_S:
+        is_due = changes != self._seen_changes and now_s - self._read_at >= _MIN_READ_INTERVAL_S
+        if is_due or grace_is_over or was_away != self._is_away:
             self._seen_changes, self._read_at = changes, now_s
-            changed, deleted = self._read_nodes()
+            changed, deleted = self._read_nodes(in_grace=is_in_outage or now_s < self._grace_until)
         alive: list[str] = []
         if now_s - self._alive_at >= HEARTBEAT_INTERVAL_S:
             self._alive_at = now_s
@@ -153,8 +187,16 @@ class ClusterView:
         lost = [worker.id for worker in changed if worker.state is WorkerState.LOST]
         return WorkerChanges(tuple(changed), tuple(alive), (*lost, *deleted))
 
-    def _read_nodes(self) -> tuple[list[Worker], list[str]]:
+    def _note_outages(self, problem: str | None, now_s: float) -> None:
+        outages = self._nodes.outages + self._pods.outages
+        if self._outages != outages:
+            self._outages, self._grace_until = outages, now_s + NODE_GRACE_S
+        self._problem_since = float("inf") if problem is None else min(self._problem_since, now_s)
+        self._is_away = now_s - self._problem_since >= _AWAY_AFTER_S
+
+    def _read_nodes(self, *, in_grace: bool) -> tuple[list[Worker], list[str]]:
         """The workers that are new or changed, and the ids of deleted ones."""
+        self._unready = set()
         usages = node_usages(self._foreign_pods.values(), self._pods.values())
         read: dict[str, _ReadNode] = {}
         workers: dict[str, Worker] = {}
@@ -165,11 +207,22 @@ class ClusterView:
                 known = (node, usage, self._worker(node, usage))
             read[name] = known
             if known[2] is not None:
-                workers[known[2].id] = known[2]
+                workers[known[2].id] = self._as_reported(known[2], in_grace=in_grace)
         changed = [worker for id_, worker in workers.items() if worker != self._reported.get(id_)]
         deleted = [id_ for id_ in self._reported if id_ not in workers]
         self._read, self._reported = read, workers
         return changed, deleted
+
+    def _as_reported(self, worker: Worker, *, in_grace: bool) -> Worker:
+        """The worker, kept by its grace time, and without devices to offer if its cluster is away."""
+        before = self._reported.get(worker.id)
+        if in_grace and worker.state is WorkerState.LOST and before and before.state is WorkerState.ONLINE:
+            self._unready.add(worker.id)
+            worker = worker.model_copy(update={"state": WorkerState.ONLINE})  # not ready: its devices are not offered
+        if not self._is_away:
+            return worker
+        devices = [device.model_copy(update={"leasable": False, "problem": _AWAY}) for device in worker.devices]
+        return worker.model_copy(update={"devices": tuple(devices), "problems": (_AWAY,)})
 
     def _worker(self, node: Mapping[str, Any], usage: NodeUsage) -> Worker | None:
         try:

@@ -1,8 +1,10 @@
 """A list of the API that a thread keeps up to date by watching it.
 
 Follows "Efficient detection of changes" in Kubernetes' API concepts: list, then watch from the list's resourceVersion,
-which bookmarks advance. After 410 Gone it lists again. After any other failure it continues from the last version with
-a new client, which picks up renewed credentials.
+which bookmarks advance. A watch that is cut continues from the last version. After 410 Gone it lists again at once.
+After any other failure it lists again with a new client, which picks up renewed credentials; until then its values
+count as out of date. An answer to the watch alone does not end that: a server that has just restarted may open a watch
+and only then find that the version is too old.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from types import SimpleNamespace
@@ -20,6 +23,7 @@ from kubernetes.client import ApiClient, ApiException, CoreV1Api  # type: ignore
 from kubernetes.watch import Watch  # type: ignore[import-untyped]
 from urllib3.exceptions import HTTPError
 
+from hetero_airflow.engines.kubernetes.outage import Outage
 from hetero_airflow.errors import shorten
 
 T = TypeVar("T")
@@ -35,7 +39,7 @@ CONNECT_S, READ_S = 5.0, 30.0
 _WATCH_S = 300
 """The API server ends a watch after this time."""
 
-_MAX_DELAY_S = 30.0
+_MAX_DELAY_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +59,7 @@ class Informer(Generic[T]):
     :param query: selectors and other arguments of the endpoint
     :param on_delete: called in the thread with the last value of a deleted object
     :param delay_s: wait after a failure; doubles with each further one
+    :param outage: of the cluster, to which all lists belong
     """
 
     def __init__(
@@ -67,20 +72,29 @@ class Informer(Generic[T]):
         query: Mapping[str, Any] | None = None,
         on_delete: Callable[[T], None] | None = None,
         delay_s: float = 1.0,
+        outage: Outage | None = None,
     ) -> None:
         self.name = name
         self.changes = 0
         """Grows with each change, so that a reader can skip what it has seen."""
+        self.outages = 0
+        """How many outages have ended: the server did not answer, or the watch was silent for long."""
         self.problem: str | None = None
         """Why the values may be out of date; None if they are current."""
         self.status: int | None = None
         """HTTP status of the answer that caused the problem, if there was one."""
         self._connect, self._endpoint, self._read = connect, endpoint, read
         self._query, self._on_delete, self._delay_s = dict(query or {}), on_delete, delay_s
+        self._outage = outage or Outage("the cluster")
         self._items: dict[str, T] = {}
         self._lock = threading.Lock()
         self._is_listed, self._stopped, self._watch = threading.Event(), threading.Event(), Watch()
-        self._is_watching = False
+        self._api: CoreV1Api | None = None
+        self._version: str | None = None
+        """Where to continue; None if a list must be read first."""
+        self._is_watching, self._is_just_listed, self._wait_s = False, False, 0.0
+        self._heard_at = float("inf")
+        """When the server last sent something in a watch."""
         self._thread = threading.Thread(target=self._run, name=f"hetero {name}", daemon=True)
 
     @property
@@ -107,30 +121,41 @@ class Informer(Generic[T]):
             return list(self._items.values())
 
     def _run(self) -> None:
-        api: CoreV1Api | None = None
-        version: str | None = None
-        delay_s = 0.0
         while not self._stopped.is_set():
             self._is_watching = False
             try:
-                api = api or self._connect()
-                version = version or self._list(api)
-                for newer in self._changes(api, version):
-                    version, delay_s = newer, 0.0
-                delay_s = delay_s or 0.05  # normal end; don't hurry a server that ends all watches at once
+                self._follow()
+                self._wait_s = self._wait_s or 0.05  # normal end; don't hurry a server that ends all watches at once
             except Exception as error:  # noqa: BLE001  the client, its credential plugins and TLS raise many types
                 if self._stopped.is_set():
                     return
-                if isinstance(error, ApiException) and error.status == 410:
-                    log.info("The %s are listed again: %s", self.name, error.reason)
-                    version = None
-                elif not (self._is_watching and isinstance(error, HTTPError)):
-                    api = None
-                    self._note(error)
-                # else the watch was cut or silent: it starts again at its last version
-                delay_s = min(max(self._delay_s, 2 * delay_s), _MAX_DELAY_S)
-            if delay_s:
-                self._stopped.wait(delay_s * random.uniform(0.5, 1))  # noqa: S311  spreads many watchers
+                self._recover(error)
+            if self._wait_s:
+                self._stopped.wait(self._wait_s * random.uniform(0.5, 1))  # noqa: S311  spreads many watchers
+
+    def _follow(self) -> None:
+        """List if there is no version to continue from, then watch until the watch ends."""
+        self._api = self._api or self._connect()
+        self._is_just_listed = self._version is None
+        if self._version is None:
+            self._version, self._wait_s = self._list(self._api), 0.0
+        for newer in self._changes(self._api, self._version):
+            self._version, self._is_just_listed, self._wait_s = newer, False, 0.0
+
+    def _recover(self, error: Exception) -> None:
+        """Decide from where to continue, and when."""
+        is_expired = isinstance(error, ApiException) and error.status == 410
+        if is_expired and not self._is_just_listed:
+            self._wait_s = 0.0  # at once, however long the last outage was
+        else:
+            self._wait_s = min(max(self._delay_s, 2 * self._wait_s), _MAX_DELAY_S)
+        if is_expired:
+            log.info("The %s are listed again: their last version is too old", self.name)
+            self.problem, self._version = "their last version is too old; they are listed again", None
+        elif not (self._is_watching and isinstance(error, HTTPError)):
+            self._api = self._version = None
+            self._note(error)
+        # else the watch was cut or silent: it starts again at its last version
 
     def _list(self, api: CoreV1Api) -> str:
         items: dict[str, Mapping[str, Any]] = {}
@@ -166,7 +191,7 @@ class Informer(Generic[T]):
             """The raw endpoint. Its name and docstring stop the client from making models of all objects."""
             answer = self._endpoint(api)(**arguments)
             self._is_watching = True
-            self._clear()
+            self._note_heard()
             return answer
 
         arguments = {"allow_watch_bookmarks": True, "timeout_seconds": _WATCH_S}
@@ -174,6 +199,7 @@ class Informer(Generic[T]):
         for event in self._watch.stream(endpoint, resource_version=version, **arguments, **timeouts, **self._query):
             if self._stopped.is_set():
                 return
+            self._note_heard()
             item = event["object"] if isinstance(event, dict) else None
             if item is None:
                 continue
@@ -207,17 +233,30 @@ class Informer(Generic[T]):
         if value is not None and self._on_delete is not None:
             self._on_delete(value)
 
+    def _note_heard(self) -> None:
+        """The server sent something. If it was silent for longer than a silent watch lives, it was frozen."""
+        now = time.monotonic()
+        if now - self._heard_at > READ_S + CONNECT_S:
+            self.outages += 1
+        self._heard_at = now
+
     def _note(self, error: Exception) -> None:
         text = _error_text(error)
-        if text != self.problem:
+        if not isinstance(error, ApiException):
+            self._outage.note_failure(self.name, text)
+        elif text != self.problem:
             log.warning("The %s can't be watched: %s", self.name, text)
         self.problem = text
         self.status = error.status if isinstance(error, ApiException) else None  # set last: a waiting reader reads both
 
     def _clear(self) -> None:
-        if self.problem is not None:
+        """A complete list was read."""
+        self._outage.note_answer(self.name)
+        if self.status is not None:
             log.info("The %s are watched again.", self.name)
+        self.outages += self.problem is not None
         self.problem = self.status = None
+        self._heard_at = time.monotonic()
 
 
 _REMEDIES = {

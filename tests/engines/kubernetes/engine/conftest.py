@@ -4,6 +4,7 @@ import pytest
 from airflow.providers.cncf.kubernetes.executors.kubernetes_executor import KubernetesExecutor
 
 from hetero_airflow.engines.kubernetes.engine import KubernetesEngine
+from hetero_airflow.engines.kubernetes.watch import cluster_view
 from tests.engines.kubernetes.engine.running_engine import Cluster
 from tests.engines.kubernetes.fake_api import a_node, executor_options, running_api
 
@@ -17,6 +18,7 @@ def running(tmp_path_factory):
         states = {}
         # Airflow's database is not of this test
         patch.setattr(KubernetesExecutor, "_get_task_instance_state", lambda self, key, session: states.get(key))
+        patch.setattr(cluster_view, "NODE_GRACE_S", 0)  # else the outage of one test is that of the next
         api.put("nodes", a_node("gpu-1"))
         cluster = Cluster(api, KubernetesEngine(32))
         cluster.states = states

@@ -65,11 +65,14 @@ class Cluster:
         pods = (pod for pod in self.api.pods() if pod["metadata"]["labels"].get(LEASE_LABEL) == lease.id)
         return next(pods, None)
 
+    def made(self, lease):
+        """Its pod; the calls of a heartbeat are made in another thread."""
+        return eventually(lambda: self.engine.heartbeat() or self.pod(lease))
+
     def started(self, **arguments):
         """A task whose pod runs."""
         key, lease = self.hand_over(**arguments)
-        self.engine.heartbeat()
-        pod = self.pod(lease)
+        pod = self.made(lease)
         name = pod["metadata"]["name"]
         self.api.bind(name, "gpu-1")
         self.api.set_status(name, {"phase": "Running"})

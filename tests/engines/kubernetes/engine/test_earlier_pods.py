@@ -7,6 +7,7 @@ from airflow.utils.state import TaskInstanceState
 
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.engines.kubernetes.engine import KubernetesEngine
+from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
 from tests.engines.kubernetes.engine.running_engine import DONE, Cluster
 from tests.engines.kubernetes.fake_api import OOM_KILLED, eventually
 
@@ -19,8 +20,7 @@ def test_the_end_of_an_earlier_pod_is_not_that_of_the_task(cluster):
     cluster.engine.cluster.adapters[0].end_lease(earlier.id)
     second = earlier.model_copy(update={"id": f"{earlier.request_id}.later", "token": earlier.token + 1})
     assert cluster.hand_over(lease=second, name=key.task_id)[0] == key
-    cluster.engine.heartbeat()
-    name = cluster.pod(second)["metadata"]["name"]
+    name = cluster.made(second)["metadata"]["name"]
     cluster.api.bind(name, "gpu-1")
     cluster.api.set_status(name, {"phase": "Running"})
     eventually(lambda: cluster.status(second).message == f"pod default/{name} (running)")
@@ -38,9 +38,9 @@ def test_an_earlier_pod_that_is_gone_is_not_taken_for_one_that_is_still_to_be_ma
     """Pods are made one by one, or later where the cluster has too much to do."""
     key, earlier, first = cluster.started()
     site, answers = cluster.engine.cluster.adapters[0], []
-    is_of_earlier_lease = site.executor.is_of_earlier_lease
+    is_of_earlier_lease = site.is_of_earlier_lease
     monkeypatch.setattr(
-        site.executor,
+        site,
         "is_of_earlier_lease",
         lambda *arguments: answers.append(is_of_earlier_lease(*arguments)) or answers[-1],
     )
@@ -57,7 +57,7 @@ def test_an_earlier_pod_that_is_gone_is_not_taken_for_one_that_is_still_to_be_ma
     assert set(answers) == {True}
     assert {state for state, _ in cluster.engine.collect().values()} <= {TaskInstanceState.QUEUED}
     site.executor.create_pods_after = None
-    name = eventually(lambda: cluster.engine.heartbeat() or cluster.pod(second))["metadata"]["name"]
+    name = cluster.made(second)["metadata"]["name"]
     cluster.api.bind(name, "gpu-1")
     cluster.api.set_status(name, DONE)
     cluster.states[key] = TaskInstanceState.SUCCESS
@@ -83,8 +83,7 @@ def test_a_pod_of_an_earlier_lease_that_is_killed_for_its_memory_says_nothing_of
     site.end_lease(earlier.id)
     second = earlier.model_copy(update={"id": f"{earlier.request_id}.later", "token": earlier.token + 1})
     cluster.hand_over(lease=second, name=key.task_id)
-    cluster.engine.heartbeat()
-    name = cluster.pod(second)["metadata"]["name"]
+    name = cluster.made(second)["metadata"]["name"]
     cluster.api.bind(name, "gpu-1")
     cluster.api.set_status(name, {"phase": "Running"})
     cluster.api.set_status(first, OOM_KILLED)
@@ -104,10 +103,41 @@ def test_another_scheduler_takes_over_the_pod_and_makes_no_second_one(cluster):
     try:
         cluster.hand_over(engine=heir, lease=lease, name=key.task_id)
         heir.heartbeat()
+        eventually(lambda: cluster.api.pods()[0]["metadata"]["labels"]["airflow-worker"] == "heir")
         assert len(cluster.api.pods()) == 1
-        assert cluster.api.pods()[0]["metadata"]["labels"]["airflow-worker"] == "heir"
         cluster.api.set_status(name, DONE)
         beside = Cluster(cluster.api, heir)
         assert beside.ends(key)[0] == TaskInstanceState.SUCCESS
     finally:
         heir.end()
+
+
+def test_a_pod_that_was_made_without_an_answer_is_made_once(cluster, monkeypatch):
+    """A frozen server reads the calls of the outage when it goes on."""
+    key, lease = cluster.hand_over()
+    cluster.api.lost_answers = 1
+    cluster.engine.heartbeat()
+    eventually(lambda: cluster.engine.executor.calls.problem)
+    eventually(lambda: cluster.beat() or cluster.engine.executor.calls.problem is None)
+    cluster.until(lambda: cluster.look(lease, "queued") is Liveness.ALIVE)
+    for _ in range(3):
+        cluster.beat()
+    assert [pod["metadata"]["labels"][LEASE_LABEL] for pod in cluster.api.pods()] == [lease.id]
+    assert key in cluster.engine.executor.running
+
+
+def test_a_pod_that_a_dead_scheduler_made_unseen_is_taken_over(cluster):
+    """The heir has no list that shows the pod, and sends one of the same name."""
+    key, lease, name = cluster.started()
+    site = cluster.engine.cluster.adapters[0]
+    site.handed_over.clear()
+    site.executor.running.clear()
+    workload, _ = cluster.placed(lease=lease, name=key.task_id)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(site.view, "pods", dict)
+        patch.setattr(site.executor, "job_id", "heir")
+        cluster.engine.hand_over(workload, lease, cluster.workers["gpu-1"])
+        eventually(
+            lambda: cluster.engine.heartbeat() or cluster.pod(lease)["metadata"]["labels"]["airflow-worker"] == "heir"
+        )
+    assert [pod["metadata"]["name"] for pod in cluster.api.pods()] == [name]

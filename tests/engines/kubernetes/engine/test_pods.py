@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -18,8 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWa
 def test_a_placed_task_becomes_a_pod_on_its_node_and_ends(cluster):
     key, lease = cluster.hand_over(gpu=1)
     assert cluster.look(lease, "queued") is Liveness.UNKNOWN
-    cluster.engine.heartbeat()
-    pod = cluster.pod(lease)
+    pod = cluster.made(lease)
     terms = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert terms["nodeSelectorTerms"][0]["matchFields"][0]["values"] == ["gpu-1"]
     assert pod["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}
@@ -103,8 +103,7 @@ def test_a_pod_that_is_killed_for_its_memory_is_not_reported_and_tells_its_limit
 
 def test_a_pod_that_is_deleted_before_it_starts_is_gone(cluster):
     key, lease = cluster.hand_over()
-    cluster.engine.heartbeat()
-    name = cluster.pod(lease)["metadata"]["name"]
+    name = cluster.made(lease)["metadata"]["name"]
     eventually(lambda: cluster.look(lease, "queued") is Liveness.ALIVE)
     cluster.api.drop("pods", name, "default")
     eventually(lambda: cluster.look(lease, "queued") is Liveness.GONE)
@@ -133,16 +132,14 @@ def test_the_authors_override_is_in_the_pod(cluster):
         metadata=V1ObjectMeta(labels={"team": "a"}), spec=V1PodSpec(containers=[V1Container(name="base", image="own")])
     )
     _, lease = cluster.hand_over(config={"pod_override": override})
-    cluster.engine.heartbeat()
-    pod = cluster.pod(lease)
+    pod = cluster.made(lease)
     assert pod["spec"]["containers"][0]["image"] == "own"
     assert pod["metadata"]["labels"]["team"] == "a"
 
 
 def test_a_pod_that_waits_in_the_cluster_can_be_withdrawn(cluster):
     key, lease = cluster.hand_over()
-    cluster.engine.heartbeat()
-    name = cluster.pod(lease)["metadata"]["name"]
+    name = cluster.made(lease)["metadata"]["name"]
     eventually(lambda: cluster.look(lease, "queued") is Liveness.ALIVE)
     assert cluster.engine.withdraw(key)
     cluster.engine.heartbeat()
@@ -152,8 +149,7 @@ def test_a_pod_that_waits_in_the_cluster_can_be_withdrawn(cluster):
 
 def test_a_pod_that_waits_says_why(cluster):
     _, lease = cluster.hand_over()
-    cluster.engine.heartbeat()
-    name = cluster.pod(lease)["metadata"]["name"]
+    name = cluster.made(lease)["metadata"]["name"]
     why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes are available"}
     cluster.api.set_status(name, {"phase": "Pending", "conditions": [why]})
     expected = f"pod default/{name} (unschedulable): 0/1 nodes are available"
@@ -166,3 +162,19 @@ def test_a_task_without_a_device_goes_unchanged_to_kubernetes_executor(cluster):
     assert cluster.engine.reaches(cluster.workers["gpu-1"])
     assert not cluster.engine.reaches(cluster.workers["gpu-1"].model_copy(update={"engine": "celery"}))
     assert cluster.engine.try_adopt([]) == []
+
+
+def test_a_task_costs_two_calls(cluster):
+    cluster.api.requests.clear()
+    tasks = [cluster.started() for _ in range(4)]
+    for key, _, name in tasks:
+        cluster.states[key] = TaskInstanceState.SUCCESS
+        cluster.api.set_status(name, DONE)
+    for key, *_ in tasks:
+        assert cluster.ends(key) == (TaskInstanceState.SUCCESS, None)
+    cluster.until(lambda: not cluster.api.pods())
+    for _ in range(20):
+        cluster.beat()
+        time.sleep(0.05)
+    calls = [method for method, _, query in cluster.api.requests if "watch" not in query]
+    assert (calls.count("POST"), calls.count("DELETE"), len(calls)) == (4, 4, 8)

@@ -1,7 +1,7 @@
 import pytest
 
 from hetero_airflow.engines.kubernetes.pods.pod_override import DEVICES_ANNOTATION, LEASE_LABEL
-from hetero_airflow.engines.kubernetes.watch.cluster_view import HEARTBEAT_INTERVAL_S, ClusterView
+from hetero_airflow.engines.kubernetes.watch.cluster_view import HEARTBEAT_INTERVAL_S, NODE_GRACE_S, ClusterView
 from hetero_airflow.model.worker import WorkerState
 from tests.engines.kubernetes.fake_api import a_node, a_pod, connect, eventually
 
@@ -15,11 +15,11 @@ class WatchedCluster:
         self.view = ClusterView(site, lambda: connect(api), namespace, {})
         self.view.start()
         assert self.view.wait(timeout_s) == (not api.forbidden)
-        self.workers, self.now, self.changes = {}, 1000.0, []
+        self.workers, self.now, self.changes, self.until_s = {}, 1000.0, [], 2.0
 
-    def poll(self, after_s=2.0):
+    def poll(self, after_s=2.0, problem=None):
         self.now += after_s
-        changes = self.view.poll(self.workers, self.now)
+        changes = self.view.poll(self.workers, self.now, problem)
         for worker in changes.seen:
             self.workers[worker.id] = worker.model_copy(update={"state": WorkerState.ONLINE})
         for id_ in changes.lost:
@@ -28,7 +28,7 @@ class WatchedCluster:
         return changes
 
     def until(self, holds):
-        return eventually(lambda: self.poll() and holds())
+        return eventually(lambda: self.poll(self.until_s) and holds())
 
     def leasable(self, node="gpu-1"):
         return [device.id[-1] for device in self.workers[node].devices if device.kind != "cpu" and device.leasable]
@@ -183,6 +183,48 @@ def test_a_cluster_that_refuses_us_keeps_its_nodes(api, watched):
     assert not cluster.view.is_lost("never-known"), "who does not answer says of no node that it is gone"
     api.status = None
     eventually(lambda: cluster.view.problem is None)
+
+
+def test_a_node_that_is_not_ready_after_an_outage_gets_time_to_report(api, watched):
+    for name in ("gpu-1", "gpu-2"):
+        api.put("nodes", a_node(name))
+    cluster = watched()
+    cluster.poll()
+    api.status = 503
+    api.cut()
+    cluster.until(lambda: cluster.view.problem)
+    for name in ("gpu-1", "gpu-2"):
+        api.put("nodes", a_node(name, ready="Unknown"))
+    api.status, cluster.until_s = None, 0.02  # about as fast as the test itself
+    cluster.until(lambda: cluster.view.problem is None)
+    cluster.until(lambda: not any(cluster.leasable(name) for name in ("gpu-1", "gpu-2")))
+    assert not cluster.view.is_lost("gpu-1")
+    assert cluster.workers["gpu-1"].state is WorkerState.ONLINE
+    api.put("nodes", a_node("gpu-1"))
+    cluster.until(lambda: cluster.leasable("gpu-1") == ["0", "1"])
+    cluster.poll(NODE_GRACE_S)
+    assert (cluster.view.is_lost("gpu-1"), cluster.view.is_lost("gpu-2")) == (False, True)
+
+
+def test_a_cluster_that_is_away_offers_nothing_until_it_is_back(api, watched):
+    api.put("nodes", a_node("gpu-1"))
+    cluster = watched()
+    cluster.poll()
+    api.status = 503
+    api.cut()
+    eventually(lambda: cluster.view.problem)
+    cluster.poll()
+    cluster.poll(3)
+    assert cluster.leasable() == ["0", "1"], "a moment is no outage"
+    cluster.poll(3)
+    assert cluster.leasable() == []
+    assert cluster.workers["gpu-1"].state is WorkerState.ONLINE, "its tasks go on"
+    assert cluster.workers["gpu-1"].problems == ("its cluster does not answer",)
+    api.status = None
+    cluster.until(lambda: cluster.leasable() == ["0", "1"])
+    for after_s in (0, 3, 3):
+        cluster.poll(after_s, "the calls get no answer")
+    assert cluster.leasable() == [], "a frozen server is known by its calls before its watches are silent for long"
 
 
 def test_the_pods_of_leases_are_known_and_how_they_ended(api, watched):

@@ -1,4 +1,5 @@
 import logging
+import time
 
 import pytest
 
@@ -19,7 +20,7 @@ def watch(api):
             return made[-1]
 
         mirror = Informer(
-            "things", new_client, lambda client: getattr(client, endpoint), read, delay_s=0.02, **arguments
+            "things", new_client, lambda client: getattr(client, endpoint), read, **{"delay_s": 0.02} | arguments
         )
         mirror.clients = made
         mirrors.append(mirror)
@@ -89,6 +90,53 @@ def test_a_version_that_is_too_old_is_listed_again_and_what_is_gone_is_gone(api,
     names(mirror, "b")
     eventually(lambda: deleted == ["a"])
     assert mirror.problem is None
+
+
+def test_after_an_outage_the_values_are_current_only_after_a_complete_list(api, watch):
+    """A server that has just restarted may open the watch of an old version, and refuse it later."""
+    api.put("nodes", a_node("a"))
+    mirror = watch()
+    names(mirror, "a")
+    api.status = 503
+    api.cut()
+    eventually(lambda: mirror.status == 503)
+    api.list_status, api.status = 500, None
+    eventually(lambda: mirror.status == 500)
+    watches = sum("watch" in query for _, _, query in api.requests)
+    api.put("nodes", a_node("b"))
+    refused = len(lists(api))
+    eventually(lambda: len(lists(api)) >= refused + 3)
+    assert (mirror.problem is not None, mirror.values()) == (True, ["a"])
+    assert sum("watch" in query for _, _, query in api.requests) == watches
+    api.list_status = None
+    names(mirror, "a", "b")
+    eventually(lambda: mirror.problem is None and mirror.outages == 1)
+
+
+def test_a_version_that_expires_is_listed_again_at_once(api, watch):
+    api.put("nodes", a_node("a"))
+    mirror = watch(delay_s=600)
+    names(mirror, "a")
+    api.put("nodes", a_node("b"))  # the version is that of an event
+    names(mirror, "a", "b")
+    api.is_expiring = True
+    api.compact()
+    api.put("nodes", a_node("c"))
+    names(mirror, "a", "b", "c")
+
+
+def test_a_watch_that_was_silent_for_long_counts_as_an_outage(api, watch, monkeypatch):
+    """The server was frozen: nodes could not send their reports either."""
+    monkeypatch.setattr(mirror_module, "READ_S", 0.5)
+    monkeypatch.setattr(mirror_module, "CONNECT_S", 0.5)
+    api.put("nodes", a_node("a"))
+    mirror = watch()
+    names(mirror, "a")
+    assert mirror.outages == 0
+    with api.frozen():
+        time.sleep(1.5)
+    eventually(lambda: mirror.outages == 1)
+    assert (len(lists(api)), mirror.problem) == (1, None)
 
 
 def test_bookmarks_spare_the_listing_after_a_compaction(api, watch):

@@ -1,0 +1,132 @@
+import threading
+
+import pytest
+from kubernetes.client import ApiException
+
+from hetero_airflow.engines.kubernetes.calls import ClusterCalls
+from hetero_airflow.engines.kubernetes.outage import Outage
+from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
+from hetero_airflow.engines.kubernetes.queued_api import QueuedApi
+from hetero_airflow.engines.kubernetes.watch.leased_pods import read_pod
+from tests.engines.kubernetes.fake_api import a_pod, connect, eventually
+
+
+@pytest.fixture
+def calls(api):
+    calls = ClusterCalls(lambda: connect(api), Outage("the cluster eu"), delay_s=0.02)
+    calls.start()
+    yield calls
+    calls.stop()
+
+
+@pytest.fixture
+def queued(api, calls):
+    return QueuedApi(calls, connect(api))
+
+
+def made(api, name="p"):
+    return read_pod(api.put("pods", a_pod(name, "gpu-1", labels={LEASE_LABEL: "l"})), None)
+
+
+def test_a_pod_gets_one_delete_for_each_grace_time(api, queued):
+    pod = made(api)
+    for grace_s in (None, None, 1, 1):
+        queued.delete(pod, grace_s)
+    queued.delete(made(api, "last"))
+    eventually(lambda: api.deletions == [("p", None), ("p", 1), ("last", None)])
+    queued.delete(pod)
+    queued.delete(made(api, "end"))
+    eventually(lambda: api.deletions[3:] == [("end", None)])
+
+
+def test_another_pod_of_the_name_is_spared(api, queued):
+    pod = made(api)
+    api.drop("pods", "p", "default")
+    made(api)
+    queued.delete(pod)
+    queued.delete(made(api, "last"))
+    eventually(lambda: api.deletions == [("last", None)])
+    assert len(api.pods()) == 2
+
+
+@pytest.mark.parametrize("status", [401, 429, 500, 503])
+def test_a_delete_that_fails_is_repeated_until_it_is_answered(api, queued, status):
+    pod = made(api)
+    api.status = status
+    queued.delete(pod)
+    eventually(lambda: len(api.requests) >= 3)
+    api.status = None
+    eventually(lambda: api.deletions == [("p", None)])
+
+
+def test_a_call_that_is_made_once_fails_in_an_outage_with_those_behind_it(api, calls):
+    answers = []
+    api.status = 503
+    hold = threading.Event()
+    calls.put("first", lambda client: hold.wait() and client.list_node(), answers.append)
+    calls.put("second", lambda client: client.list_node(), answers.append)
+    hold.set()
+    eventually(lambda: calls.handle_answers() or len(answers) == 2)
+    assert {answer.status for answer in answers} == {503}
+    api.status = None
+    eventually(lambda: calls.problem is None)
+    assert "/api/v1/nodes" in {path for _, path, _ in api.requests}
+    assert sum(path == "/api/v1/nodes" for _, path, _ in api.requests) == 1, "it was made once"
+
+
+def test_one_object_that_fails_always_stops_no_other(api, calls, queued, caplog):
+    """A webhook of somebody that is broken, for example."""
+
+    def fail(client):
+        raise ApiException(500, "Internal error: failed calling webhook")
+
+    calls.put("odd", fail, is_repeated=True)
+    for name in "abc":
+        queued.delete(made(api, name))
+    eventually(lambda: [name for name, _ in api.deletions] == list("abc"))
+    assert calls.problem is None
+    assert "does not answer" not in caplog.text
+
+
+def test_a_call_is_answered_in_the_loop_and_waits_once_for_each_key(api, calls):
+    answers = []
+    hold = threading.Event()
+    calls.put("hold", lambda client: hold.wait())
+    for number in range(3):
+        calls.put("same", lambda client, number=number: (number, threading.current_thread()), answers.append)
+    hold.set()
+    eventually(lambda: calls.handle_answers() or answers)
+    assert answers == [(0, calls._thread)]
+
+
+def test_an_outage_is_two_lines_of_log(api, calls, queued, caplog):
+    api.status = 503
+    for name in "abc":
+        queued.delete(made(api, name))
+    eventually(lambda: len(api.requests) >= 5)
+    api.status = None
+    eventually(lambda: len(api.deletions) == 3)
+    first, last = (record.getMessage() for record in caplog.records)
+    assert (
+        first
+        == "The cluster eu does not answer (calls: 503 Service Unavailable). Its tasks wait, and running ones go on."
+    )
+    assert last.startswith("The cluster eu answers again, after ")
+
+
+def test_a_server_that_is_away_or_refuses_the_client_is_tried_again(api, calls, queued):
+    host, api.host = api.host, "http://127.0.0.1:9"
+    pod = made(api)
+    queued.delete(pod)
+    eventually(lambda: calls.problem and "refused" in calls.problem)
+    api.host = host
+    eventually(lambda: api.deletions == [("p", None)])
+
+
+def test_what_is_refused_is_said_and_not_repeated(api, calls, caplog):
+    def refuse(client):
+        raise ApiException(403, "Forbidden")
+
+    calls.put("odd", refuse, is_repeated=True)
+    eventually(lambda: "A cluster refused a call: 403 Forbidden" in caplog.text)
+    assert calls.problem is None
