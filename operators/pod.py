@@ -14,7 +14,7 @@ from airflow.sdk import Context, RetryPolicy
 from airflow.sdk.configuration import conf
 from airflow.sdk.definitions.xcom_arg import XComArg
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
-from kubernetes.client import ApiException  # type: ignore[import-untyped]
+from kubernetes.client import ApiException, V1Capabilities, V1SecurityContext  # type: ignore[import-untyped]
 
 from hetero_airflow.checkpoints.opening import split_url
 from hetero_airflow.checkpoints.place import CheckpointPlace
@@ -24,7 +24,7 @@ from hetero_airflow.contract.retry_policy import DeviceRetryPolicy
 from hetero_airflow.engines.kubernetes.claims.claim_client import ClaimClient
 from hetero_airflow.engines.kubernetes.claims.claim_template import template_for
 from hetero_airflow.engines.kubernetes.options import cluster_options
-from hetero_airflow.engines.kubernetes.pods.pod_merge import complete_pod
+from hetero_airflow.engines.kubernetes.pods.pod_merge import complete_pod, restrict_pod
 from hetero_airflow.engines.kubernetes.pods.pod_parts import LEFT_OUT_ANNOTATION, PodParts, claim_parts, pod_parts
 from hetero_airflow.engines.kubernetes.states.causes import MEANINGS, PodCause
 from hetero_airflow.engines.kubernetes.states.pod_state import PodState, pod_state
@@ -42,6 +42,7 @@ _LOST_CAUSES = frozenset({PodCause.EVICTED, PodCause.NODE_LOST, PodCause.REFUSED
 
 _PUBLIC_VARIABLES = frozenset({CHECKPOINT_VARIABLE, ENDPOINT_VARIABLE, "AWS_DEFAULT_REGION"})
 """Variables that are no secret."""
+_OF_SIDECAR = V1SecurityContext(allow_privilege_escalation=False, capabilities=V1Capabilities(drop=["ALL"]))
 _REQUEST_FIELDS = ("device", "quota", "runtime", "driver", "node_labels", "priority", "wait_timeout")
 
 
@@ -49,8 +50,9 @@ class DevicePodOperator(KubernetesPodOperator):
     """Airflow's KubernetesPodOperator with the arguments of `DeviceOperator`. The pod asks the cluster for the devices.
 
     The author's settings of the pod stay. The request adds resources, node affinity, tolerations and a restricted
-    security context where the author set nothing. A pod asks for the first of several alternatives; with `dra`, the
-    cluster's scheduler takes the first that fits. Airflow's ``pod_mutation_hook`` sees the pod before its devices.
+    security context (user 1000; ``security_context={}`` for none) where the author set nothing. A pod asks for the
+    first of several alternatives; with `dra`, the cluster's scheduler takes the first that fits. Airflow's
+    ``pod_mutation_hook`` sees the pod before its devices.
 
     A pod waits for devices without a limit, unless `wait_timeout` or ``schedule_timeout_seconds`` sets one. If the pod
     is evicted, preempted or deleted, or its node is lost, no retry is used up if the recovery rules say so.
@@ -88,11 +90,13 @@ class DevicePodOperator(KubernetesPodOperator):
         retry_policy: RetryPolicy | None = None,
         **kwargs: Any,
     ) -> None:
+        kwargs.setdefault("xcom_sidecar_container_security_context", _OF_SIDECAR)
         super().__init__(
             schedule_timeout_seconds=schedule_timeout_seconds,
             retry_policy=retry_policy or DeviceRetryPolicy(),
             **kwargs,
         )
+        self._restricts_pod = kwargs.get("security_context") is None
         self.device = device
         self.quota = quota
         self.runtime = runtime
@@ -138,7 +142,7 @@ class DevicePodOperator(KubernetesPodOperator):
         """The objects that the operator would create: the template of the claim, if any, then the pod."""
         pod = super().build_pod_request_obj(None, dry_run=True)
         parts = self.pod_parts(dra)
-        completed = complete_pod(PodGenerator.serialize_pod(pod), parts, self.base_container_name)
+        completed = self._complete(PodGenerator.serialize_pod(pod), parts)
         return [*([template_for(parts.claim, completed)] if parts.claim is not None else []), completed]
 
     def build_pod_request_obj(self, context: Context | None = None, *, dry_run: bool = False) -> Any:
@@ -148,7 +152,7 @@ class DevicePodOperator(KubernetesPodOperator):
         if context is not None and self.checkpoint is not None:
             variables = checkpoint_variables(context, self.checkpoint, lease=None)
             parts = replace(parts, environment={**parts.environment, **self._public_variables(variables, pod)})
-        return PodGenerator.deserialize_model_dict(complete_pod(pod, parts, self.base_container_name))
+        return PodGenerator.deserialize_model_dict(self._complete(pod, parts))
 
     def get_or_create_pod(self, pod_request_obj: Any, context: Context) -> Any:
         """The pod of this task. Creates it if it is missing, after the template of its claim."""
@@ -190,6 +194,10 @@ class DevicePodOperator(KubernetesPodOperator):
             self.log.warning("The pod's last state: %s%s", state.cause, f" ({state.message})" if state.message else "")
             error.evidence = pod_evidence(state)  # type: ignore[attr-defined]
             raise
+
+    def _complete(self, pod: Mapping[str, Any], parts: PodParts) -> dict[str, Any]:
+        restricted = restrict_pod(pod, self.base_container_name) if self._restricts_pod else pod
+        return complete_pod(restricted, parts, self.base_container_name)
 
     def _request(self) -> DeviceRequest:
         given = {name: getattr(self, name) for name in _REQUEST_FIELDS}

@@ -74,6 +74,26 @@ class TestPod:
         assert (pod["spec"]["nodeSelector"], pod["spec"]["priorityClassName"]) == ({"disk": "ssd"}, "own")
         assert pod["metadata"]["annotations"]["a"] == "b"
 
+    @pytest.mark.parametrize("do_xcom_push", [False, True])
+    def test_pod_security_admits_it_to_a_restricted_namespace(self, do_xcom_push):
+        pod = made(an_operator(do_xcom_push=do_xcom_push))
+        check_pod(pod)
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+        assert pod["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert len(pod["spec"]["containers"]) == 1 + do_xcom_push
+        for container in pod["spec"]["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+    def test_a_security_context_of_the_author_stays(self):
+        own = client.V1PodSecurityContext(run_as_user=7)
+        full_spec = client.V1Pod(spec=client.V1PodSpec(containers=[], security_context=own))
+        for operator in (an_operator(security_context=own), an_operator(full_pod_spec=full_spec)):
+            assert made(operator)["spec"]["securityContext"] == {"runAsUser": 7}
+        assert "runAsNonRoot" not in made(an_operator(security_context={}))["spec"].get("securityContext", {})
+        of_container = made(an_operator(container_security_context={"runAsUser": 0}))
+        assert of_container["spec"]["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
+
     def test_labels_are_the_pods_and_node_labels_the_nodes(self):
         pod = made(an_operator(node_labels={"zone": "a"}, labels={"zone": "b"}))
         term = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]

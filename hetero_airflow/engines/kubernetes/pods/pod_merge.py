@@ -1,7 +1,7 @@
 """Adds the parts of a request to a pod, as a JSON value, and overwrites nothing.
 
-It also restricts the container: no privilege escalation, no capabilities, the runtime's default seccomp profile. It
-does not forbid root, because most images of the frameworks run as root; the image and the pod's author decide that.
+It also restricts the container: no privilege escalation, no capabilities, the runtime's default seccomp profile.
+`restrict_pod` forbids root too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from typing import Any
 from hetero_airflow.engines.kubernetes.claims.claim_template import CLAIM_NAME, template_for
 from hetero_airflow.engines.kubernetes.pods.pod_parts import PodParts
 from hetero_airflow.engines.kubernetes.selectors.affinity import to_json
+
+USER = 1000
+"""Many images of the frameworks name no user, and would run as root."""
 
 _ADMIN = {"SYS_ADMIN", "CAP_SYS_ADMIN"}
 
@@ -43,6 +46,20 @@ def complete_pod(pod: Mapping[str, Any], parts: PodParts, container: str = "base
         if added:
             metadata[name] = {**added, **(metadata.get(name) or {})}
     return completed
+
+
+def restrict_pod(pod: Mapping[str, Any], container: str = "base") -> dict[str, Any]:
+    """The pod as Pod Security's profile "restricted" demands, with a user who is not root.
+
+    A pod with a security context of its author stays as it is. So does the user of a container.
+    """
+    restricted = copy.deepcopy(dict(pod))
+    spec = restricted["spec"]
+    if not spec.get("securityContext"):
+        of_container = leased_container(spec["containers"], container).get("securityContext") or {}
+        user = {} if {"runAsUser", "runAsNonRoot"} & of_container.keys() else {"runAsNonRoot": True, "runAsUser": USER}
+        spec["securityContext"] = {"seccompProfile": {"type": "RuntimeDefault"}, **user}
+    return restricted
 
 
 def leased_container(containers: list[dict[str, Any]], name: str = "base") -> dict[str, Any]:
