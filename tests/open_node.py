@@ -13,6 +13,8 @@ def process_that_opens(node: Path) -> Iterator[subprocess.Popen[bytes]]:
     """No lease knows it: another service started it, such as a container engine."""
     with node.open() as file:
         process = subprocess.Popen(["sleep", "600"], stdin=file)
-    yield process
-    process.kill()
-    process.wait()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
