@@ -23,10 +23,19 @@ class HeteroError(Exception):
         self.asked = asked
         self.found = found
         self.remedy = remedy
-        super().__init__(f"{_statement(asked)}; found {found}. {remedy.rstrip('.')}.")
+        super().__init__(f"{_statement(asked)}; found {found}. {as_sentence(remedy)}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return (rebuild_error, (type(self), self.__dict__, str(self)))
+
+
+def as_sentence(text: str) -> str:
+    """The text with its full stop; a question has none.
+
+    >>> as_sentence("Ask for 2"), as_sentence('Did you mean "gpu"?')
+    ('Ask for 2.', 'Did you mean "gpu"?')
+    """
+    return text if text.endswith("?") else f"{text.rstrip('.')}."
 
 
 def _statement(asked: str) -> str:

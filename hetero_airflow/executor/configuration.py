@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from airflow.configuration import conf
@@ -12,7 +13,7 @@ from pydantic import StrictStr, TypeAdapter, ValidationError
 
 from hetero_airflow import engines, policies
 from hetero_airflow.discovery.used_devices import parse_processes
-from hetero_airflow.errors import RequestError, SettingsError, shorten
+from hetero_airflow.errors import RegistryError, RequestError, SettingsError, shorten
 from hetero_airflow.executor.context.site_links import parse_site_links
 from hetero_airflow.model.team_shares import NO_TEAM_SHARES, TeamShares
 from hetero_airflow.recovery.rules import DEFAULTS, Rules, parse_rules
@@ -54,26 +55,41 @@ def read_configuration() -> Configuration:
 
     :raises SettingsError: an option can't be read
     """
-    return Configuration(
-        policy=_policy(),
-        pool=_text("pool"),
-        queue=_text("queue"),
-        lease_timeout_s=_positive("lease_timeout_s"),
-        discovery_interval_s=_positive("discovery_interval_s"),
-        probe_timeout_s=_positive("probe_timeout_s"),
-        worker_timeout_s=_positive("worker_timeout_s"),
-        forget_workers_after_s=_duration_s("forget_workers_after", least_s=60.0),
-        history_days=_positive("history_days"),
-        grace_s=_positive("grace_s"),
-        min_run_s=_positive("min_run_s"),
-        labels=parse_labels(_text("labels"), f"[{SECTION}] labels"),
-        worker_id=get_hostname(),
-        rules=parse_rules(_text("recovery_rules")),
-        shares=TeamShares.parse(_text("shares"), f"[{SECTION}] shares"),
-        allowed_processes=parse_processes(_text("allowed_device_processes")),
-        site_links=parse_site_links(_text("site_links"), f"[{SECTION}] site_links"),
-        hang_timeout_s=_positive("hang_timeout_s"),
-    )
+    return Configuration(worker_id=get_hostname(), **{name: read() for name, read in _readers().items()})
+
+
+def option_errors() -> Iterator[SettingsError]:
+    """An error for each option that can't be read, and for an engine that can't be loaded."""
+    for read in (configured_engine, *_readers().values()):
+        try:
+            read()
+        except SettingsError as error:
+            yield error
+        except RegistryError as error:
+            yield SettingsError(error.asked, found=error.found, remedy=error.remedy)
+
+
+def _readers() -> dict[str, Callable[[], Any]]:
+    """Field of `Configuration` → what reads it."""
+    return {
+        "policy": _policy,
+        "pool": partial(_text, "pool"),
+        "queue": partial(_text, "queue"),
+        "lease_timeout_s": partial(_positive, "lease_timeout_s"),
+        "discovery_interval_s": partial(_positive, "discovery_interval_s"),
+        "probe_timeout_s": partial(_positive, "probe_timeout_s"),
+        "worker_timeout_s": partial(_positive, "worker_timeout_s"),
+        "forget_workers_after_s": partial(_duration_s, "forget_workers_after", least_s=60.0),
+        "history_days": partial(_positive, "history_days"),
+        "grace_s": partial(_positive, "grace_s"),
+        "min_run_s": partial(_positive, "min_run_s"),
+        "labels": lambda: parse_labels(_text("labels"), f"[{SECTION}] labels"),
+        "rules": lambda: parse_rules(_text("recovery_rules")),
+        "shares": lambda: TeamShares.parse(_text("shares"), f"[{SECTION}] shares"),
+        "allowed_processes": lambda: parse_processes(_text("allowed_device_processes")),
+        "site_links": lambda: parse_site_links(_text("site_links"), f"[{SECTION}] site_links"),
+        "hang_timeout_s": partial(_positive, "hang_timeout_s"),
+    }
 
 
 def _text(name: str) -> str:

@@ -6,7 +6,9 @@ import json
 import shlex
 import subprocess
 import sys
+import threading
 from configparser import ConfigParser
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -253,30 +255,52 @@ def test_config_is_what_airflow_cfg_takes(installation):
     }
 
 
-def test_what_config_prints_satisfies_its_check(installation):
+class HealthHandler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/execution/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *args): ...
+
+
+@pytest.fixture
+def execution_api_url():
+    """The address of a server that answers as Airflow's Execution API answers when it is well."""
+    with HTTPServer(("127.0.0.1", 0), HealthHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/execution/"
+        server.shutdown()
+
+
+def test_what_config_prints_satisfies_its_check(installation, execution_api_url):
     queue = {"AIRFLOW__HETERO__QUEUE": "gpus"}
     printed = installation.run("hetero", "config", "--env", **queue).stdout
     assignments = [word for word in shlex.split(printed, comments=True) if word != "export"]
     variables = dict(word.split("=", 1) for word in assignments)
     assert json.loads(variables["AIRFLOW__SDK__QUEUE_TO_COORDINATOR"]) == {"gpus": "hetero"}
+    variables["AIRFLOW__CORE__EXECUTION_API_SERVER_URL"] = execution_api_url
     done = installation.run("hetero", "config", "--check", **queue, **variables)
     assert done.returncode == 0, done.stdout
-    assert [line[:7] for line in done.stdout.splitlines()] == ["ok     "] * 16 + ["All is "]
+    assert [line[:7] for line in done.stdout.splitlines()] == ["ok     "] * 19 + ["All is "]
     assert "ok     [core] parallelism: 32, for 2 accelerators" in done.stdout
 
 
 def test_check_of_an_installation_that_lacks_everything(unmigrated):
-    bad = {"LABELS": "nonsense", "POOL": "[red]"}
+    bad = {"LABELS": "nonsense", "POOL": "[red]", "ENGINE": "sellery", "ENGNIE": "celery", "CHECKPOINT_URL": "ftp://a"}
     done = unmigrated.run(
         "hetero",
         "config",
         "--check",
         AIRFLOW__CORE__PARALLELISM="0",
+        AIRFLOW__CORE__EXECUTION_API_SERVER_URL="http://127.0.0.1:9/execution/",
+        HETERO_AIRFLOW_SIMULATED_DEVICES="x9",
         **{f"AIRFLOW__HETERO__{name}": value for name, value in bad.items()},
     )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     lines = [line for line in done.stdout.splitlines() if not line.startswith("    ")]
+    lines[-3] = lines[-3].partition(" in sqlite")[0]
+    lines[-2] = lines[-2].partition(": [Errno")[0]
     assert lines == [
         "to do  [core] executor: LocalExecutor",
         "to do  [sdk] coordinators: not set",
@@ -288,12 +312,18 @@ def test_check_of_an_installation_that_lacks_everything(unmigrated):
         "to do  [execution_api] jwt_expiration_time: 600",
         "to do  [scheduler] orphaned_tasks_check_interval: 300.0",
         "to do  [scheduler] task_instance_heartbeat_timeout: 300",
-        "to do  section [hetero]: [hetero] labels = 'nonsense', no JSON object of texts",
+        "to do  [hetero] engnie: an unknown option",
+        "to do  [hetero] engine = sellery: found no such engine",
+        "to do  [hetero] labels = 'nonsense': found no JSON object of texts",
+        "to do  HETERO_AIRFLOW_SIMULATED_DEVICES: found no vendor in 'x9'",
+        "to do  [hetero] checkpoint_url: no store for the scheme 'ftp'",
         "ok     [database] sql_alchemy_conn: SQLite, which supports only one scheduler",
         "to do  tables hetero_*: no such table: hetero_state",
         "to do  pool [red]: no answer: OperationalError",
         "to do  [core] parallelism: 0",
-        "To do: 14 of 15.",
+        "to do  one lease: the tables hetero_*",
+        "to do  API server at http://127.0.0.1:9/execution/: no answer: ConnectError",
+        "To do: 20 of 21.",
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetero_airflow.errors import RequestError
+from hetero_airflow.errors import RequestError, as_sentence
 from hetero_airflow.model.gang import parse_gang
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.operators.checkpoints import CheckpointArguments
@@ -168,7 +168,7 @@ def check_text(error: RequestError) -> None:
     """It is a sentence, names the field and the value, repeats nothing and has no words of pydantic."""
     asked, _, rest = str(error).partition(" can't be used; found ")
     assert asked == f"{error.field}={error.value}"
-    assert rest == f"{error.found}. {error.remedy.rstrip('.')}."
+    assert rest == f"{error.found}. {as_sentence(error.remedy)}"
     assert not PYDANTIC.search(f"{error.found} {error.remedy}")
     assert error.found not in (error.value, repr(error.value))
 

@@ -12,7 +12,7 @@ from hetero_airflow.checkpoints.opening import check_url
 from hetero_airflow.cli.device_text import count
 from hetero_airflow.cli.output import cell
 from hetero_airflow.cli.setup.recommended_settings import ReadOption, Setting
-from hetero_airflow.errors import SettingsError
+from hetero_airflow.errors import SettingsError, as_sentence
 from hetero_airflow.model.device import UNCOVERED_KEY
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.worker import WorkerState
@@ -66,15 +66,15 @@ def check_heartbeats(read: ReadOption) -> Iterator[Finding]:
 
 
 def check_checkpoints(engine: str, url: str) -> Iterator[Finding]:
-    """A finding on the place of checkpoints, for engines that can run the next try on another host."""
-    if engine == default("engine"):
-        return
+    """A finding on the place of checkpoints: whether it can be read, and whether all hosts of the engine share it."""
     subject = f"[{SECTION}] checkpoint_url"
     try:
         scheme = check_url(url).scheme if url else ""
     except SettingsError as error:
         yield Finding(subject, error.found, error.remedy, "device tasks fail when they start")
     else:
+        if engine == default("engine"):
+            return
         if not scheme:
             yield Finding(
                 subject,
@@ -162,7 +162,7 @@ def check_report(findings: Sequence[Finding]) -> Iterator[RenderableType]:
         mark = cell("ok     ", style="green") if finding.is_ok else cell("to do  ", style="bold red")
         yield mark + cell(f"{finding.subject}: {finding.found}")
         if not finding.is_ok:
-            yield cell(f"       {finding.remedy}.")
+            yield cell(f"       {as_sentence(finding.remedy)}")
         if finding.cost:
             yield cell(f"       Without it, {finding.cost}.")
     lacking = sum(not finding.is_ok for finding in findings)

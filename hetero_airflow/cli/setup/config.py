@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from argparse import Namespace
@@ -26,9 +27,11 @@ from hetero_airflow.cli.setup.checks import (
     check_report,
     check_settings,
 )
+from hetero_airflow.cli.setup.option_checks import check_option_names, check_options, check_simulated_devices
 from hetero_airflow.cli.setup.recommended_settings import Setting, recommended_settings
-from hetero_airflow.errors import SettingsError, StoreError
-from hetero_airflow.executor.configuration import read_configuration
+from hetero_airflow.cli.setup.trials import trials
+from hetero_airflow.errors import StoreError
+from hetero_airflow.executor.configuration import option_errors
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.settings import SECTION, default
 from hetero_airflow.store.sql.store import SqlStore
@@ -38,7 +41,7 @@ from hetero_airflow.store.sql.store import SqlStore
 def config(args: Namespace) -> None:
     """Print the settings, or check the installation; exit code 1 if it lacks something."""
     if args.check:
-        findings = check_installation(database())
+        findings = [*check_installation(database()), *trials(database())]
         show(*check_report(findings))
         sys.exit(0 if all(finding.is_ok for finding in findings) else 1)
     settings = recommended_settings(configured("queue"), read_option, configured("engine"))
@@ -91,19 +94,16 @@ def configured(name: str) -> str:
 
 
 def check_installation(engine: Engine) -> list[Finding]:
-    """All findings on this installation, in the order of setting it up."""
+    """The findings on the settings of this installation, in the order of setting it up."""
     return list(_findings(engine))
 
 
 def _findings(engine: Engine) -> Iterator[Finding]:
     yield from check_settings(recommended_settings(configured("queue"), read_option, configured("engine")))
     yield from check_heartbeats(read_option)
-    try:
-        read_configuration()
-        yield Finding(f"section [{SECTION}]", "readable")
-    except SettingsError as error:
-        found = f"{error.asked}, {error.found}"
-        yield Finding(f"section [{SECTION}]", found, error.remedy, "the scheduler does not start")
+    yield from check_option_names(conf.getsection(SECTION) or {})
+    yield from check_options(option_errors())
+    yield from check_simulated_devices(os.environ)
     yield from check_checkpoints(configured("engine"), configured("checkpoint_url"))
     yield check_driver(engine.url)
     snapshot: Snapshot | None = None

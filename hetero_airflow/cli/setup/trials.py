@@ -1,0 +1,79 @@
+"""``airflow hetero config --check``: tries what can be tried: a lease, a checkpoint, a call of the API server."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from datetime import UTC, datetime
+from uuid import uuid4
+
+from airflow.configuration import conf
+from airflow.executors.base_executor import get_execution_api_server_url
+from airflow.sdk.api.client import Client
+from sqlalchemy import Engine
+
+from hetero_airflow.checkpoints.opening import check_url, open_store
+from hetero_airflow.cli.setup.checks import Finding
+from hetero_airflow.contract.checkpoint_place import checkpoint_options, checkpoint_place, store_credentials
+from hetero_airflow.contract.execution_api import find_problem
+from hetero_airflow.errors import CheckpointStoreUnavailable, HeteroError, SettingsError
+from hetero_airflow.store.sql.lease_trial import try_lease
+
+_TIMEOUT_S = 3.0
+_CONTENT = b"a trial of airflow hetero config --check"
+
+
+def trials(engine: Engine) -> Iterator[Finding]:
+    """The result of each trial. Blocks for some seconds where a service does not answer."""
+    yield _trial("one lease", lambda: try_lease(engine, datetime.now(UTC)), "granted and released", "no task starts")
+    if (url := _checkpoint_url()) is not None:
+        cost = "device tasks can't save, and fail when they start"
+        yield _trial("one checkpoint", _save_and_read, f"written and read at {url}", cost)
+    yield _api_server()
+
+
+def _trial(subject: str, attempt: Callable[[], None], done: str, cost: str) -> Finding:
+    try:
+        attempt()
+    except HeteroError as error:
+        return Finding(subject, f"{error.asked}, found {error.found}", error.remedy, cost)
+    return Finding(subject, done)
+
+
+def _checkpoint_url() -> str | None:
+    """None for a URL that can't be read, which is a finding of `check_checkpoints`."""
+    try:
+        url = checkpoint_options().url
+        check_url(url)
+    except SettingsError:
+        return None
+    return url
+
+
+def _save_and_read() -> None:
+    """Write and read a small object, as a task does, and delete it."""
+    options = checkpoint_options()
+    credentials = store_credentials(options.conn_id)
+    os.environ.update(credentials)  # this process ends after the check
+    store = open_store(checkpoint_place("-", "-", "-", -1, options=options, credentials=credentials))
+    name = f"trial-{uuid4().hex}"
+    key = f"hetero_check/{name}/trial.json"
+    store.replace(key, _CONTENT, None)
+    stored = store.read(key, at_most=len(_CONTENT))
+    if stored is None or stored.content != _CONTENT:
+        raise CheckpointStoreUnavailable(options.url, found="another content than was written", remedy="Use another")
+    list(store.sweep("hetero_check", lambda folder, age_s: folder == name))
+
+
+def _api_server() -> Finding:
+    url = get_execution_api_server_url(conf)
+    # the client logs to standard output, which is for the findings
+    with redirect_stdout(sys.stderr), Client(base_url=url, token="", timeout=_TIMEOUT_S) as client:
+        problem = find_problem(client)
+    subject = f"API server at {url}"
+    if problem is None:
+        return Finding(subject, "it answers")
+    remedy = "Start it with `airflow api-server`, or correct [core] execution_api_server_url"
+    return Finding(subject, f"no answer: {problem}", remedy, "no device task starts")
