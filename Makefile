@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo up test pytest test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-decide bench-schedule install lock clean moved
+.PHONY: help demo up test pytest test-busy fleets chaos lint bench-overhead bench-celery bench-turns bench-agents bench-queue bench-memory bench-gangs bench-sensors bench-checkpoint bench-store bench-slices bench-decide bench-schedule install lock clean moved
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -79,6 +79,9 @@ bench-queue: $(VENV)/.installed  ## measure a scheduler while 2,000 device tasks
 
 bench-memory: $(VENV)/.installed  ## measure what HeteroExecutor adds to the scheduler's memory
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=tools $(RUN) tests/benchmarks/bench_memory.py
+
+bench-slices: $(VENV)/.installed  ## measure what a cluster costs whose 1,000 nodes publish their GPUs as ResourceSlices
+	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=. $(RUN) tests/benchmarks/bench_slices.py
 
 bench-gangs: $(VENV)/.installed  ## measure what a gang of two workers takes to its first collective, beside torchrun
 	@AIRFLOW_HOME='$(HOME_OF_TESTS)' PYTHONPATH=. $(RUN) tests/benchmarks/bench_gangs.py

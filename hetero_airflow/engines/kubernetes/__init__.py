@@ -4,6 +4,7 @@ Pure code, on JSON values or on the official client's models:
 
 - `pods` says what a request or a lease adds to a pod; `selectors` turns its conditions into node affinity; `claims`
   makes a ResourceClaimTemplate for clusters with dynamic resource allocation (DRA);
+- `slices` reads the devices that DRA drivers publish, and which claims have them;
 - `states` reads how a pod stands; `names`, `options` and `resources` hold what these share.
 
 In the scheduler's process:

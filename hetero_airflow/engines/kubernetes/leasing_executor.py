@@ -24,6 +24,7 @@ from airflow.utils.state import TaskInstanceState
 from kubernetes.client import ApiException, CoreV1Api  # type: ignore[import-untyped]
 
 from hetero_airflow.engines.kubernetes.calls import ClusterCalls, error_text, is_passing
+from hetero_airflow.engines.kubernetes.claims.claim_client import make_claimed
 from hetero_airflow.engines.kubernetes.clients import (
     ClusterAddress,
     client_from_connection,
@@ -196,7 +197,9 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         key = ("create", pod.metadata.namespace, pod.metadata.name)
         self.calls.put(
             key,
-            lambda api: _make_pod(api, body, lease_id, self._our_label()),
+            lambda api: make_claimed(
+                api.api_client, body, lambda pod: _make_pod(api, pod, lease_id, self._our_label())
+            ),
             lambda answer: self._note_made(task, answer),
         )
 

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from kubernetes import client
 
-from tests.kubernetes_bodies import check_pod
+from tests.kubernetes_bodies import check_body, check_pod
 
 
 class FakeApi:
@@ -49,6 +49,14 @@ class FakeApi:
         """Watches of an older one are cut."""
         self.is_expiring = False
         """Whether watches that are cut are told before that their version is too old."""
+
+    def have_claims(self, *device_classes):
+        """From now on it is a cluster with dynamic resource allocation."""
+        self.objects |= {
+            kind: {} for kind in ("resourceslices", "resourceclaims", "deviceclasses", "resourceclaimtemplates")
+        }
+        for name in device_classes:
+            self.put("deviceclasses", {"metadata": {"name": name}, "spec": {}})
 
     def put(self, kind, body, status=None):
         """Make or replace an object."""
@@ -175,6 +183,8 @@ class Handler(BaseHTTPRequestHandler):
         self.api.thawed.wait()
         time.sleep(self.api.delay_s)
         parts = url.path.strip("/").split("/")[2:]
+        if url.path.startswith("/apis/resource.k8s.io/"):
+            parts = parts[1:]
         namespace = ""
         if parts[:1] == ["namespaces"]:
             namespace, parts = parts[1], parts[2:]
@@ -186,10 +196,16 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(code, {"kind": "Status", "code": code, "reason": "Odd", "message": f"it is {code}"})
         elif url.path in DISCOVERY:
             self._answer(200, DISCOVERY[url.path])
+        elif not parts and "resourceslices" in self.api.objects:
+            self._answer(200, {"kind": "APIResourceList", "groupVersion": "resource.k8s.io/v1", "resources": []})
+        elif not parts or parts[0] not in self.api.objects:
+            self._answer(404, {"kind": "Status", "code": 404, "reason": "NotFound"})
         elif query.get("watch") in ("true", "True"):
             self._watch(parts[0], namespace, query, generation)
         elif len(parts) == 1 and self.command == "GET":
             self._list(parts[0], namespace, query)
+        elif parts[0] == "resourceclaimtemplates":
+            self._template(namespace, parts, body)
         elif parts == ["pods"]:
             check_pod(body)
             if (namespace, body["metadata"]["name"]) in self.api.objects["pods"]:
@@ -205,6 +221,18 @@ class Handler(BaseHTTPRequestHandler):
             self._one(namespace, parts[1], body)
 
     do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815
+
+    def _template(self, namespace, parts, body):
+        if self.command == "POST":
+            check_body(body, "V1ResourceClaimTemplate")
+            self._answer(201, self.api.put(parts[0], body))
+            return
+        template = self.api.objects[parts[0]][namespace, parts[1]]
+        if self.command == "PATCH":
+            template["metadata"] |= body["metadata"]
+        else:
+            self.api.drop(parts[0], parts[1], namespace)
+        self._answer(200, template)
 
     def _one(self, namespace, name, body):
         pod = copy.deepcopy(self.api.objects["pods"].get((namespace, name)))
@@ -237,7 +265,7 @@ class Handler(BaseHTTPRequestHandler):
         metadata = {"resourceVersion": str(newest)}
         if start + limit < len(items):
             metadata["continue"] = str(start + limit)
-        name = {"nodes": "NodeList", "pods": "PodList"}[kind]
+        name = {"nodes": "NodeList", "pods": "PodList"}.get(kind, "List")
         page = items[start : start + limit]
         self._answer(200, {"kind": name, "apiVersion": "v1", "metadata": metadata, "items": page})
 

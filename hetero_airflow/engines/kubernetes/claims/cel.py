@@ -8,6 +8,7 @@ libraries: ``quantity``, ``semver`` and the strings extension.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from itertools import pairwise
 
 from hetero_airflow.engines.kubernetes.selectors.versions import VersionRange, version_ranges
@@ -36,6 +37,18 @@ def equals(domain: str, name: str, text: str) -> str:
     """The device has the attribute, and it equals this text."""
     read = attribute(domain, name)
     return f"has({read}) && {read} == {quote(text)}"
+
+
+def is_one_of(driver: str, domain: str, name: str, values: Iterable[object]) -> str:
+    """The device is of the driver, and its attribute has one of these values.
+
+    >>> is_one_of("gpu.nvidia.com", "gpu.nvidia.com", "index", [0, 1])
+    'device.driver == "gpu.nvidia.com" && has(device.attributes["gpu.nvidia.com"].index) && \
+device.attributes["gpu.nvidia.com"].index in [0, 1]'
+    """
+    read = attribute(domain, name)
+    listed = ", ".join(quote(value) if isinstance(value, str) else str(value) for value in values)
+    return f"device.driver == {quote(driver)} && has({read}) && {read} in [{listed}]"
 
 
 def memory_is(domain: str, memory: ByteRange) -> str:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kubernetes.client import ApiClient, ApiException, ResourceV1Api  # type: ignore[import-untyped]
 
-from hetero_airflow.engines.kubernetes.claims.claim_template import asks_for_share, without_sharing
+from hetero_airflow.engines.kubernetes.claims.claim_template import (
+    CLAIM_ANNOTATION,
+    asks_for_share,
+    template_for,
+    without_sharing,
+)
 from hetero_airflow.errors import RequestError
 
 log = logging.getLogger(__name__)
@@ -17,6 +23,34 @@ _REMEDIES = {
     403: "Let Airflow's service account create, patch and delete resourceclaimtemplates in {}",
     404: "Leave out dra, or use Kubernetes 1.34 or later with a DRA driver",
 }
+
+
+def make_claimed(client: ApiClient, body: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """Make the pod of a lease, and before it the template of its claim, if it has one. The pod owns the template.
+
+    Calling it again after no answer makes nothing twice.
+
+    :param body: a pod with the template in its `CLAIM_ANNOTATION`
+    :param make: makes the pod and returns it
+    :raises ApiException: the cluster refuses the template or the pod
+    """
+    metadata = body["metadata"]
+    annotations = dict(metadata.get("annotations") or {})
+    text = annotations.pop(CLAIM_ANNOTATION, None)
+    if text is None:
+        return make(body)
+    claims, template = ClaimClient(client), template_for(json.loads(text), body)
+    try:
+        claims.create(template)
+    except RequestError as error:
+        raise (error.__cause__ or error) from None  # the executor knows what to do with the cluster's own answer
+    try:
+        pod = make({**body, "metadata": {**metadata, "annotations": annotations}})
+    except ApiException:
+        claims.delete(template)
+        raise
+    claims.set_owner(template, pod)
+    return pod
 
 
 class ClaimClient:

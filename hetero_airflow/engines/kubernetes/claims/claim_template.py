@@ -14,8 +14,15 @@ from hetero_airflow.engines.kubernetes.names import byte_quantity
 from hetero_airflow.engines.kubernetes.resources import CPU, DRA_DRIVERS, MIG_CLASS, DraDriver, vendor_of
 from hetero_airflow.engines.kubernetes.selectors import node_conditions, products
 from hetero_airflow.errors import RequestError
+from hetero_airflow.model.device import Device
 from hetero_airflow.model.devices.names import VENDORS
 from hetero_airflow.model.request import Alternative
+
+CLASS_KEY, PIN_KEY, PIN_VALUE_KEY = "device_class", "pin", "pin_value"
+"""Keys in the `details` of a slice's device: its DeviceClass, and the attribute and value that a claim names it by."""
+
+CLAIM_ANNOTATION = "hetero-airflow/claim-template"
+"""Holds the template of a lease's pod, from the hand-over until both are sent."""
 
 CLAIM_NAME = "devices"
 """The claim's name in the pod, and the request's name in the claim."""
@@ -65,6 +72,26 @@ def template_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {}, "spec": spec}
 
 
+def lease_template(lease_id: str, devices: Sequence[Device]) -> dict[str, Any]:
+    """The template for exactly these devices of slices, which a lease has."""
+    groups: dict[tuple[str, str], list[Device]] = {}
+    for device in devices:
+        groups.setdefault((str(device.details[CLASS_KEY]), str(device.details[PIN_KEY])), []).append(device)
+    requests = []
+    for number, ((device_class, pin), members) in enumerate(groups.items()):
+        domain, _, name = pin.rpartition("/")
+        driver = members[0].id.partition("/")[0]
+        text = cel.is_one_of(driver, domain or driver, name, [member.details[PIN_VALUE_KEY] for member in members])
+        exactly = {
+            "deviceClassName": device_class,
+            "selectors": [{"cel": {"expression": text}}],
+            "allocationMode": "ExactCount",
+            "count": len(members),
+        }
+        requests.append({"name": f"{CLAIM_NAME}-{number}", "exactly": exactly})
+    return template_of(requests) | {"metadata": {"name": f"hetero-{lease_id}"}}
+
+
 def template_for(template: Mapping[str, Any], pod: Mapping[str, Any]) -> dict[str, Any]:
     """The template with the name, the namespace and the labels for one pod. The claim has the labels, too.
 
@@ -72,9 +99,10 @@ def template_for(template: Mapping[str, Any], pod: Mapping[str, Any]) -> dict[st
     >>> made["metadata"]["name"], made["metadata"]["namespace"]
     ('train-x1-devices', 'ml')
     """
-    metadata = pod["metadata"]
+    metadata = pod.get("metadata") or {}
     labels = {**(metadata.get("labels") or {}), **MANAGED_BY}
-    own = {"name": f"{metadata['name']}-{CLAIM_NAME}", "namespace": metadata.get("namespace") or "default"}
+    name = template["metadata"].get("name") or f"{metadata['name']}-{CLAIM_NAME}"
+    own = {"name": name, "namespace": metadata.get("namespace") or "default"}
     return {
         **template,
         "metadata": {**own, "labels": labels},

@@ -7,14 +7,22 @@ device plugin chooses the devices and mounts no others, so the ids in a lease ar
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from typing import Any
 
+from hetero_airflow.engines.kubernetes.claims.claim_template import (
+    CLAIM_ANNOTATION,
+    CLAIM_NAME,
+    CLASS_KEY,
+    lease_template,
+)
 from hetero_airflow.engines.kubernetes.names import byte_quantity
 from hetero_airflow.engines.kubernetes.pods.pod_merge import complete_pod
 from hetero_airflow.engines.kubernetes.pods.pod_parts import NO_DEVICES, PodParts
 from hetero_airflow.engines.kubernetes.resources import TAINTS
 from hetero_airflow.engines.kubernetes.selectors.affinity import ALWAYS
+from hetero_airflow.model.device import Device
 from hetero_airflow.model.lease import Lease
 from hetero_airflow.model.request import Priority
 from hetero_airflow.model.worker import Worker
@@ -34,25 +42,34 @@ def lease_parts(lease: Lease, worker: Worker, priority_class: str | None = None)
     devices = {device.id: device for device in worker.devices}
     amounts: dict[str, str] = {}
     vendors: dict[str, None] = {}
+    claimed: list[Device] = []
     for claim in lease.claims:
         if devices[claim.device_id].kind == "cpu":
             cores = {"cpu": str(claim.share_milli // MILLI_PER_DEVICE)} if claim.share_milli >= MILLI_PER_DEVICE else {}
             memory = {"memory": byte_quantity(claim.memory_bytes)} if claim.memory_bytes else {}
             amounts |= cores | memory
+            continue
+        vendors[devices[claim.device_id].vendor] = None
+        if CLASS_KEY in devices[claim.device_id].details:
+            claimed.append(devices[claim.device_id])
         else:
             resource = resource_of_slot(claim.device_id)
             amounts[resource] = str(int(amounts.get(resource, 0)) + 1)
-            vendors[devices[claim.device_id].vendor] = None
     resources = [name for name in amounts if "/" in name]
     slots = [claim.device_id for claim in lease.claims if devices[claim.device_id].kind != "cpu"]
+    template = lease_template(lease.id, claimed) if claimed else None
     return PodParts(
         amounts=amounts,
         terms=ALWAYS,
         tolerated=tuple(dict.fromkeys([*(key for vendor in vendors for key in TAINTS.get(vendor, ())), *resources])),
         priority_class=priority_class,
         labels={LEASE_LABEL: lease.id},
-        annotations={DEVICES_ANNOTATION: ",".join(slots)},
-        environment={} if resources else NO_DEVICES,
+        annotations={
+            DEVICES_ANNOTATION: ",".join(slots),
+            **({CLAIM_ANNOTATION: json.dumps(template)} if template is not None else {}),
+        },
+        environment={} if resources or claimed else NO_DEVICES,
+        claim=template,
     )
 
 
@@ -70,6 +87,9 @@ def lease_override(
     spec = override.setdefault("spec", {})
     containers = spec["containers"] = spec.get("containers") or [{"name": "base"}]
     spec |= {name: completed["spec"][name] for name in _REPLACED_FIELDS if name in completed["spec"]}
+    if parts.claim is not None:
+        # an override's claims are added to the template's
+        spec["resourceClaims"] = [c for c in completed["spec"]["resourceClaims"] if c["name"] == CLAIM_NAME]
     before, after = base["spec"]["containers"][0], completed["spec"]["containers"][0]
     containers[0] |= {name: after[name] for name in ("resources", "securityContext") if name in after}
     present = {variable["name"] for variable in before.get("env") or ()}

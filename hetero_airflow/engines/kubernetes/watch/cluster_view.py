@@ -12,6 +12,8 @@ from kubernetes.client import CoreV1Api  # type: ignore[import-untyped]
 from hetero_airflow.engines.engine import WorkerChanges
 from hetero_airflow.engines.kubernetes.outage import Outage
 from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
+from hetero_airflow.engines.kubernetes.slices.allocations import ClaimAllocation
+from hetero_airflow.engines.kubernetes.slices.dra_view import DraView
 from hetero_airflow.engines.kubernetes.watch.informer import Informer, model_of
 from hetero_airflow.engines.kubernetes.watch.leased_pods import DeletedPods, LeasedPod, read_pod
 from hetero_airflow.engines.kubernetes.watch.node_usage import (
@@ -21,8 +23,9 @@ from hetero_airflow.engines.kubernetes.watch.node_usage import (
     read_foreign_pod,
     without_usage,
 )
-from hetero_airflow.engines.kubernetes.watch.nodes import worker_of
+from hetero_airflow.engines.kubernetes.watch.nodes import with_slice_devices, worker_of
 from hetero_airflow.errors import shorten
+from hetero_airflow.model.device import Device
 from hetero_airflow.model.worker import Worker, WorkerState
 
 log = logging.getLogger(__name__)
@@ -44,7 +47,7 @@ _AWAY = "its cluster does not answer"
 _MIN_READ_INTERVAL_S = 1.0
 """The nodes are read at most this often, however much changes in the cluster."""
 
-_ReadNode = tuple[Mapping[str, Any], NodeUsage, Worker | None]
+_ReadNode = tuple[Mapping[str, Any], NodeUsage, tuple[Device, ...], Worker | None]
 """What a worker was last made from, and the worker; None if the node can't be read."""
 
 
@@ -93,11 +96,13 @@ class ClusterView:
             outage=outage,
         )
         self._informers = (self._nodes, self._pods, self._foreign_pods)
+        self._dra = DraView(where, connect, outage)
         self._read: dict[str, _ReadNode] = {}
         self._reported: dict[str, Worker] = {}
         """Worker id → worker, as last reported to the store."""
         self._by_lease: tuple[int, dict[str, LeasedPod]] = (-1, {})
-        self._seen_changes, self._read_at, self._alive_at = (-1, -1, -1), float("-inf"), float("-inf")
+        self._seen_changes: tuple[int, ...] = ()
+        self._read_at, self._alive_at = float("-inf"), float("-inf")
         self._unready: set[str] = set()
         """Ids of workers that are not ready and whose grace time after an outage is not over."""
         self._outages, self._grace_until = 0, float("-inf")
@@ -107,16 +112,19 @@ class ClusterView:
         """Begin to watch; returns at once."""
         for informer in self._informers:
             informer.start()
+        self._dra.start()
 
     def stop(self) -> None:
         """Stop watching."""
         for informer in self._informers:
             informer.stop()
+        self._dra.stop()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until everything was read once. Returns whether that was in time."""
         end = time.monotonic() + timeout_s
-        return all(informer.wait(max(0.0, end - time.monotonic())) for informer in self._informers)
+        is_in_time = all(informer.wait(max(0.0, end - time.monotonic())) for informer in self._informers)
+        return self._dra.wait(max(0.0, end - time.monotonic())) and is_in_time
 
     @property
     def is_synced(self) -> bool:
@@ -170,7 +178,7 @@ class ClusterView:
         was_away, grace_is_over = self._is_away, bool(self._unready) and now_s >= self._grace_until
         is_in_outage = self.problem is not None  # before the outages are read: it ends after they are counted
         self._note_outages(problem or self.problem, now_s)
-        changes = (self._nodes.changes, self._pods.changes, self._foreign_pods.changes)
+        changes = (*(informer.changes for informer in self._informers), *self._dra.changes)
         is_due = changes != self._seen_changes and now_s - self._read_at >= _MIN_READ_INTERVAL_S
         if is_due or grace_is_over or was_away != self._is_away:
             self._seen_changes, self._read_at = changes, now_s
@@ -198,17 +206,22 @@ class ClusterView:
         """The workers that are new or changed, and the ids of deleted ones."""
         self._unready = set()
         usages = node_usages(self._foreign_pods.values(), self._pods.values())
+        slice_devices = self._dra.devices_by_node(self._pods.values())
         read: dict[str, _ReadNode] = {}
         workers: dict[str, Worker] = {}
         for node in self._nodes.values():
             name, usage = node["metadata"]["name"], usages.get(node["metadata"]["name"], NodeUsage())
-            known = self._read.get(name)
-            if known is None or known[0] is not node or known[1] != usage:
-                known = (node, usage, self._worker(node, usage))
+            known, devices = self._read.get(name), slice_devices.get(name, ())
+            if known is None or known[0] is not node or known[1] != usage or known[2] != devices:
+                known = (node, usage, devices, self._worker(node, usage, devices))
             read[name] = known
-            if known[2] is not None:
-                workers[known[2].id] = self._as_reported(known[2], in_grace=in_grace)
-        changed = [worker for id_, worker in workers.items() if worker != self._reported.get(id_)]
+            if known[3] is not None:
+                workers[known[3].id] = self._as_reported(known[3], in_grace=in_grace)
+        changed = [
+            worker
+            for id_, worker in workers.items()
+            if worker is not self._reported.get(id_) and worker != self._reported.get(id_)
+        ]
         deleted = [id_ for id_ in self._reported if id_ not in workers]
         self._read, self._reported = read, workers
         return changed, deleted
@@ -224,10 +237,15 @@ class ClusterView:
         devices = [device.model_copy(update={"leasable": False, "problem": _AWAY}) for device in worker.devices]
         return worker.model_copy(update={"devices": tuple(devices), "problems": (_AWAY,)})
 
-    def _worker(self, node: Mapping[str, Any], usage: NodeUsage) -> Worker | None:
+    def allocations(self, lease_id: str) -> list[ClaimAllocation]:
+        """The claims of a lease's pod that have devices."""
+        pod = self.pods().get(lease_id)
+        return [] if pod is None else self._dra.allocations(pod.uid)
+
+    def _worker(self, node: Mapping[str, Any], usage: NodeUsage, devices: tuple[Device, ...]) -> Worker | None:
         try:
-            model = model_of(node, "V1Node")
-            return without_usage(worker_of(model, self.site, self._resources), usage)
+            worker = with_slice_devices(worker_of(model_of(node, "V1Node"), self.site, self._resources), devices)
+            return without_usage(worker, usage)
         except Exception as error:  # noqa: BLE001  one odd node must not stop the scheduler's loop
             log.warning("Node %s can't be read: %s", shorten(node["metadata"]["name"]), shorten(str(error), 300))
             return None

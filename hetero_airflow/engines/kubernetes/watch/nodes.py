@@ -6,7 +6,7 @@ of them. Conditions and labels are those of k8s.io/api/core/v1/types.go.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import islice
 from typing import Any
@@ -59,6 +59,18 @@ def worker_of(node: Any, site: str | None = None, resources: Mapping[str, str] |
     )
 
 
+def with_slice_devices(worker: Worker, devices: Sequence[Device]) -> Worker:
+    """The worker with the devices of its node's slices, except those of a vendor whose device plugin offers devices."""
+    plugged = {device.vendor for device in worker.devices if device.kind != "cpu"}
+    added = [device for device in devices if device.vendor not in plugged]
+    if not added:
+        return worker
+    if worker.problems:
+        added = [device.model_copy(update={"leasable": False, "problem": worker.problems[0]}) for device in added]
+    room = MAX_DEVICES - len(worker.devices)
+    return worker.model_copy(update={"devices": (*worker.devices, *added[:room])})
+
+
 def _problem(node: Any, known: set[str]) -> str | None:
     states = {state.type: state for state in getattr(node.status, "conditions", None) or ()}
     ready = states.get("Ready")
@@ -99,7 +111,7 @@ def _cpu(node: Any, labels: Mapping[str, str], problem: str | None) -> Iterator[
             labels.get(node_conditions.CPU_VENDOR, ""), "generic"
         ),
         kind="cpu",
-        model=_word(labels.get("kubernetes.io/arch", "cpu")),
+        model=device_word(labels.get("kubernetes.io/arch", "cpu")),
         index=0,
         memory_bytes=min(int(amounts.get("memory", 0)), MAX_BYTES),
         cores=tuple(range(cores)),
@@ -170,8 +182,8 @@ def _model(vendor: str, device_text: str | None, labels: Mapping[str, str]) -> s
     }.get(vendor, "")
     if vendor == "google":
         label = next((model for model, name in GOOGLE.items() if name == label), label)
-    word = _word(label).removeprefix(f"{vendor}-").removesuffix("-shared").split("-mig-")[0]
-    return word if label else _word((device_text or "").partition("/")[2] or vendor)
+    word = device_word(label).removeprefix(f"{vendor}-").removesuffix("-shared").split("-mig-")[0]
+    return word if label else device_word((device_text or "").partition("/")[2] or vendor)
 
 
 def _memory(vendor: str, partition: str | None, labels: Mapping[str, str]) -> int:
@@ -205,6 +217,11 @@ def _number(text: str | None) -> int:
     return min(int(text), 2**30) if text and text.isascii() and text.isdigit() and len(text) < 16 else 0
 
 
-def _word(text: str) -> str:
+def device_word(text: str) -> str:
+    """The text as a vendor, kind or model: lower case, with dashes between its words.
+
+    >>> device_word("NVIDIA A100-SXM4-80GB")
+    'nvidia-a100-sxm4-80gb'
+    """
     word = "".join(c if c.isalnum() or c in ".+-" else "-" for c in text.lower() if c.isascii())
     return word.strip("-.+")[:128] or "unknown"

@@ -19,6 +19,7 @@ def running(tmp_path_factory):
         # Airflow's database is not of this test
         patch.setattr(KubernetesExecutor, "_get_task_instance_state", lambda self, key, session: states.get(key))
         patch.setattr(cluster_view, "NODE_GRACE_S", 0)  # else the outage of one test is that of the next
+        api.have_claims("gpu.nvidia.com")
         api.put("nodes", a_node("gpu-1"))
         cluster = Cluster(api, KubernetesEngine(32))
         cluster.states = states

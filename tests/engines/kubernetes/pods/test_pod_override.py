@@ -4,11 +4,14 @@ from kubernetes import client
 
 from hetero_airflow.contract.envelope import pack_request
 from hetero_airflow.engines.kubernetes.pods.pod_override import lease_override, lease_parts, requested_priority
+from hetero_airflow.engines.kubernetes.slices.pools import pool_devices
+from hetero_airflow.engines.kubernetes.slices.resource_slices import read_slice
 from hetero_airflow.model.device import Device
 from hetero_airflow.model.lease import Claim
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.testing import a_cpu, a_lease
-from tests.kubernetes_bodies import check_pod
+from tests.engines.kubernetes.slices.played_slices import a_gpu, a_slice
+from tests.kubernetes_bodies import check_body, check_pod
 
 T4 = {"vendor": "nvidia", "kind": "gpu", "model": "tesla-t4", "memory_bytes": 15 * 2**30}
 NODE = Worker(
@@ -92,6 +95,26 @@ def test_a_lease_becomes_a_pod_on_its_node():
 def test_fields_that_the_lease_does_not_set_come_from_the_template():
     base = launched(lease_parts(a_lease_of(*gpus(0)), NODE))["spec"]["containers"][0]
     assert base["resources"]["requests"] == {"cpu": "1", "memory": "2Gi", "nvidia.com/gpu": "1"}
+
+
+def test_a_lease_of_slice_devices_claims_exactly_these():
+    gpus = a_slice("gpu-1", [a_gpu(0), a_gpu(1), a_gpu(2)])
+    devices = pool_devices([read_slice(gpus)])["gpu-1"]
+    worker = NODE.model_copy(update={"devices": (a_cpu(), *devices)})
+    lease = a_lease_of(*(Claim(device.id, 1000, 2**30) for device in devices[1:]))
+    parts = lease_parts(lease, worker)
+    check_body(parts.claim, "V1ResourceClaimTemplate")
+    (request,) = parts.claim["spec"]["spec"]["devices"]["requests"]
+    assert request["exactly"]["count"] == 2
+    (selector,) = request["exactly"]["selectors"]
+    assert '.uuid in ["GPU-00000001", "GPU-00000002"]' in selector["cel"]["expression"]
+    pod = launched(parts)
+    claim = {"name": "devices", "resourceClaimTemplateName": parts.claim["metadata"]["name"]}
+    assert pod["spec"]["resourceClaims"] == [claim]
+    base = pod["spec"]["containers"][0]
+    assert base["resources"]["claims"] == [{"name": "devices"}]
+    assert "nvidia.com/gpu" not in str(base["resources"])
+    assert pod["metadata"]["annotations"]["hetero-airflow/devices"].split(",") == [device.id for device in devices[1:]]
 
 
 def test_a_mig_instance_is_a_resource_of_its_own():

@@ -4,6 +4,7 @@ from hetero_airflow.engines.kubernetes.pods.pod_override import DEVICES_ANNOTATI
 from hetero_airflow.engines.kubernetes.watch.cluster_view import HEARTBEAT_INTERVAL_S, NODE_GRACE_S, ClusterView
 from hetero_airflow.model.worker import WorkerState
 from tests.engines.kubernetes.fake_api import a_node, a_pod, connect, eventually
+from tests.engines.kubernetes.slices.played_slices import a_claim, a_gpu, a_slice
 
 GONE = {"phase": "Succeeded"}
 
@@ -271,3 +272,75 @@ def test_the_running_one_of_two_pods_of_a_lease_counts(api, watched):
     api.put("pods", ours("b", "l1", [0]))
     api.put("pods", ours("c", "l1", [0]), {"phase": "Failed"})
     eventually(lambda: "l1" in cluster.view.pods() and cluster.view.pods()["l1"].name == "b")
+
+
+def a_bare_node(name="gpu-1"):
+    """A node without device plugins and feature discovery."""
+    node = a_node(name)
+    for amounts in ("allocatable", "capacity"):
+        node["status"][amounts] = {"cpu": "8", "memory": "64Gi"}
+    node["metadata"]["labels"] = {}
+    return node
+
+
+def accelerators(cluster, node="gpu-1"):
+    return {d.id.rpartition("/")[2]: d for d in cluster.workers[node].devices if d.kind != "cpu"}
+
+
+def test_a_node_with_slices_only_is_a_worker_with_gpus(api, watched):
+    api.have_claims("gpu.nvidia.com")
+    api.put("nodes", a_bare_node())
+    api.put("resourceslices", a_slice("gpu-1", [a_gpu(0), a_gpu(1)]))
+    cluster = watched()
+    cluster.poll()
+    assert list(accelerators(cluster)) == ["gpu-0", "gpu-1"]
+    assert cluster.workers["gpu-1"].devices[1].model == "a100-sxm4-80gb"
+
+
+def test_the_taint_of_a_device_is_seen_and_so_is_its_end(api, watched):
+    api.have_claims("gpu.nvidia.com")
+    api.put("nodes", a_bare_node())
+    api.put("resourceslices", a_slice("gpu-1", [a_gpu(0)]))
+    cluster = watched()
+    cluster.poll()
+    tainted = a_gpu(0, taints=[{"key": "xid", "value": "79", "effect": "NoExecute"}])
+    api.put("resourceslices", a_slice("gpu-1", [tainted]))
+    cluster.until(lambda: accelerators(cluster)["gpu-0"].problem == "device taints: xid=79:NoExecute")
+    api.put("resourceslices", a_slice("gpu-1", [a_gpu(0)]))
+    cluster.until(lambda: accelerators(cluster)["gpu-0"].problem is None)
+
+
+def test_devices_that_a_device_plugin_offers_are_not_offered_twice(api, watched):
+    api.have_claims("gpu.nvidia.com")
+    api.put("nodes", a_node("gpu-1", gpus=2))
+    api.put("resourceslices", a_slice("gpu-1", [a_gpu(0), a_gpu(1)]))
+    cluster = watched()
+    cluster.poll()
+    assert cluster.leasable() == ["0", "1"]
+
+
+def test_the_claim_of_a_leases_pod_names_its_devices(api, watched):
+    api.have_claims("gpu.nvidia.com")
+    api.put("nodes", a_bare_node())
+    api.put("resourceslices", a_slice("gpu-1", [a_gpu(0), a_gpu(1)]))
+    annotations = {DEVICES_ANNOTATION: "gpu.nvidia.com/gpu-1/gpu-1"}
+    pod = api.put("pods", a_pod("o", "gpu-1", labels={LEASE_LABEL: "l1"}, annotations=annotations))
+    cluster = watched()
+    cluster.poll()
+    assert cluster.view.allocations("l1") == []
+    api.put("resourceclaims", a_claim("o-devices", ("gpu-1", "gpu-1"), pod_uid=pod["metadata"]["uid"]))
+    (allocation,) = eventually(lambda: cluster.view.allocations("l1"))
+    assert allocation.devices == ("gpu.nvidia.com/gpu-1/gpu-1",)
+    cluster.poll()
+    assert all(device.leasable for device in accelerators(cluster).values())
+    api.put("resourceclaims", a_claim("foreign", ("gpu-1", "gpu-0")))
+    cluster.until(lambda: accelerators(cluster)["gpu-0"].problem == "the claim default/foreign has it")
+    api.drop("resourceclaims", "foreign", "default")
+    cluster.until(lambda: accelerators(cluster)["gpu-0"].problem is None)
+
+
+def test_a_cluster_without_claims_is_asked_once_and_said_nothing_about(api, watched, caplog):
+    api.put("nodes", a_node("gpu-1"))
+    watched().poll()
+    assert [path for _, path, _ in api.requests if "resource.k8s.io" in path] == ["/apis/resource.k8s.io/v1/"]
+    assert "404" not in caplog.text

@@ -1,0 +1,65 @@
+"""ResourceClaims as values: which devices a claim has, and for which pods. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAllocation:
+    """The devices of a claim."""
+
+    claim: str
+    """Namespace and name of the claim."""
+    pod_uids: frozenset[str]
+    """The pods that may use them."""
+    devices: tuple[str, ...]
+    """``driver/pool/device``, as the ids of devices are; without those that only an administrator looks at."""
+    problem: str = ""
+    """Why a pod can't use them yet, in the driver's words."""
+
+
+def device_id(driver: str, pool: str, device: str) -> str:
+    """The id of a device: unique in its cluster."""
+    return f"{driver}/{pool}/{device}"
+
+
+def read_allocation(item: Mapping[str, Any], _: ClaimAllocation | None = None) -> ClaimAllocation | None:
+    """The allocation in a JSON value of a claim; None while it has none."""
+    metadata, status = item["metadata"], item.get("status") or {}
+    results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
+    if not results:
+        return None
+    owners = {o["uid"] for o in metadata.get("ownerReferences") or () if o.get("kind") == "Pod"}
+    consumers = {c["uid"] for c in status.get("reservedFor") or () if c.get("resource") == "pods"}
+    taken = [result for result in results if not result.get("adminAccess")]
+    return ClaimAllocation(
+        f"{metadata.get('namespace', '')}/{metadata['name']}",
+        frozenset(owners | consumers),
+        tuple(device_id(r["driver"], r["pool"], r["device"]) for r in taken),
+        "; ".join(_problems(taken, status.get("devices") or ())),
+    )
+
+
+def _problems(results: Sequence[Mapping[str, Any]], states: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What drivers report about devices: failed or missing conditions for binding, and devices that are not ready."""
+    for result in results:
+        name = device_id(result["driver"], result["pool"], result["device"])
+        conditions = _conditions_of(result, states)
+        for kind in result.get("bindingFailureConditions") or ():
+            if conditions.get(kind, {}).get("status") == "True":
+                yield f"{name} can't be prepared: {conditions[kind].get('message') or kind}"
+        for kind in result.get("bindingConditions") or ():
+            if conditions.get(kind, {}).get("status") != "True":
+                yield f"{name} is being prepared: {kind}"
+        ready = conditions.get("Ready", {})
+        if ready.get("status") == "False":
+            yield f"{name} is not ready: {ready.get('message') or ready.get('reason') or ''}"
+
+
+def _conditions_of(result: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    names = ("driver", "pool", "device", "shareID")
+    state = next((s for s in states if all(s.get(name) == result.get(name) for name in names)), {})
+    return {condition["type"]: condition for condition in state.get("conditions") or ()}

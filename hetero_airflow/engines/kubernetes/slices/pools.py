@@ -1,0 +1,226 @@
+"""The devices of nodes from the slices of pools, as Kubernetes' scheduler counts them. Pure.
+
+Of a pool only the slices of its newest generation count, and only when all of them are there (KEP-4381). A device
+without an attribute that tells it apart from the others of its pool is not offered, because a claim could not name it:
+so the devices of a lease are those that the cluster allocates.
+
+Devices of one GPU may exclude each other: the whole one and its partitions take from the same counters (KEP-4815). Only
+devices that fit beside each other are offered, the largest first. So a GPU is offered as a whole while no part of it is
+in use, and then the partitions that are left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hetero_airflow.engines.kubernetes.claims.claim_template import CLASS_KEY, PIN_KEY, PIN_VALUE_KEY
+from hetero_airflow.engines.kubernetes.selectors.products import GOOGLE
+from hetero_airflow.engines.kubernetes.slices.allocations import ClaimAllocation, device_id
+from hetero_airflow.engines.kubernetes.slices.drivers import (
+    MODEL_NAMES,
+    PINS,
+    PROFILE_NAMES,
+    device_class,
+    driver_kind,
+)
+from hetero_airflow.engines.kubernetes.slices.resource_slices import Counters, ResourceSlice, SliceDevice
+from hetero_airflow.engines.kubernetes.watch.nodes import device_word
+from hetero_airflow.model.device import Device
+
+_MAX_ID = 256
+
+
+class PoolUse(NamedTuple):
+    """What is known about the use of a pool's devices. Equal uses give equal devices."""
+
+    holders: Mapping[str, str] = {}
+    """Device id → what has it, if that is no lease of ours that knows so."""
+    leased: frozenset[str] = frozenset()
+    """Ids of the devices that pods of our leases have."""
+
+
+NO_USE = PoolUse()
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    slices: Sequence[ResourceSlice]
+    use: PoolUse
+    classes: Collection[str] | None
+    devices: Mapping[str, tuple[Device, ...]]
+
+
+@dataclass(slots=True)
+class Pools:
+    """The pools of a cluster. Pools that have not changed are not read again."""
+
+    _known: dict[tuple[str, str], _Known] = field(default_factory=dict)
+
+    def by_node(
+        self,
+        slices: Iterable[ResourceSlice],
+        uses: Mapping[tuple[str, str], PoolUse],
+        classes: Collection[str] | None,
+    ) -> dict[str, tuple[Device, ...]]:
+        """Node → its devices.
+
+        :param uses: (driver, pool) → use
+        :param classes: the cluster's device classes; None if they are unknown
+        """
+        pools: defaultdict[tuple[str, str], list[ResourceSlice]] = defaultdict(list)
+        for part in slices:
+            pools[part.driver, part.pool].append(part)
+        before, self._known = self._known, {}
+        nodes: defaultdict[str, tuple[Device, ...]] = defaultdict(tuple)
+        for key in sorted(pools):
+            use, known = uses.get(key, NO_USE), before.get(key)
+            if known is None or not _is_same(known.slices, pools[key]) or (known.use, known.classes) != (use, classes):
+                known = _Known(pools[key], use, classes, pool_devices(pools[key], use, classes))
+            self._known[key] = known
+            for node, devices in known.devices.items():
+                nodes[node] = nodes[node] + devices if node in nodes else devices
+        return dict(nodes)
+
+
+def pool_uses(
+    allocations: Iterable[ClaimAllocation], leased: Mapping[str, frozenset[str]]
+) -> dict[tuple[str, str], PoolUse]:
+    """(driver, pool) → its use.
+
+    :param leased: id of a pod of our leases → ids of the devices of its lease
+    """
+    holders: defaultdict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    ours: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for allocation in allocations:
+        expected = frozenset().union(*(leased.get(uid, frozenset()) for uid in allocation.pod_uids))
+        for id_ in allocation.devices:
+            if id_ not in expected:
+                holders[_pool_of(id_)][id_] = f"the claim {allocation.claim} has it"
+    for ids in leased.values():
+        for id_ in ids:
+            if id_.count("/") > 1:
+                ours[_pool_of(id_)].add(id_)
+    return {key: PoolUse(holders.get(key, {}), frozenset(ours.get(key, ()))) for key in {*holders, *ours}}
+
+
+def pool_devices(
+    slices: Sequence[ResourceSlice], use: PoolUse = NO_USE, classes: Collection[str] | None = None
+) -> dict[str, tuple[Device, ...]]:
+    """Node → the devices of one pool on it. Devices that several nodes reach belong to none."""
+    newest = max(part.generation for part in slices)
+    current = [part for part in slices if part.generation == newest]
+    devices = [device for part in current for device in part.devices]
+    problem = _pool_problem(current, devices)
+    driver, pool = current[0].driver, current[0].pool
+    names = {device.name: device for device in devices}  # a name that is there twice is one device, and a problem
+    pin = _pin_of(list(names.values()))
+    conflicts = _conflicts(current, names, {_name(id_) for id_ in (*use.holders, *use.leased)})
+    nodes: defaultdict[str, list[Device]] = defaultdict(list)
+    for index, device in enumerate(sorted(names.values(), key=lambda device: device.name)):
+        id_ = device_id(driver, pool, device.name)
+        if device.node is None or len(id_) > _MAX_ID:
+            continue
+        fault = problem or next(_faults(driver, device, pin, classes), None) or use.holders.get(id_)
+        fault = fault or (None if id_ in use.leased else conflicts.get(device.name))
+        nodes[device.node].append(_device(driver, id_, index, device, pin, fault))
+    return {node: tuple(found) for node, found in nodes.items()}
+
+
+def _is_same(left: Sequence[ResourceSlice], right: Sequence[ResourceSlice]) -> bool:
+    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
+
+
+def _pool_of(id_: str) -> tuple[str, str]:
+    driver, _, rest = id_.partition("/")
+    return driver, rest.rpartition("/")[0]
+
+
+def _name(id_: str) -> str:
+    return id_.rpartition("/")[2]
+
+
+def _pool_problem(current: Sequence[ResourceSlice], devices: Sequence[SliceDevice]) -> str | None:
+    wanted = current[0].slice_count
+    if len(current) != wanted:
+        return f"its driver has published {len(current)} of {wanted} slices of its pool"
+    twice = [name for name, number in Counter(device.name for device in devices).items() if number > 1]
+    return f"its driver publishes two devices with the name {twice[0]}" if twice else None
+
+
+def _faults(driver: str, device: SliceDevice, pin: str | None, classes: Collection[str] | None) -> Iterator[str]:
+    wanted = device_class(driver, _profile(device))
+    if device.taints:
+        yield f"device taints: {', '.join(device.taints)}"[:500]
+    if device.is_shared:
+        yield "several claims may share it: it can't be had as a whole"
+    if classes is not None and wanted not in classes:
+        yield f"the cluster has no DeviceClass {wanted}"
+    if pin is None:
+        yield "its driver publishes no attribute that tells it apart: DevicePodOperator(dra=True) can claim it"
+
+
+def _pin_of(devices: Sequence[SliceDevice]) -> str | None:
+    for name in PINS:
+        values = [device.attributes.get(name) for device in devices]
+        if None not in values and len({(type(value), value) for value in values}) == len(values):
+            return name
+    return None
+
+
+def _conflicts(
+    current: Sequence[ResourceSlice], names: Mapping[str, SliceDevice], used: Collection[str]
+) -> dict[str, str]:
+    """Name → why a device does not fit beside the used ones and the larger ones."""
+    left = dict(next((part.counters for part in current if part.counters), {}))
+    for part in current:
+        left |= part.counters
+    conflicts: dict[str, str] = {}
+    order = sorted(names.values(), key=lambda d: (d.name not in used, -sum(d.counters.values()), d.name))
+    for device in order:
+        if not _fits(device.counters, left) and device.name not in used:
+            conflicts[device.name] = "it is a part of a device that is in use or offered as a whole, or has such parts"
+            continue
+        for counter, amount in device.counters.items():
+            if counter in left:
+                left[counter] -= amount
+    return conflicts
+
+
+def _fits(wanted: Counters, left: Counters) -> bool:
+    return all(left.get(counter, 0) >= amount for counter, amount in wanted.items())
+
+
+def _profile(device: SliceDevice) -> str | None:
+    profile = next((device.attributes[name] for name in PROFILE_NAMES if name in device.attributes), None)
+    return str(profile).lower() if profile else None
+
+
+def _device(driver: str, id_: str, index: int, device: SliceDevice, pin: str | None, fault: str | None) -> Device:
+    kind = driver_kind(driver)
+    assert kind is not None
+    attributes, profile = device.attributes, _profile(device)
+    model = next((str(attributes[name]) for name in MODEL_NAMES if name in attributes), kind.kind)
+    model = next((name for name, label in GOOGLE.items() if label == model), model)
+    details = {CLASS_KEY: device_class(driver, profile)}
+    pinned = {} if pin is None else {PIN_KEY: pin, PIN_VALUE_KEY: attributes[pin]}
+    return Device(
+        id=id_,
+        vendor=device_word(kind.vendor),
+        kind=kind.kind,
+        model=device_word(model).removeprefix(f"{kind.vendor}-"),
+        index=index,
+        memory_bytes=device.memory_bytes,
+        partition=None if profile is None else device_word(profile),
+        leasable=fault is None,
+        problem=fault,
+        driver=_text(attributes.get("driverVersion")),
+        capability=_text(attributes.get("cudaComputeCapability")),
+        details={**details, **pinned},
+    )
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,64 @@
+"""The pods of leases on devices that a DRA driver publishes."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from hetero_airflow.model.lease import Claim
+from tests.engines.kubernetes.fake_api import eventually
+from tests.engines.kubernetes.slices.played_slices import a_claim, a_gpu, a_slice
+from tests.engines.kubernetes.watch.test_cluster_view import a_bare_node
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+
+GPU = "gpu.nvidia.com/dra-1/gpu-1"
+
+
+@pytest.fixture
+def api(cluster):
+    """The API server, with a node that has slices only."""
+    cluster.api.put("nodes", a_bare_node("dra-1"))
+    cluster.api.put("resourceslices", a_slice("dra-1", [a_gpu(0), a_gpu(1)]))
+    eventually(lambda: len(cluster.learn().get("dra-1", SimpleNamespace(devices=())).devices) == 3)
+    cluster.api.requests.clear()
+    yield cluster.api
+    cluster.api.forbidden.clear()
+    cluster.api.objects["resourceclaimtemplates"].clear()
+
+
+@pytest.fixture
+def handed_over(api, cluster):
+    """A lease of one GPU of slices, which was handed to the engine."""
+    workload, lease = cluster.placed(node="dra-1")
+    lease = lease.model_copy(update={"claims": (Claim(GPU, 1000),)})
+    cluster.engine.hand_over(workload, lease, cluster.workers["dra-1"])
+    return SimpleNamespace(key=workload.key, lease=lease)
+
+
+def test_the_template_comes_before_the_pod_and_the_pod_owns_it(api, cluster, handed_over):
+    pod = cluster.made(handed_over.lease)
+    name = pod["spec"]["resourceClaims"][0]["resourceClaimTemplateName"]
+    template = api.objects["resourceclaimtemplates"]["default", name]
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+    eventually(lambda: template["metadata"].get("ownerReferences") == [owner])
+    assert template["metadata"]["labels"]["hetero-airflow/lease"] == handed_over.lease.id
+    assert "hetero-airflow/claim-template" not in pod["metadata"]["annotations"]
+    posts = [path.rpartition("/")[2] for method, path, _ in api.requests if method == "POST"]
+    assert posts == ["resourceclaimtemplates", "pods"]
+
+
+def test_the_claim_of_the_pod_is_told_with_its_device_and_its_state(api, cluster, handed_over):
+    pod = cluster.made(handed_over.lease)
+    state = {"driver": "gpu.nvidia.com", "pool": "dra-1", "device": "gpu-1"}
+    waiting = [{**state, "conditions": [{"type": "Ready", "status": "False", "message": "resetting"}]}]
+    claim = a_claim("c", ("dra-1", "gpu-1"), pod_uid=pod["metadata"]["uid"], states=waiting)
+    api.put("resourceclaims", claim)
+    eventually(lambda: f"{GPU}; {GPU} is not ready: resetting" in (cluster.status(handed_over.lease).message or ""))
+    api.drop("resourceclaims", "c", "default")
+    eventually(lambda: GPU not in cluster.status(handed_over.lease).message)
+
+
+def test_a_refused_pod_leaves_no_template(api, cluster, handed_over):
+    api.forbidden.add("/api/v1/namespaces/default/pods")
+    cluster.ends(handed_over.key)
+    eventually(lambda: ("default", f"hetero-{handed_over.lease.id}") not in api.objects["resourceclaimtemplates"])
