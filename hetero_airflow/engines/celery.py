@@ -64,13 +64,13 @@ class CeleryEngine(RemoteEngine):
 
     def hand_over(self, workload: ExecuteTask, lease: Lease, worker: Worker) -> None:
         """Take a device task that was placed on a worker; it is sent at the next `heartbeat`."""
-        workload.ti.external_executor_id = str(uuid4())  # Celery has a result for each id: that of an earlier message
         self.leases.hand_over(workload.key, lease)
         self.executor.queues[workload.key] = worker_queue(worker.id)
         self.hand_over_unplaced(workload)
 
     def hand_over_unplaced(self, workload: ExecuteTask) -> None:
         """Take a task that waited; it is sent to the queue that it names at the next `heartbeat`."""
+        workload.ti.external_executor_id = str(uuid4())  # Celery has a result for each id: that of an earlier message
         self.executor.queued_tasks[workload.key] = workload
 
     def withdraw(self, key: Any) -> bool:

@@ -52,17 +52,21 @@ class EdgeEngine(RemoteEngine):
                 remedy="Ask for fewer devices in one task, or use the engine celery",
             )
         self.leases.hand_over(workload.key, lease)
-        self.executor.last_reported_state.pop(workload.key, None)
         with create_session(scoped=False) as session:
-            self.executor.queue_workload(workload, session)
-            session.flush()
-            new_job = {"queue": worker_queue(worker.id), "edge_worker": None, "last_update": None}
-            session.execute(update(EdgeJobModel).where(*_job(workload.key)).values(new_job))
+            self._make_job(workload, worker_queue(worker.id), session)
 
     def hand_over_unplaced(self, workload: ExecuteTask) -> None:
         """Make a job in the queue that the task names."""
         with create_session(scoped=False) as session:
-            self.executor.queue_workload(workload, session)
+            self._make_job(workload, workload.ti.queue, session)
+
+    def _make_job(self, workload: ExecuteTask, queue: str, session: Session) -> None:
+        """Make a job that no worker has fetched. The table may have one of an earlier run of the task."""
+        self.executor.last_reported_state.pop(workload.key, None)
+        self.executor.queue_workload(workload, session)
+        session.flush()
+        new_job = {"queue": queue, "edge_worker": None, "last_update": None}
+        session.execute(update(EdgeJobModel).where(*_job(workload.key)).values(new_job))
 
     def withdraw(self, key: Any) -> bool:
         """Take back a job that no worker has taken. Returns whether none had."""

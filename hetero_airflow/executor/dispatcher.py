@@ -21,6 +21,7 @@ from hetero_airflow.engines.engine import AirflowEngine
 from hetero_airflow.errors import StoreError
 from hetero_airflow.executor.action_runner import ActionRunner
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
+from hetero_airflow.executor.airflow_api.unleased_tasks import UnleasedTasks
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.cached_store import KnownWorkers
 from hetero_airflow.executor.configuration import Configuration
@@ -34,7 +35,6 @@ from hetero_airflow.executor.device_health.host_inventory import HostInventory
 from hetero_airflow.executor.gangs.roster import GangRoster
 from hetero_airflow.executor.housekeeping import Housekeeping
 from hetero_airflow.executor.leases.cluster_events import ClusterEvents
-from hetero_airflow.executor.leases.end_reports import EndReports
 from hetero_airflow.executor.leases.event_handler import LeaseEventHandler
 from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
 from hetero_airflow.executor.leases.preemption import PreemptionNotices
@@ -87,7 +87,6 @@ class Dispatcher:
         self.workers = KnownWorkers(store)
         self.queue = TaskQueue(callbacks)
         self.keeper = LeaseKeeper(store, engine, tasks, configuration.lease_timeout_s)
-        self.reports = EndReports(self.keeper, engine)
         self._context = PolicyContext(store, configuration.shares, edges, SiteLinks(configuration.site_links))
         self._recovery = TaskRecovery(tasks, configuration.rules, callbacks.note)
         self._preemptions = PreemptionNotices(store, self.keeper, tasks, configuration.grace_s, callbacks.note, clock)
@@ -107,8 +106,9 @@ class Dispatcher:
         )
         self._resolver = RequestResolver(tasks)
         self._runner = ActionRunner(self.queue, self.starter, self._recovery, self._resolver, store)
+        self.unleased = UnleasedTasks(engine, tasks, api, callbacks, clock)
         self.checks = PlacementChecks(
-            policy, engine, tasks, self.starter.reaches, self._context, self._resolver, callbacks
+            policy, tasks, self.starter.reaches, self._context, self._resolver, self.unleased.hand_over
         )
         lease_timeout_s, add_context = configuration.lease_timeout_s, self._add_policy_context
         self._cycle = Cycle(
@@ -144,6 +144,7 @@ class Dispatcher:
     def drop(self, key: Any, cause: str) -> None:
         """Forget a waiting task that Airflow does not want any more. Uses no database."""
         self.checks.tasks.pop(key, None)
+        self.unleased.drop(key)
         self.queue.drop(key, cause)
 
     def place_tasks(self, now: datetime) -> None:
@@ -155,6 +156,7 @@ class Dispatcher:
             self._place(now)
             if self.api.outage is None:
                 self.checks.answer(self._store.snapshot, now)
+                self.unleased.hand_over_waiting()
 
     def hand_on_devices(self, now: datetime) -> None:
         """What `place_tasks` does for device tasks, with the workers as they are known."""
@@ -178,6 +180,7 @@ class Dispatcher:
             if self._periods.is_due("alternatives", now):
                 self._runner.rotate_alternatives(now)
             waiting = [task.request_id for task in (*self.queue.tasks.values(), *self.checks.tasks.values())]
+            waiting += self.unleased.delayed_ids()
             running = [task.lease.request_id for task in self.keeper.running.values()]
             self._housekeeping.run(waiting, running, now)
             self.queue.log_waits(self._store.snapshot(), now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from threading import Lock
 from typing import Any
@@ -24,6 +25,7 @@ from hetero_airflow.engines.end_watch import EndWatch
 from hetero_airflow.engines.engine import AirflowEngine, EngineContext, PromptEnds
 from hetero_airflow.errors import RequestError
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
+from hetero_airflow.executor.airflow_api.workload_token import renew_token
 from hetero_airflow.executor.airflow_db.device_pool import ensure_pool
 from hetero_airflow.executor.airflow_db.forked_connections import close_in_children
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
@@ -32,6 +34,7 @@ from hetero_airflow.executor.configuration import EngineTrait, configured_engine
 from hetero_airflow.executor.context.dag_edges import DagEdges
 from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.leases.adoption import Adoption
+from hetero_airflow.executor.leases.end_reports import EndReports
 from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.policies import load_policy
 from hetero_airflow.store.sql.grant_key import grant_signer
@@ -88,8 +91,13 @@ class HeteroExecutor(BaseExecutor):
                 self._engine,
                 tasks=TaskInstances(),
                 edges=DagEdges(),
-                api=ExecutionApiWatch.of_server(get_execution_api_server_url(self.conf), self._clock),
-                callbacks=SchedulerCallbacks(self._report, self._note, self._renew_token),
+                api=ExecutionApiWatch.of_server(
+                    get_execution_api_server_url(self.conf),
+                    self._clock,
+                    is_local=self._engine.traits.is_local,
+                    last_heartbeat=store.server_heartbeat,
+                ),
+                callbacks=SchedulerCallbacks(self._report, self._note, partial(renew_token, self.jwt_generator)),
                 clock=self._clock,
                 queued_timeout_s=conf.getfloat("scheduler", "task_queued_timeout"),
                 signer=grant_signer(_airflow_database()),
@@ -105,7 +113,8 @@ class HeteroExecutor(BaseExecutor):
         self._store = store
         self._dispatcher = dispatcher
         self._queue, self._checks, self._keeper = dispatcher.queue, dispatcher.checks, dispatcher.keeper
-        self._reports = dispatcher.reports
+        self._reports = EndReports(dispatcher.keeper, self._engine)
+        self._unleased = dispatcher.unleased
         self._adoption = Adoption(store, dispatcher, self._engine, self._has, self._queue_again)
 
     def queue_workload(self, workload: Any, session: Session) -> None:
@@ -113,7 +122,7 @@ class HeteroExecutor(BaseExecutor):
         if isinstance(workload, ExecuteTask) and is_device_task(workload.ti.executor_config):
             self._arrived[workload.key] = workload
         else:
-            self._engine.accept(workload, session)
+            self._unleased.accept(workload, session)
 
     def heartbeat(self) -> None:
         """One round of the scheduler's loop: place waiting tasks, start them, and process the tasks that have ended.
@@ -197,7 +206,7 @@ class HeteroExecutor(BaseExecutor):
     @property
     def slots_occupied(self) -> int:
         """Workloads that run or wait for a free process. A waiting device task takes no slot."""
-        return int(self._engine.occupied_slots) + len(self._keeper.running)
+        return int(self._engine.occupied_slots) + len(self._unleased.waiting) + len(self._keeper.running)
 
     @property
     def slots_available(self) -> int:
@@ -229,9 +238,8 @@ class HeteroExecutor(BaseExecutor):
             self._end_watch.stop()
 
     def _has(self, key: Any) -> bool:
-        return (
-            key in self._arrived or key in self._queue.tasks or key in self._checks.tasks or key in self._keeper.running
-        )
+        waiting = self._arrived, self._queue.tasks, self._checks.tasks, self._unleased.waiting
+        return key in self._keeper.running or any(key in tasks for tasks in waiting)
 
     def _queue_again(self, ti: Any) -> None:
         self._add_to_queue(ExecuteTask.make(ti, generator=self.jwt_generator))
@@ -258,7 +266,7 @@ class HeteroExecutor(BaseExecutor):
         for key, (state, info) in (self._reports.denied() | dict(events)).items():
             is_end = state in (TaskInstanceState.SUCCESS, TaskInstanceState.FAILED)
             if key not in self._keeper.running:
-                if not (is_end and self._reports.is_late(key)):
+                if not (is_end and (self._reports.is_late(key) or self._unleased.keep_again(key, state))):
                     self._ends.append((key, state, info))
             elif self._dispatcher.lease_events.keep_again(self._reports.failed_start(key, state), self._clock.now()):
                 is_any_over = True
@@ -283,12 +291,6 @@ class HeteroExecutor(BaseExecutor):
         self._task_event_logs.append(record)
         # Airflow hands them to SQLAlchemy one by one, which holds them weakly: without this they would be empty
         self._notes.append(record)
-
-    def _renew_token(self, workload: ExecuteTask, valid_s: float | None = None) -> None:
-        """Give a task a new token. The first one may have expired in the queue, or a shorter life is wanted."""
-        claims = {"sub": str(workload.ti.id), "scope": "workload"}
-        limit_s = conf.getfloat("scheduler", "task_queued_timeout")
-        workload.token = self.jwt_generator.generate(claims, valid_for=min(valid_s or limit_s, limit_s))
 
 
 def _airflow_database() -> Any:

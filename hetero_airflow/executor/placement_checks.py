@@ -19,14 +19,12 @@ from airflow.executors.workloads import ExecuteTask
 
 from hetero_airflow.contract.envelope import RequestOrTemplate
 from hetero_airflow.contract.placement_check import PlacementAnswer, add_answer
-from hetero_airflow.engines.engine import AirflowEngine
 from hetero_airflow.errors import RequestError
 from hetero_airflow.executor.airflow_db.task_instances import TaskInstances
 from hetero_airflow.executor.context.policy_context import PolicyContext
 from hetero_airflow.executor.pending_task import PendingTask
 from hetero_airflow.executor.reconcile import is_settled
 from hetero_airflow.executor.request_resolver import RequestResolver
-from hetero_airflow.executor.task_log import SchedulerCallbacks
 from hetero_airflow.model.plan import Decision, Place, Plan, Refuse, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
@@ -43,20 +41,18 @@ class PlacementChecks:
     def __init__(
         self,
         policy: Policy,
-        engine: AirflowEngine,
         tasks: TaskInstances,
         reaches: Callable[[str], bool],
         context: PolicyContext,
         resolver: RequestResolver,
-        callbacks: SchedulerCallbacks,
+        hand_over: Callable[[ExecuteTask], None],
     ) -> None:
         self.tasks: dict[Any, PendingTask] = {}
-        self._engine = engine
         self._task_instances = tasks
         self._checker = PlacementChecker(policy, reaches)
         self._context = context
         self._resolver = resolver
-        self._renew_token = callbacks.renew_token
+        self._hand_over_task = hand_over
 
     def add(self, workload: ExecuteTask, requested: RequestOrTemplate, since: datetime) -> None:
         """Keep a check until it has its answer. Uses no database: the scheduler is inside a transaction."""
@@ -98,8 +94,7 @@ class PlacementChecks:
     def _hand_over(self, key: Any, answer: PlacementAnswer) -> None:
         workload = self.tasks.pop(key).workload
         workload.ti.context_carrier = add_answer(workload.ti.context_carrier, answer)
-        self._renew_token(workload, None)
-        self._engine.hand_over_unplaced(workload)
+        self._hand_over_task(workload)
 
 
 def answer_of(decision: Place | Refuse) -> PlacementAnswer:

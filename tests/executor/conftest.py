@@ -126,6 +126,7 @@ class Bench:
         self.notes = []
         self.api_problem = None
         self.api = ExecutionApiWatch(lambda: self.api_problem, self.clock)
+        self.api.ask()
         callbacks = SchedulerCallbacks(
             report=self.report,
             note=lambda key, text: self.notes.append((key, text)),

@@ -1,8 +1,11 @@
 """An outage of Airflow's API server: nothing is placed, nothing that runs is given up, and no retry is used."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from uuid import UUID, uuid5
 
 import pytest
+from airflow.executors.workloads import ExecuteTask
 from airflow.utils.state import TaskInstanceState
 
 from hetero_airflow.engines.engine import Liveness
@@ -43,14 +46,6 @@ class TestPlacing:
         assert "Connection refused" in bench.queue.tasks["a"].logged_reason
         bench.bring_back_api_server()
         bench.beat(1)
-        assert bench.started == ["a"]
-
-    def test_a_server_that_never_answered_stops_nothing(self, bench):
-        bench.api_problem = "ConnectError: Connection refused"
-        for _ in range(5):
-            bench.api.ask()
-        bench.hold("a")
-        bench.beat()
         assert bench.started == ["a"]
 
     def test_a_lease_of_a_dead_scheduler_is_used_only_when_the_task_can_start(self, make_bench):
@@ -219,3 +214,94 @@ class TestStarting:
         bench.beat(1)
         (lease,) = bench.store.snapshot().leases
         assert {first, lease.worker_id} == {"worker-a", "worker-b"}
+
+
+def a_plain_task(name):
+    """A workload without a device request, and its key."""
+    ti = {
+        "id": uuid5(UUID(int=0), name), "dag_version_id": UUID(int=0), "task_id": name, "dag_id": "dag",
+        "run_id": "run", "try_number": 1, "map_index": -1, "pool_slots": 1, "queue": "default", "priority_weight": 1,
+    }  # fmt: skip
+    fields = {"dag_rel_path": "dag.py", "bundle_info": {"name": "b"}, "token": "old", "log_path": None}
+    workload = ExecuteTask.model_validate({"ti": ti, **fields})
+    return workload, workload.key
+
+
+A = str(uuid5(UUID(int=0), "a"))
+
+
+class TestPlainTasks:
+    @pytest.fixture
+    def plain(self, bench, executor):
+        """Queues a plain task; its key."""
+        bench.engine.accept = lambda workload, session: bench.engine.started.append(workload)
+        bench.engine.occupied_slots = 0
+
+        def queue(name):
+            workload, key = a_plain_task(name)
+            bench.tasks.rows[str(workload.ti.id)] = TaskProcess("queued")
+            executor.queue_workload(workload, session=None)
+            return key
+
+        return queue
+
+    def test_one_that_is_queued_in_an_outage_starts_after_it(self, bench, executor, plain):
+        bench.lose_api_server()
+        key = plain("a")
+        bench.beat(200)
+        assert (bench.started, executor.slots_occupied) == ([], 1)
+        assert executor.has_task(SimpleNamespace(key=key))
+        assert bench.tasks.refreshed[-1][0] == [A], "Airflow must not take it for stuck"
+        bench.bring_back_api_server()
+        bench.beat(1)
+        bench.beat(1)
+        assert (bench.started, bench.tokens) == ([key], [key])
+
+    def test_one_that_could_not_start_waits_again_with_the_same_try(self, bench, executor, plain):
+        key = plain("a")
+        bench.beat(200)
+        assert bench.tasks.refreshed[-1][0] == []
+        bench.lose_api_server()
+        bench.beat(200)
+        assert bench.tasks.refreshed[-1][0] == [A], "its supervisor waits for a server"
+        assert fail_start(bench, executor, key) == {}
+        bench.beat(1)
+        assert bench.started == [key]
+        bench.bring_back_api_server()
+        bench.beat(1)
+        assert bench.started == [key, key]
+        executor._process_ends({key: (SUCCESS, None)})
+        assert executor.get_event_buffer() == {key: (SUCCESS, None)}
+
+    def test_one_that_fails_for_another_cause_is_left_to_airflow(self, bench, executor, plain):
+        key = plain("a")
+        assert fail_start(bench, executor, key) == {key: FAILED}
+        assert bench.dispatcher.unleased.waiting == {}
+
+    def test_one_that_had_begun_is_left_to_airflow(self, bench, executor, plain):
+        key = plain("a")
+        bench.lose_api_server()
+        bench.tasks.rows[A] = TaskProcess("running", 100, "here", bench.clock.now())
+        assert fail_start(bench, executor, key) == {key: FAILED}
+
+    def test_one_that_airflow_does_not_want_any_more_is_forgotten(self, bench, executor, plain):
+        bench.lose_api_server()
+        key = plain("a")
+        plain("b")
+        bench.tasks.rows[str(uuid5(UUID(int=0), "b"))] = TaskProcess("failed")
+        bench.engine.withdraw = lambda key: False
+        executor.revoke_task(ti=SimpleNamespace(key=key))
+        executor._take_messages()
+        bench.bring_back_api_server()
+        bench.beat(1)
+        assert bench.started == []
+
+    def test_a_placement_check_that_could_not_start_waits_again(self, bench, executor):
+        workload, key = a_plain_task("room")
+        bench.tasks.rows[str(workload.ti.id)] = TaskProcess("queued")
+        bench.dispatcher.unleased.hand_over(workload)
+        bench.lose_api_server()
+        assert fail_start(bench, executor, key) == {}
+        bench.bring_back_api_server()
+        bench.beat(1)
+        assert bench.started == [key, key]

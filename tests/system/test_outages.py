@@ -36,12 +36,16 @@ def ends(airflow, dag_id, run_id):
     return {(ti["state"], ti["try_number"]) for ti in airflow.tasks(dag_id, run_id)}
 
 
+def forget_starts(airflow):
+    for path in airflow.home.glob("*.starts"):
+        path.unlink()
+
+
 @pytest.mark.timeout(OUTAGE_S + 300)
 def test_an_outage_of_the_api_server_fails_no_task_and_uses_no_retry(airflow):
     first = airflow.trigger("during")
-    assert airflow.wait_for_run("during", first, 60) == "success"
-    for number in range(4):
-        (airflow.home / f"during-{number}.starts").unlink()
+    assert airflow.wait_for_run("during", first, 120) == "success"
+    forget_starts(airflow)
     before = airflow.trigger("before", {"through_s": OUTAGE_S + 20, "ends_s": 12})
     airflow.wait_until(lambda: all(starts(airflow, name) for name in ("through", "ends", "killed")), "all to run", 60)
     airflow.kill("api-server")
@@ -61,3 +65,23 @@ def test_an_outage_of_the_api_server_fails_no_task_and_uses_no_retry(airflow):
     assert airflow.xcom("before", before, "ends") == "ends"
     history = airflow.store().request_history("during", "during-outage", "use", 0)
     assert any("API server" in str(decision["reason"]) for decision in history.decisions), history.decisions
+
+
+@pytest.mark.timeout(300)
+def test_a_scheduler_that_starts_during_an_outage_starts_no_task_before_its_end(airflow):
+    forget_starts(airflow)
+    airflow.kill("api-server")
+    airflow.kill("scheduler")
+    airflow.run("dags", "unpause", "during")
+    airflow.run("dags", "trigger", "during", "--run-id", "after-restart")
+    airflow.launch("scheduler")
+    store = airflow.store()
+    airflow.wait_until(lambda: store.request_history("during", "after-restart", "use", 0), "the tasks to wait", 90)
+    time.sleep(10)
+    assert list(airflow.home.glob("*.starts")) == []
+    assert store.snapshot().leases == ()
+    airflow.launch("api-server")
+    airflow.wait_until(airflow.is_healthy, "the API server to answer", 90)
+    assert airflow.wait_for_run("during", "after-restart", 180) == "success"
+    assert ends(airflow, "during", "after-restart") == {("success", 1)}
+    assert [len(starts(airflow, f"{kind}-{number}")) for kind in ("during", "plain") for number in range(4)] == [1] * 8

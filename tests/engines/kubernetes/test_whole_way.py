@@ -32,6 +32,12 @@ from tests.executor.conftest import StandInTasks
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 
 
+def an_api_that_answers():
+    watch = ExecutionApiWatch(lambda: None, SystemClock())
+    watch.ask()
+    return watch
+
+
 class Bench:
     """What HeteroExecutor joins, but for Airflow's tables."""
 
@@ -48,7 +54,7 @@ class Bench:
             configuration, self.store, PriorityPolicy(), self.engine, tasks=self.tasks, callbacks=callbacks,
             edges=SimpleNamespace(refresh=lambda dag_ids: {}), clock=SystemClock(), queued_timeout_s=600,
             signer=a_signer(),
-            api=ExecutionApiWatch(lambda: None, SystemClock()),
+            api=an_api_that_answers(),
         )  # fmt: skip
         self.keeper = self.dispatcher.keeper
         self.engine.start(EngineContext("way", None, None, dict, self.dispatcher.workers.current))

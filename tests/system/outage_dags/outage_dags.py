@@ -3,9 +3,11 @@
 import os
 import time
 
+from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG
 
 from hetero_airflow.operators import DevicePythonOperator
+from hetero_airflow.sensors import DeviceAvailableSensor
 
 
 def use_device(name, seconds):
@@ -32,3 +34,7 @@ with DAG("during", schedule=None, default_args={"retries": 0}):
     DevicePythonOperator.partial(task_id="use", python_callable=use_device, device="npu").expand(
         op_args=[[f"during-{number}", 1.0] for number in range(4)]
     )
+    PythonOperator.partial(task_id="plain", python_callable=use_device).expand(
+        op_args=[[f"plain-{number}", 0.5] for number in range(4)]
+    )
+    DeviceAvailableSensor(task_id="room", device="npu")
