@@ -110,14 +110,13 @@ class Dispatcher:
         self.checks = PlacementChecks(
             policy, tasks, self.starter.reaches, self._context, self._resolver, self.unleased.hand_over
         )
-        lease_timeout_s, add_context = configuration.lease_timeout_s, self._add_policy_context
         self._cycle = Cycle(
             store,
             policy,
             self.starter,
-            lease_timeout_s,
+            configuration.lease_timeout_s,
             preemptor=self._preemptions,
-            policy_context=add_context,
+            policy_context=self._add_policy_context,
             obstacle=api.placement_obstacle,
             ended_since=tasks.ended_since,
         )
@@ -181,8 +180,7 @@ class Dispatcher:
                 self._runner.rotate_alternatives(now)
             waiting = [task.request_id for task in (*self.queue.tasks.values(), *self.checks.tasks.values())]
             waiting += self.unleased.delayed_ids()
-            running = [task.lease.request_id for task in self.keeper.running.values()]
-            self._housekeeping.run(waiting, running, now)
+            self._housekeeping.run(waiting, [task.lease.request_id for task in self.keeper.running.values()], now)
             self.queue.log_waits(self._store.snapshot(), now)
             self.starter.record_placed(self._tasks, now)
 

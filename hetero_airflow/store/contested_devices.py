@@ -6,6 +6,8 @@ each scheduler's own host may take it next. Of the workers with one of the other
 first offers it: a policy that counted it for each of them would plan gangs that can never be placed, and an agent that
 lies must not get the devices of others.
 
+A hold on the device counts for all workers that report it, whichever name it was placed under.
+
 Rejected: giving the device to the worker that reports it first in all cases. The tasks that wait in the other scheduler
 could never start, since its engine reaches only its own host.
 """
@@ -13,11 +15,12 @@ could never start, since its engine reaches only its own host.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
 from hetero_airflow.model.device import Device
 from hetero_airflow.model.devices.identity import physical_ids
+from hetero_airflow.model.hold import Hold, holds_on
 from hetero_airflow.model.snapshot import NO_USAGE, DeviceUsage
 from hetero_airflow.model.worker import Worker, WorkerState
 
@@ -36,6 +39,8 @@ class ContestedDevices:
         """Worker id → device id → physical id."""
         self._since: dict[str, Mapping[str, datetime | None]] = {}
         """Worker id → device id → when the worker first reported it."""
+        self._holds: dict[str, dict[str, Hold]] = {}
+        """Worker id → device id → the first hold on the device; without those on whole workers."""
         self._reports: defaultdict[str, dict[str, str]] = defaultdict(dict)
         """Physical id → worker id → device id."""
         self._contested: set[str] = set()
@@ -45,10 +50,16 @@ class ContestedDevices:
         self._shown: dict[str, tuple[Worker, Mapping[str, str], Worker]] = {}
         """Worker id → worker as reported, its problems, worker with these problems."""
 
-    def put_worker(self, worker: Worker, reported_since: Mapping[str, datetime | None] = {}) -> None:
-        """Add or replace a worker."""
+    def put_worker(
+        self, worker: Worker, reported_since: Mapping[str, datetime | None] = {}, holds: Iterable[Hold] = ()
+    ) -> None:
+        """Add or replace a worker, with the holds on it."""
         ids = physical_ids(worker)
         self._since[worker.id] = reported_since
+        device_holds = [hold for hold in holds if hold.device_id]
+        self._holds[worker.id] = {
+            device.id: held[0] for device in worker.devices if (held := holds_on(device, device_holds))
+        }
         if ids != self._ids.get(worker.id):
             self._drop_reports(worker.id)
             self._ids[worker.id] = ids
@@ -59,6 +70,7 @@ class ContestedDevices:
     def drop_worker(self, worker_id: str) -> None:
         """Remove a worker; unknown ids are ignored."""
         self._since.pop(worker_id, None)
+        self._holds.pop(worker_id, None)
         self._drop_reports(worker_id)
 
     def _drop_reports(self, worker_id: str) -> None:
@@ -100,8 +112,8 @@ class ContestedDevices:
         problems: defaultdict[str, dict[str, str]] = defaultdict(dict)
         for physical_id in self._contested:
             holders = self._holders(physical_id, usage)
-            worker_problems = self._held(physical_id, holders) if holders else self._offered_twice(physical_id, workers)
-            for worker_id, text in worker_problems:
+            leased = self._held(physical_id, holders) if holders else self._offered_twice(physical_id, workers)
+            for worker_id, text in (dict(leased) | dict(self._on_hold(physical_id))).items():
                 problems[worker_id][self._reports[physical_id][worker_id]] = text
         before, self._problems = self._problems, dict(problems)
         return self._problems != before
@@ -111,6 +123,14 @@ class ContestedDevices:
             holder = next((id_ for id_ in holders if id_ != worker_id), None)
             if holder is not None:
                 yield worker_id, f"worker {holder} holds it; it is free here when its task there has ended"
+
+    def _on_hold(self, physical_id: str) -> Iterator[tuple[str, str]]:
+        reports = self._reports[physical_id].items()
+        holds = [self._holds[id_][device_id] for id_, device_id in reports if device_id in self._holds[id_]]
+        for worker_id, _ in reports:
+            hold = next((hold for hold in holds if hold.worker_id != worker_id), None)
+            if hold is not None:
+                yield worker_id, f"on worker {hold.worker_id}, {hold}"
 
     def _offered_twice(self, physical_id: str, workers: Mapping[str, Worker]) -> Iterator[tuple[str, str]]:
         first: dict[str, str] = {}

@@ -45,7 +45,7 @@ class SnapshotBuilder:
         self._is_sorted &= worker.id in self._workers
         ordered = tuple(sorted(holds, key=lambda hold: (hold.device_id, hold.kind)))
         self._workers[worker.id] = with_holds(worker, ordered)
-        self._contested.put_worker(self._workers[worker.id], reported_since)
+        self._contested.put_worker(self._workers[worker.id], reported_since, ordered)
         self._changed.add("workers")
         if ordered != self._holds.get(worker.id, ()):
             self._holds[worker.id] = ordered

@@ -10,7 +10,7 @@ from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.lease import LeaseState
 from hetero_airflow.model.plan import Plan
 from hetero_airflow.model.worker import WorkerState
-from hetero_airflow.store.store import HoldPlaced, RequestSubmitted, WorkerForgotten, WorkerLost, WorkerSeen
+from hetero_airflow.store.store import HoldLifted, HoldPlaced, RequestSubmitted, WorkerForgotten, WorkerLost, WorkerSeen
 from hetero_airflow.testing import EPOCH, a_cpu, a_device, a_pending, a_place, a_worker, move_lease
 from tests.store.contract import LATER, grant, release
 
@@ -75,6 +75,18 @@ def test_shares_of_a_device_go_to_one_worker(store):
     assert not taken(store, a_place("r3", "worker-b", **{UUID: 500}))
     release(store, second)
     assert taken(store, a_place("r3", "worker-b", **{UUID: 500}))
+
+
+def test_a_hold_on_a_device_counts_under_each_name_that_reports_it(store):
+    """A container that restarts under another name gives a faulty or drained device no new task."""
+    first, second = in_containers(GPU)
+    prepare(store, [first])
+    hold = Hold("worker-a", UUID, HoldKind.DRAINED, "new fan", EPOCH, "a person undrains it")
+    whole = Hold("worker-a", "", HoldKind.DRAINED, "new room", EPOCH, "a person undrains it")
+    store.record([HoldPlaced(hold), HoldPlaced(whole), WorkerLost("worker-a"), WorkerSeen(second)], EPOCH)
+    assert (offered(store, "worker-b"), problems(store, "worker-b")) == (["cpu"], {UUID: f"on worker worker-a, {hold}"})
+    store.record([HoldLifted("worker-a", UUID, HoldKind.DRAINED)], EPOCH)
+    assert (offered(store, "worker-b"), problems(store, "worker-b")) == (["cpu", UUID], {})
 
 
 MIG = a_device("MIG-8c3b9a5e-7e0c-5a4e-9b57-2f1f3c2b1a01", parent=UUID, partition="1g.10gb", pci=PCI)

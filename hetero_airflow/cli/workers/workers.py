@@ -15,7 +15,7 @@ from hetero_airflow.cli.device_text import count, pairs_text
 from hetero_airflow.cli.output import age, cell, show, show_json, table
 from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.executor.configuration import read_configuration
-from hetero_airflow.model.device import Device, Telemetry
+from hetero_airflow.model.device import UNCOVERED_KEY, Device, Telemetry
 from hetero_airflow.model.devices.identity import contested_devices, contested_text
 from hetero_airflow.model.heartbeat import WorkerHeartbeat
 from hetero_airflow.model.hold import Hold, holds_on
@@ -114,6 +114,9 @@ def _problem_lines(snapshot: Snapshot) -> Iterator[str]:
             yield f"Worker {worker.id} may have more devices: {problem}"
         if worker.state is WorkerState.ONLINE:
             yield from _unleasable_lines(worker, snapshot.holds_of(worker.id))
+            uncovered = ", ".join(device.id for device in worker.devices if device.details.get(UNCOVERED_KEY))
+            if uncovered:
+                yield f"{worker.id} can't see which processes use {uncovered}: see `airflow hetero config --check`"
 
 
 def _unleasable_lines(worker: Worker, holds: tuple[Hold, ...]) -> Iterator[str]:

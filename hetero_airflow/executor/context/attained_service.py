@@ -16,6 +16,9 @@ from hetero_airflow.model.run import RunEnd
 from hetero_airflow.model.snapshot import PendingRequest
 from hetero_airflow.model.worker import Worker
 
+_MAX_RECORDS = 10_000
+"""Number of requests that are remembered. Another scheduler may finish one, and this one does not hear of it."""
+
 
 @dataclass(slots=True)
 class ServiceRecord:
@@ -34,8 +37,14 @@ class AttainedService:
         self._records: dict[str, ServiceRecord] = {}
 
     def begin(self, request_id: str, submitted_at: datetime) -> None:
-        """Note that a request got devices."""
-        self._records.setdefault(request_id, ServiceRecord(submitted_at))
+        """Note that a request got devices. Of too many, the one that got them first is forgotten."""
+        self._put(request_id, self._records.get(request_id) or ServiceRecord(submitted_at))
+
+    def _put(self, request_id: str, record: ServiceRecord) -> None:
+        self._records.pop(request_id, None)
+        self._records[request_id] = record
+        if len(self._records) > _MAX_RECORDS:
+            del self._records[next(iter(self._records))]
 
     def knows(self, request_id: str) -> bool:
         """Whether a request got devices here before."""
@@ -43,7 +52,7 @@ class AttainedService:
 
     def take_over(self, pending: PendingRequest) -> None:
         """Take over a request that another scheduler placed, as the store has it."""
-        self._records[pending.id] = ServiceRecord(pending.submitted_at, dict(pending.attained_service_s))
+        self._put(pending.id, ServiceRecord(pending.submitted_at, dict(pending.attained_service_s)))
 
     def end(self, lease: Lease, worker: Worker | None, end: RunEnd | None, now: datetime) -> None:
         """Note that a lease has ended. Its service is kept only if the request goes on later."""

@@ -150,7 +150,7 @@ class LeaseKeeper:
         for task, move, outcome in zip(gone, moves, self._store.move(moves, now), strict=True):
             del self._ending[task.lease.id]
             if isinstance(outcome, StoreError):
-                log.info("Another scheduler ended a lease first: %s", outcome)
+                log.info("A lease had already ended: %s", outcome)
             else:
                 freed.append(LeaseFreed(task.key, task.lease, move.end))
         return freed
@@ -204,7 +204,7 @@ class LeaseKeeper:
                 log.warning("Lease %s of %s was ended before its task began. The task waits again.", lease.id, key)
                 events.append(StartFailed(*task.start))
             else:
-                log.warning("Lease %s of %s was ended elsewhere. Nothing is stopped here.", lease.id, key)
+                log.warning("Lease %s of %s has already ended. Nothing is stopped.", lease.id, key)
         return events
 
     def _is_newest(self, key: Any, lease: Lease) -> bool:

@@ -7,7 +7,7 @@ import pytest
 
 from hetero_airflow.cli.workers.workers import NO_WORKERS, _problem_lines, worker_report, workers_at_site, workers_json
 from hetero_airflow.errors import SettingsError
-from hetero_airflow.model.device import Telemetry
+from hetero_airflow.model.device import UNCOVERED_KEY, Telemetry
 from hetero_airflow.model.heartbeat import WorkerHeartbeat
 from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.snapshot import DeviceUsage, Snapshot
@@ -176,4 +176,11 @@ def test_a_lost_worker_with_heartbeats_shows_which_leases_keep_it_out(render):
     lines = render(worker_report(a_snapshot(), LAST_SEEN, heartbeats, NOW, worker_timeout_s=300)).splitlines()
     assert [line for line in lines if "comes back when" in line] == [
         "Worker worker-b comes back when no process of the leases r1.1, r2.2 is left on it."
+    ]
+
+
+def test_devices_whose_users_nobody_can_see_are_named():
+    worker = a_worker("worker-a", (a_device("GPU-0", details={UNCOVERED_KEY: True}), a_device("GPU-1")))
+    assert list(_problem_lines(Snapshot(1, (worker,)))) == [
+        "worker-a can't see which processes use GPU-0: see `airflow hetero config --check`"
     ]
