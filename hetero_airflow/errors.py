@@ -82,6 +82,10 @@ class NoLeaseError(HeteroError, RuntimeError):
     """The process asks for its device lease but has none."""
 
 
+class DeviceUnavailable(HeteroError, RuntimeError):
+    """A local run asks for devices that this machine does not have, or that were not free in time."""
+
+
 class TraceError(HeteroError, ValueError):
     """A trace or workload that can't be read or contradicts itself; names the line and the field where it can."""
 

@@ -19,6 +19,10 @@ CONTROL_VARIABLE = "HETERO_AIRFLOW_CONTROL"
 """Environment variable with the folder through which a task and its supervisor communicate."""
 
 
+IN_PROCESS_VARIABLE = "HETERO_AIRFLOW_IN_PROCESS"
+"""Environment variable: 1 runs the device tasks of a local run in the process of `dag.test()`, for a debugger."""
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option, its default as a configuration file writes it, and what it does."""

@@ -9,7 +9,7 @@ if __name__ == "operators":
 from typing import TYPE_CHECKING, Any
 
 from hetero_airflow.operators.bash import DeviceBashOperator
-from hetero_airflow.operators.decorator import device_task
+from hetero_airflow.operators.decorator import device_task, task
 from hetero_airflow.operators.device import DeviceOperator
 from hetero_airflow.operators.python import DevicePythonOperator
 from hetero_airflow.operators.torchrun import TorchrunOperator
@@ -17,7 +17,7 @@ from hetero_airflow.operators.torchrun import TorchrunOperator
 if TYPE_CHECKING:
     from hetero_airflow.operators.pod import DevicePodOperator as DevicePodOperator
 
-__all__ = ["DeviceBashOperator", "DeviceOperator", "DevicePythonOperator", "TorchrunOperator", "device_task"]
+__all__ = ["DeviceBashOperator", "DeviceOperator", "DevicePythonOperator", "TorchrunOperator", "device_task", "task"]
 
 
 def __getattr__(name: str) -> Any:

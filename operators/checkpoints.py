@@ -18,6 +18,7 @@ from hetero_airflow.contract.checkpoint_place import (
     checkpoint_place,
     store_credentials,
 )
+from hetero_airflow.contract.local_run import is_local_run
 from hetero_airflow.contract.state_keys import CHECKPOINT
 from hetero_airflow.errors import RequestError
 from hetero_airflow.model.request_fields import unknown_field
@@ -125,7 +126,7 @@ def checkpoint_variables(
         # only the leader claims the place, before the others read it, and decides the epoch
         place = place.model_copy(update={"path": path} | ({"epoch": None} if gang.rank else {}))
     states: Any = context.get("task_state_store")
-    if states is not None:
+    if states is not None and not is_local_run():
         recorded = states.get(CHECKPOINT)
         if isinstance(recorded, dict) and recorded.get("epoch") == place.epoch and isinstance(recorded.get("url"), str):
             place = place.model_copy(update={"url": recorded["url"], HOST_BOUND: recorded.get(HOST_BOUND) is True})
@@ -153,7 +154,7 @@ def _place(
         credentials=credentials,
     )
     retention = arguments.model_dump(include={"keep_last", "keep_best", "keep_every"})
-    if arguments.url:
+    if arguments.url and not is_local_run():
         return place.model_copy(update=retention | {"url": arguments.url})
     is_host_bound = options.is_default and lease is not None and lease.is_remote
     return place.model_copy(update=retention | {HOST_BOUND: is_host_bound})

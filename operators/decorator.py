@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from airflow.providers.standard.operators.python import PythonOperator
+from airflow.sdk import task as airflow_task
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
+from airflow.sdk.definitions.decorators import TaskDecoratorCollection
 
+from hetero_airflow.model.arguments import Checkpointing, DeviceArgument, Duration, PriorityName, Quota
 from hetero_airflow.operators.device import DeviceOperator
 
 
@@ -35,19 +38,67 @@ class DeviceDecoratedOperator(DeviceOperator, DecoratedOperator, PythonOperator)
 
 
 def device_task(
-    python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
+    python_callable: Callable[..., Any] | None = None,
+    multiple_outputs: bool | None = None,
+    *,
+    device: DeviceArgument | None = None,
+    quota: Quota | None = None,
+    runtime: Mapping[str, str] | None = None,
+    driver: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    topology: str | None = None,
+    priority: PriorityName | None = None,
+    wait_timeout: Duration | None = None,
+    gang: int | str | None = None,
+    checkpoint: Checkpointing | None = None,
+    **kwargs: Any,
 ) -> TaskDecorator:
-    """Turn a function into a task on devices. Takes the arguments of `DeviceOperator` and of ``@task``.
+    """Turn a function into a task on devices. Takes the arguments of ``@task`` as well.
 
-    Available as ``@task.device`` once the package is installed.
+    Available as ``@task.device`` once the package is installed. Type checkers and IDEs know its arguments if `task`
+    comes from ``hetero_airflow.operators``; it is Airflow's own `task`.
 
-    >>> from airflow.sdk import task
+    :param device: the devices: ``gpu``, ``a100:2``, ``gpu:0.5``, a list of alternatives, a set, ...
+    :param quota: count, share, memory, cpus, host_memory
+    :param runtime: software → version specifier
+    :param driver: version specifier of the driver
+    :param labels: label → value of the worker
+    :param topology: nvlink or numa of the devices; host, rack or site of a gang; ``nvlink@10m`` waits at most that long
+    :param priority: urgent, high, medium or low
+    :param wait_timeout: fail after waiting for longer
+    :param gang: for a mapped task: this many of its instances are placed together or not at all
+    :param checkpoint: mapping with any of url, keep_last, keep_best, keep_every, on_clear
+
+    >>> from hetero_airflow.operators import task
     >>> @task.device(device=["gpu", "cpu:2"], quota={"host_memory": "2GiB"})
     ... def train(): ...
     """
+    arguments = {
+        "device": device,
+        "quota": quota,
+        "runtime": runtime,
+        "driver": driver,
+        "labels": labels,
+        "topology": topology,
+        "priority": priority,
+        "wait_timeout": wait_timeout,
+        "gang": gang,
+        "checkpoint": checkpoint,
+    }
     return task_decorator_factory(
         python_callable=python_callable,
         multiple_outputs=multiple_outputs,
         decorated_operator_class=DeviceDecoratedOperator,
+        **{name: value for name, value in arguments.items() if value is not None},
         **kwargs,
     )
+
+
+class _TaskDecorators(TaskDecoratorCollection):
+    """Airflow's `task`, with the signature of ``task.device``, which Airflow's own types don't know."""
+
+    device = staticmethod(device_task)
+
+
+task: _TaskDecorators = cast("_TaskDecorators", airflow_task)
+"""Airflow's `task`. Import it from here to have the arguments of ``@task.device`` checked."""

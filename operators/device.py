@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 from airflow.sdk import BaseOperator, Context, RetryPolicy
 
 from hetero_airflow.contract.envelope import ARGUMENTS, ENVELOPE_KEY, pack_request, read_lease
+from hetero_airflow.contract.local_run import is_local_run
 from hetero_airflow.contract.retry_policy import DeviceRetryPolicy
 from hetero_airflow.contract.selection import device_task_defaults
+from hetero_airflow.model.arguments import Checkpointing, DeviceArgument, Duration, PriorityName, Quota
 from hetero_airflow.model.gang import parse_gang
 from hetero_airflow.operators.checkpoints import CheckpointArguments, checkpoint_environment_set
 from hetero_airflow.operators.requeue import raise_if_preempted, requeued_by_rules, rescheduled_if_preempted
@@ -47,16 +50,16 @@ class DeviceOperator(BaseOperator):
     def __init__(
         self,
         *,
-        device: Any,
-        quota: Any = None,
-        runtime: Any = None,
-        driver: Any = None,
-        labels: Any = None,
-        topology: Any = None,
-        priority: Any = None,
-        wait_timeout: Any = None,
-        gang: Any = None,
-        checkpoint: Any = None,
+        device: DeviceArgument,
+        quota: Quota | None = None,
+        runtime: Mapping[str, str] | None = None,
+        driver: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        topology: str | None = None,
+        priority: PriorityName | None = None,
+        wait_timeout: Duration | None = None,
+        gang: int | str | None = None,
+        checkpoint: Checkpointing | None = None,
         retry_policy: RetryPolicy | None = None,
         executor: str | None = None,
         executor_config: dict[str, Any] | None = None,
@@ -78,18 +81,31 @@ class DeviceOperator(BaseOperator):
 
     def execute(self, context: Context) -> Any:
         """Run the wrapped operator with the lease bound to this process."""
-        with self._recovering(context):
-            return super().execute(context)
+        return self._run(context, functools.partial(super().execute, context))
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Continue after a deferral, with the new lease bound to this process."""
-        with self._recovering(context):
-            return super().resume_execution(next_method, next_kwargs, context)
+        return self._run(context, functools.partial(super().resume_execution, next_method, next_kwargs, context))
 
     def on_kill(self) -> None:
         """Stop what the operator started. A preempted task goes on later."""
         super().on_kill()
         raise_if_preempted()
+
+    def _run(self, context: Context, work: Callable[[], Any]) -> Any:
+        """Do the work with a lease: that of the executor, or in a local run one of this machine."""
+        has_lease = LEASE_VARIABLE in os.environ or read_lease(getattr(context["ti"], "context_carrier", None))
+        if has_lease or not is_local_run():
+            with self._recovering(context):
+                return work()
+        from hetero_airflow.operators.local_run import run_on_local_devices
+
+        return run_on_local_devices(self, context, functools.partial(self._run_locally, context, work))
+
+    def _run_locally(self, context: Context, work: Callable[[], Any]) -> Any:
+        """Do the work of a local run. A failure goes to the person who waits for it, and is not requeued."""
+        with self._lease_bound(context), rescheduled_if_preempted(self.log):
+            return work()
 
     @contextmanager
     def _recovering(self, context: Context) -> Iterator[None]:

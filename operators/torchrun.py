@@ -124,18 +124,20 @@ class TorchrunOperator(DeviceOperator):
 
         :raises RanksFailed: torchrun gave up
         """
-        with self._recovering(context):
-            lease = current_lease() if LEASE_VARIABLE in os.environ else None
-            if lease is None or lease.gang is None:
-                return self._train(lease)
-            with joined_rendezvous(context, lease.gang, lease.id) as member:
-                return self._train_together(lease, member)
+        return self._run(context, lambda: self._train_on_lease(context))
 
     def on_kill(self) -> None:
         """Stop torchrun and its ranks. A preempted task goes on later."""
         if self._group is not None:
             self._group.end()
         super().on_kill()
+
+    def _train_on_lease(self, context: Context) -> Any:
+        lease = current_lease() if LEASE_VARIABLE in os.environ else None
+        if lease is None or lease.gang is None:
+            return self._train(lease)
+        with joined_rendezvous(context, lease.gang, lease.id) as member:
+            return self._train_together(lease, member)
 
     def _train(self, lease: TaskLease | None) -> Any:
         if self.node_rank is not None:
@@ -223,14 +225,9 @@ class TorchrunOperator(DeviceOperator):
         devices = lease.count if lease is not None and lease.kind != "cpu" else None
         least, most = self._range or (devices or 1, devices or 1)
         if devices is not None and least > devices:
-            raise AirflowFailException(
-                RequestError(
-                    "processes",
-                    self.processes,
-                    found=f"{devices} leased devices",
-                    remedy="Ask for one device for each process",
-                )
-            )
+            found = f"{devices} leased devices"
+            error = RequestError("processes", self.processes, found=found, remedy="Ask for one device for each process")
+            raise AirflowFailException(error)
         return least, most if devices is None else min(most, devices)
 
     def _environment(self, lease: TaskLease | None, count: int) -> dict[str, str]:

@@ -19,6 +19,7 @@ from hetero_airflow.checkpoints.loading import read_index, read_newest_checkpoin
 from hetero_airflow.checkpoints.opening import check_url, open_store, split_url
 from hetero_airflow.checkpoints.place import checkpoint_path, newest_key
 from hetero_airflow.contract.checkpoint_place import checkpoint_options, checkpoint_place, store_credentials
+from hetero_airflow.contract.local_run import is_local_run
 from hetero_airflow.errors import CheckpointStoreUnavailable, HeteroError, RequestError
 from hetero_airflow.registry import load
 from hetero_airflow.sensors.poller import ABSENT
@@ -132,7 +133,7 @@ class CheckpointSource:
         name = _bucket_name(watch)
         with self._lock:
             bucket = self._buckets.get(name) or _BucketStores()
-            url = bucket.configured_url if watch.url is None else watch.url
+            url = bucket.configured_url if name is None or watch.url is None else watch.url
             store = bucket.store(url)
             self._buckets[name] = bucket
             return url, store
@@ -180,7 +181,9 @@ class _BucketStores:
 
 
 def _bucket_name(watch: WatchedCheckpoint) -> tuple[str, str] | None:
-    return None if watch.url is None else split_url(watch.url)[:2]
+    if watch.url is None or is_local_run():  # a local run has one place for all checkpoints
+        return None
+    return split_url(watch.url)[:2]
 
 
 def _path(watch: WatchedCheckpoint) -> str:

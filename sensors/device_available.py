@@ -13,6 +13,7 @@ might preempt others.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -20,8 +21,12 @@ from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout
 
 from hetero_airflow.contract.envelope import ARGUMENTS, ENVELOPE_KEY
+from hetero_airflow.contract.local_run import is_local_run, local_settings, requested
 from hetero_airflow.contract.placement_check import pack_placement_check, read_answer
 from hetero_airflow.contract.selection import device_task_defaults
+from hetero_airflow.errors import DeviceUnavailable, RequestError
+from hetero_airflow.model.arguments import DeviceArgument, PriorityName, Quota
+from hetero_airflow.model.plan import Place
 
 
 class DeviceAvailableSensor(BaseSensorOperator):
@@ -52,13 +57,13 @@ class DeviceAvailableSensor(BaseSensorOperator):
     def __init__(
         self,
         *,
-        device: Any,
-        quota: Any = None,
-        runtime: Any = None,
-        driver: Any = None,
-        labels: Any = None,
-        topology: Any = None,
-        priority: Any = None,
+        device: DeviceArgument,
+        quota: Quota | None = None,
+        runtime: Mapping[str, str] | None = None,
+        driver: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        topology: str | None = None,
+        priority: PriorityName | None = None,
         timeout: timedelta | float | None = None,
         executor: str | None = None,
         executor_config: dict[str, Any] | None = None,
@@ -77,12 +82,14 @@ class DeviceAvailableSensor(BaseSensorOperator):
         )
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
-        """The executor's answer, which came with the task.
+        """The executor's answer, which came with the task. In a local run, that of the policy on this machine.
 
         :raises AirflowSensorTimeout: the request could not be placed in time
         :raises AirflowFailException: no known worker could ever satisfy the request
         """
         answer = read_answer(getattr(context["ti"], "context_carrier", None))
+        if answer is None and is_local_run():
+            return self._poke_here(context)
         if answer is None:
             self.log.warning(
                 "HeteroExecutor did not check this request, because it does not run this task. The sensor succeeds, "
@@ -93,3 +100,16 @@ class DeviceAvailableSensor(BaseSensorOperator):
         if answer.problem:
             raise (AirflowFailException if answer.is_final else AirflowSensorTimeout)(answer.problem)
         return PokeReturnValue(True, {"worker_id": answer.worker_id, "device_ids": list(answer.device_ids)})
+
+    def _poke_here(self, context: Context) -> bool | PokeReturnValue:
+        from hetero_airflow.runtime.local_leases import decide_here  # see `local_settings`
+
+        try:
+            decision = decide_here(requested(self, context), local_settings())
+        except (DeviceUnavailable, RequestError) as error:
+            raise AirflowFailException(str(error)) from error
+        if not isinstance(decision, Place):
+            self.log.info("Local run: %s", getattr(decision, "reason", ""))
+            return False
+        device_ids = [claim.device_id for claim in decision.claims]
+        return PokeReturnValue(True, {"worker_id": decision.worker_id, "device_ids": device_ids})

@@ -22,7 +22,7 @@ from hetero_airflow.discovery.inventory_watch import InventoryWatch, with_missin
 from hetero_airflow.discovery.used_devices import ANY_PROCESS, UsedDevices
 from hetero_airflow.engines.cgroups import covered
 from hetero_airflow.model.device import Telemetry
-from hetero_airflow.model.worker import Worker
+from hetero_airflow.model.worker import Inventory, Worker
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,9 @@ class Agent:
         self._used = used or UsedDevices(ANY_PROCESS)
         self._pause, self._rng, self._clock = pause, rng, clock
         self._worker: Worker | None = None
+        """As it is reported."""
+        self._found: Worker | None = None
+        """As the last discovery found it, with the devices that local runs hold."""
         self._telemetry: tuple[Telemetry, ...] = ()
         self._server_inventory = ""
         """Name of the inventory that the server has, if it is the newest; empty if the newest has to be sent."""
@@ -120,18 +123,24 @@ class Agent:
     def _read_inventory(self) -> None:
         if self._leases.unchecked.is_look_due or self._used.has_changed:
             self._watch.refresh()
+        self._leases.local_runs.look()
         inventory = self._watch.poll()
-        if inventory is None:
+        if inventory is not None:
+            self._take_inventory(inventory)
+        if self._found is None:
             return
+        worker = self._leases.local_runs.without_held(self._found)
+        if worker != self._worker:
+            self._worker, self._server_inventory, self._is_refused, self._send_again_at = worker, "", False, None
+
+    def _take_inventory(self, inventory: Inventory) -> None:
         worker = covered(inventory.worker.model_copy(update={"engine": self._engine}))
         if self._worker is not None:
             worker = with_missing_devices(worker, self._worker)
         self._used.take(inventory.users, *(self._leases.current() if inventory.users else ((), ())))
-        worker = self._used.without_used(worker)
+        self._found = self._used.without_used(worker)
         self._telemetry = valid_readings(inventory.telemetry)
         self._errors.take_inventory(inventory)
-        if worker != self._worker:
-            self._worker, self._server_inventory, self._is_refused, self._send_again_at = worker, "", False, None
 
     def _send_heartbeat(self) -> ServerReply:
         errors = self._errors.unconfirmed()

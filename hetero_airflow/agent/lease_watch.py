@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hetero_airflow.agent.protocol import MAX_LEASES
+from hetero_airflow.engines.held_devices import LocalRunDevices
 from hetero_airflow.engines.lease_files import (
     LeaseFile,
     current_leases,
@@ -41,6 +42,7 @@ class LeaseWatch:
     def __init__(self, worker_id: str, *, user: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._worker_id, self._user, self._clock = worker_id, user, clock
         self.unchecked = UncheckedLeases(clock)
+        self.local_runs = LocalRunDevices(user)
         self._place = current_process_namespace()
         self._ended: set[str] = set()
         """Leases that are over by the server, while they have processes here."""

@@ -19,6 +19,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 
 from hetero_airflow.checkpoints.opening import split_url
 from hetero_airflow.checkpoints.place import CheckpointPlace, checkpoint_path
+from hetero_airflow.contract.local_run import is_local_run, local_checkpoint_url
 from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.settings import SECTION, default
 
@@ -43,8 +44,12 @@ class CheckpointOptions:
 def checkpoint_options() -> CheckpointOptions:
     """The options as configured on this host. Endpoints are checked when a store is opened.
 
+    A local run has a folder of its own, so that it never touches the checkpoints of a scheduler's run.
+
     :raises SettingsError: the URL can't be read
     """
+    if is_local_run():
+        return CheckpointOptions(local_checkpoint_url())
     endpoints = tuple(text.strip() for text in _text("checkpoint_endpoints").split(",") if text.strip())
     configured = _text("checkpoint_url")
     url = configured or (Path(get_airflow_home()).resolve() / "checkpoints").as_uri()

@@ -1,8 +1,7 @@
 """The leases that have tasks on this host: a file for each, from before its process starts until after it has ended.
 
-The coordinator writes the files. The worker's agent reads them, and on a scheduler's host the scheduler does, from the
-folders of the same user (`lease_folders`). The files name processes, so both must be in one container or share its
-process namespace.
+Coordinators and local runs write the files. Agents and schedulers read those of the same user (`lease_folders`). The
+files name processes, so all must be in one container or share its process namespace.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from hetero_airflow.engines.processes import (
     process_identity,
 )
 from hetero_airflow.errors import HeteroError
+from hetero_airflow.model.lease import Claim
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,10 @@ class LeaseFile(BaseModel):
     """Folder of the control group of the lease, if it has one."""
     devices: tuple[str, ...] = ()
     """Ids of its devices that a process outside of the lease can use unseen: accelerators that are not simulated."""
+    claims: tuple[Claim, ...] = ()
+    """What the lease takes of this host, for a local run beside it. The cores are those of the host's CPU."""
+    local_run: str = ""
+    """For the lease of a local run, which no scheduler knows: what runs. Empty for a scheduler's lease."""
     is_unchecked: bool = False
     """The run is over, and a process that is not of the task may use its devices. The agent, or the scheduler on its
     own host, looks at them and then removes the file. The lease counts until then."""
@@ -199,10 +203,12 @@ def recorded_lease(
     worker_id: str,
     devices: tuple[str, ...] = (),
     make_group: Callable[[str], Path | None] = lambda lease_id: None,
+    claims: tuple[Claim, ...] = (),
+    local_run: str = "",
 ) -> Iterator[LeaseFileWriter]:
     """Within the context the lease has a file. Without one its task must not start: it would count as lost.
 
-    :param devices: see `LeaseFile`
+    :param devices: see `LeaseFile`, as for `claims` and `local_run`
     :param make_group: makes the control group of the run, or returns None
     :raises LeaseInUse: another run under the lease goes on here
     :raises HeteroError: the file can't be written
@@ -215,6 +221,8 @@ def recorded_lease(
         place=current_process_namespace(),
         supervisor=supervisor,
         devices=devices,
+        claims=claims,
+        local_run=local_run,
     )
     writer = LeaseFileWriter(content, make_group)
     try:

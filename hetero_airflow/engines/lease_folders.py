@@ -8,12 +8,13 @@ all users of the host. Another user who takes the name first can't stop the agen
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -91,6 +92,24 @@ def _folders_to_write() -> Iterator[tuple[Path, Callable[[Path], Path]]]:
     for place in (_runtime_folder(os.getuid()), _temporary_folder(), _MEMORY):
         if place not in known:
             yield place, _make_folder
+
+
+@contextmanager
+def local_runs_locked() -> Iterator[None]:
+    """Within the context no other local run of this user decides which devices it takes. Blocks until that is so.
+
+    The kernel frees the lock of a process that dies. Tasks of a scheduler never wait for it: see `LeaseFileWriter`.
+
+    :raises HeteroError: there is no folder for lease files, and none can be made
+    """
+    folders = [*lease_folders()] or [write_in_folder(lambda folder: folder)]
+    with ExitStack() as stack:
+        for folder in sorted(folders):
+            number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, number)
+            fcntl.flock(number, fcntl.LOCK_EX)
+            stack.callback(fcntl.flock, number, fcntl.LOCK_UN)  # a child may have a copy of the descriptor
+        yield
 
 
 def _make_folder(place: Path) -> Path:

@@ -9,20 +9,18 @@ from typing import Any
 
 from airflow.configuration import conf
 from airflow.utils.net import get_hostname
-from pydantic import StrictStr, TypeAdapter, ValidationError
 
 from hetero_airflow import engines, policies
 from hetero_airflow.discovery.used_devices import parse_processes
 from hetero_airflow.errors import RegistryError, RequestError, SettingsError, shorten
 from hetero_airflow.executor.context.site_links import parse_site_links
 from hetero_airflow.model.team_shares import NO_TEAM_SHARES, TeamShares
+from hetero_airflow.model.worker import parse_labels
 from hetero_airflow.recovery.rules import DEFAULTS, Rules, parse_rules
 from hetero_airflow.registry import load, names
 from hetero_airflow.settings import SECTION, default
 from hetero_airflow.units import parse_duration_s
 from hetero_airflow.validation import did_you_mean
-
-_LABELS = TypeAdapter(dict[str, StrictStr])
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,21 +133,6 @@ def _duration_s(name: str, *, least_s: float) -> float:
     if duration_s < least_s:
         raise SettingsError(option, found=f"{duration_s:g} s", remedy=remedy)
     return duration_s
-
-
-def parse_labels(text: str, option: str) -> dict[str, str]:
-    """A worker's labels from a JSON object of texts; `option` is its name.
-
-    :raises SettingsError: the text is not such an object
-    """
-    try:
-        return _LABELS.validate_json(text)
-    except ValidationError:
-        raise SettingsError(
-            f"{option} = {shorten(text)}",
-            found="no JSON object of texts",
-            remedy='Write it as {"zone": "a", "rack": "7"}',
-        ) from None
 
 
 def configured_engine() -> Any:

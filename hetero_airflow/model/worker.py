@@ -7,11 +7,23 @@ from collections import Counter
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    StrictStr,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
+from hetero_airflow.errors import SettingsError, shorten
 from hetero_airflow.model.device import Device, ShortText, Telemetry, device_class
 
 MAX_DEVICES = 4096
+
+_LABELS = TypeAdapter(dict[str, StrictStr])
 
 
 class WorkerState(StrEnum):
@@ -98,6 +110,21 @@ class Inventory(BaseModel):
     problems: tuple[str, ...] = ()
     users: tuple[DeviceUser, ...] = ()
     """The processes that use accelerators, without those of discovery itself."""
+
+
+def parse_labels(text: str, option: str) -> dict[str, str]:
+    """A worker's labels from a JSON object of texts; `option` is its name.
+
+    :raises SettingsError: the text is not such an object
+    """
+    try:
+        return _LABELS.validate_json(text)
+    except ValidationError:
+        raise SettingsError(
+            f"{option} = {shorten(text)}",
+            found="no JSON object of texts",
+            remedy='Write it as {"zone": "a", "rack": "7"}',
+        ) from None
 
 
 TYPE_LABEL = "hetero/type"

@@ -1,18 +1,34 @@
 """Code that runs inside a device task. It never imports airflow or SQLAlchemy, so it works in a plain container.
 
-DAG authors use `current_lease`, `torch_device` and the module `checkpoint`. The other modules serve these: the loop and
-its notice to stop, the ``state/`` of a training, and the processes of a ``gang/``.
+DAG authors use `current_lease`, `torch_device` and the module `checkpoint`, and outside of Airflow `local_lease`. The
+other modules serve these: the loop and its notice to stop, the ``state/`` of a training, and the processes of a
+``gang/``.
 
 >>> from hetero_airflow.runtime import current_lease
 >>> current_lease()
 Traceback (most recent call last):
     ...
 hetero_airflow.errors.NoLeaseError: the device lease of this process; found no HETERO_AIRFLOW_LEASE in the \
-environment. Run the task with HeteroExecutor; `airflow hetero config --check` says what is missing.
+environment. In a task, use HeteroExecutor; `airflow hetero config --check` says what is missing. Outside of Airflow, \
+take a lease with hetero_airflow.runtime.local_lease("gpu").
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from hetero_airflow.runtime.task_lease import TaskLease, current_lease, torch_device
 
-__all__ = ["TaskLease", "current_lease", "torch_device"]
+if TYPE_CHECKING:
+    from hetero_airflow.runtime.local_leases import local_lease as local_lease
+
+__all__ = ["TaskLease", "current_lease", "local_lease", "torch_device"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `local_lease` on first use: a task of a scheduler needs neither discovery nor a policy."""
+    if name == "local_lease":
+        from hetero_airflow.runtime.local_leases import local_lease
+
+        return local_lease
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

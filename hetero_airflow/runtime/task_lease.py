@@ -10,10 +10,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from hetero_airflow.errors import NoLeaseError, shorten
 from hetero_airflow.model.device import NODE_KEY
 from hetero_airflow.model.grant import Grant
-from hetero_airflow.model.lease import Lease
+from hetero_airflow.model.lease import Claim, Lease
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.worker import Worker
 from hetero_airflow.settings import LEASE_VARIABLE
+from hetero_airflow.units import MILLI_PER_DEVICE
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +24,10 @@ _TORCH_TYPES = {"nvidia": "cuda", "amd": "cuda", "ascend": "npu", "google": "xla
 
 _TORCH_BACKENDS = {"cuda": "nccl", "npu": "hccl"}
 """torch's device type → the backend of its collectives; Gloo for all others."""
+
+
+LOCAL_RUN = " (local run)"
+"""The end of the worker's name in a lease of a local run. No worker of a scheduler has it."""
 
 
 class TaskGang(BaseModel):
@@ -104,6 +109,11 @@ class TaskLease(BaseModel):
         return self.share is not None
 
     @property
+    def is_local_run(self) -> bool:
+        """Whether a local run took it on this machine, such as `dag.test()`, without a scheduler."""
+        return self.worker.endswith(LOCAL_RUN)
+
+    @property
     def torch_device(self) -> str:
         """Torch's name of the first device; ``cpu`` for CPUs, FPGAs and simulated devices.
 
@@ -149,17 +159,34 @@ def task_lease(lease: Lease, worker: Worker, alternative: Alternative) -> TaskLe
     )
 
 
+def lease_claims(lease: TaskLease) -> tuple[Claim, ...]:
+    """What a lease takes of its host; empty where its node chooses the devices."""
+    if lease.is_slot or not lease.ids:
+        return ()
+    if lease.kind == "cpu":
+        return (Claim(lease.ids[0], MILLI_PER_DEVICE * len(lease.cores), lease.memory_bytes, lease.cores),)
+    milli = MILLI_PER_DEVICE if lease.share is None else round(lease.share * MILLI_PER_DEVICE)
+    devices = tuple(Claim(id_, milli, lease.memory_bytes) for id_ in lease.ids)
+    return (*devices, Claim("cpu", MILLI_PER_DEVICE * len(lease.cores), 0, lease.cores)) if lease.cores else devices
+
+
+def checked_devices(lease: TaskLease) -> tuple[str, ...]:
+    """The devices of a lease that other processes can use: not CPUs, simulated devices, and those of a pod."""
+    return () if lease.kind == "cpu" or lease.simulated or lease.is_slot else lease.ids
+
+
 def current_lease() -> TaskLease:
     """The lease of this process.
 
-    :raises NoLeaseError: the process has no lease, for example under `dag.test()` or another executor
+    :raises NoLeaseError: the process has no lease, for example under another executor
     """
     text = os.environ.get(LEASE_VARIABLE)
     if not text:
         raise NoLeaseError(
             "the device lease of this process",
             found=f"no {LEASE_VARIABLE} in the environment",
-            remedy="Run the task with HeteroExecutor; `airflow hetero config --check` says what is missing",
+            remedy="In a task, use HeteroExecutor; `airflow hetero config --check` says what is missing. Outside of "
+            'Airflow, take a lease with hetero_airflow.runtime.local_lease("gpu")',
         )
     try:
         return TaskLease.model_validate_json(text)

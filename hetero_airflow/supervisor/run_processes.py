@@ -22,6 +22,7 @@ from airflow.sdk.configuration import conf
 from hetero_airflow.discovery.device_users import lease_users
 from hetero_airflow.discovery.used_devices import foreign_users, parse_processes
 from hetero_airflow.engines.cgroups import create_group, join_group
+from hetero_airflow.engines.held_devices import check_no_local_run
 from hetero_airflow.engines.lease_files import LeaseFileWriter, current_leases, recorded_lease
 from hetero_airflow.engines.processes import (
     LeaseRoot,
@@ -32,7 +33,7 @@ from hetero_airflow.engines.processes import (
     process_group,
     process_identity,
 )
-from hetero_airflow.runtime.task_lease import TaskLease
+from hetero_airflow.runtime.task_lease import TaskLease, checked_devices, lease_claims
 from hetero_airflow.settings import SECTION, default
 
 _LIBC = ctypes.CDLL(None)
@@ -153,27 +154,34 @@ def _allowed_processes() -> frozenset[str]:
     return parse_processes(text)
 
 
-def checked_devices(lease: TaskLease) -> tuple[str, ...]:
-    """The devices of a lease that other processes can use: not CPUs, simulated devices, and those of a pod."""
-    return () if lease.kind == "cpu" or lease.simulated or lease.is_slot else lease.ids
+@contextmanager
+def contained_run(lease: TaskLease, logger: Any) -> Iterator[RunProcesses]:
+    """Within the context the lease is recorded, and its run is contained; see `contained`.
+
+    :raises HeteroError: the lease can't be recorded, or a local run holds one of its devices
+    """
+    claims = lease_claims(lease)
+    with recorded_lease(lease.id, lease.worker, checked_devices(lease), create_group, claims=claims) as note:
+        check_no_local_run(lease.id, claims)
+        with contained(lease, note, logger) as run:
+            yield run
 
 
 @contextmanager
-def contained_run(lease: TaskLease, logger: Any) -> Iterator[RunProcesses]:
+def contained(lease: TaskLease, note: LeaseFileWriter, logger: Any) -> Iterator[RunProcesses]:
     """Within the context, no process of the lease's run can get away; when it ends, none is left.
 
-    :raises HeteroError: the lease can't be recorded
+    :param note: the lease file
     """
     was_adopter = ctypes.c_int(0)
     _LIBC.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(was_adopter))
-    with recorded_lease(lease.id, lease.worker, checked_devices(lease), create_group) as note:
-        run = RunProcesses(lease, note, logger)
-        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        try:
-            yield run
-        finally:
-            run.close()
-            _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, was_adopter.value)
+    run = RunProcesses(lease, note, logger)
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield run
+    finally:
+        run.close()
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, was_adopter.value)
 
 
 def enter_run(supervisor: int, group: Path | None) -> None:

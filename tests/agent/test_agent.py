@@ -16,6 +16,7 @@ from hetero_airflow.agent.error_watch import ErrorWatch
 from hetero_airflow.agent.protocol import HEARTBEAT_S, Heartbeat, InventoryReport, RefusalCode, ServerReply
 from hetero_airflow.discovery.health.xid_watch import XidEvent
 from hetero_airflow.discovery.used_devices import UsedDevices
+from hetero_airflow.engines.held_devices import LocalRunDevices
 from hetero_airflow.engines.lease_files import LeaseFile
 from hetero_airflow.engines.processes import ProcessIdentity
 from hetero_airflow.engines.unchecked_leases import UncheckedLeases
@@ -45,6 +46,7 @@ class World:
         self.known = ""
         self.here: frozenset[str] = frozenset()
         self.unchecked = UncheckedLeases(lambda: self.now)
+        self.local_runs = LocalRunDevices()
         self.looked_at = 0.0
         self.refreshed: list[Inventory] = []
         self.ended: list[tuple[float, str]] = []

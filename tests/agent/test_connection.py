@@ -20,6 +20,7 @@ from hetero_airflow.agent.protocol import Heartbeat, InventoryReport, RefusalCod
 from hetero_airflow.agent.startup import StopSignals, key_path, open_connection
 from hetero_airflow.agent.tokens import hash_secret
 from hetero_airflow.discovery.health.xid_watch import XidEvent
+from hetero_airflow.engines.held_devices import LocalRunDevices
 from hetero_airflow.engines.unchecked_leases import UncheckedLeases
 from hetero_airflow.errors import IdentityError
 from hetero_airflow.executor.device_health.health_watch import HealthWatch
@@ -65,6 +66,7 @@ class NoLeases:
     """Stands in for a host without tasks."""
 
     unchecked = UncheckedLeases()
+    local_runs = LocalRunDevices()
 
     def live_leases(self) -> frozenset[str]:
         return frozenset()

@@ -20,8 +20,8 @@ from hetero_airflow.cli.requests.explain import history_json
 from hetero_airflow.cli.requests.queue import queue_entries, queue_json
 from hetero_airflow.cli.workers.workers import workers_json
 from hetero_airflow.executor.recommended_settings import recommendations
+from hetero_airflow.model.arguments import arguments_schema
 from hetero_airflow.model.hold import Hold, HoldKind
-from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.worker import Inventory
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.store.sql.store import SqlStore
@@ -329,7 +329,7 @@ def test_check_of_an_installation_that_lacks_everything(unmigrated):
 
 def test_schema(unmigrated):
     done = unmigrated.run("hetero", "schema", FORCE_COLOR="1")
-    assert json.loads(done.stdout) == DeviceRequest.model_json_schema()
+    assert json.loads(done.stdout) == arguments_schema()
 
 
 def test_an_option_that_can_t_be_read(unmigrated):

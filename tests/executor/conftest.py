@@ -7,6 +7,7 @@ from uuid import UUID, uuid5
 
 import pytest
 
+from hetero_airflow.contract.rendering import run_context
 from hetero_airflow.engines.engine import EngineTraits, LeaseStatus, Liveness, WorkerChanges
 from hetero_airflow.engines.local import LocalEngine
 from hetero_airflow.executor.airflow_api.execution_api_watch import ExecutionApiWatch
@@ -14,7 +15,6 @@ from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
 from hetero_airflow.executor.configuration import Configuration
 from hetero_airflow.executor.dispatcher import Dispatcher
 from hetero_airflow.executor.task_log import SchedulerCallbacks
-from hetero_airflow.executor.templates.rendering import run_context
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.store.memory import MemoryStore
@@ -107,7 +107,7 @@ class StandInTasks:
 class Key(str):
     """A task's key that equals its name."""
 
-    dag_id, run_id, map_index = "dag", "run", -1
+    dag_id, run_id, map_index, try_number = "dag", "run", -1, 1
 
     @property
     def task_id(self):

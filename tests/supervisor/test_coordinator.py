@@ -24,6 +24,7 @@ from hetero_airflow.engines.lease_files import (
     read_lease_files,
 )
 from hetero_airflow.errors import GrantRefused
+from hetero_airflow.runtime.task_lease import lease_claims
 from hetero_airflow.settings import CONTROL_VARIABLE, LEASE_VARIABLE
 from hetero_airflow.supervisor import coordinator
 from hetero_airflow.supervisor.run_start import control_folder
@@ -79,7 +80,11 @@ def run(tmp_path, monkeypatch):
 def test_the_agent_can_see_the_lease_from_before_the_task_begins_until_nothing_is_left_of_it(run):
     seen, result, process = run(add_lease({}, LEASE))
     before = LeaseFile(
-        lease="r1.7", worker="worker-a", place=current_process_namespace(), supervisor=process_identity(os.getpid())
+        lease="r1.7",
+        worker="worker-a",
+        place=current_process_namespace(),
+        supervisor=process_identity(os.getpid()),
+        claims=lease_claims(LEASE),
     )
     (at_start, (lease_text, folder), (attached, control), at_work) = seen
     assert [file.model_copy(update={"group": None}) for file in at_start] == [before]

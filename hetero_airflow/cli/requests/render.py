@@ -21,12 +21,12 @@ from airflow.utils.cli import get_bagged_dag
 from hetero_airflow.cli.action import action
 from hetero_airflow.cli.output import console
 from hetero_airflow.contract.envelope import unpack_request
+from hetero_airflow.contract.rendering import render_arguments, run_context
 from hetero_airflow.engines.kubernetes.claims.claim_template import template_for
 from hetero_airflow.engines.kubernetes.options import cluster_options
 from hetero_airflow.engines.kubernetes.pods.pod_merge import complete_pod
 from hetero_airflow.engines.kubernetes.pods.pod_parts import claim_parts, pod_parts
 from hetero_airflow.errors import SettingsError, shorten
-from hetero_airflow.executor.templates.rendering import render_arguments, run_context
 from hetero_airflow.model.request import DeviceRequest
 
 

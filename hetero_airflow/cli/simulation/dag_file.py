@@ -20,8 +20,8 @@ from airflow.serialization.definitions.dag import SerializedDAG
 from airflow.serialization.serialized_objects import DagSerialization
 
 from hetero_airflow.contract.envelope import unpack_gang, unpack_request
+from hetero_airflow.contract.rendering import render_arguments, run_context
 from hetero_airflow.errors import SettingsError, shorten
-from hetero_airflow.executor.templates.rendering import render_arguments, run_context
 from hetero_airflow.model.estimates import Interval, TaskName
 from hetero_airflow.model.gang import GangSize, gang_member
 from hetero_airflow.model.request import DeviceRequest

@@ -22,7 +22,8 @@ from hetero_airflow.discovery.inventory_watch import InventoryWatch
 from hetero_airflow.discovery.used_devices import UsedDevices
 from hetero_airflow.engines.remote import worker_queue
 from hetero_airflow.errors import HeteroError, shorten
-from hetero_airflow.executor.configuration import Configuration, parse_labels, read_configuration
+from hetero_airflow.executor.configuration import Configuration, read_configuration
+from hetero_airflow.model.worker import parse_labels
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from hetero_airflow.contract.rendering import run_context
 from hetero_airflow.errors import RequestError, shorten
-from hetero_airflow.executor.templates.rendering import run_context
 
 
 def read_context(

@@ -1,4 +1,4 @@
-"""The devices of this host, as the scheduler reports them: what discovery finds, without those that others use."""
+"""The devices of this host, as the scheduler reports them: without those that others and local runs use."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import suppress
 from hetero_airflow.discovery.inventory_watch import InventoryWatch
 from hetero_airflow.discovery.used_devices import UsedDevices
 from hetero_airflow.engines.cgroups import covered
+from hetero_airflow.engines.held_devices import LocalRunDevices
 from hetero_airflow.engines.lease_files import (
     current_leases,
     current_process_namespace,
@@ -36,18 +37,26 @@ class HostInventory:
         )
         self._used = UsedDevices(configuration.allowed_processes)
         self._unchecked = UncheckedLeases()
+        self._local_runs = LocalRunDevices()
+        self._last: Inventory | None = None
+        """What the last discovery found, without the devices that others use."""
         self._look_at = 0.0
 
     def poll(self) -> Inventory | None:
         """A new inventory if there is one. Call `note_recorded` when the store has it."""
+        has_changed = False
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + _LOOK_EVERY_S
             self._look_at_leases()
+            has_changed = self._local_runs.look()
         inventory = self._watch.poll()
-        if inventory is None:
+        if inventory is not None:
+            self._used.take(inventory.users, *(current_leases() if inventory.users else ((), ())))
+            worker = self._used.without_used(covered(inventory.worker))
+            self._last, has_changed = inventory.model_copy(update={"worker": worker}), True
+        if self._last is None or not has_changed:
             return None
-        self._used.take(inventory.users, *(current_leases() if inventory.users else ((), ())))
-        return inventory.model_copy(update={"worker": self._used.without_used(covered(inventory.worker))})
+        return self._last.model_copy(update={"worker": self._local_runs.without_held(self._last.worker)})
 
     def note_recorded(self) -> None:
         """The store has the last inventory: the leases that ended before it was made have nothing left."""

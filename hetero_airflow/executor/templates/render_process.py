@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
+from hetero_airflow.contract.rendering import load_arguments, load_context, render_arguments
 from hetero_airflow.errors import RequestError
-from hetero_airflow.executor.templates.rendering import load_arguments, load_context, render_arguments
 from hetero_airflow.executor.templates.turns import TurnQueue
 
 CPU_S = 1

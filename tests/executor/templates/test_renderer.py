@@ -8,10 +8,10 @@ from datetime import timedelta
 
 import pytest
 
+from hetero_airflow.contract.rendering import render_arguments, run_context
 from hetero_airflow.errors import RequestError
 from hetero_airflow.executor.templates import render_process, renderer
 from hetero_airflow.executor.templates.renderer import TemplateRenderer, pack_context
-from hetero_airflow.executor.templates.rendering import render_arguments, run_context
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.testing import EPOCH
 

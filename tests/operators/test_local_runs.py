@@ -1,0 +1,275 @@
+"""Local runs: real `dag.test()` runs and Airflow commands in processes of their own, on simulated devices."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent, indent
+
+import pytest
+
+GPUS = "nvidia/h100-80gb:2"
+
+HEADER = """
+import os, time
+from datetime import timedelta
+from pathlib import Path
+from airflow.sdk import dag, task
+from hetero_airflow.operators import DeviceBashOperator, DevicePythonOperator, TorchrunOperator
+from hetero_airflow.runtime import current_lease
+from hetero_airflow.sensors import CheckpointSensor, DeviceAvailableSensor
+
+@dag(schedule=None, params={"share": 0.5})
+def local():
+"""
+
+
+class LocalRuns:
+    """Runs DAG files as a user does, in a home without an executor, and with lease files of their own."""
+
+    def __init__(self, home: Path, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {
+            **os.environ,
+            "AIRFLOW_HOME": str(home),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(folder),
+            "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO",
+            "TMPDIR": str(folder / "tmp"),
+            "HETERO_AIRFLOW_SIMULATED_DEVICES": GPUS,
+        }
+        (folder / "tmp").mkdir()
+
+    def lease_files(self) -> list[Path]:
+        """The files of leases that are there."""
+        return list((self.folder / "tmp").glob("*/*.json"))
+
+    def write(self, body: str, tail: str = "print('STATE', the_dag.test().state)") -> Path:
+        path = self.folder / "local_dag.py"
+        indented = indent(dedent(body), "    ")
+        path.write_text(f"{HEADER}{indented}\n\nthe_dag = local()\nif __name__ == '__main__':\n    {tail}\n")
+        return path
+
+    def start(self, *command: str, **variables: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            command, env=self.environment | variables, cwd=self.folder, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(self, body: str, **variables: str) -> str:
+        """The output of `dag.test()` on a DAG with these tasks."""
+        return self.start(sys.executable, str(self.write(body)), **variables).communicate(timeout=120)[0]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    environment = {**os.environ, "AIRFLOW_HOME": str(home)}
+    subprocess.run(["airflow", "db", "migrate"], env=environment, check=True, capture_output=True)
+    return home
+
+
+@pytest.fixture
+def local(home, tmp_path):
+    return LocalRuns(home, tmp_path)
+
+
+def test_device_tasks_run_on_this_machines_devices(local):
+    """One `dag.test()` for what needs no run of its own."""
+    output = local.run(
+        """
+        @task.device(device=["a100:2", "gpu", "cpu:8"], priority="high")
+        def train(size, ti=None):
+            ti.xcom_push("extra", 7)
+            print("LEASE", current_lease(), os.environ["CUDA_VISIBLE_DEVICES"])
+            return {"pid": os.getpid(), "size": size}
+
+        @task
+        def check(result, ti=None):
+            print("CHILD", result["pid"] != os.getpid(), result["size"], ti.xcom_pull("train", key="extra"))
+
+        check(train(3))
+
+        @task.device(device="gpu:{{ params.share }}")
+        def half():
+            print("HALF", current_lease())
+
+        half()
+
+        @task.device(device="cpu")
+        def stop():
+            from airflow.sdk.exceptions import AirflowSkipException
+            raise AirflowSkipException("not today")
+
+        stop()
+
+        @task.device(device="gpu", gang=2)
+        def member(number):
+            gang = current_lease().gang
+            return f"rank {gang.rank} of {gang.size}"
+
+        @task
+        def members(texts):
+            print("GANG", list(texts))
+
+        members(member.expand(number=[1, 2]))
+        DeviceBashOperator(task_id="bash", device="gpu", bash_command='echo "SEES $CUDA_VISIBLE_DEVICES"')
+        DeviceAvailableSensor(task_id="room", device="gpu:2", timeout=60)
+        TorchrunOperator.partial(task_id="ranks", module="platform", device="gpu:2").expand(node_rank=[0, 1])
+        """
+    )
+    assert "STATE success" in output, output
+    assert "LEASE 1 × nvidia/h100-80gb (simulated) on" in output
+    assert "(local run): simulated-nvidia-h100-80gb-" in output
+    assert "CHILD True 3 7" in output
+    assert "HALF 0.5 of a (cooperative) nvidia/h100-80gb" in output
+    assert "not today" in output
+    assert "GANG ['rank 0 of 1', 'rank 0 of 1']" in output
+    assert "each one runs as a gang of one" in output
+    assert "SEES" in output
+    assert output.count("Starting 2 processes of") == 2
+    assert local.lease_files() == []
+
+
+ERRORS = """
+class NoData(Exception):
+    def __init__(self, *, reason):
+        super().__init__("no data: " + reason)
+        self.reason = reason
+"""
+
+
+def test_a_failure_reaches_airflow_with_its_own_type_and_the_retries_of_the_task(local):
+    (local.folder / "local_errors.py").write_text(ERRORS)
+    output = local.run(
+        """
+        def handle(context):
+            print("CALLBACK", type(context["exception"]).__name__, context["exception"].reason)
+
+        @task.device(device="gpu", retries=1, retry_delay=timedelta(seconds=0))
+        def mistaken(ti=None):
+            if ti.try_number == 1:
+                raise OSError(5, "the disk")
+
+        @task.device(device="gpu", on_failure_callback=handle)
+        def fail():
+            import local_errors
+            raise local_errors.NoData(reason="no data")
+
+        mistaken()
+        fail()
+
+        @task.device(device="gpu")
+        def die():
+            os.kill(os.getpid(), 9)
+
+        die()
+        DevicePythonOperator(task_id="impossible", device="nvidia/a100:4", python_callable=print, retries=2)
+        """,
+        PYTHONPATH=str(local.folder),
+    )
+    assert "STATE failed" in output, output
+    assert "CALLBACK NoData no data" in output
+    assert "signal 9 (SIGKILL)" in output
+    assert "4 × nvidia/a100 on" in output
+    assert "no such device (model: asked nvidia/a100" in output
+
+
+def test_checkpoints_go_to_a_folder_of_the_run_and_its_sensors_find_them(local):
+    output = local.run(
+        """
+        @task.device(device="gpu", checkpoint={"url": "s3://nobody/reaches-this"}, retries=1, retry_delay=timedelta(0))
+        def train(ti=None):
+            from hetero_airflow.runtime import checkpoint
+            class Counter:
+                steps = 0
+                def state_dict(self):
+                    return {"steps": self.steps}
+                def load_state_dict(self, state):
+                    self.steps = state["steps"]
+            counter = Counter()
+            for step in checkpoint.steps(4, every=1, state={"counter": counter}):
+                counter.steps += 1
+                if ti.try_number == 1 and step == 2:
+                    raise OSError("try again")
+            print("STEPS", counter.steps, checkpoint.resumed_step() if hasattr(checkpoint, "resumed_step") else "")
+
+        train() >> CheckpointSensor(task_id="saved", of_task="train", complete=True, timeout=30)
+        """
+    )
+    assert "STATE success" in output, output
+    assert "STEPS 4" in output
+    folders = list((Path(local.environment["AIRFLOW_HOME"]) / "local_runs").glob("*/local/train/*/-1"))
+    assert len(folders) == 1
+
+
+HOLDER = """
+@task.device(device="gpu:2")
+def hold():
+    print("BEGIN", time.monotonic(), flush=True)
+    time.sleep(2)
+    print("END", time.monotonic(), flush=True)
+
+hold()
+"""
+
+
+def times(output, mark):
+    return [float(line.rpartition(mark)[2].split()[0]) for line in output.splitlines() if f"{mark} " in line]
+
+
+def test_two_runs_at_once_take_turns_on_the_devices(local):
+    path = local.write(HOLDER)
+    runs = [local.start(sys.executable, str(path)) for _ in range(2)]
+    outputs = [run.communicate(timeout=120)[0] for run in runs]
+    assert all("STATE success" in output for output in outputs), outputs
+    periods = sorted([*times(output, "BEGIN"), *times(output, "END")] for output in outputs)
+    assert periods[1][0] >= periods[0][1]
+    waiting = next(output for output in outputs if "waiting for 2 × gpu" in output)
+    assert "the local run of local.hold (process" in waiting
+
+
+def test_a_killed_run_leaves_its_devices_to_the_next(local):
+    path = local.write(HOLDER.replace("sleep(2)", "sleep(600)"))
+    with local.start(sys.executable, str(path)) as run:
+        for line in run.stdout:
+            if "BEGIN" in line:
+                break
+        os.kill(run.pid, signal.SIGKILL)
+        run.communicate()
+    assert "STATE success" in local.run(HOLDER.replace("sleep(2)", "sleep(0)"))
+
+
+def test_the_commands_of_airflow_and_a_task_in_process_work_too(local):
+    local.write(
+        """
+        @task.device(device="gpu")
+        def show():
+            print("LEASE", current_lease(), os.getppid())
+
+        show()
+        """
+    )
+    for command in (("dags", "test", "local"), ("tasks", "test", "local", "show")):
+        run = local.start("airflow", *command, HETERO_AIRFLOW_IN_PROCESS="1")
+        output = run.communicate(timeout=120)[0]
+        assert "LEASE 1 × nvidia/h100-80gb" in output, output
+        assert "(local run): simulated-nvidia-h100-80gb-" in output
+        assert run.returncode == 0
+
+
+def test_a_breakpoint_in_a_task_reads_from_the_terminal(local):
+    path = local.write(
+        """
+        @task.device(device="gpu")
+        def stop():
+            answer = 41
+            breakpoint()
+            print("ANSWER", answer)
+
+        stop()
+        """
+    )
+    run = local.start(sys.executable, str(path))
+    output = run.communicate("answer = 42\ncontinue\n", timeout=120)[0]
+    assert "ANSWER 42" in output, output

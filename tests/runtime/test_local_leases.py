@@ -1,0 +1,110 @@
+import os
+import tempfile
+import threading
+
+import pytest
+
+from hetero_airflow.engines.lease_files import read_lease_files, recorded_lease
+from hetero_airflow.errors import DeviceUnavailable, NoLeaseError, RequestError
+from hetero_airflow.model.lease import Claim
+from hetero_airflow.model.plan import Place
+from hetero_airflow.model.request import DeviceRequest
+from hetero_airflow.runtime import current_lease, local_lease
+from hetero_airflow.runtime.local_leases import decide_here, leased_here, local_worker
+from hetero_airflow.settings import LEASE_VARIABLE
+
+GPUS = ["simulated-nvidia-h100-80gb-0", "simulated-nvidia-h100-80gb-1"]
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("HETERO_AIRFLOW_SIMULATED_DEVICES", "nvidia/h100-80gb:2")
+    monkeypatch.delenv(LEASE_VARIABLE, raising=False)
+
+
+def request(device, **others):
+    return DeviceRequest.parse(device, **others)
+
+
+def test_a_process_outside_of_airflow_gets_a_lease_and_gives_it_back():
+    with local_lease(["a100", "gpu"], quota={"cpus": 1}) as lease:
+        assert current_lease() == lease
+        assert (lease.is_local_run, lease.simulated, lease.alternative, len(lease.cores)) == (True, True, 1, 1)
+        assert "(local run): simulated-" in str(lease)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == lease.ids[0]
+        assert [file.local_run for file in read_lease_files().values()] == [f"process {os.getpid()}"]
+    assert read_lease_files() == {}
+    with pytest.raises(NoLeaseError, match=r'hetero_airflow\.runtime\.local_lease\("gpu"\)'):
+        current_lease()
+
+
+def test_a_lease_lasts_until_it_is_released_and_a_process_has_one():
+    held = local_lease("gpu")
+    with pytest.raises(NoLeaseError, match="a lease that this process has already"):
+        local_lease("gpu")
+    held.release()
+    held.release()
+    local_lease("gpu:2").release()
+
+
+def test_a_request_that_this_machine_can_never_satisfy_is_refused():
+    with pytest.raises(DeviceUnavailable, match="model: asked nvidia/a100, found nvidia/h100-80gb"):
+        local_lease("a100:4")
+    with pytest.raises(RequestError, match='Did you mean "gpu"'):
+        local_lease("gpuu")
+
+
+def test_devices_of_a_scheduler_and_of_other_local_runs_are_not_taken():
+    with (
+        recorded_lease("task", "host", claims=(Claim(GPUS[0], 1000),)),
+        leased_here(request("gpu"), "d.t", print) as (lease, _),
+    ):
+        assert lease.ids == (GPUS[1],)
+        lines = []
+        with (
+            pytest.raises(DeviceUnavailable, match="within 1 s"),
+            leased_here(request("gpu", wait_timeout="1s"), "d.u", lines.append),
+        ):
+            pass
+        (line,) = lines
+        assert "busy" in line
+        assert "a task (process" in line
+        assert "the local run of d.t (process" in line
+
+
+def test_shares_of_one_device_go_to_several():
+    half = request("gpu:0.5")
+    with leased_here(half, "a", print) as (first, _), leased_here(half, "b", print) as (second, _):
+        assert (first.share, second.share) == (0.5, 0.5)
+        with leased_here(request("gpu"), "c", print) as (third, _):
+            assert {*first.ids, *second.ids, *third.ids} == set(GPUS)
+
+
+def test_cores_are_taken_from_the_end_so_that_a_scheduler_meets_them_last():
+    cores = local_worker().cpu.cores
+    with leased_here(request("cpu"), "a", print) as (lease, _):
+        assert lease.cores == (cores[-1],)
+        if len(cores) > 1:
+            with leased_here(request("cpu"), "b", print) as (other, _):
+                assert other.cores != lease.cores
+
+
+def test_a_waiting_run_begins_when_the_devices_are_free():
+    done = threading.Event()
+
+    def use():
+        with leased_here(request("gpu:2"), "b", print):
+            done.set()
+
+    with leased_here(request("gpu:2"), "a", print):
+        thread = threading.Thread(target=use)
+        thread.start()
+        assert not done.wait(0.5)
+    assert done.wait(30)
+    thread.join()
+
+
+def test_a_question_takes_nothing():
+    assert isinstance(decide_here(request("gpu:2")), Place)
+    assert read_lease_files() == {}
