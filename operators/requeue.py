@@ -74,7 +74,8 @@ def _recovery_decision(error: Exception, context: Context) -> Any:
     earlier = states.get(FAILURES) if states is not None else None
     if states is not None:
         states.set(FAILURES, keep_failure(earlier, failure))
-    return decide(failure, load_failures(earlier), configured_rules())
+    has_retries = ti.try_number <= ti.max_tries
+    return decide(failure, load_failures(earlier), configured_rules(), has_retries=has_retries)
 
 
 @contextmanager

@@ -275,7 +275,9 @@ def _is_incurable(end: RankExit) -> bool:
     if not end.raised or end.lost:
         return False
     evidence = evidence_of_end(end)
-    return is_fenced_out(evidence) or configured_rules()[classify(evidence).failure_class].action is Action.FAIL
+    failure_class = classify(evidence).failure_class
+    is_own_error = failure_class is FailureClass.CODE_ERROR  # a retry of the task may help, the same ranks again do not
+    return is_fenced_out(evidence) or is_own_error or configured_rules()[failure_class].action is Action.FAIL
 
 
 def _new_oom_kills(kills: int | None) -> int | None:

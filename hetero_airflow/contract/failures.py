@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from hetero_airflow.engines.engine import TerminationCause
-from hetero_airflow.recovery.classification import classify
+from hetero_airflow.recovery.classification import IMPORT_ERRORS, classify
 from hetero_airflow.recovery.evidence import Evidence
 from hetero_airflow.recovery.failure import Failure, FailureClass
 from hetero_airflow.runtime.task_lease import TaskLease
@@ -40,10 +40,13 @@ def failure_of(
     :param step: the last step that it finished
     """
     classification = classify(evidence)
+    failure_class = classification.failure_class
+    if lease is not None and lease.is_remote and evidence.final_exception_type in IMPORT_ERRORS:
+        failure_class = FailureClass.CODE_ERROR  # another worker may have the module
     is_cpu = lease is not None and lease.kind == "cpu"
     host_memory_bytes = lease.memory_bytes or None if lease and is_cpu else None
     return Failure(
-        failure_class=classification.failure_class,
+        failure_class=failure_class,
         evidence=classification.evidence,
         worker=lease.worker if lease else None,
         device_ids=lease.ids if lease and not is_cpu else (),

@@ -11,7 +11,7 @@ from airflow.sdk.configuration import conf
 from hetero_airflow.contract.failures import failure_of
 from hetero_airflow.contract.state_keys import FAILURES
 from hetero_airflow.errors import NoLeaseError
-from hetero_airflow.recovery.decisions import Fail, Requeue, decide
+from hetero_airflow.recovery.decisions import Fail, Requeue, decide, retries_text
 from hetero_airflow.recovery.evidence import evidence_of
 from hetero_airflow.recovery.failure import Failure, load_failures
 from hetero_airflow.recovery.rules import Rules, parse_rules
@@ -31,9 +31,9 @@ class DeviceRetryPolicy(RetryPolicy):
     :param rules: replace those of ``[hetero] recovery_rules``
 
     >>> policy = DeviceRetryPolicy(parse_rules(""))
-    >>> policy.evaluate(KeyError("label"), try_number=1, max_tries=3).action.value
+    >>> policy.evaluate(ModuleNotFoundError("No module named 'flash_attn'"), try_number=1, max_tries=3).action.value
     'fail'
-    >>> policy.evaluate(ValueError("loss is nan"), try_number=1, max_tries=3).action.value
+    >>> policy.evaluate(KeyError("label"), try_number=1, max_tries=3).action.value
     'retry'
     """
 
@@ -52,12 +52,14 @@ class DeviceRetryPolicy(RetryPolicy):
         token = _token()
         recorded = [failure for failure in history if token is not None and failure.token == token]
         failure = recorded[-1] if recorded else _new_failure(exception, max_tries, token)
-        decision = decide(failure, history, rules)
+        has_retries = try_number <= max_tries
+        decision = decide(failure, history, rules, has_retries=has_retries)
         if isinstance(decision, Fail):
             return RetryDecision.fail(decision.message[:MAX_REASON])
         reason = decision.message
         if isinstance(decision, Requeue):  # not rescheduled, so it costs a retry here
-            reason = f"It {failure.failure_class.description} ({failure.evidence}): left to the task's retries."
+            what = f"It {failure.failure_class.description} ({failure.evidence})"
+            reason = f"{what}: {retries_text(has_retries)}."
         delay = timedelta(seconds=decision.delay_s) if decision.delay_s else None
         return RetryDecision.retry(delay, reason[:MAX_REASON])
 

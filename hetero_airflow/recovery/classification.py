@@ -105,6 +105,9 @@ def _gone(evidence: Evidence) -> str | None:
 
 _F = FailureClass
 
+IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError")
+"""Errors that another worker may not have, because other software is installed there."""
+
 FAILURE_SIGNS: tuple[FailureSign, ...] = (
     _fact(_F.PREEMPTED, "the notice of hetero_airflow itself", _asked_to_stop),
     _last(_F.PREEMPTED, "hetero_airflow.runtime.notice", "hetero_airflow.runtime.notice.Stopped"),
@@ -136,7 +139,7 @@ FAILURE_SIGNS: tuple[FailureSign, ...] = (
     _text(_F.DEVICE_MEMORY, "CANN; vllm-project/vllm-ascend#1993",
           r"alloc device memory failed|EL0004: .{0,80}Failed to allocate memory"),
     # Not "device-side assert" alone: torch ends every CUDA error with a hint at "device-side assertions".
-    _text(_F.USER_ERROR, "pytorch/pytorch#61329: a label or an index out of range", r"device-side assert triggered"),
+    _text(_F.CODE_ERROR, "pytorch/pytorch#61329: a label or an index out of range", r"device-side assert triggered"),
     # Ambiguous: an error in a kernel, unless the driver reported a hardware XID (see above).
     _text(_F.UNKNOWN, "hpcaitech/Open-Sora#694, pytorch/pytorch#49832, ROCm/legacy-rocm-build#4554",
           r"an illegal memory access was encountered|unspecified launch failure|Memory access fault by GPU node"
@@ -150,9 +153,12 @@ FAILURE_SIGNS: tuple[FailureSign, ...] = (
           r"|DataLoader worker \([^)]{1,60}\) is killed by signal: (?:Bus error|Killed)"),
     _text(_F.HOST_MEMORY, "the kernel, and Kubernetes' reason for a container's end",
           r"OOMKilled|(?:Memory cgroup out|Out) of memory: Killed process"),
-    _last(_F.USER_ERROR, "the Python language reference: the same code and files fail again in the same way",
-          "ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError", "NameError",
-          "UnboundLocalError", "TypeError", "KeyError", "FileNotFoundError", "NotImplementedError"),
+    _last(_F.USER_ERROR, "the Python language reference: the same code fails again in the same way",
+          "SyntaxError", "IndentationError", "TabError", *IMPORT_ERRORS),
+    _last(_F.USER_ERROR, "hetero_airflow.errors: the task asks for what it can't have",
+          "hetero_airflow.errors.RequestError", "hetero_airflow.errors.NoLeaseError"),
+    _last(_F.CODE_ERROR, "the Python language reference: the same code and data fail again in the same way",
+          "NameError", "UnboundLocalError", "TypeError", "KeyError", "FileNotFoundError", "NotImplementedError"),
     # After the rows for the task's own code: several workers on one host may share a cgroup.
     _fact(_F.HOST_MEMORY, "docs.kernel.org/admin-guide/cgroup-v2: memory.events, oom_kill", _oom_killed),
     _last(_F.NETWORK, "hetero_airflow: the checkpoint store did not answer any retry of its client; the leader of a "

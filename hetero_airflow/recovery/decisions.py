@@ -35,18 +35,19 @@ class Fail:
 RecoveryDecision = Requeue | Retry | Fail
 
 
-def decide(failure: Failure, history: Sequence[Failure], rules: Rules) -> RecoveryDecision:
+def decide(failure: Failure, history: Sequence[Failure], rules: Rules, *, has_retries: bool = True) -> RecoveryDecision:
     """What happens after a failure and those before it.
 
     :param history: from the state store, with or without this failure. The budget of a class counts its failures since
         the last clear, each run once.
+    :param has_retries: whether the task has a retry left; only the message depends on it
 
     >>> from datetime import UTC, datetime
     >>> from hetero_airflow.recovery.rules import DEFAULTS
     >>> at = datetime(2026, 1, 1, tzinfo=UTC)
-    >>> hung = Failure(failure_class="hung", evidence="no progress for 900 s", at=at, epoch=0, token=1)
+    >>> hung = Failure(failure_class="hung", evidence="no progress", at=at, epoch=0, token=1)
     >>> print(decide(hung, (), DEFAULTS).message)
-    It hung (no progress for 900 s): requeued at once, for the 1st time of 2, without using a retry.
+    It hung (no progress): requeued at once, for the 1st time of 2, without using a retry, by the rule for hung.
     """
     rule = rules[failure.failure_class]
     earlier = [
@@ -55,18 +56,26 @@ def decide(failure: Failure, history: Sequence[Failure], rules: Rules) -> Recove
         if record.failure_class == failure.failure_class and not record.is_same_run(failure)
     ]
     what = f"It {failure.failure_class.description} ({failure.evidence})"
+    by_rule = f"by the rule for {failure.failure_class}"
+    left = retries_text(has_retries)
     if rule.action is Action.FAIL:
-        return Fail(f"{what}: fails at once, by the rule for {failure.failure_class}.")
+        return Fail(f"{what}: fails at once, {by_rule}.")
     if rule.action is Action.RETRY:
-        return Retry(rule.delay_after_s(len(earlier)), f"{what}: left to the task's retries.")
+        return Retry(rule.delay_after_s(len(earlier)), f"{what}: {left}, {by_rule}.")
     obstacle = _requeue_obstacle(failure, earlier, rule)
     if obstacle is None:
         delay_s = rule.delay_after_s(len(earlier)) or 0.0
         when = f"in {delay_s:g} s" if delay_s else "at once"
-        return Requeue(delay_s, f"{what}: requeued {when}{_count(len(earlier), rule)}, without using a retry.")
+        count = _count(len(earlier), rule)
+        return Requeue(delay_s, f"{what}: requeued {when}{count}, without using a retry, {by_rule}.")
     if rule.then is Action.FAIL:
-        return Fail(f"{what}: fails, since {obstacle}.")
-    return Retry(None, f"{what}: left to the task's retries, since {obstacle}.")
+        return Fail(f"{what}: fails, since {obstacle}, {by_rule}.")
+    return Retry(None, f"{what}: {left}{' and' if not has_retries else ', since'} {obstacle}, {by_rule}.")
+
+
+def retries_text(has_retries: bool) -> str:
+    """What happens to a task that is left to Airflow's retries, as a part of a sentence."""
+    return "left to the task's retries" if has_retries else "fails, since the task has no retry left"
 
 
 def _requeue_obstacle(failure: Failure, earlier: Sequence[Failure], rule: Rule) -> str | None:

@@ -35,9 +35,11 @@ class FailureClass(StrEnum):
     NO_START = "no_start"
     """The cluster did not start the task in time, or refused it."""
     USER_ERROR = "user_error"
-    """The task's own code has an error that a new run can't fix."""
+    """The task gave up, or its code can't be imported or asks for the impossible: a new run can't change that."""
+    CODE_ERROR = "code_error"
+    """The task's own code raised an error that may depend on its data."""
     UNKNOWN = "unknown"
-    """The evidence gives no reason."""
+    """No other class fits."""
 
     @property
     def description(self) -> str:
@@ -59,7 +61,8 @@ _DESCRIPTIONS = {
     FailureClass.HUNG: "hung",
     FailureClass.NO_START: "was not started by its cluster",
     FailureClass.USER_ERROR: "had an error in its own code that a new run can't fix",
-    FailureClass.UNKNOWN: "failed for an unknown reason",
+    FailureClass.CODE_ERROR: "had an error in its own code",
+    FailureClass.UNKNOWN: "failed",
 }
 
 

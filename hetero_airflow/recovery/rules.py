@@ -117,6 +117,7 @@ DEFAULTS = Rules(
             FailureClass.HUNG: Rule(Action.REQUEUE, times=2),
             FailureClass.NO_START: Rule(Action.RETRY),
             FailureClass.USER_ERROR: Rule(Action.FAIL),
+            FailureClass.CODE_ERROR: Rule(Action.RETRY),
             FailureClass.UNKNOWN: Rule(Action.RETRY),
         }
     )

@@ -234,8 +234,9 @@ class DeviceSupervisor(ActivitySubprocess):
             return
         now, self._is_judged = datetime.now(UTC), True
         try:
+            states = ExecutionApiStates(self.client, self.id)
             decision = judge_end(
-                self._evidence(), self._lease, self._epoch, ExecutionApiStates(self.client, self.id), now
+                self._evidence(), self._lease, self._epoch, states, now, has_retries=self._should_retry
             )
         except Exception as error:  # whatever the API answers, the end must be reported
             if is_outage(error):

@@ -16,13 +16,15 @@ from hetero_airflow.supervisor.monitor import TaskStateStore
 
 
 def judge_end(
-    evidence: Evidence, lease: TaskLease, epoch: int, states: TaskStateStore, now: datetime
+    evidence: Evidence, lease: TaskLease, epoch: int, states: TaskStateStore, now: datetime, *, has_retries: bool
 ) -> RecoveryDecision:
     """Record the failure, and decide by the configured rules.
+
+    :param has_retries: whether the task has a retry left
 
     Raises whatever the state store raises: the caller then leaves the task to Airflow.
     """
     failure = failure_of(evidence, lease, epoch, now)
     records = states.get(FAILURES)
     states.set(FAILURES, json.loads(json.dumps(keep_failure(records, failure))))
-    return decide(failure, load_failures(records), configured_rules())
+    return decide(failure, load_failures(records), configured_rules(), has_retries=has_retries)

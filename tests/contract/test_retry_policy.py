@@ -3,9 +3,11 @@ from datetime import timedelta
 import pytest
 from airflow.sdk.definitions.retry_policy import RetryAction
 
+from hetero_airflow.contract.failures import failure_of
 from hetero_airflow.contract.retry_policy import MAX_REASON, DeviceRetryPolicy, configured_rules
 from hetero_airflow.contract.state_keys import FAILURES
-from hetero_airflow.errors import SettingsError
+from hetero_airflow.errors import NoLeaseError, SettingsError
+from hetero_airflow.recovery.evidence import evidence_of
 from hetero_airflow.recovery.failure import MAX_EVIDENCE, Failure, keep_failure
 from hetero_airflow.recovery.rules import DEFAULTS, parse_rules
 from hetero_airflow.settings import LEASE_VARIABLE
@@ -31,11 +33,32 @@ def evaluated(error, context=None, rules=DEFAULTS):
     return DeviceRetryPolicy(rules).evaluate(error, try_number=1, max_tries=3, context=context)
 
 
-@pytest.mark.parametrize("error", [KeyError("label"), ModuleNotFoundError("no torch"), FileNotFoundError("a.csv")])
+@pytest.mark.parametrize(
+    "error", [SyntaxError("bad"), ModuleNotFoundError("no torch"), NoLeaseError("a", found="b", remedy="c")]
+)
 def test_an_error_that_a_retry_can_not_cure_fails_at_once(error):
     decision = evaluated(error)
     assert decision.action is RetryAction.FAIL
     assert f"{type(error).__name__} ended the task" in decision.reason
+    assert decision.reason.endswith("fails at once, by the rule for user_error.")
+
+
+@pytest.mark.parametrize("error", [KeyError("label"), NameError("x"), TypeError("x"), FileNotFoundError("a.csv")])
+def test_an_error_that_may_depend_on_the_data_has_the_tasks_own_retries(error):
+    decision = evaluated(error)
+    assert (decision.action, decision.retry_delay) == (RetryAction.RETRY, None)
+    assert decision.reason.endswith("left to the task's retries, by the rule for code_error.")
+    rules = parse_rules('{"code_error": {"action": "fail"}}')
+    assert evaluated(error, None, rules).action is RetryAction.FAIL
+
+
+def test_a_module_that_another_worker_may_have_is_no_reason_to_give_up(monkeypatch):
+    lease = a_task_lease(token=9, is_remote=True)
+    error = ModuleNotFoundError("no torch")
+    record = failure_of(evidence_of(error), lease, 3, EPOCH)
+    monkeypatch.setenv(LEASE_VARIABLE, lease.model_dump_json())
+    context = {"task_state_store": States({FAILURES: keep_failure(None, record)})}
+    assert evaluated(error, context).action is RetryAction.RETRY
 
 
 def test_an_unknown_error_has_the_tasks_own_retries_and_delay():
@@ -65,14 +88,14 @@ def test_a_recorded_cause_of_this_run_counts_more_than_the_exception(monkeypatch
     recorded = a_failure("hardware", 9, evidence="XID 79 on GPU-1")
     assert "XID 79 on GPU-1" in evaluated(KeyError("label"), context_with(recorded)).reason
     unrelated = a_failure("hardware", 8)
-    assert evaluated(KeyError("label"), context_with(unrelated)).action is RetryAction.FAIL
+    assert evaluated(SyntaxError("x"), context_with(unrelated)).action is RetryAction.FAIL
 
 
 @pytest.mark.parametrize(
     "context", [None, {}, {"task_state_store": States()}, {"task_state_store": States({FAILURES: 7})}]
 )
 def test_it_decides_without_a_state_store_that_can_be_read(context):
-    assert evaluated(KeyError("label"), context).action is RetryAction.FAIL
+    assert evaluated(SyntaxError("x"), context).action is RetryAction.FAIL
 
 
 def test_a_reason_fits_into_airflows_column(monkeypatch):
@@ -84,7 +107,7 @@ def test_a_reason_fits_into_airflows_column(monkeypatch):
 def test_the_rules_are_those_of_the_configuration(monkeypatch):
     assert configured_rules() == DEFAULTS
     monkeypatch.setenv("AIRFLOW__HETERO__RECOVERY_RULES", '{"user_error": {"action": "retry"}}')
-    assert DeviceRetryPolicy().evaluate(KeyError("x"), 1, 3).action is RetryAction.RETRY
+    assert DeviceRetryPolicy().evaluate(SyntaxError("x"), 1, 3).action is RetryAction.RETRY
 
 
 def test_a_table_that_can_not_be_read_is_said(monkeypatch):

@@ -39,7 +39,10 @@ def temporary_folder(tmp_path, monkeypatch):
 
 def test_what_leases_hold_is_added_up():
     cores = Claim("cpu", 2000, 2**30, (0, 3))
-    with recorded_lease("l1", "host", claims=(HALF, cores)), recorded_lease("l2", "x (local run)", claims=(HALF,), local_run="d.t"):
+    with (
+        recorded_lease("l1", "host", claims=(HALF, cores)),
+        recorded_lease("l2", "x (local run)", claims=(HALF,), local_run="d.t"),
+    ):
         held = held_devices(live_lease_files())
     assert held.usage["GPU-0"].share_milli == 1000
     assert (held.cores, held.usage["cpu"].memory_bytes) == ({0, 3}, 2**30)

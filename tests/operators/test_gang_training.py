@@ -58,7 +58,7 @@ dist.destroy_process_group()
 class AnInstance:
     """A task instance whose XComs are files that all of them see."""
 
-    dag_id, task_id, run_id, max_tries = "dag", "train", "run", 0
+    dag_id, task_id, run_id, max_tries, try_number = "dag", "train", "run", 0, 1
 
     def __init__(self, folder, map_index):
         self.folder, self.map_index, self.context_carrier = folder, map_index, None

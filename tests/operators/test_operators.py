@@ -177,7 +177,7 @@ def test_device_tasks_choose_our_executor_and_pool_by_themselves(monkeypatch, da
 
 
 class AnInstance:
-    dag_id, task_id, run_id, map_index, max_tries = "dag", "t", "run", -1, 0
+    dag_id, task_id, run_id, map_index, max_tries, try_number = "dag", "t", "run", -1, 0, 1
 
     def __init__(self, carrier=None):
         self.context_carrier = carrier

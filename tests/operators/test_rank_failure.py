@@ -33,7 +33,7 @@ class AGroup:
 @pytest.mark.parametrize(
     ("group", "rank", "failure_class"),
     [
-        (AGroup((1, "KeyError", "'label'"), (0, "RuntimeError", CLOSED)), 1, FailureClass.USER_ERROR),
+        (AGroup((1, "KeyError", "'label'"), (0, "RuntimeError", CLOSED)), 1, FailureClass.CODE_ERROR),
         (AGroup((0, "RuntimeError", CLOSED), (1, "ValueError", "nan")), 1, FailureClass.UNKNOWN),
         (AGroup((0, "RuntimeError", CLOSED), exit_codes={0: 1, 1: -9}), 1, FailureClass.LOST_WORKER),
         (AGroup((0, "RuntimeError", CLOSED), exit_codes={0: 1, 1: -15}), 0, FailureClass.NETWORK),

@@ -155,12 +155,12 @@ time.sleep(600)
 """
 
 
-def test_a_mistake_in_the_script_fails_at_once_and_shows_its_traceback(train, tmp_path, capsys):
+def test_a_mistake_in_the_script_ends_the_run_at_once_and_shows_its_traceback(train, tmp_path, capsys):
     with pytest.raises(RanksFailed) as caught:
         train(2, script=WRONG, max_restarts=1000)
     assert caught.value.rank == 1
-    assert classify(caught.value.evidence).failure_class is FailureClass.USER_ERROR
-    assert DeviceRetryPolicy().evaluate(caught.value, 1, 3).action.value == "fail"
+    assert classify(caught.value.evidence).failure_class is FailureClass.CODE_ERROR
+    assert DeviceRetryPolicy().evaluate(caught.value, 1, 3).action.value == "retry"
     assert 'raise KeyError("no such label")' in str(caught.value)
     assert str(caught.value).endswith("KeyError: 'no such label'")
     assert "rank_process.py" not in str(caught.value)
@@ -211,7 +211,7 @@ def test_a_mistake_that_is_seen_when_all_have_started_again_still_counts(tmp_pat
         code = group.run(is_hopeless)
         assert [(end.rank, end.restart) for end in group.ends()] == [(1, 0)]
         error = failure_of_ranks(group, code, ["script.py"], 2, None)
-    assert (error.rank, classify(error.evidence).failure_class) == (1, FailureClass.USER_ERROR)
+    assert (error.rank, classify(error.evidence).failure_class) == (1, FailureClass.CODE_ERROR)
 
 
 DIES_OF_COMPANY = """

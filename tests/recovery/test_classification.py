@@ -70,7 +70,7 @@ MESSAGES: list[tuple[str, FailureClass, Evidence]] = [
     ("vllm-ascend#1993", F.DEVICE_MEMORY, raised(
         "EL0004: [PID: 553] 2025-09-17-04:55:13.065.712 Failed to allocate memory.\n        Possible Cause: Available "
         "memory is insufficient.\nalloc device memory failed, runtime result = 207001")),
-    ("pytorch#61329", F.USER_ERROR, raised(
+    ("pytorch#61329", F.CODE_ERROR, raised(
         "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported")),
     ("Open-Sora#694", F.UNKNOWN, raised("CUDA error: an illegal memory access was encountered")),
     ("pytorch#49832", F.UNKNOWN, raised("CUDA error: unspecified launch failure")),
@@ -91,11 +91,12 @@ MESSAGES: list[tuple[str, FailureClass, Evidence]] = [
         "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm)")),
     ("kernel log", F.HOST_MEMORY, logged("Memory cgroup out of memory: Killed process 4711 (python) total-vm", 137)),
     ("no such package", F.USER_ERROR, raised("No module named 'flash_attn'", "ModuleNotFoundError")),
-    ("no such file", F.USER_ERROR, raised("[Errno 2] No such file or directory: 'a.csv'", "FileNotFoundError")),
-    ("a script's own end", F.USER_ERROR, logged(
+    ("no request", F.USER_ERROR, raised("device='gpuu'; found no such device", "hetero_airflow.errors.RequestError")),
+    ("no such file", F.CODE_ERROR, raised("[Errno 2] No such file or directory: 'a.csv'", "FileNotFoundError")),
+    ("a script's own end", F.CODE_ERROR, logged(
         "[rank0]: Traceback (most recent call last):\n[rank0]:   File \"train.py\", line 3, in <module>\n"
         "[rank0]: KeyError: 'label'\n")),
-    ("torchrun's, after its rank's", F.USER_ERROR, Evidence(
+    ("torchrun's, after its rank's", F.CODE_ERROR, Evidence(
         raised=(Raised("torch.distributed.elastic.multiprocessing.errors.ChildFailedError", "train.py FAILED"),),
         log="TypeError: forward() missing 1 required positional argument: 'x'\n"
         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n")),
@@ -171,7 +172,7 @@ OOM = "CUDA out of memory. Tried to allocate 20.00 MiB"
     ("evidence", "expected"),
     [
         # a log may have handled errors; the exception ended the task
-        (Evidence(raised=(Raised("KeyError", "'label'"),), log=f"{OOM}; trying half the batch"), "user_error"),
+        (Evidence(raised=(Raised("KeyError", "'label'"),), log=f"{OOM}; trying half the batch"), "code_error"),
         (Evidence(raised=(Raised("ValueError", "nan"),), log=OOM), "unknown"),
         # the log counts if the exception only says that a process ended
         (Evidence(raised=(Raised("subprocess.CalledProcessError", "Command 'train' ..."),), log=OOM), "device_memory"),
@@ -180,14 +181,14 @@ OOM = "CUDA out of memory. Tried to allocate 20.00 MiB"
         (Evidence(raised=(Raised("ValueError", ""), Raised("torch.OutOfMemoryError", OOM))), "device_memory"),
         # a rank that ran out of memory is the cause of its peers' lost connections
         (Evidence(log=f"ncclRemoteError: A call failed\n{OOM}", exit_code=1), "device_memory"),
-        (Evidence(log="ncclRemoteError: A call failed\nKeyError: 'label'\n", exit_code=1), "user_error"),
+        (Evidence(log="ncclRemoteError: A call failed\nKeyError: 'label'\n", exit_code=1), "code_error"),
         # a broken GPU answers "out of memory"
         (Evidence(raised=(Raised("RuntimeError", "CUDA error: out of memory"),), xids=(("GPU-1", 48),)), "hardware"),
         # an ambiguous error is the hardware's only with a hardware XID; 13 and 45 are the application's
         (Evidence(raised=(ILLEGAL,), xids=(("GPU-1", 95),)), "hardware"),
         (Evidence(raised=(ILLEGAL,), xids=(("GPU-1", 13), ("GPU-1", 45))), "unknown"),
         # a cgroup may be shared with a neighbour: the task's own error counts
-        (Evidence(raised=(Raised("TypeError", ""),), oom_kills=1), "user_error"),
+        (Evidence(raised=(Raised("TypeError", ""),), oom_kills=1), "code_error"),
         # an exhausted quota of somebody's API is not the device's memory
         (Evidence(raised=(Raised("grpc.RpcError", "RESOURCE_EXHAUSTED: Quota exceeded for requests"),)), "unknown"),
         (Evidence(raised=(Raised("ConnectionResetError", "[Errno 104] Connection reset by peer"),)), "unknown"),

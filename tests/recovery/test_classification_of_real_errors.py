@@ -65,8 +65,8 @@ def exits_by(signal):
         (lambda: np.empty((2**50,)), FailureClass.HOST_MEMORY),
         (lambda: exits_by(9), FailureClass.LOST_WORKER),
         (lambda: exits_by(11), FailureClass.UNKNOWN),
-        (lambda: {}["label"], FailureClass.USER_ERROR),
-        (lambda: len(7), FailureClass.USER_ERROR),
+        (lambda: {}["label"], FailureClass.CODE_ERROR),
+        (lambda: len(7), FailureClass.CODE_ERROR),
         (lambda: int("seven"), FailureClass.UNKNOWN),
     ],
 )

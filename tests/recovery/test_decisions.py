@@ -37,6 +37,7 @@ def several(failure_class, number, **fields):
         ("preempted", Requeue),
         ("hung", Requeue),
         ("user_error", Fail),
+        ("code_error", Retry),
         ("unknown", Retry),
     ],
 )
@@ -98,7 +99,22 @@ def test_a_row_can_fail_a_task_in_the_end_or_at_once():
     assert isinstance(decide(a_failure("network"), (), rules), Fail)
     assert [decide(a_failure("unknown", 9), several("unknown", n), rules).delay_s for n in (0, 1)] == [5, 10]
     assert decide(a_failure("hung"), (), parse_rules('{"hung": {"times": 0}}')) == Retry(
-        None, "It hung (as the test says): left to the task's retries, since it is never requeued for this."
+        None,
+        "It hung (as the test says): left to the task's retries, since it is never requeued for this, by the rule "
+        "for hung.",
+    )
+
+
+def test_a_message_promises_retries_only_where_the_task_has_some():
+    failure = a_failure("unknown", evidence="ValueError ended the task")
+    message = "It failed (ValueError ended the task): {}, by the rule for unknown."
+    assert decide(failure, (), DEFAULTS).message == message.format("left to the task's retries")
+    without = decide(failure, (), DEFAULTS, has_retries=False)
+    assert without.message == message.format("fails, since the task has no retry left")
+    last = decide(a_failure(token=9), several("network", 5), DEFAULTS, has_retries=False).message
+    assert last == (
+        "It had a network failure (as the test says): fails, since the task has no retry left and it was requeued for "
+        "this 5 times already, by the rule for network."
     )
 
 

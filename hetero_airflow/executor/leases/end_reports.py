@@ -8,7 +8,7 @@ from airflow.utils.state import TaskInstanceState
 from sqlalchemy.exc import SQLAlchemyError
 
 from hetero_airflow.engines.engine import AirflowEngine, Liveness, termination_cause_of
-from hetero_airflow.executor.leases.kept_tasks import EngineEvent, RunningTask
+from hetero_airflow.executor.leases.kept_tasks import ENDED, EngineEvent, RunningTask
 from hetero_airflow.executor.leases.lease_keeper import LeaseKeeper
 from hetero_airflow.executor.leases.lease_use import has_begun, is_run_over
 
@@ -65,7 +65,7 @@ class EndReports:
 
     def end(self, key: Any) -> None:
         """End a running task whose report is believed."""
-        self._keeper.end(key, "the task ended")
+        self._keeper.end(key, ENDED)
         self._keeper.unreported.pop(key, None)
 
     def is_scheduled_again(self, key: Any) -> bool:

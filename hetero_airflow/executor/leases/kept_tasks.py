@@ -23,6 +23,11 @@ _RUN_ENDS: dict[str | None, RunEnd] = {
 """State of a task instance whose process is gone → how the run ended; FAILED for all others. The engine can't tell:
 LocalExecutor reports success for every process that ended in order, also if its task raised."""
 
+ENDED = "the task ended"
+"""The cause of the end of a lease whose engine reported the end of its task."""
+
+_FAILED, _FAILED_STATES = "the task failed", frozenset({TaskInstanceState.FAILED, TaskInstanceState.UP_FOR_RETRY})
+
 EngineEvent = tuple[Any, Any]
 """The state of a task that an engine reports, and what it says beside."""
 
@@ -71,4 +76,5 @@ def final_move(task: EndingTask, process: TaskProcess) -> LeaseMove:
     """
     is_known = task.is_end_known and task.to is not LeaseState.EVICTED
     end = _RUN_ENDS.get(process.state, RunEnd.FAILED) if is_known else None
-    return LeaseMove(task.lease.id, task.lease.token, task.to, task.cause, end)
+    has_failed = is_known and task.cause == ENDED and process.state in _FAILED_STATES
+    return LeaseMove(task.lease.id, task.lease.token, task.to, _FAILED if has_failed else task.cause, end)

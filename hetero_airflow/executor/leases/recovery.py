@@ -60,7 +60,8 @@ class TaskRecovery:
             return False
         failure = failure_of(evidence, lease, epoch, now)
         records = self._read([key]).get(key)
-        decision = decide(failure, load_failures(records), self._rules)
+        has_retries = key.try_number <= epoch
+        decision = decide(failure, load_failures(records), self._rules, has_retries=has_retries)
         try:
             write_state(key, FAILURES, json.dumps(keep_failure(records, failure)))
         except Exception as error:  # noqa: BLE001  any backend may be configured; without a record its budget is not counted

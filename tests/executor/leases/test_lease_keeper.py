@@ -276,6 +276,9 @@ def test_how_a_task_ended_is_airflows_word_not_the_engines(bench, state, end):
     bench.keeper.end("a", "the task ended")
     bench.beat(7)
     assert [(run.task, run.held_s, run.end) for run in bench.store.runs()] == [(("dag", "a"), 7.0, end)]
+    has_failed = state in ("failed", "up_for_retry")
+    cause = bench.store.request_history("dag", "run", "a").cause
+    assert cause == ("the task failed" if has_failed else "the task ended")
 
 
 def test_a_lost_task_is_a_lost_run(bench):

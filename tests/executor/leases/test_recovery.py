@@ -115,7 +115,7 @@ def test_a_task_whose_pod_is_killed_for_memory_is_sent_back_and_asks_for_twice_a
     assert recorded == {"failure_class": "host_memory", "host_memory_bytes": 4 * GIB, "token": lease.token}
     assert bench.notes == [
         ("a", "It ran out of host memory (the kernel killed 1 for memory in its cgroup): "
-              "requeued at once, for the 1st time of 3, without using a retry.")
+              "requeued at once, for the 1st time of 3, without using a retry, by the rule for host_memory.")
     ]  # fmt: skip
     bench.hold("a")
     bench.beat(1)
@@ -125,10 +125,10 @@ def test_a_task_whose_pod_is_killed_for_memory_is_sent_back_and_asks_for_twice_a
 @pytest.mark.parametrize(
     ("earlier", "rules", "why"),
     [
-        ([1 * GIB, 2 * GIB, 3 * GIB], "", "since it was requeued for this 3 times already"),
-        ([4 * GIB], "", "since it had no more memory than the last time"),
-        ([], '{"host_memory": {"action": "retry"}}', "left to the task's retries"),
-        ([], '{"host_memory": {"times": 0}}', "since it is never requeued for this"),
+        ([1 * GIB, 2 * GIB, 3 * GIB], "", "and it was requeued for this 3 times already"),
+        ([4 * GIB], "", "and it had no more memory than the last time"),
+        ([], '{"host_memory": {"action": "retry"}}', "since the task has no retry left, by the rule"),
+        ([], '{"host_memory": {"times": 0}}', "and it is never requeued for this"),
     ],
 )
 def test_what_the_rules_do_not_send_back_fails_and_is_told_why(bench, states, earlier, rules, why):
