@@ -23,7 +23,7 @@ _AGENT = (
     Arg(("--url",), required=True, help="The address of Airflow's API server, as browsers use it"),
     Arg(("--name",), metavar="WORKER", help="The worker's name; default: the host's name"),
     Arg(("--engine",), default="celery", help="The engine that runs the tasks on this host"),
-    Arg(("--labels",), metavar="JSON", help="The worker's labels; default: [hetero] labels"),
+    Arg(("--labels",), metavar="JSON", help="The worker's labels; default: the option labels of the section hetero"),
     Arg(("--user",), metavar="NAME", help="The user that runs the worker's tasks; default: the agent's own"),
 )
 _MAP_INDEX = Arg(("--map-index",), type=int, default=-1, help="The instance of a mapped task, from 0")

@@ -53,6 +53,9 @@ def check_name(name: str) -> str:
     except ValidationError as error:
         found = first_problem(error)[1]
         raise HeteroError(f"worker {shorten(name)}", found=found, remedy="Use another name") from error
+    if not valid.isascii():
+        found = "a name with characters that are not ASCII"
+        raise HeteroError(f"worker {shorten(name)}", found=found, remedy="Use another name, in ASCII")
     if "," in valid:
         found = "a name with a comma, which separates the names of queues"
         raise HeteroError(f"worker {shorten(name)}", found=found, remedy="Use another name")

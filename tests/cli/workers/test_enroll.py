@@ -59,7 +59,7 @@ def test_revoking_a_worker_and_an_unused_secret_have_different_texts(database, r
         list(revoke_worker(database, "node-7", NOW))
 
 
-@pytest.mark.parametrize("name", ["", "<b>", "a\x1b[31m", "a\nb", "a,b", "w" * 257])
+@pytest.mark.parametrize("name", ["", "weird name ü", "<b>", "a\x1b[31m", "a\nb", "a,b", "w" * 257])
 def test_a_name_that_no_worker_may_have_is_refused(database, name):
     with pytest.raises(HeteroError, match="Use another name"):
         list(enroll_worker(database, name, NOW))
