@@ -52,8 +52,7 @@ def write_task_log(log_path: str | None, text: str, now: datetime, level: str = 
 def with_task_names(text: str, snapshot: Snapshot, dag_id: str) -> str:
     """The text with ``dag.task (run)`` in place of each request id that the snapshot knows as one of this DAG.
 
-    Ids of other DAGs' requests stay: the reader of a task's log may have no right to see those DAGs. ``/queue`` shows
-    the task of an id to each user who may.
+    Requests of other DAGs are not named: the reader of a task's log may have no right to see those DAGs.
 
     >>> from hetero_airflow.testing import a_pending
     >>> id_ = "01a1fa1b-42d5-78df-9288-5b4d2de1f4f1"
@@ -65,10 +64,12 @@ def with_task_names(text: str, snapshot: Snapshot, dag_id: str) -> str:
     if not ids:
         return text
     requests = (*snapshot.pending, *snapshot.holders.values())
-    names = {}
+    names: dict[str, str] = {}
     for request in requests:
-        if request.id in ids and request.dag_id == dag_id:
+        if request.id in ids and request.dag_id != dag_id:
+            names[request.id] = "a task of another DAG"
+        elif request.id in ids:
             index = f"[{request.map_index}]" if request.map_index >= 0 else ""
             run = f" ({request.run_id})" if request.run_id else ""
             names[request.id] = f"{request.dag_id}.{request.task_id}{index}{run}"
-    return _ID.sub(lambda match: names.get(match[0], match[0]), text)
+    return _ID.sub(lambda match: names.get(match[0], "another task"), text)
