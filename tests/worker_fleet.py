@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import time
 from abc import ABC, abstractmethod
@@ -113,10 +112,9 @@ class Fleet(ABC):
                 self.airflow.kill(component)
             self.airflow.launch(component)
 
-    def states(self) -> dict[str, str]:
-        """Worker → its state, as `airflow hetero workers` says."""
-        workers = json.loads(self.airflow.run("hetero", "workers", "--json").stdout)
-        return {worker["id"]: worker["state"] for worker in workers}
+    def states(self) -> dict[str, WorkerState]:
+        """Worker → its state in the store."""
+        return {worker.id: worker.state for worker in self.airflow.store().snapshot().workers}
 
     def wait_until_lost(self, name: str) -> float:
         """When a scheduler has noted that the worker is lost; seconds of Unix time."""
@@ -137,6 +135,6 @@ class Fleet(ABC):
             if not all(self.is_ready(name) for name in names):
                 return False
             states = self.states()
-            return all(states.get(name) == "online" for name in names)
+            return all(states.get(name) is WorkerState.ONLINE for name in names)
 
-        self.airflow.wait_until(online, f"{', '.join(names)} to be online", 60, 1)
+        self.airflow.wait_until(online, f"{', '.join(names)} to be online", 60)
