@@ -15,7 +15,7 @@ collect_ignore = ["fleet_dags", "dags/hostile_dags.py"]  # they import each othe
 SIMULATED = "nvidia/h100-80gb:2,ascend/910b:2"
 QUICK = {
     # short times, so that tests see within seconds what an installation sees within minutes
-    "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
+    "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.5",
     "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
     "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "6",
     "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "3",
