@@ -61,8 +61,8 @@ def check_file(name: str) -> str:
     >>> check_file("files/../../.bashrc")
     Traceback (most recent call last):
     ...
-    hetero_airflow.errors.InvalidCheckpoint: checkpoint file 'files/../../.bashrc'; found the part '..'. Use a \
-relative name of printable characters without '..'.
+    hetero_airflow.errors.InvalidCheckpoint: Checkpoint file 'files/../../.bashrc' can't be used; found the part '..'. \
+Use a relative name of printable characters without '..'.
 
     :raises InvalidCheckpoint: as `check_key`, over 384 bytes, or the manifest's own name
     """

@@ -85,8 +85,8 @@ def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     >>> check_metrics({"loss": float("nan")})
     Traceback (most recent call last):
     ...
-    hetero_airflow.errors.InvalidCheckpoint: metric loss=nan; found no finite number. Leave it out, or find out why \
-the training diverged; nothing was saved.
+    hetero_airflow.errors.InvalidCheckpoint: Metric loss=nan can't be used; found no finite number. Leave it out, or \
+find out why the training diverged; nothing was saved.
 
     :raises InvalidCheckpoint: a value that is no finite number, a name that can't be printed, or too many
     """

@@ -69,7 +69,8 @@ class Row:
     >>> row = Row("a.csv", 7, {"gpus": "-1"})
     >>> row.integer("gpus", least=1)
     Traceback (most recent call last):
-    hetero_airflow.errors.TraceError: a.csv, line 7, gpus='-1'; found a number below 1. Mend the line or remove it.
+    hetero_airflow.errors.TraceError: a.csv, line 7, gpus='-1' can't be used; found a number below 1. Mend \
+the line or remove it.
     """
 
     file: str
