@@ -8,9 +8,9 @@ other modules serve these: the loop and its notice to stop, the ``state/`` of a 
 >>> current_lease()
 Traceback (most recent call last):
     ...
-hetero_airflow.errors.NoLeaseError: the device lease of this process; found no HETERO_AIRFLOW_LEASE in the \
-environment. In a task, use HeteroExecutor; `airflow hetero config --check` says what is missing. Outside of Airflow, \
-take a lease with hetero_airflow.runtime.local_lease("gpu").
+hetero_airflow.errors.NoLeaseError: The device lease of this process can't be used; found no HETERO_AIRFLOW_LEASE \
+in the environment. In a task, use HeteroExecutor; `airflow hetero config --check` says what is missing. Outside of \
+Airflow, take a lease with hetero_airflow.runtime.local_lease("gpu").
 """
 
 from __future__ import annotations
