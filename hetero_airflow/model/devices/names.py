@@ -93,7 +93,7 @@ def parse_device(text: object) -> dict[str, object]:
         found = f"{len(text)} characters, above the limit of {MAX_TEXT}"
         raise RequestError("device", text, found=found, remedy=DEVICE_REMEDY)
     match = _DEVICE_TEXT.fullmatch(text.strip().lower())
-    if match is None or match["word"].isdigit():
+    if match is None or (match["vendor"] is None and match["word"].isdigit()):
         raise _no_device(text)
     return _read_word(text, match["vendor"], match["word"]) | _read_quantity(text, match["word"], match["quantity"])
 
