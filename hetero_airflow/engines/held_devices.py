@@ -20,6 +20,7 @@ from hetero_airflow.engines.lease_files import (
     read_lease_files,
     remove_lease_file,
 )
+from hetero_airflow.engines.lease_folders import usual_folders
 from hetero_airflow.engines.processes import lease_processes
 from hetero_airflow.errors import HeteroError
 from hetero_airflow.model.lease import Claim
@@ -62,8 +63,12 @@ class HeldDevices:
 
 def live_lease_files(user: int | None = None) -> list[LeaseFile]:
     """The files of the leases on this host that have processes, or are about to."""
+    return _live(read_lease_files(user).values())
+
+
+def _live(files: Iterable[LeaseFile]) -> list[LeaseFile]:
     place = current_process_namespace()
-    files = [file for file in read_lease_files(user).values() if file.place == place]
+    files = [file for file in files if file.place == place]
     idle = {file.lease: file.root for file in files if not file.is_active}
     used = lease_processes(idle) if idle else {}
     return [file for file in files if file.is_active or file.lease in used or file.is_unchecked]
@@ -106,7 +111,8 @@ def check_no_local_run(lease_id: str, claims: tuple[Claim, ...]) -> None:
     accelerators = [claim for claim in claims if claim.share_milli and not claim.cores]
     until = time.monotonic() + _SETTLE_S
     while True:
-        held = held_devices(_local_runs(live_lease_files()))
+        files = read_lease_files(folders=list(usual_folders()) or None).values()  # the other names take long to find
+        held = held_devices(_live(_local_runs(files)))
         if held.has_room_for(accelerators):
             return
         if time.monotonic() >= until:

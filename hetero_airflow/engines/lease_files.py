@@ -232,13 +232,16 @@ def recorded_lease(
             writer.end()
 
 
-def read_lease_files(user: int | None = None) -> dict[Path, LeaseFile]:
+def read_lease_files(user: int | None = None, folders: Iterable[Path] | None = None) -> dict[Path, LeaseFile]:
     """The current files of a user, of this process's user by default. A file that can't be read is logged and skipped.
 
     A lease has two files for the moment in which its file moves to another folder.
+
+    :param folders: where they lie; None for all folders of the user
     """
     files = {}
-    for path in [path for folder in lease_folders(user) for path in sorted(folder.glob("[!.]*.json"))]:
+    folders = lease_folders(user) if folders is None else folders
+    for path in [path for folder in folders for path in sorted(folder.glob("[!.]*.json"))]:
         try:
             files[path] = LeaseFile.model_validate_json(path.read_bytes())
         except FileNotFoundError:

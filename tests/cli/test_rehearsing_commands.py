@@ -126,4 +126,4 @@ def test_a_simulation_is_shown_as_a_table(unmigrated, traces):
 def test_a_history_in_which_nothing_ended_is_an_error_that_says_so(installation):
     done = installation.run("hetero", "simulate", "--history", "365", "--cluster", "a100=1,t4=1", "--json")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "the history of the last 365 days can't be used; found no ended task instance." in done.stderr
+    assert "The history of the last 365 days can't be used; found no ended task instance." in done.stderr

@@ -7,6 +7,7 @@ import time
 import pytest
 from local_airflow import LocalAirflow
 
+from tests.postgres_server import running_postgres
 from tests.system.conftest import HERE, OUTAGE_S, QUICK, SIMULATED
 
 IMPATIENT = {
@@ -22,7 +23,12 @@ IMPATIENT = {
 def airflow(tmp_path_factory):
     home = tmp_path_factory.mktemp("outages")
     settings = QUICK | (IMPATIENT if OUTAGE_S < 60 else {})
-    with LocalAirflow(home, HERE / "outage_dags", simulated=SIMULATED, settings=settings) as airflow:
+    folder = HERE / "outage_dags"
+    # with SQLite, Airflow's DAG processor may find the database locked for too long, and end
+    with (
+        running_postgres() as postgres,
+        LocalAirflow(home, folder, simulated=SIMULATED, settings=settings, database=postgres.url) as airflow,
+    ):
         yield airflow
 
 

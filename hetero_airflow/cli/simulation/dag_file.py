@@ -39,7 +39,7 @@ def read_dag(path: Path, dag_id: str | None) -> DAG:
 
     :raises SettingsError: no such file, an import error, no DAG in it, or several DAGs and no id
     """
-    asked = f"to plan {shorten(str(path))}"
+    asked = f"to plan {shorten(str(path), limit=300)}"
     if not path.is_file():
         raise SettingsError(asked, found="no such file", remedy="Give the path of a DAG file")
     with redirect_stdout(sys.stderr), _caught_errors() as errors:  # the output is only the plan

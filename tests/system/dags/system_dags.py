@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from datetime import timedelta
+from importlib import import_module
 
 from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 from airflow.sdk import DAG, Asset, AssetWatcher, Param, task
@@ -206,7 +207,7 @@ with DAG("failing", schedule=None):
 
     @task.device(device="gpu", retries=2, retry_delay=timedelta(seconds=0))
     def no_cure():
-        return {}["label"]
+        import_module("a_module_that_no_worker_has")
 
     @task.device(device={"h100", "910b"}, retries=0)
     def wants_more(ti=None, task_state_store=None):
