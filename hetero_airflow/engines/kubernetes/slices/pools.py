@@ -11,6 +11,7 @@ in use, and then the partitions that are left.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,10 +28,12 @@ from hetero_airflow.engines.kubernetes.slices.drivers import (
     driver_kind,
 )
 from hetero_airflow.engines.kubernetes.slices.resource_slices import Counters, ResourceSlice, SliceDevice
-from hetero_airflow.engines.kubernetes.watch.nodes import device_word
+from hetero_airflow.engines.kubernetes.watch.nodes import device_word, model_word
 from hetero_airflow.model.device import Device
 
 _MAX_ID = 256
+
+log = logging.getLogger(__name__)
 
 
 class PoolUse(NamedTuple):
@@ -58,6 +61,8 @@ class Pools:
     """The pools of a cluster. Pools that have not changed are not read again."""
 
     _known: dict[tuple[str, str], _Known] = field(default_factory=dict)
+    _unreadable: set[tuple[str, str]] = field(default_factory=set)
+    """The pools that the log has named."""
 
     def by_node(
         self,
@@ -78,11 +83,23 @@ class Pools:
         for key in sorted(pools):
             use, known = uses.get(key, NO_USE), before.get(key)
             if known is None or not _is_same(known.slices, pools[key]) or (known.use, known.classes) != (use, classes):
-                known = _Known(pools[key], use, classes, pool_devices(pools[key], use, classes))
+                known = _Known(pools[key], use, classes, self._read(key, pools[key], use, classes))
             self._known[key] = known
             for node, devices in known.devices.items():
                 nodes[node] = nodes[node] + devices if node in nodes else devices
         return dict(nodes)
+
+    def _read(
+        self, key: tuple[str, str], slices: Sequence[ResourceSlice], use: PoolUse, classes: Collection[str] | None
+    ) -> dict[str, tuple[Device, ...]]:
+        """The devices of one pool. One that can't be read has none, so that a hostile driver costs only its own."""
+        try:
+            return pool_devices(slices, use, classes)
+        except Exception as error:  # noqa: BLE001  the values are a driver's
+            if key not in self._unreadable:
+                log.warning("The pool %s of %s offers no devices, it can't be read: %r", key[1], key[0], error)
+                self._unreadable.add(key)
+            return {}
 
 
 def pool_uses(
@@ -210,7 +227,7 @@ def _device(driver: str, id_: str, index: int, device: SliceDevice, pin: str | N
         id=id_,
         vendor=device_word(kind.vendor),
         kind=kind.kind,
-        model=device_word(model).removeprefix(f"{kind.vendor}-"),
+        model=model_word(model, kind.vendor),
         index=index,
         memory_bytes=device.memory_bytes,
         partition=None if profile is None else device_word(profile),

@@ -182,7 +182,7 @@ def _model(vendor: str, device_text: str | None, labels: Mapping[str, str]) -> s
     }.get(vendor, "")
     if vendor == "google":
         label = next((model for model, name in GOOGLE.items() if name == label), label)
-    word = device_word(label).removeprefix(f"{vendor}-").removesuffix("-shared").split("-mig-")[0]
+    word = model_word(device_word(label).removesuffix("-shared").split("-mig-")[0], vendor)
     return word if label else device_word((device_text or "").partition("/")[2] or vendor)
 
 
@@ -225,3 +225,12 @@ def device_word(text: str) -> str:
     """
     word = "".join(c if c.isalnum() or c in ".+-" else "-" for c in text.lower() if c.isascii())
     return word.strip("-.+")[:128] or "unknown"
+
+
+def model_word(text: str, vendor: str) -> str:
+    """The text as a model, without the vendor's name before it.
+
+    >>> model_word("NVIDIA (R) A100", "nvidia"), model_word("NVIDIA", "nvidia")
+    ('r--a100', 'nvidia')
+    """
+    return device_word(text).removeprefix(f"{vendor}-").strip("-.+") or vendor

@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetero_airflow.engines.kubernetes.claims.claim_template import PIN_KEY
 from hetero_airflow.engines.kubernetes.slices.allocations import read_allocation
@@ -152,3 +154,30 @@ def test_binding_conditions_and_states_of_devices_are_told():
 def test_a_claim_without_devices_is_none():
     assert read_allocation({"metadata": {"name": "c"}, "spec": {}}) is None
     assert pool_devices([read_slice(a_slice("n1", []))]) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "model"), [("NVIDIA  A100", "a100"), ("NVIDIA (R) A100", "r--a100"), ("NVIDIA", "nvidia"), ("", "unknown")]
+)
+def test_any_spelling_of_a_product_is_a_model(name, model):
+    assert devices_of(a_slice("n1", [a_gpu(0, model=name)]))[0].model == model
+
+
+@given(
+    st.sampled_from(["productName", "uuid", "driverVersion", "cudaComputeCapability", "profile", "index"]),
+    st.text(max_size=64) | st.text("NVIDIAnvidia -.+()", max_size=64) | st.integers() | st.booleans(),
+)
+def test_no_attribute_of_one_pool_hides_the_devices_of_another(name, value):
+    hostile = a_gpu(0)
+    hostile["attributes"][name] = {"string": value}
+    assert leasable(a_slice("n1", [hostile], pool="a"), a_slice("n1", [a_gpu(1)], pool="b"))[-1] == "gpu-1"
+
+
+def test_a_pool_that_can_not_be_read_is_told_once_and_costs_only_itself(caplog):
+    odd = {"counterSet": "c", "counters": {"memory": {"value": "NaN"}}}
+    bad = a_slice("n1", [a_gpu(0, consumesCounters=[odd])], pool="a", sharedCounters=[{**odd, "name": "c"}])
+    pools = Pools()
+    for _ in range(2):
+        found = pools.by_node([read_slice(bad), read_slice(a_slice("n1", [a_gpu(1)], pool="b"))], {}, None)
+        assert [device.id for device in found["n1"]] == ["gpu.nvidia.com/b/gpu-1"]
+    assert caplog.text.count("The pool a of gpu.nvidia.com") == 1
