@@ -195,13 +195,14 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
             self.pods.unseen.note_sent(lease_id, pod.metadata.namespace, pod.metadata.name)
         body = self.kube_client.api_client.sanitize_for_serialization(pod)
         key = ("create", pod.metadata.namespace, pod.metadata.name)
-        self.calls.put(
-            key,
-            lambda api: make_claimed(
-                api.api_client, body, lambda pod: _make_pod(api, pod, lease_id, self._our_label())
-            ),
-            lambda answer: self._note_made(task, answer),
-        )
+
+        def make(api: CoreV1Api) -> Any:
+            def make_pod(pod: Mapping[str, Any]) -> Any:
+                return _make_pod(api, pod, lease_id, self._our_label())
+
+            return make_pod(body) if lease_id is None else make_claimed(api.api_client, body, make_pod, lease_id)
+
+        self.calls.put(key, make, lambda answer: self._note_made(task, answer))
 
     def _note_made(self, task: Any, answer: Any) -> None:
         lease_id = _lease_of(task)

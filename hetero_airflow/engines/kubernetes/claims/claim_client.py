@@ -12,6 +12,7 @@ from kubernetes.client import ApiClient, ApiException, ResourceV1Api  # type: ig
 from hetero_airflow.engines.kubernetes.claims.claim_template import (
     CLAIM_ANNOTATION,
     asks_for_share,
+    lease_template_name,
     template_for,
     without_sharing,
 )
@@ -25,21 +26,25 @@ _REMEDIES = {
 }
 
 
-def make_claimed(client: ApiClient, body: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Any]) -> Any:
+def make_claimed(
+    client: ApiClient, body: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Any], lease_id: str
+) -> Any:
     """Make the pod of a lease, and before it the template of its claim, if it has one. The pod owns the template.
 
     Calling it again after no answer makes nothing twice.
 
     :param body: a pod with the template in its `CLAIM_ANNOTATION`
     :param make: makes the pod and returns it
+    :param lease_id: the lease of the pod, after which the template is named
     :raises ApiException: the cluster refuses the template or the pod
     """
     metadata = body["metadata"]
     annotations = dict(metadata.get("annotations") or {})
     text = annotations.pop(CLAIM_ANNOTATION, None)
-    if text is None:
-        return make(body)
-    claims, template = ClaimClient(client), template_for(json.loads(text), body)
+    template = None if text is None else template_for(json.loads(text), body)
+    if template is None or template["metadata"]["name"] != lease_template_name(lease_id):
+        return make(body)  # a template of another name is not ours: nothing is made or deleted for it
+    claims = ClaimClient(client)
     try:
         claims.create(template)
     except RequestError as error:

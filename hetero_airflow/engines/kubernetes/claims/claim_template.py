@@ -89,7 +89,12 @@ def lease_template(lease_id: str, devices: Sequence[Device]) -> dict[str, Any]:
             "count": len(members),
         }
         requests.append({"name": f"{CLAIM_NAME}-{number}", "exactly": exactly})
-    return template_of(requests) | {"metadata": {"name": f"hetero-{lease_id}"}}
+    return template_of(requests) | {"metadata": {"name": lease_template_name(lease_id)}}
+
+
+def lease_template_name(lease_id: str) -> str:
+    """The name of the template of a lease."""
+    return f"hetero-{lease_id}"
 
 
 def template_for(template: Mapping[str, Any], pod: Mapping[str, Any]) -> dict[str, Any]:

@@ -100,6 +100,8 @@ def lease_override(
     # these identify the pod, so the author can't change them
     metadata["labels"] = {**(metadata.get("labels") or {}), **parts.labels}
     metadata["annotations"] = {**(metadata.get("annotations") or {}), **parts.annotations}
+    if CLAIM_ANNOTATION not in parts.annotations:  # what it holds is made with the scheduler's rights
+        metadata["annotations"].pop(CLAIM_ANNOTATION, None)
     return override
 
 

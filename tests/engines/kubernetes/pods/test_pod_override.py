@@ -117,6 +117,13 @@ def test_a_lease_of_slice_devices_claims_exactly_these():
     assert pod["metadata"]["annotations"]["hetero-airflow/devices"].split(",") == [device.id for device in devices[1:]]
 
 
+def test_the_author_can_not_give_the_template_of_a_claim():
+    authored = {"metadata": {"annotations": {"hetero-airflow/claim-template": "{}", "mine": "1"}},
+                "spec": {"containers": [{"name": "base"}]}}  # fmt: skip
+    annotations = launched(lease_parts(a_lease_of(*gpus(0)), NODE), authored)["metadata"]["annotations"]
+    assert ("hetero-airflow/claim-template" in annotations, annotations["mine"]) == (False, "1")
+
+
 def test_a_mig_instance_is_a_resource_of_its_own():
     base = launched(lease_parts(a_lease_of(Claim("nvidia.com/mig-1g.10gb/0", 1000)), NODE))["spec"]["containers"][0]
     assert base["resources"]["limits"]["nvidia.com/mig-1g.10gb"] == "1"
