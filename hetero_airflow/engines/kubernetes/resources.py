@@ -38,7 +38,7 @@ RESOURCES: Mapping[str, str] = {
 """Device part of a request → extended resource. ``[hetero] kubernetes_resources`` adds and replaces rows. The most
 specific row counts: ``nvidia/a100``, ``mig-1g.10gb``, then ``nvidia/gpu``, ``nvidia``, ``gpu``."""
 
-_DOMAINS = {name.partition("/")[0]: device.partition("/")[0] for device, name in RESOURCES.items()}
+DOMAINS = {name.partition("/")[0]: device.partition("/")[0] for device, name in RESOURCES.items()}
 """Domain of a resource → vendor."""
 
 TAINTS: Mapping[str, tuple[str, ...]] = {
@@ -129,9 +129,7 @@ def resource_of(alternative: Alternative, configured: Mapping[str, str]) -> Reso
     """
     generic = configured.get(alternative.kind or "")
     if generic is not None and alternative.vendor is None and alternative.model is None:
-        return Resource(
-            generic, _DOMAINS.get(generic.partition("/")[0], alternative.kind or ""), is_model_specific=True
-        )
+        return Resource(generic, DOMAINS.get(generic.partition("/")[0], alternative.kind or ""), is_model_specific=True)
     vendor = vendor_of(alternative)
     kind = alternative.kind or VENDORS.get(vendor, "")
     exact = alternative.device_text if alternative.partition else f"{vendor}/{alternative.model}"

@@ -11,7 +11,7 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any
 
-from hetero_airflow.engines.kubernetes.resources import RESOURCES
+from hetero_airflow.engines.kubernetes.resources import DOMAINS, RESOURCES
 from hetero_airflow.engines.kubernetes.selectors import node_conditions
 from hetero_airflow.engines.kubernetes.selectors.products import GOOGLE
 from hetero_airflow.engines.kubernetes.watch.node_usage import quantities
@@ -131,7 +131,7 @@ def _accelerators(
         partition = name.removeprefix(_MIG) if name.startswith(_MIG) else None
         if device_text is None and partition is None:
             continue
-        vendor, kind = _vendor_kind(device_text)
+        vendor, kind = _vendor_kind(device_text, name)
         each, shared = _sharing(name, labels)
         healthy = int(allocatable.get(name, 0)) // each
         for index in range(min(max(healthy, int(capacity.get(name, 0)) // each), MAX_DEVICES)):
@@ -162,7 +162,7 @@ def _sharing(name: str, labels: Mapping[str, str]) -> tuple[int, str | None]:
     return 1, None
 
 
-def _vendor_kind(device_text: str | None) -> tuple[str, str]:
+def _vendor_kind(device_text: str | None, resource: str) -> tuple[str, str]:
     if device_text is None or device_text.startswith("mig-"):
         return "nvidia", "gpu"
     first, _, second = device_text.partition("/")
@@ -170,7 +170,9 @@ def _vendor_kind(device_text: str | None) -> tuple[str, str]:
         return first, MODELS[second][1]
     if second:
         return first, VENDORS.get(first, second) if second not in ("gpu", "npu", "tpu", "fpga") else second
-    return (first, VENDORS[first]) if first in VENDORS else ("generic", first)
+    if first in VENDORS:
+        return first, VENDORS[first]
+    return DOMAINS.get(resource.partition("/")[0], "generic"), first
 
 
 def _model(vendor: str, device_text: str | None, labels: Mapping[str, str]) -> str:

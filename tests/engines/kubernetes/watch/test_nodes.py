@@ -136,6 +136,11 @@ def test_a_resource_that_the_owner_named_is_known_too():
     ]
 
 
+def test_a_row_without_a_vendor_has_that_of_the_resources_domain():
+    (device,) = accelerators(worker_of(a_node({"amd.com/gpu": "1"}), resources={"gpu": "amd.com/gpu"}))
+    assert (device.vendor, device.kind) == ("amd", "gpu")
+
+
 def test_a_device_that_its_plugin_calls_unhealthy_is_not_leased():
     made = accelerators(worker_of(a_node({"nvidia.com/gpu": "1"}, capacity={"nvidia.com/gpu": "2"})))
     assert [device.leasable for device in made] == [True, False]
