@@ -89,7 +89,7 @@ class DraView:
     @property
     def changes(self) -> tuple[int, ...]:
         """Other numbers after each change."""
-        return tuple(informer.changes for informer in self._informers)
+        return (*(informer.changes for informer in self._informers), bool(self._use_problem))
 
     def devices_by_node(self, pods: Iterable[LeasedPod]) -> Mapping[str, tuple[Device, ...]]:
         """Node → the devices of slices on it. An unchanged pool gives the same devices again.
@@ -101,7 +101,15 @@ class DraView:
             return {}
         leased = {pod.uid: pod.devices for pod in pods if not pod.is_over}
         classes: Collection[str] | None = frozenset(self._classes.values()) if self._classes.is_listed else None
-        return self._pools.by_node(slices, pool_uses(self._claims.values(), leased), classes)
+        uses = pool_uses(self._claims.values(), leased)
+        return self._pools.by_node(slices, uses, classes, self._use_problem)
+
+    @property
+    def _use_problem(self) -> str:
+        """Why it is unknown which devices claims have; empty if it is known."""
+        if self._claims.problem is not None:
+            return f"the resource claims of the cluster are unknown: {self._claims.problem}"
+        return "" if self._claims.is_listed else "the resource claims of the cluster have not been read yet"
 
     def allocations(self, pod_uid: str) -> list[ClaimAllocation]:
         """The claims of a pod that have devices."""

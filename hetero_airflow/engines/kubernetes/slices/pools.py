@@ -43,6 +43,8 @@ class PoolUse(NamedTuple):
     """Device id → what has it, if that is no lease of ours that knows so."""
     leased: frozenset[str] = frozenset()
     """Ids of the devices that pods of our leases have."""
+    problem: str = ""
+    """Why the use of all devices is unknown; empty if it is known."""
 
 
 NO_USE = PoolUse()
@@ -69,11 +71,13 @@ class Pools:
         slices: Iterable[ResourceSlice],
         uses: Mapping[tuple[str, str], PoolUse],
         classes: Collection[str] | None,
+        problem: str = "",
     ) -> dict[str, tuple[Device, ...]]:
         """Node → its devices.
 
         :param uses: (driver, pool) → use
         :param classes: the cluster's device classes; None if they are unknown
+        :param problem: why the uses are unknown; then no device is offered
         """
         pools: defaultdict[tuple[str, str], list[ResourceSlice]] = defaultdict(list)
         for part in slices:
@@ -81,7 +85,7 @@ class Pools:
         before, self._known = self._known, {}
         nodes: defaultdict[str, tuple[Device, ...]] = defaultdict(tuple)
         for key in sorted(pools):
-            use, known = uses.get(key, NO_USE), before.get(key)
+            use, known = uses.get(key, NO_USE)._replace(problem=problem), before.get(key)
             if known is None or not _is_same(known.slices, pools[key]) or (known.use, known.classes) != (use, classes):
                 known = _Known(pools[key], use, classes, self._read(key, pools[key], use, classes))
             self._known[key] = known
@@ -130,7 +134,7 @@ def pool_devices(
     newest = max(part.generation for part in slices)
     current = [part for part in slices if part.generation == newest]
     devices = [device for part in current for device in part.devices]
-    problem = _pool_problem(current, devices)
+    problem = _pool_problem(current, devices) or use.problem
     driver, pool = current[0].driver, current[0].pool
     names = {device.name: device for device in devices}  # a name that is there twice is one device, and a problem
     pin = _pin_of(list(names.values()))

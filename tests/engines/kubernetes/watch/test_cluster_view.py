@@ -15,7 +15,7 @@ class WatchedCluster:
     def __init__(self, api, site=None, namespace="default", timeout_s=5):
         self.view = ClusterView(site, lambda: connect(api), namespace, {})
         self.view.start()
-        assert self.view.wait(timeout_s) == (not api.forbidden)
+        assert self.view.wait(timeout_s) == ("/api/v1/pods" not in api.forbidden)
         self.workers, self.now, self.changes, self.until_s = {}, 1000.0, [], 2.0
 
     def poll(self, after_s=2.0, problem=None):
@@ -295,6 +295,18 @@ def test_a_node_with_slices_only_is_a_worker_with_gpus(api, watched):
     cluster.poll()
     assert list(accelerators(cluster)) == ["gpu-0", "gpu-1"]
     assert cluster.workers["gpu-1"].devices[1].model == "a100-sxm4-80gb"
+
+
+def test_devices_are_not_offered_while_the_claims_can_not_be_read(api, watched):
+    api.have_claims("gpu.nvidia.com")
+    api.put("nodes", a_bare_node())
+    api.put("resourceslices", a_slice("gpu-1", [a_gpu(0)]))
+    api.forbidden.add("/apis/resource.k8s.io/v1/resourceclaims")
+    cluster = watched()
+    cluster.until(lambda: "gpu-1" in cluster.workers and accelerators(cluster))
+    cluster.until(lambda: "resource claims of the cluster are unknown: 403" in accelerators(cluster)["gpu-0"].problem)
+    api.forbidden.clear()
+    cluster.until(lambda: accelerators(cluster)["gpu-0"].problem is None)
 
 
 def test_the_taint_of_a_device_is_seen_and_so_is_its_end(api, watched):
