@@ -15,7 +15,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NoReturn
@@ -26,6 +26,7 @@ from airflow.sdk.execution_time import task_runner
 
 from hetero_airflow.contract.local_run import LocalRunComms, local_checkpoint_url, local_settings, requested
 from hetero_airflow.errors import DeviceUnavailable, HeteroError, RequestError
+from hetero_airflow.operators.local_run_outcome import packed_error, packed_result, unpacked_error
 from hetero_airflow.runtime.local_leases import leased_here
 from hetero_airflow.runtime.task_lease import TaskGang, TaskLease
 from hetero_airflow.runtime.visible_devices import bound_to_lease
@@ -36,13 +37,6 @@ from hetero_airflow.supervisor.run_start import control_folder
 
 class TaskProcessLost(HeteroError, RuntimeError):
     """The process of a task in a local run ended without a result."""
-
-
-class _ChildTraceback(Exception):
-    """The cause of an exception that the child raised: its traceback there."""
-
-    def __str__(self) -> str:
-        return f'\n"""\n{self.args[0]}"""'
 
 
 def run_on_local_devices(task: Any, context: Context, work: Callable[[], Any]) -> Any:
@@ -114,7 +108,7 @@ def _serve(parent: Connection, pid: int) -> tuple[str, Any] | None:
     exited = os.pidfd_open(pid)
     try:
         while True:
-            if parent not in wait([parent, exited]):
+            if parent not in wait([parent, exited]) and not parent.poll():  # it may have sent and ended in between
                 return None
             try:
                 kind, value = pickle.loads(parent.recv_bytes())  # noqa: S301  from a fork of this process
@@ -131,17 +125,19 @@ def _answer(message: Any) -> bytes:
     try:
         return pickle.dumps(("answer", task_runner.SUPERVISOR_COMMS.send(message)))
     except Exception as error:  # noqa: BLE001  the child raises it where the task made the call
-        return _packed_error(error)
+        return packed_error(error)
 
 
 def _result(outcome: tuple[str, Any] | None, status: int, context: Context) -> Any:
     if outcome is None:
         end = f"signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"exit code {status}"
         remedy = "See its output above; signal 9 often means that memory ran out"
-        raise TaskProcessLost("the result of the task's process", found=f"its end with {end}", remedy=remedy)
+        raise TaskProcessLost(
+            "the result of the task's process", found=f"that the process ended with {end}", remedy=remedy
+        )
     kind, value = outcome
     if kind == "error":
-        raise _unpacked_error(value)
+        raise unpacked_error(value)
     result, changes, events = value
     variables: Any = context
     variables.update(changes)
@@ -161,7 +157,7 @@ class _PipeComms(LocalRunComms):
             self._connection.send_bytes(pickle.dumps(("call", msg)))
             kind, value = pickle.loads(self._connection.recv_bytes())  # noqa: S301  from the parent of this fork
         if kind == "error":
-            raise _unpacked_error(value)
+            raise unpacked_error(value)
         return value
 
 
@@ -178,7 +174,7 @@ def _be_child(
     try:
         signal.signal(signal.SIGTERM, stop)
         task_runner.SUPERVISOR_COMMS = _PipeComms(connection)  # type: ignore[assignment]
-        connection.send_bytes(_outcome(work, context, known))
+        connection.send_bytes(_outcome(task, work, context, known))
         code = 0
     except BaseException:  # noqa: BLE001  the parent reports the end; nothing may return into its code
         traceback.print_exc()
@@ -189,40 +185,12 @@ def _be_child(
         os._exit(code)
 
 
-def _outcome(work: Callable[[], Any], context: Context, known: frozenset[str]) -> bytes:
+def _outcome(task: Any, work: Callable[[], Any], context: Context, known: frozenset[str]) -> bytes:
     variables: Any = context
     try:
         result = work()
         changes = {name: variables[name] for name in variables if name not in known}
-        return pickle.dumps(("result", (result, changes, dict(variables["outlet_events"]._dict))))
+        events = variables["outlet_events"]._dict
+        return packed_result(result, changes, events, is_wanted=task.do_xcom_push)
     except BaseException as error:  # noqa: BLE001  also SystemExit and KeyboardInterrupt are the parent's to handle
-        return _packed_error(error)
-
-
-def _packed_error(error: BaseException) -> bytes:
-    """An exception for another process. A class that can't travel is replaced by its nearest base that can."""
-    text = "".join(traceback.format_exception(error))
-    for cls in type(error).__mro__:
-        with suppress(Exception):
-            packed = pickle.dumps(("error", (cls, error.args, _picklable(error.__dict__), text)))
-            if issubclass(pickle.loads(packed)[1][0], BaseException):  # noqa: S301  made in the line before
-                return packed
-    return pickle.dumps(("error", (RuntimeError, (str(error),), {}, text)))
-
-
-def _picklable(values: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {}
-    for name, value in values.items():
-        with suppress(Exception):
-            pickle.dumps(value)
-            kept[name] = value
-    return kept
-
-
-def _unpacked_error(packed: tuple[type[BaseException], tuple[Any, ...], dict[str, Any], str]) -> BaseException:
-    cls, arguments, values, text = packed
-    error = cls.__new__(cls, *arguments)
-    error.args = arguments
-    error.__dict__.update(values)
-    error.__cause__ = _ChildTraceback(text)
-    return error
+        return packed_error(error)

@@ -153,9 +153,10 @@ class LeaseFileWriter:
             log.warning("The file of lease %s does not name its processes; it is tried again: %s", self._lease, error)
 
     def end(self) -> None:
-        """Remove the file, unless a process is left that could not be ended, or the devices are unchecked."""
-        if not self._content.is_unchecked and not lease_processes({self._lease: self._content.root}):
-            remove_lease_file(self._path, self._content)
+        """Remove the file, unless a process is left, or the devices are unchecked. A fork of its process keeps it."""
+        file = self._content
+        if file.supervisor.pid == os.getpid() and not (file.is_unchecked or lease_processes({file.lease: file.root})):
+            remove_lease_file(self._path, file)
 
     @property
     def is_unchecked(self) -> bool:
@@ -289,8 +290,6 @@ def recorded_runs(lease_ids: Collection[str], folders: Iterable[Path] | None = N
                 if content.place == current_process_namespace():
                     runs[id_] = content
         missing -= runs.keys()
-        if not missing:
-            break
     return runs
 
 

@@ -85,13 +85,16 @@ class LocalLease:
                 remedy="Use current_lease(), or release the first one: a framework can't change its devices",
             )
         _check_unbound(request)
+        self._process = os.getpid()
         self._stack = ExitStack()
         self.lease, _ = self._stack.enter_context(leased_here(request, f"process {os.getpid()}", log.warning))
         self._stack.enter_context(bound_to_lease(self.lease))
         atexit.register(self.release)
 
     def release(self) -> None:
-        """Give the devices back. A second call does nothing."""
+        """Give the devices back. A second call does nothing, and neither does one in a fork of this process."""
+        if os.getpid() != self._process:
+            return
         self._stack.close()
         atexit.unregister(self.release)
 

@@ -101,7 +101,7 @@ class RunProcesses:
         self._has_ended, self._unended = not left, left
         self._reap(has_ended=True)
         members = tuple(process for pid in left if (process := process_identity(pid)) is not None)
-        is_checked = bool(left) or self._is_unused()
+        is_checked = bool(left) or self._is_checked()
         self._note.update(is_over=not left and is_checked, is_unchecked=not is_checked, members=members)
 
     def close(self) -> None:
@@ -113,6 +113,14 @@ class RunProcesses:
         until = time.monotonic() + _CHECK_S
         while self._note.is_unchecked and time.monotonic() < until:
             time.sleep(_POLL_S)
+
+    def _is_checked(self) -> bool:
+        """Whether the devices need no look of an agent or a scheduler. None looks at those of a local run."""
+        if self._is_unused():
+            return True
+        if self._lease.is_local_run and self._logger:
+            self._logger.warning("Local run: it is not certain that no other process uses the devices of the task")
+        return self._lease.is_local_run
 
     def _is_unused(self) -> bool:
         """Whether no process uses the devices any more. One that just ended may be listed for a moment."""

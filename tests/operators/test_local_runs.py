@@ -1,6 +1,7 @@
 """Local runs: real `dag.test()` runs and Airflow commands in processes of their own, on simulated devices."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -126,7 +127,7 @@ def test_device_tasks_run_on_this_machines_devices(local):
     assert "not today" in output
     assert "GANG ['rank 0 of 1', 'rank 0 of 1']" in output
     assert "each one runs as a gang of one" in output
-    assert "SEES" in output
+    assert "SEES simulated-nvidia-h100-80gb-" in output
     assert output.count("Starting 2 processes of") == 2
     assert local.lease_files() == []
 
@@ -187,18 +188,19 @@ def test_checkpoints_go_to_a_folder_of_the_run_and_its_sensors_find_them(local):
                     return {"steps": self.steps}
                 def load_state_dict(self, state):
                     self.steps = state["steps"]
-            counter = Counter()
+            counter, done = Counter(), 0
             for step in checkpoint.steps(4, every=1, state={"counter": counter}):
                 counter.steps += 1
+                done += 1
                 if ti.try_number == 1 and step == 2:
                     raise OSError("try again")
-            print("STEPS", counter.steps, checkpoint.resumed_step() if hasattr(checkpoint, "resumed_step") else "")
+            print("STEPS", counter.steps, "OF TRY", ti.try_number, "DID", done)
 
         train() >> CheckpointSensor(task_id="saved", of_task="train", complete=True, timeout=30)
         """
     )
     assert "STATE success" in output, output
-    assert "STEPS 4" in output
+    assert re.search(r"STEPS 4 OF TRY 2 DID [1-3]\b", output), output
     folders = list((Path(local.environment["AIRFLOW_HOME"]) / "local_runs").glob("*/local/train/*/-1"))
     assert len(folders) == 1
 
@@ -245,7 +247,7 @@ def test_the_commands_of_airflow_and_a_task_in_process_work_too(local):
         """
         @task.device(device="gpu")
         def show():
-            print("LEASE", current_lease(), os.getppid())
+            print("LEASE", current_lease(), "PROCESS", os.getpid())
 
         show()
         """
@@ -255,6 +257,7 @@ def test_the_commands_of_airflow_and_a_task_in_process_work_too(local):
         output = run.communicate(timeout=120)[0]
         assert "LEASE 1 × nvidia/h100-80gb" in output, output
         assert "(local run): simulated-nvidia-h100-80gb-" in output
+        assert f"PROCESS {run.pid}\n" in output
         assert run.returncode == 0
 
 

@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 
@@ -46,6 +48,26 @@ def test_a_lease_lasts_until_it_is_released_and_a_process_has_one():
     held.release()
     held.release()
     local_lease("gpu:2").release()
+
+
+@pytest.mark.parametrize("end", ["sys.exit()", "held.release()", "del held", "held.__exit__(None, None, None)"])
+def test_a_fork_does_not_give_the_lease_of_its_parent_back(end, tmp_path):
+    script = f"""
+import os, sys
+from hetero_airflow.engines.lease_files import read_lease_files
+from hetero_airflow.runtime import local_lease
+held = local_lease("gpu")
+if os.fork() == 0:
+    {end}
+    sys.exit()
+os.wait()
+print("HELD", len(read_lease_files()))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)}, text=True, capture_output=True
+    )
+    assert "HELD 1" in result.stdout, result.stderr
+    assert read_lease_files() == {}
 
 
 def test_a_request_that_this_machine_can_never_satisfy_is_refused():

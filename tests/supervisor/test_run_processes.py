@@ -54,6 +54,13 @@ def test_a_device_that_nobody_uses_is_free_at_once(node, monkeypatch):
     assert read_lease_files() == {}
 
 
+def test_nobody_is_asked_to_look_at_the_devices_of_a_local_run(node, user):
+    begin = time.monotonic()
+    run_a_task(node, "laptop (local run)")
+    assert time.monotonic() - begin < 15
+    assert read_lease_files() == {}
+
+
 def test_a_lease_counts_until_somebody_has_looked_at_a_device_that_another_process_uses(node, user, monkeypatch):
     host = read_configuration().worker_id
     device = a_device(id="0000:65:00.1", vendor="xilinx", kind="fpga", details={NODE_KEY: str(node)})
