@@ -25,6 +25,8 @@ from kubernetes.client import ApiException, CoreV1Api  # type: ignore[import-unt
 
 from hetero_airflow.engines.kubernetes.calls import ClusterCalls, error_text, is_passing
 from hetero_airflow.engines.kubernetes.claims.claim_client import make_claimed
+from hetero_airflow.engines.kubernetes.claims.claim_template import CLAIM_ANNOTATION
+from hetero_airflow.engines.kubernetes.claims.lease_templates import LeaseTemplates
 from hetero_airflow.engines.kubernetes.clients import (
     ClusterAddress,
     client_from_connection,
@@ -45,6 +47,7 @@ class LeasePods(Protocol):
     """What is known about the pods of leases in a cluster."""
 
     unseen: UnseenPods
+    templates: LeaseTemplates
 
     def is_current(self, lease_id: str) -> bool:
         """Whether a lease was handed over and was not withdrawn."""
@@ -193,6 +196,8 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         if lease_id is not None:
             pod.metadata.name = _pod_name(pod.metadata.name, lease_id, self.pods.ended_pod_id(lease_id))
             self.pods.unseen.note_sent(lease_id, pod.metadata.namespace, pod.metadata.name)
+            if CLAIM_ANNOTATION in (pod.metadata.annotations or {}):
+                self.pods.templates.note_sent(lease_id, pod.metadata.namespace)
         body = self.kube_client.api_client.sanitize_for_serialization(pod)
         key = ("create", pod.metadata.namespace, pod.metadata.name)
 
@@ -200,7 +205,10 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
             def make_pod(pod: Mapping[str, Any]) -> Any:
                 return _make_pod(api, pod, lease_id, self._our_label())
 
-            return make_pod(body) if lease_id is None else make_claimed(api.api_client, body, make_pod, lease_id)
+            if lease_id is None:
+                return make_pod(body)
+            settled = partial(self.pods.templates.note_settled, lease_id)
+            return make_claimed(api.api_client, body, make_pod, lease_id, settled)
 
         self.calls.put(key, make, lambda answer: self._note_made(task, answer))
 

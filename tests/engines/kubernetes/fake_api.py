@@ -227,7 +227,10 @@ class Handler(BaseHTTPRequestHandler):
             check_body(body, "V1ResourceClaimTemplate")
             self._answer(201, self.api.put(parts[0], body))
             return
-        template = self.api.objects[parts[0]][namespace, parts[1]]
+        template = self.api.objects[parts[0]].get((namespace, parts[1]))
+        if template is None:
+            self._answer(404, {"kind": "Status", "code": 404, "reason": "NotFound"})
+            return
         if self.command == "PATCH":
             template["metadata"] |= body["metadata"]
         else:

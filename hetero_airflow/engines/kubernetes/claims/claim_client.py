@@ -9,6 +9,7 @@ from typing import Any
 
 from kubernetes.client import ApiClient, ApiException, ResourceV1Api  # type: ignore[import-untyped]
 
+from hetero_airflow.engines.kubernetes.calls import is_passing
 from hetero_airflow.engines.kubernetes.claims.claim_template import (
     CLAIM_ANNOTATION,
     asks_for_share,
@@ -27,7 +28,11 @@ _REMEDIES = {
 
 
 def make_claimed(
-    client: ApiClient, body: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Any], lease_id: str
+    client: ApiClient,
+    body: Mapping[str, Any],
+    make: Callable[[Mapping[str, Any]], Any],
+    lease_id: str,
+    settled: Callable[[], None] = lambda: None,
 ) -> Any:
     """Make the pod of a lease, and before it the template of its claim, if it has one. The pod owns the template.
 
@@ -36,6 +41,7 @@ def make_claimed(
     :param body: a pod with the template in its `CLAIM_ANNOTATION`
     :param make: makes the pod and returns it
     :param lease_id: the lease of the pod, after which the template is named
+    :param settled: called when a pod owns the template, or none is left. Else it must be deleted with the lease
     :raises ApiException: the cluster refuses the template or the pod
     """
     metadata = body["metadata"]
@@ -51,10 +57,12 @@ def make_claimed(
         raise (error.__cause__ or error) from None  # the executor knows what to do with the cluster's own answer
     try:
         pod = make({**body, "metadata": {**metadata, "annotations": annotations}})
-    except ApiException:
-        claims.delete(template)
+    except ApiException as error:
+        if not is_passing(error) and claims.delete(template):  # else the cluster may have the pod
+            settled()
         raise
-    claims.set_owner(template, pod)
+    if claims.set_owner(template, pod):
+        settled()
     return pod
 
 
@@ -114,30 +122,33 @@ class ClaimClient:
             found = f"the answer {error.status} ({error.reason})"
             raise RequestError("dra", True, found=found, remedy=_REMEDIES[error.status].format(namespace)) from error
 
-    def set_owner(self, template: Mapping[str, Any], pod: Any) -> None:
-        """Let the cluster remove a template together with a pod.
+    def set_owner(self, template: Mapping[str, Any], pod: Any) -> bool:
+        """Let the cluster remove a template together with a pod. Returns whether it will.
 
         :param pod: a ``V1Pod`` that the cluster made
         """
         owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.metadata.name, "uid": pod.metadata.uid}
-        self._try(
+        return self._try(
             self._api.patch_namespaced_resource_claim_template, template, {"metadata": {"ownerReferences": [owner]}}
         )
 
-    def delete(self, template: Mapping[str, Any]) -> None:
-        """Delete a template; a missing one is no error."""
-        self._try(self._api.delete_namespaced_resource_claim_template, template)
+    def delete(self, template: Mapping[str, Any]) -> bool:
+        """Delete a template; a missing one is no error. Returns whether it is gone."""
+        return self._try(self._api.delete_namespaced_resource_claim_template, template)
 
-    def _try(self, call: Any, template: Mapping[str, Any], *body: Any) -> None:
+    def _try(self, call: Any, template: Mapping[str, Any], *body: Any) -> bool:
         metadata = template["metadata"]
         try:
             call(metadata["name"], metadata["namespace"], *body)
         except ApiException as error:
-            if error.status != 404:
-                log.warning(
-                    "The claim template %s/%s stays (%s %s). Delete it when its pod has ended.",
-                    metadata["namespace"],
-                    metadata["name"],
-                    error.status,
-                    error.reason,
-                )
+            if error.status == 404:
+                return True
+            log.warning(
+                "The claim template %s/%s stays (%s %s). Delete it when its pod has ended.",
+                metadata["namespace"],
+                metadata["name"],
+                error.status,
+                error.reason,
+            )
+            return False
+        return True

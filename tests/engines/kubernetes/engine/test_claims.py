@@ -4,7 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.model.lease import Claim
+from tests.engines.kubernetes.engine.running_engine import DONE
 from tests.engines.kubernetes.fake_api import eventually
 from tests.engines.kubernetes.slices.played_slices import a_claim, a_gpu, a_slice
 from tests.engines.kubernetes.watch.test_cluster_view import a_bare_node
@@ -62,3 +64,23 @@ def test_a_refused_pod_leaves_no_template(api, cluster, handed_over):
     api.forbidden.add("/api/v1/namespaces/default/pods")
     cluster.ends(handed_over.key)
     eventually(lambda: ("default", f"hetero-{handed_over.lease.id}") not in api.objects["resourceclaimtemplates"])
+
+
+def test_a_template_that_its_pod_does_not_own_is_deleted_with_the_lease(api, cluster, handed_over):
+    path = f"/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates/hetero-{handed_over.lease.id}"
+    api.forbidden.add(path)
+    pod = cluster.made(handed_over.lease)
+    eventually(lambda: ("PATCH", path) in [request[:2] for request in api.requests])
+    api.forbidden.clear()
+    api.set_status(pod["metadata"]["name"], DONE)
+    cluster.until(lambda: cluster.look(handed_over.lease) is Liveness.GONE)
+    eventually(lambda: ("default", f"hetero-{handed_over.lease.id}") not in api.objects["resourceclaimtemplates"])
+
+
+def test_a_template_that_its_pod_owns_costs_no_further_call(api, cluster, handed_over):
+    pod = cluster.made(handed_over.lease)
+    eventually(lambda: "PATCH" in [method for method, _, _ in api.requests])
+    api.set_status(pod["metadata"]["name"], DONE)
+    cluster.until(lambda: cluster.look(handed_over.lease) is Liveness.GONE)
+    writes = [method for method, path, _ in api.requests if "resourceclaimtemplates" in path]
+    assert writes == ["POST", "PATCH"]
