@@ -109,6 +109,35 @@ def with_users(inventory: Inventory, known: Mapping[str, Collection[int]]) -> In
     return inventory.model_copy(update={"worker": worker.model_copy(update={"devices": marked}), "users": users})
 
 
+def current_users(inventory: Inventory) -> list[DeviceUser]:
+    """The processes that use the devices of an inventory now. Takes milliseconds, as `lease_users` does.
+
+    Where only the vendor's tools can tell, those that the inventory names and that still run.
+    """
+    devices = [device for device in inventory.worker.devices if can_have_users(device)]
+    nodes = {device.id: str(device.details[NODE_KEY]) for device in devices if device.details.get(NODE_KEY)}
+    opened, known = node_users(nodes), _known_now(devices)
+    told = known.keys() | (nodes.keys() if opened.is_complete else set())
+    before = [user for user in inventory.users if user.device_id not in told and _may_run(user)]
+    now = list(_named(join_users(known, opened.pids)))
+    pairs = {(user.device_id, user.pid) for user in now}
+    return now + [user for user in before if (user.device_id, user.pid) not in pairs]
+
+
+def _known_now(devices: list[Device]) -> dict[str, Collection[int]]:
+    """Device id → pids, of the devices of which a vendor's library tells."""
+    known: dict[str, Collection[int]] = {}
+    for vendor in {device.vendor for device in devices} & _LIBRARIES.keys():
+        ids = [device.id for device in devices if device.vendor == vendor]
+        known.update(load("", _LIBRARIES, vendor)(ids) or {})
+    return known
+
+
+def _may_run(user: DeviceUser) -> bool:
+    """False for a process that has ended. One without a name belongs to a container that this one does not see."""
+    return not user.name or (Path("/proc") / str(user.pid)).exists()
+
+
 def can_have_users(device: Device) -> bool:
     """Whether a process that uses the device can be seen at all: a CPU or a simulated device is used by nobody."""
     return device.kind != "cpu" and not device.simulated

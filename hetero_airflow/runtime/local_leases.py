@@ -22,6 +22,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any
 
+from hetero_airflow.discovery.device_users import current_users
 from hetero_airflow.discovery.discover import discover
 from hetero_airflow.discovery.used_devices import foreign_users, parse_processes, without_used
 from hetero_airflow.engines.cgroups import covered, create_group
@@ -214,16 +215,17 @@ def _decide(request: DeviceRequest, settings: LocalSettings) -> tuple[TaskLease 
 def local_worker(settings: LocalSettings = DEFAULT_SETTINGS) -> Worker:
     """This machine as a worker: what discovery finds, without the devices that processes outside of all leases use.
 
-    Discovery runs again after a minute.
+    Discovery runs again after a minute. Who uses the devices is looked up each time.
     """
     period = int(time.monotonic() / _DISCOVERY_INTERVAL_S)
     simulated = os.environ.get(SIMULATED_DEVICES_VARIABLE, "")
     inventory = _inventory(tuple(sorted(settings.labels.items())), simulated, period)
-    if not inventory.users:
+    users = current_users(inventory)
+    if not users:
         return covered(inventory.worker)
     pids, devices = current_leases()
     allowed = parse_processes(settings.allowed_processes)
-    foreign = foreign_users(inventory.users, {*pids, os.getpid()}, devices, allowed)
+    foreign = foreign_users(users, {*pids, os.getpid()}, devices, allowed)
     return without_used(covered(inventory.worker), foreign)
 
 

@@ -5,7 +5,15 @@ import os
 import pynvml
 import pytest
 
-from hetero_airflow.discovery.device_users import join_users, lease_users, node_users, with_nodes, with_users
+from hetero_airflow.discovery import device_users
+from hetero_airflow.discovery.device_users import (
+    current_users,
+    join_users,
+    lease_users,
+    node_users,
+    with_nodes,
+    with_users,
+)
 from hetero_airflow.discovery.used_devices import UsedDevices, parse_processes
 from hetero_airflow.errors import SettingsError
 from hetero_airflow.model.device import NODE_KEY, UNCOVERED_KEY
@@ -42,6 +50,17 @@ def test_a_process_that_keeps_a_device_node_open_is_found_and_named(node, user):
     user.kill()
     user.wait()
     assert with_users(an_inventory(node), {}).users == ()
+
+
+def test_the_users_of_an_inventory_are_looked_up_again(node, user, monkeypatch):
+    seen_before, empty = with_users(an_inventory(node), {}), an_inventory(node)
+    assert [found.pid for found in current_users(empty)] == [user.pid]
+    assert [found.pid for found in current_users(seen_before)] == [user.pid]
+    user.kill()
+    user.wait()
+    assert current_users(seen_before) == []
+    monkeypatch.setattr(device_users, "_has_command", lambda process: True)
+    assert current_users(seen_before) == []
 
 
 def test_a_device_that_a_foreign_process_uses_gets_no_task_until_that_has_ended(node, user):

@@ -8,12 +8,16 @@ import pytest
 
 from hetero_airflow.engines.lease_files import read_lease_files, recorded_lease
 from hetero_airflow.errors import DeviceUnavailable, NoLeaseError, RequestError
+from hetero_airflow.model.device import NODE_KEY
 from hetero_airflow.model.lease import Claim
 from hetero_airflow.model.plan import Place
 from hetero_airflow.model.request import DeviceRequest
-from hetero_airflow.runtime import current_lease, local_lease
+from hetero_airflow.model.worker import Inventory
+from hetero_airflow.runtime import current_lease, local_lease, local_leases
 from hetero_airflow.runtime.local_leases import decide_here, leased_here, local_worker
 from hetero_airflow.settings import LEASE_VARIABLE
+from hetero_airflow.testing import a_device, a_worker
+from tests.open_node import process_that_opens
 
 GPUS = ["simulated-nvidia-h100-80gb-0", "simulated-nvidia-h100-80gb-1"]
 
@@ -125,6 +129,18 @@ def test_a_waiting_run_begins_when_the_devices_are_free():
         assert not done.wait(0.5)
     assert done.wait(30)
     thread.join()
+
+
+def test_a_process_that_begins_to_use_a_device_after_the_discovery_is_seen(tmp_path, monkeypatch):
+    node = tmp_path / "fpga0"
+    node.touch()
+    device = a_device(id="0000:65:00.1", vendor="xilinx", kind="fpga", details={NODE_KEY: str(node)})
+    inventory = Inventory(worker=a_worker(devices=(device,)))
+    monkeypatch.setattr(local_leases, "_inventory", lambda *key: inventory)
+    assert local_worker().devices[0].leasable
+    with process_that_opens(node):
+        assert not local_worker().devices[0].leasable
+    assert local_worker().devices[0].leasable
 
 
 def test_a_question_takes_nothing():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -14,6 +14,7 @@ from airflow.executors.base_executor import get_execution_api_server_url
 from airflow.sdk.api.client import Client
 from sqlalchemy import Engine
 
+from hetero_airflow.checkpoints.filesystem import FilesystemStore
 from hetero_airflow.checkpoints.opening import check_url, open_store
 from hetero_airflow.cli.setup.checks import Finding
 from hetero_airflow.contract.checkpoint_place import checkpoint_options, checkpoint_place, store_credentials
@@ -22,6 +23,7 @@ from hetero_airflow.errors import CheckpointStoreUnavailable, HeteroError, Setti
 from hetero_airflow.store.sql.lease_trial import try_lease
 
 _TIMEOUT_S = 3.0
+_FOLDER = "hetero_check"
 _CONTENT = b"a trial of airflow hetero config --check"
 
 
@@ -59,12 +61,19 @@ def _save_and_read() -> None:
     os.environ.update(credentials)  # this process ends after the check
     store = open_store(checkpoint_place("-", "-", "-", -1, options=options, credentials=credentials))
     name = f"trial-{uuid4().hex}"
-    key = f"hetero_check/{name}/trial.json"
-    store.replace(key, _CONTENT, None)
-    stored = store.read(key, at_most=len(_CONTENT))
-    if stored is None or stored.content != _CONTENT:
-        raise CheckpointStoreUnavailable(options.url, found="another content than was written", remedy="Use another")
-    list(store.sweep("hetero_check", lambda folder, age_s: folder == name))
+    key = f"{_FOLDER}/{name}/trial.json"
+    try:
+        store.replace(key, _CONTENT, None)
+        stored = store.read(key, at_most=len(_CONTENT))
+        if stored is None or stored.content != _CONTENT:
+            raise CheckpointStoreUnavailable(
+                options.url, found="another content than was written", remedy="Use another"
+            )
+    finally:
+        list(store.sweep(_FOLDER, lambda folder, age_s: folder == name))
+        if isinstance(store, FilesystemStore):
+            with suppress(OSError):  # another check uses the folder
+                (store.root / _FOLDER).rmdir()
 
 
 def _api_server() -> Finding:
