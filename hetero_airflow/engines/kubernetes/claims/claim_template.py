@@ -25,7 +25,10 @@ CLAIM_ANNOTATION = "hetero-airflow/claim-template"
 """Holds the template of a lease's pod, from the hand-over until both are sent."""
 
 CLAIM_NAME = "devices"
-"""The claim's name in the pod, and the request's name in the claim."""
+"""The request's name in the claim, and the end of the template's name."""
+
+POD_CLAIM_NAME = "hetero-devices"
+"""The claim's name in the pod, beside the claims of its author."""
 
 _PRODUCT_LABELS = {"nvidia": node_conditions.PRODUCT, "amd": node_conditions.AMD_PRODUCT}
 

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from hetero_airflow.engines.kubernetes.claims.claim_template import CLAIM_NAME, template_for
+from hetero_airflow.engines.kubernetes.claims.claim_template import POD_CLAIM_NAME, template_for
 from hetero_airflow.engines.kubernetes.pods.pod_parts import PodParts
 from hetero_airflow.engines.kubernetes.selectors.affinity import to_json
 
@@ -124,9 +124,9 @@ def _add_tolerations(spec: dict[str, Any], parts: PodParts) -> None:
 
 
 def _add_claim(spec: dict[str, Any], container: dict[str, Any], template: str) -> None:
-    if any(claim.get("name") == CLAIM_NAME for claim in spec.get("resourceClaims") or []):
+    if any(claim.get("name") == POD_CLAIM_NAME for claim in spec.get("resourceClaims") or []):
         return
     claims = spec.get("resourceClaims") or []
-    spec["resourceClaims"] = [*claims, {"name": CLAIM_NAME, "resourceClaimTemplateName": template}]
+    spec["resourceClaims"] = [*claims, {"name": POD_CLAIM_NAME, "resourceClaimTemplateName": template}]
     resources = container.get("resources") or {}
-    container["resources"] = {**resources, "claims": [*(resources.get("claims") or []), {"name": CLAIM_NAME}]}
+    container["resources"] = {**resources, "claims": [*(resources.get("claims") or []), {"name": POD_CLAIM_NAME}]}

@@ -13,7 +13,6 @@ from typing import Any
 
 from hetero_airflow.engines.kubernetes.claims.claim_template import (
     CLAIM_ANNOTATION,
-    CLAIM_NAME,
     CLASS_KEY,
     lease_template,
 )
@@ -88,8 +87,7 @@ def lease_override(
     containers = spec["containers"] = spec.get("containers") or [{"name": "base"}]
     spec |= {name: completed["spec"][name] for name in _REPLACED_FIELDS if name in completed["spec"]}
     if parts.claim is not None:
-        # an override's claims are added to the template's
-        spec["resourceClaims"] = [c for c in completed["spec"]["resourceClaims"] if c["name"] == CLAIM_NAME]
+        spec["resourceClaims"] = completed["spec"]["resourceClaims"]  # KubernetesExecutor keeps no others
     before, after = base["spec"]["containers"][0], completed["spec"]["containers"][0]
     containers[0] |= {name: after[name] for name in ("resources", "securityContext") if name in after}
     present = {variable["name"] for variable in before.get("env") or ()}

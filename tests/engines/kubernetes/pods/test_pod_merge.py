@@ -143,7 +143,7 @@ def test_a_claim_of_the_author_stays_beside_ours(check_pod):
     )
     made = complete_pod(pod, parts)
     check_pod(made)
-    assert [claim["name"] for claim in made["spec"]["resourceClaims"]] == ["nic", "devices"]
+    assert [claim["name"] for claim in made["spec"]["resourceClaims"]] == ["nic", "hetero-devices"]
     again = complete_pod(made, parts)
     assert again["spec"]["resourceClaims"] == made["spec"]["resourceClaims"]
-    assert base(again)["resources"]["claims"] == [{"name": "nic"}, {"name": "devices"}]
+    assert base(again)["resources"]["claims"] == [{"name": "nic"}, {"name": "hetero-devices"}]

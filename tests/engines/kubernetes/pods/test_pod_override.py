@@ -109,12 +109,24 @@ def test_a_lease_of_slice_devices_claims_exactly_these():
     (selector,) = request["exactly"]["selectors"]
     assert '.uuid in ["GPU-00000001", "GPU-00000002"]' in selector["cel"]["expression"]
     pod = launched(parts)
-    claim = {"name": "devices", "resourceClaimTemplateName": parts.claim["metadata"]["name"]}
+    claim = {"name": "hetero-devices", "resourceClaimTemplateName": parts.claim["metadata"]["name"]}
     assert pod["spec"]["resourceClaims"] == [claim]
     base = pod["spec"]["containers"][0]
-    assert base["resources"]["claims"] == [{"name": "devices"}]
+    assert base["resources"]["claims"] == [{"name": "hetero-devices"}]
     assert "nvidia.com/gpu" not in str(base["resources"])
     assert pod["metadata"]["annotations"]["hetero-airflow/devices"].split(",") == [device.id for device in devices[1:]]
+
+
+def test_the_claims_of_the_author_stay_beside_that_of_the_lease():
+    devices = pool_devices([read_slice(a_slice("gpu-1", [a_gpu(0)]))])["gpu-1"]
+    worker = NODE.model_copy(update={"devices": (a_cpu(), *devices)})
+    nic = {"name": "devices", "resourceClaimName": "nic-1"}
+    authored = {"spec": {"containers": [{"name": "base", "resources": {"claims": [{"name": "devices"}]}}],
+                         "resourceClaims": [nic]}}  # fmt: skip
+    pod = launched(lease_parts(a_lease_of(Claim(devices[0].id, 1000)), worker), authored)
+    assert [claim["name"] for claim in pod["spec"]["resourceClaims"]] == ["devices", "hetero-devices"]
+    claims = pod["spec"]["containers"][0]["resources"]["claims"]
+    assert claims == [{"name": "devices"}, {"name": "hetero-devices"}]
 
 
 def test_the_author_can_not_give_the_template_of_a_claim():

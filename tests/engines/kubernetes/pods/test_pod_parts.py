@@ -186,11 +186,13 @@ class TestClaims:
         check_body(parts.claim, "V1ResourceClaimTemplate")
         pod = complete_pod(BARE, parts)
         check_pod(pod)
-        assert pod["spec"]["resourceClaims"] == [{"name": "devices", "resourceClaimTemplateName": "train-devices"}]
+        assert pod["spec"]["resourceClaims"] == [
+            {"name": "hetero-devices", "resourceClaimTemplateName": "train-devices"}
+        ]
         assert pod["spec"]["containers"][0]["resources"] == {
             "limits": {"cpu": "4"},
             "requests": {"cpu": "4"},
-            "claims": [{"name": "devices"}],
+            "claims": [{"name": "hetero-devices"}],
         }
         nodes = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         assert nodes["nodeSelectorTerms"] == [
