@@ -76,7 +76,12 @@ def template_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def lease_template(lease_id: str, devices: Sequence[Device]) -> dict[str, Any]:
-    """The template for exactly these devices of slices, which a lease has."""
+    """The template for exactly these devices of slices, which a lease has.
+
+    :raises RequestError: they are more than a claim can have
+    """
+    if len(devices) > MAX_DEVICES:
+        raise _unsupported("count", len(devices), f"{MAX_DEVICES} devices at most in a claim", "Ask for fewer")
     groups: dict[tuple[str, str], list[Device]] = {}
     for device in devices:
         groups.setdefault((str(device.details[CLASS_KEY]), str(device.details[PIN_KEY])), []).append(device)

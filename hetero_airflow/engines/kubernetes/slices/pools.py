@@ -137,13 +137,14 @@ def pool_devices(
     problem = _pool_problem(current, devices) or use.problem
     driver, pool = current[0].driver, current[0].pool
     names = {device.name: device for device in devices}  # a name that is there twice is one device, and a problem
-    pin = _pin_of(list(names.values()))
+    pins = _pins(list(names.values()))
     conflicts = _conflicts(current, names, {_name(id_) for id_ in (*use.holders, *use.leased)})
     nodes: defaultdict[str, list[Device]] = defaultdict(list)
     for index, device in enumerate(sorted(names.values(), key=lambda device: device.name)):
         id_ = device_id(driver, pool, device.name)
         if device.node is None or len(id_) > _MAX_ID:
             continue
+        pin = pins.get(device.name)
         fault = problem or next(_faults(driver, device, pin, classes), None) or use.holders.get(id_)
         fault = fault or (None if id_ in use.leased else conflicts.get(device.name))
         nodes[device.node].append(_device(driver, id_, index, device, pin, fault))
@@ -183,12 +184,21 @@ def _faults(driver: str, device: SliceDevice, pin: str | None, classes: Collecti
         yield "its driver publishes no attribute that tells it apart: DevicePodOperator(dra=True) can claim it"
 
 
-def _pin_of(devices: Sequence[SliceDevice]) -> str | None:
-    for name in PINS:
-        values = [device.attributes.get(name) for device in devices]
-        if None not in values and len({(type(value), value) for value in values}) == len(values):
-            return name
-    return None
+def _pins(devices: Sequence[SliceDevice]) -> dict[str, str]:
+    """Name of a device → the best attribute with a value that no other device has. Some have none."""
+    values = Counter((pin, *_value(device, pin)) for device in devices for pin in PINS if pin in device.attributes)
+    return {
+        device.name: pin
+        for device in devices
+        for pin in reversed(PINS)  # the best comes last and counts
+        if values[pin, *_value(device, pin)] == 1
+    }
+
+
+def _value(device: SliceDevice, pin: str) -> tuple[type, object]:
+    """With its type: True is no 1 in a claim."""
+    value = device.attributes.get(pin)
+    return type(value), value
 
 
 def _conflicts(

@@ -3,9 +3,11 @@ from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
 from kubernetes import client
 
 from hetero_airflow.contract.envelope import pack_request
+from hetero_airflow.engines.kubernetes.claims.claim_template import lease_template
 from hetero_airflow.engines.kubernetes.pods.pod_override import lease_override, lease_parts, requested_priority
 from hetero_airflow.engines.kubernetes.slices.pools import pool_devices
 from hetero_airflow.engines.kubernetes.slices.resource_slices import read_slice
+from hetero_airflow.errors import RequestError
 from hetero_airflow.model.device import Device
 from hetero_airflow.model.lease import Claim
 from hetero_airflow.model.worker import Worker
@@ -115,6 +117,12 @@ def test_a_lease_of_slice_devices_claims_exactly_these():
     assert base["resources"]["claims"] == [{"name": "hetero-devices"}]
     assert "nvidia.com/gpu" not in str(base["resources"])
     assert pod["metadata"]["annotations"]["hetero-airflow/devices"].split(",") == [device.id for device in devices[1:]]
+
+
+def test_more_devices_than_a_claim_can_have_are_refused():
+    devices = pool_devices([read_slice(a_slice("gpu-1", [a_gpu(number) for number in range(33)]))])["gpu-1"]
+    with pytest.raises(RequestError, match="32 devices at most in a claim"):
+        lease_template("l1", [device for device in devices if device.leasable])
 
 
 def test_the_claims_of_the_author_stay_beside_that_of_the_lease():

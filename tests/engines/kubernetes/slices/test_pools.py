@@ -99,14 +99,18 @@ def test_the_device_of_a_lease_stays_offered_to_the_lease_and_another_one_of_its
     assert leasable(gpus, claims=[a_claim("c", ("n1", "gpu-1"), pod_uid="uid-1")], leased=ours) == ["gpu-0"]
 
 
-def a_partitioned_gpu():
+def a_partitioned_gpu(*, with_uuids=True):
+    """NVIDIA's driver gives the partitions that it makes on demand no uuid."""
     counters = {"memory": {"value": "80Gi"}}
     half = {"counterSet": "gpu-0", "counters": {"memory": {"value": "40Gi"}}}
 
     def part(name, amount="40Gi"):
         device = a_gpu(0, consumesCounters=[{**half, "counters": {"memory": {"value": amount}}}])
-        attributes = device["attributes"] | {"uuid": {"string": name}, "profile": {"string": "3g.40gb"}}
-        return device | {"name": name, "attributes": attributes}
+        attributes = device["attributes"] | {"profile": {"string": "3g.40gb"}}
+        attributes["parentUUID"] = attributes.pop("uuid")
+        del attributes["index"]
+        uuid = {"uuid": {"string": name}} if with_uuids else {}
+        return device | {"name": name, "attributes": attributes | uuid}
 
     whole = a_gpu(0, consumesCounters=[{"counterSet": "gpu-0", "counters": counters}])
     return (
@@ -120,6 +124,13 @@ def test_a_gpu_is_offered_as_a_whole_until_a_part_of_it_is_in_use():
     assert leasable(*slices) == ["gpu-0"]
     assert leasable(*slices, claims=[a_claim("c", ("n1", "mig-0"))]) == ["mig-1"]
     assert leasable(*slices, claims=[a_claim("c", ("n1", "gpu-0"))]) == []
+
+
+def test_partitions_that_nothing_tells_apart_take_no_whole_gpu_away():
+    slices = a_partitioned_gpu(with_uuids=False)
+    assert leasable(*slices) == ["gpu-0"]
+    assert leasable(*slices, claims=[a_claim("c", ("n1", "mig-0"))]) == []
+    assert "no attribute that tells it apart" in devices_of(*slices)[1].problem
 
 
 def test_a_hostile_driver_hides_no_other_device():
