@@ -111,7 +111,7 @@ def check_no_local_run(lease_id: str, claims: tuple[Claim, ...]) -> None:
     accelerators = [claim for claim in claims if claim.share_milli and not claim.cores]
     until = time.monotonic() + _SETTLE_S
     while True:
-        files = read_lease_files(folders=list(usual_folders()) or None).values()  # the other names take long to find
+        files = read_lease_files(folders=[*usual_folders()]).values()  # the other names take long to find
         held = held_devices(_live(_local_runs(files)))
         if held.has_room_for(accelerators):
             return

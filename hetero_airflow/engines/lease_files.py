@@ -236,13 +236,10 @@ def recorded_lease(
 def read_lease_files(user: int | None = None, folders: Iterable[Path] | None = None) -> dict[Path, LeaseFile]:
     """The current files of a user, of this process's user by default. A file that can't be read is logged and skipped.
 
-    A lease has two files for the moment in which its file moves to another folder.
-
-    :param folders: where they lie; None for all folders of the user
+    A lease has two files for the moment in which its file moves to another folder. Of no `folders`, all are read.
     """
     files = {}
-    folders = lease_folders(user) if folders is None else folders
-    for path in [path for folder in folders for path in sorted(folder.glob("[!.]*.json"))]:
+    for path in [path for folder in folders or lease_folders(user) for path in sorted(folder.glob("[!.]*.json"))]:
         try:
             files[path] = LeaseFile.model_validate_json(path.read_bytes())
         except FileNotFoundError:

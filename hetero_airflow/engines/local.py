@@ -118,7 +118,7 @@ class LocalEngine(WrappedExecutor):
         leases = {process.lease.id: process for process in processes}
         alive = {id_ for id_, run in recorded_runs(leases).items() if run.is_active or run.needs_check}
         others = [process for id_, process in leases.items() if id_ not in alive]
-        alive |= self.processes({other.lease.id: (other.pid, other.seen_at) for other in others}).keys()
+        alive |= self.processes({other.lease.id: (self._pid_here(other), other.seen_at) for other in others}).keys()
         alive |= {id_ for id_, run in recorded_runs(leases.keys() - alive).items() if run.is_starting}
         return {
             id_: Liveness.ALIVE if id_ in alive else self._liveness_without_process(process)
@@ -126,12 +126,8 @@ class LocalEngine(WrappedExecutor):
         }
 
     def _liveness_without_process(self, process: LeasedProcess) -> Liveness:
-        """The liveness of a lease that has no process here, and none that is about to start.
-
-        Airflow's row of a task that has not begun may name no host.
-        """
-        is_far = bool(process.hostname) and process.hostname != self._host
-        is_unknown = (is_far or self._may_start(process)) and not self._is_abandoned(process)
+        """The liveness of a lease that has no process here, and none that is about to start."""
+        is_unknown = (self._is_far(process) or self._may_start(process)) and not self._is_abandoned(process)
         return Liveness.UNKNOWN if is_unknown else Liveness.GONE
 
     def _may_start(self, process: LeasedProcess) -> bool:
@@ -196,7 +192,15 @@ class LocalEngine(WrappedExecutor):
     def signal(self, process: LeasedProcess, number: int) -> None:
         """Send a signal to the processes of a lease on this host."""
         id_ = process.lease.id
-        signal_processes(id_, self._root(id_, recorded_run(id_), process.pid, process.seen_at), number)
+        signal_processes(id_, self._root(id_, recorded_run(id_), self._pid_here(process), process.seen_at), number)
+
+    def _pid_here(self, process: LeasedProcess) -> int | None:
+        """The pid that Airflow knows; None if it is one of another host, where it may be that of another process."""
+        return None if self._is_far(process) else process.pid
+
+    def _is_far(self, process: LeasedProcess) -> bool:
+        """Whether Airflow has the process on another host. The row of a task that has not begun may name no host."""
+        return bool(process.hostname) and process.hostname != self._host
 
     def _root(self, lease_id: str, run: LeaseFile | None, pid: int | None, seen_at: datetime | None) -> LeaseRoot:
         if run is not None and run.task is not None:

@@ -72,7 +72,7 @@ class ActionRunner:
 
     def _hand_over(self, task: PendingTask, lease: Lease, snapshot: Snapshot) -> None:
         """Start a task under the lease that the store has for it, once it can start."""
-        if self.starter.api.outage is not None:
+        if self.starter.api.outage is not None or self.starter.open_slots() == 0:
             return
         holder = snapshot.holders.get(task.request_id)
         task.request = holder.request if holder else task.request

@@ -251,7 +251,7 @@ class Dispatcher:
         queued, leased = self._tasks.queued(settled), self.keeper.request_ids()
         waiting = {task.request_id for task in self.queue.tasks.values()} - leased
         leases = [lease for lease in snapshot.leases if lease.request_id in waiting]
-        uses = self.keeper.uses_of([lease for lease in leases if self.starter.reaches(lease.worker_id)])
+        uses = self.keeper.uses_of(leases)
         actions = reconcile(self.queue.tasks, snapshot, queued=queued, leased=leased, uses=uses, now=now)
         self._runner.execute(actions, snapshot, now)
 

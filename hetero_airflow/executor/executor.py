@@ -110,8 +110,7 @@ class HeteroExecutor(BaseExecutor):
         self._dispatcher.api.start()  # after the engine has forked its processes
 
     def _use(self, store: CachedSnapshotStore, dispatcher: Dispatcher) -> None:
-        self._store = store
-        self._dispatcher = dispatcher
+        self._store, self._dispatcher = store, dispatcher
         self._queue, self._checks, self._keeper = dispatcher.queue, dispatcher.checks, dispatcher.keeper
         self._reports = EndReports(dispatcher.keeper, self._engine)
         self._unleased = dispatcher.unleased
@@ -119,8 +118,9 @@ class HeteroExecutor(BaseExecutor):
 
     def queue_workload(self, workload: Any, session: Session) -> None:
         """Keep a device task; pass everything else to the engine. Runs inside the scheduler's transaction."""
-        if isinstance(workload, ExecuteTask) and is_device_task(workload.ti.executor_config):
-            self._arrived[workload.key] = workload
+        is_task = isinstance(workload, ExecuteTask)
+        if is_task and (is_device_task(workload.ti.executor_config) or workload.key in self._revoked):
+            self._arrived[workload.key] = workload  # after the revocations
         else:
             self._unleased.accept(workload, session)
 
@@ -245,16 +245,17 @@ class HeteroExecutor(BaseExecutor):
         self._add_to_queue(ExecuteTask.make(ti, generator=self.jwt_generator))
 
     def _add_to_queue(self, workload: ExecuteTask) -> None:
-        """Keep a device task. One whose request can't be read fails."""
+        """Keep a task that has arrived. One whose request can't be read fails."""
         config = workload.ti.executor_config
         try:
             requested = unpack_request(config, workload.ti.map_index)
         except RequestError as error:
             self._report(workload.key, "failed", str(error))
             return
-        assert requested is not None, "only device tasks are queued here"
-        queue = self._checks if is_placement_check(config) else self._queue
-        queue.add(workload, requested, self._clock.now())
+        if requested is None:  # Airflow revoked it and queued it again
+            self._unleased.waiting[workload.key] = workload
+            return
+        (self._checks if is_placement_check(config) else self._queue).add(workload, requested, self._clock.now())
 
     def _process_ends(self, events: Mapping[Any, tuple[Any, Any]]) -> bool:
         """Pass on the states that the engine reports. Returns whether a lease is over.

@@ -97,6 +97,16 @@ def test_a_lease_is_in_use_while_its_supervisor_starts_the_task():
     assert liveness == {"lease": Liveness.ALIVE}
 
 
+def test_a_pid_of_another_host_is_no_process_of_this_one(process):
+    """Containers of one image often give the same numbers to their processes."""
+    engine = LocalEngine(1)
+    far = LeasedProcess(LEASE, "success", process.pid, "another-host", datetime.now(UTC))
+    assert engine.liveness_of([far]) == {"lease": Liveness.UNKNOWN}
+    engine.signal(far, signal.SIGKILL)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+
+
 @pytest.mark.parametrize(
     ("worker_id", "expired_s", "liveness"),
     [

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 from uuid import UUID, uuid5
 
 import pytest
 from airflow.executors.workloads import ExecuteTask
 from airflow.utils.state import TaskInstanceState
+from sqlalchemy.exc import OperationalError
 
 from hetero_airflow.engines.engine import Liveness
 from hetero_airflow.executor.airflow_db.task_instances import TaskProcess
@@ -272,6 +274,36 @@ class TestPlainTasks:
         assert bench.started == [key, key]
         executor._process_ends({key: (SUCCESS, None)})
         assert executor.get_event_buffer() == {key: (SUCCESS, None)}
+
+    def test_one_that_is_lost_counts_as_stuck_again_a_while_after_an_outage(self, bench, executor, plain):
+        plain("a")
+        bench.lose_api_server()
+        bench.beat(200)
+        bench.bring_back_api_server()
+        bench.beat(200)
+        bench.beat(200)
+        assert bench.tasks.refreshed[-1][0] == [], "Airflow revokes it after [scheduler] task_queued_timeout"
+
+    def test_one_of_which_the_database_says_nothing_waits_again(self, bench, executor, plain, monkeypatch):
+        """A restart takes the API server and the database away together."""
+        key = plain("a")
+        bench.lose_api_server()
+        with monkeypatch.context() as away:
+            away.setattr(bench.tasks, "queued", Mock(side_effect=OperationalError("select", None, Exception("away"))))
+            assert fail_start(bench, executor, key) == {}
+        bench.bring_back_api_server()
+        bench.beat(1)
+        assert bench.started == [key, key]
+
+    def test_one_that_is_revoked_and_queued_again_at_once_starts(self, bench, executor, plain):
+        """Airflow may queue it again before the heartbeat that acts on the revocation."""
+        key = plain("a")
+        bench.engine.withdraw = lambda withdrawn: bench.engine.started.clear()
+        executor.revoke_task(ti=SimpleNamespace(key=key))
+        assert plain("a") == key
+        executor._take_messages()
+        bench.beat(1)
+        assert bench.started == [key]
 
     def test_one_that_fails_for_another_cause_is_left_to_airflow(self, bench, executor, plain):
         key = plain("a")

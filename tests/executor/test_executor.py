@@ -241,6 +241,23 @@ def test_a_queued_task_of_a_host_out_of_reach_waits_until_its_lease_is_over_and_
     assert second.token > first.token
 
 
+def test_a_queued_task_of_a_host_out_of_reach_that_begins_after_all_is_followed(
+    bench, executor, make_bench, monkeypatch
+):
+    dead = make_bench(bench.store, clock=bench.clock, tasks=bench.tasks)
+    dead.engine.reaches = lambda worker: worker.id == "far"
+    bench.store.record([WorkerSeen(a_worker("far", devices=(a_device("GPU-9"),)))], EPOCH)
+    id_ = dead.hold("a")
+    dead.beat()
+    monkeypatch.setattr(ExecuteTask, "make", lambda ti, generator: ti.key)
+    monkeypatch.setattr(executor, "_add_to_queue", lambda key: bench.hold(str(key)))
+    executor.try_adopt_task_instances([a_task_instance("a", id_, "queued")])
+    bench.beat(1)
+    bench.tasks.rows[id_] = TaskProcess("running", 100, "far", bench.clock.now())
+    bench.beat(60)
+    assert (list(bench.keeper.running), list(bench.queue.tasks), bench.reports) == (["a"], [], [])
+
+
 def test_the_end_of_a_task_that_will_be_queued_again_is_not_reported(bench, executor):
     """Its supervisor sent it back, and a pool or a limit keeps it from the queue."""
     id_ = start(bench)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from airflow.executors.workloads import ExecuteTask
@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 _MAX_SENT = 10_000
 """Number of tasks that are remembered because the engine has not reported their end."""
+
+_RETRY_TIME = timedelta(minutes=1)
+"""A supervisor that could not reach the API server may ask again for this long after the server is back."""
 
 
 @dataclass
@@ -64,8 +67,10 @@ class UnleasedTasks:
 
     def delayed_ids(self) -> list[str]:
         """Ids of the tasks that wait here, and of those whose supervisors may wait for a server since an outage."""
-        sent = [workload for workload, sent_at in self._sent.values() if self.api.has_failed_since(sent_at)]
-        return [str(workload.ti.id) for workload in (*self.waiting.values(), *sent)]
+        tasks = [*self.waiting.values()]
+        if self.api.outage is not None or self.api.has_failed_since(self.clock.now() - _RETRY_TIME):
+            tasks += [task for task, sent_at in self._sent.values() if self.api.has_failed_since(sent_at)]
+        return [str(task.ti.id) for task in tasks]
 
     def drop(self, key: Any) -> None:
         """Forget a task that Airflow does not want any more."""
@@ -81,12 +86,13 @@ class UnleasedTasks:
         if workload is None or sent_at is None or state != TaskInstanceState.FAILED:
             return False
         id_ = str(workload.ti.id)
-        try:
-            if not self.api.has_failed_since(sent_at) or id_ not in self.tasks.queued([id_]):
-                return False
-        except SQLAlchemyError as error:
-            log.warning("Airflow's database does not say whether %s has begun: %s", key, type(error).__name__)
+        if not self.api.has_failed_since(sent_at):
             return False
+        try:
+            if id_ not in self.tasks.queued([id_]):
+                return False
+        except SQLAlchemyError as error:  # it is asked again before the task starts
+            log.warning("Airflow's database does not say whether %s has begun: %s", key, type(error).__name__)
         text = "It could not start, since Airflow's API server did not answer. It waits again. This uses no retry."
         write_task_log(workload.log_path, text, self.clock.now(), "warning")
         self.waiting[key] = workload
@@ -95,4 +101,4 @@ class UnleasedTasks:
     def _note_sent(self, workload: ExecuteTask) -> None:
         self._sent[workload.key] = (workload, self.clock.now())
         if len(self._sent) > _MAX_SENT:
-            del self._sent[next(iter(self._sent))]
+            self._sent.pop(next(iter(self._sent)), None)

@@ -23,6 +23,7 @@ from hetero_airflow.model.device import SICK_KEY
 from hetero_airflow.model.devices.health import NO_ERRORS, DeviceHealth, HealthState
 from hetero_airflow.model.hold import Hold, HoldKind
 from hetero_airflow.model.snapshot import Snapshot
+from hetero_airflow.model.worker import WorkerState
 from hetero_airflow.recovery.failure import Failure, FailureClass
 from hetero_airflow.store.store import History, Store, StoreEvent
 
@@ -124,7 +125,7 @@ def _errors_of(failure: Failure, task: str) -> list[ObservedError]:
 
 
 def _untestable_devices(snapshot: Snapshot) -> set[tuple[str, str]]:
-    """(worker id, device id) of the devices that no scheduler can test, since none runs on their hosts.
+    """(worker id, device id) of the devices that no scheduler can test, since none runs on their hosts any more.
 
     Without the devices that a probe found sick, and those that a task still uses: it may be failing just now.
     """
@@ -135,7 +136,7 @@ def _untestable_devices(snapshot: Snapshot) -> set[tuple[str, str]]:
         if device.details.get(SICK_KEY) or snapshot.used(worker.id, device.id).share_milli
         for device_id in (device.id, device.parent)
     }
-    remote = (worker for worker in snapshot.workers if not worker.is_scheduler_host)
+    remote = (worker for worker in snapshot.workers if worker.state is WorkerState.LOST or not worker.is_scheduler_host)
     return {(worker.id, device.id) for worker in remote for device in worker.devices} - excluded
 
 

@@ -86,13 +86,15 @@ class LeaseKeeper:
         self._ending[lease.id] = EndingTask(key, lease, LeaseState.RELEASED, cause, is_end_known=False)
 
     def uses_of(self, leases: Sequence[Lease]) -> dict[str, LeaseUse]:
-        """Lease id → its use, for leases of waiting tasks that are not kept here."""
+        """Lease id → its use, for leases of waiting tasks that are not kept here; out of reach, only `BEGUN`."""
         if not leases:
             return {}
         processes = self._tasks.processes([lease.request_id for lease in leases])
         known = [(lease, processes.get(lease.request_id, TaskProcess())) for lease in leases]
         liveness = self.liveness_of(known)
-        return {lease.id: lease_use(lease, process, liveness[lease.id]) for lease, process in known}
+        uses = {lease.id: lease_use(lease, process, liveness[lease.id]) for lease, process in known}
+        far = {lease.id for lease in leases if not self._is_in_reach(lease)}
+        return {id_: use for id_, use in uses.items() if id_ not in far or use is LeaseUse.BEGUN}
 
     def mark_heartbeat_lost(self, key: Any) -> bool:
         """Airflow has had no heartbeat of the task for too long: it is lost, whatever the engine still has of it.
