@@ -74,6 +74,7 @@ class ClusterCalls:
         self._made_at: dict[Hashable, float] = {}
         self._answers: deque[tuple[OnAnswer, Any]] = deque()
         self._delay_s, self._retry_at, self._is_stopped = 0.0, 0.0, False
+        self._faults: set[type[Exception]] = set()
         self._thread = threading.Thread(target=self._run, name="hetero calls to a cluster", daemon=True)
 
     def start(self) -> None:
@@ -112,19 +113,35 @@ class ClusterCalls:
         """Pass the answers since the last time to those who wait for them. The scheduler's loop calls this."""
         while self._answers:
             on_answer, answer = self._answers.popleft()
-            on_answer(answer)
+            try:
+                on_answer(answer)
+            except Exception:  #  one answer must not stop the others, nor the scheduler's loop
+                log.exception("The answer to a call of a cluster can't be handled")
 
     def _run(self) -> None:
         while (entry := self._next()) is not None:
-            key, call = entry
-            answer = self._answer_to(call)
-            if not is_passing(answer):
-                self._note_answer(key, call, answer)
-            elif getattr(answer, "status", None) == 500:
-                self._note_error(key, call, answer)
-            else:
-                self._note_silence(answer)
+            try:
+                self._make_call(*entry)
+            except Exception as error:  # noqa: BLE001  nothing may end the thread: no other call would be made
+                self._note_fault(error)
         self._disconnect()
+
+    def _make_call(self, key: Hashable, call: _Call) -> None:
+        answer = self._answer_to(call)
+        if not is_passing(answer):
+            self._note_answer(key, call, answer)
+        elif getattr(answer, "status", None) == 500 and key in self._waiting:
+            self._note_error(key, call, answer)
+        else:
+            self._note_silence(answer)
+
+    def _note_fault(self, error: Exception) -> None:
+        """Something unexpected was raised; one line of log for each kind."""
+        if type(error) not in self._faults:
+            self._faults.add(type(error))
+            log.error("The calls to a cluster have a fault, and go on", exc_info=error)
+        with self._changed:
+            self._pause()
 
     def _next(self) -> tuple[Hashable, _Call] | None:
         """The next call, when it is time; None at the end. In an outage that is a probe."""

@@ -45,6 +45,7 @@ class UnseenPods:
     def note_made(self, lease_id: str) -> None:
         """The cluster has the pod."""
         self._made_at[lease_id] = self._now()
+        self._absent.discard(lease_id)
 
     def note_refused(self, lease_id: str) -> None:
         """The cluster has refused the pod."""

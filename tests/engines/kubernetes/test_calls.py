@@ -130,3 +130,32 @@ def test_what_is_refused_is_said_and_not_repeated(api, calls, caplog):
     calls.put("odd", refuse, is_repeated=True)
     eventually(lambda: "A cluster refused a call: 403 Forbidden" in caplog.text)
     assert calls.problem is None
+
+
+def test_a_cluster_that_answers_a_probe_with_an_error_is_tried_again(api, calls, queued):
+    pod = made(api)
+    api.status = 503
+    queued.delete(pod)
+    eventually(lambda: calls.problem)
+    api.status = 500
+    eventually(lambda: calls.problem and calls.problem.startswith("500"))
+    api.status = None
+    eventually(lambda: api.deletions == [("p", None)])
+
+
+def test_an_answer_that_cannot_be_handled_stops_no_other(calls, caplog):
+    answers = []
+    calls.put("odd", lambda client: 1, lambda answer: answer.missing)
+    calls.put("next", lambda client: 2, answers.append)
+    eventually(lambda: calls.handle_answers() or answers == [2])
+    assert "can't be handled" in caplog.text
+
+
+def test_a_fault_does_not_end_the_thread(calls, monkeypatch, caplog):
+    answers = []
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "_note_answer", None)
+        calls.put("next", lambda client: 2, answers.append)
+        eventually(lambda: "have a fault" in caplog.text)
+    eventually(lambda: calls.handle_answers() or answers == [2])
+    assert caplog.text.count("have a fault") == 1
