@@ -16,6 +16,9 @@ from hetero_airflow.errors import SettingsError
 CALL_LIMIT_S = (2.0, 3.0)
 """Most time to connect to a cluster, and to wait for each part of its answer: far below the lease time."""
 
+THREAD_CALL_LIMIT_S = (2.0, 15.0)
+"""The same for calls for which nothing waits. An admission webhook alone may take 10 s, its default limit."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
@@ -70,9 +73,9 @@ def one_try_client(client: CoreV1Api) -> CoreV1Api:
     return CoreV1Api(OneTryClient(client.api_client.configuration))
 
 
-def limited_client(client: CoreV1Api) -> CoreV1Api:
+def limited_client(client: CoreV1Api, limit_s: tuple[float, float] = CALL_LIMIT_S) -> CoreV1Api:
     """The client without further tries, and with a time limit for each call."""
-    return CoreV1Api(OneTryClient(client.api_client.configuration, CALL_LIMIT_S))
+    return CoreV1Api(OneTryClient(client.api_client.configuration, limit_s))
 
 
 def close(client: CoreV1Api) -> None:

@@ -155,7 +155,8 @@ class Informer(Generic[T]):
         elif not (self._is_watching and isinstance(error, HTTPError)):
             self._api = self._version = None
             self._note(error)
-        # else the watch was cut or silent: it starts again at its last version
+        else:  # the watch was cut, or nothing happened: it starts again at its last version
+            self._wait_s = self._delay_s
 
     def _list(self, api: CoreV1Api) -> str:
         items: dict[str, Mapping[str, Any]] = {}
