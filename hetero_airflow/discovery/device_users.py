@@ -117,8 +117,8 @@ def current_users(inventory: Inventory) -> list[DeviceUser]:
     devices = [device for device in inventory.worker.devices if can_have_users(device)]
     nodes = {device.id: str(device.details[NODE_KEY]) for device in devices if device.details.get(NODE_KEY)}
     opened, known = node_users(nodes), _known_now(devices)
-    told = known.keys() | (nodes.keys() if opened.is_complete else set())
-    before = [user for user in inventory.users if user.device_id not in told and _may_run(user)]
+    reported = known.keys() | (nodes.keys() if opened.is_complete else set())
+    before = [user for user in inventory.users if user.device_id not in reported and _may_run(user)]
     now = list(_named(join_users(known, opened.pids)))
     pairs = {(user.device_id, user.pid) for user in now}
     return now + [user for user in before if (user.device_id, user.pid) not in pairs]

@@ -95,6 +95,7 @@ def test_a_task_that_needs_more_than_what_ends_preempts(three_devices):
     bench.beat(400)
     end(bench, train, "train")
     bench.hold("evaluate", "gpu:3", priority="high")
+    bench.beat(0.1)  # with the lease of the task that has ended
     leave(bench, train, "train")
     bench.beat(0.1)
     assert preempted(bench) == [low]
