@@ -143,6 +143,20 @@ def test_ranks_save_at_a_notice_and_resume_with_another_number_of_ranks(train, t
     ]
 
 
+LEAVES_THE_GROUP_OPEN = """
+import atexit, os, pathlib, sys
+import torch.distributed as dist
+dist.init_process_group("gloo")
+left = pathlib.Path(sys.argv[1], "left-" + os.environ["RANK"])
+atexit.register(lambda: left.write_text(str(not dist.is_initialized())))
+"""
+
+
+def test_a_rank_that_ends_well_leaves_the_process_group_before_gloo_can_abort_it(train, tmp_path):
+    train(2, script=LEAVES_THE_GROUP_OPEN)
+    assert [(tmp_path / f"left-{rank}").read_text() for rank in (0, 1)] == ["True", "True"]
+
+
 WRONG = """
 import json, os, pathlib, sys, time
 pathlib.Path(sys.argv[1], "started-" + os.environ["RANK"]).touch()
