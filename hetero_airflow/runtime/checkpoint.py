@@ -8,6 +8,12 @@ A loop that can be interrupted after any step, and continues there later, on the
     for step in checkpoint.steps(10_000, every="5m", state=state):
         train(next(data))
 
+A loop with plain values: numbers, texts, lists, dicts, numpy arrays. They are read and changed through
+`checkpoint.state`::
+
+    for step in checkpoint.steps(10_000, state={"sum": 0, "best": {}}):
+        checkpoint.state["sum"] += work(step)
+
 A loop that saves its state itself::
 
     last = checkpoint.latest()
@@ -27,9 +33,10 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetero_airflow.checkpoints.opening import open_store
+from hetero_airflow.errors import RequestError
 from hetero_airflow.runtime.notice import Stopped
 from hetero_airflow.runtime.published_checkpoint import read_published
 from hetero_airflow.runtime.session import Checkpoint, CheckpointSession, read_place
@@ -55,6 +62,25 @@ __all__ = [
     "steps",
     "wait",
 ]
+
+
+if TYPE_CHECKING:
+    state: Any
+    """What the newest loop of `steps` saves and restores; it can be read from the first step on."""
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name != "state":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        state = session().state
+        if state is None:
+            raise RequestError(
+                "checkpoint.state",
+                None,
+                found="no loop that has begun with a state",
+                remedy='Read it in a loop such as `for step in checkpoint.steps(100, state={"sum": 0})`',
+            )
+        return state
 
 
 def session() -> CheckpointSession:
@@ -152,9 +178,10 @@ def steps(
     """The remaining steps, from the one after the latest checkpoint to `total` - 1.
 
     `every` is a duration (``"5m"``) or a number of steps (``100``). `state` is an object with ``state_dict()`` and
-    ``load_state_dict()``, or a mapping of such objects. It is restored before the first step, saved by `every`, and
-    saved after the last step. `metrics` is a mapping that the loop body updates. Without a `state`, the loop body saves
-    when `is_due` is true.
+    ``load_state_dict()``, or a dict of such objects and of plain values, which `save` lists. It is restored before the
+    first step, saved by `every`, and saved after the last step. Change plain values through `checkpoint.state`, which
+    is that dict; local variables are not saved. `metrics` is a mapping that the loop body updates. Without a `state`,
+    the loop body saves when `is_due` is true.
 
     At a notice, the current step ends and is saved, then `Stopped` is raised. If that save fails, the error is logged,
     the previous checkpoint stays, and the task stops. If a periodic save fails because the store does not answer, the
@@ -162,7 +189,7 @@ def steps(
 
     Under torch.distributed every rank must loop; rank 0 decides and saves.
 
-    :raises RequestError: an invalid argument; raised before the first step
+    :raises RequestError: an invalid argument, or a value in the state that can't be saved; raised before the first step
     :raises CheckpointError: a save failed
     """
     return iter(StepLoop(session(), total, every, state, metrics))

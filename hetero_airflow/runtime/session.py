@@ -87,6 +87,8 @@ class CheckpointSession:
         """For the saving thread, since two threads must not share a process group."""
         self.is_due: Callable[[], bool] | None = None
         """Set by the running loop of `steps`, which then stops at the end of a step."""
+        self.state: Any = None
+        """What the newest loop of `steps` saves and restores; None without one."""
         self.saved_step: int | None = None
         """The last step that was passed to a save."""
         self.published_step: int | None = None

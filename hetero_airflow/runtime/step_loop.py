@@ -21,7 +21,8 @@ from hetero_airflow.errors import (
 from hetero_airflow.runtime.gang.ranks import rank
 from hetero_airflow.runtime.progress_file import Phase
 from hetero_airflow.runtime.session import MAX_STEPS, CheckpointSession
-from hetero_airflow.runtime.state.restoring import check_restorable, restore
+from hetero_airflow.runtime.state.checking import LostChanges, check_restorable
+from hetero_airflow.runtime.state.restoring import restore
 from hetero_airflow.units import parse_duration_s
 
 logger = logging.getLogger(__name__)
@@ -148,6 +149,8 @@ class StepLoop:
         if last is not None and self._state is not None:
             restore(self._state, last.state)
         session.forget_latest()
+        session.state = self._state
+        self._lost_changes = LostChanges(self._state)
         self._saved_at = self._monotonic()
         own_first = 0 if last is None else last.step + 1
         first = session.collectives.broadcast(own_first)
@@ -194,6 +197,7 @@ class StepLoop:
         session = self._session
         with suppress(CheckpointStoreUnavailable):  # of the previous save, which is logged
             session.wait()
+        self._lost_changes.warn()
         session.save(self._step, self._state, metrics=self._metrics, files=None, wait=wait, final=final)
 
     def _stop(self, *, is_last: bool = False) -> None:

@@ -33,6 +33,13 @@ class Counting:
         self.value = state["value"]
 
 
+class SaveOnly:
+    """A state that can't be restored."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+
 def run(session: CheckpointSession, total: int, at_step: Callable[[int], Any] = lambda step: None, every: Any = 2):
     """Steps that were done, and the sum of them and of those before."""
     counting, done = Counting(), []
@@ -271,7 +278,7 @@ def test_a_total_that_is_not_a_number_of_steps_is_refused(total, begin: Begin) -
 
 def test_a_state_that_could_not_be_restored_is_refused_by_its_place(begin: Begin) -> None:
     with pytest.raises(RequestError) as caught:
-        StepLoop(begin(), 10, 1, state={"a": Counting(), "b": {"c": 3}})
+        StepLoop(begin(), 10, 1, state={"a": Counting(), "b": {"c": SaveOnly()}})
     assert caught.value.field == "state['b']['c']"
 
 

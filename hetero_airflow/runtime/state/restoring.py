@@ -8,7 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from hetero_airflow.errors import InvalidCheckpoint, RequestError, shorten
+from hetero_airflow.errors import InvalidCheckpoint, shorten
+from hetero_airflow.runtime.state.objects import has_state_dict, holds_objects
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +54,14 @@ class Rng:
 
 
 def restore(state: Any, saved: Any, where: str = "state") -> None:
-    """Restore an object, or each object of a mapping, from its saved state.
+    """Restore an object, or each part of a dict, from its saved state.
+
+    Lists, dicts, arrays and tensors are filled in place if the saved value fits, so the task's own variables stay
+    valid.
 
     :raises InvalidCheckpoint: the checkpoint has no such name
     """
-    if not isinstance(state, Mapping):
+    if has_state_dict(state):
         state.load_state_dict(saved)
         return
     for name, item in state.items():
@@ -68,23 +72,38 @@ def restore(state: Any, saved: Any, where: str = "state") -> None:
                 found=f"a checkpoint with only {shorten(names)}",
                 remedy="Use the names of the save, or clear the task to start from the beginning",
             )
-        restore(item, saved[name], f"{where}[{name!r}]")
+        if holds_objects(item):
+            restore(item, saved[name], f"{where}[{name!r}]")
+        else:
+            state[name] = _filled(item, saved[name])
     for name in [name for name in saved if name not in state]:
         logger.warning("The checkpoint has %s[%r], which this task does not restore; it is ignored", where, name)
 
 
-def check_restorable(state: Any, where: str = "state") -> None:
-    """Refuse a state that could be saved but not restored in place.
+def _filled(current: Any, saved: Any) -> Any:
+    """The saved value; it is the current object, with new content, if that can hold it."""
+    if isinstance(current, dict) and isinstance(saved, dict):
+        current.clear()
+        current.update(saved)
+        return current
+    if isinstance(current, list) and isinstance(saved, list):
+        current[:] = saved
+        return current
+    return current if _copy_array(current, saved) else saved
 
-    :raises RequestError: a part without state_dict() or load_state_dict()
-    """
-    if isinstance(state, Mapping):
-        for name, item in state.items():
-            check_restorable(item, f"{where}[{name!r}]")
-    elif not (callable(getattr(state, "state_dict", None)) and callable(getattr(state, "load_state_dict", None))):
-        raise RequestError(
-            where,
-            state,
-            found=f"a {type(state).__name__}, without state_dict() and load_state_dict()",
-            remedy="Save it in the loop body when checkpoint.is_due() is true, or wrap it",
-        )
+
+def _copy_array(current: Any, saved: Any) -> bool:
+    """Copy an array or a tensor into one of the same shape and type, on its device; False if that can't be done."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    kinds = [*([numpy.ndarray] if numpy else []), *([torch.Tensor] if torch else [])]
+    if not any(isinstance(current, kind) and isinstance(saved, kind) for kind in kinds):
+        return False
+    if (current.shape, current.dtype) != (saved.shape, saved.dtype):
+        return False
+    if torch is not None and isinstance(current, torch.Tensor):
+        current.detach().copy_(saved)
+    elif current.flags.writeable:
+        current[...] = saved
+    else:
+        return False
+    return True

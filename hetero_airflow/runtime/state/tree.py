@@ -30,7 +30,7 @@ MAX_DEPTH = 100
 MAX_PLACE = 200
 """How many characters of a place in the state an error shows."""
 
-_MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
+MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
 """Types of mappings that are restored as the same type; torch's schedulers need a Counter."""
 
 
@@ -52,7 +52,7 @@ class StagedState:
         return json.dumps(self.tree, allow_nan=False, separators=(",", ":")).encode()
 
 
-def stage(state: object, over: StagedState | None = None) -> StagedState:
+def stage(state: object, over: StagedState | None = None, where: str = "state") -> StagedState:
     """Copy a state to host memory, and reuse the memory of a staged state that is not needed any more.
 
     An object with ``state_dict()`` is replaced by it. A tensor that occurs twice (tied weights) is copied once.
@@ -65,7 +65,7 @@ def stage(state: object, over: StagedState | None = None) -> StagedState:
     :raises InvalidCheckpoint: a value that only pickle can represent; the error says where
     """
     staged = StagedState(tree=None, _spare=over.arrays if over else {})
-    staged.tree = _encode(state, "state", staged, 0)
+    staged.tree = _encode(state, where, staged, 0)
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
@@ -113,7 +113,7 @@ def _encode(value: Any, where: str, staged: StagedState, depth: int) -> Any:
         return [_encode(item, f"{where}[{n}]", staged, depth + 1) for n, item in enumerate(value)]
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return {TAG: "tuple", "items": [_encode(x, f"{where}[{n}]", staged, depth + 1) for n, x in enumerate(value)]}
-    if kind in _MAPPINGS:
+    if kind in MAPPINGS:
         return _encode_mapping(value, where, staged, depth)
     return _encode_foreign(value, where, staged, depth)
 
@@ -135,7 +135,7 @@ def _encode_mapping(value: Mapping[Any, Any], where: str, staged: StagedState, d
         items.append((key, _encode(item, f"{where}[{key!r}]", staged, depth + 1)))
     if type(value) is dict and all(type(key) is str for key in value) and TAG not in value:
         return dict(items)
-    encoded = {TAG: _MAPPINGS[type(value)], "items": [[_encode(key, where, staged, 0), item] for key, item in items]}
+    encoded = {TAG: MAPPINGS[type(value)], "items": [[_encode(key, where, staged, 0), item] for key, item in items]}
     versions = getattr(value, "_metadata", None)  # of a module's parts; load_state_dict upgrades old states by it
     if versions:
         encoded["metadata"] = _encode(dict(versions), where, staged, depth + 1)
@@ -251,7 +251,7 @@ class _Decoder:
             "bytes": lambda value: array(value["array"], "numpy").tobytes(),
             "torch": self._tensor,
             "numpy": self._ndarray,
-            **dict.fromkeys(_MAPPINGS.values(), self._mapping),
+            **dict.fromkeys(MAPPINGS.values(), self._mapping),
         }
 
     def decode(self, value: Any) -> Any:
@@ -277,7 +277,7 @@ class _Decoder:
         return sys.modules["torch"].view_as_complex(tensor) if value.get("complex") else tensor
 
     def _mapping(self, value: dict[str, Any]) -> Any:
-        kind = next(kind for kind, name in _MAPPINGS.items() if name == value[TAG])
+        kind = next(kind for kind, name in MAPPINGS.items() if name == value[TAG])
         mapping = kind({self.decode(key): self.decode(item) for key, item in value["items"]})
         if "metadata" in value:
             mapping._metadata = self.decode(value["metadata"])
