@@ -116,6 +116,21 @@ def parse_duration_s(value: object, field: str = "wait_timeout") -> float:
     return seconds
 
 
+def format_duration(seconds: float) -> str:
+    """A time for people, in its two largest units; ``0 s`` if it is negative.
+
+    >>> format_duration(42.9), format_duration(4680), format_duration(90061), format_duration(-1)
+    ('42 s', '1 h 18 min', '1 d 1 h', '0 s')
+    """
+    rest = max(0, int(seconds))
+    parts: list[tuple[int, str]] = []
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        number, rest = divmod(rest, length)
+        if number or parts:
+            parts.append((number, unit))
+    return " ".join(f"{number} {unit}" for number, unit in parts[:2] if number) or "0 s"
+
+
 def _no_duration(field: str, value: object, unit: str) -> RequestError:
     meant = _DURATION_NAMES.get(unit.lower(), unit.lower() if unit.lower() in _DURATION_UNITS else "")
     hint = f'Did you mean "{str(value).strip().removesuffix(unit).strip()}{meant}"? ' if meant else ""

@@ -15,6 +15,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hetero_airflow.units import format_duration
+
 PIPE_WIDTH = 120
 """The width in columns if the output is not a terminal and COLUMNS is not set."""
 
@@ -112,13 +114,7 @@ def age(then: datetime, now: datetime) -> str:
     >>> age(noon, noon + timedelta(seconds=42)), age(noon, noon + timedelta(seconds=90061)), age(noon, noon)
     ('42 s', '1 d 1 h', '0 s')
     """
-    rest = max(0, int((now - then).total_seconds()))
-    parts: list[tuple[int, str]] = []
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        number, rest = divmod(rest, length)
-        if number or parts:
-            parts.append((number, unit))
-    return " ".join(f"{number} {unit}" for number, unit in parts[:2] if number) or "0 s"
+    return format_duration((now - then).total_seconds())
 
 
 def moment(time: datetime) -> str:

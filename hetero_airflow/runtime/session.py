@@ -91,8 +91,8 @@ class CheckpointSession:
         """What the newest loop of `steps` saves and restores; None without one."""
         self.saved_step: int | None = None
         """The last step that was passed to a save."""
-        self.published_step: int | None = None
-        """The step of the newest published checkpoint that this process knows."""
+        self.published: CheckpointEntry | None = None
+        """The newest published checkpoint that this process knows."""
         self._clock = clock or SystemClock()
         self._saver = BackgroundSaver()
         self._scratch: ScratchFolder | None = None
@@ -200,7 +200,8 @@ class CheckpointSession:
     def stopped(self) -> Stopped:
         """The exception with which the task stops at a notice."""
         notice = read_notice(self.control)
-        stopped = Stopped(step=self.published_step, cause=notice.cause if notice else "a notice")
+        step = self.published.step if self.published else None
+        stopped = Stopped(step=step, cause=notice.cause if notice else "a notice")
         logger.warning("This task has %s.", stopped)
         return stopped
 
@@ -240,7 +241,7 @@ class CheckpointSession:
         return self._claim
 
     def _record_published(self, entry: CheckpointEntry) -> None:
-        self.published_step = entry.step
+        self.published = entry
         self.progress.saved(entry.step, None if self.place.is_host_bound else entry.published_at)
 
 

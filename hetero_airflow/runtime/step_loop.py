@@ -20,6 +20,7 @@ from hetero_airflow.errors import (
 )
 from hetero_airflow.runtime.gang.ranks import rank
 from hetero_airflow.runtime.progress_file import Phase
+from hetero_airflow.runtime.progress_log import ProgressLog
 from hetero_airflow.runtime.session import MAX_STEPS, CheckpointSession
 from hetero_airflow.runtime.state.checking import LostChanges, check_restorable
 from hetero_airflow.runtime.state.restoring import restore
@@ -126,12 +127,14 @@ class StepLoop:
         if session.collectives.broadcast(session.should_stop()):
             raise session.stopped()
         session.is_due = self._is_due
+        self._log = ProgressLog(None if self._total == MAX_STEPS else self._total, self._monotonic)
         return first
 
     def after(self, step: int) -> None:
         """End a step: save if it is due, stop if there is a notice."""
         self._step = step
         self._session.progress.done(step)
+        self._log.done(step, self._session.published)
         self._after_step()
 
     def end(self) -> None:
@@ -139,6 +142,7 @@ class StepLoop:
         self._session.is_due = None
         self._session.wait()
         self._session.progress.enter(Phase.DONE)
+        self._log.end(self._session.published)
 
     def _resume(self) -> int:
         session = self._session
