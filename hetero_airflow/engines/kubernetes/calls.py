@@ -2,7 +2,8 @@
 
 The calls are made one after the other. A call that must be made, such as the deletion of a pod, is repeated until the
 cluster answers. Any other one is made once, and its caller decides what follows. After a call without an answer, the
-cluster is left alone for a while, and for longer after each further one.
+cluster is left alone for a while, and for longer after each further one. After the answer that there is too much to do
+(429), or that one object has an error (500), only that call waits.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kubernetes.client import ApiException, CoreV1Api  # type: ignore[import-untyped]
@@ -26,12 +27,18 @@ Make = Callable[[CoreV1Api], Any]
 OnAnswer = Callable[[Any], None]
 """Gets what a call returned, or its exception."""
 
+FIRST_DELAY_S = 1.0
 _MAX_DELAY_S = 8.0
+_MAX_RETRY_AFTER_S = 300.0
+"""No cluster can ask for a longer pause."""
 
 _STOP_S = 5.0
 
-_AWAY_STATUSES = frozenset({401, 408, 429, 502, 503, 504})
+_AWAY_STATUSES = frozenset({401, 408, 502, 503, 504})
 """HTTP statuses that concern all calls, and pass: credentials are renewed, servers come back."""
+
+_DELAYED_STATUSES = frozenset({429, 500})
+"""HTTP statuses that concern one call, and pass: too many calls of its kind, or a webhook for its object fails."""
 
 _MAX_REMEMBERED = 10_000
 
@@ -41,8 +48,25 @@ log = logging.getLogger(__name__)
 def is_passing(answer: Any) -> bool:
     """Whether a call got no answer that counts, so that it may be made again."""
     if isinstance(answer, ApiException):
-        return answer.status == 500 or answer.status in _AWAY_STATUSES  # 500: a webhook for its object, or an error
+        return answer.status in _AWAY_STATUSES or is_delayed(answer)
     return isinstance(answer, (HTTPError, OSError))
+
+
+def is_delayed(answer: Any) -> bool:
+    """Whether a call, and no other one, must wait before it is made again."""
+    return isinstance(answer, ApiException) and answer.status in _DELAYED_STATUSES
+
+
+def next_delay_s(answer: Any, last_delay_s: float, first_delay_s: float = FIRST_DELAY_S) -> float:
+    """How long to wait after a call: twice as long as last time, or longer if the cluster asks for that.
+
+    >>> next_delay_s(OSError(), 0.0), next_delay_s(OSError(), 2.0), next_delay_s(OSError(), 8.0)
+    (1.0, 4.0, 8.0)
+    """
+    delay_s = min(max(first_delay_s, 2 * last_delay_s), _MAX_DELAY_S)
+    text = (getattr(answer, "headers", None) or {}).get("Retry-After") or ""
+    asked_s = float(text) if text.isascii() and text.isdigit() else 0.0  # a date is not used by API servers
+    return max(delay_s, min(asked_s, _MAX_RETRY_AFTER_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +74,9 @@ class _Call:
     make: Make
     on_answer: OnAnswer | None
     is_repeated: bool
+    delay_s: float = 0.0
+    """How long it has last waited for its own sake."""
+    due_at: float = float("-inf")
 
 
 _PROBE = ("probe", _Call(probe, None, is_repeated=False))
@@ -64,7 +91,7 @@ class ClusterCalls:
     :param delay_s: wait after a failure; doubles with each further one
     """
 
-    def __init__(self, connect: Callable[[], CoreV1Api], outage: Outage, delay_s: float = 1.0) -> None:
+    def __init__(self, connect: Callable[[], CoreV1Api], outage: Outage, delay_s: float = FIRST_DELAY_S) -> None:
         self.problem: str | None = None
         """Why the last call got no answer; None if it got one."""
         self._connect, self._outage, self._first_delay_s = connect, outage, delay_s
@@ -130,8 +157,8 @@ class ClusterCalls:
         answer = self._answer_to(call)
         if not is_passing(answer):
             self._note_answer(key, call, answer)
-        elif getattr(answer, "status", None) == 500 and key in self._waiting:
-            self._note_error(key, call, answer)
+        elif is_delayed(answer) and key in self._waiting:
+            self._delay(key, call, answer)
         else:
             self._note_silence(answer)
 
@@ -141,20 +168,23 @@ class ClusterCalls:
             self._faults.add(type(error))
             log.error("The calls to a cluster have a fault, and go on", exc_info=error)
         with self._changed:
-            self._pause()
+            self._pause(error)
 
     def _next(self) -> tuple[Hashable, _Call] | None:
         """The next call, when it is time; None at the end. In an outage that is a probe."""
         with self._changed:
             while True:
-                left_s = self._retry_at - time.monotonic()
-                if self._is_stopped and (not self._waiting or left_s > 0 or self.problem is not None):
+                now = time.monotonic()
+                entry = _PROBE if self.problem is not None else self._due_call(now)
+                if self._is_stopped and (entry is None or entry is _PROBE or self._retry_at > now):
                     return None
-                if left_s <= 0 and self.problem is not None:
-                    return _PROBE
-                if left_s <= 0 and self._waiting:
-                    return next(iter(self._waiting.items()))
-                self._changed.wait(left_s if left_s > 0 else None)
+                if entry is not None and self._retry_at <= now:
+                    return entry
+                due_times = [call.due_at for call in self._waiting.values()] if entry is None else [self._retry_at]
+                self._changed.wait(min(due_times) - now if due_times else None)
+
+    def _due_call(self, now: float) -> tuple[Hashable, _Call] | None:
+        return next((entry for entry in self._waiting.items() if entry[1].due_at <= now), None)
 
     def _answer_to(self, call: _Call) -> Any:
         """What the cluster answers, or the exception."""
@@ -180,24 +210,25 @@ class ClusterCalls:
         self._outage.note_failure("calls", text)
         with self._changed:
             self.problem = text
-            self._pause()
+            self._pause(error)
             failed = {k: waiting for k, waiting in self._waiting.items() if not waiting.is_repeated}
             self._waiting = {k: waiting for k, waiting in self._waiting.items() if waiting.is_repeated}
         for waiting in failed.values():
             self._tell(waiting, error)
 
-    def _note_error(self, key: Hashable, call: _Call, error: Exception) -> None:
-        """The cluster has an error with one object, which must not stop the calls for others."""
+    def _delay(self, key: Hashable, call: _Call, answer: Exception) -> None:
+        """The cluster can't make one call now. The others go on."""
+        delay_s = next_delay_s(answer, call.delay_s, self._first_delay_s)
         with self._changed:
-            self._pause()
             del self._waiting[key]
             if call.is_repeated:
-                self._waiting[key] = call
+                self._waiting[key] = replace(call, delay_s=delay_s, due_at=time.monotonic() + delay_s)
+            self._note_time(key)
         if not call.is_repeated:
-            self._tell(call, error)
+            self._tell(call, answer)
 
-    def _pause(self) -> None:
-        self._delay_s = min(max(self._first_delay_s, 2 * self._delay_s), _MAX_DELAY_S)
+    def _pause(self, error: Exception) -> None:
+        self._delay_s = next_delay_s(error, self._delay_s, self._first_delay_s)
         self._retry_at = time.monotonic() + self._delay_s
 
     def _note_answer(self, key: Hashable, call: _Call, answer: Any) -> None:
@@ -207,11 +238,14 @@ class ClusterCalls:
             self.problem = None
             if self._waiting.pop(key, None) is not None:  # no probe
                 self._delay_s = 0.0
-            self._made_at[key] = time.monotonic()
-            if len(self._made_at) > _MAX_REMEMBERED:
-                del self._made_at[next(iter(self._made_at))]
+            self._note_time(key)
         self._outage.note_answer("calls")
         self._tell(call, answer)
+
+    def _note_time(self, key: Hashable) -> None:
+        self._made_at[key] = time.monotonic()
+        if len(self._made_at) > _MAX_REMEMBERED:
+            del self._made_at[next(iter(self._made_at))]
 
     def _tell(self, call: _Call, answer: Any) -> None:
         if call.on_answer is not None:

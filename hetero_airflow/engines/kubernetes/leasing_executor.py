@@ -5,11 +5,9 @@ Only this module, `pod_scheduler` and `engine` know KubernetesExecutor's interna
 
 from __future__ import annotations
 
-import base64
 import copy
-import hashlib
 import multiprocessing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty
@@ -22,25 +20,20 @@ from airflow.providers.cncf.kubernetes.kube_client import _get_executor_kube_cli
 from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
 from airflow.utils.state import TaskInstanceState
 from kubernetes.client import ApiException, CoreV1Api  # type: ignore[import-untyped]
+from urllib3.exceptions import HTTPError
 
-from hetero_airflow.engines.kubernetes.calls import ClusterCalls, error_text, is_passing
+from hetero_airflow.engines.kubernetes.calls import ClusterCalls, error_text, is_delayed, is_passing
 from hetero_airflow.engines.kubernetes.claims.claim_client import make_claimed
 from hetero_airflow.engines.kubernetes.claims.claim_template import CLAIM_ANNOTATION
 from hetero_airflow.engines.kubernetes.claims.lease_templates import LeaseTemplates
-from hetero_airflow.engines.kubernetes.clients import (
-    ClusterAddress,
-    client_from_connection,
-    limited_client,
-    one_try_client,
-)
+from hetero_airflow.engines.kubernetes.clients import ClusterAddress, client_from_connection, one_try_client
 from hetero_airflow.engines.kubernetes.outage import Outage
+from hetero_airflow.engines.kubernetes.paused_jobs import PausedJobs
 from hetero_airflow.engines.kubernetes.pod_scheduler import LeasingPodScheduler
+from hetero_airflow.engines.kubernetes.pods.made_once import labels_of, lease_of, make_pod, pod_name, run_of
 from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
 from hetero_airflow.engines.kubernetes.queued_api import QueuedApi
 from hetero_airflow.engines.kubernetes.unseen_pods import UnseenPods
-
-_SUFFIX_LENGTH = 8
-"""KubernetesExecutor ends the name of a pod with so many random characters."""
 
 
 class LeasePods(Protocol):
@@ -80,6 +73,7 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
         self._unhandled: list[Any] = []
         """Ends of pods that a database did not let us handle."""
+        self._paused = PausedJobs()
 
     @property
     def pod_namespace(self) -> str | None:
@@ -95,7 +89,7 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         self.scheduler_job_id = str(self.job_id)
         self.outage = Outage(f"the cluster {self.address.site}" if self.address.site else "the cluster")
         self.calls = ClusterCalls(self.connect, self.outage)
-        self.kube_client = QueuedApi(self.calls, limited_client(self.connect()))
+        self.kube_client = QueuedApi(self.calls, self.connect)
         self.kube_scheduler = LeasingPodScheduler(
             self._connect_of_watch,
             kube_config=self.kube_config,
@@ -132,7 +126,7 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         That retry would make the pod again on the same node, for a lease that may be over.
         """
         super().execute_async(key, command, queue, executor_config)
-        if LEASE_LABEL in _labels((executor_config or {}).get("pod_override")):
+        if LEASE_LABEL in labels_of((executor_config or {}).get("pod_override")):
             self.pod_launch_attempts.pop(key, None)
 
     def is_publishing(self, key: Any) -> bool:
@@ -151,7 +145,18 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         for results in self._unhandled:
             self.result_queue.put(results)
         self._unhandled = []
+        self._queue_again(self._paused.take_due())
         super().sync()
+
+    def try_adopt_task_instances(self, tis: Sequence[Any]) -> Sequence[Any]:
+        """Take over the pods of schedulers that died. If the cluster refuses the credentials, read them again."""
+        try:
+            return super().try_adopt_task_instances(tis)
+        except (ApiException, HTTPError, OSError) as error:
+            self.kube_client.reconnect()
+            if getattr(error, "status", None) != 401:
+                raise
+            return super().try_adopt_task_instances(tis)
 
     def _adopt_completed_pods(self, kube_client: Any) -> None:
         """Let the thread of calls look for ended pods of schedulers that died."""
@@ -177,10 +182,11 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
             for _ in range(self.kube_config.worker_pods_creation_batch_size):
                 task = self.task_queue.get_nowait()
                 self.task_queue.task_done()
-                lease_id = _lease_of(task)
+                lease_id = lease_of(task)
                 if lease_id is not None and self.pods.has_pod(lease_id):
                     continue  # the cluster had taken an earlier call that got no answer
                 if not self._should_create_pod_for_job(task):
+                    self._paused.forget(task.key)
                     self._discard_stale_pod_creation_task(task)
                     continue
                 try:
@@ -193,8 +199,8 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
     def _send_pod(self, task: Any, lease_id: str | None) -> None:
         assert self.kube_scheduler is not None
         pod = self.kube_scheduler._build_pod_request(task)
+        pod.metadata.name = pod_name(pod.metadata.name, run_of(task), self._ended_pod(task))
         if lease_id is not None:
-            pod.metadata.name = _pod_name(pod.metadata.name, lease_id, self.pods.ended_pod_id(lease_id))
             self.pods.unseen.note_sent(lease_id, pod.metadata.namespace, pod.metadata.name)
             if CLAIM_ANNOTATION in (pod.metadata.annotations or {}):
                 self.pods.templates.note_sent(lease_id, pod.metadata.namespace)
@@ -202,24 +208,30 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
         key = ("create", pod.metadata.namespace, pod.metadata.name)
 
         def make(api: CoreV1Api) -> Any:
-            def make_pod(pod: Mapping[str, Any]) -> Any:
-                return _make_pod(api, pod, lease_id, self._our_label())
-
+            make_once = partial(make_pod, api, our_label=self._our_label())
             if lease_id is None:
-                return make_pod(body)
+                return make_once(body)
             settled = partial(self.pods.templates.note_settled, lease_id)
-            return make_claimed(api.api_client, body, make_pod, lease_id, settled)
+            return make_claimed(api.api_client, body, make_once, lease_id, settled)
 
         self.calls.put(key, make, lambda answer: self._note_made(task, answer))
 
+    def _ended_pod(self, task: Any) -> str:
+        """The last pod of a task's run that has ended, so that its next pod gets another name; empty if none has."""
+        lease_id, attempt = lease_of(task), self.pod_launch_attempts.get(task.key)
+        if lease_id is not None:
+            return self.pods.ended_pod_id(lease_id)
+        return "" if attempt is None else attempt.requeued_for_pod or ""
+
     def _note_made(self, task: Any, answer: Any) -> None:
-        lease_id = _lease_of(task)
+        lease_id = lease_of(task)
         if isinstance(answer, Exception):
             if lease_id is not None and not is_passing(answer):
                 self.pods.unseen.note_refused(lease_id)
             self._handle_pod_publish_error(task, answer)
             return
         self.task_publish_retries.pop(task.key, None)
+        self._paused.forget(task.key)
         if lease_id is not None:
             self.pods.unseen.note_made(lease_id)
 
@@ -249,42 +261,36 @@ class LeasingKubernetesExecutor(KubernetesExecutor):
             self.kube_scheduler.delete_pod(pod_name=results.pod_name, namespace=results.namespace)
 
     def _should_create_pod_for_job(self, task: Any) -> bool:
-        lease_id = _lease_of(task)
+        lease_id = lease_of(task)
         return (lease_id is None or self.pods.is_current(lease_id)) and super()._should_create_pod_for_job(task)
 
     def _handle_pod_publish_error(self, task: Any, e: Exception) -> bool:
-        if _lease_of(task) is None or not is_passing(e):
+        """Let a pod wait that can't be made now; its task keeps its try.
+
+        KubernetesExecutor alone would count the outages of a cluster, and would let all pods wait if one is refused.
+        """
+        if not is_passing(e) or self._is_refused_too_often(task, e):
+            self._paused.forget(task.key)
             return super()._handle_pod_publish_error(task, e)
         self.log.debug("The pod of %s can't be made now; trying again: %s", task.key, error_text(e))
-        assert self.task_queue is not None
-        self.task_queue.put(task)
+        if is_delayed(e):
+            self._paused.pause(task, e)
+        else:
+            self._queue_again([task])
         return True
 
+    def _is_refused_too_often(self, task: Any, error: Exception) -> bool:
+        """Whether the cluster itself refused a pod, and Airflow's configuration allows no further try.
 
-def _make_pod(api: CoreV1Api, body: Mapping[str, Any], lease_id: str | None, our_label: Mapping[str, Any]) -> Any:
-    """Make a pod. If an earlier call made it, or the scheduler that died, take it over."""
-    name, namespace = body["metadata"]["name"], body["metadata"]["namespace"]
-    try:
-        return api.create_namespaced_pod(namespace, body)
-    except ApiException as error:
-        if error.status != 409 or lease_id is None:
-            raise
-        present = api.list_namespaced_pod(namespace, field_selector=f"metadata.name={name}").items
-        if not present or _labels(present[0]).get(LEASE_LABEL) != lease_id:
-            raise
-        return api.patch_namespaced_pod(name, namespace, body=our_label)
+        That is not for the pods of leases, which end with the leases.
+        """
+        if lease_of(task) is not None or not is_delayed(error) or self.task_publish_max_retries == -1:
+            return False
+        retries = self.task_publish_retries[task.key]
+        self.task_publish_retries[task.key] = min(retries + 1, self.task_publish_max_retries)
+        return bool(retries >= self.task_publish_max_retries)
 
-
-def _pod_name(name: str, lease_id: str, ended_pod_id: str) -> str:
-    """The name of the next pod of a lease: the same each time that it is sent, so that the cluster makes one pod."""
-    digest = hashlib.sha256(f"{lease_id} {ended_pod_id}".encode()).digest()
-    return name[:-_SUFFIX_LENGTH] + base64.b32encode(digest).decode().lower()[:_SUFFIX_LENGTH]
-
-
-def _lease_of(task: Any) -> str | None:
-    """The lease whose pod a job of KubernetesExecutor makes; None for a plain pod."""
-    return _labels(task.kube_executor_config).get(LEASE_LABEL)
-
-
-def _labels(pod: Any) -> Mapping[str, str]:
-    return getattr(getattr(pod, "metadata", None), "labels", None) or {}
+    def _queue_again(self, tasks: Iterable[Any]) -> None:
+        assert self.task_queue is not None
+        for task in tasks:
+            self.task_queue.put(task)

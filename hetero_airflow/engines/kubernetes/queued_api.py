@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kubernetes.client import CoreV1Api, V1DeleteOptions, V1Preconditions  # type: ignore[import-untyped]
 
 from hetero_airflow.engines.kubernetes.calls import ClusterCalls
+from hetero_airflow.engines.kubernetes.clients import limited_client
 from hetero_airflow.engines.kubernetes.watch.leased_pods import LeasedPod
 
 DELETE_AGAIN_AFTER_S = 30.0
@@ -16,12 +18,22 @@ DELETE_AGAIN_AFTER_S = 30.0
 class QueuedApi:
     """Has the names of `CoreV1Api`. A deletion or a change of labels is repeated until the cluster answers.
 
-    :param client: for calls that its user must wait for
+    :param connect: makes a client, for calls that its user must wait for
     """
 
-    def __init__(self, calls: ClusterCalls, client: CoreV1Api) -> None:
-        self.api_client = client.api_client
-        self._calls = calls
+    def __init__(self, calls: ClusterCalls, connect: Callable[[], CoreV1Api]) -> None:
+        self._calls, self._connect = calls, connect
+        self.reconnect()
+
+    def reconnect(self) -> None:
+        """Read the cluster's address and the credentials again, for the calls that its user waits for.
+
+        :raises ConnectionError: they can't be read
+        """
+        try:
+            self.api_client = limited_client(self._connect()).api_client
+        except Exception as error:  # files, credential plugins and TLS raise many types
+            raise ConnectionError(f"no client can be made: {error}") from error
 
     def delete_namespaced_pod(self, name: str, namespace: str, body: Any = None, **arguments: Any) -> None:
         """Delete a pod, unless that was done recently."""

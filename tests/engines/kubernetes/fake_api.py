@@ -30,6 +30,10 @@ class FakeApi:
         """What every request is answered with, if not with what it asks for."""
         self.post_status = None
         """What every request that makes an object is answered with, if not None."""
+        self.token = None
+        """Requests with another one are answered with 401, if it is not None."""
+        self.refusals = {}
+        """Start of a pod's name → status and headers with which it is not made."""
         self.list_status = None
         """What every list is answered with, if not None."""
         self.lost_answers = 0
@@ -188,6 +192,9 @@ class Handler(BaseHTTPRequestHandler):
         namespace = ""
         if parts[:1] == ["namespaces"]:
             namespace, parts = parts[1], parts[2:]
+        if self.api.token is not None and self.headers.get("Authorization") != f"Bearer {self.api.token}":
+            self._answer(401, {"kind": "Status", "code": 401, "reason": "Unauthorized"})
+            return
         refusal = self.api.status or (self.api.post_status if self.command == "POST" else None)
         if self.command == "GET" and "watch" not in query and url.path not in DISCOVERY:
             refusal = refusal or self.api.list_status
@@ -208,6 +215,11 @@ class Handler(BaseHTTPRequestHandler):
             self._template(namespace, parts, body)
         elif parts == ["pods"]:
             check_pod(body)
+            name = body["metadata"]["name"]
+            for start, (code, headers) in self.api.refusals.items():
+                if name.startswith(start):
+                    self._answer(code, {"kind": "Status", "code": code, "message": f"it is {code}"}, headers)
+                    return
             if (namespace, body["metadata"]["name"]) in self.api.objects["pods"]:
                 self._answer(409, {"kind": "Status", "code": 409, "reason": "AlreadyExists"})
                 return
@@ -324,9 +336,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
         self.wfile.flush()
 
-    def _answer(self, code, value):
+    def _answer(self, code, value, headers=None):
         data = json.dumps(value).encode()
         self.send_response(code)
+        for header in (headers or {}).items():
+            self.send_header(*header)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()

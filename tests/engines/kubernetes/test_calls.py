@@ -1,9 +1,10 @@
 import threading
+import time
 
 import pytest
 from kubernetes.client import ApiException
 
-from hetero_airflow.engines.kubernetes.calls import ClusterCalls
+from hetero_airflow.engines.kubernetes.calls import ClusterCalls, next_delay_s
 from hetero_airflow.engines.kubernetes.outage import Outage
 from hetero_airflow.engines.kubernetes.pods.pod_override import LEASE_LABEL
 from hetero_airflow.engines.kubernetes.queued_api import QueuedApi
@@ -21,7 +22,7 @@ def calls(api):
 
 @pytest.fixture
 def queued(api, calls):
-    return QueuedApi(calls, connect(api))
+    return QueuedApi(calls, lambda: connect(api))
 
 
 def made(api, name="p"):
@@ -86,6 +87,48 @@ def test_one_object_that_fails_always_stops_no_other(api, calls, queued, caplog)
     eventually(lambda: [name for name, _ in api.deletions] == list("abc"))
     assert calls.problem is None
     assert "does not answer" not in caplog.text
+
+
+@pytest.mark.parametrize("status", [429, 500])
+def test_a_call_that_the_cluster_delays_waits_alone_and_as_long_as_it_is_asked_to(api, calls, queued, status):
+    asked_at = []
+
+    def fail(client):
+        asked_at.append(time.monotonic())
+        answer = ApiException(status, "Odd")
+        answer.headers = {"Retry-After": "1"}
+        raise answer
+
+    calls.put("odd", fail, is_repeated=True)
+    for name in "abc":
+        queued.delete(made(api, name))
+    eventually(lambda: len(api.deletions) == 3)
+    assert (len(asked_at), calls.problem) == (1, None)
+    eventually(lambda: len(asked_at) == 2)
+    assert asked_at[1] - asked_at[0] >= 1
+
+
+@pytest.mark.parametrize(
+    ("header", "delay_s"), [("3", 3.0), ("0", 1.0), ("-1", 1.0), ("1e9", 1.0), ("²", 1.0), ("9" * 400, 300.0)]
+)
+def test_a_time_that_makes_no_sense_is_not_waited_for(header, delay_s):
+    answer = ApiException(429, "Too Many Requests")
+    answer.headers = {"Retry-After": header}
+    assert next_delay_s(answer, 0.0) == delay_s
+
+
+def test_a_server_that_shuts_down_is_left_alone_for_the_time_it_asks_for(api, calls):
+    answer = ApiException(503, "Service Unavailable")
+    answer.headers = {"Retry-After": "1"}
+    asked_at = []
+
+    def fail(client):
+        asked_at.append(time.monotonic())
+        raise answer
+
+    calls.put("first", fail)
+    eventually(lambda: any(path == "/version/" for _, path, _ in api.requests))
+    assert time.monotonic() - asked_at[0] >= 1
 
 
 def test_a_call_is_answered_in_the_loop_and_waits_once_for_each_key(api, calls):

@@ -54,6 +54,18 @@ class Cluster:
         claims = (Claim(f"nvidia.com/gpu/{gpu}", 1000),)
         return workload, lease or a_lease(request_id, node).model_copy(update={"claims": claims})
 
+    def plain(self, **arguments):
+        """A task without a device, handed to the engine; its key."""
+        workload, _ = self.placed(**arguments)
+        workload.ti.executor_config = {}
+        self.engine.hand_over_unplaced(workload)
+        return workload.key
+
+    def pods_of(self, key):
+        """The pods of a task, in the order of their names."""
+        pods = (pod for pod in self.api.pods() if pod["metadata"]["annotations"]["task_id"] == key.task_id)
+        return sorted(pods, key=lambda pod: pod["metadata"]["name"])
+
     def hand_over(self, *, engine=None, **arguments):
         """A device task on one GPU, handed to the engine; its key and lease."""
         workload, lease = self.placed(**arguments)

@@ -1,6 +1,10 @@
 """Pods of earlier leases, and pods that another scheduler takes over."""
 
+import json
+import os
 from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from airflow.utils.state import TaskInstanceState
@@ -141,3 +145,19 @@ def test_a_pod_that_a_dead_scheduler_made_unseen_is_taken_over(cluster):
             lambda: cluster.engine.heartbeat() or cluster.pod(lease)["metadata"]["labels"]["airflow-worker"] == "heir"
         )
     assert [pod["metadata"]["name"] for pod in cluster.api.pods()] == [name]
+
+
+def test_the_pods_of_a_dead_scheduler_are_listed_with_renewed_credentials(cluster, monkeypatch):
+    config = Path(os.environ["AIRFLOW__KUBERNETES_EXECUTOR__CONFIG_FILE"])
+    before = config.read_text()
+    renewed = json.loads(before)
+    renewed["users"][0]["user"] = {"token": "new"}
+    task = SimpleNamespace(queued_by_job_id=7, key="of another scheduler")
+    assert cluster.engine.try_adopt([task]) == [task]
+    try:
+        config.write_text(json.dumps(renewed))
+        cluster.api.token = "new"
+        assert cluster.engine.try_adopt([task]) == [task], "it has no pod, which the cluster has said"
+    finally:
+        cluster.api.token = None
+        config.write_text(before)
