@@ -105,9 +105,11 @@ OPTIONS: tuple[Option, ...] = (
         "shares",
         "",
         "string",
-        "For the policy fair_share: teams with weights and quotas, as PATH=WEIGHT or PATH=WEIGHT max DEVICES, as in "
+        "Teams with weights and quotas, as PATH=WEIGHT or PATH=WEIGHT max DEVICES, as in "
         "research=3, prod=5 max 8, research/nlp_*=2. The last name of a path is a pattern of DAG ids. A DAG that "
-        "matches none is a team of its own with the weight 1.",
+        "matches none is a team of its own with the weight 1. Quotas hold under every policy: above its quota, a team "
+        "only borrows what no other team needs. Weights divide what is lent; the policy fair_share orders all teams "
+        "by them.",
     ),
     Option(
         "checkpoint_url",

@@ -21,7 +21,6 @@ from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.policies import load_policy
 from hetero_airflow.policies.policy import period_of
-from hetero_airflow.policies.priority import PriorityPolicy
 from hetero_airflow.store import tables
 from hetero_airflow.store.sql.reads import read_pending
 from hetero_airflow.store.sql.transaction import read_chunks, read_transaction
@@ -54,7 +53,7 @@ def configured_policy() -> tuple[Callable[[Snapshot, datetime], Plan], float | N
         except Exception as error:  # noqa: BLE001  a policy from another package may raise anything
             text = f"The policy {name} raised {type(error).__name__}: {error}. As in the scheduler, priority decides."
             console(sys.stderr).out(clean(text))
-            policy = PriorityPolicy()
+            policy = load_policy("priority")
             return policy.decide(snapshot, now)
 
     return decide, period_of(policy)

@@ -28,8 +28,8 @@ from hetero_airflow.executor.request_resolver import RequestResolver
 from hetero_airflow.model.plan import Decision, Place, Plan, Refuse, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
+from hetero_airflow.policies import load_policy
 from hetero_airflow.policies.policy import Policy
-from hetero_airflow.policies.priority import PriorityPolicy
 
 RECHECK = timedelta(seconds=30)
 """A decision may change with time alone: it is made again after this at the latest."""
@@ -157,7 +157,7 @@ class PlacementChecker:
         try:
             return _decision_on(self._policy.decide(question, now), check.id)
         except Exception:  # noqa: BLE001  a policy from another package may raise anything; the cycle logs it
-            return _decision_on(PriorityPolicy().decide(question, now), check.id)
+            return _decision_on(load_policy("priority").decide(question, now), check.id)
 
 
 def _decision_on(plan: Plan, request_id: str) -> Decision:

@@ -50,6 +50,8 @@ class ReasonCode(StrEnum):
     """It fits after the end of leases that are being preempted for it; its place is reserved."""
     SOONER = "sooner"
     """It fits and is free, but the task would probably end sooner on other devices that are not free yet."""
+    QUOTA = "quota"
+    """Its team has as many devices as its quota allows, and others wait for the rest."""
     SLOTS = "slots"
     """It fits and is free, but the engine has no free process for the task."""
     API_SERVER = "api_server"
@@ -71,6 +73,7 @@ TRANSIENT = frozenset(
         ReasonCode.RESERVED,
         ReasonCode.PREEMPTING,
         ReasonCode.SOONER,
+        ReasonCode.QUOTA,
         ReasonCode.SLOTS,
         ReasonCode.API_SERVER,
         ReasonCode.GANG,

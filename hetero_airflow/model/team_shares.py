@@ -72,6 +72,11 @@ class TeamShares:
             teams[path] = TeamShare(path, weight, quota)
         return cls(tuple(teams.values()))
 
+    @property
+    def has_quotas(self) -> bool:
+        """Whether any team has a quota."""
+        return any(team.quota is not None for team in self.teams)
+
     def path_of(self, dag_id: str) -> TeamPath:
         """The path of the DAG's team."""
         return next((team.path for team in self.teams if fnmatchcase(dag_id, team.path[-1])), (dag_id,))

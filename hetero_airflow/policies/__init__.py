@@ -1,7 +1,8 @@
 """Policies decide which request goes first and where it is placed. They are pure and run in Airflow's scheduler.
 
 The simulator runs the same policies. `policy.py` has the Protocol, each policy has a file of its own, `core/` has what
-they share, and `class_assignment/` has the algorithms that assign requests to classes of devices.
+they share, and `class_assignment/` has the algorithms that assign requests to classes of devices. `load_policy` holds
+every policy to the quotas of teams (`quotas/`).
 
 To add a policy, write ``policies/<name>.py`` and add a row to `POLICIES` and to this table. The contract suite in
 ``tests/policies/`` then tests it.
@@ -34,12 +35,8 @@ load_balance       lengths are known, tasks can resume, and the mean completion 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from hetero_airflow.policies.quotas.team_quotas import TeamQuotas
 from hetero_airflow.registry import load
-
-if TYPE_CHECKING:
-    from hetero_airflow.policies.policy import Policy
 
 GROUP = "hetero_airflow.policies"
 
@@ -71,10 +68,9 @@ SUBSTITUTES = {"fgd": "expected_fill", "makespan_lp": "makespan"}
 """Policy that is no longer offered → the one to use instead. The benchmarks still compare with the first."""
 
 
-def load_policy(name: str) -> Policy:
-    """A new instance of the policy with that name, from `POLICIES` or from an entry point.
+def load_policy(name: str) -> TeamQuotas:
+    """A new instance of the policy with that name, from `POLICIES` or from an entry point, held to the teams' quotas.
 
     :raises RegistryError: there is no such policy, or it can't be imported
     """
-    policy: Policy = load(GROUP, POLICIES, name, SUBSTITUTES)()
-    return policy
+    return TeamQuotas(load(GROUP, POLICIES, name, SUBSTITUTES)())

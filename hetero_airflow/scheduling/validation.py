@@ -17,8 +17,8 @@ from hetero_airflow.model.plan import Place, Plan, Wait
 from hetero_airflow.model.request import Alternative
 from hetero_airflow.model.snapshot import PendingRequest, Snapshot
 from hetero_airflow.model.worker import Worker, WorkerState
+from hetero_airflow.policies import load_policy
 from hetero_airflow.policies.policy import Policy
-from hetero_airflow.policies.priority import PriorityPolicy
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class ValidatedPolicy:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._fallback = PriorityPolicy()
+        self._fallback = load_policy("priority")
         self._logged = ""
         """The failure that was logged last: the same one is not logged twice in a row."""
 

@@ -10,7 +10,7 @@ from hetero_airflow.model.plan import Place, Wait
 from hetero_airflow.model.request import DeviceRequest
 from hetero_airflow.model.snapshot import Snapshot
 from hetero_airflow.model.team_shares import TeamShares
-from hetero_airflow.policies.fair_share import FairShare
+from hetero_airflow.policies import load_policy
 from hetero_airflow.simulator.cluster import parse_cluster
 from hetero_airflow.simulator.options import Options
 from hetero_airflow.simulator.simulation import Simulation
@@ -27,7 +27,7 @@ def waiting(*dags, device="gpu"):
 def decided(pending, shares="", *holders, can_preempt=False, now=EPOCH, **known):
     estimates = Estimates(shares=TeamShares.parse(shares), **known)
     snapshot = Snapshot(1, FOUR, pending=pending, estimates=estimates, can_preempt=can_preempt)
-    return FairShare().decide(leased(snapshot, *holders), now)
+    return load_policy("fair_share").decide(leased(snapshot, *holders), now)
 
 
 def dags(plan):
@@ -111,7 +111,9 @@ def simulated(shares, *streams, **options):
     jobs = tuple(sorted((job for stream in streams for job in stream), key=lambda job: job.arrival_s))
     cluster = parse_cluster("v100=2x4")
     fair_share_options = Options(shares=TeamShares.parse(shares), **options)
-    return Simulation(Workload("teams", jobs), cluster, FairShare(), "fair_share", fair_share_options).run()
+    return Simulation(
+        Workload("teams", jobs), cluster, load_policy("fair_share"), "fair_share", fair_share_options
+    ).run()
 
 
 @pytest.mark.parametrize("shares", ["small=1, large=3", "a=1, a/small=2, b=3, b/large=0.1"])
