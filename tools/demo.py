@@ -110,7 +110,8 @@ def placements(airflow: LocalAirflow, run_id: str, tasks: Mapping[str, Mapping[s
             lease = request_history.leases[-1]
             where = cell(*lease_lines(lease, workers.get(lease.worker_id)))
             why = cell(*reasons(request_history))
-            waited = cell(f"{(lease.granted_at - request_history.pending.submitted_at).total_seconds():.1f}")
+            waited_s = (lease.granted_at - request_history.pending.submitted_at).total_seconds()
+            waited = cell(f"{max(0.0, waited_s):.1f}")  # the cycle may have begun before the task came
         ran = cell(f"{task['duration'] or 0:.1f}")
         rows.append((cell(name), where, why, waited, ran, cell(task["state"], style=style(task["state"]))))
     return table(("TASK", "DEVICE", "WHY THIS DEVICE", "WAITED S", "RAN S", "STATE"), rows)

@@ -57,6 +57,8 @@ class LocalAirflow:
         self._commands: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {}
         self._killed: list[int] = []
         self._client: httpx.Client | None = None
+        self._stranger: httpx.Client | None = None
+        """Asks without a login. A new client for each question would cost 20 ms of computing."""
         log_port, triggerer_log_port = _free_port(), _free_port()
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")},
@@ -150,9 +152,9 @@ class LocalAirflow:
 
     def stop(self) -> None:
         """Ask each component to stop; kill those that do not stop in time."""
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+        for client in filter(None, (self._client, self._stranger)):
+            client.close()
+        self._client = self._stranger = None
         workers = {name: process for name, process in self._processes.items() if name != "api-server"}
         for process in workers.values():
             process.terminate()
@@ -190,7 +192,8 @@ class LocalAirflow:
                 log = (self.home / f"{name}.log").read_text(errors="replace")
                 raise RuntimeError(f"airflow {name} ended with {process.returncode}:\n{log[-4000:]}")
         try:
-            health = httpx.get(f"{self.url}/api/v2/monitor/health", timeout=5).json()
+            self._stranger = self._stranger or httpx.Client(timeout=5)
+            health = self._stranger.get(f"{self.url}/api/v2/monitor/health").json()
         except (httpx.HTTPError, ValueError):
             return False
         seen = {"scheduler": "scheduler", "dag-processor": "dag_processor", "triggerer": "triggerer"}

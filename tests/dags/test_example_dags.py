@@ -2,9 +2,11 @@
 
 import json
 import re
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 
+import demo
 import pytest
 from local_airflow import LocalAirflow
 
@@ -25,7 +27,10 @@ CONFS = {
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory):
     home = tmp_path_factory.mktemp("airflow")
-    settings = {"AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False"}
+    settings = {
+        "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",
+        "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
+    }
     with LocalAirflow(home, DAGS, simulated="nvidia/h100-80gb:2,ascend/910b:2", settings=settings) as airflow:
         yield airflow
 
@@ -125,3 +130,23 @@ def test_a_model_that_is_not_good_enough_is_skipped(airflow, runs):
     assert states.pop("publish") == "skipped"
     assert set(states.values()) == {"success"}
     assert "is below the threshold 1" in airflow.log_text("retrain_digits", run_id, "publish")
+
+
+def test_the_demo_shows_the_end_of_the_log_of_a_failed_run_and_where_the_logs_are(
+    airflow, runs, tmp_path, monkeypatch, capsys
+):
+    """The demo's own Airflow is replaced by this one, where a file is in the way of the DAG's folder."""
+    folder = airflow.home / "data" / "retrain_digits"
+    folder.rename(folder.with_name("moved"))
+    folder.touch()
+    monkeypatch.setattr(demo, "HOME", tmp_path / "demo")
+    monkeypatch.setattr(demo, "running_airflow", lambda home, is_scheduling: nullcontext(airflow))
+    try:
+        assert demo.main() == 1
+    finally:
+        folder.unlink()
+        folder.with_name("moved").rename(folder)
+    output = capsys.readouterr().out
+    assert "The end of the log of prepare_training" in output
+    assert str(folder) in output
+    assert f"Logs are in {tmp_path / 'demo' / 'logs'}" in output.replace("\n", "")

@@ -6,7 +6,6 @@ import os
 import signal
 
 import pytest
-from airflow.sdk.exceptions import AirflowRescheduleException
 
 from hetero_airflow.operators import TorchrunOperator
 from hetero_airflow.runtime.task_lease import TaskGang
@@ -36,8 +35,7 @@ for step in checkpoint.steps(8, every=1, state={"model": model}):
         while not newest.exists() or json.loads(newest.read_text())["entry"]["step"] < 3:  # the first rank's saving
             time.sleep(0.01)
         (folder / "died").touch()
-        os.kill(os.getpid() if sys.argv[3] == "rank" else os.getppid(), signal.SIGKILL)
-        signal.pause()  # without its torchrun, it is for the operator to end it
+        os.kill(os.getpid(), signal.SIGKILL)
     loss = model(torch.ones(1, 2) * rank).sum()
     model.zero_grad()
     loss.backward()
@@ -73,26 +71,26 @@ class AnInstance:
         return json.loads(path.read_text()) if path.exists() else None
 
 
-def a_gang(rank, number=1):
+def a_gang(rank):
     return TaskGang(
-        name=f"dag.train[4-5] (run) #{number}",
+        name="dag.train[4-5] (run) #1",
         rank=rank,
         hosts=("here", "here"),
-        leader=f"lease-{number}-0",
+        leader="lease-0",
         first_index=4,
     )
 
 
-def leased(rank, number=1):
+def leased(rank):
     """Within: a lease of CPU cores, as a member of the gang."""
     lease = a_task_lease(
-        id=f"lease-{number}-{rank}", token=10 * number + rank, kind="cpu", vendor="intel", model="cpu", ids=("cpu",),
-        indexes=(0,), gang=a_gang(rank, number),
+        id=f"lease-{rank}", token=10 + rank, kind="cpu", vendor="intel", model="cpu", ids=("cpu",),
+        indexes=(0,), gang=a_gang(rank),
     )  # fmt: skip
     return bound_to_lease(lease)
 
 
-def work(folder, rank, number, arguments, answer):
+def work(folder, rank, arguments, answer):
     """What one worker does with its task of the gang."""
     os.setsid()
     control = folder / f"control-{rank}"
@@ -109,11 +107,8 @@ def work(folder, rank, number, arguments, answer):
         node_rank=rank,
     )
     signal.signal(signal.SIGTERM, lambda *_: operator.on_kill())
-    with leased(rank, number):
-        try:
-            answer.put((rank, operator.execute({"ti": AnInstance(folder, 4 + rank)})))
-        except AirflowRescheduleException:
-            answer.put((rank, "rescheduled"))
+    with leased(rank):
+        answer.put((rank, operator.execute({"ti": AnInstance(folder, 4 + rank)})))
 
 
 class Workers:
@@ -125,10 +120,9 @@ class Workers:
         self.answer = self.context.Queue()
         self.processes = []
 
-    def start(self, *arguments, number=1, order=(0, 1)):
-        self.processes = []
+    def start(self, *arguments, order):
         for rank in order:
-            given = (self.folder, rank, number, arguments, self.answer)
+            given = (self.folder, rank, arguments, self.answer)
             self.processes.append(self.context.Process(target=work, args=given))
             self.processes[-1].start()
 
@@ -137,15 +131,6 @@ class Workers:
         for process in self.processes:
             process.join()
         return answer_of_rank
-
-    def tell(self, rank):
-        """As the coordinator does when the time of a notice is up."""
-        (self.folder / f"control-{rank}" / "notice").touch()
-        os.kill(self.processes[rank].pid, signal.SIGTERM)
-
-    def published(self):
-        """The step of the newest checkpoint."""
-        return json.loads((self.folder / "store/dag/train/newest.json").read_text())["entry"]["step"]
 
     def steps(self):
         return [json.loads(line) for line in (self.folder / "steps").read_text().splitlines()]
@@ -161,7 +146,7 @@ def workers(tmp_path):
 
 
 def test_four_ranks_on_two_workers_restart_from_the_last_checkpoint_after_one_dies_and_keep_their_places(workers):
-    workers.start(3, "rank", order=(1, 0))
+    workers.start(3, order=(1, 0))
     assert workers.answers() == {0: 4, 1: None}
     steps = workers.steps()
     assert [step for step, *_ in steps] == [*range(4), *range(4, STEPS)]
@@ -170,20 +155,3 @@ def test_four_ranks_on_two_workers_restart_from_the_last_checkpoint_after_one_di
     assert sorted(path.name for path in workers.folder.glob("worker-*")) == [
         "worker-0-rank-0", "worker-0-rank-1", "worker-1-rank-2", "worker-1-rank-3"
     ]  # fmt: skip
-
-
-def test_where_one_worker_gives_up_the_other_waits_for_its_notice_and_both_go_on_together(workers):
-    workers.start(3, "torchrun")  # the second worker's torchrun is killed
-    first = workers.answer.get(timeout=90)
-    assert first == (1, "rescheduled")
-    workers.tell(0)
-    assert workers.answer.get(timeout=90) == (0, "rescheduled")
-    for path in workers.folder.glob("control-*/notice"):
-        path.unlink()
-    before, published = workers.steps(), workers.published()
-    assert before[-1][0] == published == 3, "the others can't go on alone"
-    workers.start(-1, "", number=2)
-    assert workers.answers() == {0: 4, 1: None}
-    after = workers.steps()[len(before) :]
-    assert [step for step, *_ in after] == list(range(published + 1, STEPS))
-    assert after[-1][2] == pytest.approx(before[0][2] * STEPS)

@@ -21,6 +21,8 @@ QUICK = {
     "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "3",
     "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "10",
     "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "2",
+    # the files do not change, and each look at them takes computing time from the tests
+    "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
 }
 
 BOARD = """

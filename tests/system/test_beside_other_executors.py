@@ -12,10 +12,16 @@ def airflow(airflow_on_postgres):
     return airflow_on_postgres
 
 
-def test_six_tasks_over_two_devices_never_overlap_on_one(airflow):
+@pytest.fixture(scope="module")
+def exclusive(airflow):
+    """A run of the DAG, over and well; its id."""
     run_id = airflow.trigger("exclusive")
     assert airflow.wait_for_run("exclusive", run_id) == "success"
-    uses = [airflow.xcom("exclusive", run_id, "work", index) for index in range(6)]
+    return run_id
+
+
+def test_six_tasks_over_two_devices_never_overlap_on_one(airflow, exclusive):
+    uses = [airflow.xcom("exclusive", exclusive, "work", index) for index in range(6)]
     assert len({id_ for use in uses for id_ in use["ids"]}) == 2
     assert overlaps(uses) == []
 
@@ -28,10 +34,8 @@ def test_device_tasks_choose_our_executor_and_others_the_default(airflow):
     assert {name for task_id, name in executors.items() if task_id not in ("plain", "with_callback")} == {"devices"}
 
 
-def test_without_a_coordinator_the_operator_binds_before_user_code(airflow):
-    run_id = airflow.trigger("exclusive")
-    assert airflow.wait_for_run("exclusive", run_id) == "success"
-    use = airflow.xcom("exclusive", run_id, "work", 0)
+def test_without_a_coordinator_the_operator_binds_before_user_code(airflow, exclusive):
+    use = airflow.xcom("exclusive", exclusive, "work", 0)
     assert use["visible"] == use["ids"][0]
     assert use["at_parse"] is None
-    assert "bound by the operator" in airflow.log_text("exclusive", run_id, "work", map_index=0)
+    assert "bound by the operator" in airflow.log_text("exclusive", exclusive, "work", map_index=0)

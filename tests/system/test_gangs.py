@@ -1,7 +1,5 @@
 """Two ranks of one training, each a task instance of its own, in a real Airflow with two simulated GPUs."""
 
-import pytest
-
 STEPS = 8
 
 
@@ -21,16 +19,7 @@ def starts(airflow, run_id, rank=0):
     return airflow.log_text("gang", run_id, "train", map_index=rank).count("Starting 1 processes")
 
 
-def test_both_ranks_train_together_each_with_a_row_and_a_log_of_its_own(airflow):
-    run_id = airflow.trigger("gang")
-    result = is_over(airflow, run_id)
-    assert (result["size"], result["steps"], result["sum"]) == (2, list(range(STEPS)), 2.0 * STEPS)
-    for rank in (0, 1):
-        log = airflow.log_text("gang", run_id, "train", map_index=rank)
-        assert f"Worker {rank} of 2 of gang gang.train[0-1] ({run_id}) #1" in log
-
-
-def test_neither_rank_starts_while_there_is_room_for_one_alone(airflow):
+def test_both_ranks_start_when_there_is_room_for_both_and_train_together_each_with_a_row_and_a_log(airflow):
     first = airflow.trigger("long", {"seconds": 20, "device": "h100"})
     airflow.wait_until(lambda: airflow.tasks("long", first)[0]["state"] == "running", "the other task to run")
     run_id = airflow.trigger("gang")
@@ -38,21 +27,24 @@ def test_neither_rank_starts_while_there_is_room_for_one_alone(airflow):
         lambda: [ti["state"] for ti in ranks(airflow, run_id).values()] == ["queued", "queued"], "both to be held"
     )
     assert airflow.tasks("long", first)[0]["state"] == "running"
-    assert is_over(airflow, run_id)["size"] == 2
+    result = is_over(airflow, run_id)
+    assert (result["size"], result["steps"], result["sum"]) == (2, list(range(STEPS)), 2.0 * STEPS)
+    for rank in (0, 1):
+        log = airflow.log_text("gang", run_id, "train", map_index=rank)
+        assert f"Worker {rank} of 2 of gang gang.train[0-1] ({run_id}) #1" in log
     end = airflow.tasks("long", first)[0]["end_date"]
     assert all(ti["start_date"] > end for ti in ranks(airflow, run_id).values())
     assert "room for 1 at the same time" in airflow.log_text("gang", run_id, "train", map_index=0)
 
 
-@pytest.mark.parametrize(("dies", "number"), [("rank", 1), ("torchrun", 2)])
-def test_where_one_dies_both_go_on_together_from_the_last_checkpoint(airflow, dies, number):
-    """torchrun restarts a rank that dies. If torchrun itself dies, both tasks give their devices back."""
-    run_id = airflow.trigger("gang", {"dies": dies})
+def test_where_torchrun_dies_both_give_their_devices_back_and_go_on_together_from_the_last_checkpoint(airflow):
+    """A rank that dies is restarted by torchrun: tests/operators/test_gang_training.py."""
+    run_id = airflow.trigger("gang", {"dies": "torchrun"})
     result = is_over(airflow, run_id)
     assert result["steps"][-1] == STEPS - 1
     assert 0 < result["steps"][0] <= 4, "resumed from the last checkpoint that rank 0 published"
     assert result["sum"] == 2.0 * STEPS
-    assert starts(airflow, run_id) == number
+    assert starts(airflow, run_id) == 2
 
 
 def test_a_rank_that_is_cleared_takes_the_others_with_it(airflow):

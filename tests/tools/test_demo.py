@@ -1,4 +1,7 @@
-"""``make demo`` as its users meet it: a run that goes well, one that fails, one that is interrupted."""
+"""``make demo`` as its users meet it: a run that goes well, and one that is interrupted.
+
+One that fails is among the tests of the example DAGs, which have an Airflow for it.
+"""
 
 import os
 import re
@@ -16,10 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / ".airflow" / "demo"
 
 
-def start_demo(**environment):
+def start_demo():
     return subprocess.Popen(
         [sys.executable, ROOT / "tools" / "demo.py"],
-        env={**os.environ, "COLUMNS": "160", "HETERO_AIRFLOW_SIMULATED_DEVICES": "", **environment},
+        env={**os.environ, "COLUMNS": "160", "HETERO_AIRFLOW_SIMULATED_DEVICES": ""},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -59,17 +62,6 @@ def test_a_run_shows_where_each_task_ran_and_why_and_where_the_model_is():
     model = Path(re.search(r"Model: +(.*)", output)[1])
     assert model.is_relative_to(HOME)
     assert model.stat().st_size > 10_000
-    assert processes_of_the_demo() == []
-
-
-@pytest.mark.system
-def test_a_failed_run_shows_the_end_of_the_log_and_where_the_logs_are():
-    demo = start_demo(HETERO_AIRFLOW_DATA="/dev/null/no-folder")
-    output, _ = demo.communicate(timeout=280)
-    assert demo.returncode == 1, output
-    assert "The end of the log of prepare_training" in output
-    assert "/dev/null/no-folder" in output
-    assert f"Logs are in {HOME / 'logs'}" in output
     assert processes_of_the_demo() == []
 
 

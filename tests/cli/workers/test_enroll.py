@@ -75,10 +75,10 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAirflow]:
         yield made
 
 
-def start_agent(airflow: LocalAirflow, name: str, secret: str = "", *more: str) -> subprocess.Popen[str]:
+def start_agent(airflow: LocalAirflow, name: str, secret: str = "", *arguments: str) -> subprocess.Popen[str]:
     environment = airflow.environment | ({"HETERO_AIRFLOW_ENROLMENT": secret} if secret else {})
     environment |= {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "sqlite:////nowhere/agents-need-no-database.db"}
-    command = [sys.executable, "-m", "airflow", "hetero", "worker", "--url", airflow.url, "--name", name, *more]
+    command = [sys.executable, "-m", "airflow", "hetero", "worker", "--url", airflow.url, "--name", name, *arguments]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -115,16 +115,18 @@ def test_an_agent_from_enrolment_to_revocation(airflow):
     engine.dispose()
 
 
-@pytest.mark.system
-def test_wrong_arguments_of_the_agent_are_errors(airflow):
-    for more, match in (
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
         ((), "no key in"),
         (("--labels", "[]"), "no JSON object of texts"),
         (("--engine", "local"), "the scheduler's own"),
         (("--user", "no-such-user"), "no such user on this host"),
-    ):
-        agent = start_agent(airflow, "node-8", "", *more)
-        output, _ = agent.communicate(timeout=60)
-        assert agent.returncode == 1
-        assert match in output
-        assert "Traceback" not in output
+    ],
+)
+def test_wrong_arguments_of_the_agent_are_errors(installation, arguments, text):
+    url = "http://127.0.0.1:9"  # nothing is asked there
+    done = installation.run("hetero", "worker", "--url", url, "--name", "node-8", *arguments)
+    assert done.returncode == 1
+    assert text in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr

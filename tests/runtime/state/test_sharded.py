@@ -1,8 +1,9 @@
+"""Sharded checkpoints with real ranks, which are forked from a process that has imported torch once for all."""
+
 import json
 import os
-import subprocess
-import sys
-from contextlib import ExitStack
+import runpy
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,18 @@ except checkpoint.Stopped as stopped:
     raise
 """
 
+RANKS = get_context("forkserver")
+RANKS.set_forkserver_preload(["torch.distributed.tensor", "torch.distributed.checkpoint", "hetero_airflow.runtime"])
+
+
+def run_script(folder: Path, environment: dict[str, str], rank: int) -> None:
+    """What a rank does."""
+    log = os.open(folder / f"log{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(log, 2)
+    os.environ.clear()
+    os.environ.update(environment, RANK=str(rank))
+    runpy.run_path(str(folder / "script.py"), run_name="__main__")
+
 
 @pytest.fixture
 def run_ranks(tmp_path: Path):
@@ -90,14 +103,12 @@ def run_ranks(tmp_path: Path):
         store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         environment["MASTER_PORT"] = str(store.port)
         (tmp_path / "script.py").write_text(PRELUDE + script)
-        with ExitStack() as stack:
-            logs = [stack.enter_context((tmp_path / f"log{rank}").open("wb")) for rank in range(count)]
-            command = [sys.executable, str(tmp_path / "script.py")]
-            ranks = [
-                subprocess.Popen(command, env={**environment, "RANK": str(rank)}, stderr=log)
-                for rank, log in enumerate(logs)
-            ]
-            codes = [rank.wait(180) for rank in ranks]
+        ranks = [RANKS.Process(target=run_script, args=(tmp_path, environment, rank)) for rank in range(count)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(180)
+        codes = [process.exitcode for process in ranks]
         if set(codes) - {0, 85}:
             pytest.fail("\n".join((tmp_path / f"log{rank}").read_text()[-3000:] for rank in range(count)))
         return [json.loads(path.read_text()) for path in sorted(outputs_folder.iterdir())], codes

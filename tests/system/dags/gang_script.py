@@ -14,7 +14,7 @@ from hetero_airflow.runtime import checkpoint, current_lease
 
 
 def main():
-    folder, dies, count = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    folder, torchrun_dies, count = pathlib.Path(sys.argv[1]), sys.argv[2] == "torchrun", int(sys.argv[3])
     folder.mkdir(exist_ok=True, parents=True)
     torch.set_num_threads(1)
     dist.init_process_group(current_lease().torch_backend)
@@ -29,10 +29,10 @@ def main():
             model.weight += done
         steps.append(step)
         time.sleep(0.2)
-        if step == 3 and rank == size - 1 and dies != "nobody" and not (folder / "died").exists():
+        if step == 3 and rank == size - 1 and torchrun_dies and not (folder / "died").exists():
             checkpoint.wait()
             (folder / "died").touch()
-            os.kill(os.getpid() if dies == "rank" else os.getppid(), signal.SIGKILL)
+            os.kill(os.getppid(), signal.SIGKILL)
     if rank == 0:
         result = {"size": size, "steps": steps, "sum": model.weight.item(), "gang": current_lease().gang.name}
         pathlib.Path(os.environ["HETERO_AIRFLOW_RESULT"]).write_text(json.dumps(result))
