@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 from urllib3.exceptions import HTTPError
 
-from hetero_airflow.engines.engine import EngineContext, EngineTraits, LeasedProcess, Liveness
+from hetero_airflow.engines.engine import EngineContext, EngineTraits, LeasedProcess, Liveness, PromptEnds
 from hetero_airflow.engines.kubernetes.adapter import ClusterAdapter
 from hetero_airflow.engines.kubernetes.clients import ClusterAddress
 from hetero_airflow.engines.kubernetes.clusters import Clusters
@@ -43,6 +43,7 @@ class KubernetesEngine:
     """Runs each device task as a pod on the node of its lease. Workloads without a device run in the first cluster."""
 
     traits = EngineTraits()
+    prompt_ends: PromptEnds | None = None
 
     def __init__(self, parallelism: int, team_name: str | None = None) -> None:
         self._arguments = (parallelism, team_name)
